@@ -1,0 +1,196 @@
+"""What a sink is told to do: frozen settings, checked as far as possible without Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pyspark.sql import Column
+
+from stream_merge import names
+from stream_merge.errors import ConfigError
+
+Engine = Literal["auto", "spark", "native"]
+OnInvalid = Literal["quarantine", "fail"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RetryPolicy:
+    """When a merge that lost an optimistic commit is tried again."""
+
+    attempts: int = 6
+    """Total tries, the first one included."""
+    budget_seconds: float = 120.0
+    """No try starts later than this after the first one; keep it below what a late batch may cost you."""
+    backoff_initial_seconds: float = 0.2
+    """Wait before the second try; doubles from try to try. A conflicting commit is usually over by then."""
+    backoff_max_seconds: float = 15.0
+    """Longest wait between two tries, jitter not included."""
+    backoff_jitter_seconds: float = 1.0
+    """Up to this much is added at random to each wait, so that two writers do not meet again."""
+
+    def __post_init__(self) -> None:
+        problems: list[str] = []
+        if self.attempts < 1:
+            problems.append(f"attempts={self.attempts!r} allows no try at all; set it to 1 or more")
+        problems.extend(
+            f"{name}={value!r} is negative; set it to 0 or more seconds"
+            for name, value in (
+                ("budget_seconds", self.budget_seconds),
+                ("backoff_initial_seconds", self.backoff_initial_seconds),
+                ("backoff_max_seconds", self.backoff_max_seconds),
+                ("backoff_jitter_seconds", self.backoff_jitter_seconds),
+            )
+            if value < 0
+        )
+        if problems:
+            raise ConfigError(problems)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MergeSpec:
+    """Everything a `MergeSink` was configured with, normalised: lists are tuples, names are literal.
+
+    Strings in `keys`, `sequence_by` and the column lists are literal top-level column names;
+    nested fields can only be reached through a Column.
+    """
+
+    target: str
+    """Catalog name, or a path / URI when it has a slash or a scheme."""
+    keys: tuple[str, ...]
+    """Top-level columns that together identify a row."""
+    sequence_by: tuple[str, ...] | Column
+    """What orders the versions of a row: column names compared left to right, or one expression."""
+    apply_as_deletes: str | Column | None = None
+    """TRUE makes an event a delete, FALSE and NULL an upsert. None: there are no deletes."""
+    column_list: tuple[str, ...] | None = None
+    """Columns stored in the target; None stores all."""
+    except_column_list: tuple[str, ...] | None = None
+    """Columns not stored in the target."""
+    on_invalid: OnInvalid = "quarantine"
+    """What happens to events that break the contract; "fail" raises before anything is written."""
+    quarantine_target: str | None = None
+    """None: the sibling `__stream_merge_quarantine_<table>`."""
+    tombstones: bool = True
+    """Remember deletes, so that a late upsert cannot revive a key. Switch off only for sources ordered per key."""
+    tombstone_retention_seconds: float | None = None
+    """None keeps remembered deletes for ever: forgetting one lets an older upsert revive its key."""
+    create_target: bool = True
+    """Create the target from the first batch when it is missing."""
+    partition_by: tuple[str, ...] = ()
+    """Partition columns of a target that the sink creates."""
+    cluster_by: tuple[str, ...] = ()
+    """Liquid clustering columns of a target that the sink creates."""
+    table_properties: Mapping[str, str] = field(default_factory=dict)
+    """Table properties of a target that the sink creates."""
+    change_data_feed: bool = True
+    """Make sure that `delta.enableChangeDataFeed` is on, also on an existing target."""
+    schema_evolution: bool = False
+    """True adds new columns and nested fields, never changes a type. False: an unknown source column is an error."""
+    engine: Engine = "auto"
+    """Who runs the merge. Until the native engine exists, "auto" means "spark"."""
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+    """When a lost optimistic commit is tried again."""
+    app_id: str | None = None
+    """First part of the idempotency identity; outside a streaming query the whole of it."""
+    name: str | None = None
+    """Bounded label for metrics and logs; part of the identity only because it was passed. None: from the target."""
+    single_writer: bool = False
+    """Promise that nobody else writes to the target (native engine on object stores)."""
+    storage_options: Mapping[str, str] | None = field(default=None, repr=False)
+    """Credentials of the native engine for object stores; never logged, never in a repr."""
+    native_memory_bytes: int | None = None
+    """Ceiling for the native engine's driver memory; None: chosen from what is free."""
+
+    def __post_init__(self) -> None:
+        problems = list(_problems(self))
+        if problems:
+            raise ConfigError(problems, target=self.target)
+
+    @property
+    def label(self) -> str:
+        """The `target` label of metrics and logs."""
+        return self.name if self.name is not None else names.table_name(self.target)
+
+    @property
+    def tombstone_target(self) -> str:
+        """Where deletes are remembered."""
+        return names.sibling(self.target, names.TOMBSTONE_TABLE_PREFIX)
+
+    @property
+    def quarantine_table(self) -> str:
+        """Where events that break the contract go."""
+        return self.quarantine_target or names.sibling(self.target, names.QUARANTINE_TABLE_PREFIX)
+
+
+def as_names(value: str | Sequence[str]) -> tuple[str, ...]:
+    """One name or a list of names, as a tuple."""
+    return (value,) if isinstance(value, str) else tuple(value)
+
+
+def _problems(spec: MergeSpec) -> list[str]:
+    found: list[str] = []
+    if not isinstance(spec.target, str) or not spec.target.strip():
+        found.append("target is empty; give a catalog name, a path or a URI")
+    found.extend(_list_problems("keys", spec.keys, may_be_empty=False))
+    if not isinstance(spec.sequence_by, Column):
+        found.extend(_list_problems("sequence_by", spec.sequence_by, may_be_empty=False))
+        found.extend(
+            f"sequence_by={name!r} is also a key; a key cannot order its own versions"
+            for name in spec.sequence_by
+            if name in spec.keys
+        )
+    if spec.column_list is not None and spec.except_column_list is not None:
+        found.append("column_list and except_column_list are both given; keep one of them")
+    if spec.column_list is not None:
+        found.extend(_list_problems("column_list", spec.column_list, may_be_empty=False))
+        missing = [key for key in spec.keys if key not in spec.column_list]
+        if missing:
+            found.append(f"column_list leaves out key(s) {missing!r}; add them, a row cannot be found without its keys")
+    if spec.except_column_list is not None:
+        found.extend(_list_problems("except_column_list", spec.except_column_list, may_be_empty=True))
+        dropped = [key for key in spec.keys if key in spec.except_column_list]
+        if dropped:
+            found.append(f"except_column_list drops key(s) {dropped!r}; remove them from the list")
+    if isinstance(spec.apply_as_deletes, str) and not spec.apply_as_deletes.strip():
+        found.append("apply_as_deletes is an empty string; use None when there are no deletes")
+    for setting, value, allowed in (
+        ("on_invalid", spec.on_invalid, ("quarantine", "fail")),
+        ("engine", spec.engine, ("auto", "spark", "native")),
+    ):
+        if value not in allowed:
+            found.append(f"{setting}={value!r} is not known; use one of {', '.join(map(repr, allowed))}")
+    if spec.engine == "native":
+        found.append("engine='native' is not available in this version; use 'auto' or 'spark'")
+    if spec.tombstone_retention_seconds is not None and spec.tombstone_retention_seconds <= 0:
+        found.append(
+            f"tombstone_retention_seconds={spec.tombstone_retention_seconds!r} forgets deletes at once;"
+            " use a positive number, None to keep them for ever, or tombstones=False"
+        )
+    if spec.native_memory_bytes is not None and spec.native_memory_bytes <= 0:
+        found.append(f"native_memory_bytes={spec.native_memory_bytes!r} leaves no memory; use a positive number")
+    if spec.partition_by and spec.cluster_by:
+        found.append("partition_by and cluster_by are both given; Delta allows one of them")
+    found.extend(_list_problems("partition_by", spec.partition_by, may_be_empty=True))
+    found.extend(_list_problems("cluster_by", spec.cluster_by, may_be_empty=True))
+    for setting, value in (("app_id", spec.app_id), ("name", spec.name)):
+        if value is not None and not value.strip():
+            found.append(f"{setting}={value!r} is empty; leave it out or give it a value")
+    return found
+
+
+def _list_problems(setting: str, values: tuple[str, ...], *, may_be_empty: bool) -> list[str]:
+    if not values:
+        return [] if may_be_empty else [f"{setting} is empty; name at least one column"]
+    wrong = [value for value in values if not isinstance(value, str) or not value]
+    if wrong:
+        return [f"{setting} holds {wrong!r}; every entry must be a column name"]
+    found: list[str] = []
+    twice = sorted({value for value in values if values.count(value) > 1})
+    if twice:
+        found.append(f"{setting} names {twice!r} more than once; name each column once")
+    reserved = sorted(value for value in values if names.is_reserved(value))
+    if reserved:
+        found.append(f"{setting} names {reserved!r}; names starting with {names.RESERVED_PREFIX!r} belong to the sink")
+    return found

@@ -1,0 +1,91 @@
+"""Which errors can leave the sink, and who has to act on each.
+
+    StreamMergeError
+    ├── ConfigError (ValueError)    the job is set up wrongly: a person changes the configuration
+    ├── ContractError               the data breaks the contract and on_invalid="fail": a person looks at the data
+    ├── CommitConflictError         other writers won every attempt: run the batch again
+    ├── CommitStateUnknownError     nobody can say whether the commit landed: look before running again
+    └── MergeFailedError            the merge failed for a reason that another attempt would not cure
+
+Every error means that the caller's micro-batch is not known to be applied, so a streaming query
+must fail and let Spark deliver the batch again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+
+class StreamMergeError(Exception):
+    """Base of every error that the sink raises on purpose.
+
+    Attributes:
+        target: the sink's target as the user wrote it, or None where no target is involved.
+        batch_id: the micro-batch, or None outside a batch.
+    """
+
+    def __init__(self, message: str, *, target: str | None = None, batch_id: int | None = None) -> None:
+        super().__init__(message)
+        self.target = target
+        self.batch_id = batch_id
+
+
+class ConfigError(StreamMergeError, ValueError):
+    """The sink, the table or the environment cannot work as configured.
+
+    Attributes:
+        problems: every problem found, one sentence each with its remedy.
+    """
+
+    def __init__(
+        self, problems: str | Sequence[str], *, target: str | None = None, batch_id: int | None = None
+    ) -> None:
+        self.problems: tuple[str, ...] = (problems,) if isinstance(problems, str) else tuple(problems)
+        super().__init__("; ".join(self.problems), target=target, batch_id=batch_id)
+
+
+class ContractError(StreamMergeError):
+    """Events of a batch break the contract and the sink was told to fail.
+
+    Attributes:
+        reasons: quarantine reason to number of events; one event can have several reasons.
+    """
+
+    def __init__(
+        self, message: str, *, reasons: Mapping[str, int], target: str | None = None, batch_id: int | None = None
+    ) -> None:
+        super().__init__(message, target=target, batch_id=batch_id)
+        self.reasons = dict(reasons)
+
+
+class CommitConflictError(StreamMergeError):
+    """Another writer's commit made this one lose; nothing of this attempt was written.
+
+    Attributes:
+        conflict: class of the last conflict, one of `stream_merge.retry.CONFLICTS`.
+        attempts: attempts made so far, the first one included.
+        seconds: wall time from the first attempt to the last conflict.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        conflict: str,
+        attempts: int = 1,
+        seconds: float = 0.0,
+        target: str | None = None,
+        batch_id: int | None = None,
+    ) -> None:
+        super().__init__(message, target=target, batch_id=batch_id)
+        self.conflict = conflict
+        self.attempts = attempts
+        self.seconds = seconds
+
+
+class CommitStateUnknownError(StreamMergeError):
+    """The commit may or may not have landed, and the table could not be read to find out."""
+
+
+class MergeFailedError(StreamMergeError):
+    """A write failed and is known not to have landed; the same attempt would fail again."""

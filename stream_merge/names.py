@@ -1,0 +1,125 @@
+"""What things are called: reserved names, quoting, sibling tables, identities and application ids."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+RESERVED_PREFIX = "__stream_merge_"
+"""Every column and table that the sink owns starts with this; sources may not use it."""
+
+SEQUENCE_COLUMN = "__stream_merge_sequence"
+RECORDED_AT_COLUMN = "__stream_merge_recorded_at"
+TOMBSTONE_TABLE_PREFIX = "__stream_merge_tombstones_"
+QUARANTINE_TABLE_PREFIX = "__stream_merge_quarantine_"
+
+PROPERTY_PREFIX = "stream_merge."
+KEYS_PROPERTY = "stream_merge.keys"
+SEQUENCE_PROPERTY = "stream_merge.sequence"
+FORMAT_PROPERTY = "stream_merge.format_version"
+TARGET_ID_PROPERTY = "stream_merge.target_table_id"
+FORMAT_VERSION = "1"
+
+CHANGE_FEED_COLUMNS = ("_change_type", "_commit_version", "_commit_timestamp")
+"""Delta's change data feed adds these; a table with the feed on cannot have them (Delta 4.4, CDCReader)."""
+
+Role = Literal[
+    "target",
+    "tombstones-add",
+    "tombstones-forget",
+    "recheck",
+    "quarantine",
+    "quarantine-undecodable",
+    "quarantine-broken",
+]
+
+_NEEDS_COLUMN_MAPPING = re.compile(r"[ ,;{}()\n\t=]")
+_PATH_IDENTIFIER = re.compile(r"^delta\.`(?P<path>.+)`$", re.IGNORECASE)
+
+
+def is_reserved(name: str) -> bool:
+    """Whether a source column's name belongs to the sink (compared without case: Spark's default)."""
+    return name.lower().startswith(RESERVED_PREFIX)
+
+
+def quote(name: str) -> str:
+    """One identifier part, quoted for Spark SQL."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def needs_column_mapping(name: str) -> bool:
+    """Whether Delta refuses this column name unless column mapping is on (Delta 4.4, SchemaUtils)."""
+    return _NEEDS_COLUMN_MAPPING.search(name) is not None
+
+
+def is_path(target: str) -> bool:
+    """Whether a target is a path or URI rather than a catalog name."""
+    return "/" in target or ":" in target
+
+
+def normal_path(target: str) -> str:
+    """A path target without `delta.` wrapping and trailing slashes."""
+    wrapped = _PATH_IDENTIFIER.match(target.strip())
+    path = wrapped.group("path").replace("``", "`") if wrapped else target
+    return path.rstrip("/") or "/"
+
+
+def sql_identifier(target: str) -> str:
+    """A target as it is written in SQL; a catalog name is already SQL."""
+    return f"delta.{quote(normal_path(target))}" if is_path(target) else target
+
+
+def split_identifier(name: str) -> list[str]:
+    """The parts of a (possibly quoted) SQL identifier, unquoted."""
+    parts: list[str] = []
+    part, quoted, i = "", False, 0
+    while i < len(name):
+        char = name[i]
+        if char == "`":
+            if quoted and name[i + 1 : i + 2] == "`":
+                part, i = part + "`", i + 1
+            else:
+                quoted = not quoted
+        elif char == "." and not quoted:
+            parts, part = [*parts, part], ""
+        else:
+            part += char
+        i += 1
+    return [*parts, part]
+
+
+def table_name(target: str) -> str:
+    """The last part of a target: table of a catalog name, folder of a path."""
+    if is_path(target):
+        return normal_path(target).rsplit("/", 1)[-1]
+    return split_identifier(target)[-1]
+
+
+def sibling(target: str, prefix: str) -> str:
+    """A table of the sink beside the target: same schema or same parent folder."""
+    if is_path(target):
+        parent, slash, last = normal_path(target).rpartition("/")
+        return f"{parent}{slash}{prefix}{last}"
+    *parents, last = split_identifier(target)
+    return ".".join(quote(part) for part in [*parents, prefix + last])
+
+
+def identity(*, query_id: str | None, app_id: str | None, name: str | None) -> str | None:
+    """Who a batch id belongs to, or None when nobody can tell (then no transaction id is written).
+
+    Inside a streaming query the query id, which lives in the checkpoint, is always part of it:
+    a new checkpoint restarts batch ids at 0 and must not be mistaken for an old one. `name` is
+    given only when the user passed one.
+    """
+    if query_id is None:
+        return app_id
+    return "/".join(part for part in (app_id, query_id, name) if part is not None)
+
+
+def transaction_app_id(identity: str, role: Role, *, target_table_id: str | None = None) -> str:
+    """Delta application id of one commit of a batch: no two commits of a batch share one.
+
+    A quarantine table outlives a dropped target, so its ids carry the target's Delta table id.
+    """
+    parts = [identity, role] if target_table_id is None else [identity, role, target_table_id]
+    return "/".join(parts)

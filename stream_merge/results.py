@@ -1,0 +1,99 @@
+"""What one call of the sink did: every event has one fate, every second one phase."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+Outcome = Literal["committed", "skipped_duplicate", "no_change", "empty"]
+OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
+
+FATES = ("quarantined", "collapsed", "stale", "unaffected", "inserted", "updated", "deleted")
+"""Every received event has exactly one of these."""
+
+Phase = Literal["prepare", "quarantine", "tombstones", "plan", "merge", "recheck", "backoff", "other"]
+PHASES: tuple[Phase, ...] = get_args(Phase)
+"""Where the wall time of a call goes; together they are the whole call."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EventCounts:
+    """The ledger of one micro-batch: `received` is the sum of the fates, exactly."""
+
+    received: int = 0
+    """Events in the batch."""
+    quarantined: int = 0
+    """Broke the contract; written to the quarantine table."""
+    collapsed: int = 0
+    """Older than another event of the same key in the same batch."""
+    stale: int = 0
+    """Refused because a remembered delete is newer, or undone for that reason by the re-check."""
+    unaffected: int = 0
+    """Deletes of absent keys, upserts that change nothing, and events older than the row (no extra scan tells them apart)."""
+    inserted: int = 0
+    """Made a new row."""
+    updated: int = 0
+    """Changed a row."""
+    deleted: int = 0
+    """Removed a row."""
+    ties: int = 0
+    """Outside the sum: events of the same key and sequence, beyond the first, that differ in operation or stored columns."""
+
+    def __post_init__(self) -> None:
+        accounted = sum(getattr(self, fate) for fate in FATES)
+        if accounted != self.received:
+            msg = f"ledger does not add up: received={self.received}, fates sum to {accounted} in {self!r}"
+            raise ValueError(msg)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MergeResult:
+    """What the last call of a sink did."""
+
+    target: str
+    """Label of the sink, as in metrics."""
+    query: str
+    """Query name, else query id, else "direct"."""
+    batch_id: int
+    outcome: Outcome
+    """`committed`; `skipped_duplicate`: this batch id was applied before; `no_change`: no row changed; `empty`."""
+    engine: str
+    """Which engine ran the merge, or would have."""
+    version: int | None
+    """Version of the target that this call's merge committed; None when it committed none."""
+    attempts: int
+    """Merge attempts, the first one included; 0 when none was needed."""
+    conflicts: Mapping[str, int]
+    """Lost optimistic commits by class."""
+    plan: str
+    """Why this engine and shape, in one sentence."""
+    events: EventCounts
+    reasons: Mapping[str, int] = field(default_factory=dict)
+    """Quarantined events by reason; one event can have several."""
+    metrics: Mapping[str, int] = field(default_factory=dict)
+    """Raw SQL metrics of Delta's MERGE, by Delta's own names; empty when no merge ran."""
+    seconds: Mapping[Phase, float] = field(default_factory=dict)
+    """Wall time by phase; adds up to the call."""
+
+    @property
+    def duration_seconds(self) -> float:
+        """Wall time of the whole call."""
+        return sum(self.seconds.values())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FailedBatch:
+    """What a call that raised had spent by then."""
+
+    target: str
+    query: str
+    batch_id: int
+    error: str
+    """Class name of the error."""
+    seconds: Mapping[Phase, float]
+
+    @property
+    def duration_seconds(self) -> float:
+        """Wall time of the whole call."""
+        return sum(self.seconds.values())
