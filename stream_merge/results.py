@@ -12,6 +12,21 @@ OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 FATES = ("quarantined", "collapsed", "stale", "unaffected", "inserted", "updated", "deleted")
 """Every received event has exactly one of these."""
 
+REASONS = ("null_key", "null_sequence")
+"""Why an event is quarantined; one event can have several."""
+
+CONFLICTS = (
+    "ConcurrentWriteException",
+    "ConcurrentAppendException",
+    "ConcurrentDeleteReadException",
+    "ConcurrentDeleteDeleteException",
+    "MetadataChangedException",
+    "ProtocolChangedException",
+    "ConcurrentTransactionException",
+    "DeltaConcurrentModificationException",
+)
+"""Delta's classes of lost optimistic commits (delta-spark 4.4.0, `delta.exceptions`); the last one is their umbrella."""
+
 Phase = Literal["prepare", "quarantine", "tombstones", "plan", "merge", "recheck", "backoff", "other"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 """Where the wall time of a call goes; together they are the whole call."""
