@@ -10,6 +10,14 @@ RESERVED_PREFIX = "__stream_merge_"
 
 SEQUENCE_COLUMN = "__stream_merge_sequence"
 RECORDED_AT_COLUMN = "__stream_merge_recorded_at"
+REVIVED_COLUMN = "__stream_merge_revived"
+
+DELETE_COLUMN = "__stream_merge_delete"
+REASONS_COLUMN = "__stream_merge_reasons"
+EVENT_COLUMN = "__stream_merge_event"
+CORRUPT_COLUMN = "__stream_merge_corrupt"
+"""Raw text of a line that the file reader could not parse; only `stream_merge.files` hands it to the sink."""
+
 TOMBSTONE_TABLE_PREFIX = "__stream_merge_tombstones_"
 QUARANTINE_TABLE_PREFIX = "__stream_merge_quarantine_"
 

@@ -1,0 +1,194 @@
+"""How values of a column are compared, ordered and brought to the target's type."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import reduce
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+from pyspark.sql.types import (
+    ArrayType,
+    ByteType,
+    CharType,
+    DataType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    MapType,
+    NullType,
+    ShortType,
+    StringType,
+    StructField,
+    StructType,
+    VarcharType,
+    VariantType,
+)
+
+from stream_merge.names import quote
+
+_INTEGER_DIGITS = {ByteType: 3, ShortType: 5, IntegerType: 10, LongType: 19}
+_INTEGER_ORDER = (ByteType, ShortType, IntegerType, LongType)
+CHAR_VARCHAR_METADATA = "__CHAR_VARCHAR_TYPE_STRING"
+"""Spark keeps char(n) and varchar(n) as string with this field metadata."""
+
+
+def resolve(name: str, available: Sequence[str], *, case_sensitive: bool) -> str | None:
+    """The available column that a name means, or None."""
+    if name in available:
+        return name
+    if case_sensitive:
+        return None
+    return next((candidate for candidate in available if candidate.lower() == name.lower()), None)
+
+
+def column(name: str, frame: str | None = None) -> Column:
+    """A literal top-level column, whatever characters its name has."""
+    return F.col(quote(name) if frame is None else f"{frame}.{quote(name)}")
+
+
+def all_of(conditions: Iterable[Column]) -> Column:
+    """Conjunction; TRUE when there are none."""
+    return reduce(lambda left, right: left & right, conditions, F.lit(True))
+
+
+def any_of(conditions: Iterable[Column]) -> Column:
+    """Disjunction; FALSE when there are none."""
+    return reduce(lambda left, right: left | right, conditions, F.lit(False))
+
+
+def has_order(dtype: DataType) -> bool:
+    """Whether Spark can compare two values with `<` (maps and variants have neither order nor equality)."""
+    if isinstance(dtype, MapType | VariantType | NullType):
+        return False
+    if isinstance(dtype, ArrayType):
+        return has_order(dtype.elementType)
+    if isinstance(dtype, StructType):
+        return all(has_order(field.dataType) for field in dtype.fields)
+    return True
+
+
+def canonical(value: Column, dtype: DataType) -> Column:
+    """A form of the value that has order and equality: map entries sorted by key, variants as JSON text.
+
+    NULL stays NULL at every level, so two values are equal exactly when their forms are (`<=>`).
+    """
+    if has_order(dtype):
+        return value
+    if isinstance(dtype, MapType):
+        entries = F.transform(
+            F.map_entries(value),
+            lambda entry: F.struct(
+                canonical(entry["key"], dtype.keyType).alias("key"),
+                canonical(entry["value"], dtype.valueType).alias("value"),
+            ),
+        )
+        return F.array_sort(entries)
+    if isinstance(dtype, ArrayType):
+        return F.transform(value, lambda item: canonical(item, dtype.elementType))
+    if isinstance(dtype, StructType):
+        fields = [canonical(value.getField(f.name), f.dataType).alias(f"f{i}") for i, f in enumerate(dtype.fields)]
+        return F.when(value.isNotNull(), F.struct(*fields))
+    if isinstance(dtype, VariantType):
+        return F.to_json(value)
+    return value.cast("string")
+
+
+def differs(one: Column, other: Column, dtype: DataType) -> Column:
+    """Change detection: not `<=>` (NaN equals NaN, 0.0 equals -0.0), maps and variants by canonical form."""
+    return ~canonical(one, dtype).eqNullSafe(canonical(other, dtype))
+
+
+def holds_null(value: Column, dtype: DataType) -> Column:
+    """Whether a value is NULL or, for a struct, has a NULL component at any depth."""
+    if not isinstance(dtype, StructType):
+        return value.isNull()
+    return any_of([value.isNull(), *(holds_null(value.getField(f.name), f.dataType) for f in dtype.fields)])
+
+
+def conform(value: Column, field: StructField, source: DataType) -> Column:
+    """The value in the target's type; only called where `refusal` found nothing."""
+    declared = str(field.metadata.get(CHAR_VARCHAR_METADATA, ""))
+    if declared.startswith("char("):
+        # Spark pads char(n) on write, so the stored key of 'a' is 'a  '; compare and order what is stored.
+        width = int(declared[len("char(") : -1])
+        return F.when(F.length(value) < width, F.rpad(value, width, " ")).otherwise(value)
+    if _same_shape(source, field.dataType):
+        return value
+    return value.cast(field.dataType)
+
+
+def refusal(name: str, source: DataType, target: DataType) -> str | None:
+    """Why values of the source type cannot be stored exactly in the target type, or None when they can."""
+    if isinstance(source, StructType) and isinstance(target, StructType):
+        in_source = {f.name.lower(): f for f in source.fields}
+        for f in target.fields:
+            theirs = in_source.get(f.name.lower())
+            if theirs is None:
+                return f"column {name!r} of the source lacks field {f.name!r}, which the target has; add it (NULL where unknown)"
+            problem = refusal(f"{name}.{f.name}", theirs.dataType, f.dataType)
+            if problem:
+                return problem
+        return None
+    if isinstance(source, ArrayType) and isinstance(target, ArrayType):
+        return refusal(f"{name}.element", source.elementType, target.elementType)
+    if isinstance(source, MapType) and isinstance(target, MapType):
+        return refusal(f"{name}.key", source.keyType, target.keyType) or refusal(
+            f"{name}.value", source.valueType, target.valueType
+        )
+    if _holds(source, target):
+        return None
+    return (
+        f"column {name!r} is {source.simpleString()} in the source and {target.simpleString()} in the target,"
+        f" which cannot hold it exactly; cast it in the stream to {target.simpleString()}"
+    )
+
+
+def new_fields(source: StructType, target: StructType, *, case_sensitive: bool, prefix: str = "") -> list[str]:
+    """Dotted names of the columns and nested fields that the source has and the target lacks."""
+    names = [f.name for f in target.fields]
+    found: list[str] = []
+    for f in source.fields:
+        known = resolve(f.name, names, case_sensitive=case_sensitive)
+        if known is None:
+            found.append(prefix + f.name)
+        else:
+            found.extend(_new_in(f.dataType, target[known].dataType, f"{prefix}{f.name}.", case_sensitive))
+    return found
+
+
+def _new_in(source: DataType, target: DataType, prefix: str, case_sensitive: bool) -> list[str]:
+    if isinstance(source, StructType) and isinstance(target, StructType):
+        return new_fields(source, target, case_sensitive=case_sensitive, prefix=prefix)
+    if isinstance(source, ArrayType) and isinstance(target, ArrayType):
+        return _new_in(source.elementType, target.elementType, f"{prefix}element.", case_sensitive)
+    if isinstance(source, MapType) and isinstance(target, MapType):
+        return _new_in(source.keyType, target.keyType, f"{prefix}key.", case_sensitive) + _new_in(
+            source.valueType, target.valueType, f"{prefix}value.", case_sensitive
+        )
+    return []
+
+
+def _holds(source: DataType, target: DataType) -> bool:
+    """Whether every value of the source type is a value of the target type."""
+    if isinstance(source, NullType) or type(source) is type(target) and not isinstance(source, DecimalType):
+        return True
+    if isinstance(source, StringType | CharType | VarcharType):
+        return isinstance(target, StringType | CharType | VarcharType)
+    digits = _INTEGER_DIGITS.get(type(source))
+    if digits is not None:
+        if type(target) in _INTEGER_ORDER:
+            return _INTEGER_ORDER.index(type(source)) <= _INTEGER_ORDER.index(type(target))
+        if isinstance(target, DecimalType):
+            return target.precision - target.scale >= digits
+        return isinstance(target, DoubleType) and digits <= 10 or isinstance(target, FloatType) and digits <= 5
+    if isinstance(source, DecimalType) and isinstance(target, DecimalType):
+        return target.scale >= source.scale and target.precision - target.scale >= source.precision - source.scale
+    return isinstance(source, FloatType) and isinstance(target, DoubleType)
+
+
+def _same_shape(source: DataType, target: DataType) -> bool:
+    """Equal types, nullability and field order aside; a struct in another field order needs a cast by name."""
+    return source.simpleString() == target.simpleString()

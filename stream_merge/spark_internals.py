@@ -1,0 +1,188 @@
+"""The private corners of Spark and Delta that the sink needs, kept in one place.
+
+Everything here goes through Py4J to classes that are not public API. It was read and run on
+Spark 4.2.0 with Delta 4.4.0; an upgrade starts with this file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql.types import DataType, DateType, DecimalType, StructType, TimestampNTZType, TimestampType
+
+LAST_COMMIT_VERSION_CONF = "spark.databricks.delta.lastCommitVersionInSession"
+"""Delta notes the version of each commit of a session here (OptimisticTransaction, 4.4)."""
+
+
+def owned_session(session: SparkSession) -> SparkSession:
+    """A copy of a session with its own confs, temporary views and functions (about 2 ms).
+
+    `newSession` would drop confs set at run time, such as `spark.sql.caseSensitive`.
+    """
+    return SparkSession(session.sparkContext, session._jsparkSession.cloneSession())
+
+
+def in_session(df: DataFrame, session: SparkSession) -> DataFrame:
+    """The same rows, planned and run under another session's confs."""
+    dataset = _jvm(session).org.apache.spark.sql.classic.Dataset
+    return DataFrame(dataset.ofRows(session._jsparkSession, df._jdf.logicalPlan()), session)
+
+
+def is_classic(df: object) -> bool:
+    """Whether a DataFrame has a JVM behind it in this process (False for Spark Connect)."""
+    return getattr(df, "_jdf", None) is not None
+
+
+def same_session(one: SparkSession, other: SparkSession) -> bool:
+    """Whether two Python handles stand for one JVM session."""
+    return bool(one._jsparkSession.equals(other._jsparkSession))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StreamingQueryInfo:
+    """The streaming query that a batch belongs to."""
+
+    id: str
+    """Lives in the checkpoint: the same after a restart, new with a new checkpoint."""
+    name: str | None
+
+
+def streaming_query(batch_df: DataFrame) -> StreamingQueryInfo | None:
+    """The running query that delivers this batch, or None outside a streaming query.
+
+    The batch's session is the clone that the query made for itself, whichever thread the sink
+    is called on; the thread-local `sql.streaming.queryId` covers frames of other sessions.
+    """
+    session = batch_df.sparkSession
+    running = session._jsparkSession.sharedState().activeStreamingQueries()
+    for query in running.values().toArray():
+        if query.sparkSessionForStream().equals(session._jsparkSession):
+            return StreamingQueryInfo(id=query.id().toString(), name=query.name())
+    query_id = session.sparkContext.getLocalProperty("sql.streaming.queryId")
+    if query_id is None:
+        return None
+    query = running.get(_jvm(session).java.util.UUID.fromString(query_id))
+    return StreamingQueryInfo(id=query_id, name=None if query is None else query.name())
+
+
+def release(df: DataFrame) -> None:
+    """Drop the blocks of a locally checkpointed frame (`RDD.unpersist` would log a warning per batch)."""
+    rdd = df._jdf.logicalPlan().rdd()
+    df.sparkSession.sparkContext._jsc.sc().unpersistRDD(rdd.id(), False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TableSnapshot:
+    """What a Delta table's log says right now."""
+
+    table_id: str
+    version: int
+    location: str
+    schema: StructType
+    schema_json: str
+    partition_columns: tuple[str, ...]
+    properties: Mapping[str, str]
+    files: int | None
+    """Number of data files where the log tells it without a Spark job, else None."""
+    _jvm_snapshot: Any
+
+    def transaction(self, app_id: str) -> int | None:
+        """The highest batch id recorded for an application id, or None."""
+        version = self._jvm_snapshot.transactions().get(app_id)
+        return int(version.get()) if version.isDefined() else None
+
+
+def snapshot(session: SparkSession, delta_table: Any) -> TableSnapshot:
+    """A freshly loaded snapshot of the table behind a `DeltaTable` handle (about 5 ms when little changed)."""
+    none = _jvm(session).scala.Option.empty()
+    log = delta_table._jdt.deltaLog()
+    loaded = log.update(False, none, none)
+    metadata = loaded.metadata()
+    schema_json = metadata.schemaString()
+    files = loaded.numOfFilesIfKnown()
+    return TableSnapshot(
+        table_id=metadata.id(),
+        version=int(loaded.version()),
+        location=log.dataPath().toString(),
+        schema=StructType.fromJson(json.loads(schema_json)),
+        schema_json=schema_json,
+        partition_columns=_strings(metadata.partitionColumns()),
+        properties=_string_map(metadata.configuration()),
+        files=int(files.get()) if files.isDefined() else None,
+        _jvm_snapshot=loaded,
+    )
+
+
+def merge_metrics(result: DataFrame) -> dict[str, int]:
+    """All SQL metrics of the MERGE whose `execute()` returned this frame, by Delta's names.
+
+    Read from the executed command itself, so no other query can be mistaken for it. Times are
+    in milliseconds. Counters come from task accumulators: retried tasks over-count.
+    """
+    metrics = result._jdf.queryExecution().commandExecuted().commandPhysicalPlan().metrics()
+    found: dict[str, int] = {}
+    entries = metrics.iterator()
+    while entries.hasNext():
+        entry = entries.next()
+        found[entry._1()] = int(entry._2().value())
+    return found
+
+
+def exact_literal(session: SparkSession, value: object, dtype: DataType) -> Column:
+    """A literal of exactly this type, without a detour through Python's or the session's time zone.
+
+    Args:
+        session: whose JVM makes the literal.
+        value: as `bound_form` in `plan` delivers it: microseconds for timestamps, days for dates,
+            text for decimals, else the value itself.
+        dtype: the column's type.
+    """
+    jvm = _jvm(session)
+    java: Any = value
+    if isinstance(dtype, TimestampType):
+        java = jvm.java.time.Instant.EPOCH.plus(value, jvm.java.time.temporal.ChronoUnit.MICROS)
+    elif isinstance(dtype, TimestampNTZType):
+        epoch = jvm.java.time.LocalDateTime.of(1970, 1, 1, 0, 0)
+        java = epoch.plus(value, jvm.java.time.temporal.ChronoUnit.MICROS)
+    elif isinstance(dtype, DateType):
+        java = jvm.java.time.LocalDate.ofEpochDay(value)
+    elif isinstance(dtype, DecimalType):
+        java = jvm.java.math.BigDecimal(str(value))
+    return Column(jvm.org.apache.spark.sql.functions.lit(java)).cast(dtype)
+
+
+def parse_identifier(session: SparkSession, name: str) -> list[str]:
+    """The parts of a catalog name, by Spark's own parser; raises its ParseException."""
+    parts = session._jsparkSession.sessionState().sqlParser().parseMultipartIdentifier(name)
+    return list(_strings(parts))
+
+
+def java_causes(error: BaseException) -> list[tuple[str, str]]:
+    """(class name, message) of the Java exception behind a Python one and of its causes, outermost first."""
+    java = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
+    chain: list[tuple[str, str]] = []
+    while java is not None and len(chain) < 20:
+        chain.append((str(java.getClass().getName()), str(java.getMessage() or "")))
+        java = java.getCause()
+    return chain
+
+
+def _jvm(session: SparkSession) -> Any:
+    return session.sparkContext._jvm
+
+
+def _strings(seq: Any) -> tuple[str, ...]:
+    return tuple(str(seq.apply(i)) for i in range(seq.size()))
+
+
+def _string_map(scala_map: Any) -> dict[str, str]:
+    found: dict[str, str] = {}
+    entries = scala_map.iterator()
+    while entries.hasNext():
+        entry = entries.next()
+        found[str(entry._1())] = str(entry._2())
+    return found
