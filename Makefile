@@ -1,0 +1,52 @@
+# Every target does its own set-up: `make demo` on a fresh machine needs nothing but Python 3.11 and Java 17.
+SHELL := bash
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check lint format types imports bench dashboard lock clean
+
+INSTALLED := .venv/.installed
+# Found once per command; a JDK is installed through apt when none is there and the user is root.
+WITH_JAVA := home=$$(deployments/setup.sh java) && JAVA_HOME="$$home" PATH="$(CURDIR)/.venv/bin:$$home/bin:$$PATH"
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(INSTALLED)  ## virtual environment, locked packages, JDK
+	@deployments/setup.sh java >/dev/null
+
+demo: $(INSTALLED)  ## merge a generated change stream and watch it; ARGS="--conflict" and others
+	@$(WITH_JAVA) .venv/bin/stream-merge demo $(ARGS)
+
+test: $(INSTALLED)  ## all tests; ARGS="-k name" selects
+	@$(WITH_JAVA) .venv/bin/python -m pytest $(ARGS)
+
+check: lint format types imports  ## lint, format, types, import contract
+
+lint: $(INSTALLED)
+	.venv/bin/ruff check .
+
+format: $(INSTALLED)
+	.venv/bin/ruff format --check .
+
+types: $(INSTALLED)
+	.venv/bin/mypy
+
+imports: $(INSTALLED)
+	.venv/bin/lint-imports
+
+bench: $(INSTALLED)  ## what the sink costs beside a bare MERGE
+	@$(WITH_JAVA) .venv/bin/python tests/bench/run.py $(ARGS)
+
+dashboard: $(INSTALLED)  ## write the Grafana dashboard again from the metrics
+	.venv/bin/python grafana/generate.py
+
+lock:  ## write requirements.lock again from pyproject.toml (needs uv); a release of this week is left alone
+	uv pip compile --quiet --upgrade --exclude-newer "1 week" --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url \
+		--extra dev --output-file requirements.lock pyproject.toml
+
+clean:  ## remove everything that make and the tools made
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist spark-warehouse metastore_db derby.log
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(INSTALLED): requirements.lock pyproject.toml deployments/setup.sh
+	@deployments/setup.sh venv
+	@touch $@

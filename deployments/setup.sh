@@ -1,0 +1,90 @@
+#!/usr/bin/env bash
+# What the Makefile needs before it can run anything; every answer is found, installed, or said in one sentence.
+#
+#   deployments/setup.sh venv    make .venv and install the locked packages
+#   deployments/setup.sh java    print the home of a JDK that Spark 4.2 can use; install one through apt when root
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+fail() { echo "stream_merge: $*" >&2; exit 1; }
+say() { echo "stream_merge: $*" >&2; }
+
+can_install() { [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; }
+
+apt_install() { # name of what is missing, then packages: the first one that apt knows is installed
+    local what=$1 package; shift
+    say "$what is missing; installing it with apt-get"
+    apt-get update -qq >&2
+    for package in "$@"; do
+        if apt-cache show "$package" >/dev/null 2>&1; then
+            DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "$package" >&2
+            return
+        fi
+    done
+    fail "$what is missing and apt knows none of: $*. Install it and run the same command again."
+}
+
+find_python() {
+    local candidate
+    for candidate in ${PYTHON:+"$PYTHON"} python3 python3.13 python3.12 python3.11; do
+        if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+            command -v "$candidate"
+            return
+        fi
+    done
+    fail "no Python 3.11 or newer is on the PATH. Install one, or name it: make PYTHON=/path/to/python3 ..."
+}
+
+make_venv() {
+    local python minor
+    python=$(find_python)
+    # Debian ships the module venv without ensurepip, which only shows in the middle of making one.
+    if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
+        minor=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+        can_install || fail "$python cannot make virtual environments. Install its venv package (Debian, Ubuntu: apt install python$minor-venv)."
+        apt_install "venv of Python $minor" "python$minor-venv" python3-venv
+    fi
+    say "installing the locked packages into .venv (a few minutes the first time)"
+    "$python" -m venv .venv
+    .venv/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+    .venv/bin/pip install --quiet --disable-pip-version-check --no-deps -e .
+}
+
+# Prints the home of a usable JDK, or nothing. Spark 4.2 needs Java 17 and the module jdk.incubator.vector.
+usable_home() {
+    local java=$1 modules major
+    modules=$("$java" --list-modules 2>/dev/null) || return 0
+    grep -q '^jdk\.incubator\.vector' <<<"$modules" || return 0
+    major=$(sed -n 's/^java\.base@\([0-9]*\).*/\1/p' <<<"$modules")
+    [ "${major:-0}" -ge 17 ] || return 0
+    "$java" -XshowSettings:properties -version 2>&1 | sed -n 's/^ *java\.home = //p'
+}
+
+find_java() {
+    local java home
+    for java in ${JAVA_HOME:+"$JAVA_HOME/bin/java"} java /usr/lib/jvm/*/bin/java /opt/homebrew/opt/openjdk*/bin/java; do
+        home=$(usable_home "$java")
+        if [ -n "$home" ]; then
+            echo "$home"
+            return
+        fi
+    done
+}
+
+need_java() {
+    local home
+    home=$(find_java)
+    if [ -z "$home" ]; then
+        can_install || fail "no Java 17 or newer with the module jdk.incubator.vector was found. Install a full JDK (Debian, Ubuntu: apt install openjdk-17-jdk-headless) or set JAVA_HOME to one."
+        apt_install "a JDK" openjdk-17-jdk-headless openjdk-21-jdk-headless default-jdk-headless
+        home=$(find_java)
+        [ -n "$home" ] || fail "apt-get installed a JDK, but none with Java 17 or newer and the module jdk.incubator.vector. Set JAVA_HOME to one."
+    fi
+    echo "$home"
+}
+
+case "${1:-}" in
+    venv) make_venv ;;
+    java) need_java ;;
+    *) fail "usage: deployments/setup.sh venv|java" ;;
+esac
