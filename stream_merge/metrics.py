@@ -311,13 +311,14 @@ class MergeMetrics:
 
     Two objects on one registry share their numbers. `attempt`, `conflict` and `backoff` are called
     while a micro-batch runs, so that a batch stuck in retries shows before it ends; therefore
-    `observe` leaves a result's attempts and conflicts alone.
+    `observe` leaves a result's attempts and conflicts alone. prometheus_client's multiprocess mode
+    is not supported: it ignores collectors like ours.
 
-    Not supported: prometheus_client's multiprocess mode, which ignores custom collectors.
+    Args:
+        registry: None is prometheus_client's own.
     """
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
-        """Register the instruments, unless another object did; None is prometheus_client's own registry."""
         self._numbers = _numbers_of(REGISTRY if registry is None else registry)
 
     @_never_fails_a_batch
@@ -343,16 +344,16 @@ class MergeMetrics:
     @_never_fails_a_batch
     def observe(self, result: MergeResult) -> None:
         """Count a call that returned."""
-        add: list[Change] = [*_call(result, result.outcome)]
+        add = _call(result, result.outcome)
         add += [(EVENTS, (fate,), getattr(result.events, fate)) for fate in FATES]
         add += [(RECEIVED, (), result.events.received), (TIES, (), result.events.ties)]
         add += [(QUARANTINED, (reason,), events) for reason, events in result.reasons.items()]
-        known = {name: value for name, value in result.metrics.items() if name in DELTA_MERGE_METRICS}
-        unknown = result.metrics.keys() - known
-        # A timing of 0 is a step that did not run: Delta 4.4 reports at least 1 ms for one that did.
-        add += [
-            (_OF_DELTA[name], (), value * DELTA_MERGE_METRICS[name].factor) for name, value in known.items() if value
-        ]
+        unknown = result.metrics.keys() - DELTA_MERGE_METRICS.keys()
+        for name in result.metrics.keys() - unknown:
+            value = result.metrics[name] * DELTA_MERGE_METRICS[name].factor
+            # A timing of 0 is a step that did not run: Delta 4.4 reports at least 1 ms for one that did.
+            if value > 0:
+                add.append((_OF_DELTA[name], (), value))
         add += [(UNKNOWN_DELTA_METRICS, (), len(unknown))]
         store: list[Change] = []
         if result.version is not None:
@@ -376,7 +377,6 @@ class MetricsServer:
     """A running `/metrics` endpoint; closes at the end of a `with` block."""
 
     def __init__(self, port: int, host: str, registry: CollectorRegistry) -> None:
-        """Listen and serve from a daemon thread; see `serve`."""
         self._server, self._thread = start_http_server(port, addr=host, registry=registry)
         self.port = int(self._server.server_port)
         shown = f"[{host}]" if ":" in host else host
@@ -390,13 +390,11 @@ class MetricsServer:
         self._server.server_close()
 
     def __enter__(self) -> Self:
-        """The server is already running."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop serving."""
         self.close()
 
 
@@ -514,11 +512,12 @@ class _Numbers(Collector):
         return family
 
 
-def _call(call: MergeResult | FailedBatch, outcome: str) -> Iterator[Change]:
-    yield BATCHES, (outcome,), 1
-    yield BATCH_DURATION, (), call.duration_seconds
-    for phase, seconds in call.seconds.items():
-        yield PHASE_SECONDS, (phase,), seconds
+def _call(call: MergeResult | FailedBatch, outcome: str) -> list[Change]:
+    return [
+        (BATCHES, (outcome,), 1),
+        (BATCH_DURATION, (), call.duration_seconds),
+        *((PHASE_SECONDS, (phase,), seconds) for phase, seconds in call.seconds.items()),
+    ]
 
 
 def _family(instrument: Instrument) -> Family:
