@@ -458,14 +458,14 @@ ROWS = (
         title="Commits",
         panels=(
             Panel(
-                title="Time since the last commit",
+                title="Time since the last commit, over time",
                 description="How long ago each sink had last committed; a steady stream draws a low sawtooth.",
                 unit="s",
                 width=12,
                 queries=((SINK_LEGEND, COMMIT_AGE),),
             ),
             Panel(
-                title="Committed version",
+                title="Committed version, over time",
                 description="Version of the target that each sink committed last. A fall is a recreated table.",
                 unit="none",
                 width=12,
