@@ -1,0 +1,217 @@
+"""Can Spark and Delta start here? What stands in the way is said in one sentence, before a stack trace would.
+
+Spark 4.2 needs Java 17 or newer with the module `jdk.incubator.vector`; Delta's Python package, its
+jar and PySpark must belong together.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from stream_merge.errors import ConfigError
+
+OLDEST_JAVA = 17
+"""Spark 4.2 is compiled for it."""
+
+VECTOR_MODULE = "jdk.incubator.vector"
+"""Spark 4.2 starts every JVM with `--add-modules` of it; a JVM without it does not start."""
+
+OLDEST_PYSPARK, NEWEST_PYSPARK = (4, 0, 1), (4, 2, 0)
+"""What delta-spark 4.4.0 was built for."""
+
+DELTA = (4, 4, 0)
+
+_INSTALL_JDK = (
+    "install a full JDK 17 or newer (Debian, Ubuntu: apt install openjdk-17-jdk-headless) or set JAVA_HOME to one"
+)
+_PINS = "install the versions that belong together: pip install 'pyspark==4.2.0' 'delta-spark==4.4.0'"
+_CLASSIC = "use a classic session: SparkSession.builder.master(...), without remote() and without SPARK_REMOTE"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Java:
+    """A `java` command as it describes itself."""
+
+    command: str
+    major: int
+    """Feature release: 8, 11, 17 ..."""
+    has_vector_module: bool
+
+
+def check_environment(environ: Mapping[str, str] = os.environ) -> None:
+    """Refuse to start where Spark or Delta could not.
+
+    Cost: starts `java` once (about 0.1 s), no Spark.
+
+    Raises:
+        ConfigError: with every problem found, one sentence each.
+    """
+    found = (
+        version_problem(_installed("pyspark"), _installed("delta-spark")),
+        connect_problem(environ),
+        java_problem(environ),
+    )
+    problems = [problem for problem in found if problem is not None]
+    if problems:
+        raise ConfigError(problems)
+
+
+def check_session(session: object) -> None:
+    """Refuse a running session that cannot merge into Delta tables.
+
+    Raises:
+        ConfigError: for Spark Connect, and for a session without Delta's jar or extension.
+    """
+    if type(session).__module__.startswith("pyspark.sql.connect"):
+        msg = f"the session is a Spark Connect session, which stream_merge does not support; {_CLASSIC}"
+        raise ConfigError(msg)
+    jvm = session.sparkContext._jvm  # type: ignore[attr-defined]  # a classic session of unknown origin
+    # Py4J answers with a package, which is not callable, where there is no class of that name.
+    if not callable(jvm.io.delta.sql.DeltaSparkSessionExtension):
+        msg = (
+            "Delta's jar is not on the class path of the running session; build the session with"
+            " stream_merge.session.delta_packages, or start Spark with"
+            " --packages io.delta:delta-spark_4.2_2.13:4.4.0"
+        )
+        raise ConfigError(msg)
+    extensions = session.conf.get("spark.sql.extensions", "")  # type: ignore[attr-defined]
+    if "DeltaSparkSessionExtension" not in (extensions or ""):
+        msg = (
+            "the running session has Delta's jar but not its extension; stop it and build it again with"
+            " stream_merge.session.small_batches, or with"
+            " spark.sql.extensions=io.delta.sql.DeltaSparkSessionExtension"
+        )
+        raise ConfigError(msg)
+
+
+def version_problem(pyspark: str | None, delta_spark: str | None) -> str | None:
+    """Why these two packages do not work together, or None."""
+    if pyspark is None:
+        return f"pyspark is not installed; {_PINS}"
+    if delta_spark is None:
+        return f"delta-spark is not installed; {_PINS}"
+    if not OLDEST_PYSPARK <= _numbers(pyspark) <= NEWEST_PYSPARK:
+        return f"pyspark {pyspark} does not work with delta-spark 4.4.0, which needs 4.0.1 to 4.2.0; {_PINS}"
+    if _numbers(delta_spark) != DELTA:
+        return f"delta-spark {delta_spark} is installed, but stream_merge was built on 4.4.0; {_PINS}"
+    return None
+
+
+def connect_problem(environ: Mapping[str, str]) -> str | None:
+    """Why the environment would give a Spark Connect session, or None."""
+    remote = environ.get("SPARK_REMOTE")
+    if remote:
+        # The value may carry a token.
+        return f"SPARK_REMOTE is set, so Spark would start a Spark Connect session; unset it: {_CLASSIC}"
+    if environ.get("SPARK_API_MODE", "").lower() == "connect":
+        return f"SPARK_API_MODE is 'connect', which stream_merge does not support; unset it: {_CLASSIC}"
+    return None
+
+
+def java_problem(environ: Mapping[str, str] = os.environ) -> str | None:
+    """Why Spark could not run on the Java that it would pick, or None."""
+    home = environ.get("JAVA_HOME")
+    if home:
+        command = str(Path(home) / "bin" / "java")
+        where = f"JAVA_HOME={home!r}"
+        if not os.access(command, os.X_OK):
+            return f"{where} holds no executable bin/java; {_INSTALL_JDK}"
+    else:
+        on_path = shutil.which("java", path=environ.get("PATH"))
+        if on_path is None:
+            return f"no java was found: JAVA_HOME is not set and PATH holds none; {_INSTALL_JDK}"
+        command, where = on_path, f"the java on PATH ({on_path})"
+    java = describe_java(command)
+    if java is None:
+        return f"{where} does not run; {_INSTALL_JDK}"
+    if java.major < OLDEST_JAVA:
+        return f"{where} is Java {java.major}, Spark 4.2 needs {OLDEST_JAVA} or newer; {_INSTALL_JDK}"
+    if not java.has_vector_module:
+        return f"{where} lacks the module {VECTOR_MODULE} that Spark 4.2 loads (cut-down runtimes do); {_INSTALL_JDK}"
+    return None
+
+
+def describe_java(command: str) -> Java | None:
+    """What a `java` command says about itself, or None when it does not run."""
+    modules = _output(command, "--list-modules")
+    if modules is not None:
+        base = re.search(r"^java\.base@(\d+)", modules, re.MULTILINE)
+        if base is not None:
+            has_vector = re.search(rf"^{re.escape(VECTOR_MODULE)}\b", modules, re.MULTILINE) is not None
+            return Java(command=command, major=int(base.group(1)), has_vector_module=has_vector)
+    # Java 8 has no modules and calls itself 1.8.
+    version = _output(command, "-version")
+    old = re.search(r'version "(?:1\.)?(\d+)', version) if version is not None else None
+    return Java(command=command, major=int(old.group(1)), has_vector_module=False) if old is not None else None
+
+
+def failed_start(output: str, packages: str) -> ConfigError:
+    """The one sentence for a JVM that did not start, from what it wrote to stderr.
+
+    Args:
+        output: everything that spark-submit, Ivy and the JVM wrote.
+        packages: the Maven coordinates that were asked for.
+    """
+    for sign, sentence in _START_PROBLEMS:
+        match = re.search(sign, output, re.MULTILINE | re.IGNORECASE)
+        if match is not None:
+            found = match.group(match.lastindex or 0).strip()
+            return ConfigError(sentence.format(found=found, packages=packages))
+    said = [line.strip() for line in output.splitlines() if line.strip() and not line.lstrip().startswith("at ")]
+    last = f"; the last thing it said: {said[-1][:300]!r}" if said else " and said nothing"
+    return ConfigError(f"Spark's JVM did not start{last}; run `java -version` and check JAVA_HOME, memory and disk")
+
+
+_START_PROBLEMS = (
+    (
+        r"unresolved dependency: ([^\s;]+;[^\s:]+)|unresolved dependency|UnresolvedDependency|Server access error",
+        "Delta's jars could not be downloaded: {packages} (spark.jars.packages) did not resolve ({found});"
+        " check the network, a proxy or mirror (spark.jars.ivySettings) and the coordinates",
+    ),
+    (
+        r"download failed: (\S+)|FAILED DOWNLOADS",
+        "Delta's jars could not be downloaded: {packages} (spark.jars.packages) was found, but a download failed"
+        " ({found}); check the network or the mirror and run the same command again",
+    ),
+    (
+        rf"Module {re.escape(VECTOR_MODULE)} not found",
+        f"java lacks the module {VECTOR_MODULE} that Spark 4.2 loads ({{found}}); {_INSTALL_JDK}",
+    ),
+    (r"UnsupportedClassVersionError.*", f"java is older than Spark 4.2 allows ({{found}}); {_INSTALL_JDK}"),
+    (r"JAVA_HOME is not set|bin/java: No such file or directory", f"no java was found ({{found}}); {_INSTALL_JDK}"),
+    (
+        r"Could not reserve enough space.*|Invalid maximum heap size.*|Cannot allocate memory.*",
+        "the JVM could not get its memory ({found}); lower spark.driver.memory",
+    ),
+    (r"No space left on device.*", "the disk is full ({found}); free space or set spark.local.dir to another disk"),
+)
+"""What the JVM or Ivy writes -> what to say; the first that matches wins."""
+
+
+def _installed(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """The leading numbers of a version: `4.2.0.dev1` -> (4, 2, 0)."""
+    leading = re.match(r"\d+(?:\.\d+){0,2}", version)
+    return tuple(int(part) for part in leading.group().split(".")) if leading is not None else ()
+
+
+def _output(command: str, *arguments: str) -> str | None:
+    """Both outputs of a command that ended well, or None."""
+    try:
+        done = subprocess.run([command, *arguments], capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout + done.stderr if done.returncode == 0 else None

@@ -1,0 +1,229 @@
+"""Spark sessions for small micro-batches: the preset, Delta's jars, and a quiet local session.
+
+Spark's and Delta's defaults are made for large queries; on a batch of a few thousand events most of
+their time goes into empty tasks. `small_batches` sets what was measured to matter and nothing that
+the builder already says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from delta import configure_spark_with_delta_pip
+from pyspark import SparkConf, SparkContext
+from pyspark.errors import PySparkRuntimeError
+from pyspark.java_gateway import launch_gateway
+from pyspark.sql import SparkSession
+
+from stream_merge import preflight
+
+_log = logging.getLogger(__name__)
+
+DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
+UTC_OPTION = "-Duser.timezone=UTC"
+
+_EXTENSIONS = "spark.sql.extensions"
+_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+_PACKAGES = "spark.jars.packages"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setting:
+    """One conf of the preset."""
+
+    conf: str
+    value: str
+    reason: str
+    """Why small micro-batches need it."""
+    joined_by: str | None = None
+    """Separator, for a conf that is a list: the value joins what the user has. None: the user's value stays."""
+
+
+SMALL_BATCHES: tuple[Setting, ...] = (
+    Setting(
+        conf=_EXTENSIONS,
+        value=DELTA_EXTENSION,
+        reason="Delta's SQL and its rules; a MERGE does not resolve without it",
+        joined_by=",",
+    ),
+    Setting(
+        conf="spark.sql.catalog.spark_catalog",
+        value="org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        reason="lets catalog names stand for Delta tables",
+    ),
+    Setting(
+        conf="spark.sql.shuffle.partitions",
+        value="4",
+        reason="a merge shuffles two to four times; the default of 200 makes 200 nearly empty tasks (or files) of each",
+    ),
+    Setting(
+        conf="spark.databricks.delta.snapshotPartitions",
+        value="2",
+        reason="Delta rebuilds a table's state in as many tasks; the default of 50 is for very large tables",
+    ),
+    Setting(
+        conf="spark.sql.session.timeZone",
+        value="UTC",
+        reason="with any other zone Delta 4.4 verifies the file list of every commit by rebuilding the state",
+    ),
+    Setting(
+        conf=_JAVA_OPTIONS,
+        value=UTC_OPTION,
+        reason="the same verification looks at the JVM's zone as well",
+        joined_by=" ",
+    ),
+    Setting(
+        conf="spark.sql.adaptive.enabled",
+        value="true",
+        reason="merges empty shuffle partitions and turns joins with a small batch into broadcast joins",
+    ),
+)
+"""The preset, one conf a line."""
+
+
+def small_batches(builder: SparkSession.Builder) -> SparkSession.Builder:
+    """Set what small micro-batches need and the builder does not say yet.
+
+    Works on a plain `SparkSession.builder`. Lists (extensions, JVM options) are added to, every
+    other conf of the user stays. JVM options only work when this session starts the JVM.
+    """
+    for setting in SMALL_BATCHES:
+        present = _option(builder, setting.conf)
+        if present is None:
+            builder.config(setting.conf, setting.value)
+        elif setting.joined_by is not None and not _says(present, setting):
+            builder.config(setting.conf, f"{present}{setting.joined_by}{setting.value}")
+    return builder
+
+
+def delta_packages(builder: SparkSession.Builder) -> SparkSession.Builder:
+    """Have Spark download Delta's jars for the installed delta-spark, beside the builder's own packages."""
+    own = [package for package in (_option(builder, _PACKAGES) or "").split(",") if package]
+    return configure_spark_with_delta_pip(builder, extra_packages=own)
+
+
+def local_session(
+    app_name: str, *, memory: str = "2g", cores: int | None = None, confs: Mapping[str, str] | None = None
+) -> SparkSession:
+    """A session in this process, ready for Delta, that starts without a word on stderr.
+
+    What the JVM writes while it starts is kept: it explains a failed start, and goes to the log at
+    DEBUG otherwise. Afterwards the JVM's stderr is this process's stderr again.
+
+    Args:
+        app_name: shown in Spark's logs.
+        memory: heap of the JVM.
+        cores: threads for tasks; None takes all.
+        confs: more Spark confs; they win over the preset and over what this function sets.
+
+    Raises:
+        ConfigError: when Java, versions, jars or memory keep Spark from starting.
+    """
+    preflight.check_environment()
+    # Python workers would otherwise be whatever `python3` is on the PATH, not this environment.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.appName(app_name).config(
+        map={
+            "spark.master": f"local[{'*' if cores is None else cores}]",
+            "spark.driver.memory": memory,
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.ui.enabled": "false",
+            "spark.ui.showConsoleProgress": "false",
+            "spark.log.level": "ERROR",
+            **(confs or {}),
+        }
+    )
+    return _start_quietly(delta_packages(small_batches(builder)))
+
+
+def _start_quietly(builder: SparkSession.Builder) -> SparkSession:
+    if SparkContext._gateway is not None:  # the JVM runs already: there is nothing to keep quiet
+        return builder.getOrCreate()
+    conf = SparkConf(loadDefaults=False).setAll(list(_options(builder).items()))
+    with _JvmStderr() as stderr:
+        try:
+            gateway = launch_gateway(conf, popen_kwargs={"stderr": stderr.write_end})  # type: ignore[no-untyped-call]
+            SparkContext._ensure_initialized(gateway=gateway, conf=conf)
+            stderr.close_write_end()
+            session = builder.getOrCreate()
+        except PySparkRuntimeError as err:  # JAVA_GATEWAY_EXITED
+            stderr.close_write_end()
+            raise preflight.failed_start(stderr.text_to_the_end(), conf.get(_PACKAGES) or "") from err
+    _log.debug("spark_started", extra={"app_name": session.sparkContext.appName, "stderr": stderr.text()})
+    return session
+
+
+class _JvmStderr:
+    """The stderr of a JVM: kept inside the `with` block, passed on after it.
+
+    The JVM holds the write end for its lifetime, so the pipe is read for as long: a full pipe would
+    stop the JVM.
+    """
+
+    def __init__(self) -> None:
+        self._read_end, self.write_end = os.pipe()
+        self._kept: list[str] = []
+        self._keeping = True
+        self._lock = threading.Lock()
+        self._open = True
+        self._pump = threading.Thread(target=self._forward, name="stream-merge-jvm-stderr", daemon=True)
+
+    def __enter__(self) -> _JvmStderr:
+        self._pump.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close_write_end()
+        with self._lock:
+            self._keeping = False
+
+    def close_write_end(self) -> None:
+        """Leave the write end to the JVM alone, so that the pipe ends with it."""
+        if self._open:
+            os.close(self.write_end)
+            self._open = False
+
+    def text(self) -> str:
+        with self._lock:
+            return "".join(self._kept)
+
+    def text_to_the_end(self) -> str:
+        """Everything the JVM wrote, once it has ended."""
+        self._pump.join(timeout=5)
+        return self.text()
+
+    def _forward(self) -> None:
+        with os.fdopen(self._read_end, errors="replace") as stream:
+            for line in stream:
+                with self._lock:
+                    if self._keeping:
+                        self._kept.append(line)
+                        continue
+                # sys.stderr, not descriptor 2: progress displays put their own there. None or closed at exit.
+                with contextlib.suppress(AttributeError, OSError, ValueError):
+                    sys.stderr.write(line)
+                    sys.stderr.flush()
+
+
+def _options(builder: SparkSession.Builder) -> dict[str, Any]:
+    """What the builder says so far; PySpark 4.2 has no public way to read it."""
+    return builder._options
+
+
+def _option(builder: SparkSession.Builder, conf: str) -> str | None:
+    value = _options(builder).get(conf)
+    return None if value is None else str(value)
+
+
+def _says(present: str, setting: Setting) -> bool:
+    """Whether a list conf has the preset's entry already, or the user's own answer to the same question."""
+    name = setting.value.partition("=")[0]
+    return any(entry.strip().partition("=")[0] == name for entry in present.split(setting.joined_by))

@@ -1,0 +1,55 @@
+"""One Spark session for all tests, and a fresh table path for each."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from stream_merge.session import local_session
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--seed", type=int, default=None, help="seed of random tests; the default is a new one each run")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.option.seed is None:
+        config.option.seed = random.SystemRandom().randrange(1_000_000)
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"seed: {config.option.seed} (repeat with --seed {config.option.seed})"
+
+
+@pytest.fixture(scope="session")
+def seed(request: pytest.FixtureRequest) -> int:
+    """What random tests start from."""
+    return int(request.config.option.seed)
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """Real Spark with real Delta and the preset for small batches; nothing is written outside temporary folders."""
+    session = local_session(
+        "stream_merge tests",
+        cores=2,
+        memory="2g",
+        confs={
+            "spark.sql.warehouse.dir": tmp_path_factory.mktemp("warehouse").as_uri(),
+            "spark.local.dir": str(tmp_path_factory.mktemp("spark-local")),
+            "spark.sql.catalogImplementation": "in-memory",
+            "spark.sql.artifact.isolation.enabled": "false",
+        },
+    )
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def tmp_table(tmp_path: Path) -> str:
+    """A path where no table is yet."""
+    return str(tmp_path / "table")
