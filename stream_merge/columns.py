@@ -108,16 +108,67 @@ def holds_null(value: Column, dtype: DataType) -> Column:
     return any_of([value.isNull(), *(holds_null(value.getField(f.name), f.dataType) for f in dtype.fields)])
 
 
-def conform(value: Column, field: StructField, source: DataType) -> Column:
-    """The value in the target's type; only called where `refusal` found nothing."""
-    declared = str(field.metadata.get(CHAR_VARCHAR_METADATA, ""))
-    if declared.startswith("char("):
-        # Spark pads char(n) on write, so the stored key of 'a' is 'a  '; compare and order what is stored.
-        width = int(declared[len("char(") : -1])
-        return F.when(F.length(value) < width, F.rpad(value, width, " ")).otherwise(value)
-    if _same_shape(source, field.dataType):
+def conform(value: Column, source: DataType, stored: DataType) -> Column:
+    """The value in the stored type; only called where `refusal` found nothing.
+
+    Struct fields are matched by name: Spark's own cast of a struct goes by position.
+    """
+    if source.simpleString() == stored.simpleString():
         return value
-    return value.cast(field.dataType)
+    if isinstance(source, StructType) and isinstance(stored, StructType):
+        in_source = {f.name.lower(): f for f in source.fields}
+        fields = []
+        for f in stored.fields:
+            theirs = in_source[f.name.lower()]
+            fields.append(conform(value.getField(theirs.name), theirs.dataType, f.dataType).alias(f.name))
+        return F.when(value.isNotNull(), F.struct(*fields))
+    if isinstance(source, ArrayType) and isinstance(stored, ArrayType):
+        return F.transform(value, lambda item: conform(item, source.elementType, stored.elementType))
+    if isinstance(source, MapType) and isinstance(stored, MapType):
+        entries = F.transform(
+            F.map_entries(value),
+            lambda entry: F.struct(
+                conform(entry["key"], source.keyType, stored.keyType).alias("key"),
+                conform(entry["value"], source.valueType, stored.valueType).alias("value"),
+            ),
+        )
+        return F.map_from_entries(entries)
+    return value.cast(stored)
+
+
+def as_stored_text(value: Column, field: StructField) -> Column:
+    """The value as a char(n) column keeps it: Spark pads on write, so a key 'a' is stored as 'a  '."""
+    declared = str(field.metadata.get(CHAR_VARCHAR_METADATA, ""))
+    if not declared.startswith("char("):
+        return value
+    width = int(declared[len("char(") : -1])
+    return F.when(F.length(value) < width, F.rpad(value, width, " ")).otherwise(value)
+
+
+def merged(source: DataType, target: DataType) -> DataType:
+    """The target's type with the source's new nested fields at the end of their structs."""
+    if isinstance(source, StructType) and isinstance(target, StructType):
+        in_source = {f.name.lower(): f for f in source.fields}
+        known = {f.name.lower() for f in target.fields}
+        fields = [
+            StructField(
+                f.name,
+                merged(in_source[f.name.lower()].dataType, f.dataType) if f.name.lower() in in_source else f.dataType,
+                f.nullable,
+                f.metadata,
+            )
+            for f in target.fields
+        ]
+        return StructType([*fields, *(f for f in source.fields if f.name.lower() not in known)])
+    if isinstance(source, ArrayType) and isinstance(target, ArrayType):
+        return ArrayType(merged(source.elementType, target.elementType), target.containsNull)
+    if isinstance(source, MapType) and isinstance(target, MapType):
+        return MapType(
+            merged(source.keyType, target.keyType),
+            merged(source.valueType, target.valueType),
+            target.valueContainsNull,
+        )
+    return target
 
 
 def refusal(name: str, source: DataType, target: DataType) -> str | None:
@@ -187,8 +238,3 @@ def _holds(source: DataType, target: DataType) -> bool:
     if isinstance(source, DecimalType) and isinstance(target, DecimalType):
         return target.scale >= source.scale and target.precision - target.scale >= source.precision - source.scale
     return isinstance(source, FloatType) and isinstance(target, DoubleType)
-
-
-def _same_shape(source: DataType, target: DataType) -> bool:
-    """Equal types, nullability and field order aside; a struct in another field order needs a cast by name."""
-    return source.simpleString() == target.simpleString()

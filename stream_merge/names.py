@@ -131,3 +131,9 @@ def transaction_app_id(identity: str, role: Role, *, target_table_id: str | None
     """
     parts = [identity, role] if target_table_id is None else [identity, role, target_table_id]
     return "/".join(parts)
+
+
+def sql_string(text: str) -> str:
+    """A SQL string literal of Spark's default parser."""
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"

@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from delta import configure_spark_with_delta_pip
 from pyspark import SparkConf, SparkContext
@@ -112,10 +112,10 @@ def delta_packages(builder: SparkSession.Builder) -> SparkSession.Builder:
 def local_session(
     app_name: str, *, memory: str = "2g", cores: int | None = None, confs: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """A session in this process, ready for Delta, that starts without a word on stderr.
+    """A session in this process, ready for Delta, that starts without a word.
 
     What the JVM writes while it starts is kept: it explains a failed start, and goes to the log at
-    DEBUG otherwise. Afterwards the JVM's stderr is this process's stderr again.
+    DEBUG otherwise. Afterwards what the JVM writes is passed on, line by line.
 
     Args:
         app_name: shown in Spark's logs.
@@ -148,69 +148,74 @@ def _start_quietly(builder: SparkSession.Builder) -> SparkSession:
     if SparkContext._gateway is not None:  # the JVM runs already: there is nothing to keep quiet
         return builder.getOrCreate()
     conf = SparkConf(loadDefaults=False).setAll(list(_options(builder).items()))
-    with _JvmStderr() as stderr:
+    # Ivy greets on stdout as well when it is given a settings file.
+    with _JvmOutput("stdout") as stdout, _JvmOutput("stderr") as stderr:
+        pipes = {"stdout": stdout.write_end, "stderr": stderr.write_end}
         try:
-            gateway = launch_gateway(conf, popen_kwargs={"stderr": stderr.write_end})  # type: ignore[no-untyped-call]
-            SparkContext._ensure_initialized(gateway=gateway, conf=conf)
-            stderr.close_write_end()
-            session = builder.getOrCreate()
+            gateway = launch_gateway(conf, popen_kwargs=pipes)  # type: ignore[no-untyped-call]
         except PySparkRuntimeError as err:  # JAVA_GATEWAY_EXITED
-            stderr.close_write_end()
             raise preflight.failed_start(stderr.text_to_the_end(), conf.get(_PACKAGES) or "") from err
-    _log.debug("spark_started", extra={"app_name": session.sparkContext.appName, "stderr": stderr.text()})
+        SparkContext._ensure_initialized(gateway=gateway, conf=conf)
+        session = builder.getOrCreate()
+    _log.debug("spark_started", extra={"app_name": session.sparkContext.appName, "jvm_stderr": stderr.text()})
     return session
 
 
-class _JvmStderr:
-    """The stderr of a JVM: kept inside the `with` block, passed on after it.
+class _JvmOutput:
+    """One output of a JVM: kept inside the `with` block, passed on to the same output of this process after it.
 
     The JVM holds the write end for its lifetime, so the pipe is read for as long: a full pipe would
     stop the JVM.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, output: Literal["stdout", "stderr"]) -> None:
+        self._output = output
         self._read_end, self.write_end = os.pipe()
         self._kept: list[str] = []
         self._keeping = True
-        self._lock = threading.Lock()
         self._open = True
-        self._pump = threading.Thread(target=self._forward, name="stream-merge-jvm-stderr", daemon=True)
+        self._lock = threading.Lock()
+        self._pump = threading.Thread(target=self._forward, name=f"stream-merge-jvm-{output}", daemon=True)
 
-    def __enter__(self) -> _JvmStderr:
+    def __enter__(self) -> _JvmOutput:
         self._pump.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close_write_end()
+        self._leave_to_jvm()
         with self._lock:
             self._keeping = False
 
-    def close_write_end(self) -> None:
-        """Leave the write end to the JVM alone, so that the pipe ends with it."""
-        if self._open:
-            os.close(self.write_end)
-            self._open = False
-
     def text(self) -> str:
+        """What the JVM wrote while it was kept quiet."""
         with self._lock:
             return "".join(self._kept)
 
     def text_to_the_end(self) -> str:
-        """Everything the JVM wrote, once it has ended."""
+        """Everything a JVM wrote that has ended."""
+        self._leave_to_jvm()
         self._pump.join(timeout=5)
         return self.text()
 
+    def _leave_to_jvm(self) -> None:
+        """Close our copy of the write end, so that the pipe ends with the JVM."""
+        if self._open:
+            os.close(self.write_end)
+            self._open = False
+
     def _forward(self) -> None:
-        with os.fdopen(self._read_end, errors="replace") as stream:
-            for line in stream:
+        with os.fdopen(self._read_end, errors="replace") as lines:
+            for line in lines:
                 with self._lock:
                     if self._keeping:
                         self._kept.append(line)
                         continue
-                # sys.stderr, not descriptor 2: progress displays put their own there. None or closed at exit.
+                # What sys.stderr is now, not descriptor 2: progress displays put their own there.
+                # It is None without a console and closed at exit.
                 with contextlib.suppress(AttributeError, OSError, ValueError):
-                    sys.stderr.write(line)
-                    sys.stderr.flush()
+                    stream = getattr(sys, self._output)
+                    stream.write(line)
+                    stream.flush()
 
 
 def _options(builder: SparkSession.Builder) -> dict[str, Any]:

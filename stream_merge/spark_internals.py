@@ -7,11 +7,11 @@ Spark 4.2.0 with Delta 4.4.0; an upgrade starts with this file.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql.types import DataType, DateType, DecimalType, StructType, TimestampNTZType, TimestampType
 
 LAST_COMMIT_VERSION_CONF = "spark.databricks.delta.lastCommitVersionInSession"
@@ -59,7 +59,7 @@ def streaming_query(batch_df: DataFrame) -> StreamingQueryInfo | None:
     """
     session = batch_df.sparkSession
     running = session._jsparkSession.sharedState().activeStreamingQueries()
-    for query in running.values().toArray():
+    for query in running.values():
         if query.sparkSessionForStream().equals(session._jsparkSession):
             return StreamingQueryInfo(id=query.id().toString(), name=query.name())
     query_id = session.sparkContext.getLocalProperty("sql.streaming.queryId")
@@ -67,6 +67,28 @@ def streaming_query(batch_df: DataFrame) -> StreamingQueryInfo | None:
         return None
     query = running.get(_jvm(session).java.util.UUID.fromString(query_id))
     return StreamingQueryInfo(id=query_id, name=None if query is None else query.name())
+
+
+def materialised(
+    df: DataFrame, *aggregates: Column, keep: Callable[[DataFrame], DataFrame] = lambda observed: observed
+) -> tuple[DataFrame, dict[str, Any]]:
+    """Evaluate a frame once, and aggregates over it in the same pass.
+
+    The rows become a local checkpoint: a lost executor fails the batch instead of evaluating again
+    a source that may answer differently. The aggregates are observed in the job's result stage,
+    whose accumulators Spark counts once per partition.
+
+    Args:
+        df: what to evaluate.
+        aggregates: named aggregates over all its rows.
+        keep: narrows the rows that are kept after they were observed.
+
+    Returns: the evaluated rows, and the aggregates by name.
+    Cost: one evaluation, one Spark job (adaptive execution submits each shuffle as one more).
+    """
+    observation = Observation()
+    rows = keep(df.observe(observation, *aggregates)).localCheckpoint(eager=True)
+    return rows, observation.get
 
 
 def release(df: DataFrame) -> None:
@@ -137,8 +159,8 @@ def exact_literal(session: SparkSession, value: object, dtype: DataType) -> Colu
 
     Args:
         session: whose JVM makes the literal.
-        value: as `bound_form` in `plan` delivers it: microseconds for timestamps, days for dates,
-            text for decimals, else the value itself.
+        value: microseconds for timestamps, days for dates, text for decimals and timestamps
+            without zone, else the value itself.
         dtype: the column's type.
     """
     jvm = _jvm(session)
@@ -146,8 +168,7 @@ def exact_literal(session: SparkSession, value: object, dtype: DataType) -> Colu
     if isinstance(dtype, TimestampType):
         java = jvm.java.time.Instant.EPOCH.plus(value, jvm.java.time.temporal.ChronoUnit.MICROS)
     elif isinstance(dtype, TimestampNTZType):
-        epoch = jvm.java.time.LocalDateTime.of(1970, 1, 1, 0, 0)
-        java = epoch.plus(value, jvm.java.time.temporal.ChronoUnit.MICROS)
+        java = jvm.java.time.LocalDateTime.parse(str(value).replace(" ", "T"))
     elif isinstance(dtype, DateType):
         java = jvm.java.time.LocalDate.ofEpochDay(value)
     elif isinstance(dtype, DecimalType):
@@ -186,3 +207,12 @@ def _string_map(scala_map: Any) -> dict[str, str]:
         entry = entries.next()
         found[str(entry._1())] = str(entry._2())
     return found
+
+
+def path_is_occupied(session: SparkSession, path: str) -> bool:
+    """Whether something lies at a path, other than an empty folder."""
+    hadoop_path = _jvm(session).org.apache.hadoop.fs.Path(path)
+    files = hadoop_path.getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
+    if not files.exists(hadoop_path):
+        return False
+    return not files.getFileStatus(hadoop_path).isDirectory() or len(files.listStatus(hadoop_path)) > 0

@@ -1,0 +1,56 @@
+"""Which events may be merged, and why the others may not."""
+
+from __future__ import annotations
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from stream_merge import columns, names
+from stream_merge.layout import Layout
+
+
+def checked(batch_df: DataFrame, layout: Layout) -> DataFrame:
+    """Judge every event of a batch; nothing is dropped.
+
+    Returns:
+        One row per event: the stored columns in the target's names and types, the sequence as a
+        struct, whether the event is a delete, the reasons against it (NULL when it is valid) and,
+        for an invalid one only, the event as JSON or the raw text of an undecodable line.
+
+    Cost: a projection; no scan, no shuffle.
+    """
+    corrupt = _corrupt_text(batch_df)
+    valid_sequence = F.struct(
+        *(value.alias(field.name) for value, field in zip(layout.sequence_source, layout.sequence_fields, strict=True))
+    )
+    reasons = _reasons(layout, corrupt)
+    source_columns = [columns.column(name) for name in batch_df.columns if name != names.CORRUPT_COLUMN]
+    event = F.to_json(F.struct(*source_columns), {"ignoreNullFields": "false"})
+    return batch_df.select(
+        *layout.stored_values,
+        valid_sequence.alias(names.SEQUENCE_COLUMN),
+        F.coalesce(F.lit(False) if layout.deletes is None else layout.deletes, F.lit(False)).alias(names.DELETE_COLUMN),
+        reasons.alias(names.REASONS_COLUMN),
+        F.when(reasons.isNotNull() & corrupt.isNull(), event).alias(names.EVENT_COLUMN),
+        corrupt.alias(names.CORRUPT_COLUMN),
+    )
+
+
+def _corrupt_text(batch_df: DataFrame) -> Column:
+    if names.CORRUPT_COLUMN in batch_df.columns:
+        return columns.column(names.CORRUPT_COLUMN)
+    return F.lit(None).cast("string")
+
+
+def _reasons(layout: Layout, corrupt: Column) -> Column:
+    """All reasons that hold; of an undecodable line nothing else is known."""
+    source_names = {c.name: c.source_name for c in layout.stored}
+    null_key = columns.any_of(columns.column(source_names[key]).isNull() for key in layout.keys)
+    null_sequence = columns.any_of(
+        columns.holds_null(value, field.dataType)
+        for value, field in zip(layout.sequence_source, layout.sequence_fields, strict=True)
+    )
+    broken = F.array_compact(
+        F.array(F.when(null_key, F.lit("null_key")), F.when(null_sequence, F.lit("null_sequence")))
+    )
+    return F.when(corrupt.isNotNull(), F.array(F.lit("undecodable"))).when(null_key | null_sequence, broken)

@@ -1,0 +1,49 @@
+"""Which event of a key wins inside a batch: the latest struct, in a total order."""
+
+from __future__ import annotations
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+
+from stream_merge import columns, names
+from stream_merge.layout import Layout
+
+RANK_COLUMN = "__stream_merge_rank"
+TIE_COLUMN = "__stream_merge_tie"
+
+
+def ranked(events: DataFrame, layout: Layout) -> DataFrame:
+    """Number the events of each key from the latest to the oldest.
+
+    The order is total: greater sequence first; at equal sequence an upsert before a delete; then
+    the stored columns in the source's order, the greater value first and NULL last, map entries
+    sorted by key. So a replay of the batch picks the same event, whatever order it arrives in.
+    Invalid events are not compared: each stays the first of its own.
+
+    Requires: the rows of `contract.checked`.
+    Returns: the same rows with their rank (1 = latest) and whether the event is a tie: same key
+        and sequence as the event before it in the order, but another operation or other stored values.
+    Cost: one shuffle and one sort by key; no aggregation state, so a hot key cannot exhaust memory.
+    """
+    valid = columns.column(names.REASONS_COLUMN).isNull()
+    keys = [columns.column(key) for key in layout.keys]
+    sequence = columns.column(names.SEQUENCE_COLUMN)
+    deletes = columns.column(names.DELETE_COLUMN)
+    payload = [columns.canonical(columns.column(c.name), c.dtype) for c in layout.stored]
+    alone = F.when(~valid, F.monotonically_increasing_id()).alias("__stream_merge_alone")
+    content = F.struct(deletes, *(value.alias(f"p{i}") for i, value in enumerate(payload)))
+
+    per_key = Window.partitionBy(*keys, columns.column("__stream_merge_alone")).orderBy(
+        sequence.desc(), deletes.asc(), *(value.desc() for value in payload)
+    )
+    same_sequence: Column = F.lag(sequence).over(per_key).eqNullSafe(sequence)
+    other_content: Column = ~F.lag(content).over(per_key).eqNullSafe(content)
+    return (
+        events.select("*", alone)
+        .select(
+            "*",
+            F.row_number().over(per_key).alias(RANK_COLUMN),
+            (valid & same_sequence & other_content).alias(TIE_COLUMN),
+        )
+        .drop("__stream_merge_alone")
+    )

@@ -1,0 +1,1 @@
+"""How a merge is executed; what it means is decided elsewhere."""

@@ -1,0 +1,152 @@
+"""Delta's MERGE on Spark: distributed, all table features. The only place that calls `DeltaTable.merge`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from delta.tables import DeltaMergeBuilder
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from stream_merge import columns, names, retry
+from stream_merge.engines.base import CommitTag, MergeReport, MergeRequest, RepairRequest
+from stream_merge.layout import Layout
+from stream_merge.plan import KeyBounds
+from stream_merge.spark_internals import LAST_COMMIT_VERSION_CONF, merge_metrics
+from stream_merge.tables import delta_table
+
+log = logging.getLogger(__name__)
+
+APP_ID_CONF = "spark.databricks.delta.write.txnAppId"
+BATCH_ID_CONF = "spark.databricks.delta.write.txnVersion"
+USER_METADATA_CONF = "spark.databricks.delta.commitInfo.userMetadata"
+AUTO_RESET_CONF = "spark.databricks.delta.write.txnVersion.autoReset.enabled"
+MATERIALIZE_CONF = "spark.databricks.delta.merge.materializeSource"
+
+
+class SparkEngine:
+    """Runs merges in a session that belongs to the sink.
+
+    MERGE takes its transaction id and user metadata only from confs of the session of the target
+    `DeltaTable` (Delta 4.4). They are set before every attempt and restored after it; in a session
+    of one's own no other write can pick them up.
+    """
+
+    name = "spark"
+
+    def __init__(self, session: SparkSession, target: str) -> None:
+        self._session = session
+        self._target = target
+
+    def merge(self, request: MergeRequest) -> MergeReport:
+        """One MERGE in one commit: delete, update or insert each event, unless the row is newer."""
+        layout = request.layout
+        source_sequence = columns.column(names.SEQUENCE_COLUMN, "s")
+        stored_sequence = layout.target_sequence("t")
+        delete = columns.column(names.DELETE_COLUMN, "s")
+        # A row without a sequence is the oldest: NULL components order first inside a struct, and a
+        # NULL struct (the reserved column of a row written before the first run) compares as NULL.
+        newer = F.coalesce(source_sequence > stored_sequence, F.lit(True))
+        with self._commit(request.tag):
+            builder = self._matched(request.events.alias("s"), layout, request.bounds)
+            if request.has_deletes:
+                builder = builder.whenMatchedDelete(delete & newer)
+            if request.has_upserts:
+                redelivered = source_sequence.eqNullSafe(stored_sequence) & self._changed(request)
+                values = _assignments(layout)
+                updates = {name: value for name, value in values.items() if name not in _quoted(layout.keys)}
+                if updates:
+                    builder = builder.whenMatchedUpdate(~delete & (newer | redelivered), updates)
+                builder = builder.whenNotMatchedInsert(~delete, values)
+            if request.schema_evolution and request.layout.new_columns:
+                builder = builder.withSchemaEvolution()
+            return self._execute(builder)
+
+    def repair(self, request: RepairRequest) -> MergeReport:
+        """One MERGE that only deletes."""
+        older = request.layout.target_sequence("t") < columns.column(names.SEQUENCE_COLUMN, "s")
+        with self._commit(request.tag):
+            builder = self._matched(request.refused.alias("s"), request.layout, request.bounds)
+            return self._execute(builder.whenMatchedDelete(F.coalesce(older, F.lit(True))))
+
+    def delete_matched(self, table: str, keys: Sequence[str], source: DataFrame, condition: Column) -> None:
+        """One MERGE that only deletes, on a side table and without a transaction id."""
+        same_keys = columns.all_of(columns.column(k, "t") == columns.column(k, "s") for k in keys)
+        builder = delta_table(self._session, table).alias("t").merge(source.alias("s"), same_keys & condition)
+        try:
+            builder.whenMatchedDelete().execute()
+        except Exception as err:
+            if retry.conflict_class(err) is None:
+                raise
+            log.info("side_table_tidied_later", extra={"table": table, "conflict": retry.conflict_class(err)})
+
+    def _matched(self, source: object, layout: Layout, bounds: KeyBounds) -> DeltaMergeBuilder:
+        same_keys = columns.all_of(columns.column(k, "t") == columns.column(k, "s") for k in layout.keys)
+        table = delta_table(self._session, self._target)
+        return table.alias("t").merge(source, bounds.condition(self._session, "t") & same_keys)  # type: ignore[arg-type]
+
+    def _changed(self, request: MergeRequest) -> Column:
+        new = {name.split(".", 1)[0] for name in request.layout.new_columns}
+        return columns.any_of(
+            F.lit(True)
+            if c.source_name in new
+            else columns.differs(columns.column(c.name, "s"), columns.column(c.name, "t"), c.dtype)
+            for c in request.layout.stored
+        )
+
+    def _execute(self, builder: DeltaMergeBuilder) -> MergeReport:
+        result = builder.execute()
+        rows = result.collect()
+        metrics = merge_metrics(result)
+        if not rows:
+            return MergeReport(already_applied=True)
+        counts = rows[0]
+        version = self._session.conf.get(LAST_COMMIT_VERSION_CONF, None)
+        return MergeReport(
+            inserted=counts["num_inserted_rows"],
+            updated=counts["num_updated_rows"],
+            deleted=counts["num_deleted_rows"],
+            version=None if not version else int(version),
+            metrics=metrics,
+        )
+
+    @contextmanager
+    def _commit(self, tag: CommitTag) -> Iterator[None]:
+        """Set the confs that a commit takes its identity from, and restore them whatever happens."""
+        wanted: dict[str, str | None] = {
+            APP_ID_CONF: tag.app_id,
+            BATCH_ID_CONF: None if tag.app_id is None else str(tag.batch_id),
+            USER_METADATA_CONF: tag.user_metadata,
+            # Auto-reset drops the id while the commit is built, so a second attempt would go without it.
+            AUTO_RESET_CONF: "false",
+            # The events are materialised already; Delta would write them to disk once more.
+            MATERIALIZE_CONF: "none",
+            LAST_COMMIT_VERSION_CONF: None,
+        }
+        before = {key: self._session.conf.get(key, None) for key in wanted}
+        try:
+            self._set(wanted)
+            yield
+        finally:
+            self._set(before)
+
+    def _set(self, confs: dict[str, str | None]) -> None:
+        for key, value in confs.items():
+            if value is None:
+                self._session.conf.unset(key)
+            else:
+                self._session.conf.set(key, value)
+
+
+def _assignments(layout: Layout) -> dict[str, str | Column]:
+    """What an upsert writes: the whole stored row and, where it is kept apart, the sequence."""
+    values: dict[str, str | Column] = {names.quote(c.name): columns.column(c.name, "s") for c in layout.stored}
+    if layout.sequence_columns is None:
+        values[names.quote(names.SEQUENCE_COLUMN)] = columns.column(names.SEQUENCE_COLUMN, "s")
+    return values
+
+
+def _quoted(keys: tuple[str, ...]) -> set[str]:
+    return {names.quote(key) for key in keys}

@@ -1,0 +1,79 @@
+"""Whether a commit landed when nobody said so: asked of a freshly loaded table, never guessed."""
+
+from __future__ import annotations
+
+from pyspark.sql import SparkSession
+
+from stream_merge import retry, tables
+from stream_merge.engines.base import CommitTag, MergeReport
+from stream_merge.errors import CommitStateUnknownError, MergeFailedError, StreamMergeError
+
+
+def landed(session: SparkSession, target: str, tag: CommitTag, *, since: int) -> MergeReport | None:
+    """What is known of a commit with this tag.
+
+    Args:
+        session: any session that can read the table.
+        target: the table.
+        tag: what the commit carries.
+        since: version of the table before the first attempt.
+
+    Returns:
+        The report of the very commit, with the metrics in its history, when its token is found;
+        a report with `already_applied` when only the transaction id shows the batch (a twin of this
+        call committed it); None when it did not land.
+    """
+    found = tables.find(session, target)
+    if found is None:
+        return None
+    for version, user_metadata, metrics in tables.history(session, target, newer_than=since, up_to=found.version):
+        if user_metadata is not None and tag.token in user_metadata:
+            return MergeReport(
+                inserted=metrics.get("numTargetRowsInserted", 0),
+                updated=metrics.get("numTargetRowsUpdated", 0),
+                deleted=metrics.get("numTargetRowsDeleted", 0),
+                version=version,
+                metrics=metrics,
+            )
+    if tag.app_id is not None:
+        recorded = found.transaction(tag.app_id)
+        if recorded is not None and recorded >= tag.batch_id:
+            return MergeReport(already_applied=True)
+    return None
+
+
+def decide(
+    error: Exception, session: SparkSession, target: str, tag: CommitTag, *, since: int
+) -> MergeReport:
+    """Turn the error of an attempt into what really happened.
+
+    Returns: the report of the attempt when its commit landed although it failed.
+
+    Raises:
+        CommitConflictError: it lost; nothing was written and another attempt may win.
+        CommitStateUnknownError: the table cannot be read to find out; never try blindly.
+        MergeFailedError: it failed and did not land.
+    """
+    lost = retry.conflict(error, target=target, batch_id=tag.batch_id)
+    if lost is not None and retry.VERDICTS[lost.conflict] is retry.Verdict.RETRY:
+        raise lost from error
+    try:
+        report = landed(session, target, tag, since=since)
+    except StreamMergeError:
+        raise
+    except Exception as unreadable:
+        msg = (
+            f"batch {tag.batch_id} failed while committing to {target!r} and the table cannot be read to find out"
+            f" whether it landed; look for {tag.token!r} in the table's history before running it without a"
+            " transaction id; inside a streaming query a restart decides it by itself"
+        )
+        unknown = CommitStateUnknownError(msg, target=target, batch_id=tag.batch_id)
+        unknown.add_note(f"reading the table failed with: {unreadable}")
+        raise unknown from error
+    if report is not None:
+        return report
+    if lost is not None:
+        raise lost from error
+    first_line = (str(error).splitlines() or [type(error).__name__])[0]
+    msg = f"merging batch {tag.batch_id} into {target!r} failed, nothing of it was committed: {first_line}"
+    raise MergeFailedError(msg, target=target, batch_id=tag.batch_id) from error

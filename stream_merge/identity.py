@@ -1,0 +1,79 @@
+"""Whose batch this is, and that nobody else in this process works under the same name."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from pyspark.sql import DataFrame
+
+from stream_merge import names
+from stream_merge.config import MergeSpec
+from stream_merge.errors import ConfigError
+from stream_merge.spark_internals import streaming_query
+
+DIRECT = "direct"
+"""Label of calls outside a streaming query."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Caller:
+    """Who calls the sink."""
+
+    query: str
+    """Label: query name, else query id, else "direct"."""
+    identity: str | None
+    """What batch ids belong to; None writes no transaction id."""
+
+    def app_id(self, role: names.Role, *, target_table_id: str | None = None) -> str | None:
+        """Application id of one commit, or None."""
+        if self.identity is None:
+            return None
+        return names.transaction_app_id(self.identity, role, target_table_id=target_table_id)
+
+
+def caller(batch_df: DataFrame, spec: MergeSpec) -> Caller:
+    """Find out which streaming query delivers the batch, if any does."""
+    query = streaming_query(batch_df)
+    if query is None:
+        identity = names.identity(query_id=None, app_id=spec.app_id, name=spec.name)
+        return Caller(query=DIRECT, identity=identity)
+    identity = names.identity(query_id=query.id, app_id=spec.app_id, name=spec.name)
+    return Caller(query=query.name or query.id, identity=identity)
+
+
+class _Claims:
+    """Identities at work in this process. Process-wide: two sinks can only collide if they see each other."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._owners: dict[tuple[str, str], int] = {}
+
+    @contextmanager
+    def held(self, owner: object, identity: str | None, table: str) -> Iterator[None]:
+        """Hold (identity, table) for one call.
+
+        Raises:
+            ConfigError: another sink object's call holds it.
+        """
+        if identity is None:
+            yield
+            return
+        claim = (identity, table)
+        with self._lock:
+            if self._owners.setdefault(claim, id(owner)) != id(owner):
+                msg = (
+                    f"another sink is merging into {table!r} under the same identity {identity!r}, so one would skip"
+                    " the other's batches; give each sink of a query its own name="
+                )
+                raise ConfigError(msg, target=table)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._owners.pop(claim, None)
+
+
+claims = _Claims()

@@ -1,0 +1,315 @@
+"""Which columns of the source are stored where, under which sequence: everything that needs both schemas."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import BooleanType, DataType, NullType, StructField, StructType
+
+from stream_merge import columns, names
+from stream_merge.config import MergeSpec
+from stream_merge.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredColumn:
+    """One column of the source that the target stores."""
+
+    name: str
+    """Name in the target (its spelling wins where case is ignored)."""
+    source_name: str
+    source_type: DataType
+    field: StructField
+    """Name, type and metadata as stored; with schema evolution new nested fields included."""
+
+    @property
+    def dtype(self) -> DataType:
+        """The stored type."""
+        return self.field.dataType
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layout:
+    """How a batch's columns map onto the target."""
+
+    stored: tuple[StoredColumn, ...]
+    """In the source's order."""
+    keys: tuple[str, ...]
+    """Key columns, in the target's spelling."""
+    sequence_fields: tuple[StructField, ...]
+    """Components of the sequence, compared left to right, named c1, c2, …"""
+    sequence_columns: tuple[str, ...] | None
+    """Stored columns that are the sequence, or None when the reserved column holds it."""
+    sequence_source: tuple[Column, ...]
+    """Components of the sequence as expressions over the source."""
+    deletes: Column | None
+    """TRUE or not, over the source; None when there are no deletes."""
+    new_columns: tuple[str, ...]
+    """Columns and nested fields that this batch would add to the target."""
+    definition: str
+    """The sequence definition as recorded with the table (JSON)."""
+    case_sensitive: bool
+    """Whether names are compared with case (`spark.sql.caseSensitive`)."""
+
+    @property
+    def sequence_type(self) -> StructType:
+        """Type of the sequence, wherever it is stored."""
+        return StructType(list(self.sequence_fields))
+
+    @property
+    def key_fields(self) -> tuple[StructField, ...]:
+        """The key columns as stored."""
+        by_name = {column.name: column.field for column in self.stored}
+        return tuple(by_name[key] for key in self.keys)
+
+    @property
+    def target_fields(self) -> tuple[StructField, ...]:
+        """The columns of a target made for this layout."""
+        fields = tuple(StructField(c.name, c.dtype) for c in self.stored)
+        if self.sequence_columns is None:
+            fields += (StructField(names.SEQUENCE_COLUMN, self.sequence_type),)
+        return fields
+
+    def target_sequence(self, frame: str) -> Column:
+        """The stored sequence of a target row, typed like the batch's."""
+        if self.sequence_columns is None:
+            return columns.column(names.SEQUENCE_COLUMN, frame)
+        parts = zip(self.sequence_columns, self.sequence_fields, strict=True)
+        return F.struct(*(columns.column(name, frame).alias(field.name) for name, field in parts))
+
+    @property
+    def stored_values(self) -> list[Column]:
+        """The stored columns over the source, in the target's names and types."""
+        return [
+            columns.as_stored_text(
+                columns.conform(columns.column(c.source_name), c.source_type, c.dtype), c.field
+            ).alias(c.name)
+            for c in self.stored
+        ]
+
+
+def plan_layout(source: DataFrame, spec: MergeSpec, target: StructType | None) -> Layout:
+    """Match the source with the settings and, where it exists, with the target.
+
+    Reads schemas only; runs no Spark job.
+
+    Args:
+        source: a batch, with its own column names.
+        spec: what the sink was told.
+        target: the target's schema, or None while there is no target.
+
+    Raises:
+        ConfigError: with every problem found, before anything is written.
+    """
+    case_sensitive = str(source.sparkSession.conf.get("spark.sql.caseSensitive")).lower() == "true"
+    finder = _Finder(source, spec, case_sensitive)
+    problems = finder.problems
+    finder.check_names()
+    selected = finder.selection()
+    stored = [finder.stored(field, target) for field in selected]
+    keys = finder.keys(stored)
+    sequence = finder.sequence(stored, target)
+    deletes = finder.deletes()
+    new = _evolution(finder, selected, target)
+    if problems:
+        raise ConfigError(problems, target=spec.target)
+    sequence_fields, sequence_columns, sequence_source, definition = sequence
+    return Layout(
+        stored=tuple(stored),
+        keys=tuple(keys),
+        sequence_fields=tuple(sequence_fields),
+        sequence_columns=sequence_columns,
+        sequence_source=tuple(sequence_source),
+        deletes=deletes,
+        new_columns=new,
+        definition=definition,
+        case_sensitive=case_sensitive,
+    )
+
+
+def _evolution(finder: _Finder, selected: list[StructField], target: StructType | None) -> tuple[str, ...]:
+    if target is None:
+        return ()
+    new = columns.new_fields(StructType(selected), target, case_sensitive=finder.case_sensitive)
+    if new and not finder.spec.schema_evolution:
+        finder.problems.append(
+            f"the source has column(s) {new!r} that the target lacks; set schema_evolution=True to add them,"
+            " or leave them out with except_column_list"
+        )
+    return tuple(new)
+
+
+class _Finder:
+    """Collects every problem while it looks names up in the source."""
+
+    def __init__(self, source: DataFrame, spec: MergeSpec, case_sensitive: bool) -> None:
+        self.source = source
+        self.spec = spec
+        self.case_sensitive = case_sensitive
+        self.problems: list[str] = []
+        self.fields = [f for f in source.schema.fields if f.name != names.CORRUPT_COLUMN]
+        self.names = [f.name for f in self.fields]
+
+    def find(self, name: str, setting: str) -> StructField | None:
+        """The source's field of that name; None and a problem when there is none."""
+        found = columns.resolve(name, self.names, case_sensitive=self.case_sensitive)
+        if found is None:
+            self.problems.append(
+                f"{setting} names column {name!r}, which the source does not have; its columns are {self.names!r}"
+            )
+            return None
+        return next(f for f in self.fields if f.name == found)
+
+    def check_names(self) -> None:
+        """Refuse reserved, clashing and doubled column names."""
+        reserved = [name for name in self.names if names.is_reserved(name)]
+        if reserved:
+            self.problems.append(
+                f"the source has column(s) {reserved!r}; names starting with {names.RESERVED_PREFIX!r}"
+                " belong to the sink, rename them in the stream"
+            )
+        seen = [name if self.case_sensitive else name.lower() for name in self.names]
+        twice = sorted({name for name, key in zip(self.names, seen, strict=True) if seen.count(key) > 1})
+        if twice:
+            self.problems.append(f"the source has column(s) {twice!r} more than once; rename or drop them in the stream")
+
+    def selection(self) -> list[StructField]:
+        """The source's fields that the target stores, in the source's order."""
+        spec = self.spec
+        if spec.column_list is not None:
+            wanted = [f for name in spec.column_list if (f := self.find(name, "column_list"))]
+            selected = [f for f in self.fields if f in wanted]
+        elif spec.except_column_list is not None:
+            dropped = [f for name in spec.except_column_list if (f := self.find(name, "except_column_list"))]
+            selected = [f for f in self.fields if f not in dropped]
+        else:
+            selected = list(self.fields)
+        clashing = [f.name for f in selected if f.name.lower() in names.CHANGE_FEED_COLUMNS]
+        if clashing and spec.change_data_feed:
+            self.problems.append(
+                f"the source has column(s) {clashing!r}, which Delta's change data feed reserves; rename them in the"
+                " stream, leave them out with except_column_list, or set change_data_feed=False"
+            )
+        void = [f.name for f in selected if isinstance(f.dataType, NullType)]
+        if void:
+            self.problems.append(f"column(s) {void!r} have no type (void); cast them in the stream")
+        return selected
+
+    def stored(self, field: StructField, target: StructType | None) -> StoredColumn:
+        """Where a selected field is stored, and whether the target can hold it."""
+        known = target.names if target is not None else []
+        name = columns.resolve(field.name, known, case_sensitive=self.case_sensitive)
+        if target is None or name is None:
+            kept = StructField(field.name, field.dataType, True)
+            return StoredColumn(name=field.name, source_name=field.name, source_type=field.dataType, field=kept)
+        theirs = target[name]
+        problem = columns.refusal(field.name, field.dataType, theirs.dataType)
+        if problem:
+            self.problems.append(problem)
+        dtype = columns.merged(field.dataType, theirs.dataType)
+        kept = StructField(name, dtype, theirs.nullable, theirs.metadata)
+        return StoredColumn(name=name, source_name=field.name, source_type=field.dataType, field=kept)
+
+    def keys(self, stored: list[StoredColumn]) -> list[str]:
+        """The key columns in the target's spelling."""
+        by_source = {c.source_name: c for c in stored}
+        found: list[str] = []
+        for key in self.spec.keys:
+            field = self.find(key, "keys")
+            if field is None:
+                continue
+            if field.name not in by_source:
+                self.problems.append(f"key {key!r} is not among the stored columns; keep it in the column lists")
+                continue
+            if not columns.has_order(field.dataType):
+                self.problems.append(
+                    f"key {key!r} is {field.dataType.simpleString()}, which has no equality; derive a key of another type"
+                )
+                continue
+            found.append(by_source[field.name].name)
+        return found
+
+    def sequence(
+        self, stored: list[StoredColumn], target: StructType | None
+    ) -> tuple[list[StructField], tuple[str, ...] | None, list[Column], str]:
+        """Components, where they are stored, how they are read, and the definition to record."""
+        by_source = {c.source_name: c for c in stored}
+        if isinstance(self.spec.sequence_by, Column):
+            text = str(self.spec.sequence_by).removeprefix("Column<'").removesuffix("'>")
+            parts = self._expression_parts(self.spec.sequence_by, text)
+            stored_columns: tuple[str, ...] | None = None
+            definition: dict[str, object] = {"expression": text}
+        else:
+            fields = [f for name in self.spec.sequence_by if (f := self.find(name, "sequence_by"))]
+            parts = [(f.name, columns.column(f.name), f.dataType) for f in fields]
+            kept = [by_source.get(f.name) for f in fields]
+            stored_columns = tuple(c.name for c in kept if c is not None) if all(kept) else None
+            definition = {"columns": [f.name for f in fields]}
+        recorded = _recorded_sequence(target) if stored_columns is None else None
+        components: list[StructField] = []
+        sources: list[Column] = []
+        for i, (name, value, dtype) in enumerate(parts):
+            if not columns.has_order(dtype):
+                self.problems.append(
+                    f"sequence_by uses {name!r} of type {dtype.simpleString()}, which has no order;"
+                    " use numbers, timestamps, text or a struct of them"
+                )
+                continue
+            if stored_columns is not None:
+                target_type = by_source[name].dtype
+            elif recorded is not None and i < len(recorded.fields):
+                target_type = recorded.fields[i].dataType
+                problem = columns.refusal(f"sequence component {i + 1} ({name})", dtype, target_type)
+                if problem:
+                    self.problems.append(problem)
+                    continue
+            else:
+                target_type = dtype
+            components.append(StructField(f"c{i + 1}", target_type))
+            sources.append(columns.conform(value, dtype, target_type))
+        if recorded is not None and len(recorded.fields) != len(parts):
+            self.problems.append(
+                f"sequence_by has {len(parts)} component(s), the table's stored sequence has {len(recorded.fields)};"
+                " use the recorded definition or build the table anew"
+            )
+        return components, stored_columns, sources, json.dumps(definition, sort_keys=True)
+
+    def _expression_parts(self, value: Column, text: str) -> list[tuple[str, Column, DataType]]:
+        dtype = self._type_of(value, f"sequence_by={text!r}")
+        if dtype is None:
+            return []
+        if isinstance(dtype, StructType):
+            return [(f.name, value.getField(f.name), f.dataType) for f in dtype.fields]
+        return [(text, value, dtype)]
+
+    def deletes(self) -> Column | None:
+        """The delete condition over the source."""
+        condition = self.spec.apply_as_deletes
+        if condition is None:
+            return None
+        value = F.expr(condition) if isinstance(condition, str) else condition
+        dtype = self._type_of(value, f"apply_as_deletes={str(condition)!r}")
+        if dtype is not None and not isinstance(dtype, BooleanType):
+            self.problems.append(
+                f"apply_as_deletes={str(condition)!r} is {dtype.simpleString()}, not a condition; compare it with a value"
+            )
+        return value
+
+    def _type_of(self, value: Column, what: str) -> DataType | None:
+        try:
+            return self.source.select(value.alias("value")).schema["value"].dataType
+        except AnalysisException as err:
+            reason = str(err).splitlines()[0]
+            self.problems.append(f"{what} does not fit the source: {reason}; its columns are {self.names!r}")
+            return None
+
+
+def _recorded_sequence(target: StructType | None) -> StructType | None:
+    if target is None or names.SEQUENCE_COLUMN not in target.names:
+        return None
+    dtype = target[names.SEQUENCE_COLUMN].dataType
+    return dtype if isinstance(dtype, StructType) else None

@@ -1,0 +1,53 @@
+"""Which fate each event of a batch had: the sum is exact for every batch."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from stream_merge.batch import Batch
+from stream_merge.engines.base import MergeReport
+from stream_merge.results import EventCounts
+
+log = logging.getLogger(__name__)
+
+
+def settle(
+    batch: Batch | None, report: MergeReport | None, *, refused: int, repaired: Mapping[str, int]
+) -> EventCounts:
+    """Put the counts of the evaluation, the tombstones, the merge and the re-check together.
+
+    Args:
+        batch: the evaluated batch; None when a duplicate needed no evaluation.
+        report: what the merge did; None when none was needed.
+        refused: events that a tombstone refused before the merge.
+        repaired: rows that the re-check removed, in `total` and by what they had been counted as.
+    """
+    if batch is None or report is None or report.already_applied:
+        return EventCounts()
+    merged = batch.upserts + batch.deletes - refused
+    inserted, updated, deleted = report.inserted, report.updated, report.deleted
+    surplus = inserted + updated + deleted - merged
+    if surplus > 0:
+        # Only a target that holds a key twice has more affected rows than events.
+        log.warning("target_holds_duplicate_keys", extra={"surplus_rows": surplus})
+        less = min(surplus, updated)
+        updated, deleted = updated - less, deleted - (surplus - less)
+    unaffected = merged - inserted - updated - deleted
+    undone = min(repaired.get("total", 0), merged)
+    less_inserted = min(repaired.get("inserted", 0), inserted, undone)
+    less_updated = min(repaired.get("updated", 0), updated, undone - less_inserted)
+    less_unaffected = min(unaffected, undone - less_inserted - less_updated)
+    rest = undone - less_inserted - less_updated - less_unaffected
+    more_inserted = min(rest, inserted - less_inserted)
+    return EventCounts(
+        received=batch.received,
+        quarantined=batch.quarantined,
+        collapsed=batch.collapsed,
+        stale=refused + undone,
+        unaffected=unaffected - less_unaffected,
+        inserted=inserted - less_inserted - more_inserted,
+        updated=updated - less_updated - (rest - more_inserted),
+        deleted=deleted,
+        ties=batch.ties,
+    )

@@ -1,0 +1,377 @@
+"""The steps of one call, in the order that makes a crash at any point harmless."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable
+from typing import TypeVar
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from stream_merge import columns, fate, names, quarantine, retry, tables
+from stream_merge.batch import Batch, evaluate
+from stream_merge.clock import PhaseClock
+from stream_merge.config import MergeSpec
+from stream_merge.engines.base import CommitTag, Engine, MergeReport, MergeRequest, RepairRequest
+from stream_merge.engines.spark import SparkEngine
+from stream_merge.errors import CommitConflictError, ContractError, MergeFailedError
+from stream_merge.identity import Caller
+from stream_merge.layout import Layout, plan_layout
+from stream_merge.ledger import settle
+from stream_merge.metrics import MergeMetrics
+from stream_merge.results import MergeResult, Outcome
+from stream_merge.spark_internals import TableSnapshot
+from stream_merge.tombstones import Hits, Tombstones
+
+T = TypeVar("T")
+
+NO_HITS = Hits(rows=None)
+
+
+class MicroBatch:
+    """One batch on its way into the target.
+
+    Order of writes: quarantine, remembered deletes, target, re-check, forgotten tombstones. Every
+    one of them is idempotent, and a target that is found committed does not skip those after it.
+    """
+
+    def __init__(
+        self,
+        *,
+        spec: MergeSpec,
+        source: DataFrame,
+        batch_id: int,
+        caller: Caller,
+        clock: PhaseClock,
+        metrics: MergeMetrics,
+        sleep: Callable[[float], None],
+        user_metadata: str | None,
+    ) -> None:
+        self._spec = spec
+        self._source = source
+        self._session = source.sparkSession
+        self._batch_id = batch_id
+        self._caller = caller
+        self._clock = clock
+        self._metrics = metrics
+        self._sleep = sleep
+        self._user_metadata = user_metadata
+        self._engine: Engine = SparkEngine(self._session, spec.target)
+        self._now = F.timestamp_micros(F.lit(_now_micros()))
+        self._attempts = 0
+        self._conflicts: Counter[str] = Counter()
+        self._batch: Batch | None = None
+        self._found: TableSnapshot | None = None
+        self._report: MergeReport | None = None
+        self._hits = NO_HITS
+        self._repaired: dict[str, int] = {}
+        self.already_applied = False
+
+    # -- steps, in order ---------------------------------------------------------------------
+
+    def read_schemas(self) -> None:
+        """Check everything that can be checked before the first event is read; nothing is written."""
+        spec = self._spec
+        with self._clock.phase("plan"):
+            self._found = tables.find(self._session, spec.target)
+            self._layout = plan_layout(self._source, spec, None if self._found is None else self._found.schema)
+            tables.check_target(self._found, spec, self._layout, case_sensitive=self._layout.case_sensitive)
+            if spec.on_invalid == "quarantine":
+                quarantine.check(self._session, spec.quarantine_table)
+            self.already_applied = self._found is not None and self._is_recorded(self._found)
+
+    def evaluate_if_deletes_are_remembered(self) -> None:
+        """Read the events of an applied batch only if a remembered delete could still concern them."""
+        with self._clock.phase("tombstones"):
+            self._tombstones = self._remembered(self._existing())
+            concerned = self._spec.tombstones and not self._tombstones.is_empty()
+        if concerned:
+            self.evaluate()
+
+    def evaluate(self) -> None:
+        """Contract, latest event per key, counts and key bounds: the only evaluation of the source."""
+        with self._clock.phase("prepare"):
+            self._batch = evaluate(self._source, self._layout)
+
+    def refuse_invalid_if_told_to(self) -> None:
+        """Under on_invalid="fail", raise before anything is written."""
+        batch = self._evaluated()
+        if batch.quarantined and self._spec.on_invalid == "fail":
+            reasons = ", ".join(f"{reason}: {n}" for reason, n in batch.reasons.items())
+            msg = (
+                f"{batch.quarantined} of {batch.received} events of batch {self._batch_id} for {self._spec.target!r}"
+                f" break the contract ({reasons}); mend the source, or use on_invalid='quarantine'"
+            )
+            raise ContractError(msg, reasons=batch.reasons, target=self._spec.target, batch_id=self._batch_id)
+
+    def prepare_target(self) -> None:
+        """Create a missing target, or give an existing one what the sink needs on it."""
+        if not self._evaluated().received:
+            return
+        spec, layout = self._spec, self._layout
+        properties = tables.target_properties(spec, layout)
+        with self._clock.phase("plan"):
+            if self._found is None:
+                self._found = tables.create(
+                    self._session,
+                    spec.target,
+                    layout.target_fields,
+                    properties={**spec.table_properties, **properties},
+                    partition_by=spec.partition_by,
+                    cluster_by=spec.cluster_by,
+                )
+                self._expect_same_layout(self._found)
+            self._found = tables.prepared(self._session, spec.target, self._found, layout, properties)
+            self._tombstones = self._remembered(self._found)
+
+    def quarantine_invalid(self) -> None:
+        """Write the events that break the contract to the quarantine table, once per batch."""
+        batch = self._evaluated()
+        if not batch.quarantined:
+            return
+        with self._clock.phase("quarantine"):
+            quarantine.write(
+                batch.invalid,
+                self._spec.quarantine_table,
+                query=self._caller.query,
+                batch_id=self._batch_id,
+                recorded_at=self._now,
+                app_id=self._caller.app_id("quarantine", target_table_id=self._existing().table_id),
+                run=self._run,
+            )
+
+    def remember_deletes(self) -> None:
+        """Add the batch's deletes to the tombstones, before the target shows their effect."""
+        batch = self._evaluated()
+        if not (batch.deletes and self._spec.tombstones):
+            return
+        with self._clock.phase("tombstones"):
+            self._tombstones.remember(
+                batch.latest.where(columns.column(names.DELETE_COLUMN)),
+                recorded_at=self._now,
+                app_id=self._caller.app_id("tombstones-add"),
+                batch_id=self._batch_id,
+                run=self._run,
+            )
+
+    def merge(self) -> None:
+        """Merge what no tombstone refuses, in one commit; each attempt reads tombstones and table afresh."""
+        batch = self._evaluated()
+        if not batch.upserts + batch.deletes:
+            self._report = MergeReport()
+            return
+        tag = self._tag("target")
+        since = self._existing().version
+        self._report = self._run(lambda number: self._attempt(number, tag, since))
+
+    def recheck(self) -> None:
+        """Undo upserts that a delete refuses which another writer remembered while this batch merged."""
+        if not self._spec.tombstones or self._batch is None or not self._batch.upserts:
+            return
+        with self._clock.phase("recheck"):
+            if not self.already_applied and self._tombstones.version() == self._hits.version:
+                return
+            upserts = self._live().where(~columns.column(names.DELETE_COLUMN))
+            late = self._find_hits(upserts, self._batch)
+            if late.refused:
+                self._repair(late)
+            if self.already_applied:
+                self._hits = late
+            else:
+                late.release()
+
+    def forget_revived(self) -> None:
+        """Mark the tombstones that this batch's upserts have overtaken, and tidy the log now and then."""
+        if not self._spec.tombstones or self._batch is None:
+            return
+        with self._clock.phase("tombstones"):
+            if self._hits.revived:
+                self._tombstones.forget(
+                    self._hits.revivals(),
+                    recorded_at=self._now,
+                    app_id=self._caller.app_id("tombstones-forget"),
+                    batch_id=self._batch_id,
+                    run=self._run,
+                )
+            if self._batch.deletes or self._hits.revived:
+                self._tombstones.tidy(now=self._now, delete_matched=self._engine.delete_matched)
+
+    def release(self) -> None:
+        """Free what the call has materialised."""
+        if self._batch is not None:
+            self._batch.release()
+        self._hits.release()
+
+    def result(self) -> MergeResult:
+        """The ledger and everything else worth knowing."""
+        report = self._report
+        applied_before = self.already_applied or (report is not None and report.already_applied)
+        events = settle(self._batch, report, refused=self._hits.refused, repaired=self._repaired)
+        outcome: Outcome = "committed"
+        if applied_before:
+            outcome = "skipped_duplicate"
+        elif not events.received:
+            outcome = "empty"
+        elif not (report and report.inserted + report.updated + report.deleted):
+            outcome = "no_change"
+        return MergeResult(
+            target=self._spec.label,
+            query=self._caller.query,
+            batch_id=self._batch_id,
+            outcome=outcome,
+            engine=self._engine.name,
+            version=None if report is None else report.version,
+            attempts=self._attempts,
+            conflicts=dict(self._conflicts),
+            plan=self._plan(),
+            events=events,
+            reasons={} if applied_before or self._batch is None else self._batch.reasons,
+            metrics={} if report is None else dict(report.metrics),
+            seconds=self._clock.seconds(),
+        )
+
+    # -- how ---------------------------------------------------------------------------------
+
+    def _attempt(self, number: int, tag: CommitTag, since: int) -> MergeReport:
+        batch = self._evaluated()
+        self._attempts = number
+        self._metrics.attempt(self._caller.query, self._spec.label)
+        with self._clock.phase("tombstones"):
+            self._refresh_hits(batch)
+        if batch.upserts + batch.deletes == self._hits.refused:
+            return MergeReport()
+        request = MergeRequest(
+            events=self._live(),
+            layout=self._layout,
+            bounds=batch.bounds,
+            has_upserts=batch.upserts > 0,
+            has_deletes=batch.deletes > 0,
+            schema_evolution=self._spec.schema_evolution,
+            tag=tag,
+        )
+        with self._clock.phase("merge"):
+            try:
+                return self._engine.merge(request)
+            except Exception as err:
+                return fate.decide(err, self._session, self._spec.target, tag, since=since)
+
+    def _refresh_hits(self, batch: Batch) -> None:
+        if not self._spec.tombstones:
+            return
+        if self._hits is not NO_HITS and self._tombstones.version() == self._hits.version:
+            return
+        self._hits.release()
+        self._hits = self._find_hits(batch.latest, batch)
+
+    def _find_hits(self, events: DataFrame, batch: Batch) -> Hits:
+        return self._tombstones.hits(events, batch.upserts + batch.deletes, batch.bounds, now=self._now)
+
+    def _live(self) -> DataFrame:
+        """The events that no tombstone refuses."""
+        latest = self._evaluated().latest
+        if not self._hits.refused:
+            return latest
+        refused = F.broadcast(self._hits.refusals().select(*(columns.column(key) for key in self._layout.keys)))
+        same = columns.all_of(columns.column(key, "e") == columns.column(key, "r") for key in self._layout.keys)
+        return latest.alias("e").join(refused.alias("r"), same, "left_anti")
+
+    def _repair(self, late: Hits) -> None:
+        tag = self._tag("recheck")
+        batch = self._evaluated()
+        request = RepairRequest(refused=late.refusals(), layout=self._layout, bounds=batch.bounds, tag=tag)
+        since = self._existing().version
+
+        def attempt(_: int) -> MergeReport:
+            try:
+                return self._engine.repair(request)
+            except Exception as err:
+                return fate.decide(err, self._session, self._spec.target, tag, since=since)
+
+        repair = self._run(attempt)
+        if repair.deleted and self._report is not None:
+            self._repaired = self._fates_of(late, self._report, repair.deleted)
+
+    def _fates_of(self, late: Hits, report: MergeReport, deleted: int) -> dict[str, int]:
+        """What the repaired events had been counted as, from the change feed of the merge."""
+        keys = [columns.column(key) for key in self._layout.keys]
+        found: dict[str, int] = {}
+        if report.version is not None and self._spec.change_data_feed:
+            changed = tables.changes(self._session, self._spec.target, report.version)
+            touched = changed.join(late.refusals().select(*keys), list(self._layout.keys), "left_semi")
+            counted = {row["_change_type"]: row["count"] for row in touched.groupBy("_change_type").count().collect()}
+            found = {"inserted": counted.get("insert", 0), "updated": counted.get("update_postimage", 0)}
+        return {**found, "total": deleted}
+
+    def _run(self, attempt: Callable[[int], T]) -> T:
+        return retry.run(attempt, self._spec.retry, sleep=self._wait, on_conflict=self._lost)
+
+    def _lost(self, error: CommitConflictError) -> None:
+        self._conflicts[error.conflict] += 1
+        self._metrics.conflict(self._caller.query, self._spec.label, error.conflict)
+
+    def _wait(self, seconds: float) -> None:
+        with self._clock.phase("backoff"):
+            self._sleep(seconds)
+        self._metrics.backoff(self._caller.query, self._spec.label, seconds)
+
+    def _tag(self, role: names.Role) -> CommitTag:
+        token = uuid.uuid4().hex
+        ours = {
+            "identity": self._caller.identity,
+            "batch_id": self._batch_id,
+            "role": role,
+            "engine": self._engine.name,
+            "token": token,
+        }
+        metadata = json.dumps({"stream_merge": ours, "user": self._user_metadata})
+        return CommitTag(
+            app_id=self._caller.app_id(role), batch_id=self._batch_id, user_metadata=metadata, token=token
+        )
+
+    def _is_recorded(self, found: TableSnapshot) -> bool:
+        app_id = self._caller.app_id("target")
+        recorded = None if app_id is None else found.transaction(app_id)
+        return recorded is not None and recorded >= self._batch_id
+
+    def _remembered(self, target: TableSnapshot) -> Tombstones:
+        return Tombstones(self._session, self._spec, target.table_id, self._layout)
+
+    def _expect_same_layout(self, created: TableSnapshot) -> None:
+        """Another writer may have created the table meanwhile; then its schema counts."""
+        layout = plan_layout(self._source, self._spec, created.schema)
+        before = [(c.name, c.dtype.simpleString()) for c in self._layout.stored]
+        if [(c.name, c.dtype.simpleString()) for c in layout.stored] != before:
+            msg = (
+                f"target {self._spec.target!r} was created by another writer with other column types while batch"
+                f" {self._batch_id} was read; nothing was written, run the batch again"
+            )
+            raise MergeFailedError(msg, target=self._spec.target, batch_id=self._batch_id)
+        tables.check_target(created, self._spec, layout, case_sensitive=layout.case_sensitive)
+        self._layout = layout
+
+    def _plan(self) -> str:
+        batch = self._batch
+        if batch is None or self._report is None:
+            return "no merge needed"
+        bounded = ", ".join(f.name for f in batch.bounds.fields) or "no column"
+        return f"spark: the only engine in this version; file skipping by key bounds on {bounded}"
+
+    def _evaluated(self) -> Batch:
+        if self._batch is None:
+            msg = "the batch has not been evaluated yet"
+            raise AssertionError(msg)
+        return self._batch
+
+    def _existing(self) -> TableSnapshot:
+        if self._found is None:
+            msg = "the target has not been prepared yet"
+            raise AssertionError(msg)
+        return self._found
+
+
+def _now_micros() -> int:
+    return time.time_ns() // 1000

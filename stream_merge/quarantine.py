@@ -1,0 +1,89 @@
+"""Where events go that break the contract: one table with fixed columns, whatever the source looks like."""
+
+from __future__ import annotations
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from stream_merge import columns, names, tables
+from stream_merge.commits import Runner, append_once
+from stream_merge.errors import ConfigError
+
+SCHEMA = StructType(
+    [
+        StructField("reasons", ArrayType(StringType())),
+        StructField("query", StringType()),
+        StructField("batch_id", LongType()),
+        StructField("recorded_at", TimestampType()),
+        StructField("event", StringType()),
+        StructField("topic", StringType()),
+        StructField("partition", IntegerType()),
+        StructField("offset", LongType()),
+        StructField("timestamp", TimestampType()),
+        StructField("raw_key", BinaryType()),
+        StructField("raw_value", BinaryType()),
+        StructField("error", StringType()),
+        StructField("replayed_at", TimestampType()),
+    ]
+)
+"""NULL where not applicable; the same from the first version on."""
+
+
+def check(session: SparkSession, table: str) -> None:
+    """Refuse a table in the quarantine's place that cannot take its rows; writes nothing.
+
+    Raises:
+        ConfigError: the table exists and lacks columns, or is not a Delta table.
+    """
+    found = tables.find(session, table)
+    if found is None:
+        return
+    types = {f.name: f.dataType for f in found.schema.fields}
+    missing = [f.name for f in SCHEMA.fields if types.get(f.name) != f.dataType]
+    if missing:
+        msg = (
+            f"quarantine_target {table!r} lacks column(s) {missing!r} of the quarantine's schema;"
+            " name another table and let the sink create it"
+        )
+        raise ConfigError(msg, target=table)
+
+
+def write(
+    invalid: DataFrame, table: str, *, query: str, batch_id: int, recorded_at: Column, app_id: str | None, run: Runner
+) -> None:
+    """Append the invalid events of a batch, once per batch.
+
+    Args:
+        invalid: rows of `contract.checked` with reasons.
+        table: catalog name or path; created when it is missing.
+        query: label of the query, kept with each event.
+        batch_id: the micro-batch.
+        recorded_at: time of the call.
+        app_id: application id of the quarantine role, or None outside a query.
+        run: the sink's retry policy.
+    """
+    if tables.find(invalid.sparkSession, table) is None:
+        tables.create(invalid.sparkSession, table, SCHEMA.fields, properties={})
+    known: dict[str, Column] = {
+        "reasons": columns.column(names.REASONS_COLUMN),
+        "query": F.lit(query),
+        "batch_id": F.lit(batch_id),
+        "recorded_at": recorded_at,
+        "event": columns.column(names.EVENT_COLUMN),
+        "raw_value": columns.column(names.CORRUPT_COLUMN).cast("binary"),
+        "error": F.when(
+            columns.column(names.CORRUPT_COLUMN).isNotNull(), F.lit("the line does not fit the declared format and types")
+        ),
+    }
+    rows = invalid.select(*(known.get(f.name, F.lit(None)).cast(f.dataType).alias(f.name) for f in SCHEMA.fields))
+    append_once(rows, table, app_id=app_id, batch_id=batch_id, run=run)

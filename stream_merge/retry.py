@@ -1,0 +1,175 @@
+"""Which errors mean that another writer won, and when the next attempt is made."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable
+from enum import Enum
+from typing import TypeVar
+
+from tenacity import (
+    RetryCallState,
+    Retrying,
+    retry_if_exception_type,
+    stop_after_attempt,
+    stop_before_delay,
+    wait_exponential_jitter,
+)
+
+from stream_merge.config import RetryPolicy
+from stream_merge.errors import CommitConflictError
+from stream_merge.results import CONFLICTS
+from stream_merge.spark_internals import java_causes
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Verdict(Enum):
+    """What a conflict class says about the commit that lost."""
+
+    RETRY = "nothing was written; try again on a fresh table"
+    LOOK_UP_FIRST = "this batch's transaction is recorded by somebody, perhaps by this very commit; look before trying"
+
+
+VERDICTS: dict[str, Verdict] = {
+    "ConcurrentWriteException": Verdict.RETRY,
+    "ConcurrentAppendException": Verdict.RETRY,
+    "ConcurrentDeleteReadException": Verdict.RETRY,
+    "ConcurrentDeleteDeleteException": Verdict.RETRY,
+    "MetadataChangedException": Verdict.RETRY,
+    "ProtocolChangedException": Verdict.RETRY,
+    "ConcurrentTransactionException": Verdict.LOOK_UP_FIRST,
+    "DeltaConcurrentModificationException": Verdict.RETRY,
+}
+"""Every class of `delta.exceptions` (4.4.0); a test fails when Delta adds one."""
+
+_BY_CODE: dict[str, str] = {
+    "DELTA_CONCURRENT_WRITE": "ConcurrentWriteException",
+    "DELTA_CONCURRENT_APPEND": "ConcurrentAppendException",
+    "DELTA_CONCURRENT_DELETE_READ": "ConcurrentDeleteReadException",
+    "DELTA_CONCURRENT_DELETE_DELETE": "ConcurrentDeleteDeleteException",
+    "DELTA_CONCURRENT_TRANSACTION": "ConcurrentTransactionException",
+    "DELTA_METADATA_CHANGED": "MetadataChangedException",
+    "DELTA_PROTOCOL_CHANGED": "ProtocolChangedException",
+    # Raised before any file is written when another writer evolved the schema since the handle was built.
+    "DELTA_SCHEMA_CHANGE_SINCE_ANALYSIS": "MetadataChangedException",
+}
+_CODE = re.compile(r"\[(DELTA_[A-Z_]+)[.\]]")
+
+
+def conflict_class(error: BaseException) -> str | None:
+    """The class of the lost optimistic commit behind an error, or None when it is none.
+
+    Python's conflict classes share no base class (delta-spark 4.4.0), and a wrapped cause arrives
+    untyped, so class names and error codes are looked up along the Python and Java causes.
+    """
+    seen: list[BaseException] = []
+    current: BaseException | None = error
+    while current is not None and current not in seen:
+        seen.append(current)
+        found = _of_one(type(current).__name__, str(current).split("\n", 1)[0])
+        if found:
+            return found
+        for class_name, message in java_causes(current):
+            found = _of_one(class_name.rsplit(".", 1)[-1], message.split("\n", 1)[0])
+            if found:
+                return found
+        current = current.__cause__ or current.__context__
+    return None
+
+
+def _of_one(class_name: str, first_line: str) -> str | None:
+    if class_name in VERDICTS:
+        return class_name
+    code = _CODE.search(first_line)
+    return _BY_CODE.get(code.group(1)) if code else None
+
+
+def run(
+    attempt: Callable[[int], T],
+    policy: RetryPolicy,
+    *,
+    sleep: Callable[[float], None] = time.sleep,
+    on_conflict: Callable[[CommitConflictError], None] = lambda _: None,
+) -> T:
+    """Run an attempt until it does not lose, within the policy.
+
+    Args:
+        attempt: gets the number of the attempt, from 1; raises `CommitConflictError` when it lost.
+        policy: attempts, time budget and backoff.
+        sleep: waits the given seconds; replaced in tests.
+        on_conflict: called once per lost attempt, the last one included.
+
+    Raises:
+        CommitConflictError: the last conflict, with attempts and seconds, when the policy is exhausted.
+    """
+    started = time.monotonic()
+    lost = 0
+
+    def counted(state: RetryCallState) -> bool:
+        nonlocal lost
+        error = state.outcome.exception() if state.outcome else None
+        if not isinstance(error, CommitConflictError):
+            return False
+        lost += 1
+        error.attempts = lost
+        error.seconds = time.monotonic() - started
+        on_conflict(error)
+        return True
+
+    retrying = Retrying(
+        retry=counted,
+        stop=stop_after_attempt(policy.attempts) | stop_before_delay(policy.budget_seconds),
+        wait=wait_exponential_jitter(
+            multiplier=policy.backoff_initial_seconds,
+            max=policy.backoff_max_seconds,
+            jitter=policy.backoff_jitter_seconds,
+        ),
+        sleep=sleep,
+        before_sleep=_warn,
+        reraise=True,
+    )
+    try:
+        for number, each in enumerate(retrying, start=1):
+            with each:
+                return attempt(number)
+    except CommitConflictError as err:
+        err.add_note(f"gave up after {err.attempts} attempt(s) in {err.seconds:.1f} s")
+        raise
+    msg = "tenacity ended without an outcome"
+    raise AssertionError(msg)
+
+
+def conflict(error: BaseException, *, target: str, batch_id: int | None) -> CommitConflictError | None:
+    """Our error for a lost commit, or None for any other error."""
+    found = conflict_class(error)
+    if found is None:
+        return None
+    where = "" if batch_id is None else f" for batch {batch_id}"
+    msg = (
+        f"a commit to {target!r}{where} lost against another writer ({found}); nothing of it was written,"
+        " run the batch again, or give the retry policy more attempts or a longer budget"
+    )
+    return CommitConflictError(msg, conflict=found, target=target, batch_id=batch_id)
+
+
+def _warn(state: RetryCallState) -> None:
+    error = state.outcome.exception() if state.outcome else None
+    if isinstance(error, CommitConflictError):
+        log.warning(
+            "commit_conflict",
+            extra={
+                "target": error.target,
+                "batch_id": error.batch_id,
+                "conflict": error.conflict,
+                "attempt": error.attempts,
+                "wait_seconds": round(state.next_action.sleep, 3) if state.next_action else None,
+            },
+        )
+
+
+assert set(VERDICTS) == set(CONFLICTS), "results.CONFLICTS and retry.VERDICTS name the same classes"

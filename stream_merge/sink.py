@@ -1,0 +1,208 @@
+"""`MergeSink`: what a streaming query's `foreachBatch` calls for every micro-batch."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from pyspark.sql import Column, DataFrame, SparkSession
+
+from stream_merge import names
+from stream_merge.clock import PhaseClock
+from stream_merge.config import Engine, MergeSpec, OnInvalid, RetryPolicy, as_names
+from stream_merge.engines.spark import USER_METADATA_CONF
+from stream_merge.errors import ConfigError
+from stream_merge.identity import caller, claims
+from stream_merge.metrics import MergeMetrics, default_metrics
+from stream_merge.microbatch import MicroBatch
+from stream_merge.results import FailedBatch, MergeResult
+from stream_merge.spark_internals import in_session, is_classic, owned_session, same_session
+
+log = logging.getLogger(__name__)
+
+
+class MergeSink:
+    """Merges micro-batches of change events into one Delta table.
+
+    Pass it to `foreachBatch`, or call it. For each batch it checks the events, keeps the latest per
+    key, refuses stale ones, merges in one commit, retries lost commits and accounts for every event.
+
+    Guarantees: a batch id delivered again changes nothing; order of arrival does not matter for keys
+    whose sequences differ. Thread-safe for different batches of different queries, not for one sink
+    called twice at once.
+
+    Args:
+        target: catalog name, or a path / URI when it has a slash or a scheme.
+        keys: top-level columns that together identify a row.
+        sequence_by: column, columns compared left to right, or an expression; later wins.
+        apply_as_deletes: SQL text or Column; TRUE = delete, FALSE or NULL = upsert.
+        column_list: the only columns to store; excludes `except_column_list`.
+        except_column_list: columns not to store.
+        on_invalid: "quarantine" events that break the contract, or "fail" the batch.
+        quarantine_target: where they go; None: `__stream_merge_quarantine_<table>` beside the target.
+        tombstones: remember deletes, so that a late upsert cannot revive a key.
+        tombstone_retention_seconds: how long; None: for ever.
+        create_target: create a missing target from the first batch.
+        partition_by: partition columns of a created target.
+        cluster_by: clustering columns of a created target.
+        table_properties: properties of a created target.
+        change_data_feed: make sure the target's change data feed is on.
+        schema_evolution: add new columns and nested fields of the source.
+        engine: "auto", "spark" or "native".
+        retry: attempts, time budget and backoff for lost commits.
+        app_id: part of the idempotency identity; outside a streaming query all of it.
+        name: label for metrics and logs; part of the identity when given.
+        single_writer: promise that nobody else writes to the target (native engine).
+        storage_options: object store credentials of the native engine.
+        native_memory_bytes: memory ceiling of the native engine.
+        metrics: where to count; None: one instance on the default Prometheus registry.
+
+    Raises:
+        ConfigError: every problem that can be seen without Spark, at once.
+    """
+
+    def __init__(
+        self,
+        *,
+        target: str,
+        keys: str | Sequence[str],
+        sequence_by: str | Sequence[str] | Column,
+        apply_as_deletes: str | Column | None = None,
+        column_list: Sequence[str] | None = None,
+        except_column_list: Sequence[str] | None = None,
+        on_invalid: OnInvalid = "quarantine",
+        quarantine_target: str | None = None,
+        tombstones: bool = True,
+        tombstone_retention_seconds: float | None = None,
+        create_target: bool = True,
+        partition_by: str | Sequence[str] = (),
+        cluster_by: str | Sequence[str] = (),
+        table_properties: Mapping[str, str] | None = None,
+        change_data_feed: bool = True,
+        schema_evolution: bool = False,
+        engine: Engine = "auto",
+        retry: RetryPolicy | None = None,
+        app_id: str | None = None,
+        name: str | None = None,
+        single_writer: bool = False,
+        storage_options: Mapping[str, str] | None = None,
+        native_memory_bytes: int | None = None,
+        metrics: MergeMetrics | None = None,
+    ) -> None:
+        self._spec = MergeSpec(
+            target=target,
+            keys=as_names(keys),
+            sequence_by=sequence_by if isinstance(sequence_by, Column) else as_names(sequence_by),
+            apply_as_deletes=apply_as_deletes,
+            column_list=None if column_list is None else as_names(column_list),
+            except_column_list=None if except_column_list is None else as_names(except_column_list),
+            on_invalid=on_invalid,
+            quarantine_target=quarantine_target,
+            tombstones=tombstones,
+            tombstone_retention_seconds=tombstone_retention_seconds,
+            create_target=create_target,
+            partition_by=as_names(partition_by),
+            cluster_by=as_names(cluster_by),
+            table_properties=dict(table_properties or {}),
+            change_data_feed=change_data_feed,
+            schema_evolution=schema_evolution,
+            engine=engine,
+            retry=retry or RetryPolicy(),
+            app_id=app_id,
+            name=name,
+            single_writer=single_writer,
+            storage_options=storage_options,
+            native_memory_bytes=native_memory_bytes,
+        )
+        self._metrics = metrics
+        self._sleep = time.sleep
+        self._sessions: tuple[SparkSession, SparkSession] | None = None
+        self._last_result: MergeResult | None = None
+
+    def __repr__(self) -> str:
+        """Name the sink by what it was told."""
+        return f"MergeSink(target={self._spec.target!r}, keys={list(self._spec.keys)!r}, name={self._spec.name!r})"
+
+    @property
+    def last_result(self) -> MergeResult | None:
+        """What the last call that did not raise did; None before the first one."""
+        return self._last_result
+
+    def __call__(self, batch_df: DataFrame, batch_id: int) -> None:
+        """Merge one micro-batch.
+
+        Guarantees: idempotent for a repeated `batch_id` under the same identity; on any error the
+        target is unchanged or holds the whole batch.
+        Cost: one evaluation of the source; one MERGE per attempt; one append each for quarantined
+        events and for deletes, when there are any.
+
+        Raises:
+            ConfigError: before anything is written.
+            ContractError: invalid events under on_invalid="fail", before anything is written.
+            CommitConflictError: other writers won every attempt.
+            CommitStateUnknownError: nobody can say whether the commit landed.
+            MergeFailedError: the merge failed and did not land.
+        """
+        with self._micro_batch(batch_df, batch_id) as batch:
+            batch.read_schemas()
+            if batch.already_applied:
+                batch.evaluate_if_deletes_are_remembered()
+            else:
+                batch.evaluate()
+                batch.refuse_invalid_if_told_to()
+                batch.prepare_target()
+                batch.quarantine_invalid()
+                batch.remember_deletes()
+                batch.merge()
+            batch.recheck()
+            batch.forget_revived()
+
+    @contextmanager
+    def _micro_batch(self, batch_df: DataFrame, batch_id: int) -> Iterator[MicroBatch]:
+        """The batch in the sink's own session; afterwards its result is kept, counted and logged."""
+        clock = PhaseClock()
+        if not is_classic(batch_df):
+            msg = (
+                "the batch belongs to a Spark Connect session, which gives no access to Delta's transaction ids and"
+                " merge metrics; run the query in a classic session (without spark.remote)"
+            )
+            raise ConfigError(msg, target=self._spec.target, batch_id=batch_id)
+        who = caller(batch_df, self._spec)
+        metrics = self._metrics or default_metrics()
+        metrics.prepare(who.query, self._spec.label)
+        where = {"target": self._spec.label, "query": who.query, "batch_id": batch_id}
+        try:
+            with claims.held(self, who.identity, names.normal_path(self._spec.target)):
+                micro_batch = MicroBatch(
+                    spec=self._spec,
+                    source=in_session(batch_df, self._session(batch_df)),
+                    batch_id=batch_id,
+                    caller=who,
+                    clock=clock,
+                    metrics=metrics,
+                    sleep=self._sleep,
+                    user_metadata=batch_df.sparkSession.conf.get(USER_METADATA_CONF, None),
+                )
+                try:
+                    yield micro_batch
+                finally:
+                    micro_batch.release()
+        except Exception as err:
+            error = type(err).__name__
+            metrics.observe_failure(FailedBatch(**where, error=error, seconds=clock.seconds()))
+            log.error("micro_batch_failed", extra={**where, "error": error})
+            raise
+        result = micro_batch.result()
+        self._last_result = result
+        metrics.observe(result)
+        log.info("micro_batch_merged", extra={**where, "outcome": result.outcome, "version": result.version,
+                 "events": result.events, "seconds": result.seconds, "attempts": result.attempts})
+
+    def _session(self, batch_df: DataFrame) -> SparkSession:
+        """The sink's own session, with the confs that the batch's session had when the sink first saw it."""
+        theirs = batch_df.sparkSession
+        if self._sessions is None or not same_session(self._sessions[0], theirs):
+            self._sessions = (theirs, owned_session(theirs))
+        return self._sessions[1]

@@ -1,0 +1,310 @@
+"""What a Delta table looks like now, and how one is created or made ready for the sink."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from urllib.parse import unquote, urlparse
+
+from delta.tables import DeltaTable
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
+
+from stream_merge import names
+from stream_merge.config import MergeSpec
+from stream_merge.errors import ConfigError
+from stream_merge.layout import Layout
+from stream_merge.spark_internals import TableSnapshot, path_is_occupied, snapshot
+
+log = logging.getLogger(__name__)
+
+_PREPARE_TRIES = 5
+"""Another writer may prepare the table at the same moment; each loss is followed by a fresh look."""
+
+
+def delta_table(session: SparkSession, target: str) -> DeltaTable:
+    """A fresh handle; a handle pins the schema it was built with (Delta 4.4), so build one per attempt."""
+    if names.is_path(target):
+        return DeltaTable.forPath(session, names.normal_path(target))
+    return DeltaTable.forName(session, target)
+
+
+def find(session: SparkSession, target: str) -> TableSnapshot | None:
+    """The table's newest snapshot, or None when nothing is there.
+
+    Raises:
+        ConfigError: something is there, but it is not a Delta table.
+    """
+    try:
+        return snapshot(session, delta_table(session, target))
+    except AnalysisException as err:
+        if _is_occupied(session, target, err):
+            msg = f"target {target!r} exists but is not a Delta table; convert it (CONVERT TO DELTA) or choose another"
+            raise ConfigError(msg, target=target) from err
+        return None
+
+
+def _is_occupied(session: SparkSession, target: str, err: AnalysisException) -> bool:
+    if names.is_path(target):
+        return path_is_occupied(session, names.normal_path(target))
+    try:
+        return session.catalog.tableExists(target)
+    except AnalysisException:
+        msg = f"target {target!r} is not a table name that Spark can read: {str(err).splitlines()[0]}"
+        raise ConfigError(msg, target=target) from err
+
+
+def create(
+    session: SparkSession,
+    target: str,
+    fields: Sequence[StructField],
+    *,
+    properties: Mapping[str, str],
+    partition_by: Sequence[str] = (),
+    cluster_by: Sequence[str] = (),
+    replace: bool = False,
+) -> TableSnapshot:
+    """Create a table in one commit, unless another writer was faster; its table is then used.
+
+    Column mapping is switched on only where a column name needs it. With `replace` what was there
+    before is emptied in the same commit.
+    """
+    builder = DeltaTable.createOrReplace(session) if replace else DeltaTable.createIfNotExists(session)
+    builder = builder.location(names.normal_path(target)) if names.is_path(target) else builder.tableName(target)
+    builder = builder.addColumns(StructType(list(fields)))
+    mapping = {"delta.columnMapping.mode": "name"} if needs_column_mapping(fields) else {}
+    for key, value in {**mapping, **properties}.items():
+        builder = builder.property(key, value)
+    if partition_by:
+        builder = builder.partitionedBy(*partition_by)
+    if cluster_by:
+        builder = builder.clusterBy(*cluster_by)
+    try:
+        builder.execute()
+    except Exception as err:
+        found = find(session, target)
+        if found is None:
+            msg = f"table {target!r} could not be created: {_first_line(err)}"
+            raise ConfigError(msg, target=target) from err
+        return found
+    log.info("table_created", extra={"table": target})
+    created = find(session, target)
+    if created is None:
+        msg = f"table {target!r} was created but cannot be found again; check the catalog"
+        raise ConfigError(msg, target=target)
+    return created
+
+
+def needs_column_mapping(fields: Iterable[StructField]) -> bool:
+    """Whether a name among these columns, nested ones included, is refused by plain Delta."""
+    return any(names.needs_column_mapping(f.name) or _needs_mapping(f.dataType) for f in fields)
+
+
+def _needs_mapping(dtype: DataType) -> bool:
+    if isinstance(dtype, StructType):
+        return needs_column_mapping(dtype.fields)
+    if isinstance(dtype, ArrayType):
+        return _needs_mapping(dtype.elementType)
+    if isinstance(dtype, MapType):
+        return _needs_mapping(dtype.keyType) or _needs_mapping(dtype.valueType)
+    return False
+
+
+def target_properties(spec: MergeSpec, layout: Layout) -> dict[str, str]:
+    """What the sink records with the target, and the feed it needs."""
+    feed = {"delta.enableChangeDataFeed": "true"} if spec.change_data_feed else {}
+    return {**feed, **recorded_properties(layout)}
+
+
+def recorded_properties(layout: Layout) -> dict[str, str]:
+    """Keys, sequence definition and format version, as properties."""
+    return {
+        names.KEYS_PROPERTY: json.dumps(list(layout.keys)),
+        names.SEQUENCE_PROPERTY: layout.definition,
+        names.FORMAT_PROPERTY: names.FORMAT_VERSION,
+    }
+
+
+def check_target(found: TableSnapshot | None, spec: MergeSpec, layout: Layout, *, case_sensitive: bool) -> None:
+    """Refuse a target that the sink cannot merge into; writes nothing.
+
+    Raises:
+        ConfigError: with every problem found.
+    """
+    problems: list[str] = []
+    if found is None:
+        if not spec.create_target:
+            problems.append(f"target {spec.target!r} does not exist and create_target is off; create it or switch it on")
+        stored = [c.name for c in layout.stored]
+        problems.extend(
+            f"{setting} names column {name!r}, which is not stored; stored columns are {stored!r}"
+            for setting, wanted in (("partition_by", spec.partition_by), ("cluster_by", spec.cluster_by))
+            for name in wanted
+            if name not in stored
+        )
+    else:
+        problems.extend(_recorded_problems(found, spec, layout, case_sensitive=case_sensitive))
+        if found.properties.get("delta.appendOnly", "false").lower() == "true":
+            problems.append(
+                f"target {spec.target!r} is append-only (delta.appendOnly); a merge updates and deletes,"
+                " unset the property"
+            )
+        unmapped = found.properties.get("delta.columnMapping.mode", "none") == "none"
+        odd = [name for name in layout.new_columns if names.needs_column_mapping(name)]
+        if unmapped and odd:
+            problems.append(
+                f"new column(s) {odd!r} need column mapping, which target {spec.target!r} does not have;"
+                " set delta.columnMapping.mode='name' on it or rename them in the stream"
+            )
+    problems.extend(_permission_problems(spec, found))
+    if problems:
+        raise ConfigError(problems, target=spec.target)
+
+
+def _recorded_problems(found: TableSnapshot, spec: MergeSpec, layout: Layout, *, case_sensitive: bool) -> list[str]:
+    def folded(keys: Iterable[str]) -> set[str]:
+        return {key if case_sensitive else key.lower() for key in keys}
+
+    problems: list[str] = []
+    version = found.properties.get(names.FORMAT_PROPERTY)
+    if version is not None and version != names.FORMAT_VERSION:
+        problems.append(
+            f"target {spec.target!r} was prepared by another version of stream_merge (format {version!r}, this one"
+            f" knows {names.FORMAT_VERSION!r}); upgrade stream_merge"
+        )
+        return problems
+    keys = found.properties.get(names.KEYS_PROPERTY)
+    if keys is not None and folded(json.loads(keys)) != folded(layout.keys):
+        problems.append(
+            f"target {spec.target!r} is merged by keys {json.loads(keys)!r}, now keys={list(layout.keys)!r}; use the"
+            " recorded keys, or rebuild the table: rows and remembered deletes were matched by the old ones"
+        )
+    sequence = found.properties.get(names.SEQUENCE_PROPERTY)
+    if sequence is not None and json.loads(sequence) != json.loads(layout.definition):
+        problems.append(
+            f"target {spec.target!r} is sequenced by {_definition(sequence)}, now by {_definition(layout.definition)};"
+            " use the recorded definition, or rebuild the table: stored sequences cannot be compared with new ones"
+        )
+    return problems
+
+
+def _definition(recorded: str) -> str:
+    loaded = json.loads(recorded)
+    return repr(loaded.get("columns", loaded.get("expression")))
+
+
+def prepared(
+    session: SparkSession, target: str, found: TableSnapshot, layout: Layout, properties: Mapping[str, str]
+) -> TableSnapshot:
+    """Give an existing table the reserved column and the properties it lacks; often there is nothing to do."""
+    for left in reversed(range(_PREPARE_TRIES)):
+        statements = _missing(target, found, layout, properties)
+        if not statements:
+            return found
+        try:
+            for statement in statements:
+                session.sql(statement)
+                log.info("table_prepared", extra={"table": target, "statement": statement})
+        except Exception as err:
+            if not left:
+                msg = f"table {target!r} could not be prepared: {_first_line(err)}"
+                raise ConfigError(msg, target=target) from err
+        found = find(session, target) or found
+    return found
+
+
+def _missing(target: str, found: TableSnapshot, layout: Layout, properties: Mapping[str, str]) -> list[str]:
+    identifier = names.sql_identifier(target)
+    statements: list[str] = []
+    absent = {
+        key: value
+        for key, value in properties.items()
+        if key not in found.properties or (key.startswith("delta.") and found.properties[key] != value)
+    }
+    if absent:
+        listed = ", ".join(f"{names.sql_string(key)} = {names.sql_string(value)}" for key, value in absent.items())
+        statements.append(f"ALTER TABLE {identifier} SET TBLPROPERTIES ({listed})")
+    if layout.sequence_columns is None and names.SEQUENCE_COLUMN not in found.schema.names:
+        dtype = layout.sequence_type.simpleString()
+        statements.append(f"ALTER TABLE {identifier} ADD COLUMNS ({names.quote(names.SEQUENCE_COLUMN)} {dtype})")
+    return statements
+
+
+def _permission_problems(spec: MergeSpec, found: TableSnapshot | None) -> list[str]:
+    """Folders on a local disk that this process may not write to."""
+    wanted: list[str] = []
+    if found is not None:
+        wanted.append(found.location)
+    elif names.is_path(spec.target):
+        wanted.append(names.normal_path(spec.target))
+    siblings = [spec.quarantine_table if spec.on_invalid == "quarantine" else None]
+    siblings.append(spec.tombstone_target if spec.tombstones else None)
+    wanted.extend(names.normal_path(table) for table in siblings if table is not None and names.is_path(table))
+    problems: list[str] = []
+    for location in wanted:
+        local = local_path(location)
+        nearest = local and _nearest_existing(local)
+        if nearest and not os.access(nearest, os.R_OK | os.W_OK | os.X_OK):
+            problem = (
+                f"this process (uid {os.geteuid()}) may not write to {str(nearest)!r}, where {location!r} lies;"
+                " grant it write permission or choose another path"
+            )
+            problems.append(problem)
+    return problems
+
+
+def local_path(location: str) -> Path | None:
+    """A location as a path of this machine's file system, or None for any other storage."""
+    parsed = urlparse(location)
+    if parsed.scheme not in ("", "file"):
+        return None
+    return Path(unquote(parsed.path) if parsed.scheme else location)
+
+
+def _nearest_existing(path: Path) -> Path | None:
+    return next((p for p in (path.absolute(), *path.absolute().parents) if _exists(p)), None)
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except PermissionError:
+        return False
+
+
+def _first_line(err: BaseException) -> str:
+    return (str(err).splitlines() or [type(err).__name__])[0]
+
+
+def history(
+    session: SparkSession, target: str, *, newer_than: int, up_to: int
+) -> list[tuple[int, str | None, dict[str, int]]]:
+    """(version, user metadata, numeric operation metrics) of the commits in a range, newest first."""
+    wanted = up_to - newer_than
+    if wanted <= 0:
+        return []
+    rows = delta_table(session, target).history(wanted).select("version", "userMetadata", "operationMetrics").collect()
+    return [
+        (
+            row["version"],
+            row["userMetadata"],
+            {name: int(value) for name, value in (row["operationMetrics"] or {}).items() if value.lstrip("-").isdigit()},
+        )
+        for row in rows
+        if row["version"] > newer_than
+    ]
+
+
+def changes(session: SparkSession, target: str, version: int) -> DataFrame:
+    """The change feed of one version."""
+    reader = (
+        session.read.format("delta")
+        .option("readChangeFeed", "true")
+        .option("startingVersion", version)
+        .option("endingVersion", version)
+    )
+    return reader.load(names.normal_path(target)) if names.is_path(target) else reader.table(target)

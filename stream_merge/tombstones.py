@@ -1,0 +1,238 @@
+"""Which deletes are remembered, and which events they refuse.
+
+The tombstone table is an append-only log beside the target: one entry per delete (keys, sequence,
+time) and, when an upsert brought a key back, one entry that marks it as revived. Appends never
+conflict with each other and cost a fifth of a MERGE (0.2 s against 1 s here, Delta 4.4 on Spark
+4.2); what they leave behind is tidied up now and then.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import BooleanType, StructField, TimestampType
+
+from stream_merge import columns, names, tables
+from stream_merge.commits import Runner, append_once
+from stream_merge.config import MergeSpec
+from stream_merge.errors import ConfigError
+from stream_merge.layout import Layout
+from stream_merge.plan import KeyBounds
+from stream_merge.spark_internals import TableSnapshot, materialised, release
+
+log = logging.getLogger(__name__)
+
+TIDY_FILES = 64
+"""The log is tidied when it has this many files more than after the last time."""
+BROADCAST_EVENTS = 100_000
+"""Up to this many events the batch's keys are broadcast to the scan of the log."""
+
+_TOMBSTONE = "__stream_merge_tombstone"
+_MARK = "__stream_merge_mark"
+_REFUSED = "__stream_merge_refused"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hits:
+    """The events of a batch whose key has a tombstone."""
+
+    rows: DataFrame | None
+    """Keys, `__stream_merge_sequence` (the tombstone's) and whether it refuses the event; one row per key."""
+    refused: int = 0
+    """Events that are older than the tombstone of their key."""
+    revived: int = 0
+    """Upserts that are not older: they bring their key back."""
+    version: int | None = None
+    """Version of the log that was at least read; None while there is no log."""
+
+    def refusals(self) -> DataFrame:
+        """Keys and tombstone sequence of the refused events; only where there are some."""
+        return self._where(_REFUSED)
+
+    def revivals(self) -> DataFrame:
+        """Keys and tombstone sequence of the keys that an upsert brings back; only where there are some."""
+        return self._where(_MARK)
+
+    def _where(self, flag: str) -> DataFrame:
+        if self.rows is None:
+            msg = "no tombstone was hit"
+            raise ValueError(msg)
+        return self.rows.where(columns.column(flag)).drop(_REFUSED, _MARK)
+
+    def release(self) -> None:
+        """Free the materialised rows."""
+        if self.rows is not None:
+            release(self.rows)
+
+
+class Tombstones:
+    """The remembered deletes of one target."""
+
+    def __init__(self, session: SparkSession, spec: MergeSpec, target_id: str, layout: Layout) -> None:
+        self._session = session
+        self._spec = spec
+        self._table = spec.tombstone_target
+        self._target_id = target_id
+        self._layout = layout
+
+    def check(self) -> None:
+        """Refuse a log that another configuration wrote; writes nothing."""
+        found = self._find()
+        if found is not None and found.properties.get(names.FORMAT_PROPERTY) not in (None, names.FORMAT_VERSION):
+            msg = f"tombstone table {self._table!r} was written by another version of stream_merge; upgrade stream_merge"
+            raise ConfigError(msg, target=self._spec.target)
+
+    def version(self) -> int | None:
+        """The log's newest version, or None while there is none for this target. Reads the log's listing only."""
+        found = self._find()
+        return None if found is None else found.version
+
+    def is_empty(self) -> bool:
+        """Whether there is no log for this target, or no entry in it."""
+        found = self._find()
+        return found is None or found.files == 0
+
+    def remember(self, deletes: DataFrame, *, recorded_at: Column, app_id: str | None, batch_id: int, run: Runner) -> None:
+        """Append the deletes of a batch; the log is created before the first one."""
+        if self._find() is None:
+            self._start()
+        self._append(deletes, revived=False, recorded_at=recorded_at, app_id=app_id, batch_id=batch_id, run=run)
+
+    def forget(self, revived: DataFrame, *, recorded_at: Column, app_id: str | None, batch_id: int, run: Runner) -> None:
+        """Mark these tombstones as overtaken, up to their own sequence: newer ones stay.
+
+        Must follow the target's commit: until then the tombstone is all that refuses older events.
+        """
+        self._append(revived, revived=True, recorded_at=recorded_at, app_id=app_id, batch_id=batch_id, run=run)
+
+    def hits(self, events: DataFrame, count: int, bounds: KeyBounds, *, now: Column) -> Hits:
+        """Find the tombstones of a batch's keys.
+
+        Cost: nothing while the log is missing or empty, else one Spark job over the files of the
+        log that the bounds leave.
+        """
+        found = self._find()
+        if found is None or found.files == 0:
+            return Hits(rows=None, version=None if found is None else found.version)
+        keys = self._layout.keys
+        sequence = columns.column(names.SEQUENCE_COLUMN)
+        entries = self._load().where(~self._expired(now)).alias("log").where(bounds.condition(self._session, "log"))
+        batch = events.select(
+            *(columns.column(key).alias(f"k{i}") for i, key in enumerate(keys)),
+            sequence.alias("s"),
+            columns.column(names.DELETE_COLUMN).alias("d"),
+        )
+        if count <= BROADCAST_EVENTS:
+            batch = F.broadcast(batch)
+        same = columns.all_of(columns.column(key, "log") == F.col(f"k{i}") for i, key in enumerate(keys))
+        matched = (
+            entries.join(batch, same)
+            .groupBy(*(F.col(f"k{i}").alias(key) for i, key in enumerate(keys)), "s", "d")
+            .agg(*_newest(sequence))
+            .where(_standing())
+        )
+        refused = F.col(_TOMBSTONE) > F.col("s")
+        rows, counts = materialised(
+            matched.select(
+                *(columns.column(key) for key in keys),
+                F.col(_TOMBSTONE).alias(names.SEQUENCE_COLUMN),
+                refused.alias(_REFUSED),
+                (~refused & ~F.col("d")).alias(_MARK),
+            ),
+            F.count_if(columns.column(_REFUSED)).alias("refused"),
+            F.count_if(columns.column(_MARK)).alias("revived"),
+        )
+        return Hits(rows=rows, refused=counts["refused"], revived=counts["revived"], version=found.version)
+
+    def tidy(self, *, now: Column, delete_matched: Callable[[str, Sequence[str], DataFrame, Column], None]) -> None:
+        """Remove entries that no longer matter and pack small files, when there are many.
+
+        Conflict-safe: entries that somebody appends meanwhile are never lost; a lost commit is left
+        for the next time. Runs without a transaction id, since it changes no meaning.
+
+        Args:
+            now: time of the call.
+            delete_matched: deletes the entries of the log (alias `t`) that a source (alias `s`, one
+                row per key) and a condition match, in one commit.
+        """
+        found = self._find()
+        if found is None or (found.files or 0) < TIDY_FILES:
+            return
+        expired = self._expired(now)
+        newest = (
+            self._load()
+            .where(~expired)
+            .groupBy(*(columns.column(key) for key in self._layout.keys))
+            .agg(*_newest(columns.column(names.SEQUENCE_COLUMN)), F.count(F.lit(1)).alias("entries"))
+        )
+        overtaken = newest.where((F.col("entries") > 1) | F.col(_MARK).isNotNull()).drop("entries")
+        entry = columns.column(names.SEQUENCE_COLUMN, "t")
+        # Only what is older than something already seen goes: an entry appended meanwhile stays.
+        drop = F.coalesce(entry < F.col(f"s.{_TOMBSTONE}"), F.lit(False))
+        drop |= F.coalesce(entry <= F.col(f"s.{_MARK}"), F.lit(False))
+        delete_matched(self._table, self._layout.keys, overtaken, drop)
+        if self._spec.tombstone_retention_seconds is not None:
+            tables.delta_table(self._session, self._table).delete(expired)
+        self._session.sql(f"OPTIMIZE {names.sql_identifier(self._table)}")
+        log.info("tombstones_tidied", extra={"table": self._table, "version": found.version, "files": found.files})
+
+    def _append(
+        self, events: DataFrame, *, revived: bool, recorded_at: Column, app_id: str | None, batch_id: int, run: Runner
+    ) -> None:
+        rows = events.select(
+            *(columns.column(key) for key in self._layout.keys),
+            columns.column(names.SEQUENCE_COLUMN),
+            F.lit(revived).alias(names.REVIVED_COLUMN),
+            recorded_at.alias(names.RECORDED_AT_COLUMN),
+        ).coalesce(1)
+        append_once(rows, self._table, app_id=app_id, batch_id=batch_id, run=run)
+
+    def _find(self) -> TableSnapshot | None:
+        """The log, if it belongs to this very target: one that was dropped and made anew starts without."""
+        found = tables.find(self._session, self._table)
+        if found is None or found.properties.get(names.TARGET_ID_PROPERTY) != self._target_id:
+            return None
+        return found
+
+    def _start(self) -> None:
+        fields = [
+            *(StructField(f.name, f.dataType) for f in self._layout.key_fields),
+            StructField(names.SEQUENCE_COLUMN, self._layout.sequence_type),
+            StructField(names.REVIVED_COLUMN, BooleanType()),
+            StructField(names.RECORDED_AT_COLUMN, TimestampType()),
+        ]
+        properties = {**tables.recorded_properties(self._layout), names.TARGET_ID_PROPERTY: self._target_id}
+        left_over = tables.find(self._session, self._table)
+        if left_over is not None:
+            log.warning(
+                "tombstones_of_dropped_target_discarded",
+                extra={"table": self._table, "target_id": left_over.properties.get(names.TARGET_ID_PROPERTY)},
+            )
+        tables.create(self._session, self._table, fields, properties=properties, replace=left_over is not None)
+
+    def _load(self) -> DataFrame:
+        reader = self._session.read.format("delta")
+        return reader.load(names.normal_path(self._table)) if names.is_path(self._table) else reader.table(self._table)
+
+    def _expired(self, now: Column) -> Column:
+        """Whether an entry is past the retention."""
+        retention = self._spec.tombstone_retention_seconds
+        if retention is None:
+            return F.lit(False)
+        oldest = F.timestamp_micros(F.unix_micros(now) - F.lit(int(retention * 1_000_000)))
+        return columns.column(names.RECORDED_AT_COLUMN) < oldest
+
+
+def _newest(sequence: Column) -> list[Column]:
+    """Greatest sequence of a key's deletes and of its revivals."""
+    mark = columns.column(names.REVIVED_COLUMN)
+    return [F.max(F.when(~mark, sequence)).alias(_TOMBSTONE), F.max(F.when(mark, sequence)).alias(_MARK)]
+
+
+def _standing() -> Column:
+    """Whether a key's delete still counts: there is one, and no upsert has overtaken it."""
+    return F.col(_TOMBSTONE).isNotNull() & F.coalesce(F.col(_MARK) < F.col(_TOMBSTONE), F.lit(True))
