@@ -42,5 +42,3 @@ def append_once(rows: DataFrame, table: str, *, app_id: str | None, batch_id: in
             raise lost from err
 
     run(attempt)
-
-

@@ -102,6 +102,8 @@ class MergeSpec:
     """Credentials of the native engine for object stores; never logged, never in a repr."""
     native_memory_bytes: int | None = None
     """Ceiling for the native engine's driver memory; None: chosen from what is free."""
+    accepts_corrupt_text: bool = False
+    """Whether the source may carry `__stream_merge_corrupt`; only the file reader's sinks do."""
 
     def __post_init__(self) -> None:
         problems = list(_problems(self))

@@ -42,9 +42,7 @@ def landed(session: SparkSession, target: str, tag: CommitTag, *, since: int) ->
     return None
 
 
-def decide(
-    error: Exception, session: SparkSession, target: str, tag: CommitTag, *, since: int
-) -> MergeReport:
+def decide(error: Exception, session: SparkSession, target: str, tag: CommitTag, *, since: int) -> MergeReport:
     """Turn the error of an attempt into what really happened.
 
     Returns: the report of the attempt when its commit landed although it failed.

@@ -151,7 +151,8 @@ class _Finder:
         self.spec = spec
         self.case_sensitive = case_sensitive
         self.problems: list[str] = []
-        self.fields = [f for f in source.schema.fields if f.name != names.CORRUPT_COLUMN]
+        hidden = {names.CORRUPT_COLUMN} if spec.accepts_corrupt_text else set()
+        self.fields = [f for f in source.schema.fields if f.name not in hidden]
         self.names = [f.name for f in self.fields]
 
     def find(self, name: str, setting: str) -> StructField | None:
@@ -175,7 +176,9 @@ class _Finder:
         seen = [name if self.case_sensitive else name.lower() for name in self.names]
         twice = sorted({name for name, key in zip(self.names, seen, strict=True) if seen.count(key) > 1})
         if twice:
-            self.problems.append(f"the source has column(s) {twice!r} more than once; rename or drop them in the stream")
+            self.problems.append(
+                f"the source has column(s) {twice!r} more than once; rename or drop them in the stream"
+            )
 
     def selection(self) -> list[StructField]:
         """The source's fields that the target stores, in the source's order."""

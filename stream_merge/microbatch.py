@@ -328,9 +328,7 @@ class MicroBatch:
             "token": token,
         }
         metadata = json.dumps({"stream_merge": ours, "user": self._user_metadata})
-        return CommitTag(
-            app_id=self._caller.app_id(role), batch_id=self._batch_id, user_metadata=metadata, token=token
-        )
+        return CommitTag(app_id=self._caller.app_id(role), batch_id=self._batch_id, user_metadata=metadata, token=token)
 
     def _is_recorded(self, found: TableSnapshot) -> bool:
         app_id = self._caller.app_id("target")

@@ -82,7 +82,8 @@ def write(
         "event": columns.column(names.EVENT_COLUMN),
         "raw_value": columns.column(names.CORRUPT_COLUMN).cast("binary"),
         "error": F.when(
-            columns.column(names.CORRUPT_COLUMN).isNotNull(), F.lit("the line does not fit the declared format and types")
+            columns.column(names.CORRUPT_COLUMN).isNotNull(),
+            F.lit("the line does not fit the declared format and types"),
         ),
     }
     rows = invalid.select(*(known.get(f.name, F.lit(None)).cast(f.dataType).alias(f.name) for f in SCHEMA.fields))

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 from pyspark.sql import Column, DataFrame, SparkSession
 
@@ -125,6 +126,11 @@ class MergeSink:
         """Name the sink by what it was told."""
         return f"MergeSink(target={self._spec.target!r}, keys={list(self._spec.keys)!r}, name={self._spec.name!r})"
 
+    def accepting_corrupt_text(self) -> MergeSink:
+        """The same sink for sources that carry unparseable lines as `__stream_merge_corrupt` (see `files`)."""
+        self._spec = replace(self._spec, accepts_corrupt_text=True)
+        return self
+
     @property
     def last_result(self) -> MergeResult | None:
         """What the last call that did not raise did; None before the first one."""
@@ -197,8 +203,17 @@ class MergeSink:
         result = micro_batch.result()
         self._last_result = result
         metrics.observe(result)
-        log.info("micro_batch_merged", extra={**where, "outcome": result.outcome, "version": result.version,
-                 "events": result.events, "seconds": result.seconds, "attempts": result.attempts})
+        log.info(
+            "micro_batch_merged",
+            extra={
+                **where,
+                "outcome": result.outcome,
+                "version": result.version,
+                "events": result.events,
+                "seconds": result.seconds,
+                "attempts": result.attempts,
+            },
+        )
 
     def _session(self, batch_df: DataFrame) -> SparkSession:
         """The sink's own session, with the confs that the batch's session had when the sink first saw it."""

@@ -138,7 +138,9 @@ def check_target(found: TableSnapshot | None, spec: MergeSpec, layout: Layout, *
     problems: list[str] = []
     if found is None:
         if not spec.create_target:
-            problems.append(f"target {spec.target!r} does not exist and create_target is off; create it or switch it on")
+            problems.append(
+                f"target {spec.target!r} does not exist and create_target is off; create it or switch it on"
+            )
         stored = [c.name for c in layout.stored]
         problems.extend(
             f"{setting} names column {name!r}, which is not stored; stored columns are {stored!r}"
@@ -292,7 +294,11 @@ def history(
         (
             row["version"],
             row["userMetadata"],
-            {name: int(value) for name, value in (row["operationMetrics"] or {}).items() if value.lstrip("-").isdigit()},
+            {
+                name: int(value)
+                for name, value in (row["operationMetrics"] or {}).items()
+                if value.lstrip("-").isdigit()
+            },
         )
         for row in rows
         if row["version"] > newer_than

@@ -83,7 +83,9 @@ class Tombstones:
         """Refuse a log that another configuration wrote; writes nothing."""
         found = self._find()
         if found is not None and found.properties.get(names.FORMAT_PROPERTY) not in (None, names.FORMAT_VERSION):
-            msg = f"tombstone table {self._table!r} was written by another version of stream_merge; upgrade stream_merge"
+            msg = (
+                f"tombstone table {self._table!r} was written by another version of stream_merge; upgrade stream_merge"
+            )
             raise ConfigError(msg, target=self._spec.target)
 
     def version(self) -> int | None:
@@ -96,13 +98,17 @@ class Tombstones:
         found = self._find()
         return found is None or found.files == 0
 
-    def remember(self, deletes: DataFrame, *, recorded_at: Column, app_id: str | None, batch_id: int, run: Runner) -> None:
+    def remember(
+        self, deletes: DataFrame, *, recorded_at: Column, app_id: str | None, batch_id: int, run: Runner
+    ) -> None:
         """Append the deletes of a batch; the log is created before the first one."""
         if self._find() is None:
             self._start()
         self._append(deletes, revived=False, recorded_at=recorded_at, app_id=app_id, batch_id=batch_id, run=run)
 
-    def forget(self, revived: DataFrame, *, recorded_at: Column, app_id: str | None, batch_id: int, run: Runner) -> None:
+    def forget(
+        self, revived: DataFrame, *, recorded_at: Column, app_id: str | None, batch_id: int, run: Runner
+    ) -> None:
         """Mark these tombstones as overtaken, up to their own sequence: newer ones stay.
 
         Must follow the target's commit: until then the tombstone is all that refuses older events.
