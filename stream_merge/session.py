@@ -141,7 +141,9 @@ def local_session(
             **(confs or {}),
         }
     )
-    return _start_quietly(delta_packages(small_batches(builder)))
+    session = _start_quietly(delta_packages(small_batches(builder)))
+    preflight.check_session(session)  # a JVM that ran before may lack Delta's jar
+    return session
 
 
 def _start_quietly(builder: SparkSession.Builder) -> SparkSession:

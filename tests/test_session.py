@@ -125,6 +125,7 @@ def test_starting_is_silent_and_the_jvm_is_heard_afterwards():
         for _ in range(2000):
             err.println("x" * 100)
         err.println("last words")
+        session.sparkContext._jvm.java.lang.System.out.println("to stdout")
         time.sleep(1)
         session.stop()
     """
@@ -140,7 +141,7 @@ def test_starting_is_silent_and_the_jvm_is_heard_afterwards():
     )
     lines = done.stderr.splitlines()
 
-    assert (done.returncode, done.stdout) == (0, "")
+    assert (done.returncode, done.stdout) == (0, "to stdout\n")
     assert lines[0].startswith("first words: ")
     assert lines[1:-1] == ["x" * 100] * 2000
     assert lines[-1] == "last words"
