@@ -29,8 +29,17 @@ from pyspark.sql.types import (
 
 from stream_merge.names import quote
 
-_INTEGER_DIGITS = {ByteType: 3, ShortType: 5, IntegerType: 10, LongType: 19}
-_INTEGER_ORDER = (ByteType, ShortType, IntegerType, LongType)
+_INTEGER_DIGITS: dict[type[DataType], int] = {ByteType: 3, ShortType: 5, IntegerType: 10, LongType: 19}
+_EXACT_IN: dict[type[DataType], tuple[type[DataType], ...]] = {
+    ByteType: (ShortType, IntegerType, LongType, FloatType, DoubleType),
+    ShortType: (IntegerType, LongType, FloatType, DoubleType),
+    IntegerType: (LongType, DoubleType),
+    FloatType: (DoubleType,),
+    StringType: (CharType, VarcharType),
+    CharType: (StringType, VarcharType),
+    VarcharType: (StringType, CharType),
+}
+"""Types that hold every value of another one exactly; decimals depend on their digits."""
 CHAR_VARCHAR_METADATA = "__CHAR_VARCHAR_TYPE_STRING"
 """Spark keeps char(n) and varchar(n) as string with this field metadata."""
 
@@ -174,15 +183,7 @@ def merged(source: DataType, target: DataType) -> DataType:
 def refusal(name: str, source: DataType, target: DataType) -> str | None:
     """Why values of the source type cannot be stored exactly in the target type, or None when they can."""
     if isinstance(source, StructType) and isinstance(target, StructType):
-        in_source = {f.name.lower(): f for f in source.fields}
-        for f in target.fields:
-            theirs = in_source.get(f.name.lower())
-            if theirs is None:
-                return f"column {name!r} of the source lacks field {f.name!r}, which the target has; add it (NULL where unknown)"
-            problem = refusal(f"{name}.{f.name}", theirs.dataType, f.dataType)
-            if problem:
-                return problem
-        return None
+        return _struct_refusal(name, source, target)
     if isinstance(source, ArrayType) and isinstance(target, ArrayType):
         return refusal(f"{name}.element", source.elementType, target.elementType)
     if isinstance(source, MapType) and isinstance(target, MapType):
@@ -195,6 +196,15 @@ def refusal(name: str, source: DataType, target: DataType) -> str | None:
         f"column {name!r} is {source.simpleString()} in the source and {target.simpleString()} in the target,"
         f" which cannot hold it exactly; cast it in the stream to {target.simpleString()}"
     )
+
+
+def _struct_refusal(name: str, source: StructType, target: StructType) -> str | None:
+    in_source = {f.name.lower(): f for f in source.fields}
+    absent = [f.name for f in target.fields if f.name.lower() not in in_source]
+    if absent:
+        return f"column {name!r} of the source lacks field(s) {absent!r} of the target; add them (NULL where unknown)"
+    found = (refusal(f"{name}.{f.name}", in_source[f.name.lower()].dataType, f.dataType) for f in target.fields)
+    return next((problem for problem in found if problem), None)
 
 
 def new_fields(source: StructType, target: StructType, *, case_sensitive: bool, prefix: str = "") -> list[str]:
@@ -224,17 +234,12 @@ def _new_in(source: DataType, target: DataType, prefix: str, case_sensitive: boo
 
 def _holds(source: DataType, target: DataType) -> bool:
     """Whether every value of the source type is a value of the target type."""
-    if isinstance(source, NullType) or type(source) is type(target) and not isinstance(source, DecimalType):
+    if isinstance(source, NullType) or type(target) in _EXACT_IN.get(type(source), ()):
         return True
-    if isinstance(source, StringType | CharType | VarcharType):
-        return isinstance(target, StringType | CharType | VarcharType)
-    digits = _INTEGER_DIGITS.get(type(source))
-    if digits is not None:
-        if type(target) in _INTEGER_ORDER:
-            return _INTEGER_ORDER.index(type(source)) <= _INTEGER_ORDER.index(type(target))
-        if isinstance(target, DecimalType):
-            return target.precision - target.scale >= digits
-        return isinstance(target, DoubleType) and digits <= 10 or isinstance(target, FloatType) and digits <= 5
-    if isinstance(source, DecimalType) and isinstance(target, DecimalType):
-        return target.scale >= source.scale and target.precision - target.scale >= source.precision - source.scale
-    return isinstance(source, FloatType) and isinstance(target, DoubleType)
+    if isinstance(target, DecimalType):
+        if isinstance(source, DecimalType):
+            whole_digits = source.precision - source.scale
+            return target.scale >= source.scale and target.precision - target.scale >= whole_digits
+        digits = _INTEGER_DIGITS.get(type(source))
+        return digits is not None and target.precision - target.scale >= digits
+    return type(source) is type(target)

@@ -106,7 +106,7 @@ class MergeSpec:
     """Whether the source may carry `__stream_merge_corrupt`; only the file reader's sinks do."""
 
     def __post_init__(self) -> None:
-        problems = list(_problems(self))
+        problems = _problems(self)
         if problems:
             raise ConfigError(problems, target=self.target)
 
@@ -132,10 +132,11 @@ def as_names(value: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def _problems(spec: MergeSpec) -> list[str]:
-    found: list[str] = []
-    if not isinstance(spec.target, str) or not spec.target.strip():
-        found.append("target is empty; give a catalog name, a path or a URI")
-    found.extend(_list_problems("keys", spec.keys, may_be_empty=False))
+    return [*_column_problems(spec), *_selection_problems(spec), *_value_problems(spec), *_layout_problems(spec)]
+
+
+def _column_problems(spec: MergeSpec) -> list[str]:
+    found = _list_problems("keys", spec.keys, may_be_empty=False)
     if not isinstance(spec.sequence_by, Column):
         found.extend(_list_problems("sequence_by", spec.sequence_by, may_be_empty=False))
         found.extend(
@@ -143,6 +144,13 @@ def _problems(spec: MergeSpec) -> list[str]:
             for name in spec.sequence_by
             if name in spec.keys
         )
+    if isinstance(spec.apply_as_deletes, str) and not spec.apply_as_deletes.strip():
+        found.append("apply_as_deletes is an empty string; use None when there are no deletes")
+    return found
+
+
+def _selection_problems(spec: MergeSpec) -> list[str]:
+    found: list[str] = []
     if spec.column_list is not None and spec.except_column_list is not None:
         found.append("column_list and except_column_list are both given; keep one of them")
     if spec.column_list is not None:
@@ -155,12 +163,18 @@ def _problems(spec: MergeSpec) -> list[str]:
         dropped = [key for key in spec.keys if key in spec.except_column_list]
         if dropped:
             found.append(f"except_column_list drops key(s) {dropped!r}; remove them from the list")
-    if isinstance(spec.apply_as_deletes, str) and not spec.apply_as_deletes.strip():
-        found.append("apply_as_deletes is an empty string; use None when there are no deletes")
-    for setting, value, allowed in (
+    return found
+
+
+def _value_problems(spec: MergeSpec) -> list[str]:
+    found: list[str] = []
+    if not isinstance(spec.target, str) or not spec.target.strip():
+        found.append("target is empty; give a catalog name, a path or a URI")
+    choices: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         ("on_invalid", spec.on_invalid, ("quarantine", "fail")),
         ("engine", spec.engine, ("auto", "spark", "native")),
-    ):
+    )
+    for setting, value, allowed in choices:
         if value not in allowed:
             found.append(f"{setting}={value!r} is not known; use one of {', '.join(map(repr, allowed))}")
     if spec.engine == "native":
@@ -172,13 +186,19 @@ def _problems(spec: MergeSpec) -> list[str]:
         )
     if spec.native_memory_bytes is not None and spec.native_memory_bytes <= 0:
         found.append(f"native_memory_bytes={spec.native_memory_bytes!r} leaves no memory; use a positive number")
+    found.extend(
+        f"{setting}={text!r} is empty; leave it out or give it a value"
+        for setting, text in (("app_id", spec.app_id), ("name", spec.name))
+        if text is not None and not text.strip()
+    )
+    return found
+
+
+def _layout_problems(spec: MergeSpec) -> list[str]:
+    found = _list_problems("partition_by", spec.partition_by, may_be_empty=True)
+    found.extend(_list_problems("cluster_by", spec.cluster_by, may_be_empty=True))
     if spec.partition_by and spec.cluster_by:
         found.append("partition_by and cluster_by are both given; Delta allows one of them")
-    found.extend(_list_problems("partition_by", spec.partition_by, may_be_empty=True))
-    found.extend(_list_problems("cluster_by", spec.cluster_by, may_be_empty=True))
-    for setting, value in (("app_id", spec.app_id), ("name", spec.name)):
-        if value is not None and not value.strip():
-            found.append(f"{setting}={value!r} is empty; leave it out or give it a value")
     return found
 
 

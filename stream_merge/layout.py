@@ -176,9 +176,7 @@ class _Finder:
         seen = [name if self.case_sensitive else name.lower() for name in self.names]
         twice = sorted({name for name, key in zip(self.names, seen, strict=True) if seen.count(key) > 1})
         if twice:
-            self.problems.append(
-                f"the source has column(s) {twice!r} more than once; rename or drop them in the stream"
-            )
+            self.problems.append(f"the source has column(s) {twice!r} more than once; rename them in the stream")
 
     def selection(self) -> list[StructField]:
         """The source's fields that the target stores, in the source's order."""
@@ -230,7 +228,7 @@ class _Finder:
                 continue
             if not columns.has_order(field.dataType):
                 self.problems.append(
-                    f"key {key!r} is {field.dataType.simpleString()}, which has no equality; derive a key of another type"
+                    f"key {key!r} is {field.dataType.simpleString()}, which has no equality; derive another key"
                 )
                 continue
             found.append(by_source[field.name].name)
@@ -298,7 +296,7 @@ class _Finder:
         dtype = self._type_of(value, f"apply_as_deletes={str(condition)!r}")
         if dtype is not None and not isinstance(dtype, BooleanType):
             self.problems.append(
-                f"apply_as_deletes={str(condition)!r} is {dtype.simpleString()}, not a condition; compare it with a value"
+                f"apply_as_deletes={str(condition)!r} is {dtype.simpleString()}, not a condition; make it one"
             )
         return value
 

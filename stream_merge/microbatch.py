@@ -20,7 +20,7 @@ from stream_merge.engines.base import CommitTag, Engine, MergeReport, MergeReque
 from stream_merge.engines.spark import SparkEngine
 from stream_merge.errors import CommitConflictError, ContractError, MergeFailedError
 from stream_merge.identity import Caller
-from stream_merge.layout import Layout, plan_layout
+from stream_merge.layout import plan_layout
 from stream_merge.ledger import settle
 from stream_merge.metrics import MergeMetrics
 from stream_merge.results import MergeResult, Outcome

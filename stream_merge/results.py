@@ -25,7 +25,7 @@ CONFLICTS = (
     "ConcurrentTransactionException",
     "DeltaConcurrentModificationException",
 )
-"""Delta's classes of lost optimistic commits (delta-spark 4.4.0, `delta.exceptions`); the last one is their umbrella."""
+"""Delta's classes of lost optimistic commits (delta-spark 4.4.0, `delta.exceptions`); the last is their umbrella."""
 
 Phase = Literal["prepare", "quarantine", "tombstones", "plan", "merge", "recheck", "backoff", "other"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
@@ -45,7 +45,7 @@ class EventCounts:
     stale: int = 0
     """Refused because a remembered delete is newer, or undone for that reason by the re-check."""
     unaffected: int = 0
-    """Deletes of absent keys, upserts that change nothing, and events older than the row (no extra scan tells them apart)."""
+    """Deletes of absent keys, upserts that change nothing, and events older than the row (a scan would tell)."""
     inserted: int = 0
     """Made a new row."""
     updated: int = 0
@@ -53,7 +53,7 @@ class EventCounts:
     deleted: int = 0
     """Removed a row."""
     ties: int = 0
-    """Outside the sum: events of the same key and sequence, beyond the first, that differ in operation or stored columns."""
+    """Outside the sum: same key, same sequence, but another operation or other stored columns than the one before."""
 
     def __post_init__(self) -> None:
         accounted = sum(getattr(self, fate) for fate in FATES)

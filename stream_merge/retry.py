@@ -12,7 +12,6 @@ from typing import TypeVar
 from tenacity import (
     RetryCallState,
     Retrying,
-    retry_if_exception_type,
     stop_after_attempt,
     stop_before_delay,
     wait_exponential_jitter,

@@ -197,8 +197,12 @@ class MergeSink:
                     micro_batch.release()
         except Exception as err:
             error = type(err).__name__
-            metrics.observe_failure(FailedBatch(**where, error=error, seconds=clock.seconds()))
-            log.error("micro_batch_failed", extra={**where, "error": error})
+            metrics.observe_failure(
+                FailedBatch(
+                    target=self._spec.label, query=who.query, batch_id=batch_id, error=error, seconds=clock.seconds()
+                )
+            )
+            log.warning("micro_batch_failed", extra={**where, "error": error})
             raise
         result = micro_batch.result()
         self._last_result = result

@@ -42,6 +42,9 @@ def same_session(one: SparkSession, other: SparkSession) -> bool:
     return bool(one._jsparkSession.equals(other._jsparkSession))
 
 
+_LONGEST_CAUSE_CHAIN = 20
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamingQueryInfo:
     """The streaming query that a batch belongs to."""
@@ -186,7 +189,7 @@ def java_causes(error: BaseException) -> list[tuple[str, str]]:
     """(class name, message) of the Java exception behind a Python one and of its causes, outermost first."""
     java = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
     chain: list[tuple[str, str]] = []
-    while java is not None and len(chain) < 20:
+    while java is not None and len(chain) < _LONGEST_CAUSE_CHAIN:
         chain.append((str(java.getClass().getName()), str(java.getMessage() or "")))
         java = java.getCause()
     return chain
