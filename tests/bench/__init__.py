@@ -1,0 +1,1 @@
+"""Benchmarks: side by side in one run, medians of alternating calls, ratios."""
