@@ -7,6 +7,7 @@ the builder already says.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import os
@@ -61,17 +62,17 @@ SMALL_BATCHES: tuple[Setting, ...] = (
     Setting(
         conf="spark.sql.shuffle.partitions",
         value="4",
-        reason="a merge shuffles two to four times; the default of 200 makes 200 nearly empty tasks (or files) of each",
+        reason="a merge shuffles two to four times; without AQE the default is 200 tasks and files each",
     ),
     Setting(
         conf="spark.databricks.delta.snapshotPartitions",
         value="2",
-        reason="Delta rebuilds a table's state in as many tasks; the default of 50 is for very large tables",
+        reason="Delta rebuilds a table's state in as many tasks per commit; 50 cost 2.5 s more than 2 on a tiny table",
     ),
     Setting(
         conf="spark.sql.session.timeZone",
         value="UTC",
-        reason="with any other zone Delta 4.4 verifies the file list of every commit by rebuilding the state",
+        reason="with any other zone Delta 4.4 verifies the file list of every commit by rebuilding the state: 0.4 s",
     ),
     Setting(
         conf=_JAVA_OPTIONS,
@@ -85,7 +86,12 @@ SMALL_BATCHES: tuple[Setting, ...] = (
         reason="merges empty shuffle partitions and turns joins with a small batch into broadcast joins",
     ),
 )
-"""The preset, one conf a line."""
+"""The preset. Times are of one merge of 1,000 events into 20,000 rows on 2 cores.
+
+Measured without effect there, hence left alone: fewer than 4 shuffle and 2 snapshot partitions, a larger codegen
+cache, checkpoint interval, commit checksums, storage level of the merge source. Slower: whole-stage codegen off,
+`-XX:TieredStopAtLevel=1`.
+"""
 
 
 def small_batches(builder: SparkSession.Builder) -> SparkSession.Builder:
@@ -185,8 +191,9 @@ class _JvmOutput:
 
     def __exit__(self, *_: object) -> None:
         self._leave_to_jvm()
-        with self._lock:
-            self._keeping = False
+        self._keep(False)
+        # A thread that holds sys.stderr while the interpreter ends aborts it (CPython 3.11 to 3.13).
+        atexit.register(self._keep, True)
 
     def text(self) -> str:
         """What the JVM wrote while it was kept quiet."""
@@ -198,6 +205,10 @@ class _JvmOutput:
         self._leave_to_jvm()
         self._pump.join(timeout=5)
         return self.text()
+
+    def _keep(self, keeping: bool) -> None:
+        with self._lock:
+            self._keeping = keeping
 
     def _leave_to_jvm(self) -> None:
         """Close our copy of the write end, so that the pipe ends with the JVM."""
@@ -211,13 +222,15 @@ class _JvmOutput:
                 with self._lock:
                     if self._keeping:
                         self._kept.append(line)
-                        continue
-                # What sys.stderr is now, not descriptor 2: progress displays put their own there.
-                # It is None without a console and closed at exit.
-                with contextlib.suppress(AttributeError, OSError, ValueError):
-                    stream = getattr(sys, self._output)
-                    stream.write(line)
-                    stream.flush()
+                    else:
+                        self._pass_on(line)
+
+    def _pass_on(self, line: str) -> None:
+        # What sys.stderr is now, not descriptor 2: progress displays put their own there. It can be None or closed.
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            stream = getattr(sys, self._output)
+            stream.write(line)
+            stream.flush()
 
 
 def _options(builder: SparkSession.Builder) -> dict[str, Any]:
