@@ -67,12 +67,12 @@ SMALL_BATCHES: tuple[Setting, ...] = (
     Setting(
         conf="spark.databricks.delta.snapshotPartitions",
         value="2",
-        reason="Delta rebuilds a table's state in as many tasks per commit; 50 cost 2.5 s more than 2 on a tiny table",
+        reason="Delta rebuilds a table's state in as many tasks per commit; 50 cost some 2.5 s more than 2 on a tiny table",
     ),
     Setting(
         conf="spark.sql.session.timeZone",
         value="UTC",
-        reason="with any other zone Delta 4.4 verifies the file list of every commit by rebuilding the state: 0.4 s",
+        reason="with any other zone Delta 4.4 verifies the file list of every commit by rebuilding the state: 0.3 to 0.4 s",
     ),
     Setting(
         conf=_JAVA_OPTIONS,
@@ -83,14 +83,13 @@ SMALL_BATCHES: tuple[Setting, ...] = (
     Setting(
         conf="spark.sql.adaptive.enabled",
         value="true",
-        reason="merges empty shuffle partitions and turns joins with a small batch into broadcast joins",
+        reason="coalesces small shuffle partitions; Spark's default, stated because a merge of many rows relies on it",
     ),
 )
-"""The preset. Times are of one merge of 1,000 events into 20,000 rows on 2 cores.
+"""The preset. Times are of one merge of 1,000 events into 20,000 rows on 2 cores, medians of 8 on a busy machine.
 
-Measured without effect there, hence left alone: fewer than 4 shuffle and 2 snapshot partitions, a larger codegen
-cache, checkpoint interval, commit checksums, storage level of the merge source. Slower: whole-stage codegen off,
-`-XX:TieredStopAtLevel=1`.
+No difference beyond the noise (0.1 s) there, hence left alone: fewer than 4 shuffle and 2 snapshot partitions, a
+larger codegen cache, commit checksums, AQE off.
 """
 
 
