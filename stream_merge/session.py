@@ -67,12 +67,12 @@ SMALL_BATCHES: tuple[Setting, ...] = (
     Setting(
         conf="spark.databricks.delta.snapshotPartitions",
         value="2",
-        reason="Delta rebuilds a table's state in as many tasks per commit; 50 cost some 2.5 s more than 2 on a tiny table",
+        reason="Delta rebuilds a table's state in as many tasks per commit; the default of 50 costs some 2.5 s more",
     ),
     Setting(
         conf="spark.sql.session.timeZone",
         value="UTC",
-        reason="with any other zone Delta 4.4 verifies the file list of every commit by rebuilding the state: 0.3 to 0.4 s",
+        reason="in another zone Delta 4.4 verifies each commit's file list by rebuilding the state: 0.3 to 0.4 s",
     ),
     Setting(
         conf=_JAVA_OPTIONS,
