@@ -42,6 +42,7 @@ Role = Literal[
 ]
 
 _NEEDS_COLUMN_MAPPING = re.compile(r"[ ,;{}()\n\t=]")
+_EMPTY_AUTHORITY = re.compile(r"^(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):///")
 _PATH_IDENTIFIER = re.compile(r"^delta\.`(?P<path>.+)`$", re.IGNORECASE)
 
 
@@ -66,10 +67,11 @@ def is_path(target: str) -> bool:
 
 
 def normal_path(target: str) -> str:
-    """A path target without `delta.` wrapping and trailing slashes."""
+    """A path target without `delta.` wrapping, trailing slashes and the empty authority of `file:///`."""
     wrapped = _PATH_IDENTIFIER.match(target.strip())
     path = wrapped.group("path").replace("``", "`") if wrapped else target
-    return path.rstrip("/") or "/"
+    # Delta 4.4 takes file:///a and file:/a for two locations and refuses to create the table.
+    return _EMPTY_AUTHORITY.sub(r"\g<scheme>:/", path).rstrip("/") or "/"
 
 
 def sql_identifier(target: str) -> str:
