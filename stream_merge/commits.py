@@ -8,6 +8,7 @@ from pyspark.sql import DataFrame
 
 from stream_merge import names, retry
 from stream_merge.errors import MergeFailedError
+from stream_merge.spark_internals import reason
 
 Runner = Callable[[Callable[[int], None]], None]
 """Runs an attempt under the sink's retry policy."""
@@ -33,7 +34,7 @@ def append_once(rows: DataFrame, table: str, *, app_id: str | None, batch_id: in
         except Exception as err:
             lost = retry.conflict(err, target=table, batch_id=batch_id)
             if lost is None:
-                msg = f"writing to {table!r} for batch {batch_id} failed: {str(err).splitlines()[0]}"
+                msg = f"writing to {table!r} for batch {batch_id} failed: {reason(err)}"
                 raise MergeFailedError(msg, target=table, batch_id=batch_id) from err
             if retry.VERDICTS[lost.conflict] is retry.Verdict.LOOK_UP_FIRST and app_id is not None:
                 # A blind append reads nothing, so only its own transaction id can be the one recorded:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from pyspark.sql import SparkSession
 
 from stream_merge import retry, tables
 from stream_merge.engines.base import CommitTag, MergeReport
 from stream_merge.errors import CommitStateUnknownError, MergeFailedError, StreamMergeError
+from stream_merge.spark_internals import reason
 
 
 def landed(session: SparkSession, target: str, tag: CommitTag, *, since: int) -> MergeReport | None:
@@ -33,13 +36,27 @@ def landed(session: SparkSession, target: str, tag: CommitTag, *, since: int) ->
                 updated=metrics.get("numTargetRowsUpdated", 0),
                 deleted=metrics.get("numTargetRowsDeleted", 0),
                 version=version,
-                metrics=metrics,
+                metrics=_as_merge_metrics(metrics),
             )
     if tag.app_id is not None:
         recorded = found.transaction(tag.app_id)
         if recorded is not None and recorded >= tag.batch_id:
             return MergeReport(already_applied=True)
     return None
+
+
+def _as_merge_metrics(history: Mapping[str, int]) -> dict[str, int]:
+    """The metrics of a commit's history under the names and meanings of the MERGE's own.
+
+    Delta 4.4 writes `operationNumSourceRows` as `numSourceRows`, adds `numOutputRows` and counts an
+    updated deletion vector as one added and one removed as well.
+    """
+    found = {name: value for name, value in history.items() if name not in ("numOutputRows", "numSourceRows")}
+    found["operationNumSourceRows"] = history.get("numSourceRows", 0)
+    updated = history.get("numTargetDeletionVectorsUpdated", 0)
+    for name in ("numTargetDeletionVectorsAdded", "numTargetDeletionVectorsRemoved"):
+        found[name] = max(0, history.get(name, 0) - updated)
+    return found
 
 
 def decide(error: Exception, session: SparkSession, target: str, tag: CommitTag, *, since: int) -> MergeReport:
@@ -66,12 +83,11 @@ def decide(error: Exception, session: SparkSession, target: str, tag: CommitTag,
             " transaction id; inside a streaming query a restart decides it by itself"
         )
         unknown = CommitStateUnknownError(msg, target=target, batch_id=tag.batch_id)
-        unknown.add_note(f"reading the table failed with: {unreadable}")
+        unknown.add_note(f"reading the table failed with: {reason(unreadable)}")
         raise unknown from error
     if report is not None:
         return report
     if lost is not None:
         raise lost from error
-    first_line = (str(error).splitlines() or [type(error).__name__])[0]
-    msg = f"merging batch {tag.batch_id} into {target!r} failed, nothing of it was committed: {first_line}"
+    msg = f"merging batch {tag.batch_id} into {target!r} failed, nothing of it was committed: {reason(error)}"
     raise MergeFailedError(msg, target=target, batch_id=tag.batch_id) from error

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql.types import DataType, DateType, DecimalType, StructType, TimestampNTZType, TimestampType
 
@@ -128,7 +129,7 @@ def snapshot(session: SparkSession, delta_table: Any) -> TableSnapshot:
     loaded = log.update(False, none, none)
     metadata = loaded.metadata()
     schema_json = metadata.schemaString()
-    files = loaded.numOfFilesIfKnown()
+    files = None
     return TableSnapshot(
         table_id=metadata.id(),
         version=int(loaded.version()),
@@ -137,7 +138,7 @@ def snapshot(session: SparkSession, delta_table: Any) -> TableSnapshot:
         schema_json=schema_json,
         partition_columns=_strings(metadata.partitionColumns()),
         properties=_string_map(metadata.configuration()),
-        files=int(files.get()) if files.isDefined() else None,
+        files=files,
         _jvm_snapshot=loaded,
     )
 
@@ -193,6 +194,14 @@ def java_causes(error: BaseException) -> list[tuple[str, str]]:
         chain.append((str(java.getClass().getName()), str(java.getMessage() or "")))
         java = java.getCause()
     return chain
+
+
+def reason(error: BaseException) -> str:
+    """What went wrong, in one line; the first line of a `Py4JJavaError` only names the call that failed."""
+    if isinstance(error, Py4JJavaError):
+        for class_name, message in java_causes(error):
+            return f"{class_name.rsplit('.', 1)[-1]}: {message}".splitlines()[0]
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _jvm(session: SparkSession) -> Any:

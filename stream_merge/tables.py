@@ -18,7 +18,7 @@ from stream_merge import names
 from stream_merge.config import MergeSpec
 from stream_merge.errors import ConfigError
 from stream_merge.layout import Layout
-from stream_merge.spark_internals import TableSnapshot, path_is_occupied, snapshot
+from stream_merge.spark_internals import TableSnapshot, path_is_occupied, reason, snapshot
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ def _is_occupied(session: SparkSession, target: str, err: AnalysisException) -> 
     try:
         return session.catalog.tableExists(target)
     except AnalysisException:
-        msg = f"target {target!r} is not a table name that Spark can read: {str(err).splitlines()[0]}"
+        msg = f"target {target!r} is not a table name that Spark can read: {reason(err)}"
         raise ConfigError(msg, target=target) from err
 
 
@@ -88,7 +88,7 @@ def create(
     except Exception as err:
         found = find(session, target)
         if found is None:
-            msg = f"table {target!r} could not be created: {_first_line(err)}"
+            msg = f"table {target!r} could not be created: {reason(err)}"
             raise ConfigError(msg, target=target) from err
         return found
     log.info("table_created", extra={"table": target})
@@ -213,7 +213,7 @@ def prepared(
                 log.info("table_prepared", extra={"table": target, "statement": statement})
         except Exception as err:
             if not left:
-                msg = f"table {target!r} could not be prepared: {_first_line(err)}"
+                msg = f"table {target!r} could not be prepared: {reason(err)}"
                 raise ConfigError(msg, target=target) from err
         found = find(session, target) or found
     return found
@@ -276,10 +276,6 @@ def _exists(path: Path) -> bool:
         return path.exists()
     except PermissionError:
         return False
-
-
-def _first_line(err: BaseException) -> str:
-    return (str(err).splitlines() or [type(err).__name__])[0]
 
 
 def history(
