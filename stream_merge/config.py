@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -32,18 +33,16 @@ class RetryPolicy:
 
     def __post_init__(self) -> None:
         problems: list[str] = []
-        if self.attempts < 1:
+        if not isinstance(self.attempts, int) or isinstance(self.attempts, bool):
+            problems.append(f"attempts={self.attempts!r} is not a whole number; set it to 1 or more")
+        elif self.attempts < 1:
             problems.append(f"attempts={self.attempts!r} allows no try at all; set it to 1 or more")
-        problems.extend(
-            f"{name}={value!r} is negative; set it to 0 or more seconds"
-            for name, value in (
-                ("budget_seconds", self.budget_seconds),
-                ("backoff_initial_seconds", self.backoff_initial_seconds),
-                ("backoff_max_seconds", self.backoff_max_seconds),
-                ("backoff_jitter_seconds", self.backoff_jitter_seconds),
-            )
-            if value < 0
-        )
+        for name in ("budget_seconds", "backoff_initial_seconds", "backoff_max_seconds", "backoff_jitter_seconds"):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+                problems.append(f"{name}={value!r} is not a finite number; set it to 0 or more seconds")
+            elif value < 0:
+                problems.append(f"{name}={value!r} is negative; set it to 0 or more seconds")
         if problems:
             raise ConfigError(problems)
 

@@ -14,7 +14,8 @@ from tenacity import (
     Retrying,
     stop_after_attempt,
     stop_before_delay,
-    wait_exponential_jitter,
+    wait_exponential,
+    wait_random,
 )
 
 from stream_merge.config import RetryPolicy
@@ -77,7 +78,7 @@ def conflict_class(error: BaseException) -> str | None:
             found = _of_one(class_name.rsplit(".", 1)[-1], message.split("\n", 1)[0])
             if found:
                 return found
-        current = current.__cause__ or current.__context__
+        current = current.__cause__
     return None
 
 
@@ -123,11 +124,9 @@ def run(
     retrying = Retrying(
         retry=counted,
         stop=stop_after_attempt(policy.attempts) | stop_before_delay(policy.budget_seconds),
-        wait=wait_exponential_jitter(
-            multiplier=policy.backoff_initial_seconds,
-            max=policy.backoff_max_seconds,
-            jitter=policy.backoff_jitter_seconds,
-        ),
+        # Not wait_exponential_jitter: its maximum takes the jitter away from the longest waits.
+        wait=wait_exponential(multiplier=policy.backoff_initial_seconds, max=policy.backoff_max_seconds)
+        + wait_random(0, policy.backoff_jitter_seconds),
         sleep=sleep,
         before_sleep=_warn,
         reraise=True,
