@@ -167,6 +167,11 @@ class MicroBatch:
         tag = self._tag("target")
         since = self._existing().version
         self._report = self._run(lambda number: self._attempt(number, tag, since))
+        if self._report.already_applied:
+            # Whoever applied it may have seen fewer tombstones than this attempt: all upserts are checked again.
+            self.already_applied = True
+            self._hits.release()
+            self._hits = NO_HITS
 
     def recheck(self) -> None:
         """Undo upserts that a delete refuses which another writer remembered while this batch merged."""
