@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from log_faults import LogFaults, class_path, compile_log_store
 from pyspark.sql import SparkSession
 
 from stream_merge.session import local_session
@@ -53,3 +54,23 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 def tmp_table(tmp_path: Path) -> str:
     """A path where no table is yet."""
     return str(tmp_path / "table")
+
+
+@pytest.fixture(scope="session")
+def log_store_classes(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The log store of `log_faults`, compiled."""
+    return compile_log_store(tmp_path_factory.mktemp("classes"), class_path(spark))
+
+
+@pytest.fixture
+def log_faults(spark: SparkSession, log_store_classes: Path) -> Iterator[LogFaults]:
+    """Faults in the log of tables under `faulty_table`; none is left behind."""
+    faults = LogFaults(spark, log_store_classes)
+    yield faults
+    faults.disarm()
+
+
+@pytest.fixture
+def faulty_table(tmp_path: Path) -> str:
+    """A location where no table is yet and `log_faults` can strike."""
+    return f"faulty:{tmp_path}/table"
