@@ -112,12 +112,25 @@ class TableSnapshot:
     schema_json: str
     partition_columns: tuple[str, ...]
     properties: Mapping[str, str]
-    files: int | None
-    """Number of data files where the log tells it without a Spark job, else None."""
     _jvm_snapshot: Any
 
+    @property
+    def files(self) -> int | None:
+        """Number of data files where the version's checksum file tells it, else None. Costs no Spark job."""
+        checksum = self._jvm_snapshot.checksumOpt()
+        return int(checksum.get().numFiles()) if checksum.isDefined() else None
+
     def transaction(self, app_id: str) -> int | None:
-        """The highest batch id recorded for an application id, or None."""
+        """The highest batch id recorded for an application id, or None.
+
+        Read from the version's checksum file, which Delta 4.4 writes with each commit;
+        `Snapshot.transactions` would run a Spark job to rebuild the table's state.
+        """
+        checksum = self._jvm_snapshot.checksumOpt()
+        if checksum.isDefined() and checksum.get().setTransactions().isDefined():
+            recorded = checksum.get().setTransactions().get()
+            entries = (recorded.apply(i) for i in range(recorded.size()))
+            return next((int(entry.version()) for entry in entries if entry.appId() == app_id), None)
         version = self._jvm_snapshot.transactions().get(app_id)
         return int(version.get()) if version.isDefined() else None
 
@@ -129,7 +142,6 @@ def snapshot(session: SparkSession, delta_table: Any) -> TableSnapshot:
     loaded = log.update(False, none, none)
     metadata = loaded.metadata()
     schema_json = metadata.schemaString()
-    files = None
     return TableSnapshot(
         table_id=metadata.id(),
         version=int(loaded.version()),
@@ -138,7 +150,6 @@ def snapshot(session: SparkSession, delta_table: Any) -> TableSnapshot:
         schema_json=schema_json,
         partition_columns=_strings(metadata.partitionColumns()),
         properties=_string_map(metadata.configuration()),
-        files=files,
         _jvm_snapshot=loaded,
     )
 
