@@ -1,0 +1,61 @@
+"""What the README says is what the code does."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from stream_merge import MergeSink, testing
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def test_the_metrics_table_is_the_catalogue():
+    """`grafana/generate.py --markdown` prints the table that the README holds."""
+    printed = subprocess.run(
+        [sys.executable, "grafana/generate.py", "--markdown"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+
+    assert printed.stdout.strip() in README
+
+
+def test_every_argument_of_the_sink_is_in_the_settings_table():
+    """A setting that nobody can find is no setting."""
+    table = README.split("## Settings", 1)[1].split("\n## ", 1)[0]
+    named = set(re.findall(r"`(\w+)`", table))
+
+    assert set(inspect.signature(MergeSink).parameters) <= named
+
+
+def test_every_make_target_that_the_readme_names_exists():
+    """The README's commands are the project's commands."""
+    targets = set(re.findall(r"^([a-z]+):.*##", (ROOT / "Makefile").read_text(), flags=re.M))
+
+    assert set(re.findall(r"(?:`|^)make ([a-z]+)", README, flags=re.M)) <= targets
+
+
+def test_the_example_merges_a_folder_of_changes(spark: SparkSession, tmp_path: Path):
+    """The example runs as printed; only the trigger is made to end."""
+    example = next(code for code in re.findall(r"```python\n(.*?)```", README, flags=re.S) if "MergeSink(" in code)
+    assert len([line for line in example.splitlines() if line.strip()]) <= 15
+    (tmp_path / "changes").mkdir()
+    events = [
+        {"id": 1, "lsn": 2, "op": "u", "item": "two"},
+        {"id": 1, "lsn": 1, "op": "u", "item": "one"},
+        {"id": 2, "lsn": 3, "op": "d", "item": None},
+    ]
+    (tmp_path / "changes" / "1.json").write_text("\n".join(map(json.dumps, events)))
+    code = example.replace(".start()", ".trigger(availableNow=True).start()")
+    for relative in ("changes", "tables/orders", "checkpoints/orders"):
+        code = code.replace(f'"{relative}"', repr(str(tmp_path / relative)))
+
+    exec(compile(code, "README.md", "exec"), {})
+
+    assert testing.target_rows(spark, str(tmp_path / "tables/orders")) == [(1, 2, "two")]
