@@ -25,7 +25,7 @@ from stream_merge.ledger import settle
 from stream_merge.metrics import MergeMetrics
 from stream_merge.results import MergeResult, Outcome
 from stream_merge.spark_internals import TableSnapshot
-from stream_merge.tombstones import Hits, Tombstones
+from stream_merge.tombstones import BROADCAST_EVENTS, Hits, Tombstones
 
 T = TypeVar("T")
 
@@ -50,6 +50,7 @@ class MicroBatch:
         metrics: MergeMetrics,
         sleep: Callable[[float], None],
         user_metadata: str | None,
+        first_call: bool,
     ) -> None:
         self._spec = spec
         self._source = source
@@ -60,6 +61,7 @@ class MicroBatch:
         self._metrics = metrics
         self._sleep = sleep
         self._user_metadata = user_metadata
+        self._first_call = first_call
         self._engine: Engine = SparkEngine(self._session, spec.target)
         self._now = F.timestamp_micros(F.lit(_now_micros()))
         self._attempts = 0
@@ -80,7 +82,7 @@ class MicroBatch:
             self._found = tables.find(self._session, spec.target)
             self._layout = plan_layout(self._source, spec, None if self._found is None else self._found.schema)
             tables.check_target(self._found, spec, self._layout, case_sensitive=self._layout.case_sensitive)
-            if spec.on_invalid == "quarantine":
+            if self._first_call and spec.on_invalid == "quarantine":
                 quarantine.check(self._session, spec.quarantine_table)
             self.already_applied = self._found is not None and self._is_recorded(self._found)
 
@@ -248,7 +250,8 @@ class MicroBatch:
         with self._clock.phase("tombstones"):
             self._refresh_hits(batch)
         if batch.upserts + batch.deletes == self._hits.refused:
-            return MergeReport()
+            # After a lost attempt the winner may have been a twin of this call that knew of no refusal.
+            return MergeReport(already_applied=number > 1 and self._is_recorded(self._look_again()))
         request = MergeRequest(
             events=self._live(),
             layout=self._layout,
@@ -280,7 +283,9 @@ class MicroBatch:
         latest = self._evaluated().latest
         if not self._hits.refused:
             return latest
-        refused = F.broadcast(self._hits.refusals().select(*(columns.column(key) for key in self._layout.keys)))
+        refused = self._hits.refusals().select(*(columns.column(key) for key in self._layout.keys))
+        if self._hits.refused <= BROADCAST_EVENTS:
+            refused = F.broadcast(refused)
         same = columns.all_of(columns.column(key, "e") == columns.column(key, "r") for key in self._layout.keys)
         return latest.alias("e").join(refused.alias("r"), same, "left_anti")
 
@@ -339,6 +344,9 @@ class MicroBatch:
         app_id = self._caller.app_id("target")
         recorded = None if app_id is None else found.transaction(app_id)
         return recorded is not None and recorded >= self._batch_id
+
+    def _look_again(self) -> TableSnapshot:
+        return tables.find(self._session, self._spec.target) or self._existing()
 
     def _remembered(self, target: TableSnapshot) -> Tombstones:
         return Tombstones(self._session, self._spec, target.table_id, self._layout)

@@ -190,6 +190,7 @@ class MergeSink:
                     metrics=metrics,
                     sleep=self._sleep,
                     user_metadata=batch_df.sparkSession.conf.get(USER_METADATA_CONF, None),
+                    first_call=self._last_result is None,
                 )
                 try:
                     yield micro_batch
