@@ -1,0 +1,151 @@
+"""`stream-merge files`: merge a folder of change files, once or for as long as files arrive."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pyspark.sql import SparkSession
+from rich.console import Console
+
+from stream_merge import names
+from stream_merge.errors import ConfigError
+from stream_merge.files import reader
+from stream_merge.files.reader import Folder, Schema
+from stream_merge.results import MergeResult
+from stream_merge.sink import MergeSink
+from stream_merge.watch import queries, screen
+
+_CATALOG_PARTS = 3
+"""Names with a catalog of their own; shorter ones live in Spark's built-in catalog."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FilesSettings:
+    """What to read, and how to merge it; the merge settings are those of `MergeSink`."""
+
+    folder: Folder
+    target: str
+    checkpoint: str
+    keys: tuple[str, ...]
+    sequence_by: tuple[str, ...]
+    apply_as_deletes: str | None = None
+    columns: tuple[str, ...] | None = None
+    except_columns: tuple[str, ...] | None = None
+    quarantine_target: str | None = None
+    schema_evolution: bool = False
+    name: str | None = None
+    schema: str | None = None
+    """Spark DDL. None: as recorded with the checkpoint, else inferred from the files that are there."""
+    max_files_per_trigger: int | None = None
+    """None: everything that is there makes one micro-batch."""
+    once: bool = False
+    """End when everything that is there has been merged."""
+
+    @property
+    def label(self) -> str:
+        """Name of the query, and label of its metrics."""
+        return self.name if self.name is not None else names.table_name(self.target)
+
+    @property
+    def quarantine(self) -> str:
+        """Where the sink puts events that break the contract."""
+        return self.quarantine_target or names.sibling(self.target, names.QUARANTINE_TABLE_PREFIX)
+
+
+def run(
+    settings: FilesSettings, *, console: Console, start_session: Callable[[], SparkSession], metrics_url: str
+) -> list[MergeResult]:
+    """Merge the files.
+
+    Returns:
+        The results of all micro-batches.
+
+    Raises:
+        ConfigError: settings, source or target cannot work.
+        ContractError: a file does not fit the schema as a whole.
+        StreamMergeError: whatever else the sink raises.
+        QueryFailedError: Spark failed.
+    """
+    sink = _sink(settings)  # says what is wrong with the settings before Spark starts
+    say = screen.Teller(console)
+    with console.status("starting Spark (the first time, Delta's jars are downloaded: about 90 MB)"):
+        session = start_session()
+    _refuse_forgetful_catalog(session, settings.target)
+    with console.status(f"looking at the files in {settings.folder.path}"):
+        schema, origin = _schema(session, settings)
+        settings.folder.refuse_unknown_columns(session, schema)
+    say("schema", f"{schema} ({origin})")
+    say("metrics", metrics_url)
+    stream = queries.Stream(
+        name=settings.label,
+        events=settings.folder.events(session, schema, max_files_per_trigger=settings.max_files_per_trigger),
+        sink=sink,
+        checkpoint=settings.checkpoint,
+    )
+    with (
+        queries.stop_on_signal(lambda text: say("stop", text)) as stopping,
+        screen.Screen(console) as shown,
+    ):
+        try:
+            results = queries.run([stream], once=settings.once, stopping=stopping, on_result=shown.add)
+        except queries.QueryFailedError as err:
+            failure = reader.failure(settings.folder.path, err.trace, err.reason)
+            raise failure or err from err
+    _report(settings, results, console, was_stopped=stopping.is_set())
+    return results
+
+
+def _sink(settings: FilesSettings) -> MergeSink:
+    return MergeSink(
+        target=settings.target,
+        keys=settings.keys,
+        sequence_by=settings.sequence_by,
+        apply_as_deletes=settings.apply_as_deletes,
+        column_list=settings.columns,
+        except_column_list=settings.except_columns,
+        quarantine_target=settings.quarantine_target,
+        schema_evolution=settings.schema_evolution,
+        name=settings.name,
+    ).accepting_corrupt_text()
+
+
+def _refuse_forgetful_catalog(session: SparkSession, target: str) -> None:
+    if names.is_path(target) or len(names.split_identifier(target)) >= _CATALOG_PARTS:
+        return
+    if session.conf.get("spark.sql.catalogImplementation") == "in-memory":
+        msg = (
+            f"target {target!r} is a catalog name, and this command's catalog forgets tables when it ends;"
+            f" give a path ('./{names.table_name(target)}'), or a catalog with --conf"
+        )
+        raise ConfigError(msg, target=target)
+
+
+def _schema(session: SparkSession, settings: FilesSettings) -> tuple[Schema, str]:
+    """The schema, and where it comes from."""
+    known = reader.recorded(session, settings.checkpoint)
+    if settings.schema is not None:
+        schema, origin = reader.parse(settings.schema), "as given"
+    elif known is not None:
+        return known, "as in the runs before over this checkpoint; --schema changes it"
+    else:
+        schema, origin = settings.folder.infer(session), "inferred from the files that are there; --schema overrides it"
+    if schema != known:
+        reader.record(session, settings.checkpoint, schema)
+    return schema, origin
+
+
+def _report(settings: FilesSettings, results: list[MergeResult], console: Console, *, was_stopped: bool) -> None:
+    say = screen.Teller(console)
+    counts = queries.total(results)
+    if counts.received:
+        console.print()
+        console.print(screen.ledger(counts))
+        console.print()
+    how = "stopped" if was_stopped else "done"
+    say(how, f"{counts.received:,} events in {screen.micro_batches(results)} merged into {settings.target}")
+    if counts.quarantined:
+        reasons = ", ".join(f"{number:,} {reason}" for reason, number in screen.reasons(results).items())
+        say("quarantine", f"{counts.quarantined:,} events ({reasons}) in {settings.quarantine}")
+    if any(result.conflicts for result in results):
+        say("conflicts", screen.conflicts(results))

@@ -1,0 +1,234 @@
+"""Streaming queries through sinks: started together, watched from one thread, stopped between two micro-batches."""
+
+from __future__ import annotations
+
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from types import FrameType
+
+from pyspark.sql import DataFrame
+from pyspark.sql.streaming.query import StreamingQuery
+
+from stream_merge.errors import StreamMergeError
+from stream_merge.results import FATES, EventCounts, MergeResult
+from stream_merge.sink import MergeSink
+
+_CAUSE = re.compile(r"^Caused by: [\w.$]+: (.*?)(?=^\s+at |^\s+\.\.\. |\Z)", re.MULTILINE | re.DOTALL)
+_POLL_SECONDS = 0.1
+_LOOK_FOR_DATA_EVERY = "1 second"
+"""Without a trigger Spark would list the source's folder a hundred times a second."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stream:
+    """One streaming query to run."""
+
+    name: str
+    """Query name: label of metrics and of the screen."""
+    events: DataFrame
+    sink: MergeSink
+    checkpoint: str
+
+
+class QueryFailedError(Exception):
+    """A streaming query ended with an error that no sink raised on purpose: its source or Spark itself failed.
+
+    Attributes:
+        trace: everything that Spark said.
+        reason: what the innermost cause says, on one line.
+    """
+
+    def __init__(self, query: str, cause: BaseException) -> None:
+        self.trace = str(cause)
+        self.reason = _innermost_message(self.trace)
+        super().__init__(f"query {query!r} failed: {self.reason}")
+
+
+def run(
+    streams: Sequence[Stream],
+    *,
+    once: bool,
+    stopping: threading.Event,
+    on_result: Callable[[str, MergeResult], None],
+) -> list[MergeResult]:
+    """Run streaming queries until they end, one of them fails, or someone stops them.
+
+    Args:
+        streams: what to run, side by side.
+        once: end when everything that is there now has been merged.
+        stopping: set it, from any thread, to end after the running micro-batches.
+        on_result: called in this thread for each micro-batch, with the stream's name.
+
+    Returns:
+        The results of all micro-batches, in the order of their ends.
+
+    Raises:
+        StreamMergeError: the first error of a sink, as the sink raised it.
+        QueryFailedError: any other end of a query.
+    """
+    arrived: SimpleQueue[tuple[str, MergeResult]] = SimpleQueue()
+    results: list[MergeResult] = []
+
+    def hand_over() -> None:
+        for name, result in _drained(arrived):
+            results.append(result)
+            on_result(name, result)
+
+    closing = threading.Event()
+    running: list[_Running] = []
+    try:
+        for stream in streams:
+            running.append(_Running(stream, arrived, closing, once=once))
+        while any(query.is_active for query in running) and not stopping.is_set():
+            hand_over()
+            if any(query.has_failed for query in running):
+                break
+            time.sleep(_POLL_SECONDS)
+    finally:
+        closing.set()
+        for query in running:
+            query.stop()
+    hand_over()
+    for query in running:
+        query.raise_failure()
+    return results
+
+
+def total(results: Iterable[MergeResult]) -> EventCounts:
+    """The ledger of several micro-batches."""
+    sums = dict.fromkeys(("received", *FATES, "ties"), 0)
+    for result in results:
+        for name in sums:
+            sums[name] += getattr(result.events, name)
+    return EventCounts(**sums)
+
+
+@contextmanager
+def stop_on_signal(say: Callable[[str], None]) -> Iterator[threading.Event]:
+    """Turn Ctrl-C and SIGTERM into an event to stop by; a second Ctrl-C interrupts at once.
+
+    Enter it after the Spark session has started: PySpark 4.2 installs a handler of its own then, which
+    cancels every job.
+    """
+    stopping = threading.Event()
+
+    def request(number: int, _frame: FrameType | None) -> None:
+        if stopping.is_set() and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        stopping.set()
+        say("stopping after the micro-batch that is running; Ctrl-C again to stop at once")
+
+    if threading.current_thread() is not threading.main_thread():
+        yield stopping
+        return
+    before = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stopping
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class _StoppedError(Exception):
+    """Ends a micro-batch that was delivered while the query was being stopped; nothing of it was read."""
+
+
+class _Running:
+    """A started query, and the gate in front of its sink."""
+
+    def __init__(
+        self, stream: Stream, arrived: SimpleQueue[tuple[str, MergeResult]], closing: threading.Event, *, once: bool
+    ) -> None:
+        self._stream = stream
+        self._arrived = arrived
+        self._closing = closing
+        self._in_batch = False
+        self._last_batch_id: int | None = None
+        self._at_gate = False
+        self._failure: BaseException | None = None
+        self._started = threading.Event()
+        writer = stream.events.writeStream.foreachBatch(self._merge).queryName(stream.name)
+        writer = writer.option("checkpointLocation", stream.checkpoint)
+        writer = writer.trigger(availableNow=True) if once else writer.trigger(processingTime=_LOOK_FOR_DATA_EVERY)
+        self._query: StreamingQuery = writer.start()
+        self._started.set()
+
+    @property
+    def is_active(self) -> bool:
+        return self._query.isActive
+
+    @property
+    def has_failed(self) -> bool:
+        return self._failure is not None or self._query.exception() is not None
+
+    def stop(self) -> None:
+        """End the query after its running micro-batch and the record of it in the checkpoint."""
+        while self._query.isActive and not self._is_between_batches():
+            time.sleep(_POLL_SECONDS)
+        self._query.stop()
+
+    def raise_failure(self) -> None:
+        if isinstance(self._failure, StreamMergeError):
+            raise self._failure
+        error = self._failure or (None if self._at_gate else self._query.exception())
+        if error is not None:
+            raise QueryFailedError(self._stream.name, error) from error
+
+    def _merge(self, batch_df: DataFrame, batch_id: int) -> None:
+        """What foreachBatch calls, in a thread of the query."""
+        self._in_batch = True
+        try:
+            if self._closing.is_set():
+                self._wait_for_the_end()
+            self._stream.sink(batch_df, batch_id)
+        except _StoppedError:
+            raise
+        except BaseException as err:
+            self._failure = err
+            raise
+        finally:
+            self._in_batch = False
+        self._last_batch_id = batch_id
+        if self._stream.sink.last_result is not None:
+            self._arrived.put((self._stream.name, self._stream.sink.last_result))
+
+    def _wait_for_the_end(self) -> None:
+        """Keep the query waiting until `stop` has told it to end: a batch that returned would count as merged."""
+        self._at_gate = True
+        self._started.wait()
+        while self._query.isActive:
+            time.sleep(_POLL_SECONDS)
+        msg = f"query {self._stream.name!r} is being stopped"
+        raise _StoppedError(msg)
+
+    def _is_between_batches(self) -> bool:
+        if self._at_gate:
+            return True
+        if self._in_batch:
+            return False
+        if self._failure is not None or self._last_batch_id is None:
+            return True
+        # Spark reports a micro-batch after it has recorded it; stopped earlier, it would be delivered again.
+        progress = self._query.lastProgress
+        return progress is not None and progress["batchId"] >= self._last_batch_id
+
+
+def _innermost_message(trace: str) -> str:
+    """What the last cause of a Java stack trace says, on one line; the text's first line if there is no cause."""
+    causes = _CAUSE.findall(trace)
+    lines = (causes[-1] if causes else trace).strip().splitlines() or ["no message"]
+    return " ".join(line.strip() for line in (lines if causes else lines[:1]))
+
+
+def _drained(queue: SimpleQueue[tuple[str, MergeResult]]) -> Iterator[tuple[str, MergeResult]]:
+    while True:
+        try:
+            yield queue.get_nowait()
+        except Empty:
+            return

@@ -1,0 +1,195 @@
+"""What a person sees while micro-batches are merged: a table that grows on a terminal, a line per batch elsewhere."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from stream_merge.results import FATES, PHASES, EventCounts, MergeResult
+
+_ROWS = 12
+"""Micro-batches on the screen; older ones scroll out of the table."""
+_WIDE = 132
+"""Columns of a terminal from which on the phases fit beside the fates."""
+_NEGLIGIBLE_SECONDS = 0.05
+"""Phases shorter than this are not named."""
+
+_STYLES = {
+    "inserted": "green",
+    "updated": "cyan",
+    "deleted": "red",
+    "stale": "yellow",
+    "quarantined": "magenta",
+}
+_EXPLAINED = {
+    "quarantined": "broke the contract; kept in the quarantine table",
+    "collapsed": "older than another event of the key in the same micro-batch",
+    "stale": "refused: a remembered delete is newer",
+    "unaffected": "changed nothing: duplicates, events older than the row, deletes of absent keys",
+    "inserted": "made a new row",
+    "updated": "changed a row",
+    "deleted": "removed a row",
+}
+
+
+class Teller:
+    """Prints what is worth knowing, one subject a line."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def __call__(self, about: str, text: str, *, good: bool | None = None) -> None:
+        """Print a line.
+
+        Args:
+            about: subject, a word or two.
+            text: the rest.
+            good: a verdict, or None where there is nothing to judge.
+        """
+        mark = {None: " ", True: "[green]✓[/]", False: "[bold red]✗[/]"}[good]
+        self._console.print(f"{mark} [bold]{about:<12}[/]{escape(text)}", highlight=False, soft_wrap=True)
+
+
+class Screen:
+    """The running table of micro-batches.
+
+    Args:
+        console: where to show it.
+        batches: how many are expected; None when nobody knows.
+        several_streams: name the stream of each micro-batch.
+    """
+
+    def __init__(self, console: Console, *, batches: int | None = None, several_streams: bool = False) -> None:
+        self._console = console
+        self._several_streams = several_streams
+        self._recent: deque[tuple[str, MergeResult]] = deque(maxlen=_ROWS)
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=30),
+            TextColumn("{task.completed} micro-batches" if batches is None else "{task.completed} of {task.total}"),
+            TimeElapsedColumn(),
+            console=console,
+        )
+        self._task = self._progress.add_task("merging", total=batches)
+        self._live = Live(get_renderable=self._render, console=console, refresh_per_second=5)
+
+    def __enter__(self) -> Self:
+        """Start drawing, on a terminal."""
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop drawing; the table stays."""
+        if self._console.is_terminal:
+            self._progress.stop_task(self._task)
+            self._live.stop()
+
+    def add(self, stream: str, result: MergeResult) -> None:
+        """Show one more micro-batch."""
+        self._recent.append((stream, result))
+        self._progress.advance(self._task)
+        if not self._console.is_terminal:
+            self._console.print(self._line(stream, result), highlight=False, soft_wrap=True)
+
+    def _render(self) -> RenderableType:
+        return Group(self._table(), self._progress)
+
+    def _table(self) -> Table:
+        wide = self._console.width >= _WIDE
+        table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+        if self._several_streams:
+            table.add_column("stream", no_wrap=True)
+        for name in ("batch", "events", *FATES, "tries", "version", "seconds"):
+            table.add_column(name, justify="right", style=_STYLES.get(name, ""))
+        if wide:
+            table.add_column("where the time went", no_wrap=True, style="dim")
+        for stream, result in self._recent:
+            cells = [stream] if self._several_streams else []
+            cells += [str(result.batch_id), f"{result.events.received:,}"]
+            cells += [_count(getattr(result.events, fate)) for fate in FATES]
+            cells += [_tries(result), _version(result), f"{result.duration_seconds:.1f}"]
+            if wide:
+                cells.append(_phases(result))
+            table.add_row(*cells)
+        return table
+
+    def _line(self, stream: str, result: MergeResult) -> str:
+        where = f"{stream} batch" if self._several_streams else "batch"
+        fates = ", ".join(f"{getattr(result.events, fate):,} {fate}" for fate in FATES if getattr(result.events, fate))
+        conflicts = f", {sum(result.conflicts.values())} lost commits" if result.conflicts else ""
+        return (
+            f"{where} {result.batch_id}: {result.events.received:,} events ({fates or 'nothing to do'}),"
+            f" {result.outcome}, version {_version(result)}, {result.duration_seconds:.1f} s"
+            f" ({_phases(result)}){conflicts}"
+        )
+
+
+def ledger(counts: EventCounts) -> Table:
+    """What became of every event, with the sum."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    table.add_column(justify="right")
+    table.add_column()
+    table.add_column(style="dim")
+    for fate in FATES:
+        table.add_row(f"{getattr(counts, fate):,}", f"[{_STYLES.get(fate, 'default')}]{fate}[/]", _EXPLAINED[fate])
+    table.add_row(f"[bold]{counts.received:,}[/]", "[bold]received[/]", "the sum of the above")
+    return table
+
+
+def micro_batches(results: Sequence[MergeResult]) -> str:
+    """How many, with the noun."""
+    return f"{len(results):,} micro-batch{'' if len(results) == 1 else 'es'}"
+
+
+def reasons(results: Iterable[MergeResult]) -> dict[str, int]:
+    """Quarantined events by reason; one event can have several."""
+    return dict(sorted(_sums(result.reasons for result in results).items()))
+
+
+def conflicts(results: Sequence[MergeResult]) -> str:
+    """How often other writers won, in one sentence."""
+    by_class = _sums(result.conflicts for result in results)
+    if not by_class:
+        return "no commit was lost to another writer"
+    named = ", ".join(f"{times} {name}" for name, times in sorted(by_class.items()))
+    retried = sum(1 for result in results if result.conflicts)
+    waited = sum(result.seconds.get("backoff", 0.0) for result in results)
+    lost = sum(by_class.values())
+    return f"{lost} lost commits ({named}) in {retried} micro-batches, retried after {waited:.1f} s of waiting in all"
+
+
+def _sums(counts: Iterable[Mapping[str, int]]) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for one in counts:
+        found.update(one)
+    return found
+
+
+def _count(number: int) -> str:
+    return f"{number:,}" if number else "[dim]·[/]"
+
+
+def _version(result: MergeResult) -> str:
+    return "-" if result.version is None else str(result.version)
+
+
+def _tries(result: MergeResult) -> str:
+    return f"[bold yellow]{result.attempts}[/]" if result.conflicts else str(result.attempts)
+
+
+def _phases(result: MergeResult) -> str:
+    seconds: Mapping[str, float] = {phase: result.seconds.get(phase, 0.0) for phase in PHASES}
+    named = {phase: spent for phase, spent in seconds.items() if spent >= _NEGLIGIBLE_SECONDS}
+    return ", ".join(f"{phase} {spent:.1f}" for phase, spent in sorted(named.items(), key=lambda item: -item[1]))
