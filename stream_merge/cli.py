@@ -35,7 +35,7 @@ from stream_merge.errors import (
 from stream_merge.files.reader import Folder
 from stream_merge.files.run import FilesSettings
 from stream_merge.files.run import run as run_files
-from stream_merge.metrics import MetricsServer, serve
+from stream_merge.server import MetricsServer, serve
 from stream_merge.session import local_session
 from stream_merge.watch.queries import QueryFailedError
 

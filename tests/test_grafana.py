@@ -15,7 +15,8 @@ import promql_parser
 import pytest
 from prometheus_client import CollectorRegistry
 
-from stream_merge.metrics import CATALOGUE, MergeMetrics
+from stream_merge.catalogue import CATALOGUE
+from stream_merge.metrics import MergeMetrics
 
 GRAFANA = Path(__file__).parent.parent / "grafana"
 SCRAPE_LABELS = {"job", "instance"}

@@ -19,9 +19,11 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from stream_merge import metrics
+from stream_merge.catalogue import BUCKETS_SECONDS, CATALOGUE, DELTA_MERGE_METRICS
 from stream_merge.errors import ConfigError
-from stream_merge.metrics import BUCKETS_SECONDS, CATALOGUE, DELTA_MERGE_METRICS, MergeMetrics, serve
+from stream_merge.metrics import MergeMetrics
 from stream_merge.results import CONFLICTS, FATES, OUTCOMES, PHASES, REASONS, EventCounts, FailedBatch, MergeResult
+from stream_merge.server import serve
 
 DELTA_4_4_MERGE = {
     "numSourceRows",
