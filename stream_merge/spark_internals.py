@@ -233,9 +233,12 @@ def _string_map(scala_map: Any) -> dict[str, str]:
 
 
 def path_is_occupied(session: SparkSession, path: str) -> bool:
-    """Whether something lies at a path, other than an empty folder."""
+    """Whether something lies at a path, other than an empty folder or a Delta table that is being created."""
     hadoop_path = _jvm(session).org.apache.hadoop.fs.Path(path)
     files = hadoop_path.getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
     if not files.exists(hadoop_path):
         return False
-    return not files.getFileStatus(hadoop_path).isDirectory() or len(files.listStatus(hadoop_path)) > 0
+    if not files.getFileStatus(hadoop_path).isDirectory():
+        return True
+    inside = [str(entry.getPath().getName()) for entry in files.listStatus(hadoop_path)]
+    return bool(inside) and "_delta_log" not in inside

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import unquote, urlparse
@@ -22,6 +23,10 @@ from stream_merge.spark_internals import TableSnapshot, path_is_occupied, reason
 
 log = logging.getLogger(__name__)
 
+_CREATE_TRIES = 10
+_CREATE_PAUSE_SECONDS = 0.2
+"""Another writer may create the table at the same moment: its folder shows before its table does."""
+_FOLDER_IN_USE = "DELTA_CREATE_TABLE_WITH_NON_EMPTY_LOCATION"
 _PREPARE_TRIES = 5
 """Another writer may prepare the table at the same moment; each loss is followed by a fresh look."""
 
@@ -83,15 +88,20 @@ def create(
         builder = builder.partitionedBy(*partition_by)
     if cluster_by:
         builder = builder.clusterBy(*cluster_by)
-    try:
-        builder.execute()
-    except Exception as err:
-        found = find(session, target)
-        if found is None:
-            msg = f"table {target!r} could not be created: {reason(err)}"
-            raise ConfigError(msg, target=target) from err
-        return found
-    log.info("table_created", extra={"table": target})
+    for left in reversed(range(_CREATE_TRIES)):
+        try:
+            builder.execute()
+        except Exception as err:
+            found = find(session, target)
+            if found is not None:
+                return found
+            if not left or _FOLDER_IN_USE not in str(err):
+                msg = f"table {target!r} could not be created: {reason(err)}"
+                raise ConfigError(msg, target=target) from err
+            time.sleep(_CREATE_PAUSE_SECONDS)
+        else:
+            log.info("table_created", extra={"table": target})
+            break
     created = find(session, target)
     if created is None:
         msg = f"table {target!r} was created but cannot be found again; check the catalog"
