@@ -13,7 +13,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from stream_merge import names
 from stream_merge.clock import PhaseClock
 from stream_merge.config import Engine, MergeSpec, OnInvalid, RetryPolicy, as_names
-from stream_merge.engines.spark import USER_METADATA_CONF
+from stream_merge.engines.spark import APP_ID_CONF, BATCH_ID_CONF, USER_METADATA_CONF
 from stream_merge.errors import ConfigError
 from stream_merge.identity import caller, claims
 from stream_merge.metrics import MergeMetrics, default_metrics
@@ -224,5 +224,9 @@ class MergeSink:
         """The sink's own session, with the confs that the batch's session had when the sink first saw it."""
         theirs = batch_df.sparkSession
         if self._sessions is None or not same_session(self._sessions[0], theirs):
-            self._sessions = (theirs, owned_session(theirs))
+            ours = owned_session(theirs)
+            for conf in (APP_ID_CONF, BATCH_ID_CONF):
+                # Ids of the user's own writes: under them Delta would drop appends to the side tables as repeated.
+                ours.conf.unset(conf)
+            self._sessions = (theirs, ours)
         return self._sessions[1]
