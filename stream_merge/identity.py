@@ -52,8 +52,8 @@ class _Claims:
         self._owners: dict[tuple[str, str], int] = {}
 
     @contextmanager
-    def held(self, owner: object, identity: str | None, table: str) -> Iterator[None]:
-        """Hold (identity, table) for one call.
+    def held(self, owner: object, identity: str | None, target: str, location: str) -> Iterator[None]:
+        """Hold (identity, table) for one call; the table by its name, too, since it may not be anywhere yet.
 
         Raises:
             ConfigError: another sink object's call holds it.
@@ -61,19 +61,21 @@ class _Claims:
         if identity is None:
             yield
             return
-        claim = (identity, table)
+        wanted = {(identity, target), (identity, location)}
         with self._lock:
-            if self._owners.setdefault(claim, id(owner)) != id(owner):
+            if any(self._owners.get(claim, id(owner)) != id(owner) for claim in wanted):
                 msg = (
-                    f"another sink is merging into {table!r} under the same identity {identity!r}, so one would skip"
+                    f"another sink is merging into {target!r} under the same identity {identity!r}, so one would skip"
                     " the other's batches; give each sink of a query its own name="
                 )
-                raise ConfigError(msg, target=table)
+                raise ConfigError(msg, target=target)
+            self._owners.update(dict.fromkeys(wanted, id(owner)))
         try:
             yield
         finally:
             with self._lock:
-                self._owners.pop(claim, None)
+                for claim in wanted:
+                    self._owners.pop(claim, None)
 
 
 claims = _Claims()

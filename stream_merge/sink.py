@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from pyspark.sql import Column, DataFrame, SparkSession
 
-from stream_merge import names
+from stream_merge import names, tables
 from stream_merge.clock import PhaseClock
 from stream_merge.config import Engine, MergeSpec, OnInvalid, RetryPolicy, as_names
 from stream_merge.engines.spark import APP_ID_CONF, BATCH_ID_CONF, USER_METADATA_CONF
@@ -180,10 +180,12 @@ class MergeSink:
         metrics.prepare(who.query, self._spec.label)
         where = {"target": self._spec.label, "query": who.query, "batch_id": batch_id}
         try:
-            with claims.held(self, who.identity, names.normal_path(self._spec.target)):
+            session = self._session(batch_df)
+            target = names.normal_path(self._spec.target)
+            with claims.held(self, who.identity, target, tables.location(session, target)):
                 micro_batch = MicroBatch(
                     spec=self._spec,
-                    source=in_session(batch_df, self._session(batch_df)),
+                    source=in_session(batch_df, session),
                     batch_id=batch_id,
                     caller=who,
                     clock=clock,

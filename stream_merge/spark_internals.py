@@ -232,6 +232,13 @@ def _string_map(scala_map: Any) -> dict[str, str]:
     return found
 
 
+def qualified_path(session: SparkSession, path: str) -> str:
+    """A path with its scheme: the same for every spelling of a place."""
+    hadoop_path = _jvm(session).org.apache.hadoop.fs.Path(path)
+    files = hadoop_path.getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
+    return str(files.makeQualified(hadoop_path).toString())
+
+
 def path_is_occupied(session: SparkSession, path: str) -> bool:
     """Whether something lies at a path, other than an empty folder or a Delta table that is being created."""
     hadoop_path = _jvm(session).org.apache.hadoop.fs.Path(path)

@@ -19,7 +19,7 @@ from stream_merge import names
 from stream_merge.config import MergeSpec
 from stream_merge.errors import ConfigError
 from stream_merge.layout import Layout
-from stream_merge.spark_internals import TableSnapshot, path_is_occupied, reason, snapshot
+from stream_merge.spark_internals import TableSnapshot, path_is_occupied, qualified_path, reason, snapshot
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +51,14 @@ def find(session: SparkSession, target: str) -> TableSnapshot | None:
             msg = f"target {target!r} exists but is not a Delta table; convert it (CONVERT TO DELTA) or choose another"
             raise ConfigError(msg, target=target) from err
         return None
+
+
+def location(session: SparkSession, target: str) -> str:
+    """Where a target lies, however it is spelled; of a catalog table that is not there yet, its name."""
+    if names.is_path(target):
+        return qualified_path(session, names.normal_path(target))
+    found = find(session, target)
+    return target if found is None else found.location
 
 
 def _is_occupied(session: SparkSession, target: str, err: AnalysisException) -> bool:
