@@ -22,7 +22,7 @@ from stream_merge.results import MergeResult
 from stream_merge.sink import MergeSink
 from stream_merge.watch import queries, screen
 
-_WRITERS = ("first", "second")
+_WRITERS = ("one", "two")
 _RETRY = RetryPolicy(attempts=30)
 """Two writers that never rest lose more commits to each other than jobs with triggers do."""
 _SHOWN = 3
@@ -39,7 +39,7 @@ class DemoSettings:
     """Events delivered, duplicates and broken ones included."""
     keys: int = 5_000
     """How many different orders there may be."""
-    batches: int = 10
+    batches: int = 8
     """Micro-batches, per writer."""
     conflict: bool = False
     """Let a second query merge half of the events into the same table at the same time."""
@@ -185,7 +185,7 @@ def _stream(session: SparkSession, folder: _Folder, writer: str) -> queries.Stre
         retry=_RETRY,
     )
     return queries.Stream(
-        name=f"demo-{writer}",
+        name=writer,
         events=reader.json(str(folder.changes / writer)),
         sink=sink,
         checkpoint=str(folder.root / "checkpoints" / writer),

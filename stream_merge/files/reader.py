@@ -126,7 +126,7 @@ class Folder:
             stream = stream.option("maxFilesPerTrigger", max_files_per_trigger)
         match self.format:
             case "json":
-                return _json_events(stream.text(self.path), schema)
+                return json_events(stream.text(self.path), schema)
             case "csv":
                 texts = StructType([StructField(f.name, StringType()) for f in schema.fields.fields])
                 reader = stream.schema(texts.add(names.CORRUPT_COLUMN, StringType()))
@@ -214,8 +214,15 @@ def failure(path: str, trace: str, reason: str) -> ContractError | None:
     return None
 
 
-def _json_events(lines: DataFrame, schema: Schema) -> DataFrame:
-    """Parsed from text: Spark's JSON source drops `[]` and everything behind the first value of a line (Spark 4.2)."""
+def json_events(lines: DataFrame, schema: Schema) -> DataFrame:
+    """The events of text lines; a blank line is none.
+
+    Not Spark's JSON source, which drops `[]` and everything behind the first value of a line (Spark 4.2).
+
+    Args:
+        lines: a column `value`.
+        schema: what the fields are; fields outside an inferred one fail the query.
+    """
     line = F.col("value")
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": names.CORRUPT_COLUMN}
     with_corrupt = StructType([*schema.fields.fields, StructField(names.CORRUPT_COLUMN, StringType())])

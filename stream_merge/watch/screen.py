@@ -17,8 +17,8 @@ from stream_merge.results import FATES, PHASES, EventCounts, MergeResult
 
 _ROWS = 12
 """Micro-batches on the screen; older ones scroll out of the table."""
-_WIDE = 132
-"""Columns of a terminal from which on the phases fit beside the fates."""
+_PLAIN_WIDTH, _WIDE_WIDTH = 108, 140
+"""Columns of a terminal from which on words fit that are not cut short, and phases beside them."""
 _NEGLIGIBLE_SECONDS = 0.05
 """Phases shorter than this are not named."""
 
@@ -28,6 +28,16 @@ _STYLES = {
     "deleted": "red",
     "stale": "yellow",
     "quarantined": "magenta",
+}
+_SHORT = {
+    "quarantined": "quar.",
+    "collapsed": "coll.",
+    "unaffected": "unaff.",
+    "inserted": "ins.",
+    "updated": "upd.",
+    "deleted": "del.",
+    "version": "vers.",
+    "seconds": "secs.",
 }
 _EXPLAINED = {
     "quarantined": "broke the contract; kept in the quarantine table",
@@ -107,20 +117,21 @@ class Screen:
         return Group(self._table(), self._progress)
 
     def _table(self) -> Table:
-        wide = self._console.width >= _WIDE
+        width = self._console.width
         table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
         if self._several_streams:
-            table.add_column("stream", no_wrap=True)
+            table.add_column("query", no_wrap=True)
         for name in ("batch", "events", *FATES, "tries", "version", "seconds"):
-            table.add_column(name, justify="right", style=_STYLES.get(name, ""))
-        if wide:
+            header = name if width >= _PLAIN_WIDTH else _SHORT.get(name, name)
+            table.add_column(header, justify="right", style=_STYLES.get(name, ""), min_width=len(header))
+        if width >= _WIDE_WIDTH:
             table.add_column("where the time went", no_wrap=True, style="dim")
         for stream, result in self._recent:
             cells = [stream] if self._several_streams else []
             cells += [str(result.batch_id), f"{result.events.received:,}"]
             cells += [_count(getattr(result.events, fate)) for fate in FATES]
             cells += [_tries(result), _version(result), f"{result.duration_seconds:.1f}"]
-            if wide:
+            if width >= _WIDE_WIDTH:
                 cells.append(_phases(result))
             table.add_row(*cells)
         return table
