@@ -1,0 +1,126 @@
+"""A change stream as tests write it: batches of events, each delivered a second time, as after a crash."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+from pyspark.sql import DataFrame, SparkSession
+
+from stream_merge import MergeSink
+from stream_merge.metrics import MergeMetrics
+from stream_merge.names import sibling, sql_identifier
+from stream_merge.results import EventCounts, MergeResult
+from stream_merge.testing import batch, change_rows, run, target_rows
+
+SCHEMA = "id bigint, lsn bigint, op string, name string"
+DEFAULTS: Mapping[str, Any] = {
+    "keys": ["id"],
+    "sequence_by": "lsn",
+    "apply_as_deletes": "op = 'd'",
+    "except_column_list": ["op"],
+}
+
+
+def upsert(key: int, name: str | None, *, lsn: int | None) -> tuple[Any, ...]:
+    """An upsert of `SCHEMA`."""
+    return (key, lsn, "u", name)
+
+
+def delete(key: int, *, lsn: int | None) -> tuple[Any, ...]:
+    """A delete of `SCHEMA`; like most sources it knows no more than the key."""
+    return (key, lsn, "d", None)
+
+
+class ChangeStream:
+    """Delivers batches to a target and proves of each that a replay changes nothing.
+
+    With `app_id` (the default) a replay may change no file of any table, tombstones and quarantine
+    included. Without, the sequences alone have to keep rows and change feed as they are.
+    """
+
+    def __init__(
+        self, spark: SparkSession, target: str, schema: str = SCHEMA, *, folder: Path | None = None, **settings: Any
+    ) -> None:
+        self.spark = spark
+        self.target = target
+        self.folder = folder or Path(target).parent
+        self.schema = schema
+        self.settings = {
+            "target": target,
+            "app_id": "test",
+            "metrics": MergeMetrics(registry=CollectorRegistry()),
+            **(DEFAULTS if schema == SCHEMA else {}),
+            **settings,
+        }
+        self.batch_id = -1
+
+    def deliver(self, *events: Sequence[Any], schema: str | None = None, **settings: Any) -> MergeResult:
+        """Deliver the next batch, and the same batch again; what the first delivery did."""
+        return self.deliver_frame(batch(self.spark, schema or self.schema, *events), **settings)
+
+    def deliver_frame(self, batch_df: DataFrame, **settings: Any) -> MergeResult:
+        """Deliver a frame as the next batch, and again; a sink of its own each time, as after a restart."""
+        self.settings |= settings
+        self.batch_id += 1
+        result = run(self.sink(), batch_df, self.batch_id)
+        if not result.events.received:
+            return result
+        if self.settings["app_id"] is None:
+            before = self.rows(), self.changes()
+            run(self.sink(), batch_df, self.batch_id)
+            assert (self.rows(), self.changes()) == before
+        else:
+            before = self.data_changes()
+            replay = run(self.sink(), batch_df, self.batch_id)
+            assert self.data_changes() == before
+            if result.version is not None:
+                assert (replay.outcome, replay.events) == ("skipped_duplicate", EventCounts())
+        return result
+
+    def sink(self) -> MergeSink:
+        """A new sink with the stream's settings."""
+        return MergeSink(**self.settings)
+
+    def rows(self, *columns: str) -> list[tuple[Any, ...]]:
+        """The target's rows, sorted."""
+        return target_rows(self.spark, self.target, *columns)
+
+    def changes(self) -> list[tuple[Any, ...]]:
+        """The change feed: (change type, columns…), sorted."""
+        return sorted((row[1:] for row in change_rows(self.spark, self.target)), key=repr)
+
+    def data_changes(self) -> dict[str, int]:
+        """Number of changed files in the log of every table beside the target, the target included.
+
+        A version that holds no more than a transaction id counts nothing.
+        """
+        logs = self.folder.glob("*/_delta_log")
+        return {log.parent.name: sum(map(_changed_files, log.glob("*.json"))) for log in logs}
+
+    def versions(self) -> dict[str, int]:
+        """Number of commits of every table beside the target, the target included."""
+        return {log.parent.name: len(list(log.glob("*.json"))) for log in self.folder.glob("*/_delta_log")}
+
+    def side_table(self, prefix: str) -> DataFrame:
+        """The tombstones or the quarantine beside the target."""
+        return self.spark.table(sql_identifier(sibling(self.target, prefix)))
+
+    def sql(self, statement: str) -> DataFrame:
+        """Run a statement with `{target}` as the target's identifier."""
+        return self.spark.sql(statement.format(target=sql_identifier(self.target)))
+
+
+def ledger(result: MergeResult) -> dict[str, int]:
+    """The counts of a result that are not 0."""
+    counts = {name: getattr(result.events, name) for name in EventCounts.__dataclass_fields__}
+    return {name: n for name, n in counts.items() if n}
+
+
+def _changed_files(commit: Path) -> int:
+    actions = [json.loads(line) for line in commit.read_text().splitlines()]
+    files = [(kind, file) for action in actions for kind, file in action.items() if kind in ("add", "remove", "cdc")]
+    return sum(kind == "cdc" or file["dataChange"] for kind, file in files)
