@@ -175,10 +175,10 @@ def conflicts(results: Sequence[MergeResult]) -> str:
     if not by_class:
         return "no commit was lost to another writer"
     named = ", ".join(f"{times} {name}" for name, times in sorted(by_class.items()))
-    retried = sum(1 for result in results if result.conflicts)
+    retried = micro_batches([result for result in results if result.conflicts])
     waited = sum(result.seconds.get("backoff", 0.0) for result in results)
     lost = sum(by_class.values())
-    return f"{lost} lost commits ({named}) in {retried} micro-batches, retried after {waited:.1f} s of waiting in all"
+    return f"{lost} lost commits ({named}) in {retried}, retried after {waited:.1f} s of waiting in all"
 
 
 def _sums(counts: Iterable[Mapping[str, int]]) -> Counter[str]:

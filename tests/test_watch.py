@@ -1,0 +1,157 @@
+"""Queries are watched, stopped between micro-batches, and shown without a number cut short."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from rich.console import Console
+
+from stream_merge import ConfigError, EventCounts, MergeResult, MergeSink
+from stream_merge.testing import target_rows
+from stream_merge.watch import queries, screen
+
+SCHEMA = "id bigint, lsn bigint"
+
+
+def result(batch_id: int = 0, **changes: Any) -> MergeResult:
+    fates = {"quarantined": 1, "collapsed": 22, "stale": 333, "unaffected": 4_444, "inserted": 5, "updated": 12_345}
+    fields = {
+        "target": "orders",
+        "query": "orders",
+        "batch_id": batch_id,
+        "outcome": "committed",
+        "engine": "spark",
+        "version": 1_234,
+        "attempts": 1,
+        "conflicts": {},
+        "plan": "",
+        "events": EventCounts(received=sum(fates.values()), **fates),
+        "seconds": {"merge": 1.25, "prepare": 0.5, "recheck": 0.01},
+    }
+    return MergeResult(**{**fields, **changes})
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Iterator[Path]:
+    """Three files, which make three micro-batches."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for number in range(3):
+        (folder / f"{number}.json").write_text(f'{{"id": {number}, "lsn": 1}}\n')
+    return folder
+
+
+def stream(spark: SparkSession, source: Path, sink: MergeSink) -> queries.Stream:
+    reader = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1)
+    return queries.Stream(
+        name="orders",
+        events=reader.json(str(source)),
+        sink=sink,
+        checkpoint=str(source.parent / "checkpoint"),
+    )
+
+
+def test_a_stop_lets_the_running_micro_batch_end_and_the_next_run_does_the_rest(
+    spark: SparkSession, source: Path, tmp_table: str
+) -> None:
+    """Also while more data waits: nothing is merged twice, nothing is left out."""
+    stopping = threading.Event()
+
+    def run(on_result: Any) -> list[MergeResult]:
+        sink = MergeSink(target=tmp_table, keys="id", sequence_by="lsn")
+        return queries.run([stream(spark, source, sink)], once=False, stopping=stopping, on_result=on_result)
+
+    first = run(lambda *_: stopping.set())
+    assert [r.batch_id for r in first] == list(range(len(first)))
+    assert 1 <= len(first) < 3
+
+    stopping.clear()
+    rest = run(lambda _, r: stopping.set() if r.batch_id == 2 else None)
+    assert [r.batch_id for r in rest if r.outcome == "committed"] == list(range(len(first), 3))
+    assert target_rows(spark, tmp_table, "id") == [(0,), (1,), (2,)]
+    assert queries.total([*first, *rest]) == EventCounts(received=3, inserted=3)
+
+
+def test_the_error_of_a_sink_comes_out_as_it_was_raised(spark: SparkSession, source: Path, tmp_table: str) -> None:
+    sink = MergeSink(target=tmp_table, keys="ident", sequence_by="lsn")
+
+    with pytest.raises(ConfigError, match="'ident'"):
+        queries.run([stream(spark, source, sink)], once=True, stopping=threading.Event(), on_result=lambda *_: None)
+
+
+def test_another_error_says_what_the_innermost_cause_says(spark: SparkSession, source: Path, tmp_table: str) -> None:
+    class Failing(MergeSink):
+        def __call__(self, batch_df: DataFrame, batch_id: int) -> None:
+            batch_df.selectExpr("raise_error('the disk is on fire')").collect()
+
+    sink = Failing(target=tmp_table, keys="id", sequence_by="lsn")
+
+    with pytest.raises(queries.QueryFailedError, match=r"query 'orders' failed: .*the disk is on fire") as raised:
+        queries.run([stream(spark, source, sink)], once=True, stopping=threading.Event(), on_result=lambda *_: None)
+    assert "\n" not in raised.value.reason
+
+
+def test_the_first_ctrl_c_asks_and_the_second_interrupts() -> None:
+    said: list[str] = []
+
+    with queries.stop_on_signal(said.append) as stopping:
+        assert not stopping.is_set()
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stopping.wait(5)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert len(said) == 1
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_sigterm_stops_like_ctrl_c() -> None:
+    with queries.stop_on_signal(lambda _: None) as stopping:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stopping.wait(5)
+
+
+@pytest.mark.parametrize("width", [80, 120, 160])
+@pytest.mark.parametrize("several", [False, True])
+def test_a_terminal_shows_every_number_whole(width: int, several: bool) -> None:
+    file = StringIO()
+    console = Console(file=file, width=width, force_terminal=True, color_system=None, legacy_windows=False)
+
+    with screen.Screen(console, batches=2, several_streams=several) as shown:
+        shown.add("one", result(conflicts={"ConcurrentAppendException": 1}, attempts=2))
+
+    last = file.getvalue().rsplit("merging", 2)[-2]
+    for number in ("17,150", "4,444", "12,345", "1.8"):
+        assert number in last
+    assert ("merge 1.2, prepare 0.5" in last) == (width == 160)
+    assert "…" not in last
+
+
+def test_elsewhere_each_micro_batch_is_a_line() -> None:
+    file = StringIO()
+
+    with screen.Screen(Console(file=file, width=80)) as shown:
+        shown.add("orders", result(3, conflicts={"ConcurrentAppendException": 2}))
+
+    assert file.getvalue() == (
+        "batch 3: 17,150 events (1 quarantined, 22 collapsed, 333 stale, 4,444 unaffected, 5 inserted, 12,345 updated),"
+        " committed, version 1234, 1.8 s (merge 1.2, prepare 0.5), 2 lost commits\n"
+    )
+
+
+def test_lost_commits_are_summed_by_class() -> None:
+    lost = {"ConcurrentAppendException": 2, "MetadataChangedException": 1}
+    results = [result(conflicts=lost, seconds={"backoff": 1.5}), result(conflicts={}, seconds={})]
+
+    assert screen.conflicts(results) == (
+        "3 lost commits (2 ConcurrentAppendException, 1 MetadataChangedException) in 1 micro-batch,"
+        " retried after 1.5 s of waiting in all"
+    )
+    assert screen.conflicts(results[1:]) == "no commit was lost to another writer"
