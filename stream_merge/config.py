@@ -154,7 +154,9 @@ def _selection_problems(spec: MergeSpec) -> list[str]:
         found.append("column_list and except_column_list are both given; keep one of them")
     if spec.column_list is not None:
         found.extend(_list_problems("column_list", spec.column_list, may_be_empty=False))
-        missing = [key for key in spec.keys if key not in spec.column_list]
+        # Whether case matters is a setting of the session; here only what no session could match is refused.
+        listed = {name.lower() for name in spec.column_list if isinstance(name, str)}
+        missing = [key for key in spec.keys if isinstance(key, str) and key.lower() not in listed]
         if missing:
             found.append(f"column_list leaves out key(s) {missing!r}; add them, a row cannot be found without its keys")
     if spec.except_column_list is not None:

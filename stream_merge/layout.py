@@ -13,6 +13,7 @@ from pyspark.sql.types import BooleanType, DataType, NullType, StructField, Stru
 from stream_merge import columns, names
 from stream_merge.config import MergeSpec
 from stream_merge.errors import ConfigError
+from stream_merge.spark_internals import reason
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -304,8 +305,7 @@ class _Finder:
         try:
             return self.source.select(value.alias("value")).schema["value"].dataType
         except AnalysisException as err:
-            reason = str(err).splitlines()[0]
-            self.problems.append(f"{what} does not fit the source: {reason}; its columns are {self.names!r}")
+            self.problems.append(f"{what} does not fit the source: {reason(err)}; its columns are {self.names!r}")
             return None
 
 

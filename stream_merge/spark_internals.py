@@ -212,7 +212,7 @@ def reason(error: BaseException) -> str:
     if isinstance(error, Py4JJavaError):
         for class_name, message in java_causes(error):
             return f"{class_name.rsplit('.', 1)[-1]}: {message}".splitlines()[0]
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _jvm(session: SparkSession) -> Any:

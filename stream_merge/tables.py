@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 _CREATE_TRIES = 10
 _CREATE_PAUSE_SECONDS = 0.2
 """Another writer may create the table at the same moment: its folder shows before its table does."""
-_FOLDER_IN_USE = "DELTA_CREATE_TABLE_WITH_NON_EMPTY_LOCATION"
+_BEING_CREATED = ("DELTA_CREATE_TABLE_WITH_NON_EMPTY_LOCATION", "DELTA_TABLE_NOT_FOUND")
 _PREPARE_TRIES = 5
 """Another writer may prepare the table at the same moment; each loss is followed by a fresh look."""
 
@@ -103,7 +103,7 @@ def create(
             found = find(session, target)
             if found is not None:
                 return found
-            if not left or _FOLDER_IN_USE not in str(err):
+            if not left or not any(code in str(err) for code in _BEING_CREATED):
                 msg = f"table {target!r} could not be created: {reason(err)}"
                 raise ConfigError(msg, target=target) from err
             time.sleep(_CREATE_PAUSE_SECONDS)
@@ -204,12 +204,19 @@ def _recorded_problems(found: TableSnapshot, spec: MergeSpec, layout: Layout, *,
             " recorded keys, or rebuild the table: rows and remembered deletes were matched by the old ones"
         )
     sequence = found.properties.get(names.SEQUENCE_PROPERTY)
-    if sequence is not None and json.loads(sequence) != json.loads(layout.definition):
+    if sequence is not None and not _same_sequence(sequence, layout.definition, case_sensitive=case_sensitive):
         problems.append(
             f"target {spec.target!r} is sequenced by {_definition(sequence)}, now by {_definition(layout.definition)};"
             " use the recorded definition, or rebuild the table: stored sequences cannot be compared with new ones"
         )
     return problems
+
+
+def _same_sequence(recorded: str, now: str, *, case_sensitive: bool) -> bool:
+    old, new = json.loads(recorded), json.loads(now)
+    if not case_sensitive and "columns" in old and "columns" in new:
+        old, new = [name.lower() for name in old["columns"]], [name.lower() for name in new["columns"]]
+    return bool(old == new)
 
 
 def _definition(recorded: str) -> str:
@@ -264,17 +271,16 @@ def _permission_problems(spec: MergeSpec, found: TableSnapshot | None) -> list[s
     siblings = [spec.quarantine_table if spec.on_invalid == "quarantine" else None]
     siblings.append(spec.tombstone_target if spec.tombstones else None)
     wanted.extend(names.normal_path(table) for table in siblings if table is not None and names.is_path(table))
-    problems: list[str] = []
+    problems: dict[Path, str] = {}
     for location in wanted:
         local = local_path(location)
         nearest = local and _nearest_existing(local)
-        if nearest and not os.access(nearest, os.R_OK | os.W_OK | os.X_OK):
-            problem = (
+        if nearest and nearest not in problems and not os.access(nearest, os.R_OK | os.W_OK | os.X_OK):
+            problems[nearest] = (
                 f"this process (uid {os.geteuid()}) may not write to {str(nearest)!r}, where {location!r} lies;"
                 " grant it write permission or choose another path"
             )
-            problems.append(problem)
-    return problems
+    return list(problems.values())
 
 
 def local_path(location: str) -> Path | None:
