@@ -8,6 +8,13 @@ from pyspark.sql import functions as F
 from stream_merge import columns, names
 from stream_merge.layout import Layout
 
+_WHOLE_EVENT = {
+    "ignoreNullFields": "false",
+    # Spark's defaults end at milliseconds (4.2).
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+}
+
 
 def checked(batch_df: DataFrame, layout: Layout) -> DataFrame:
     """Judge every event of a batch; nothing is dropped.
@@ -25,7 +32,7 @@ def checked(batch_df: DataFrame, layout: Layout) -> DataFrame:
     )
     reasons = _reasons(layout, corrupt)
     source_columns = [columns.column(name) for name in batch_df.columns if name != names.CORRUPT_COLUMN]
-    event = F.to_json(F.struct(*source_columns), {"ignoreNullFields": "false"})
+    event = F.to_json(F.struct(*source_columns), _WHOLE_EVENT)
     return batch_df.select(
         *layout.stored_values,
         valid_sequence.alias(names.SEQUENCE_COLUMN),
