@@ -15,7 +15,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
-from stream_merge import names
+from stream_merge import columns, names
 from stream_merge.config import MergeSpec
 from stream_merge.errors import ConfigError
 from stream_merge.layout import Layout
@@ -79,23 +79,21 @@ def create(
     properties: Mapping[str, str],
     partition_by: Sequence[str] = (),
     cluster_by: Sequence[str] = (),
-    replace: bool = False,
 ) -> TableSnapshot:
     """Create a table in one commit, unless another writer was faster; its table is then used.
 
-    Column mapping is switched on only where a column name needs it. With `replace` what was there
-    before is emptied in the same commit.
+    Column mapping is switched on only where a column name needs it.
     """
-    builder = DeltaTable.createOrReplace(session) if replace else DeltaTable.createIfNotExists(session)
+    builder = DeltaTable.createIfNotExists(session)
     builder = builder.location(names.normal_path(target)) if names.is_path(target) else builder.tableName(target)
     builder = builder.addColumns(StructType(list(fields)))
-    mapping = {"delta.columnMapping.mode": "name"} if needs_column_mapping(fields) else {}
-    for key, value in {**mapping, **properties}.items():
+    for key, value in {**_mapping(fields), **properties}.items():
         builder = builder.property(key, value)
     if partition_by:
-        builder = builder.partitionedBy(*partition_by)
+        builder = builder.partitionedBy(*_spelled(partition_by, fields))
     if cluster_by:
-        builder = builder.clusterBy(*cluster_by)
+        # Unlike `partitionedBy`, this one parses its names (Delta 4.4).
+        builder = builder.clusterBy(*(names.quote(name) for name in _spelled(cluster_by, fields)))
     for left in reversed(range(_CREATE_TRIES)):
         try:
             builder.execute()
@@ -115,6 +113,39 @@ def create(
         msg = f"table {target!r} was created but cannot be found again; check the catalog"
         raise ConfigError(msg, target=target)
     return created
+
+
+def start_over(
+    session: SparkSession, target: str, fields: Sequence[StructField], *, properties: Mapping[str, str]
+) -> None:
+    """Empty a table of the sink and give it other columns and properties, in this order: a crash in between repeats.
+
+    Delta's CREATE OR REPLACE is a plain CREATE for a path and refuses another schema or property (4.4).
+    """
+    identifier = names.sql_identifier(target)
+    if needs_column_mapping(fields):
+        session.sql(f"ALTER TABLE {identifier} SET TBLPROPERTIES ({_listed(_mapping(fields))})")
+    empty = session.createDataFrame([], StructType(list(fields)))
+    writer = empty.write.format("delta").mode("overwrite").option("overwriteSchema", "true")
+    if names.is_path(target):
+        writer.save(names.normal_path(target))
+    else:
+        writer.saveAsTable(target)
+    session.sql(f"ALTER TABLE {identifier} SET TBLPROPERTIES ({_listed(properties)})")
+
+
+def _mapping(fields: Iterable[StructField]) -> dict[str, str]:
+    return {"delta.columnMapping.mode": "name"} if needs_column_mapping(fields) else {}
+
+
+def _listed(properties: Mapping[str, str]) -> str:
+    return ", ".join(f"{names.sql_string(key)} = {names.sql_string(value)}" for key, value in properties.items())
+
+
+def _spelled(wanted: Sequence[str], fields: Sequence[StructField]) -> list[str]:
+    """The columns as the table spells them; `check_target` has found them all."""
+    known = [f.name for f in fields]
+    return [columns.resolve(name, known, case_sensitive=False) or name for name in wanted]
 
 
 def needs_column_mapping(fields: Iterable[StructField]) -> bool:
@@ -164,7 +195,7 @@ def check_target(found: TableSnapshot | None, spec: MergeSpec, layout: Layout, *
             f"{setting} names column {name!r}, which is not stored; stored columns are {stored!r}"
             for setting, wanted in (("partition_by", spec.partition_by), ("cluster_by", spec.cluster_by))
             for name in wanted
-            if name not in stored
+            if columns.resolve(name, stored, case_sensitive=case_sensitive) is None
         )
     else:
         problems.extend(_recorded_problems(found, spec, layout, case_sensitive=case_sensitive))
@@ -253,11 +284,10 @@ def _missing(target: str, found: TableSnapshot, layout: Layout, properties: Mapp
         if key not in found.properties or (key.startswith("delta.") and found.properties[key] != value)
     }
     if absent:
-        listed = ", ".join(f"{names.sql_string(key)} = {names.sql_string(value)}" for key, value in absent.items())
-        statements.append(f"ALTER TABLE {identifier} SET TBLPROPERTIES ({listed})")
+        statements.append(f"ALTER TABLE {identifier} SET TBLPROPERTIES ({_listed(absent)})")
     if layout.sequence_columns is None and names.SEQUENCE_COLUMN not in found.schema.names:
-        dtype = layout.sequence_type.simpleString()
-        statements.append(f"ALTER TABLE {identifier} ADD COLUMNS ({names.quote(names.SEQUENCE_COLUMN)} {dtype})")
+        column = StructType([StructField(names.SEQUENCE_COLUMN, layout.sequence_type)]).toDDL()
+        statements.append(f"ALTER TABLE {identifier} ADD COLUMNS ({column})")
     return statements
 
 

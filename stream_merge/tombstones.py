@@ -218,7 +218,9 @@ class Tombstones:
                 "tombstones_of_dropped_target_discarded",
                 extra={"table": self._table, "target_id": left_over.properties.get(names.TARGET_ID_PROPERTY)},
             )
-        tables.create(self._session, self._table, fields, properties=properties, replace=left_over is not None)
+            tables.start_over(self._session, self._table, fields, properties=properties)
+        else:
+            tables.create(self._session, self._table, fields, properties=properties)
 
     def _load(self) -> DataFrame:
         reader = self._session.read.format("delta")
