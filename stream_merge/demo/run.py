@@ -68,7 +68,7 @@ def run(
         say("events", _description(delivered, settings))
         with console.status("starting Spark (the first time, Delta's jars are downloaded: about 90 MB)"):
             session = start_session()
-        say("table", f"{'continuing' if continued else 'new:'} {folder.table}")
+        say("table", f"{folder.table}{' (continued, with what an earlier run left)' if continued else ''}")
         say("metrics", metrics_url)
         streams = [_stream(session, folder, writer) for writer in folder.writers]
         batches = settings.batches * (2 if settings.conflict else 1)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from py4j.protocol import Py4JJavaError
-from pyspark.errors import AnalysisException, ParseException
+from pyspark.errors import AnalysisException, ParseException, PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
@@ -106,8 +106,9 @@ class Folder:
                 case "parquet":
                     found = reader.option("mergeSchema", "true").parquet(self.path).schema
         except (AnalysisException, Py4JJavaError) as err:
-            said = re.sub(r"^.*: org\.apache\.\S+: ", "", " ".join(str(err).splitlines()[:2]))
-            msg = f"source {self.path!r} gives no schema: {said}; put a {self.format} file there, or pass --schema"
+            msg = (
+                f"source {self.path!r} gives no schema: {_said(err)}; put a {self.format} file there, or pass --schema"
+            )
             raise ConfigError(msg) from err
         if not found.fields:
             msg = f"source {self.path!r} holds no {self.format} events to infer types from; pass --schema"
@@ -121,6 +122,13 @@ class Folder:
             The fields of the schema and, for text formats, `__stream_merge_corrupt`: the text of a line that
             does not fit the format or the types, NULL for all others.
         """
+        try:
+            return self._stream(session, schema, max_files_per_trigger)
+        except AnalysisException as err:
+            msg = f"source {self.path!r} cannot be read: {_said(err)}; make the folder first, or name another one"
+            raise ConfigError(msg) from err
+
+    def _stream(self, session: SparkSession, schema: Schema, max_files_per_trigger: int | None) -> DataFrame:
         stream = session.readStream.options(**_FILE_OPTIONS, **_STREAM_OPTIONS)
         if max_files_per_trigger is not None:
             stream = stream.option("maxFilesPerTrigger", max_files_per_trigger)
@@ -171,7 +179,7 @@ def parse(ddl: str) -> Schema:
     try:
         fields = StructType.fromDDL(ddl)
     except ParseException as err:
-        msg = f"--schema {ddl!r} is not a list of columns like 'id BIGINT, name STRING': {str(err).splitlines()[0]}"
+        msg = f"--schema {ddl!r} is not a list of columns like 'id BIGINT, name STRING': {_said(err)}"
         raise ConfigError(msg) from err
     if not isinstance(fields, StructType) or not fields.fields:
         msg = f"--schema {ddl!r} names no columns; write it like 'id BIGINT, name STRING'"
@@ -192,9 +200,17 @@ def recorded(session: SparkSession, checkpoint: str) -> Schema | None:
 
 
 def record(session: SparkSession, checkpoint: str, schema: Schema) -> None:
-    """Keep the schema with the checkpoint, wherever that lies, so that a restart reads the same types."""
+    """Keep the schema with the checkpoint, wherever that lies, so that a restart reads the same types.
+
+    Raises:
+        ConfigError: nothing can be written there.
+    """
     line = session.createDataFrame([(schema.to_json(),)], "value STRING")
-    line.coalesce(1).write.mode("overwrite").text(f"{checkpoint}/{_RECORD}")
+    try:
+        line.coalesce(1).write.mode("overwrite").text(f"{checkpoint}/{_RECORD}")
+    except (PySparkException, Py4JJavaError) as err:
+        msg = f"checkpoint {checkpoint!r} cannot be written: {_said(err)}; name a folder that this user may write to"
+        raise ConfigError(msg) from err
 
 
 def failure(path: str, trace: str, reason: str) -> ContractError | None:
@@ -267,3 +283,10 @@ def _widened(inferred: StructType) -> StructType:
             for f in inferred.fields
         ]
     )
+
+
+def _said(err: BaseException) -> str:
+    """What Spark said, without where in its code."""
+    first, _, rest = str(err).strip().partition("\n")
+    java = re.match(r": [\w.$]+: (.*)", rest)  # Py4J: the first line names its own object
+    return java[1] if java is not None else first

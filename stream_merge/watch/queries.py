@@ -46,7 +46,7 @@ class QueryFailedError(Exception):
 
     def __init__(self, query: str, cause: BaseException) -> None:
         self.trace = str(cause)
-        self.reason = _innermost_message(self.trace)
+        self.reason = innermost_message(self.trace)
         super().__init__(f"query {query!r} failed: {self.reason}")
 
 
@@ -219,7 +219,7 @@ class _Running:
         return progress is not None and progress["batchId"] >= self._last_batch_id
 
 
-def _innermost_message(trace: str) -> str:
+def innermost_message(trace: str) -> str:
     """What the last cause of a Java stack trace says, on one line; the text's first line if there is no cause."""
     causes = _CAUSE.findall(trace)
     lines = (causes[-1] if causes else trace).strip().splitlines() or ["no message"]

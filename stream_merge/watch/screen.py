@@ -19,6 +19,7 @@ _ROWS = 12
 """Micro-batches on the screen; older ones scroll out of the table."""
 _PLAIN_WIDTH, _WIDE_WIDTH = 108, 140
 """Columns of a terminal from which on words fit that are not cut short, and phases beside them."""
+_PHASES_IN_TABLE = 3
 _NEGLIGIBLE_SECONDS = 0.05
 """Phases shorter than this are not named."""
 
@@ -85,7 +86,7 @@ class Screen:
             SpinnerColumn(),
             TextColumn("{task.description}"),
             BarColumn(bar_width=30),
-            TextColumn("{task.completed} micro-batches" if batches is None else "{task.completed} of {task.total}"),
+            TextColumn("{task.completed} so far" if batches is None else "{task.completed} of {task.total}"),
             TimeElapsedColumn(),
             console=console,
         )
@@ -132,7 +133,7 @@ class Screen:
             cells += [_count(getattr(result.events, fate)) for fate in FATES]
             cells += [_tries(result), _version(result), f"{result.duration_seconds:.1f}"]
             if width >= _WIDE_WIDTH:
-                cells.append(_phases(result))
+                cells.append(_phases(result, most=_PHASES_IN_TABLE))
             table.add_row(*cells)
         return table
 
@@ -200,7 +201,7 @@ def _tries(result: MergeResult) -> str:
     return f"[bold yellow]{result.attempts}[/]" if result.conflicts else str(result.attempts)
 
 
-def _phases(result: MergeResult) -> str:
+def _phases(result: MergeResult, most: int | None = None) -> str:
     seconds: Mapping[str, float] = {phase: result.seconds.get(phase, 0.0) for phase in PHASES}
     named = {phase: spent for phase, spent in seconds.items() if spent >= _NEGLIGIBLE_SECONDS}
-    return ", ".join(f"{phase} {spent:.1f}" for phase, spent in sorted(named.items(), key=lambda item: -item[1]))
+    return ", ".join(f"{phase} {spent:.1f}" for phase, spent in sorted(named.items(), key=lambda item: -item[1])[:most])
