@@ -20,7 +20,7 @@ class StreamMergeError(Exception):
     """Base of every error that the sink raises on purpose.
 
     Attributes:
-        target: the sink's target as the user wrote it, or None where no target is involved.
+        target: the table that the error is about, the sink's target or a side table of it; None where none is.
         batch_id: the micro-batch, or None outside a batch.
     """
 
@@ -88,4 +88,8 @@ class CommitStateUnknownError(StreamMergeError):
 
 
 class MergeFailedError(StreamMergeError):
-    """A write failed and is known not to have landed; the same attempt would fail again."""
+    """A write failed for a reason that another attempt would not cure.
+
+    A merge is known not to have landed. An append to a side table may have: under an identity its
+    transaction id makes the next delivery of the batch safe; without one, look into the table.
+    """
