@@ -1,0 +1,77 @@
+"""A process that delivers batches to a sink and kills itself, JVM and all, at a boundary between two steps."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import scenario
+from pyspark.sql import DataFrame
+
+from stream_merge.microbatch import MicroBatch
+from stream_merge.session import local_session
+from stream_merge.tombstones import Tombstones
+
+INSIDE = {"remember_deletes": (Tombstones, "_append")}
+"""Between two commits of one step: here the log of deletes exists, but has no entry."""
+
+
+def die() -> None:
+    """End this process and its JVM with no chance to do anything more."""
+    os.killpg(os.getpgrp(), signal.SIGKILL)
+
+
+def die_at(boundary: str) -> None:
+    """Arrange for death "before", "inside" or "after" a step of the micro-batch."""
+    when, step = boundary.split()
+    owner, name = INSIDE[step] if when == "inside" else (MicroBatch, step)
+    original = getattr(owner, name)
+
+    def last(self: Any, *args: Any, **kwargs: Any) -> None:
+        if isinstance(self, MicroBatch) and self._caller.identity == scenario.RIVAL_ID:
+            original(self)
+            return
+        if when == "after":
+            original(self, *args, **kwargs)
+        die()
+
+    setattr(owner, name, last)
+
+
+def main() -> None:
+    """Parse, start, deliver, die."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--work", required=True, help="folder for what Spark leaves behind")
+    parser.add_argument("--table", required=True)
+    parser.add_argument("--boundary", help='such as "after merge"')
+    parser.add_argument("--batch-id", type=int, help="deliver this batch; without: run the query")
+    parser.add_argument("--race", action="store_true", help="let a rival delete meanwhile")
+    parser.add_argument("--source", type=Path)
+    parser.add_argument("--checkpoint", type=Path)
+    parser.add_argument("--last-batch", type=int, help="die when the sink has returned from this batch of the query")
+    args = parser.parse_args()
+    confs = {"spark.sql.warehouse.dir": args.work, "spark.local.dir": args.work}
+    session = local_session("crash child", cores=2, memory="1g", confs=confs)
+    if args.boundary:
+        die_at(args.boundary)
+    if args.race:
+        scenario.race(session, args.table)
+    if args.batch_id is not None:
+        batch_df = scenario.events(session, scenario.BATCHES[args.batch_id])
+        scenario.sink(args.table, app_id="crash")(batch_df, args.batch_id)
+        return
+    sink = scenario.sink(args.table)
+
+    def each(batch_df: DataFrame, batch_id: int) -> None:
+        sink(batch_df, batch_id)
+        if batch_id == args.last_batch:
+            die()
+
+    scenario.stream(session, args.source, args.checkpoint, each)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""A small change stream with every step of a batch in it, and the ways in which tests deliver it.
+
+Apart from the tests, so that a child process can deliver exactly what its test delivers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+from pyspark.sql import DataFrame, SparkSession
+
+from stream_merge import MergeSink
+from stream_merge.engines.base import MergeReport, MergeRequest
+from stream_merge.engines.spark import SparkEngine
+from stream_merge.metrics import MergeMetrics
+
+SCHEMA = "id int, lsn int, op string, name string"
+BATCHES = (
+    "(1, 10, 'c', 'one'), (2, 10, 'c', 'two'), (3, 10, 'c', 'three'), (2, 20, 'd', null), (9, 20, 'd', null)",
+    "(1, 30, 'u', 'one again'), (2, 30, 'c', 'two revived'), (3, 30, 'd', null), (9, 5, 'c', 'late'),"
+    " (5, 30, 'c', 'five'), (6, 30, 'c', 'raced'), (null, 30, 'c', 'no key'), (7, null, 'c', 'no sequence')",
+    "(1, 40, 'u', 'one at last'), (5, 25, 'u', 'late'), (8, 40, 'c', 'eight')",
+)
+"""Updates, inserts and deletes; in the second batch also a revived key, a ghost and two invalid events."""
+RIVAL_ID = "rival"
+RIVAL = "(6, 40, 'd', null)"
+"""What another writer merges while the second batch is on its way: its row is not there yet."""
+
+
+def sink(table: str, **settings: Any) -> MergeSink:
+    """A sink for this stream; it counts for itself."""
+    columns = {} if "column_list" in settings else {"except_column_list": ["op"]}
+    return MergeSink(
+        target=table,
+        keys=["id"],
+        sequence_by="lsn",
+        apply_as_deletes="op = 'd'",
+        metrics=MergeMetrics(registry=CollectorRegistry()),
+        **columns,
+        **settings,
+    )
+
+
+def events(session: SparkSession, values: str) -> DataFrame:
+    """A batch from SQL literals, which need no Python worker."""
+    casts = ", ".join(f"cast({name} as {kind}) {name}" for name, kind in (c.split() for c in SCHEMA.split(", ")))
+    return session.sql(f"SELECT {casts} FROM VALUES {values} AS t(id, lsn, op, name)")
+
+
+def write_files(session: SparkSession, folder: Path, batches: Sequence[str]) -> None:
+    """Add one file per batch to the folder that a query reads, in this order."""
+    folder.mkdir(exist_ok=True)
+    there = len(list(folder.iterdir()))
+    for number, values in enumerate(batches, start=there):
+        file = folder / f"{number:04}.json"
+        file.write_text("\n".join(json.dumps(row.asDict()) for row in events(session, values).collect()))
+        os.utime(file, (1_000_000 + number, 1_000_000 + number))
+
+
+def stream(session: SparkSession, source: Path, checkpoint: Path, each: Callable[[DataFrame, int], None]) -> str:
+    """Run a query over the new files of a folder, one per batch; its id."""
+    files = session.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).json(str(source))
+    writer = files.writeStream.foreachBatch(each).option("checkpointLocation", str(checkpoint))
+    query = writer.trigger(availableNow=True).start()
+    query.awaitTermination()
+    return query.id
+
+
+def race(session: SparkSession, table: str) -> None:
+    """Let a rival delete a key between a batch's look at the remembered deletes and its merge, once."""
+    merge = SparkEngine.merge
+
+    def overtaken(self: SparkEngine, request: MergeRequest) -> MergeReport:
+        SparkEngine.merge = merge
+        sink(table, app_id=RIVAL_ID)(events(session, RIVAL), 0)
+        return merge(self, request)
+
+    SparkEngine.merge = overtaken
