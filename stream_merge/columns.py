@@ -145,6 +145,17 @@ def conform(value: Column, source: DataType, stored: DataType) -> Column:
     return value.cast(stored)
 
 
+def nullable(dtype: DataType) -> DataType:
+    """The type without NOT NULL at any depth: Delta refuses it inside arrays and maps (4.4)."""
+    if isinstance(dtype, StructType):
+        return StructType([StructField(f.name, nullable(f.dataType), True, f.metadata) for f in dtype.fields])
+    if isinstance(dtype, ArrayType):
+        return ArrayType(nullable(dtype.elementType), containsNull=True)
+    if isinstance(dtype, MapType):
+        return MapType(nullable(dtype.keyType), nullable(dtype.valueType), valueContainsNull=True)
+    return dtype
+
+
 def as_stored_text(value: Column, field: StructField) -> Column:
     """The value as a char(n) column keeps it: Spark pads on write, so a key 'a' is stored as 'a  '."""
     declared = str(field.metadata.get(CHAR_VARCHAR_METADATA, ""))
@@ -168,7 +179,8 @@ def merged(source: DataType, target: DataType) -> DataType:
             )
             for f in target.fields
         ]
-        return StructType([*fields, *(f for f in source.fields if f.name.lower() not in known)])
+        new = [f for f in source.fields if f.name.lower() not in known]
+        return StructType([*fields, *(StructField(f.name, nullable(f.dataType)) for f in new)])
     if isinstance(source, ArrayType) and isinstance(target, ArrayType):
         return ArrayType(merged(source.elementType, target.elementType), target.containsNull)
     if isinstance(source, MapType) and isinstance(target, MapType):

@@ -88,10 +88,10 @@ class SparkEngine:
         return table.alias("t").merge(source, bounds.condition(self._session, "t") & same_keys)  # type: ignore[arg-type]
 
     def _changed(self, request: MergeRequest) -> Column:
-        new = {name.split(".", 1)[0] for name in request.layout.new_columns}
+        new = request.layout.new_columns
         return columns.any_of(
             F.lit(True)
-            if c.source_name in new
+            if any(name == c.source_name or name.startswith(f"{c.source_name}.") for name in new)
             else columns.differs(columns.column(c.name, "s"), columns.column(c.name, "t"), c.dtype)
             for c in request.layout.stored
         )

@@ -1,0 +1,244 @@
+"""Any name that Spark allows for a column works, and a name means what the session says it means."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from deliveries import SCHEMA, ChangeStream, delete, ledger, upsert
+from pyspark.sql import SparkSession
+
+from stream_merge import ConfigError, MergeSink
+from stream_merge.names import QUARANTINE_TABLE_PREFIX, TOMBSTONE_TABLE_PREFIX, quote
+
+KEYS = ["k.e`y 1", "select"]
+SEQUENCE = ["l's\"n.", "order"]
+PAYLOAD = "größe 漢字 {=,}()"
+
+
+@pytest.mark.parametrize(
+    ("backtick", "change_data_feed", "not_stored"),
+    [("'", True, []), ("`", False, [SEQUENCE[0]])],
+    ids=["change feed", "backticks, reserved column"],
+)
+def test_hostile_names_work_everywhere(
+    spark: SparkSession, tmp_path: Path, backtick: str, change_data_feed: bool, not_stored: list[str]
+):
+    """Dots, quotes, backticks, spaces, unicode, reserved words.
+
+    As keys, sequence and payload, nested, in the partitioning, in both side tables, in a new column
+    and in the path.
+    """
+    keys = [KEYS[0].replace("`", backtick), KEYS[1]]
+    columns = {
+        backtick: f"struct<{quote(PAYLOAD)}:int>",
+        keys[1]: "string",
+        SEQUENCE[0]: "int",
+        keys[0]: "int",
+        "op; --": "string",
+        SEQUENCE[1]: "int",
+        PAYLOAD: "string",
+    }
+    schema = ", ".join(f"{quote(name)} {dtype}" for name, dtype in columns.items())
+    stream = ChangeStream(
+        spark,
+        str(tmp_path / "ta'ble 1 größe"),
+        schema,
+        keys=keys,
+        sequence_by=SEQUENCE,
+        apply_as_deletes="`op; --` = 'd'",
+        except_column_list=["op; --", *not_stored],
+        partition_by=[keys[1]],
+        change_data_feed=change_data_feed,
+        schema_evolution=True,
+    )
+    first = stream.deliver(
+        ((1,), "a", 1, 1, "u", 1, "old"),
+        ((2,), "a", 1, 2, "u", 1, "gone"),
+        ((3,), None, 1, 3, "u", 1, "no key"),
+        (None, "b", 1, 3, "u", None, "no sequence"),
+        ((5,), "b", 1, 5, "u", 1, "collapsed"),
+        ((5,), "b", 1, 5, "u", 2, "same"),
+    )
+    second = stream.deliver(
+        ((1,), "a", 1, 1, "u", 2, "new"), (None, "a", 2, 2, "d", 1, None), ((5,), "b", 1, 5, "u", 2, "same")
+    )
+    third = stream.deliver(
+        ((1,), "a", 1, 1, "u", 0, "late", "x"),
+        ((2,), "a", 1, 2, "u", 9, "ghost", "x"),
+        ((6,), "c", 1, 6, "u", 1, "first", "x"),
+        schema=f"{schema}, `a.b` string",
+    )
+
+    assert stream.rows(*keys, backtick, PAYLOAD, "a.b") == [
+        (1, "a", (1,), "new", None),
+        (5, "b", (5,), "same", None),
+        (6, "c", (6,), "first", "x"),
+    ]
+    assert ledger(first) == {"received": 6, "quarantined": 2, "collapsed": 1, "inserted": 3}
+    assert ledger(second) == {"received": 3, "updated": 1, "deleted": 1, "unaffected": 1}
+    assert ledger(third) == {"received": 3, "unaffected": 1, "stale": 1, "inserted": 1}
+    assert [(row[0], row[1]) for row in stream.side_table(TOMBSTONE_TABLE_PREFIX).collect()] == [(2, "a")]
+    events = [json.loads(row["event"]) for row in stream.side_table(QUARANTINE_TABLE_PREFIX).collect()]
+    assert sorted(event[PAYLOAD] for event in events) == ["no key", "no sequence"]
+
+
+def test_a_backtick_in_a_column_and_the_change_feed_exclude_each_other(spark: SparkSession, tmp_table: str):
+    """Delta 4.4 fails at the first update of such a table, so it is refused before the first insert."""
+    stream = ChangeStream(spark, tmp_table, "id int, lsn int, `a``b` int", keys="id", sequence_by="lsn")
+
+    with pytest.raises(ConfigError, match=r"\['a`b'\].*change data feed.*change_data_feed=False"):
+        stream.deliver((1, 1, 1))
+
+    assert stream.versions() == {}
+
+
+def test_a_clustered_target_may_have_hostile_names(spark: SparkSession, tmp_table: str):
+    """Found without case, like every other name."""
+    stream = ChangeStream(
+        spark, tmp_table, "id int, lsn int, `A.b c` int", keys="id", sequence_by="lsn", cluster_by=["a.b c", "ID"]
+    )
+
+    stream.deliver((1, 1, 1))
+
+    assert stream.sql("DESCRIBE DETAIL {target}").collect()[0]["clusteringColumns"] == ["`A.b c`", "id"]
+
+
+def test_a_struct_sequence_with_hostile_field_names_fits_an_existing_table(spark: SparkSession, tmp_table: str):
+    """The reserved column is added with them."""
+    stream = ChangeStream(
+        spark,
+        tmp_table,
+        "id int, pos struct<`a b`:struct<`x.y```:int>>, name string",
+        keys="id",
+        sequence_by="pos",
+        except_column_list=["pos"],
+    )
+    stream.sql(
+        "CREATE TABLE {target} (id int, name string) USING delta TBLPROPERTIES ('delta.columnMapping.mode' = 'name')"
+    )
+    stream.deliver((1, ((5,),), "row"))
+
+    late = stream.deliver((1, ((4,),), "late"))
+
+    assert stream.rows() == [(1, "row")]
+    assert ledger(late) == {"received": 1, "unaffected": 1}
+
+
+@pytest.fixture
+def session(spark: SparkSession) -> Iterator[SparkSession]:
+    """A session of its own, so that no conf reaches other tests."""
+    yield spark.newSession()
+    SparkSession._instantiatedSession = spark
+
+
+def test_names_are_compared_without_case_by_default(spark: SparkSession, tmp_table: str):
+    """In every setting, and between source and target, whose spelling wins."""
+    stream = ChangeStream(
+        spark,
+        tmp_table,
+        SCHEMA,
+        keys=["ID"],
+        sequence_by="LSN",
+        apply_as_deletes="Op = 'd'",
+        except_column_list=None,
+        column_list=["iD", "LSN", "NAME"],
+        partition_by=["Name"],
+    )
+    stream.sql("CREATE TABLE {target} (Id bigint, Name string, Lsn bigint) USING delta")
+    stream.deliver(upsert(1, "row", lsn=1), upsert(2, "row", lsn=1))
+
+    stream.deliver(upsert(1, "new", lsn=2), delete(2, lsn=2), schema="ID bigint, LSN bigint, OP string, NAME string")
+
+    assert stream.rows() == [(1, "new", 2)]
+    assert stream.sql("SELECT * FROM {target}").columns == ["Id", "Name", "Lsn"]
+
+
+def test_partitioning_is_found_without_case_too(spark: SparkSession, tmp_table: str):
+    stream = ChangeStream(spark, tmp_table, partition_by=["NAME"])
+
+    stream.deliver(upsert(1, "a", lsn=1))
+
+    assert stream.sql("DESCRIBE DETAIL {target}").collect()[0]["partitionColumns"] == ["name"]
+
+
+def test_a_key_in_another_case_cannot_be_the_sequence(spark: SparkSession, tmp_table: str):
+    """A key cannot order its own versions, however it is spelled."""
+    stream = ChangeStream(spark, tmp_table, keys=["id"], sequence_by="ID")
+
+    with pytest.raises(ConfigError, match="is also a key"):
+        stream.deliver(upsert(1, "a", lsn=1))
+
+
+def test_names_are_compared_with_case_where_the_session_says_so(session: SparkSession, tmp_table: str):
+    """`spark.sql.caseSensitive=true`: another case is another name, in the settings and in the source."""
+    session.conf.set("spark.sql.caseSensitive", "true")
+    stream = ChangeStream(session, tmp_table, "id int, ID int, lsn int", keys="id", sequence_by="lsn")
+
+    with pytest.raises(ConfigError, match="'LSN', which the source does not have"):
+        stream.deliver((1, 2, 1), sequence_by="LSN")
+    made = stream.versions()
+    stream.deliver((1, 2, 1), sequence_by="lsn", except_column_list=["ID"])
+
+    assert made == {}
+    assert stream.rows() == [(1, 1)]
+
+
+def test_two_source_columns_that_differ_in_case_only_are_refused(spark: SparkSession, tmp_table: str):
+    """Where case is ignored nobody can tell them apart."""
+    stream = ChangeStream(spark, tmp_table, "id int, Name int, lsn int, name int", keys="id", sequence_by="lsn")
+
+    with pytest.raises(ConfigError, match=r"\['Name', 'name'\] more than once"):
+        stream.deliver((1, 2, 3, 4))
+
+
+@pytest.fixture
+def schema(spark: SparkSession, tmp_path: Path) -> Iterator[str]:
+    """A schema whose tables lie in a folder of this test."""
+    name = "contract_names"
+    spark.sql(f"CREATE SCHEMA {name} LOCATION '{tmp_path.as_uri()}'")
+    yield name
+    spark.sql(f"DROP SCHEMA {name} CASCADE")
+
+
+def test_a_catalog_name_is_a_target_like_a_path(spark: SparkSession, schema: str, tmp_path: Path):
+    """Parsed as SQL, reserved words quoted; the sink's own tables lie in the same schema."""
+    stream = ChangeStream(spark, f"{schema}.`order`", folder=tmp_path, keys=["id"])
+    stream.deliver(upsert(1, "row", lsn=1), delete(2, lsn=5), (None, 1, "u", "no key"))
+
+    late = stream.deliver(upsert(1, "new", lsn=2), upsert(2, "ghost", lsn=4))
+
+    assert stream.rows() == [(1, 2, "new")]
+    assert ledger(late) == {"received": 2, "updated": 1, "stale": 1}
+    assert sorted(row["tableName"] for row in spark.sql(f"SHOW TABLES IN {schema}").collect()) == [
+        "__stream_merge_quarantine_order",
+        "__stream_merge_tombstones_order",
+        "order",
+    ]
+
+
+def test_a_dropped_table_of_the_catalog_starts_without_the_old_tombstones(
+    spark: SparkSession, schema: str, tmp_path: Path
+):
+    stream = ChangeStream(spark, f"{schema}.t", folder=tmp_path)
+    stream.deliver(delete(1, lsn=5))
+    spark.sql(f"DROP TABLE {schema}.t")
+
+    stream.batch_id = -1
+    result = stream.deliver(upsert(1, "new life", lsn=1))
+
+    assert ledger(result) == {"received": 1, "inserted": 1}
+
+
+def test_the_spelling_of_a_path_does_not_enter_the_identity(spark: SparkSession, tmp_table: str):
+    """The same batch under another spelling of the same table is known."""
+    stream = ChangeStream(spark, tmp_table)
+    stream.deliver(upsert(1, "row", lsn=1))
+
+    for spelling in (f"{tmp_table}/", f"delta.`{tmp_table}`", Path(tmp_table).as_uri()):
+        sink = MergeSink(**{**stream.settings, "target": spelling})
+        sink(spark.createDataFrame([upsert(1, "row", lsn=1)], SCHEMA), 0)
+        assert sink.last_result is not None
+        assert sink.last_result.outcome == "skipped_duplicate"
