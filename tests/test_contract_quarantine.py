@@ -11,9 +11,8 @@ from deliveries import ChangeStream, delete, ledger, upsert
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from stream_merge import ContractError, MergeSink
+from stream_merge import ConfigError, ContractError
 from stream_merge.names import QUARANTINE_TABLE_PREFIX
-from stream_merge.testing import batch
 
 
 def quarantined(stream: ChangeStream) -> list[tuple[list[str], Any]]:
@@ -199,9 +198,9 @@ def test_a_table_in_the_quarantines_place_is_refused_before_anything_is_written(
     """Named with the columns that it lacks."""
     taken = str(tmp_path / "taken")
     spark.sql("SELECT 1 AS id, 'u' AS event").write.format("delta").save(taken)
-    sink = MergeSink(target=tmp_table, keys="id", sequence_by="lsn", quarantine_target=taken)
+    stream = ChangeStream(spark, tmp_table, quarantine_target=taken)
 
-    with pytest.raises(ValueError, match=r"lacks column.*'reasons', 'query', 'batch_id'"):
-        sink(batch(spark, "id int, lsn int", (1, 1)), 0)
+    with pytest.raises(ConfigError, match=r"lacks column.*'reasons', 'query', 'batch_id'"):
+        stream.deliver(upsert(1, "row", lsn=1))
 
     assert not Path(tmp_table).exists()
