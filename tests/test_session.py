@@ -30,6 +30,7 @@ def test_a_plain_builder_gets_the_whole_preset():
         "spark.databricks.delta.snapshotPartitions": "2",
         "spark.sql.session.timeZone": "UTC",
         "spark.driver.extraJavaOptions": "-Duser.timezone=UTC",
+        "spark.sql.codegen.cache.maxEntries": "2000",
         "spark.sql.adaptive.enabled": "true",
     }
 

@@ -43,11 +43,9 @@ class SparkEngine:
     def merge(self, request: MergeRequest) -> MergeReport:
         """One MERGE in one commit: delete, update or insert each event, unless the row is newer."""
         layout = request.layout
-        source_sequence = columns.column(names.SEQUENCE_COLUMN, "s")
-        stored_sequence = layout.target_sequence("t")
+        source_sequence, stored_sequence = _sequences(layout)
         delete = columns.column(names.DELETE_COLUMN, "s")
-        # A row without a sequence is the oldest: NULL components order first inside a struct, and a
-        # NULL struct (the reserved column of a row written before the first run) compares as NULL.
+        # A row without a sequence is the oldest: NULL orders first inside a struct, and compares as NULL outside.
         newer = F.coalesce(source_sequence > stored_sequence, F.lit(True))
         with self._commit(request.tag):
             builder = self._matched(request.events.alias("s"), layout, request.bounds)
@@ -66,7 +64,8 @@ class SparkEngine:
 
     def repair(self, request: RepairRequest) -> MergeReport:
         """One MERGE that only deletes."""
-        older = request.layout.target_sequence("t") < columns.column(names.SEQUENCE_COLUMN, "s")
+        tombstone_sequence, stored_sequence = _sequences(request.layout)
+        older = stored_sequence < tombstone_sequence
         with self._commit(request.tag):
             builder = self._matched(request.refused.alias("s"), request.layout, request.bounds)
             return self._execute(builder.whenMatchedDelete(F.coalesce(older, F.lit(True))))
@@ -138,6 +137,17 @@ class SparkEngine:
                 self._session.conf.unset(key)
             else:
                 self._session.conf.set(key, value)
+
+
+def _sequences(layout: Layout) -> tuple[Column, Column]:
+    """The source's and the stored sequence, ready to be compared; a single component as such, which costs less."""
+    source, stored = columns.column(names.SEQUENCE_COLUMN, "s"), layout.target_sequence("t")
+    if len(layout.sequence_fields) > 1:
+        return source, stored
+    component = layout.sequence_fields[0].name
+    if layout.sequence_columns is not None:
+        return source.getField(component), columns.column(layout.sequence_columns[0], "t")
+    return source.getField(component), stored.getField(component)
 
 
 def _assignments(layout: Layout) -> dict[str, str | Column]:
