@@ -39,7 +39,7 @@ class DemoSettings:
     """Events delivered, duplicates and broken ones included."""
     keys: int = 5_000
     """How many different orders there may be."""
-    batches: int = 8
+    batches: int = 6
     """Micro-batches, per writer."""
     conflict: bool = False
     """Let a second query merge half of the events into the same table at the same time."""
