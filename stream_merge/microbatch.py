@@ -142,7 +142,7 @@ class MicroBatch:
                 query=self._caller.query,
                 batch_id=self._batch_id,
                 recorded_at=self._now,
-                app_id=self._caller.app_id("quarantine", target_table_id=self._existing().table_id),
+                app_id=self._side_table_id("quarantine"),
                 run=self._run,
             )
 
@@ -155,7 +155,7 @@ class MicroBatch:
             self._tombstones.remember(
                 batch.latest.where(columns.column(names.DELETE_COLUMN)),
                 recorded_at=self._now,
-                app_id=self._caller.app_id("tombstones-add"),
+                app_id=self._side_table_id("tombstones-add"),
                 batch_id=self._batch_id,
                 run=self._run,
             )
@@ -200,7 +200,7 @@ class MicroBatch:
                 self._tombstones.forget(
                     self._hits.revivals(),
                     recorded_at=self._now,
-                    app_id=self._caller.app_id("tombstones-forget"),
+                    app_id=self._side_table_id("tombstones-forget"),
                     batch_id=self._batch_id,
                     run=self._run,
                 )
@@ -339,6 +339,9 @@ class MicroBatch:
         }
         metadata = json.dumps({"stream_merge": ours, "user": self._user_metadata})
         return CommitTag(app_id=self._caller.app_id(role), batch_id=self._batch_id, user_metadata=metadata, token=token)
+
+    def _side_table_id(self, role: names.Role) -> str | None:
+        return self._caller.app_id(role, target_table_id=self._existing().table_id)
 
     def _is_recorded(self, found: TableSnapshot) -> bool:
         app_id = self._caller.app_id("target")

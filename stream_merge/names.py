@@ -129,7 +129,8 @@ def identity(*, query_id: str | None, app_id: str | None, name: str | None) -> s
 def transaction_app_id(identity: str, role: Role, *, target_table_id: str | None = None) -> str:
     """Delta application id of one commit of a batch: no two commits of a batch share one.
 
-    A quarantine table outlives a dropped target, so its ids carry the target's Delta table id.
+    Side tables outlive a dropped target, so their ids carry the target's Delta table id: batches that
+    are delivered from 0 again, to a target made anew, must not be taken for those of the old one.
     """
     parts = [identity, role] if target_table_id is None else [identity, role, target_table_id]
     return "/".join(parts)

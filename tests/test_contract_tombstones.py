@@ -193,8 +193,9 @@ def test_a_tidied_log_drops_what_is_past_the_retention(stream: ChangeStream, mon
 def test_a_target_made_anew_does_not_meet_the_tombstones_of_the_old_one(
     stream: ChangeStream, caplog: pytest.LogCaptureFixture
 ):
-    """The log belongs to the table's id, not to its place; the old one is discarded with a warning."""
+    """The log and its transaction ids belong to the table's id, not to its place; the old log is discarded."""
     stream.deliver(upsert(1, "old life", lsn=9), delete(2, lsn=9))
+    stream.deliver(delete(3, lsn=9))
     shutil.rmtree(stream.target)
 
     stream.batch_id = -1

@@ -85,10 +85,10 @@ def test_every_commit_of_a_batch_has_an_id_of_its_own(spark: SparkSession, tmp_t
     ]
     assert transactions(sibling(tmp_table, "tombstones")) == [
         [],
-        [("orders/tombstones-add", 0)],
-        [("orders/tombstones-add", 1)],
-        [("rival/tombstones-add", 0)],
-        [("orders/tombstones-forget", 1)],
+        [(f"orders/tombstones-add/{table_id(tmp_table)}", 0)],
+        [(f"orders/tombstones-add/{table_id(tmp_table)}", 1)],
+        [(f"rival/tombstones-add/{table_id(tmp_table)}", 0)],
+        [(f"orders/tombstones-forget/{table_id(tmp_table)}", 1)],
     ]
     assert transactions(sibling(tmp_table, "quarantine")) == [
         [],
@@ -337,7 +337,7 @@ def test_two_sinks_on_threads_keep_ids_and_confs_to_themselves(
         assert transactions(table) == [[], *([(f"{name}/{query}/target", n)] for n in range(50))]
         assert transactions(sibling(table, "tombstones")) == [
             [],
-            *([(f"{name}/{query}/tombstones-add", n)] for n in (47, 48, 49)),
+            *([(f"{name}/{query}/tombstones-add/{table_id(table)}", n)] for n in (47, 48, 49)),
         ]
         assert target_rows(spark, table) == [(1, 49, "n49")]
     assert transactions(audit) == [[]] * 5
