@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from stream_merge import columns, contract, dedup, names
@@ -51,25 +51,12 @@ def evaluate(source: DataFrame, layout: Layout) -> Batch:
 
     Cost: one Spark job with one shuffle (adaptive execution submits the shuffle as a job of its own).
     """
-    valid = columns.column(names.REASONS_COLUMN).isNull()
-    first = columns.column(dedup.RANK_COLUMN) == 1
-    delete = columns.column(names.DELETE_COLUMN)
-    reasons = columns.column(names.REASONS_COLUMN)
-    aggregates = [
-        F.count(F.lit(1)).alias("received"),
-        F.count_if(~valid).alias("quarantined"),
-        F.count_if(valid & ~first).alias("collapsed"),
-        F.count_if(columns.column(dedup.TIE_COLUMN)).alias("ties"),
-        F.count_if(valid & first & ~delete).alias("upserts"),
-        F.count_if(valid & first & delete).alias("deletes"),
-        *(F.count_if(F.array_contains(reasons, reason)).alias(f"reason_{reason}") for reason in REASONS),
-        *bound_aggregates(layout.key_fields, valid),
-    ]
     ranked = contract.checked(source, layout).transform(lambda events: dedup.ranked(events, layout))
+    first = layout.once("first", lambda: columns.column(dedup.RANK_COLUMN) == 1)
     rows, counts = materialised(
         ranked,
-        *aggregates,
-        keep=lambda observed: observed.where(first).drop(dedup.RANK_COLUMN, dedup.TIE_COLUMN),
+        *layout.once("counts", lambda: _counts(layout)),
+        keep=lambda observed: observed.where(first).drop(dedup.RANK_COLUMN, dedup.TIE_COLUMN, names.ALONE_COLUMN),
     )
     return Batch(
         rows=rows,
@@ -82,3 +69,20 @@ def evaluate(source: DataFrame, layout: Layout) -> Batch:
         deletes=counts["deletes"],
         bounds=key_bounds(layout.key_fields, counts),
     )
+
+
+def _counts(layout: Layout) -> list[Column]:
+    valid = columns.column(names.REASONS_COLUMN).isNull()
+    first = columns.column(dedup.RANK_COLUMN) == 1
+    delete = columns.column(names.DELETE_COLUMN)
+    reasons = columns.column(names.REASONS_COLUMN)
+    return [
+        F.count(F.lit(1)).alias("received"),
+        F.count_if(~valid).alias("quarantined"),
+        F.count_if(valid & ~first).alias("collapsed"),
+        F.count_if(columns.column(dedup.TIE_COLUMN)).alias("ties"),
+        F.count_if(valid & first & ~delete).alias("upserts"),
+        F.count_if(valid & first & delete).alias("deletes"),
+        *(F.count_if(F.array_contains(reasons, reason)).alias(f"reason_{reason}") for reason in REASONS),
+        *bound_aggregates(layout.key_fields, valid),
+    ]

@@ -22,29 +22,35 @@ def checked(batch_df: DataFrame, layout: Layout) -> DataFrame:
     Returns:
         One row per event: the stored columns in the target's names and types, the sequence as a
         struct, whether the event is a delete, the reasons against it (NULL when it is valid) and,
-        for an invalid one only, the event as JSON or the raw text of an undecodable line.
+        for an invalid one only, the event as JSON or the raw text of an undecodable line, and a number
+        of its own that keeps it apart from the others.
 
     Cost: a projection; no scan, no shuffle.
     """
-    corrupt = _corrupt_text(batch_df)
+    return batch_df.select(*layout.once("contract", lambda: _projection(batch_df.columns, layout)))
+
+
+def _projection(source_names: list[str], layout: Layout) -> list[Column]:
+    corrupt = _corrupt_text(source_names)
     valid_sequence = F.struct(
         *(value.alias(field.name) for value, field in zip(layout.sequence_source, layout.sequence_fields, strict=True))
     )
     reasons = _reasons(layout, corrupt)
-    source_columns = [columns.column(name) for name in batch_df.columns if name != names.CORRUPT_COLUMN]
+    source_columns = [columns.column(name) for name in source_names if name != names.CORRUPT_COLUMN]
     event = F.to_json(F.struct(*source_columns), _WHOLE_EVENT)
-    return batch_df.select(
+    return [
         *layout.stored_values,
         valid_sequence.alias(names.SEQUENCE_COLUMN),
         F.coalesce(F.lit(False) if layout.deletes is None else layout.deletes, F.lit(False)).alias(names.DELETE_COLUMN),
         reasons.alias(names.REASONS_COLUMN),
         F.when(reasons.isNotNull() & corrupt.isNull(), event).alias(names.EVENT_COLUMN),
         corrupt.alias(names.CORRUPT_COLUMN),
-    )
+        F.when(reasons.isNotNull(), F.monotonically_increasing_id()).alias(names.ALONE_COLUMN),
+    ]
 
 
-def _corrupt_text(batch_df: DataFrame) -> Column:
-    if names.CORRUPT_COLUMN in batch_df.columns:
+def _corrupt_text(source_names: list[str]) -> Column:
+    if names.CORRUPT_COLUMN in source_names:
         return columns.column(names.CORRUPT_COLUMN)
     return F.lit(None).cast("string")
 

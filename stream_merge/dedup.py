@@ -25,25 +25,23 @@ def ranked(events: DataFrame, layout: Layout) -> DataFrame:
         and sequence as the event before it in the order, but another operation or other stored values.
     Cost: one shuffle and one sort by key; no aggregation state, so a hot key cannot exhaust memory.
     """
+    return events.select("*", *layout.once("dedup", lambda: _ranks(layout)))
+
+
+def _ranks(layout: Layout) -> list[Column]:
     valid = columns.column(names.REASONS_COLUMN).isNull()
     keys = [columns.column(key) for key in layout.keys]
     sequence = columns.column(names.SEQUENCE_COLUMN)
     deletes = columns.column(names.DELETE_COLUMN)
     payload = [columns.canonical(columns.column(c.name), c.dtype) for c in layout.stored]
-    alone = F.when(~valid, F.monotonically_increasing_id()).alias("__stream_merge_alone")
     content = F.struct(deletes, *(value.alias(f"p{i}") for i, value in enumerate(payload)))
 
-    per_key = Window.partitionBy(*keys, columns.column("__stream_merge_alone")).orderBy(
+    per_key = Window.partitionBy(*keys, columns.column(names.ALONE_COLUMN)).orderBy(
         sequence.desc(), deletes.asc(), *(value.desc() for value in payload)
     )
     same_sequence: Column = F.lag(sequence).over(per_key).eqNullSafe(sequence)
     other_content: Column = ~F.lag(content).over(per_key).eqNullSafe(content)
-    return (
-        events.select("*", alone)
-        .select(
-            "*",
-            F.row_number().over(per_key).alias(RANK_COLUMN),
-            (valid & same_sequence & other_content).alias(TIE_COLUMN),
-        )
-        .drop("__stream_merge_alone")
-    )
+    return [
+        F.row_number().over(per_key).alias(RANK_COLUMN),
+        (valid & same_sequence & other_content).alias(TIE_COLUMN),
+    ]

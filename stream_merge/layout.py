@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
@@ -14,6 +16,8 @@ from stream_merge import columns, names
 from stream_merge.config import MergeSpec
 from stream_merge.errors import ConfigError
 from stream_merge.spark_internals import reason
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,7 +37,7 @@ class StoredColumn:
         return self.field.dataType
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Layout:
     """How a batch's columns map onto the target."""
 
@@ -55,6 +59,17 @@ class Layout:
     """The sequence definition as recorded with the table (JSON)."""
     case_sensitive: bool
     """Whether names are compared with case (`spark.sql.caseSensitive`)."""
+    _built: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    def once(self, name: str, build: Callable[[], T]) -> T:
+        """The expressions of that name, built at the first call: each column operation is a call to the JVM.
+
+        Unresolved columns belong to no frame and no session, so the next batch can use them again.
+        """
+        if name not in self._built:
+            self._built[name] = build()
+        found: T = self._built[name]
+        return found
 
     @property
     def sequence_type(self) -> StructType:
@@ -93,6 +108,29 @@ def _conformed(stored: StoredColumn) -> Column:
     return value if stored.source_type == stored.dtype else value.cast(columns.nullable(stored.dtype))
 
 
+class Layouts:
+    """The layouts of one sink: as long as no schema changes, batches share one and what was built for it."""
+
+    def __init__(self, spec: MergeSpec) -> None:
+        self._spec = spec
+        self._known: list[tuple[StructType, StructType | None, bool, Layout]] = []
+
+    def plan(self, source: DataFrame, target: StructType | None) -> Layout:
+        """As `plan_layout`, from memory where nothing changed."""
+        case_sensitive = _is_case_sensitive(source)
+        schemas = (source.schema, target, case_sensitive)
+        for *known, layout in self._known:
+            if tuple(known) == schemas:
+                return layout
+        layout = plan_layout(source, self._spec, target)
+        self._known = [*self._known[-1:], (*schemas, layout)]
+        return layout
+
+
+def _is_case_sensitive(source: DataFrame) -> bool:
+    return str(source.sparkSession.conf.get("spark.sql.caseSensitive")).lower() == "true"
+
+
 def plan_layout(source: DataFrame, spec: MergeSpec, target: StructType | None) -> Layout:
     """Match the source with the settings and, where it exists, with the target.
 
@@ -106,7 +144,7 @@ def plan_layout(source: DataFrame, spec: MergeSpec, target: StructType | None) -
     Raises:
         ConfigError: with every problem found, before anything is written.
     """
-    case_sensitive = str(source.sparkSession.conf.get("spark.sql.caseSensitive")).lower() == "true"
+    case_sensitive = _is_case_sensitive(source)
     finder = _Finder(source, spec, case_sensitive)
     problems = finder.problems
     finder.check_names()

@@ -20,7 +20,7 @@ from stream_merge.engines.base import CommitTag, Engine, MergeReport, MergeReque
 from stream_merge.engines.spark import SparkEngine
 from stream_merge.errors import CommitConflictError, ContractError, MergeFailedError
 from stream_merge.identity import Caller
-from stream_merge.layout import plan_layout
+from stream_merge.layout import Layouts
 from stream_merge.ledger import settle
 from stream_merge.metrics import MergeMetrics
 from stream_merge.results import MergeResult, Outcome
@@ -48,6 +48,7 @@ class MicroBatch:
         caller: Caller,
         clock: PhaseClock,
         metrics: MergeMetrics,
+        layouts: Layouts,
         sleep: Callable[[float], None],
         user_metadata: str | None,
         first_call: bool,
@@ -59,6 +60,7 @@ class MicroBatch:
         self._caller = caller
         self._clock = clock
         self._metrics = metrics
+        self._layouts = layouts
         self._sleep = sleep
         self._user_metadata = user_metadata
         self._first_call = first_call
@@ -80,7 +82,7 @@ class MicroBatch:
         spec = self._spec
         with self._clock.phase("plan"):
             self._found = tables.find(self._session, spec.target)
-            self._layout = plan_layout(self._source, spec, None if self._found is None else self._found.schema)
+            self._layout = self._layouts.plan(self._source, None if self._found is None else self._found.schema)
             tables.check_target(self._found, spec, self._layout, case_sensitive=self._layout.case_sensitive)
             if self._first_call and spec.on_invalid == "quarantine":
                 quarantine.check(self._session, spec.quarantine_table)
@@ -356,7 +358,7 @@ class MicroBatch:
 
     def _expect_same_layout(self, created: TableSnapshot) -> None:
         """Another writer may have created the table meanwhile; then its schema counts."""
-        layout = plan_layout(self._source, self._spec, created.schema)
+        layout = self._layouts.plan(self._source, created.schema)
         before = [(c.name, c.dtype.simpleString()) for c in self._layout.stored]
         if [(c.name, c.dtype.simpleString()) for c in layout.stored] != before:
             msg = (

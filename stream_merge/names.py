@@ -15,6 +15,7 @@ REVIVED_COLUMN = "__stream_merge_revived"
 DELETE_COLUMN = "__stream_merge_delete"
 REASONS_COLUMN = "__stream_merge_reasons"
 EVENT_COLUMN = "__stream_merge_event"
+ALONE_COLUMN = "__stream_merge_alone"
 CORRUPT_COLUMN = "__stream_merge_corrupt"
 """Raw text of a line that the file reader could not parse; only `stream_merge.files` hands it to the sink."""
 

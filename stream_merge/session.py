@@ -87,6 +87,12 @@ SMALL_BATCHES: tuple[Setting, ...] = (
         " evict each other: 43 classes compiled anew per batch instead of 4, a third of the processor time",
     ),
     Setting(
+        conf="spark.python.sql.dataFrameDebugging.enabled",
+        value="false",
+        reason="PySpark notes the Python call site of every column operation: four calls to the JVM for each,"
+        " 0.6 s per batch here; without it errors lack the line of Python that made the column",
+    ),
+    Setting(
         conf="spark.sql.adaptive.enabled",
         value="true",
         reason="coalesces small shuffle partitions; Spark's default, stated because a merge of many rows relies on it",

@@ -16,6 +16,7 @@ from stream_merge.config import Engine, MergeSpec, OnInvalid, RetryPolicy, as_na
 from stream_merge.engines.spark import APP_ID_CONF, BATCH_ID_CONF, USER_METADATA_CONF
 from stream_merge.errors import ConfigError
 from stream_merge.identity import caller, claims
+from stream_merge.layout import Layouts
 from stream_merge.metrics import MergeMetrics, default_metrics
 from stream_merge.microbatch import MicroBatch
 from stream_merge.results import FailedBatch, MergeResult
@@ -118,6 +119,7 @@ class MergeSink:
             native_memory_bytes=native_memory_bytes,
         )
         self._metrics = metrics
+        self._layouts = Layouts(self._spec)
         self._sleep = time.sleep
         self._sessions: tuple[SparkSession, SparkSession] | None = None
         self._last_result: MergeResult | None = None
@@ -129,6 +131,7 @@ class MergeSink:
     def accepting_corrupt_text(self) -> MergeSink:
         """The same sink for sources that carry unparseable lines as `__stream_merge_corrupt` (see `files`)."""
         self._spec = replace(self._spec, accepts_corrupt_text=True)
+        self._layouts = Layouts(self._spec)
         return self
 
     @property
@@ -190,6 +193,7 @@ class MergeSink:
                     caller=who,
                     clock=clock,
                     metrics=metrics,
+                    layouts=self._layouts,
                     sleep=self._sleep,
                     user_metadata=batch_df.sparkSession.conf.get(USER_METADATA_CONF, None),
                     first_call=self._last_result is None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from delta.tables import DeltaMergeBuilder
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -43,21 +44,15 @@ class SparkEngine:
     def merge(self, request: MergeRequest) -> MergeReport:
         """One MERGE in one commit: delete, update or insert each event, unless the row is newer."""
         layout = request.layout
-        source_sequence, stored_sequence = _sequences(layout)
-        delete = columns.column(names.DELETE_COLUMN, "s")
-        # A row without a sequence is the oldest: NULL orders first inside a struct, and compares as NULL outside.
-        newer = F.coalesce(source_sequence > stored_sequence, F.lit(True))
+        clauses = layout.once("spark_clauses", lambda: _clauses(layout))
         with self._commit(request.tag):
             builder = self._matched(request.events.alias("s"), layout, request.bounds)
             if request.has_deletes:
-                builder = builder.whenMatchedDelete(delete & newer)
+                builder = builder.whenMatchedDelete(clauses.delete)
             if request.has_upserts:
-                redelivered = source_sequence.eqNullSafe(stored_sequence) & self._changed(request)
-                values = _assignments(layout)
-                updates = {name: value for name, value in values.items() if name not in _quoted(layout.keys)}
-                if updates:
-                    builder = builder.whenMatchedUpdate(~delete & (newer | redelivered), updates)
-                builder = builder.whenNotMatchedInsert(~delete, values)
+                if clauses.updates:
+                    builder = builder.whenMatchedUpdate(clauses.update, clauses.updates)
+                builder = builder.whenNotMatchedInsert(clauses.insert, clauses.values)
             if request.schema_evolution and request.layout.new_columns:
                 builder = builder.withSchemaEvolution()
             return self._execute(builder)
@@ -72,7 +67,7 @@ class SparkEngine:
 
     def delete_matched(self, table: str, keys: Sequence[str], source: DataFrame, condition: Column) -> None:
         """One MERGE that only deletes, on a side table and without a transaction id."""
-        same_keys = columns.all_of(columns.column(k, "t") == columns.column(k, "s") for k in keys)
+        same_keys = _same_keys(keys)
         builder = delta_table(self._session, table).alias("t").merge(source.alias("s"), same_keys & condition)
         try:
             builder.whenMatchedDelete().execute()
@@ -82,18 +77,9 @@ class SparkEngine:
             log.info("side_table_tidied_later", extra={"table": table, "conflict": retry.conflict_class(err)})
 
     def _matched(self, source: object, layout: Layout, bounds: KeyBounds) -> DeltaMergeBuilder:
-        same_keys = columns.all_of(columns.column(k, "t") == columns.column(k, "s") for k in layout.keys)
+        same_keys = layout.once("same_keys", lambda: _same_keys(layout.keys))
         table = delta_table(self._session, self._target)
         return table.alias("t").merge(source, bounds.condition(self._session, "t") & same_keys)  # type: ignore[arg-type]
-
-    def _changed(self, request: MergeRequest) -> Column:
-        new = request.layout.new_columns
-        return columns.any_of(
-            F.lit(True)
-            if any(name == c.source_name or name.startswith(f"{c.source_name}.") for name in new)
-            else columns.differs(columns.column(c.name, "s"), columns.column(c.name, "t"), c.dtype)
-            for c in request.layout.stored
-        )
 
     def _execute(self, builder: DeltaMergeBuilder) -> MergeReport:
         result = builder.execute()
@@ -139,6 +125,50 @@ class SparkEngine:
                 self._session.conf.set(key, value)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Clauses:
+    """Conditions and assignments of the merge, over `s` and `t`."""
+
+    delete: Column
+    update: Column
+    insert: Column
+    values: dict[str, str | Column]
+    """The whole stored row."""
+    updates: dict[str, str | Column]
+    """The same without the keys, which are equal."""
+
+
+def _clauses(layout: Layout) -> _Clauses:
+    source_sequence, stored_sequence = _sequences(layout)
+    delete = columns.column(names.DELETE_COLUMN, "s")
+    # A row without a sequence is the oldest: NULL orders first inside a struct, and compares as NULL outside.
+    newer = F.coalesce(source_sequence > stored_sequence, F.lit(True))
+    redelivered = source_sequence.eqNullSafe(stored_sequence) & _changed(layout)
+    values = _assignments(layout)
+    keys = {names.quote(key) for key in layout.keys}
+    return _Clauses(
+        delete=delete & newer,
+        update=~delete & (newer | redelivered),
+        insert=~delete,
+        values=values,
+        updates={name: value for name, value in values.items() if name not in keys},
+    )
+
+
+def _same_keys(keys: Sequence[str]) -> Column:
+    return columns.all_of(columns.column(k, "t") == columns.column(k, "s") for k in keys)
+
+
+def _changed(layout: Layout) -> Column:
+    new = layout.new_columns
+    return columns.any_of(
+        F.lit(True)
+        if any(name == c.source_name or name.startswith(f"{c.source_name}.") for name in new)
+        else columns.differs(columns.column(c.name, "s"), columns.column(c.name, "t"), c.dtype)
+        for c in layout.stored
+    )
+
+
 def _sequences(layout: Layout) -> tuple[Column, Column]:
     """The source's and the stored sequence, ready to be compared; a single component as such, which costs less."""
     source, stored = columns.column(names.SEQUENCE_COLUMN, "s"), layout.target_sequence("t")
@@ -156,7 +186,3 @@ def _assignments(layout: Layout) -> dict[str, str | Column]:
     if layout.sequence_columns is None:
         values[names.quote(names.SEQUENCE_COLUMN)] = columns.column(names.SEQUENCE_COLUMN, "s")
     return values
-
-
-def _quoted(keys: tuple[str, ...]) -> set[str]:
-    return {names.quote(key) for key in keys}
