@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from pyspark.sql import DataFrame
 
@@ -14,16 +15,26 @@ Runner = Callable[[Callable[[int], None]], None]
 """Runs an attempt under the sink's retry policy."""
 
 
-def append_once(rows: DataFrame, table: str, *, app_id: str | None, batch_id: int, run: Runner) -> None:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SideCommit:
+    """How a side table is written: once per batch, retried when another writer won."""
+
+    app_id: str | None
+    """Application id of the commit's role; None writes no transaction id."""
+    batch_id: int
+    run: Runner
+
+
+def append_once(rows: DataFrame, table: str, commit: SideCommit) -> None:
     """Append rows in one commit; a second append under the same application and batch id does nothing.
 
-    Guarantees: idempotent when `app_id` is given (Delta's `txnAppId` and `txnVersion` writer options).
+    Guarantees: idempotent when there is an application id (Delta's `txnAppId` and `txnVersion` writer options).
     Cost: one Spark job per attempt.
     Raises: `CommitConflictError` when the policy is exhausted, `MergeFailedError` for any other failure.
     """
     writer = rows.write.format("delta").mode("append")
-    if app_id is not None:
-        writer = writer.option("txnAppId", app_id).option("txnVersion", str(batch_id))
+    if commit.app_id is not None:
+        writer = writer.option("txnAppId", commit.app_id).option("txnVersion", str(commit.batch_id))
 
     def attempt(_: int) -> None:
         try:
@@ -32,14 +43,14 @@ def append_once(rows: DataFrame, table: str, *, app_id: str | None, batch_id: in
             else:
                 writer.saveAsTable(table)
         except Exception as err:
-            lost = retry.conflict(err, target=table, batch_id=batch_id)
+            lost = retry.conflict(err, target=table, batch_id=commit.batch_id)
             if lost is None:
-                msg = f"writing to {table!r} for batch {batch_id} failed: {reason(err)}"
-                raise MergeFailedError(msg, target=table, batch_id=batch_id) from err
-            if retry.VERDICTS[lost.conflict] is retry.Verdict.LOOK_UP_FIRST and app_id is not None:
+                msg = f"writing to {table!r} for batch {commit.batch_id} failed: {reason(err)}"
+                raise MergeFailedError(msg, target=table, batch_id=commit.batch_id) from err
+            if retry.VERDICTS[lost.conflict] is retry.Verdict.LOOK_UP_FIRST and commit.app_id is not None:
                 # A blind append reads nothing, so only its own transaction id can be the one recorded:
                 # a twin of this call wrote the same rows, or the answer to this very commit was lost.
                 return
             raise lost from err
 
-    run(attempt)
+    commit.run(attempt)

@@ -88,7 +88,7 @@ class MergeSpec:
     schema_evolution: bool = False
     """True adds new columns and nested fields, never changes a type. False: an unknown source column is an error."""
     engine: Engine = "auto"
-    """Who runs the merge. Until the native engine exists, "auto" means "spark"."""
+    """Who runs the merge; "auto" chooses for each batch."""
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     """When a lost optimistic commit is tried again."""
     app_id: str | None = None
@@ -178,8 +178,6 @@ def _value_problems(spec: MergeSpec) -> list[str]:
     for setting, value, allowed in choices:
         if value not in allowed:
             found.append(f"{setting}={value!r} is not known; use one of {', '.join(map(repr, allowed))}")
-    if spec.engine == "native":
-        found.append("engine='native' is not available in this version; use 'auto' or 'spark'")
     if spec.tombstone_retention_seconds is not None and spec.tombstone_retention_seconds <= 0:
         found.append(
             f"tombstone_retention_seconds={spec.tombstone_retention_seconds!r} forgets deletes at once;"

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from pyspark.sql import SparkSession
-
-from stream_merge import retry, tables
-from stream_merge.engines.base import CommitTag, MergeReport
+from stream_merge import retry
+from stream_merge.engines.base import Commits, CommitTag, MergeReport
 from stream_merge.errors import CommitStateUnknownError, MergeFailedError, StreamMergeError
 from stream_merge.spark_internals import reason
 
 
-def landed(session: SparkSession, target: str, tag: CommitTag, *, since: int) -> MergeReport | None:
+def landed(commits: Commits, tag: CommitTag, *, since: int) -> MergeReport | None:
     """What is known of a commit with this tag.
 
     Args:
-        session: any session that can read the table.
-        target: the table.
+        commits: where to look.
         tag: what the commit carries.
         since: version of the table before the first attempt.
 
@@ -26,17 +21,17 @@ def landed(session: SparkSession, target: str, tag: CommitTag, *, since: int) ->
         a report with `already_applied` when only the transaction id shows the batch (a twin of this
         call committed it); None when it did not land.
     """
-    found = tables.find(session, target)
+    found = commits.find()
     if found is None:
         return None
-    for version, user_metadata, metrics in tables.history(session, target, newer_than=since, up_to=found.version):
-        if user_metadata is not None and tag.token in user_metadata:
+    for commit in commits.history(newer_than=since, up_to=found.version):
+        if commit.user_metadata is not None and tag.token in commit.user_metadata:
             return MergeReport(
-                inserted=metrics.get("numTargetRowsInserted", 0),
-                updated=metrics.get("numTargetRowsUpdated", 0),
-                deleted=metrics.get("numTargetRowsDeleted", 0),
-                version=version,
-                metrics=_as_merge_metrics(metrics),
+                inserted=commit.metrics.get("numTargetRowsInserted", 0),
+                updated=commit.metrics.get("numTargetRowsUpdated", 0),
+                deleted=commit.metrics.get("numTargetRowsDeleted", 0),
+                version=commit.version,
+                metrics=commit.metrics,
             )
     if tag.app_id is not None:
         recorded = found.transaction(tag.app_id)
@@ -45,21 +40,7 @@ def landed(session: SparkSession, target: str, tag: CommitTag, *, since: int) ->
     return None
 
 
-def _as_merge_metrics(history: Mapping[str, int]) -> dict[str, int]:
-    """The metrics of a commit's history under the names and meanings of the MERGE's own.
-
-    Delta 4.4 writes `operationNumSourceRows` as `numSourceRows`, adds `numOutputRows` and counts an
-    updated deletion vector as one added and one removed as well.
-    """
-    found = {name: value for name, value in history.items() if name not in ("numOutputRows", "numSourceRows")}
-    found["operationNumSourceRows"] = history.get("numSourceRows", 0)
-    updated = history.get("numTargetDeletionVectorsUpdated", 0)
-    for name in ("numTargetDeletionVectorsAdded", "numTargetDeletionVectorsRemoved"):
-        found[name] = max(0, history.get(name, 0) - updated)
-    return found
-
-
-def decide(error: Exception, session: SparkSession, target: str, tag: CommitTag, *, since: int) -> MergeReport:
+def decide(error: Exception, commits: Commits, target: str, tag: CommitTag, *, since: int) -> MergeReport:
     """Turn the error of an attempt into what really happened.
 
     Returns: the report of the attempt when its commit landed although it failed.
@@ -73,7 +54,7 @@ def decide(error: Exception, session: SparkSession, target: str, tag: CommitTag,
     if lost is not None and retry.VERDICTS[lost.conflict] is retry.Verdict.RETRY:
         raise lost from error
     try:
-        report = landed(session, target, tag, since=since)
+        report = landed(commits, tag, since=since)
     except StreamMergeError:
         raise
     except Exception as unreadable:

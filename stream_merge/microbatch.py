@@ -7,29 +7,29 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from stream_merge import columns, fate, names, quarantine, retry, tables
+from stream_merge import fate, names, quarantine, retry, tables
 from stream_merge.batch import Batch, evaluate
 from stream_merge.clock import PhaseClock
+from stream_merge.commits import SideCommit
 from stream_merge.config import MergeSpec
-from stream_merge.engines.base import CommitTag, Engine, MergeReport, MergeRequest, RepairRequest
-from stream_merge.engines.spark import SparkEngine
+from stream_merge.engines.base import CommitTag, Engine, Hits, MergeReport
+from stream_merge.engines.spark_log import log_of
 from stream_merge.errors import CommitConflictError, ContractError, MergeFailedError
 from stream_merge.identity import Caller
 from stream_merge.layout import Layouts
 from stream_merge.ledger import settle
 from stream_merge.metrics import MergeMetrics
 from stream_merge.results import MergeResult, Outcome
-from stream_merge.spark_internals import TableSnapshot
-from stream_merge.tombstones import BROADCAST_EVENTS, Hits, Tombstones
+from stream_merge.selection import Selector
+from stream_merge.snapshot import TableSnapshot
+from stream_merge.store import Store
 
 T = TypeVar("T")
-
-NO_HITS = Hits(rows=None)
 
 
 class MicroBatch:
@@ -49,6 +49,8 @@ class MicroBatch:
         clock: PhaseClock,
         metrics: MergeMetrics,
         layouts: Layouts,
+        store: Store,
+        selector: Selector,
         sleep: Callable[[float], None],
         user_metadata: str | None,
         first_call: bool,
@@ -61,17 +63,19 @@ class MicroBatch:
         self._clock = clock
         self._metrics = metrics
         self._layouts = layouts
+        self._store = store
+        self._selector = selector
         self._sleep = sleep
         self._user_metadata = user_metadata
         self._first_call = first_call
-        self._engine: Engine = SparkEngine(self._session, spec.target)
-        self._now = F.timestamp_micros(F.lit(_now_micros()))
+        self._now_micros = time.time_ns() // 1000
+        self._chosen: Engine[Any] | None = None
         self._attempts = 0
         self._conflicts: Counter[str] = Counter()
         self._batch: Batch | None = None
         self._found: TableSnapshot | None = None
         self._report: MergeReport | None = None
-        self._hits = NO_HITS
+        self._hits: Hits | None = None
         self._repaired: dict[str, int] = {}
         self.already_applied = False
 
@@ -81,7 +85,7 @@ class MicroBatch:
         """Check everything that can be checked before the first event is read; nothing is written."""
         spec = self._spec
         with self._clock.phase("plan"):
-            self._found = tables.find(self._session, spec.target)
+            self._found = self._store.find(self._session, spec.target)
             self._layout = self._layouts.plan(self._source, None if self._found is None else self._found.schema)
             tables.check_target(self._found, spec, self._layout, case_sensitive=self._layout.case_sensitive)
             if self._first_call and spec.on_invalid == "quarantine":
@@ -90,11 +94,14 @@ class MicroBatch:
 
     def evaluate_if_deletes_are_remembered(self) -> None:
         """Read the events of an applied batch only if a remembered delete could still concern them."""
+        if not self._spec.tombstones:
+            return
         with self._clock.phase("tombstones"):
-            self._tombstones = self._remembered(self._existing())
-            concerned = self._spec.tombstones and not self._tombstones.is_empty()
-        if concerned:
+            found = self._store.find(self._session, self._spec.tombstone_target)
+            log = log_of(self._existing().table_id, found)
+        if log is not None and log.files != 0:
             self.evaluate()
+            self.choose_engine()
 
     def evaluate(self) -> None:
         """Contract, latest event per key, counts and key bounds: the only evaluation of the source."""
@@ -130,7 +137,6 @@ class MicroBatch:
                 )
                 self._expect_same_layout(self._found)
             self._found = tables.prepared(self._session, spec.target, self._found, layout, properties)
-            self._tombstones = self._remembered(self._found)
 
     def quarantine_invalid(self) -> None:
         """Write the events that break the contract to the quarantine table, once per batch."""
@@ -142,11 +148,19 @@ class MicroBatch:
                 batch.invalid,
                 self._spec.quarantine_table,
                 query=self._caller.query,
-                batch_id=self._batch_id,
-                recorded_at=self._now,
-                app_id=self._side_table_id("quarantine"),
-                run=self._run,
+                recorded_at=F.timestamp_micros(F.lit(self._now_micros)),
+                commit=self._side_commit("quarantine"),
             )
+
+    def choose_engine(self) -> None:
+        """Pick the engine for this batch, and bring the events to where it works."""
+        batch = self._evaluated()
+        if not batch.upserts + batch.deletes:
+            return
+        with self._clock.phase("plan"):
+            self._selector.choose(self._session, self._layout, batch, self._existing(), self._now_micros)
+        with self._clock.phase("prepare"):
+            self._chosen = self._selector.engine()
 
     def remember_deletes(self) -> None:
         """Add the batch's deletes to the tombstones, before the target shows their effect."""
@@ -154,13 +168,7 @@ class MicroBatch:
         if not (batch.deletes and self._spec.tombstones):
             return
         with self._clock.phase("tombstones"):
-            self._tombstones.remember(
-                batch.latest.where(columns.column(names.DELETE_COLUMN)),
-                recorded_at=self._now,
-                app_id=self._side_table_id("tombstones-add"),
-                batch_id=self._batch_id,
-                run=self._run,
-            )
+            self._engine.remember(self._side_commit("tombstones-add"))
 
     def merge(self) -> None:
         """Merge what no tombstone refuses, in one commit; each attempt reads tombstones and table afresh."""
@@ -168,24 +176,22 @@ class MicroBatch:
         if not batch.upserts + batch.deletes:
             self._report = MergeReport()
             return
-        tag = self._tag("target")
         since = self._existing().version
-        self._report = self._run(lambda number: self._attempt(number, tag, since))
+        self._report = self._run(lambda number: self._attempt(number, since))
         if self._report.already_applied:
             # Whoever applied it may have seen fewer tombstones than this attempt: all upserts are checked again.
             self.already_applied = True
-            self._hits.release()
-            self._hits = NO_HITS
+            self._drop_hits()
 
     def recheck(self) -> None:
         """Undo upserts that a delete refuses which another writer remembered while this batch merged."""
         if not self._spec.tombstones or self._batch is None or not self._batch.upserts:
             return
         with self._clock.phase("recheck"):
-            if not self.already_applied and self._tombstones.version() == self._hits.version:
+            seen = self._hits or self._engine.no_hits()
+            if not self.already_applied and self._engine.log_version() == seen.version:
                 return
-            upserts = self._live().where(~columns.column(names.DELETE_COLUMN))
-            late = self._find_hits(upserts, self._batch)
+            late = self._engine.find_late_hits(seen)
             if late.refused:
                 self._repair(late)
             if self.already_applied:
@@ -195,31 +201,27 @@ class MicroBatch:
 
     def forget_revived(self) -> None:
         """Mark the tombstones that this batch's upserts have overtaken, and tidy the log now and then."""
-        if not self._spec.tombstones or self._batch is None:
+        if not self._spec.tombstones or self._batch is None or self._chosen is None:
             return
         with self._clock.phase("tombstones"):
-            if self._hits.revived:
-                self._tombstones.forget(
-                    self._hits.revivals(),
-                    recorded_at=self._now,
-                    app_id=self._side_table_id("tombstones-forget"),
-                    batch_id=self._batch_id,
-                    run=self._run,
-                )
-            if self._batch.deletes or self._hits.revived:
-                self._tombstones.tidy(now=self._now, delete_matched=self._engine.delete_matched)
+            revived = self._hits is not None and self._hits.revived > 0
+            if self._hits is not None and revived:
+                self._engine.forget(self._hits, self._side_commit("tombstones-forget"))
+            if self._batch.deletes or revived:
+                self._engine.tidy()
 
     def release(self) -> None:
         """Free what the call has materialised."""
         if self._batch is not None:
             self._batch.release()
-        self._hits.release()
+        if self._hits is not None:
+            self._hits.release()
 
     def result(self) -> MergeResult:
         """The ledger and everything else worth knowing."""
         report = self._report
         applied_before = self.already_applied or (report is not None and report.already_applied)
-        events = settle(self._batch, report, refused=self._hits.refused, repaired=self._repaired)
+        events = settle(self._batch, report, refused=self._refused, repaired=self._repaired)
         outcome: Outcome = "committed"
         if applied_before:
             outcome = "skipped_duplicate"
@@ -232,11 +234,12 @@ class MicroBatch:
             query=self._caller.query,
             batch_id=self._batch_id,
             outcome=outcome,
-            engine=self._engine.name,
+            engine=self._selector.name,
             version=None if report is None else report.version,
             attempts=self._attempts,
             conflicts=dict(self._conflicts),
             plan=self._plan(),
+            refusal=self._selector.refusal,
             events=events,
             reasons={} if applied_before or self._batch is None else self._batch.reasons,
             metrics={} if report is None else dict(report.metrics),
@@ -245,63 +248,76 @@ class MicroBatch:
 
     # -- how ---------------------------------------------------------------------------------
 
-    def _attempt(self, number: int, tag: CommitTag, since: int) -> MergeReport:
+    def _attempt(self, number: int, since: int) -> MergeReport:
         batch = self._evaluated()
         self._attempts = number
         self._metrics.attempt(self._caller.query, self._spec.label)
         with self._clock.phase("tombstones"):
-            self._refresh_hits(batch)
-        if batch.upserts + batch.deletes == self._hits.refused:
+            hits = self._fresh_hits()
+        if batch.upserts + batch.deletes == hits.refused:
             # After a lost attempt the winner may have been a twin of this call that knew of no refusal.
             return MergeReport(already_applied=number > 1 and self._is_recorded(self._look_again()))
-        request = MergeRequest(
-            events=self._live(),
-            layout=self._layout,
-            bounds=batch.bounds,
-            has_upserts=batch.upserts > 0,
-            has_deletes=batch.deletes > 0,
-            schema_evolution=self._spec.schema_evolution,
-            tag=tag,
-        )
+        tag = self._tag("target")
         with self._clock.phase("merge"):
+            started = time.perf_counter()
             try:
-                return self._engine.merge(request)
+                report = self._engine.merge(hits, tag)
             except Exception as err:
-                return fate.decide(err, self._session, self._spec.target, tag, since=since)
+                report = self._decided(err, tag, since)
+            self._selector.learn(time.perf_counter() - started)
+            return report
 
-    def _refresh_hits(self, batch: Batch) -> None:
+    def _decided(self, err: Exception, tag: CommitTag, since: int) -> MergeReport:
+        """What became of an attempt that raised; one that failed natively and did not land is tried on Spark, once."""
+        try:
+            return fate.decide(err, self._engine, self._spec.target, tag, since=since)
+        except MergeFailedError:
+            if not self._selector.fall_back(err):
+                raise
+        self._drop_hits()
+        self._chosen = self._selector.engine()
+        hits, tag = self._fresh_hits(), self._tag("target")
+        try:
+            return self._engine.merge(hits, tag)
+        except Exception as again:
+            return fate.decide(again, self._engine, self._spec.target, tag, since=since)
+
+    def _fresh_hits(self) -> Hits:
+        """The tombstones that concern the batch, looked for again when the log has moved on."""
         if not self._spec.tombstones:
-            return
-        if self._hits is not NO_HITS and self._tombstones.version() == self._hits.version:
-            return
-        self._hits.release()
-        self._hits = self._find_hits(batch.latest, batch)
+            none: Hits = self._engine.no_hits()
+            return none
+        if self._hits is None or self._engine.log_version() != self._hits.version:
+            self._drop_hits()
+            self._hits = self._engine.find_hits()
+        found: Hits = self._hits
+        return found
 
-    def _find_hits(self, events: DataFrame, batch: Batch) -> Hits:
-        return self._tombstones.hits(events, batch.upserts + batch.deletes, batch.bounds, now=self._now)
+    def _drop_hits(self) -> None:
+        if self._hits is not None:
+            self._hits.release()
+            self._hits = None
 
-    def _live(self) -> DataFrame:
-        """The events that no tombstone refuses."""
-        latest = self._evaluated().latest
-        if not self._hits.refused:
-            return latest
-        refused = self._hits.refusals().select(*(columns.column(key) for key in self._layout.keys))
-        if self._hits.refused <= BROADCAST_EVENTS:
-            refused = F.broadcast(refused)
-        same = columns.all_of(columns.column(key, "e") == columns.column(key, "r") for key in self._layout.keys)
-        return latest.alias("e").join(refused.alias("r"), same, "left_anti")
+    @property
+    def _refused(self) -> int:
+        return 0 if self._hits is None else self._hits.refused
+
+    @property
+    def _engine(self) -> Engine[Any]:
+        if self._chosen is None:
+            msg = "no engine has been chosen yet"
+            raise AssertionError(msg)
+        return self._chosen
 
     def _repair(self, late: Hits) -> None:
         tag = self._tag("recheck")
-        batch = self._evaluated()
-        request = RepairRequest(refused=late.refusals(), layout=self._layout, bounds=batch.bounds, tag=tag)
         since = self._existing().version
 
         def attempt(_: int) -> MergeReport:
             try:
-                return self._engine.repair(request)
+                return self._engine.repair(late, tag)
             except Exception as err:
-                return fate.decide(err, self._session, self._spec.target, tag, since=since)
+                return fate.decide(err, self._engine, self._spec.target, tag, since=since)
 
         repair = self._run(attempt)
         if repair.deleted and self._report is not None:
@@ -309,13 +325,9 @@ class MicroBatch:
 
     def _fates_of(self, late: Hits, report: MergeReport, deleted: int) -> dict[str, int]:
         """What the repaired events had been counted as, from the change feed of the merge."""
-        keys = [columns.column(key) for key in self._layout.keys]
         found: dict[str, int] = {}
         if report.version is not None and self._spec.change_data_feed:
-            changed = tables.changes(self._session, self._spec.target, report.version)
-            touched = changed.join(late.refusals().select(*keys), list(self._layout.keys), "left_semi")
-            counted = {row["_change_type"]: row["count"] for row in touched.groupBy("_change_type").count().collect()}
-            found = {"inserted": counted.get("insert", 0), "updated": counted.get("update_postimage", 0)}
+            found = dict(self._engine.counted_as(late, report.version))
         return {**found, "total": deleted}
 
     def _run(self, attempt: Callable[[int], T]) -> T:
@@ -342,8 +354,9 @@ class MicroBatch:
         metadata = json.dumps({"stream_merge": ours, "user": self._user_metadata})
         return CommitTag(app_id=self._caller.app_id(role), batch_id=self._batch_id, user_metadata=metadata, token=token)
 
-    def _side_table_id(self, role: names.Role) -> str | None:
-        return self._caller.app_id(role, target_table_id=self._existing().table_id)
+    def _side_commit(self, role: names.Role) -> SideCommit:
+        app_id = self._caller.app_id(role, target_table_id=self._existing().table_id)
+        return SideCommit(app_id=app_id, batch_id=self._batch_id, run=self._run)
 
     def _is_recorded(self, found: TableSnapshot) -> bool:
         app_id = self._caller.app_id("target")
@@ -351,10 +364,7 @@ class MicroBatch:
         return recorded is not None and recorded >= self._batch_id
 
     def _look_again(self) -> TableSnapshot:
-        return tables.find(self._session, self._spec.target) or self._existing()
-
-    def _remembered(self, target: TableSnapshot) -> Tombstones:
-        return Tombstones(self._session, self._spec, target.table_id, self._layout)
+        return self._store.find(self._session, self._spec.target) or self._existing()
 
     def _expect_same_layout(self, created: TableSnapshot) -> None:
         """Another writer may have created the table meanwhile; then its schema counts."""
@@ -374,7 +384,7 @@ class MicroBatch:
         if batch is None or self._report is None:
             return "no merge needed"
         bounded = ", ".join(f.name for f in batch.bounds.fields) or "no column"
-        return f"spark: the only engine in this version; file skipping by key bounds on {bounded}"
+        return f"{self._selector.why}; file skipping by key bounds on {bounded}"
 
     def _evaluated(self) -> Batch:
         if self._batch is None:
@@ -387,7 +397,3 @@ class MicroBatch:
             msg = "the target has not been prepared yet"
             raise AssertionError(msg)
         return self._found
-
-
-def _now_micros() -> int:
-    return time.time_ns() // 1000

@@ -16,7 +16,7 @@ from pyspark.sql.types import (
 )
 
 from stream_merge import columns, names, tables
-from stream_merge.commits import Runner, append_once
+from stream_merge.commits import SideCommit, append_once
 from stream_merge.errors import ConfigError
 
 SCHEMA = StructType(
@@ -58,26 +58,22 @@ def check(session: SparkSession, table: str) -> None:
         raise ConfigError(msg, target=table)
 
 
-def write(
-    invalid: DataFrame, table: str, *, query: str, batch_id: int, recorded_at: Column, app_id: str | None, run: Runner
-) -> None:
+def write(invalid: DataFrame, table: str, *, query: str, recorded_at: Column, commit: SideCommit) -> None:
     """Append the invalid events of a batch, once per batch.
 
     Args:
         invalid: rows of `contract.checked` with reasons.
         table: catalog name or path; created when it is missing.
         query: label of the query, kept with each event.
-        batch_id: the micro-batch.
         recorded_at: time of the call.
-        app_id: application id of the quarantine role, or None outside a query.
-        run: the sink's retry policy.
+        commit: application id of the quarantine role, batch id, the sink's retry policy.
     """
     if tables.find(invalid.sparkSession, table) is None:
         tables.create(invalid.sparkSession, table, SCHEMA.fields, properties={})
     known: dict[str, Column] = {
         "reasons": columns.column(names.REASONS_COLUMN),
         "query": F.lit(query),
-        "batch_id": F.lit(batch_id),
+        "batch_id": F.lit(commit.batch_id),
         "recorded_at": recorded_at,
         "event": columns.column(names.EVENT_COLUMN),
         "raw_value": columns.column(names.CORRUPT_COLUMN).cast("binary"),
@@ -87,4 +83,4 @@ def write(
         ),
     }
     rows = invalid.select(*(known.get(f.name, F.lit(None)).cast(f.dataType).alias(f.name) for f in SCHEMA.fields))
-    append_once(rows, table, app_id=app_id, batch_id=batch_id, run=run)
+    append_once(rows, table, commit)

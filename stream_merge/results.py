@@ -27,6 +27,10 @@ CONFLICTS = (
 )
 """Delta's classes of lost optimistic commits (delta-spark 4.4.0, `delta.exceptions`); the last is their umbrella."""
 
+Refusal = Literal["storage", "table_feature", "column", "schema_change", "memory", "cost", "failed"]
+REFUSALS: tuple[Refusal, ...] = get_args(Refusal)
+"""Why a batch that could choose went to Spark instead of delta-rs."""
+
 Phase = Literal["prepare", "quarantine", "tombstones", "plan", "merge", "recheck", "backoff", "other"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 """Where the wall time of a call goes; together they are the whole call."""
@@ -84,6 +88,8 @@ class MergeResult:
     plan: str
     """Why this engine and shape, in one sentence."""
     events: EventCounts
+    refusal: Refusal | None = None
+    """Why the native engine was not taken; None when it was, or was not to be."""
     reasons: Mapping[str, int] = field(default_factory=dict)
     """Quarantined events by reason; one event can have several."""
     metrics: Mapping[str, int] = field(default_factory=dict)

@@ -58,6 +58,18 @@ _BY_CODE: dict[str, str] = {
     # Raised before any file is written when another writer evolved the schema since the handle was built.
     "DELTA_SCHEMA_CHANGE_SINCE_ANALYSIS": "MetadataChangedException",
 }
+_BY_TEXT: tuple[tuple[re.Pattern[str], str], ...] = (
+    # A newer version is there; the native engine does not let delta-rs commit on top of it.
+    (re.compile(r"Failed to commit transaction: \d+$"), "ConcurrentWriteException"),
+    (re.compile(r"Concurrent transaction failed"), "ConcurrentTransactionException"),
+    (re.compile(r"added new data"), "ConcurrentAppendException"),
+    (re.compile(r"deleted (the same )?data .* read", re.IGNORECASE), "ConcurrentDeleteReadException"),
+    (re.compile(r"deleted the same data", re.IGNORECASE), "ConcurrentDeleteDeleteException"),
+    (re.compile(r"Metadata changed"), "MetadataChangedException"),
+    (re.compile(r"Protocol changed"), "ProtocolChangedException"),
+)
+"""What delta-rs 1.6 says in a `CommitFailedError`, and what Delta calls it."""
+_NATIVE_LOST_COMMIT = "CommitFailedError"
 _CODE = re.compile(r"\[(DELTA_[A-Z_]+)[.\]]")
 
 
@@ -85,6 +97,8 @@ def conflict_class(error: BaseException) -> str | None:
 def _of_one(class_name: str, first_line: str) -> str | None:
     if class_name in VERDICTS:
         return class_name
+    if class_name == _NATIVE_LOST_COMMIT:
+        return next((found for pattern, found in _BY_TEXT if pattern.search(first_line)), None)
     code = _CODE.search(first_line)
     return _BY_CODE.get(code.group(1)) if code else None
 

@@ -13,6 +13,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from stream_merge import names, tables
 from stream_merge.clock import PhaseClock
 from stream_merge.config import Engine, MergeSpec, OnInvalid, RetryPolicy, as_names
+from stream_merge.costs import CostModel
 from stream_merge.engines.spark import APP_ID_CONF, BATCH_ID_CONF, USER_METADATA_CONF
 from stream_merge.errors import ConfigError
 from stream_merge.identity import caller, claims
@@ -20,7 +21,9 @@ from stream_merge.layout import Layouts
 from stream_merge.metrics import MergeMetrics, default_metrics
 from stream_merge.microbatch import MicroBatch
 from stream_merge.results import FailedBatch, MergeResult
+from stream_merge.selection import Selector
 from stream_merge.spark_internals import in_session, is_classic, owned_session, same_session
+from stream_merge.store import Store
 
 log = logging.getLogger(__name__)
 
@@ -120,6 +123,8 @@ class MergeSink:
         )
         self._metrics = metrics
         self._layouts = Layouts(self._spec)
+        self._store = Store(self._spec)
+        self._costs = CostModel()
         self._sleep = time.sleep
         self._sessions: tuple[SparkSession, SparkSession] | None = None
         self._last_result: MergeResult | None = None
@@ -163,6 +168,7 @@ class MergeSink:
                 batch.refuse_invalid_if_told_to()
                 batch.prepare_target()
                 batch.quarantine_invalid()
+                batch.choose_engine()
                 batch.remember_deletes()
                 batch.merge()
             batch.recheck()
@@ -194,6 +200,8 @@ class MergeSink:
                     clock=clock,
                     metrics=metrics,
                     layouts=self._layouts,
+                    store=self._store,
+                    selector=Selector(self._spec, self._store, self._costs),
                     sleep=self._sleep,
                     user_metadata=batch_df.sparkSession.conf.get(USER_METADATA_CONF, None),
                     first_call=self._last_result is None,

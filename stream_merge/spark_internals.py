@@ -7,13 +7,15 @@ Spark 4.2.0 with Delta 4.4.0; an upgrade starts with this file.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql.types import DataType, DateType, DecimalType, StructType, TimestampNTZType, TimestampType
+
+from stream_merge.snapshot import TableSnapshot
 
 LAST_COMMIT_VERSION_CONF = "spark.databricks.delta.lastCommitVersionInSession"
 """Delta notes the version of each commit of a session here (OptimisticTransaction, 4.4)."""
@@ -101,57 +103,37 @@ def release(df: DataFrame) -> None:
     df.sparkSession.sparkContext._jsc.sc().unpersistRDD(rdd.id(), False)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TableSnapshot:
-    """What a Delta table's log says right now."""
-
-    table_id: str
-    version: int
-    location: str
-    schema: StructType
-    schema_json: str
-    partition_columns: tuple[str, ...]
-    properties: Mapping[str, str]
-    _jvm_snapshot: Any
-
-    @property
-    def files(self) -> int | None:
-        """Number of data files where the version's checksum file tells it, else None. Costs no Spark job."""
-        checksum = self._jvm_snapshot.checksumOpt()
-        return int(checksum.get().numFiles()) if checksum.isDefined() else None
-
-    def transaction(self, app_id: str) -> int | None:
-        """The highest batch id recorded for an application id, or None.
-
-        Read from the version's checksum file, which Delta 4.4 writes with each commit;
-        `Snapshot.transactions` would run a Spark job to rebuild the table's state.
-        """
-        checksum = self._jvm_snapshot.checksumOpt()
-        if checksum.isDefined() and checksum.get().setTransactions().isDefined():
-            recorded = checksum.get().setTransactions().get()
-            entries = (recorded.apply(i) for i in range(recorded.size()))
-            return next((int(entry.version()) for entry in entries if entry.appId() == app_id), None)
-        version = self._jvm_snapshot.transactions().get(app_id)
-        return int(version.get()) if version.isDefined() else None
-
-
 def snapshot(session: SparkSession, delta_table: Any) -> TableSnapshot:
     """A freshly loaded snapshot of the table behind a `DeltaTable` handle (about 5 ms when little changed)."""
     none = _jvm(session).scala.Option.empty()
     log = delta_table._jdt.deltaLog()
     loaded = log.update(False, none, none)
     metadata = loaded.metadata()
-    schema_json = metadata.schemaString()
+    checksum = loaded.checksumOpt()
     return TableSnapshot(
         table_id=metadata.id(),
         version=int(loaded.version()),
         location=log.dataPath().toString(),
-        schema=StructType.fromJson(json.loads(schema_json)),
-        schema_json=schema_json,
+        schema=StructType.fromJson(json.loads(metadata.schemaString())),
         partition_columns=_strings(metadata.partitionColumns()),
         properties=_string_map(metadata.configuration()),
-        _jvm_snapshot=loaded,
+        files=int(checksum.get().numFiles()) if checksum.isDefined() else None,
+        transaction=lambda app_id: _recorded_transaction(loaded, app_id),
     )
+
+
+def _recorded_transaction(loaded: Any, app_id: str) -> int | None:
+    """From the version's checksum file, which Delta 4.4 writes with each commit.
+
+    `Snapshot.transactions` runs a Spark job to rebuild the table's state.
+    """
+    checksum = loaded.checksumOpt()
+    if checksum.isDefined() and checksum.get().setTransactions().isDefined():
+        recorded = checksum.get().setTransactions().get()
+        entries = (recorded.apply(i) for i in range(recorded.size()))
+        return next((int(entry.version()) for entry in entries if entry.appId() == app_id), None)
+    version = loaded.transactions().get(app_id)
+    return int(version.get()) if version.isDefined() else None
 
 
 def merge_metrics(result: DataFrame) -> dict[str, int]:

@@ -15,7 +15,8 @@ from prometheus_client import CollectorRegistry
 from pyspark.sql import DataFrame, SparkSession
 
 from stream_merge import MergeSink
-from stream_merge.engines.base import MergeReport, MergeRequest
+from stream_merge.engines.base import MergeReport
+from stream_merge.engines.native import NativeEngine
 from stream_merge.engines.spark import SparkEngine
 from stream_merge.metrics import MergeMetrics
 
@@ -73,11 +74,13 @@ def stream(session: SparkSession, source: Path, checkpoint: Path, each: Callable
 
 def race(session: SparkSession, table: str) -> None:
     """Let a rival delete a key between a batch's look at the remembered deletes and its merge, once."""
-    merge = SparkEngine.merge
+    merges = {engine: engine.merge for engine in (SparkEngine, NativeEngine)}
 
-    def overtaken(self: SparkEngine, request: MergeRequest) -> MergeReport:
-        SparkEngine.merge = merge
+    def overtaken(self: Any, *args: Any) -> MergeReport:
+        for engine, merge in merges.items():
+            engine.merge = merge
         sink(table, app_id=RIVAL_ID)(events(session, RIVAL), 0)
-        return merge(self, request)
+        return self.merge(*args)
 
-    SparkEngine.merge = overtaken
+    for engine in merges:
+        engine.merge = overtaken

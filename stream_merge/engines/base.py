@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-from pyspark.sql import Column, DataFrame
-
-from stream_merge.layout import Layout
-from stream_merge.plan import KeyBounds
+from stream_merge.commits import SideCommit
+from stream_merge.snapshot import CommitRecord, TableSnapshot
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,28 +23,18 @@ class CommitTag:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MergeRequest:
-    """One merge: at most one event per key, all valid, none refused by a tombstone."""
+class Hits:
+    """The events of a batch whose key has a tombstone; each engine adds them in its own form."""
 
-    events: DataFrame
-    """Stored columns in the target's names and types, `__stream_merge_sequence`, `__stream_merge_delete`."""
-    layout: Layout
-    bounds: KeyBounds
-    has_upserts: bool
-    has_deletes: bool
-    schema_evolution: bool
-    tag: CommitTag
+    refused: int = 0
+    """Events that are older than the tombstone of their key."""
+    revived: int = 0
+    """Upserts that are not older: they bring their key back."""
+    version: int | None = None
+    """Version of the log that was at least read; None while there is no log."""
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RepairRequest:
-    """Remove rows that a delete remembered meanwhile should have kept out."""
-
-    refused: DataFrame
-    """Keys with, as `__stream_merge_sequence`, the tombstone's sequence; one row per key."""
-    layout: Layout
-    bounds: KeyBounds
-    tag: CommitTag
+    def release(self) -> None:
+        """Free what was materialised."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,25 +49,65 @@ class MergeReport:
     version: int | None = None
     """Version that this merge committed; None when it committed none."""
     metrics: Mapping[str, int] = field(default_factory=dict)
-    """Raw metrics by the engine's names."""
+    """Raw metrics by Delta's names; an engine leaves out what it does not count."""
 
 
-class Engine(Protocol):
-    """Executes merges. Raises what Delta raises; the sink translates it."""
+class Commits(Protocol):
+    """Where a commit of unknown fate is looked for."""
+
+    def find(self) -> TableSnapshot | None:
+        """The target, freshly loaded."""
+        ...
+
+    def history(self, *, newer_than: int, up_to: int) -> Sequence[CommitRecord]:
+        """Its commits in a range of versions, newest first."""
+        ...
+
+
+H = TypeVar("H", bound=Hits)
+
+
+class Engine(Commits, Protocol[H]):
+    """Works on the target and on its tombstones for one evaluated batch. Raises what its library raises."""
 
     name: str
 
-    def merge(self, request: MergeRequest) -> MergeReport:
-        """Run one attempt on a freshly loaded table, in one commit."""
+    def log_version(self) -> int | None:
+        """Newest version of the tombstone log; None while there is none for this target."""
         ...
 
-    def repair(self, request: RepairRequest) -> MergeReport:
-        """Delete the rows whose stored sequence is older than the tombstone's, in one commit."""
+    def remember(self, commit: SideCommit) -> None:
+        """Append the batch's deletes to the tombstone log, which is created before the first one."""
         ...
 
-    def delete_matched(self, table: str, keys: Sequence[str], source: DataFrame, condition: Column) -> None:
-        """Delete rows of a side table (alias `t`) that match the source (alias `s`) by key and condition.
+    def find_hits(self) -> H:
+        """Find the tombstones of the batch's keys."""
+        ...
 
-        A lost commit is left for another time.
-        """
+    def find_late_hits(self, seen: H) -> H:
+        """Find the tombstones of the upserts that were merged: all but those refused before."""
+        ...
+
+    def merge(self, hits: H, tag: CommitTag) -> MergeReport:
+        """Merge what no tombstone refuses, on a freshly loaded table, in one commit."""
+        ...
+
+    def repair(self, late: H, tag: CommitTag) -> MergeReport:
+        """Delete the rows of refused keys whose stored sequence is older than the tombstone's, in one commit."""
+        ...
+
+    def counted_as(self, late: H, version: int) -> Mapping[str, int]:
+        """How many of the refused keys a version's change feed shows as `inserted` and as `updated`."""
+        ...
+
+    def forget(self, hits: H, commit: SideCommit) -> None:
+        """Mark the tombstones of revived keys as overtaken; only after the target's commit."""
+        ...
+
+    def tidy(self) -> None:
+        """Drop entries that no longer matter and pack small files, when there are many."""
+        ...
+
+    def no_hits(self) -> H:
+        """What `find_hits` returns when there is nothing to find."""
         ...

@@ -11,10 +11,14 @@ from delta.tables import DeltaMergeBuilder
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from stream_merge import columns, names, retry
-from stream_merge.engines.base import CommitTag, MergeReport, MergeRequest, RepairRequest
+from stream_merge import columns, names, retry, tables
+from stream_merge.batch import Batch
+from stream_merge.commits import SideCommit
+from stream_merge.config import MergeSpec
+from stream_merge.engines.base import CommitTag, MergeReport
+from stream_merge.engines.spark_log import BROADCAST_EVENTS, SparkHits, Tombstones
 from stream_merge.layout import Layout
-from stream_merge.plan import KeyBounds
+from stream_merge.snapshot import CommitRecord, TableSnapshot
 from stream_merge.spark_internals import LAST_COMMIT_VERSION_CONF, merge_metrics
 from stream_merge.tables import delta_table
 
@@ -28,44 +32,119 @@ MATERIALIZE_CONF = "spark.databricks.delta.merge.materializeSource"
 
 
 class SparkEngine:
-    """Runs merges in a session that belongs to the sink.
+    """Works on one batch in a session that belongs to the sink.
 
     MERGE takes its transaction id and user metadata only from confs of the session of the target
     `DeltaTable` (Delta 4.4). They are set before every attempt and restored after it; in a session
     of one's own no other write can pick them up.
+
+    Args:
+        session: the sink's own.
+        spec: what the sink was told.
+        layout: how the batch's columns map onto the target.
+        batch: the evaluated events.
+        target_id: Delta table id of the target; tombstones belong to it.
+        now: time of the call.
     """
 
     name = "spark"
 
-    def __init__(self, session: SparkSession, target: str) -> None:
+    def __init__(
+        self, *, session: SparkSession, spec: MergeSpec, layout: Layout, batch: Batch, target_id: str, now: Column
+    ) -> None:
         self._session = session
-        self._target = target
+        self._spec = spec
+        self._target = spec.target
+        self._layout = layout
+        self._batch = batch
+        self._now = now
+        self._tombstones = Tombstones(session, spec, target_id, layout)
 
-    def merge(self, request: MergeRequest) -> MergeReport:
+    def find(self) -> TableSnapshot | None:
+        """The target, freshly loaded."""
+        return tables.find(self._session, self._target)
+
+    def history(self, *, newer_than: int, up_to: int) -> Sequence[CommitRecord]:
+        """Its commits in a range of versions, newest first."""
+        return tables.history(self._session, self._target, newer_than=newer_than, up_to=up_to)
+
+    def log_version(self) -> int | None:
+        """Newest version of the tombstone log; None while there is none for this target."""
+        return self._tombstones.version()
+
+    def remember(self, commit: SideCommit) -> None:
+        """Append the batch's deletes to the tombstone log."""
+        deletes = self._batch.latest.where(columns.column(names.DELETE_COLUMN))
+        self._tombstones.remember(deletes, recorded_at=self._now, commit=commit)
+
+    def no_hits(self) -> SparkHits:
+        """Nothing found."""
+        return SparkHits()
+
+    def find_hits(self) -> SparkHits:
+        """Find the tombstones of the batch's keys."""
+        return self._find_hits(self._batch.latest)
+
+    def find_late_hits(self, seen: SparkHits) -> SparkHits:
+        """Find the tombstones of the upserts that were merged."""
+        return self._find_hits(self._live(seen).where(~columns.column(names.DELETE_COLUMN)))
+
+    def _find_hits(self, events: DataFrame) -> SparkHits:
+        batch = self._batch
+        return self._tombstones.hits(events, batch.upserts + batch.deletes, batch.bounds, now=self._now)
+
+    def forget(self, hits: SparkHits, commit: SideCommit) -> None:
+        """Mark the tombstones of revived keys as overtaken."""
+        self._tombstones.forget(hits.revivals(), recorded_at=self._now, commit=commit)
+
+    def tidy(self) -> None:
+        """Tidy the tombstone log when it has many files."""
+        self._tombstones.tidy(now=self._now, delete_matched=self._delete_matched)
+
+    def merge(self, hits: SparkHits, tag: CommitTag) -> MergeReport:
         """One MERGE in one commit: delete, update or insert each event, unless the row is newer."""
-        layout = request.layout
+        layout, batch = self._layout, self._batch
         clauses = layout.once("spark_clauses", lambda: _clauses(layout))
-        with self._commit(request.tag):
-            builder = self._matched(request.events.alias("s"), layout, request.bounds)
-            if request.has_deletes:
+        with self._commit(tag):
+            builder = self._matched(self._live(hits).alias("s"))
+            if batch.deletes:
                 builder = builder.whenMatchedDelete(clauses.delete)
-            if request.has_upserts:
+            if batch.upserts:
                 if clauses.updates:
                     builder = builder.whenMatchedUpdate(clauses.update, clauses.updates)
                 builder = builder.whenNotMatchedInsert(clauses.insert, clauses.values)
-            if request.schema_evolution and request.layout.new_columns:
+            if self._spec.schema_evolution and layout.new_columns:
                 builder = builder.withSchemaEvolution()
             return self._execute(builder)
 
-    def repair(self, request: RepairRequest) -> MergeReport:
+    def repair(self, late: SparkHits, tag: CommitTag) -> MergeReport:
         """One MERGE that only deletes."""
-        tombstone_sequence, stored_sequence = _sequences(request.layout)
+        tombstone_sequence, stored_sequence = _sequences(self._layout)
         older = stored_sequence < tombstone_sequence
-        with self._commit(request.tag):
-            builder = self._matched(request.refused.alias("s"), request.layout, request.bounds)
+        with self._commit(tag):
+            builder = self._matched(late.refusals().alias("s"))
             return self._execute(builder.whenMatchedDelete(F.coalesce(older, F.lit(True))))
 
-    def delete_matched(self, table: str, keys: Sequence[str], source: DataFrame, condition: Column) -> None:
+    def counted_as(self, late: SparkHits, version: int) -> dict[str, int]:
+        """How many of the refused keys a version's change feed shows as inserted and as updated."""
+        keys = [columns.column(key) for key in self._layout.keys]
+        changed = tables.changes(self._session, self._target, version)
+        touched = changed.join(late.refusals().select(*keys), list(self._layout.keys), "left_semi")
+        counted = {row["_change_type"]: row["count"] for row in touched.groupBy("_change_type").count().collect()}
+        return {"inserted": counted.get("insert", 0), "updated": counted.get("update_postimage", 0)}
+
+    def _live(self, hits: SparkHits) -> DataFrame:
+        """The events that no tombstone refuses."""
+        latest = self._batch.latest
+        if not hits.refused:
+            return latest
+        refused = hits.refusals().select(*(columns.column(key) for key in self._layout.keys))
+        if hits.refused <= BROADCAST_EVENTS:
+            refused = F.broadcast(refused)
+        same = columns.all_of(columns.column(key, "e") == columns.column(key, "r") for key in self._layout.keys)
+        return latest.alias("e").join(refused.alias("r"), same, "left_anti")
+
+    def _delete_matched(self, table: str, keys: Sequence[str], source: DataFrame, condition: Column) -> None:
         """One MERGE that only deletes, on a side table and without a transaction id."""
         same_keys = _same_keys(keys)
         builder = delta_table(self._session, table).alias("t").merge(source.alias("s"), same_keys & condition)
@@ -76,10 +155,10 @@ class SparkEngine:
                 raise
             log.info("side_table_tidied_later", extra={"table": table, "conflict": retry.conflict_class(err)})
 
-    def _matched(self, source: object, layout: Layout, bounds: KeyBounds) -> DeltaMergeBuilder:
-        same_keys = layout.once("same_keys", lambda: _same_keys(layout.keys))
-        table = delta_table(self._session, self._target)
-        return table.alias("t").merge(source, bounds.condition(self._session, "t") & same_keys)  # type: ignore[arg-type]
+    def _matched(self, source: DataFrame) -> DeltaMergeBuilder:
+        same_keys = self._layout.once("same_keys", lambda: _same_keys(self._layout.keys))
+        bounds = self._batch.bounds.condition(self._session, "t")
+        return delta_table(self._session, self._target).alias("t").merge(source, bounds & same_keys)
 
     def _execute(self, builder: DeltaMergeBuilder) -> MergeReport:
         result = builder.execute()

@@ -1,4 +1,4 @@
-"""Which deletes are remembered, and which events they refuse.
+"""Which deletes are remembered, and which events they refuse, on Spark.
 
 The tombstone table is an append-only log beside the target: one entry per delete (keys, sequence,
 time) and, when an upsert brought a key back, one entry that marks it as revived. Appends never
@@ -17,12 +17,14 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import BooleanType, StructField, TimestampType
 
 from stream_merge import columns, names, tables
-from stream_merge.commits import Runner, append_once
+from stream_merge.commits import SideCommit, append_once
 from stream_merge.config import MergeSpec
+from stream_merge.engines.base import Hits
 from stream_merge.errors import ConfigError
 from stream_merge.layout import Layout
 from stream_merge.plan import KeyBounds
-from stream_merge.spark_internals import TableSnapshot, materialised, release
+from stream_merge.snapshot import TableSnapshot
+from stream_merge.spark_internals import materialised, release
 
 log = logging.getLogger(__name__)
 
@@ -37,17 +39,11 @@ _REFUSED = "__stream_merge_refused"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Hits:
+class SparkHits(Hits):
     """The events of a batch whose key has a tombstone."""
 
-    rows: DataFrame | None
+    rows: DataFrame | None = None
     """Keys, `__stream_merge_sequence` (the tombstone's) and whether it refuses the event; one row per key."""
-    refused: int = 0
-    """Events that are older than the tombstone of their key."""
-    revived: int = 0
-    """Upserts that are not older: they bring their key back."""
-    version: int | None = None
-    """Version of the log that was at least read; None while there is no log."""
 
     def refusals(self) -> DataFrame:
         """Keys and tombstone sequence of the refused events; only where there are some."""
@@ -67,6 +63,13 @@ class Hits:
         """Free the materialised rows."""
         if self.rows is not None:
             release(self.rows)
+
+
+def log_of(target_id: str, found: TableSnapshot | None) -> TableSnapshot | None:
+    """The log, if it belongs to this very target: one that was dropped and made anew starts without."""
+    if found is None or found.properties.get(names.TARGET_ID_PROPERTY) != target_id:
+        return None
+    return found
 
 
 class Tombstones:
@@ -93,29 +96,19 @@ class Tombstones:
         found = self._find()
         return None if found is None else found.version
 
-    def is_empty(self) -> bool:
-        """Whether there is no log for this target, or no entry in it."""
-        found = self._find()
-        return found is None or found.files == 0
-
-    def remember(
-        self, deletes: DataFrame, *, recorded_at: Column, app_id: str | None, batch_id: int, run: Runner
-    ) -> None:
+    def remember(self, deletes: DataFrame, *, recorded_at: Column, commit: SideCommit) -> None:
         """Append the deletes of a batch; the log is created before the first one."""
-        if self._find() is None:
-            self._start()
-        self._append(deletes, revived=False, recorded_at=recorded_at, app_id=app_id, batch_id=batch_id, run=run)
+        self.start()
+        self._append(deletes, revived=False, recorded_at=recorded_at, commit=commit)
 
-    def forget(
-        self, revived: DataFrame, *, recorded_at: Column, app_id: str | None, batch_id: int, run: Runner
-    ) -> None:
+    def forget(self, revived: DataFrame, *, recorded_at: Column, commit: SideCommit) -> None:
         """Mark these tombstones as overtaken, up to their own sequence: newer ones stay.
 
         Must follow the target's commit: until then the tombstone is all that refuses older events.
         """
-        self._append(revived, revived=True, recorded_at=recorded_at, app_id=app_id, batch_id=batch_id, run=run)
+        self._append(revived, revived=True, recorded_at=recorded_at, commit=commit)
 
-    def hits(self, events: DataFrame, count: int, bounds: KeyBounds, *, now: Column) -> Hits:
+    def hits(self, events: DataFrame, count: int, bounds: KeyBounds, *, now: Column) -> SparkHits:
         """Find the tombstones of a batch's keys.
 
         Cost: nothing while the log is missing or empty, else one Spark job over the files of the
@@ -123,7 +116,7 @@ class Tombstones:
         """
         found = self._find()
         if found is None or found.files == 0:
-            return Hits(rows=None, version=None if found is None else found.version)
+            return SparkHits(version=None if found is None else found.version)
         keys = self._layout.keys
         sequence = columns.column(names.SEQUENCE_COLUMN)
         entries = self._load().where(~self._expired(now)).alias("log").where(bounds.condition(self._session, "log"))
@@ -152,7 +145,7 @@ class Tombstones:
             F.count_if(columns.column(_REFUSED)).alias("refused"),
             F.count_if(columns.column(_MARK)).alias("revived"),
         )
-        return Hits(rows=rows, refused=counts["refused"], revived=counts["revived"], version=found.version)
+        return SparkHits(rows=rows, refused=counts["refused"], revived=counts["revived"], version=found.version)
 
     def tidy(self, *, now: Column, delete_matched: Callable[[str, Sequence[str], DataFrame, Column], None]) -> None:
         """Remove entries that no longer matter and pack small files, when there are many.
@@ -186,25 +179,22 @@ class Tombstones:
         self._session.sql(f"OPTIMIZE {names.sql_identifier(self._table)}")
         log.info("tombstones_tidied", extra={"table": self._table, "version": found.version, "files": found.files})
 
-    def _append(
-        self, events: DataFrame, *, revived: bool, recorded_at: Column, app_id: str | None, batch_id: int, run: Runner
-    ) -> None:
+    def _append(self, events: DataFrame, *, revived: bool, recorded_at: Column, commit: SideCommit) -> None:
         rows = events.select(
             *(columns.column(key) for key in self._layout.keys),
             columns.column(names.SEQUENCE_COLUMN),
             F.lit(revived).alias(names.REVIVED_COLUMN),
             recorded_at.alias(names.RECORDED_AT_COLUMN),
         ).coalesce(1)
-        append_once(rows, self._table, app_id=app_id, batch_id=batch_id, run=run)
+        append_once(rows, self._table, commit)
 
     def _find(self) -> TableSnapshot | None:
-        """The log, if it belongs to this very target: one that was dropped and made anew starts without."""
-        found = tables.find(self._session, self._table)
-        if found is None or found.properties.get(names.TARGET_ID_PROPERTY) != self._target_id:
-            return None
-        return found
+        return log_of(self._target_id, tables.find(self._session, self._table))
 
-    def _start(self) -> None:
+    def start(self) -> None:
+        """Create the log of this target; one that belongs to a dropped target is emptied."""
+        if self._find() is not None:
+            return
         fields = [
             *(StructField(f.name, f.dataType) for f in self._layout.key_fields),
             StructField(names.SEQUENCE_COLUMN, self._layout.sequence_type),

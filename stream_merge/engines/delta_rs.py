@@ -1,0 +1,258 @@
+"""A Delta table as delta-rs reads and writes it: the only importer of `deltalake` (1.6)."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, QueryBuilder, Transaction, write_deltalake
+from deltalake.exceptions import TableNotFoundError
+from deltalake.table import TableMerger
+from pyspark.sql.types import StructType
+
+from stream_merge.snapshot import CommitRecord, TableSnapshot
+
+log = logging.getLogger(__name__)
+
+CHECKPOINT_INTERVAL_PROPERTY = "delta.checkpointInterval"
+DEFAULT_CHECKPOINT_INTERVAL = 10
+"""Delta's default; delta-rs alone would take 100, and Spark would read ten times as many commits."""
+
+MERGE_METRICS: Mapping[str, str] = {
+    "num_source_rows": "operationNumSourceRows",
+    "num_target_rows_inserted": "numTargetRowsInserted",
+    "num_target_rows_updated": "numTargetRowsUpdated",
+    "num_target_rows_deleted": "numTargetRowsDeleted",
+    "num_target_rows_copied": "numTargetRowsCopied",
+    "num_target_files_scanned": "numTargetFilesAfterSkipping",
+    "num_target_files_added": "numTargetFilesAdded",
+    "num_target_files_removed": "numTargetFilesRemoved",
+    "execution_time_ms": "executionTimeMs",
+    "scan_time_ms": "scanTimeMs",
+    "rewrite_time_ms": "rewriteTimeMs",
+}
+"""Metrics of a merge by delta-rs and what Delta calls them; delta-rs does not count the others."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Protocol:
+    """What a table demands of those who read and write it."""
+
+    reader_version: int
+    writer_version: int
+    features: frozenset[str]
+    """Named table features; older protocol versions name none."""
+
+
+class NativeTable:
+    """One table on one storage. The handle is kept and brought up to date from the log's new commits.
+
+    Args:
+        location: local path or URI.
+        storage_options: credentials for an object store; never logged.
+
+    Raises:
+        TableNotFoundError: there is no Delta table.
+    """
+
+    def __init__(self, location: str, storage_options: Mapping[str, str] | None = None) -> None:
+        self._location = location
+        self._options = None if storage_options is None else dict(storage_options)
+        self._open()
+
+    def _open(self) -> None:
+        self._table = DeltaTable(self._location, storage_options=self._options)
+        self._seen = self._last_commit()
+        self._files: tuple[int, pa.Table] | None = None
+        self._metadata: tuple[int, str, StructType, dict[str, str], tuple[str, ...]] | None = None
+
+    def refresh(self) -> None:
+        """Bring the handle to the newest version; a table that was dropped and made anew is opened afresh."""
+        if self._seen is None or self._last_commit() != self._seen:
+            self._open()
+            return
+        before = self._table.version()
+        self._table.update_incremental()
+        if self._table.version() != before:
+            self._seen = self._last_commit()
+
+    def _last_commit(self) -> tuple[int, int] | None:
+        """Which file the handle's newest commit is; another file at its place means another table."""
+        path = os.path.join(self._location, "_delta_log", f"{self._table.version():020d}.json")
+        try:
+            found = os.stat(path)
+        except OSError:
+            return None
+        return found.st_ino, found.st_mtime_ns
+
+    @property
+    def version(self) -> int:
+        """Version of the handle."""
+        return int(self._table.version())
+
+    @property
+    def protocol(self) -> Protocol:
+        """The table's protocol."""
+        found = self._table.protocol()
+        return Protocol(
+            reader_version=found.min_reader_version,
+            writer_version=found.min_writer_version,
+            features=frozenset([*(found.reader_features or ()), *(found.writer_features or ())]),
+        )
+
+    def snapshot(self) -> TableSnapshot:
+        """What the log says at the handle's version."""
+        table_id, schema, properties, partition_columns = self._described()
+        return TableSnapshot(
+            table_id=table_id,
+            version=self.version,
+            location=self._location,
+            schema=schema,
+            partition_columns=partition_columns,
+            properties=properties,
+            files=self.files().num_rows,
+            transaction=self._table.transaction_version,
+            read_by="native",
+        )
+
+    def _described(self) -> tuple[str, StructType, dict[str, str], tuple[str, ...]]:
+        version = self.version
+        if self._metadata is None or self._metadata[0] != version:
+            metadata = self._table.metadata()
+            schema = StructType.fromJson(json.loads(self._table.schema().to_json()))
+            properties = {key: str(value) for key, value in metadata.configuration.items()}
+            self._metadata = (version, str(metadata.id), schema, properties, tuple(metadata.partition_columns))
+        return self._metadata[1:]
+
+    def transaction(self, app_id: str) -> int | None:
+        """The batch id that the handle's version records for an application id."""
+        return self._table.transaction_version(app_id)
+
+    def files(self) -> pa.Table:
+        """The data files with sizes, partition values and statistics, one row each (`get_add_actions`)."""
+        if self._files is None or self._files[0] != self.version:
+            self._files = (self.version, pa.table(self._table.get_add_actions(flatten=True)))
+        return self._files[1]
+
+    def history(self, limit: int) -> list[CommitRecord]:
+        """The newest commits, newest first."""
+        return [
+            CommitRecord(
+                version=int(commit["version"]),
+                user_metadata=commit.get("userMetadata"),
+                metrics=as_merge_metrics(commit.get("operationMetrics") or {}),
+            )
+            for commit in self._table.history(limit)
+        ]
+
+    def merge(
+        self,
+        source: pa.Table,
+        predicate: str,
+        build: Callable[[TableMerger], TableMerger],
+        *,
+        transaction: tuple[str, int] | None,
+        user_metadata: str,
+        spill_bytes: int | None = None,
+    ) -> dict[str, int]:
+        """Merge on the handle's very version (aliases `s` and `t`); any newer commit makes it lose.
+
+        Returns: delta-rs' own metrics under Delta's names.
+        """
+        merger = self._table.merge(
+            source,
+            predicate,
+            source_alias="s",
+            target_alias="t",
+            streamed_exec=True,
+            max_spill_size=spill_bytes,
+            commit_properties=_commit(transaction, user_metadata),
+            post_commithook_properties=_NO_HOOKS,
+        )
+        metrics = as_merge_metrics(build(merger).execute())
+        self._after_commit()
+        return metrics
+
+    def append(self, rows: pa.Table, *, transaction: tuple[str, int] | None) -> None:
+        """Append on the handle's very version."""
+        write_deltalake(
+            self._table,
+            rows,
+            mode="append",
+            commit_properties=_commit(transaction, None),
+            post_commithook_properties=_NO_HOOKS,
+        )
+        self._after_commit()
+
+    def replace(self, rows: pa.Table) -> None:
+        """Put these rows in the place of all others, on the handle's very version."""
+        write_deltalake(
+            self._table,
+            rows,
+            mode="overwrite",
+            commit_properties=_commit(None, None),
+            post_commithook_properties=_NO_HOOKS,
+        )
+        self._after_commit()
+
+    def pack(self) -> None:
+        """Put small files together, on the handle's very version."""
+        self._table.optimize.compact(commit_properties=_commit(None, None), post_commithook_properties=_NO_HOOKS)
+        self._after_commit()
+
+    def query(self, sql: str) -> pa.Table:
+        """The answer to a query (DataFusion SQL) in which the table is called `log`."""
+        return pa.table(QueryBuilder().register("log", self._table).execute(sql).read_all())
+
+    def changes(self, version: int) -> pa.Table:
+        """The change feed of one version."""
+        return pa.table(self._table.load_cdf(starting_version=version, ending_version=version).read_all())
+
+    def _after_commit(self) -> None:
+        self._seen = self._last_commit()
+        properties = self._described()[2]
+        interval = int(properties.get(CHECKPOINT_INTERVAL_PROPERTY, DEFAULT_CHECKPOINT_INTERVAL))
+        if self.version == 0 or self.version % interval:
+            return
+        try:
+            self._table.create_checkpoint()
+            if properties.get("delta.enableExpiredLogCleanup", "true").lower() != "false":
+                self._table.cleanup_metadata()
+        except Exception:
+            # The commit has landed; without this checkpoint readers only have more commits to read.
+            log.warning("checkpoint_failed", extra={"table": self._location, "version": self.version}, exc_info=True)
+
+
+_NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
+"""Checkpoints are written after the commit, where their failure cannot pass for the commit's."""
+
+
+def open_table(location: str, storage_options: Mapping[str, str] | None = None) -> NativeTable | None:
+    """The table at a location, or None where there is none."""
+    try:
+        return NativeTable(location, storage_options)
+    except TableNotFoundError:
+        return None
+
+
+def as_merge_metrics(metrics: Mapping[str, Any]) -> dict[str, int]:
+    """What delta-rs counted, under the names of Delta's MERGE; what it does not count is absent."""
+    found = {ours: int(metrics[theirs]) for theirs, ours in MERGE_METRICS.items() if theirs in metrics}
+    skipped = metrics.get("num_target_files_skipped_during_scan")
+    if skipped is not None and "numTargetFilesAfterSkipping" in found:
+        found["numTargetFilesBeforeSkipping"] = found["numTargetFilesAfterSkipping"] + int(skipped)
+    return found
+
+
+def _commit(transaction: tuple[str, int] | None, user_metadata: str | None) -> CommitProperties:
+    return CommitProperties(
+        custom_metadata=None if user_metadata is None else {"userMetadata": user_metadata},
+        # delta-rs would commit on top of a newer version that it deems harmless, whose transaction ids nobody has read.
+        max_commit_retries=0,
+        app_transactions=None if transaction is None else [Transaction(*transaction)],
+    )

@@ -1,0 +1,150 @@
+"""Whether delta-rs may merge a batch: read from the table's protocol, the storage and the batch, never tried out."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    ByteType,
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    ShortType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+from stream_merge.columns import CHAR_VARCHAR_METADATA
+from stream_merge.engines.delta_rs import NativeTable, Protocol
+from stream_merge.layout import Layout
+from stream_merge.results import Refusal
+from stream_merge.snapshot import TableSnapshot
+
+_KNOWN_FEATURES = frozenset(
+    {
+        "appendOnly",
+        "changeDataFeed",
+        "checkConstraints",
+        "columnMapping",
+        "deletionVectors",
+        "invariants",
+        "timestampNtz",
+        "v2Checkpoint",
+        # Named by tables whose columns may or may not use them; the columns are looked at.
+        "allowColumnDefaults",
+        "generatedColumns",
+        "identityColumns",
+    }
+)
+"""Table features that delta-rs 1.6 writes correctly; all others belong to Spark."""
+
+_COMPUTED_BY_SPARK = {
+    "delta.generationExpression": "is generated",
+    "delta.identity.start": "is an identity column",
+    "CURRENT_DEFAULT": "has a default",
+    CHAR_VARCHAR_METADATA: "is char(n) or varchar(n), whose length only Spark checks",
+}
+_PLAIN = (
+    BinaryType,
+    BooleanType,
+    ByteType,
+    DateType,
+    DecimalType,
+    IntegerType,
+    LongType,
+    ShortType,
+    TimestampNTZType,
+    TimestampType,
+)
+_ODD_NAME = re.compile(r"[\"`\\\x00-\x1f]")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ineligible:
+    """Why a batch goes to Spark."""
+
+    reason: Refusal
+    """For metrics."""
+    detail: str
+    """For people."""
+
+
+def of_table(table: NativeTable | None, snapshot: TableSnapshot, what: str) -> Ineligible | None:
+    """Whether delta-rs can write this table."""
+    if table is None:
+        return Ineligible(reason="storage", detail=f"{what} is not where delta-rs can read it")
+    return _of_protocol(table.protocol, what) or _of_fields(snapshot.schema, what)
+
+
+def of_batch(layout: Layout) -> Ineligible | None:
+    """Whether delta-rs can carry and compare the batch's columns."""
+    if layout.new_columns:
+        return Ineligible(reason="schema_change", detail=f"column(s) {list(layout.new_columns)!r} are new")
+    for stored in layout.stored:
+        problem = _of_name(stored.name) or _of_type(stored.dtype)
+        if problem:
+            return Ineligible(reason="column", detail=f"column {stored.name!r} {problem}")
+    for field in (*layout.key_fields, *_scalars(layout.sequence_type)):
+        problem = _of_compared(field)
+        if problem:
+            return Ineligible(reason="column", detail=problem)
+    return None
+
+
+def _of_protocol(protocol: Protocol, what: str) -> Ineligible | None:
+    unknown = sorted(protocol.features - _KNOWN_FEATURES)
+    if unknown:
+        return Ineligible(reason="table_feature", detail=f"{what} uses {', '.join(unknown)}")
+    return None
+
+
+def _of_fields(schema: StructType, what: str) -> Ineligible | None:
+    for field in schema.fields:
+        for key, meaning in _COMPUTED_BY_SPARK.items():
+            if key in field.metadata:
+                return Ineligible(reason="column", detail=f"column {field.name!r} of {what} {meaning}")
+    return None
+
+
+def _of_name(name: str) -> str | None:
+    return "has a quote, backslash or control character in its name" if _ODD_NAME.search(name) else None
+
+
+def _of_type(dtype: DataType, *, nested: bool = False) -> str | None:
+    """Why values of this type cannot be carried or compared as Spark does; None when they can."""
+    if isinstance(dtype, FloatType | DoubleType):
+        return "holds floats inside another type, which Arrow compares bit by bit" if nested else None
+    if isinstance(dtype, StringType):
+        return None if dtype.simpleString() == "string" else f"has the collation {dtype.simpleString()!r}"
+    if isinstance(dtype, _PLAIN):
+        return None
+    if isinstance(dtype, ArrayType):
+        return _of_type(dtype.elementType, nested=True)
+    if isinstance(dtype, StructType):
+        found = ((_of_name(f.name) or _of_type(f.dataType, nested=True)) for f in dtype.fields)
+        return next((problem for problem in found if problem), None)
+    return f"is {dtype.simpleString()}, which delta-rs cannot compare"
+
+
+def _of_compared(field: StructField) -> str | None:
+    if isinstance(field.dataType, FloatType | DoubleType | ArrayType | StructType):
+        return f"{field.name!r} is {field.dataType.simpleString()}, which keys and sequences cannot be on delta-rs"
+    return None
+
+
+def _scalars(dtype: StructType) -> list[StructField]:
+    found: list[StructField] = []
+    for field in dtype.fields:
+        found.extend(_scalars(field.dataType) if isinstance(field.dataType, StructType) else [field])
+    return found

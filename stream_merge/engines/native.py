@@ -1,0 +1,170 @@
+"""The same merge by delta-rs, in the driver, on the Arrow form of the batch: no Spark job, tenths of a second."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake.table import TableMerger
+
+from stream_merge import names
+from stream_merge.commits import SideCommit
+from stream_merge.engines import native_sql as sql
+from stream_merge.engines.base import CommitTag, MergeReport
+from stream_merge.engines.delta_rs import NativeTable
+from stream_merge.engines.native_log import NativeHits, NativeTombstones
+from stream_merge.layout import Layout
+from stream_merge.plan import KeyBounds
+from stream_merge.snapshot import CommitRecord, TableSnapshot
+
+
+class NativeEngine:
+    """Works on one batch through delta-rs.
+
+    delta-rs writes transaction ids but neither checks nor orders them (1.6), so the id is read from
+    the very version that the merge is based on, and any commit in between makes the merge lose.
+
+    Args:
+        target: the table.
+        tombstones: its remembered deletes; None when they are switched off.
+        layout: how the batch's columns map onto the target.
+        events: `arrow_events` of the batch, one row per key.
+        bounds: least and greatest keys.
+        spill_bytes: memory for delta-rs' operators before they spill to disk; None: no limit.
+    """
+
+    name = "native"
+
+    def __init__(
+        self,
+        *,
+        target: NativeTable,
+        tombstones: NativeTombstones | None,
+        layout: Layout,
+        events: pa.Table,
+        bounds: KeyBounds,
+        spill_bytes: int | None = None,
+    ) -> None:
+        self._table = target
+        self._log = tombstones
+        self._layout = layout
+        self._events = events
+        self._bounds = bounds
+        self._spill_bytes = spill_bytes
+
+    def find(self) -> TableSnapshot | None:
+        """The target, freshly loaded."""
+        self._table.refresh()
+        return self._table.snapshot()
+
+    def history(self, *, newer_than: int, up_to: int) -> Sequence[CommitRecord]:
+        """Its commits in a range of versions, newest first."""
+        if up_to <= newer_than:
+            return []
+        found = self._table.history(self._table.version - newer_than)
+        return [commit for commit in found if newer_than < commit.version <= up_to]
+
+    def log_version(self) -> int | None:
+        """Newest version of the tombstone log; None while there is none for this target."""
+        return self._tombstones.version()
+
+    def remember(self, commit: SideCommit) -> None:
+        """Append the batch's deletes to the tombstone log."""
+        self._tombstones.remember(self._events.filter(self._events[names.DELETE_COLUMN]), commit)
+
+    def no_hits(self) -> NativeHits:
+        """Nothing found."""
+        return NativeHits()
+
+    def find_hits(self) -> NativeHits:
+        """Find the tombstones of the batch's keys."""
+        return self._tombstones.hits(self._events, self._bounds)
+
+    def find_late_hits(self, seen: NativeHits) -> NativeHits:
+        """Find the tombstones of the upserts that were merged."""
+        live = self._live(seen)
+        return self._tombstones.hits(live.filter(pc.invert(live[names.DELETE_COLUMN])), self._bounds)
+
+    def forget(self, hits: NativeHits, commit: SideCommit) -> None:
+        """Mark the tombstones of revived keys as overtaken."""
+        self._tombstones.forget(hits, commit)
+
+    def tidy(self) -> None:
+        """Tidy the tombstone log when it has many files."""
+        self._tombstones.tidy()
+
+    def merge(self, hits: NativeHits, tag: CommitTag) -> MergeReport:
+        """One merge in one commit: delete, update or insert each event, unless the row is newer."""
+        events = self._live(hits)
+        layout = self._layout
+        any_delete = bool(pc.any(events[names.DELETE_COLUMN]).as_py())
+        any_upsert = not bool(pc.all(events[names.DELETE_COLUMN]).as_py())
+        newer = sql.newer(layout)
+        values = sql.assignments(layout)
+        keys = {sql.quote(key) for key in layout.keys}
+        updates = {name: value for name, value in values.items() if name not in keys}
+
+        def clauses(merger: TableMerger) -> TableMerger:
+            if any_delete:
+                merger = merger.when_matched_delete(f"{sql.DELETE} AND {newer}")
+            if any_upsert:
+                if updates:
+                    changes = f"NOT {sql.DELETE} AND ({newer} OR {sql.redelivered(layout)})"
+                    merger = merger.when_matched_update(updates, changes)
+                merger = merger.when_not_matched_insert(values, f"NOT {sql.DELETE}")
+            return merger
+
+        return self._commit(events, clauses, tag)
+
+    def repair(self, late: NativeHits, tag: CommitTag) -> MergeReport:
+        """One merge that only deletes."""
+        older = sql.newer(self._layout)  # the tombstone than the row
+        return self._commit(late.refusals(self._layout.keys), lambda m: m.when_matched_delete(older), tag)
+
+    def counted_as(self, late: NativeHits, version: int) -> Mapping[str, int]:
+        """How many of the refused keys a version's change feed shows as inserted and as updated."""
+        keys = list(self._layout.keys)
+        changed = self._table.changes(version).select([*keys, "_change_type"])
+        refused = late.refusals(self._layout.keys).select(keys)
+        schema = pa.schema([*refused.schema, changed.schema.field("_change_type")])
+        touched = changed.cast(schema).join(refused, keys, join_type="left semi")
+        kinds = touched["_change_type"].to_pylist()
+        return {"inserted": kinds.count("insert"), "updated": kinds.count("update_postimage")}
+
+    def _commit(self, source: pa.Table, clauses: object, tag: CommitTag) -> MergeReport:
+        table = self._table
+        table.refresh()
+        if tag.app_id is not None:
+            recorded = table.transaction(tag.app_id)
+            if recorded is not None and recorded >= tag.batch_id:
+                return MergeReport(already_applied=True)
+        before = table.version
+        metrics = table.merge(
+            source,
+            sql.matched(self._layout, self._bounds),
+            clauses,  # type: ignore[arg-type]
+            transaction=None if tag.app_id is None else (tag.app_id, tag.batch_id),
+            user_metadata=tag.user_metadata,
+            spill_bytes=self._spill_bytes,
+        )
+        return MergeReport(
+            inserted=metrics.get("numTargetRowsInserted", 0),
+            updated=metrics.get("numTargetRowsUpdated", 0),
+            deleted=metrics.get("numTargetRowsDeleted", 0),
+            version=table.version if table.version != before else None,
+            metrics=metrics,
+        )
+
+    def _live(self, hits: NativeHits) -> pa.Table:
+        """The events that no tombstone refuses."""
+        if not hits.refused:
+            return self._events
+        return self._events.filter(pa.array(hits.kept(self._events.num_rows)))
+
+    @property
+    def _tombstones(self) -> NativeTombstones:
+        if self._log is None:
+            msg = "tombstones are switched off"
+            raise AssertionError(msg)
+        return self._log

@@ -1,0 +1,255 @@
+"""Which deletes are remembered, and which events they refuse, by delta-rs: the log of `spark_log`, in the driver."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from stream_merge import names, retry
+from stream_merge.commits import SideCommit
+from stream_merge.config import MergeSpec
+from stream_merge.engines import native_sql as sql
+from stream_merge.engines.base import Hits
+from stream_merge.engines.delta_rs import NativeTable
+from stream_merge.engines.spark_log import TIDY_FILES, log_of
+from stream_merge.errors import MergeFailedError
+from stream_merge.layout import Layout
+from stream_merge.plan import KeyBounds
+
+log = logging.getLogger(__name__)
+
+_ROW = "__stream_merge_row"
+TIDY_ENTRIES = 100_000
+"""A log with fewer entries is only packed, unless it has doubled since it was last cleared."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NativeHits(Hits):
+    """The events of a batch whose key has a tombstone."""
+
+    entries: pa.Table | None = None
+    """Keys and `__stream_merge_sequence` of the tombstones that were hit."""
+    refused_rows: Sequence[int] = field(default=())
+    """Events (row numbers) that are refused, and in the same order their tombstones (rows of `entries`)."""
+    refused_by: Sequence[int] = field(default=())
+    revived_by: Sequence[int] = field(default=())
+    """Tombstones (rows of `entries`) that an upsert overtakes."""
+
+    def kept(self, count: int) -> list[bool]:
+        """For each of `count` events, whether no tombstone refuses it."""
+        keep = [True] * count
+        for row in self.refused_rows:
+            keep[row] = False
+        return keep
+
+    def refusals(self, keys: Sequence[str]) -> pa.Table:
+        """Keys and tombstone sequence of the refused events."""
+        return self._entries(self.refused_by, keys)
+
+    def revivals(self, keys: Sequence[str]) -> pa.Table:
+        """Keys and tombstone sequence of the keys that an upsert brings back."""
+        return self._entries(self.revived_by, keys)
+
+    def _entries(self, rows: Sequence[int], keys: Sequence[str]) -> pa.Table:
+        if self.entries is None:
+            msg = "no tombstone was hit"
+            raise ValueError(msg)
+        return self.entries.take(pa.array(rows, pa.int64())).select([*keys, names.SEQUENCE_COLUMN])
+
+
+class NativeTombstones:
+    """The remembered deletes of one target.
+
+    Args:
+        open_log: the log's table, or None while there is none.
+        start: creates the log (by Spark: once in a target's life).
+        spec: what the sink was told.
+        target_id: Delta table id of the target.
+        layout: how the batch's columns map onto the target.
+        now_micros: time of the call, microseconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        *,
+        open_log: Callable[[], NativeTable | None],
+        start: Callable[[], None],
+        spec: MergeSpec,
+        target_id: str,
+        layout: Layout,
+        now_micros: int,
+    ) -> None:
+        self._open_log = open_log
+        self._start = start
+        self._spec = spec
+        self._target_id = target_id
+        self._layout = layout
+        self._now = now_micros
+
+    def version(self) -> int | None:
+        """The log's newest version, or None while there is none for this target."""
+        found = self._find()
+        return None if found is None else found.version
+
+    def remember(self, deletes: pa.Table, commit: SideCommit) -> None:
+        """Append the deletes of a batch; the log is created before the first one."""
+        if self._find() is None:
+            self._start()
+        self._append(deletes, revived=False, commit=commit)
+
+    def forget(self, hits: NativeHits, commit: SideCommit) -> None:
+        """Mark these tombstones as overtaken, up to their own sequence: newer ones stay."""
+        self._append(hits.revivals(self._layout.keys), revived=True, commit=commit)
+
+    def hits(self, events: pa.Table, bounds: KeyBounds) -> NativeHits:
+        """Find the tombstones of these events' keys."""
+        found = self._find()
+        if found is None or not found.files().num_rows:
+            return NativeHits(version=None if found is None else found.version)
+        keys = list(self._layout.keys)
+        conditions = [*sql.bounds(bounds, "log"), *self._unexpired()]
+        wanted = ", ".join(sql.quote(name) for name in (*keys, names.SEQUENCE_COLUMN, names.REVIVED_COLUMN))
+        where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+        entries = found.query(f"SELECT {wanted} FROM log{where}")
+        batch = events.select(keys)
+        entries = entries.cast(_with_types_of(entries.schema, batch.schema))
+        numbered = entries.select(keys).append_column(_ROW, pa.array(range(entries.num_rows), pa.int64()))
+        rows = batch.append_column("__event", pa.array(range(batch.num_rows), pa.int64()))
+        pairs = numbered.join(rows, keys, join_type="inner").select([_ROW, "__event"])
+        return self._judged(entries, events, pairs, found.version)
+
+    def tidy(self) -> None:
+        """Pack small files when there are many; drop overtaken and expired entries when the log has doubled.
+
+        A commit that another writer makes meanwhile wins; the log is then tidied later.
+        """
+        found = self._find()
+        if found is None or found.files().num_rows < TIDY_FILES:
+            return
+        before = found.files().num_rows
+        try:
+            self._clear(found) if self._worth_clearing(found) else found.pack()
+        except Exception as err:
+            if retry.conflict_class(err) is None:
+                raise
+            log.info("side_table_tidied_later", extra={"table": self._spec.tombstone_target})
+        else:
+            log.info("tombstones_tidied", extra={"table": self._spec.tombstone_target, "files": before})
+
+    def _worth_clearing(self, found: NativeTable) -> bool:
+        counts = found.files()["num_records"].to_pylist()
+        known = [count for count in counts if count is not None]
+        return bool(sum(known) <= TIDY_ENTRIES or 2 * max(known, default=0) <= sum(known))
+
+    def _clear(self, found: NativeTable) -> None:
+        """Keep the newest delete of each key that no upsert has overtaken."""
+        keys = ", ".join(sql.quote(key) for key in self._layout.keys)
+        order = ", ".join(f"{sql.column('log', *path)} DESC" for path in sql.sequence_paths(self._layout))
+        # Of two entries with the same sequence the revival counts.
+        ranked = f"ROW_NUMBER() OVER (PARTITION BY {keys} ORDER BY {order}, {sql.quote(names.REVIVED_COLUMN)} DESC)"
+        unexpired = self._unexpired()
+        where = f" WHERE {' AND '.join(unexpired)}" if unexpired else ""
+        kept = found.query(
+            f"SELECT * FROM (SELECT *, {ranked} AS {_ROW} FROM log{where})"
+            f" WHERE {_ROW} = 1 AND NOT {sql.quote(names.REVIVED_COLUMN)}"
+        )
+        found.replace(kept.drop_columns([_ROW]))
+
+    def _judged(self, entries: pa.Table, events: pa.Table, pairs: pa.Table, version: int) -> NativeHits:
+        hit = pairs[_ROW].to_pylist()
+        if not hit:
+            return NativeHits(version=version)
+        marks = entries[names.REVIVED_COLUMN].take(pairs[_ROW]).to_pylist()
+        sequences = _orderable(entries[names.SEQUENCE_COLUMN].take(pairs[_ROW]))
+        newest: dict[int, tuple[Any, int]] = {}
+        overtaken: dict[int, Any] = {}
+        for event, entry, mark, sequence in zip(pairs["__event"].to_pylist(), hit, marks, sequences, strict=True):
+            if mark:
+                overtaken[event] = max(overtaken.get(event, sequence), sequence)
+            elif event not in newest or newest[event][0] < sequence:
+                newest[event] = (sequence, entry)
+        standing = {
+            event: found for event, found in newest.items() if event not in overtaken or overtaken[event] < found[0]
+        }
+        order = sorted(standing)
+        taken = pa.array(order, pa.int64())
+        theirs = _orderable(events[names.SEQUENCE_COLUMN].take(taken))
+        deletes = events[names.DELETE_COLUMN].take(taken).to_pylist()
+        refused = [(e, standing[e][1]) for e, s in zip(order, theirs, strict=True) if standing[e][0] > s]
+        stale = {event for event, _ in refused}
+        revived = [standing[e][1] for e, d in zip(order, deletes, strict=True) if e not in stale and not d]
+        return NativeHits(
+            refused=len(refused),
+            revived=len(revived),
+            version=version,
+            entries=entries,
+            refused_rows=[event for event, _ in refused],
+            refused_by=[entry for _, entry in refused],
+            revived_by=revived,
+        )
+
+    def _append(self, events: pa.Table, *, revived: bool, commit: SideCommit) -> None:
+        count = events.num_rows
+        rows = events.select([*self._layout.keys, names.SEQUENCE_COLUMN])
+        rows = rows.append_column(names.REVIVED_COLUMN, pa.array([revived] * count, pa.bool_()))
+        recorded_at = pa.array([self._now] * count, pa.timestamp("us", tz="UTC"))
+        rows = rows.append_column(names.RECORDED_AT_COLUMN, recorded_at)
+        where = self._spec.tombstone_target
+
+        def recorded(table: NativeTable) -> bool:
+            known = None if commit.app_id is None else table.transaction(commit.app_id)
+            return known is not None and known >= commit.batch_id
+
+        def attempt(_: int) -> None:
+            table = self._find()
+            if table is None:
+                msg = f"{where!r} vanished while batch {commit.batch_id} was running; run the batch again"
+                raise MergeFailedError(msg, target=where, batch_id=commit.batch_id)
+            if recorded(table):
+                return
+            try:
+                table.append(rows, transaction=None if commit.app_id is None else (commit.app_id, commit.batch_id))
+            except Exception as err:
+                lost = retry.conflict(err, target=where, batch_id=commit.batch_id)
+                if lost is not None:
+                    raise lost from err
+                msg = f"writing to {where!r} for batch {commit.batch_id} failed: {err}"
+                raise MergeFailedError(msg, target=where, batch_id=commit.batch_id) from err
+
+        commit.run(attempt)
+
+    def _find(self) -> NativeTable | None:
+        found = self._open_log()
+        return None if found is None or log_of(self._target_id, found.snapshot()) is None else found
+
+    def _unexpired(self) -> list[str]:
+        retention = self._spec.tombstone_retention_seconds
+        if retention is None:
+            return []
+        oldest = self._now - int(retention * 1_000_000)
+        recorded_at = sql.column("log", names.RECORDED_AT_COLUMN)
+        return [f"{recorded_at} >= arrow_cast({oldest}, 'Timestamp(Microsecond, Some(\"UTC\"))')"]
+
+
+def _with_types_of(schema: pa.Schema, wanted: pa.Schema) -> pa.Schema:
+    """The schema with the types of equally named columns: delta-rs answers with views and other encodings."""
+    types = {field.name: field.type for field in wanted}
+    return pa.schema([pa.field(field.name, types.get(field.name, field.type)) for field in schema])
+
+
+def _orderable(values: pa.ChunkedArray | pa.Array) -> list[Any]:
+    """Python values that compare as Spark does: structs as tuples, times as whole numbers."""
+    if isinstance(values, pa.ChunkedArray):
+        return [item for chunk in values.chunks for item in _orderable(chunk)]
+    if pa.types.is_struct(values.type):
+        return list(zip(*(_orderable(part) for part in values.flatten()), strict=True))
+    if pa.types.is_timestamp(values.type):
+        values = values.cast(pa.int64())
+    elif pa.types.is_date(values.type):
+        values = values.cast(pa.int32())
+    found: list[Any] = values.to_pylist()
+    return found
