@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
-from stream_merge.results import CONFLICTS, FATES, OUTCOMES, PHASES, REASONS
+from stream_merge.results import CONFLICTS, ENGINES, FATES, OUTCOMES, PHASES, REASONS, REFUSALS
 
 FAILED = "failed"
 """Outcome of a call that raised; the other outcomes are those of `MergeResult`."""
@@ -212,6 +212,22 @@ LOST_COMMITS = Instrument(
     label="conflict",
     values=(*CONFLICTS, OTHER),
 )
+MERGES = Instrument(
+    name="stream_merge_merges_total",
+    type="counter",
+    unit="merges",
+    help="Calls that merged, by the engine that did it.",
+    label="engine",
+    values=ENGINES,
+)
+NATIVE_REFUSALS = Instrument(
+    name="stream_merge_native_refusals_total",
+    type="counter",
+    unit="micro-batches",
+    help="Calls that went to Spark though an engine could be chosen, by reason.",
+    label="reason",
+    values=REFUSALS,
+)
 BACKOFF = Instrument(
     name="stream_merge_backoff_seconds_total",
     type="counter",
@@ -257,6 +273,8 @@ CATALOGUE: tuple[Instrument, ...] = (
     EVENTS,
     TIES,
     QUARANTINED,
+    MERGES,
+    NATIVE_REFUSALS,
     ATTEMPTS,
     LOST_COMMITS,
     BACKOFF,

@@ -34,6 +34,8 @@ from stream_merge.catalogue import (
     LAST_COMMIT,
     LAST_VERSION,
     LOST_COMMITS,
+    MERGES,
+    NATIVE_REFUSALS,
     OF_DELTA,
     OTHER,
     PHASE_SECONDS,
@@ -111,6 +113,10 @@ class MergeMetrics:
         add += [(EVENTS, (fate,), getattr(result.events, fate)) for fate in FATES]
         add += [(RECEIVED, (), result.events.received), (TIES, (), result.events.ties)]
         add += [(QUARANTINED, (reason,), events) for reason, events in result.reasons.items()]
+        if result.attempts:
+            add.append((MERGES, (result.engine,), 1))
+        if result.refusal is not None:
+            add.append((NATIVE_REFUSALS, (result.refusal,), 1))
         unknown = result.metrics.keys() - DELTA_MERGE_METRICS.keys()
         for name in result.metrics.keys() - unknown:
             value = result.metrics[name] * DELTA_MERGE_METRICS[name].factor

@@ -18,7 +18,7 @@ from stream_merge.clock import PhaseClock
 from stream_merge.commits import SideCommit
 from stream_merge.config import MergeSpec
 from stream_merge.engines.base import CommitTag, Engine, Hits, MergeReport
-from stream_merge.engines.spark_log import log_of
+from stream_merge.engines.log_rules import log_of
 from stream_merge.errors import CommitConflictError, ContractError, MergeFailedError
 from stream_merge.identity import Caller
 from stream_merge.layout import Layouts
@@ -68,7 +68,7 @@ class MicroBatch:
         self._sleep = sleep
         self._user_metadata = user_metadata
         self._first_call = first_call
-        self._now_micros = time.time_ns() // 1000
+        self._now_micros = _now_micros()
         self._chosen: Engine[Any] | None = None
         self._attempts = 0
         self._conflicts: Counter[str] = Counter()
@@ -397,3 +397,7 @@ class MicroBatch:
             msg = "the target has not been prepared yet"
             raise AssertionError(msg)
         return self._found
+
+
+def _now_micros() -> int:
+    return time.time_ns() // 1000

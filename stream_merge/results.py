@@ -27,6 +27,9 @@ CONFLICTS = (
 )
 """Delta's classes of lost optimistic commits (delta-spark 4.4.0, `delta.exceptions`); the last is their umbrella."""
 
+ENGINES = ("native", "spark")
+"""Who runs a merge."""
+
 Refusal = Literal["storage", "table_feature", "column", "schema_change", "memory", "cost", "failed"]
 REFUSALS: tuple[Refusal, ...] = get_args(Refusal)
 """Why a batch that could choose went to Spark instead of delta-rs."""

@@ -15,10 +15,11 @@ from stream_merge.choice import Choice, choose
 from stream_merge.config import MergeSpec
 from stream_merge.costs import CostModel
 from stream_merge.engines.base import Engine
+from stream_merge.engines.log_rules import log_of
 from stream_merge.engines.native import NativeEngine
 from stream_merge.engines.native_log import NativeTombstones
 from stream_merge.engines.spark import SparkEngine
-from stream_merge.engines.spark_log import Tombstones, log_of
+from stream_merge.engines.spark_log import Tombstones
 from stream_merge.layout import Layout
 from stream_merge.results import Refusal
 from stream_merge.snapshot import TableSnapshot

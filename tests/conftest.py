@@ -10,11 +10,19 @@ import pytest
 from log_faults import LogFaults, class_path, compile_log_store
 from pyspark.sql import SparkSession
 
+from stream_merge.costs import CostModel
 from stream_merge.session import local_session
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seed", type=int, default=None, help="seed of random tests; the default is a new one each run")
+
+    parser.addoption(
+        "--engine",
+        choices=("auto", "spark", "random"),
+        default="auto",
+        help="what engine='auto' does: as shipped; Spark always; either at random, batch by batch",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -45,11 +53,22 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
             "spark.sql.catalogImplementation": "in-memory",
             "spark.sql.artifact.isolation.enabled": "false",
             # Many short queries: the optimising compiler costs more than it brings (a third of the processor time).
-            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m",
+            "spark.driver.extraJavaOptions": "-XX:+UseParallelGC -XX:ReservedCodeCacheSize=512m",
         },
     )
     yield session
     session.stop()
+
+
+@pytest.fixture(autouse=True)
+def engine_of_the_run(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `--engine` decide what a batch costs where a sink may choose; what is ineligible stays so."""
+    wanted = request.config.option.engine
+    rng = random.Random(f"{request.config.option.seed} {request.node.nodeid}")
+    if wanted == "spark":
+        monkeypatch.setattr(CostModel, "seconds", lambda _, engine, __: 0.0 if engine == "spark" else 1.0)
+    elif wanted == "random":
+        monkeypatch.setattr(CostModel, "seconds", lambda *_: rng.random())
 
 
 @pytest.fixture

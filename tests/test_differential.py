@@ -20,7 +20,8 @@ from oracle import Account, Event, Oracle, ordered, replayed_feed
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from stream_merge import MergeSink, tombstones
+from stream_merge import MergeSink
+from stream_merge.engines import log_rules
 from stream_merge.results import FATES, EventCounts
 
 HISTORIES = int(os.environ.get("STREAM_MERGE_HISTORIES", "1"))
@@ -391,7 +392,7 @@ def test_any_history_with_ties_and_replays_ends_as_the_oracle_says(
 ):
     """Rows and ledger after every batch, change feed and quarantine at the end; a replayed id changes nothing."""
     # A log of deletes that is tidied every other batch must mean the same as one that never is.
-    monkeypatch.setattr(tombstones, "TIDY_FILES", rng.choice([2, 64]))
+    monkeypatch.setattr(log_rules, "TIDY_FILES", rng.choice([2, 64]))
     run = Run(spark=spark, shape=shape, table=tmp_path / "table", app_id="differential")
     for batch_id, events in enumerate(cut(rng, history(rng, shape, ties=True))):
         run.deliver(events)

@@ -12,10 +12,10 @@ import pyarrow as pa
 from stream_merge import names, retry
 from stream_merge.commits import SideCommit
 from stream_merge.config import MergeSpec
+from stream_merge.engines import log_rules
 from stream_merge.engines import native_sql as sql
 from stream_merge.engines.base import Hits
 from stream_merge.engines.delta_rs import NativeTable
-from stream_merge.engines.spark_log import TIDY_FILES, log_of
 from stream_merge.errors import MergeFailedError
 from stream_merge.layout import Layout
 from stream_merge.plan import KeyBounds
@@ -128,7 +128,7 @@ class NativeTombstones:
         A commit that another writer makes meanwhile wins; the log is then tidied later.
         """
         found = self._find()
-        if found is None or found.files().num_rows < TIDY_FILES:
+        if found is None or found.files().num_rows < log_rules.TIDY_FILES:
             return
         before = found.files().num_rows
         try:
@@ -224,7 +224,7 @@ class NativeTombstones:
 
     def _find(self) -> NativeTable | None:
         found = self._open_log()
-        return None if found is None or log_of(self._target_id, found.snapshot()) is None else found
+        return None if found is None or log_rules.log_of(self._target_id, found.snapshot()) is None else found
 
     def _unexpired(self) -> list[str]:
         retention = self._spec.tombstone_retention_seconds

@@ -19,6 +19,7 @@ from pyspark.sql.types import BooleanType, StructField, TimestampType
 from stream_merge import columns, names, tables
 from stream_merge.commits import SideCommit, append_once
 from stream_merge.config import MergeSpec
+from stream_merge.engines import log_rules
 from stream_merge.engines.base import Hits
 from stream_merge.errors import ConfigError
 from stream_merge.layout import Layout
@@ -28,8 +29,6 @@ from stream_merge.spark_internals import materialised, release
 
 log = logging.getLogger(__name__)
 
-TIDY_FILES = 64
-"""The log is tidied when it has this many files more than after the last time."""
 BROADCAST_EVENTS = 100_000
 """Up to this many events the batch's keys are broadcast to the scan of the log."""
 
@@ -63,13 +62,6 @@ class SparkHits(Hits):
         """Free the materialised rows."""
         if self.rows is not None:
             release(self.rows)
-
-
-def log_of(target_id: str, found: TableSnapshot | None) -> TableSnapshot | None:
-    """The log, if it belongs to this very target: one that was dropped and made anew starts without."""
-    if found is None or found.properties.get(names.TARGET_ID_PROPERTY) != target_id:
-        return None
-    return found
 
 
 class Tombstones:
@@ -159,7 +151,7 @@ class Tombstones:
                 row per key) and a condition match, in one commit.
         """
         found = self._find()
-        if found is None or (found.files or 0) < TIDY_FILES:
+        if found is None or (found.files or 0) < log_rules.TIDY_FILES:
             return
         expired = self._expired(now)
         newest = (
@@ -189,7 +181,7 @@ class Tombstones:
         append_once(rows, self._table, commit)
 
     def _find(self) -> TableSnapshot | None:
-        return log_of(self._target_id, tables.find(self._session, self._table))
+        return log_rules.log_of(self._target_id, tables.find(self._session, self._table))
 
     def start(self) -> None:
         """Create the log of this target; one that belongs to a dropped target is emptied."""

@@ -1,0 +1,119 @@
+"""The sink beside the merge that people write by hand, over sizes of table and batch and patterns of keys.
+
+All sides merge the same batches into copies of one table, alternately, in one JVM.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+from pyspark.sql import DataFrame
+from run import DEFAULT_CONFS, Bench, deduped, hand_written, timed
+
+from stream_merge import MergeMetrics, MergeSink
+from stream_merge.spark_internals import in_session, owned_session
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """One table, one kind of batch."""
+
+    name: str
+    rows: int
+    files: int
+    events: int
+    recent: float | None
+    """Keys from this newest share of the table; None: uniform."""
+    bound: float
+    """How many times faster than the hand-written merge `auto` has to be."""
+    spark_bound: float
+    """The same for the Spark engine alone, without tombstones."""
+
+
+CASES = (
+    Case(name="20 k rows, 1 k events", rows=20_000, files=1, events=1_000, recent=None, bound=20, spark_bound=2.5),
+    Case(name="5 M, 10 k, recent", rows=5_000_000, files=16, events=10_000, recent=0.05, bound=12, spark_bound=1.8),
+    Case(name="5 M, 10 k, random", rows=5_000_000, files=16, events=10_000, recent=None, bound=4, spark_bound=1.3),
+    Case(name="5 M, 1 M, random", rows=5_000_000, files=16, events=1_000_000, recent=None, bound=3, spark_bound=1.0),
+)
+
+
+@dataclass(kw_only=True, slots=True)
+class Side:
+    """One way to merge a batch."""
+
+    name: str
+    merge: Callable[[DataFrame, int], object]
+    seconds: list[float] = field(default_factory=list)
+    peak_bytes: int = 0
+
+    @property
+    def median(self) -> float:
+        """Median of the counted rounds."""
+        return statistics.median(self.seconds)
+
+
+def sides_of(bench: Bench, table: Path) -> list[Side]:
+    """Hand-written with default confs and with the preset, `auto`, and the Spark engine without tombstones."""
+
+    def by_hand(label: str, confs: dict[str, str]) -> Side:
+        session = owned_session(bench.spark)
+        for key, value in confs.items():
+            session.conf.set(key, value)
+        target = bench.copy(table, label)
+        return Side(
+            name=label, merge=lambda df, _: hand_written(session, target, deduped(in_session(df, session)))
+        )
+
+    def by_sink(label: str, engine: str, *, tombstones: bool) -> Side:
+        sink = MergeSink(
+            target=bench.copy(table, label.replace(" ", "_")),
+            keys="id",
+            sequence_by="lsn",
+            apply_as_deletes="op = 'd'",
+            except_column_list=["op"],
+            engine=engine,  # type: ignore[arg-type]
+            tombstones=tombstones,
+            app_id="bench",
+            metrics=MergeMetrics(CollectorRegistry()),
+        )
+        return Side(name=label, merge=lambda df, batch_id: (sink(df, batch_id), sink.last_result)[1])
+
+    return [
+        by_hand("naive", DEFAULT_CONFS),
+        by_hand("naive, preset", {}),
+        by_sink("auto", "auto", tombstones=True),
+        by_sink("spark", "spark", tombstones=True),
+        by_sink("spark, no tombstones", "spark", tombstones=False),
+    ]
+
+
+def measure(bench: Bench, case: Case, table: Path, *, runs: int, warm_up: int) -> dict[str, Side]:
+    """Merge the same batches on all sides; each starts with another one in each round."""
+    sides = sides_of(bench, table)
+    low = 0 if case.recent is None else int(case.rows * (1 - case.recent))
+    high = int(case.rows * 1.1) if case.recent is None else int(case.rows * (1 + case.recent / 10))
+    for number in range(runs + warm_up):
+        batch = bench.events(case.events, low, high, deletes=True)
+        for side in sides[number % len(sides) :] + sides[: number % len(sides)]:
+            took = timed(lambda side=side, batch=batch: side.merge(batch, bench.batch_id))
+            if number >= warm_up:
+                side.seconds.append(took)
+    return {side.name: side for side in sides}
+
+
+def resident_bytes() -> int:
+    """Memory of this process now."""
+    with open("/proc/self/statm", encoding="ascii") as statm:
+        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def now() -> float:
+    """Seconds."""
+    return time.perf_counter()
