@@ -3,23 +3,57 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, Protocol
 
-from pyspark.sql import Column, DataFrame
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import (
+    ArrayType,
+    BooleanType,
+    DateType,
+    DecimalType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
 
 from stream_merge import columns, contract, dedup, names
+from stream_merge.arrow_dedup import latest
 from stream_merge.layout import Layout
-from stream_merge.plan import KeyBounds, bound_aggregates, key_bounds
+from stream_merge.plan import KeyBounds, bound_aggregates, boundable, key_bounds
 from stream_merge.results import REASONS
 from stream_merge.spark_internals import materialised, release
+
+
+class Rows(Protocol):
+    """The evaluated rows, wherever they are."""
+
+    def latest(self) -> DataFrame:
+        """One valid event per key, for Spark."""
+        ...
+
+    def invalid(self) -> DataFrame:
+        """The events that break the contract."""
+        ...
+
+    def arrow(self) -> pa.Table:
+        """One valid event per key, in the driver: stored columns, sequence and whether it is a delete."""
+        ...
+
+    def release(self) -> None:
+        """Free them."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
     """The evaluated events of one batch: nothing after this reads the source again."""
 
-    rows: DataFrame
-    """The latest event of each key, and every invalid event."""
+    rows: Rows
     received: int
     quarantined: int
     reasons: dict[str, int]
@@ -31,19 +65,125 @@ class Batch:
     """Keys whose latest event is a delete."""
     bounds: KeyBounds
 
-    @property
-    def latest(self) -> DataFrame:
-        """One valid event per key."""
-        return self.rows.where(columns.column(names.REASONS_COLUMN).isNull())
 
-    @property
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _SparkRows:
+    """Rows on the executors: the latest event of each key, and every invalid event."""
+
+    frame: DataFrame
+    layout: Layout
+
+    def latest(self) -> DataFrame:
+        return self.frame.where(columns.column(names.REASONS_COLUMN).isNull())
+
     def invalid(self) -> DataFrame:
-        """The events that break the contract."""
-        return self.rows.where(columns.column(names.REASONS_COLUMN).isNotNull())
+        return self.frame.where(columns.column(names.REASONS_COLUMN).isNotNull())
+
+    def arrow(self) -> pa.Table:
+        """Cost: one Spark job over the evaluated rows; no shuffle."""
+        wanted = self.layout.once("merged", lambda: [columns.column(name) for name in _merged(self.layout)])
+        return _as_stored(self.latest().select(*wanted).toArrow())
 
     def release(self) -> None:
-        """Free the evaluated rows."""
-        release(self.rows)
+        release(self.frame)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _DriverRows:
+    """Rows in the driver."""
+
+    session: SparkSession
+    layout: Layout
+    events: pa.Table
+    refused: pa.Table
+
+    def latest(self) -> DataFrame:
+        return self.session.createDataFrame(self.events, _schema(self.layout))
+
+    def invalid(self) -> DataFrame:
+        return self.session.createDataFrame(self.refused, _QUARANTINED)
+
+    def arrow(self) -> pa.Table:
+        return self.events
+
+    def release(self) -> None:
+        """Nothing is held outside this object."""
+
+
+_QUARANTINED = StructType(
+    [
+        StructField(names.REASONS_COLUMN, ArrayType(StringType())),
+        StructField(names.EVENT_COLUMN, StringType()),
+        StructField(names.CORRUPT_COLUMN, StringType()),
+    ]
+)
+
+
+def _schema(layout: Layout) -> StructType:
+    stored = [StructField(c.name, columns.nullable(c.dtype)) for c in layout.stored]
+    sequence = StructField(names.SEQUENCE_COLUMN, columns.nullable(layout.sequence_type))
+    return StructType([*stored, sequence, StructField(names.DELETE_COLUMN, BooleanType())])
+
+
+def _merged(layout: Layout) -> list[str]:
+    return [*(c.name for c in layout.stored), names.SEQUENCE_COLUMN, names.DELETE_COLUMN]
+
+
+def evaluate_in_driver(source: DataFrame, layout: Layout) -> Batch:
+    """Evaluate the source exactly once, into the driver: for small batches of types that Arrow compares as Spark does.
+
+    Cost: one Spark job without a shuffle.
+    """
+    judged = contract.judged(source, layout).toArrow()
+    broken = judged[names.REASONS_COLUMN].is_valid()
+    refused = judged.filter(broken).select(_QUARANTINED.names)
+    valid = _as_stored(judged.filter(pc.invert(broken)).select(_merged(layout)))
+    found = latest(valid, layout)
+    deletes = int(pc.sum(found.rows[names.DELETE_COLUMN]).as_py() or 0)
+    reasons = [reason for listed in refused[names.REASONS_COLUMN].to_pylist() for reason in listed]
+    return Batch(
+        rows=_DriverRows(session=source.sparkSession, layout=layout, events=found.rows, refused=refused),
+        received=judged.num_rows,
+        quarantined=refused.num_rows,
+        reasons={reason: n for reason in REASONS if (n := reasons.count(reason))},
+        collapsed=found.collapsed,
+        ties=found.ties,
+        upserts=found.rows.num_rows - deletes,
+        deletes=deletes,
+        bounds=_bounds(valid, layout),
+    )
+
+
+def _bounds(valid: pa.Table, layout: Layout) -> KeyBounds:
+    observed: dict[str, Any] = {}
+    for i, field in enumerate(boundable(layout.key_fields)):
+        values = valid[field.name]
+        if isinstance(field.dataType, TimestampType):
+            values = values.cast(pa.int64())
+        elif isinstance(field.dataType, DateType):
+            values = values.cast(pa.int32())
+        ends = pc.min_max(values)
+        if isinstance(field.dataType, DecimalType | TimestampNTZType):
+            ends = {end: None if ends[end].as_py() is None else str(ends[end].as_py()) for end in ("min", "max")}
+            observed |= {f"least_{i}": ends["min"], f"greatest_{i}": ends["max"]}
+        else:
+            observed |= {f"least_{i}": ends["min"].as_py(), f"greatest_{i}": ends["max"].as_py()}
+    return key_bounds(layout.key_fields, observed)
+
+
+def _as_stored(events: pa.Table) -> pa.Table:
+    return events.cast(pa.schema([pa.field(f.name, _for_delta(f.type)) for f in events.schema]))
+
+
+def _for_delta(dtype: pa.DataType) -> pa.DataType:
+    """The type as Delta keeps it: times in UTC, nothing NOT NULL inside."""
+    if pa.types.is_timestamp(dtype) and dtype.tz is not None:
+        return pa.timestamp("us", tz="UTC")
+    if pa.types.is_struct(dtype):
+        return pa.struct([pa.field(f.name, _for_delta(f.type)) for f in dtype])
+    if pa.types.is_list(dtype):
+        return pa.list_(pa.field(dtype.value_field.name, _for_delta(dtype.value_type)))
+    return dtype
 
 
 def evaluate(source: DataFrame, layout: Layout) -> Batch:
@@ -59,7 +199,7 @@ def evaluate(source: DataFrame, layout: Layout) -> Batch:
         keep=lambda observed: observed.where(first).drop(dedup.RANK_COLUMN, dedup.TIE_COLUMN, names.ALONE_COLUMN),
     )
     return Batch(
-        rows=rows,
+        rows=_SparkRows(frame=rows, layout=layout),
         received=counts["received"],
         quarantined=counts["quarantined"],
         reasons={reason: n for reason in REASONS if (n := counts[f"reason_{reason}"])},

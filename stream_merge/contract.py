@@ -17,17 +17,26 @@ _WHOLE_EVENT = {
 
 
 def checked(batch_df: DataFrame, layout: Layout) -> DataFrame:
-    """Judge every event of a batch; nothing is dropped.
+    """Judge every event of a batch; nothing is dropped. Each invalid event has a number of its own.
 
     Returns:
         One row per event: the stored columns in the target's names and types, the sequence as a
         struct, whether the event is a delete, the reasons against it (NULL when it is valid) and,
-        for an invalid one only, the event as JSON or the raw text of an undecodable line, and a number
-        of its own that keeps it apart from the others.
+        for an invalid one only, the event as JSON or the raw text of an undecodable line.
 
     Cost: a projection; no scan, no shuffle.
     """
+    return judged(batch_df, layout).select("*", layout.once("alone", _number_of_its_own))
+
+
+def judged(batch_df: DataFrame, layout: Layout) -> DataFrame:
+    """As `checked`, without the numbers."""
     return batch_df.select(*layout.once("contract", lambda: _projection(batch_df.columns, layout)))
+
+
+def _number_of_its_own() -> Column:
+    invalid = columns.column(names.REASONS_COLUMN).isNotNull()
+    return F.when(invalid, F.monotonically_increasing_id()).alias(names.ALONE_COLUMN)
 
 
 def _projection(source_names: list[str], layout: Layout) -> list[Column]:
@@ -45,7 +54,6 @@ def _projection(source_names: list[str], layout: Layout) -> list[Column]:
         reasons.alias(names.REASONS_COLUMN),
         F.when(reasons.isNotNull() & corrupt.isNull(), event).alias(names.EVENT_COLUMN),
         corrupt.alias(names.CORRUPT_COLUMN),
-        F.when(reasons.isNotNull(), F.monotonically_increasing_id()).alias(names.ALONE_COLUMN),
     ]
 
 

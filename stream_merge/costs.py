@@ -53,6 +53,8 @@ class CostModel:
     """Estimates of one sink, corrected by how long its merges took."""
 
     def __init__(self) -> None:
+        self.last_events: int | None = None
+        """Size of the batch before, received events; None at first."""
         self._factors: dict[EngineName, float] = {}
 
     def seconds(self, engine: EngineName, work: Work) -> float:

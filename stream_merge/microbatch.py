@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from stream_merge import fate, names, quarantine, retry, tables
-from stream_merge.batch import Batch, evaluate
+from stream_merge.batch import Batch, evaluate, evaluate_in_driver
 from stream_merge.clock import PhaseClock
 from stream_merge.commits import SideCommit
 from stream_merge.config import MergeSpec
@@ -106,7 +106,11 @@ class MicroBatch:
     def evaluate(self) -> None:
         """Contract, latest event per key, counts and key bounds: the only evaluation of the source."""
         with self._clock.phase("prepare"):
-            self._batch = evaluate(self._source, self._layout)
+            if self._selector.fits_the_driver(self._source, self._layout, self._found):
+                self._batch = evaluate_in_driver(self._source, self._layout)
+            else:
+                self._batch = evaluate(self._source, self._layout)
+            self._selector.note_size(self._batch.received)
 
     def refuse_invalid_if_told_to(self) -> None:
         """Under on_invalid="fail", raise before anything is written."""
@@ -145,7 +149,7 @@ class MicroBatch:
             return
         with self._clock.phase("quarantine"):
             quarantine.write(
-                batch.invalid,
+                batch.rows.invalid(),
                 self._spec.quarantine_table,
                 query=self._caller.query,
                 recorded_at=F.timestamp_micros(F.lit(self._now_micros)),
@@ -213,7 +217,7 @@ class MicroBatch:
     def release(self) -> None:
         """Free what the call has materialised."""
         if self._batch is not None:
-            self._batch.release()
+            self._batch.rows.release()
         if self._hits is not None:
             self._hits.release()
 

@@ -51,7 +51,7 @@ class KeyBounds:
 def bound_aggregates(keys: tuple[StructField, ...], counted: Column) -> list[Column]:
     """Aggregates whose values `key_bounds` reads, over the rows where `counted` holds."""
     found: list[Column] = []
-    for i, field in enumerate(_boundable(keys)):
+    for i, field in enumerate(boundable(keys)):
         value = F.when(counted, columns.column(field.name))
         found.append(_transport(F.min(value), field.dataType).alias(f"least_{i}"))
         found.append(_transport(F.max(value), field.dataType).alias(f"greatest_{i}"))
@@ -60,7 +60,7 @@ def bound_aggregates(keys: tuple[StructField, ...], counted: Column) -> list[Col
 
 def key_bounds(keys: tuple[StructField, ...], observed: Mapping[str, Any]) -> KeyBounds:
     """The bounds from the observed values of `bound_aggregates`; empty when no row was counted."""
-    fields = _boundable(keys)
+    fields = boundable(keys)
     least = tuple(observed[f"least_{i}"] for i in range(len(fields)))
     greatest = tuple(observed[f"greatest_{i}"] for i in range(len(fields)))
     if None in least or None in greatest:
@@ -68,8 +68,8 @@ def key_bounds(keys: tuple[StructField, ...], observed: Mapping[str, Any]) -> Ke
     return KeyBounds(fields=fields, least=least, greatest=greatest)
 
 
-def _boundable(keys: tuple[StructField, ...]) -> tuple[StructField, ...]:
-    """Keys whose file statistics order as Spark does; floats (NaN, -0.0), binary and nested types do not."""
+def boundable(keys: tuple[StructField, ...]) -> tuple[StructField, ...]:
+    """The keys whose file statistics order as Spark does; floats (NaN, -0.0), binary and nested types do not."""
     return tuple(field for field in keys if _has_usable_statistics(field.dataType))
 
 

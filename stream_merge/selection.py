@@ -5,16 +5,15 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-import pyarrow as pa
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from stream_merge import columns, names
 from stream_merge.batch import Batch
 from stream_merge.choice import Choice, choose
 from stream_merge.config import MergeSpec
 from stream_merge.costs import CostModel
 from stream_merge.engines.base import Engine
+from stream_merge.engines.eligibility import of_batch, of_table
 from stream_merge.engines.log_rules import log_of
 from stream_merge.engines.native import NativeEngine
 from stream_merge.engines.native_log import NativeTombstones
@@ -23,10 +22,14 @@ from stream_merge.engines.spark_log import Tombstones
 from stream_merge.layout import Layout
 from stream_merge.results import Refusal
 from stream_merge.snapshot import TableSnapshot
-from stream_merge.spark_internals import reason
+from stream_merge.spark_internals import known_bytes, reason
 from stream_merge.store import Store
 
 log = logging.getLogger(__name__)
+
+DRIVER_EVENTS = 100_000
+DRIVER_BYTES = 16 << 20
+"""Up to these sizes a batch is evaluated in the driver."""
 
 
 class Selector:
@@ -83,6 +86,24 @@ class Selector:
             cores=session.sparkContext.defaultParallelism,
         )
 
+    def fits_the_driver(self, source: DataFrame, layout: Layout, target: TableSnapshot | None) -> bool:
+        """Whether the batch is to be evaluated in the driver: it will be small, and delta-rs may merge it.
+
+        Nobody knows a batch's size before it is read. The batch before is the best guess, else what
+        Spark knows of a source that is in memory already.
+        """
+        if self._spec.engine == "spark" or target is None or target.read_by != "native":
+            return False
+        if of_batch(layout) or of_table(self._store.native(source.sparkSession, self._spec.target), target, "target"):
+            return False
+        if self._costs.last_events is None:
+            return known_bytes(source) <= DRIVER_BYTES
+        return self._costs.last_events <= DRIVER_EVENTS
+
+    def note_size(self, received: int) -> None:
+        """Remember how large the batch was."""
+        self._costs.last_events = received
+
     def engine(self) -> Engine[Any]:
         """The chosen engine with the batch's events at hand."""
         choice = self._chosen()
@@ -108,7 +129,7 @@ class Selector:
             target=target,
             tombstones=tombstones if spec.tombstones else None,
             layout=layout,
-            events=arrow_events(batch, layout),
+            events=batch.rows.arrow(),
             bounds=batch.bounds,
         )
 
@@ -132,30 +153,3 @@ class Selector:
             msg = "no engine has been chosen yet"
             raise AssertionError(msg)
         return self._choice
-
-
-def arrow_events(batch: Batch, layout: Layout) -> pa.Table:
-    """The latest event of each key: stored columns, `__stream_merge_sequence`, `__stream_merge_delete`, in the driver.
-
-    Cost: one Spark job over the evaluated rows; no shuffle.
-    """
-    wanted = layout.once(
-        "arrow_columns",
-        lambda: [
-            columns.column(name)
-            for name in (*(c.name for c in layout.stored), names.SEQUENCE_COLUMN, names.DELETE_COLUMN)
-        ],
-    )
-    events = batch.latest.select(*wanted).toArrow()
-    return events.cast(pa.schema([pa.field(f.name, _for_delta(f.type)) for f in events.schema]))
-
-
-def _for_delta(dtype: pa.DataType) -> pa.DataType:
-    """The type as Delta keeps it: times in UTC, nothing NOT NULL inside."""
-    if pa.types.is_timestamp(dtype) and dtype.tz is not None:
-        return pa.timestamp("us", tz="UTC")
-    if pa.types.is_struct(dtype):
-        return pa.struct([pa.field(f.name, _for_delta(f.type)) for f in dtype])
-    if pa.types.is_list(dtype):
-        return pa.list_(pa.field(dtype.value_field.name, _for_delta(dtype.value_type)))
-    return dtype

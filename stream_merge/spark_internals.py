@@ -97,6 +97,11 @@ def materialised(
     return rows, observation.get
 
 
+def known_bytes(df: DataFrame) -> int:
+    """Size of a frame's rows as far as Spark knows it before it runs; of most sources it knows nothing: 8 EiB."""
+    return int(df._jdf.queryExecution().optimizedPlan().stats().sizeInBytes())
+
+
 def release(df: DataFrame) -> None:
     """Drop the blocks of a locally checkpointed frame (`RDD.unpersist` would log a warning per batch)."""
     rdd = df._jdf.logicalPlan().rdd()

@@ -118,7 +118,8 @@ def test_on_invalid_fail_writes_nothing(spark: SparkSession, tmp_table: str):
         stream.deliver(*broken)
 
     assert made == {}
-    assert stream.data_changes() == before == {"table": 1}
+    assert stream.data_changes() == before
+    assert list(before) == ["table"]
     assert first.value.reasons == second.value.reasons == {"null_key": 2, "null_sequence": 1}
     assert str(second.value).startswith("2 of 4 events of batch 2 for ")
 

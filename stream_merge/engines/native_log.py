@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from stream_merge import names, retry
+from stream_merge.arrow_order import orderable
 from stream_merge.commits import SideCommit
 from stream_merge.config import MergeSpec
 from stream_merge.engines import log_rules
@@ -164,7 +165,7 @@ class NativeTombstones:
         if not hit:
             return NativeHits(version=version)
         marks = entries[names.REVIVED_COLUMN].take(pairs[_ROW]).to_pylist()
-        sequences = _orderable(entries[names.SEQUENCE_COLUMN].take(pairs[_ROW]))
+        sequences = orderable(entries[names.SEQUENCE_COLUMN].take(pairs[_ROW]))
         newest: dict[int, tuple[Any, int]] = {}
         overtaken: dict[int, Any] = {}
         for event, entry, mark, sequence in zip(pairs["__event"].to_pylist(), hit, marks, sequences, strict=True):
@@ -177,7 +178,7 @@ class NativeTombstones:
         }
         order = sorted(standing)
         taken = pa.array(order, pa.int64())
-        theirs = _orderable(events[names.SEQUENCE_COLUMN].take(taken))
+        theirs = orderable(events[names.SEQUENCE_COLUMN].take(taken))
         deletes = events[names.DELETE_COLUMN].take(taken).to_pylist()
         refused = [(e, standing[e][1]) for e, s in zip(order, theirs, strict=True) if standing[e][0] > s]
         stale = {event for event, _ in refused}
@@ -239,17 +240,3 @@ def _with_types_of(schema: pa.Schema, wanted: pa.Schema) -> pa.Schema:
     """The schema with the types of equally named columns: delta-rs answers with views and other encodings."""
     types = {field.name: field.type for field in wanted}
     return pa.schema([pa.field(field.name, types.get(field.name, field.type)) for field in schema])
-
-
-def _orderable(values: pa.ChunkedArray | pa.Array) -> list[Any]:
-    """Python values that compare as Spark does: structs as tuples, times as whole numbers."""
-    if isinstance(values, pa.ChunkedArray):
-        return [item for chunk in values.chunks for item in _orderable(chunk)]
-    if pa.types.is_struct(values.type):
-        return list(zip(*(_orderable(part) for part in values.flatten()), strict=True))
-    if pa.types.is_timestamp(values.type):
-        values = values.cast(pa.int64())
-    elif pa.types.is_date(values.type):
-        values = values.cast(pa.int32())
-    found: list[Any] = values.to_pylist()
-    return found

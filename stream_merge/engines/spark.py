@@ -74,7 +74,7 @@ class SparkEngine:
 
     def remember(self, commit: SideCommit) -> None:
         """Append the batch's deletes to the tombstone log."""
-        deletes = self._batch.latest.where(columns.column(names.DELETE_COLUMN))
+        deletes = self._batch.rows.latest().where(columns.column(names.DELETE_COLUMN))
         self._tombstones.remember(deletes, recorded_at=self._now, commit=commit)
 
     def no_hits(self) -> SparkHits:
@@ -83,7 +83,7 @@ class SparkEngine:
 
     def find_hits(self) -> SparkHits:
         """Find the tombstones of the batch's keys."""
-        return self._find_hits(self._batch.latest)
+        return self._find_hits(self._batch.rows.latest())
 
     def find_late_hits(self, seen: SparkHits) -> SparkHits:
         """Find the tombstones of the upserts that were merged."""
@@ -135,7 +135,7 @@ class SparkEngine:
 
     def _live(self, hits: SparkHits) -> DataFrame:
         """The events that no tombstone refuses."""
-        latest = self._batch.latest
+        latest = self._batch.rows.latest()
         if not hits.refused:
             return latest
         refused = hits.refusals().select(*(columns.column(key) for key in self._layout.keys))

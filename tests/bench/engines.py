@@ -67,9 +67,7 @@ def sides_of(bench: Bench, table: Path) -> list[Side]:
         for key, value in confs.items():
             session.conf.set(key, value)
         target = bench.copy(table, label)
-        return Side(
-            name=label, merge=lambda df, _: hand_written(session, target, deduped(in_session(df, session)))
-        )
+        return Side(name=label, merge=lambda df, _: hand_written(session, target, deduped(in_session(df, session))))
 
     def by_sink(label: str, engine: str, *, tombstones: bool) -> Side:
         sink = MergeSink(
