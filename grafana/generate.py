@@ -245,6 +245,25 @@ ROWS = (
         ),
     ),
     Row(
+        title="Engines",
+        panels=(
+            Panel(
+                title="Merges by engine",
+                description="Micro-batches merged by delta-rs in the driver (native) and by Spark.",
+                unit="cpm",
+                look="stacked",
+                queries=(("{{engine}}", per_minute("merges_total", "engine")),),
+            ),
+            Panel(
+                title="Why not native",
+                description="Micro-batches that went to Spark though the sink may choose, by reason.",
+                unit="cpm",
+                look="bars",
+                queries=(("{{reason}}", per_minute("native_refusals_total", "reason")),),
+            ),
+        ),
+    ),
+    Row(
         title="Conflicts with other writers",
         panels=(
             Panel(

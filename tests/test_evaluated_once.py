@@ -14,6 +14,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from stream_merge import RetryPolicy
+from stream_merge.engines.native import NativeEngine
 from stream_merge.engines.spark import SparkEngine
 from stream_merge.names import QUARANTINE_TABLE_PREFIX, TOMBSTONE_TABLE_PREFIX
 from stream_merge.testing import batch, run
@@ -81,20 +82,25 @@ def test_every_event_is_evaluated_exactly_once(stream: ChangeStream, evaluations
     assert stream.rows() == [(1, 2, "new"), (2, 9, "back"), (5, 1, "first")]
 
 
-def test_lost_attempts_evaluate_nothing_again(stream: ChangeStream, evaluations: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("engine", [SparkEngine, NativeEngine], ids=lambda engine: engine.name)
+def test_lost_attempts_evaluate_nothing_again(
+    stream: ChangeStream, evaluations: Path, monkeypatch: pytest.MonkeyPatch, engine: Any
+):
     """Each attempt merges the rows that the first one had."""
-    merge, losses = SparkEngine.merge, 2
+    merge, losses = engine.merge, 2
+    stream.settings["engine"] = engine.name
 
-    def losing(engine: SparkEngine, request: Any) -> Any:
+    def losing(self: Any, hits: Any, tag: Any) -> Any:
         nonlocal losses
-        request.events.collect()  # an attempt that loses at its commit has read its source
+        if isinstance(self, SparkEngine):
+            self._live(hits).collect()  # an attempt that loses at its commit has read its source
         if losses:
             losses -= 1
             msg = "[DELTA_CONCURRENT_APPEND] another writer was faster"
             raise ConcurrentAppendException(msg)
-        return merge(engine, request)
+        return merge(self, hits, tag)
 
-    monkeypatch.setattr(SparkEngine, "merge", losing)
+    monkeypatch.setattr(engine, "merge", losing)
     result = run(stream.sink(), noted_batch(stream, evaluations), 1)
 
     assert (result.attempts, result.conflicts) == (3, {"ConcurrentAppendException": 2})
@@ -149,22 +155,23 @@ BROKEN = (None, 1, "u", "no key")
 @pytest.mark.parametrize(
     ("before", "events", "jobs"),
     [
-        # evaluation 2; MERGE 11, of which Delta's snapshot 3, finding the files 5, writing 3
-        (ROWS, UPSERTS, 13),
+        # Spark: evaluation 2; MERGE 11, of which Delta's snapshot 3, finding the files 5, writing 3. Native: evaluation
+        (ROWS, UPSERTS, {"spark": 13, "native": 1}),
         # and the append to the quarantine 4, of which its snapshot 3
-        ((*ROWS, BROKEN), (*UPSERTS, BROKEN), 17),
+        ((*ROWS, BROKEN), (*UPSERTS, BROKEN), {"spark": 17, "native": 5}),
         # and looking tombstones up 4
-        ((*ROWS, delete(2, lsn=1)), UPSERTS, 17),
+        ((*ROWS, delete(2, lsn=1)), UPSERTS, {"spark": 17, "native": 1}),
         # and appending to them 3, after which the look-up takes 5
-        ((*ROWS, delete(2, lsn=1)), (*UPSERTS, delete(3, lsn=3)), 21),
+        ((*ROWS, delete(2, lsn=1)), (*UPSERTS, delete(3, lsn=3)), {"spark": 21, "native": 1}),
     ],
     ids=["no deletes yet", "quarantined events", "tombstones elsewhere", "deletes"],
 )
+@pytest.mark.parametrize("engine", ["spark", "native"])
 def test_a_batch_costs_this_many_spark_jobs(
-    spark: SparkSession, tmp_table: str, before: tuple[Any, ...], events: tuple[Any, ...], jobs: int
+    spark: SparkSession, *, tmp_table: str, before: tuple[Any, ...], events: tuple[Any, ...], jobs: Any, engine: str
 ):
     """Jobs are what a small batch costs. Counted where all tables exist, in the third batch of a sink."""
-    sink = ChangeStream(spark, tmp_table).sink()
+    sink = ChangeStream(spark, tmp_table, engine=engine).sink()
     run(sink, batch(spark, SCHEMA, *before), 0)
     run(sink, batch(spark, SCHEMA, upsert(1, "old", lsn=2)), 1)
     batch_df = batch(spark, SCHEMA, *events)
@@ -172,7 +179,7 @@ def test_a_batch_costs_this_many_spark_jobs(
 
     run(sink, batch_df, 2)
 
-    assert jobs_so_far(spark) - earlier == jobs
+    assert jobs_so_far(spark) - earlier == jobs[engine]
 
 
 def jobs_so_far(spark: SparkSession) -> int:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from delta.tables import DeltaTable
 from prometheus_client import REGISTRY, CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 from pyspark.errors import PySparkException
@@ -22,6 +23,7 @@ from pyspark.sql import functions as F
 
 from stream_merge import MergeMetrics, MergeResult, MergeSink
 from stream_merge.catalogue import CATALOGUE, DELTA_MERGE_METRICS
+from stream_merge.engines.delta_rs import MERGE_METRICS
 from stream_merge.results import CONFLICTS, FATES, OUTCOMES, PHASES, REASONS
 from stream_merge.server import serve
 from stream_merge.testing import batch, run, target_rows
@@ -78,7 +80,7 @@ def story(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Stor
     """Every outcome once, with quarantine, ties, stale and refused events."""
     target = str(tmp_path_factory.mktemp("story") / "orders")
     registry = CollectorRegistry()
-    sink = sink_of(target, app_id="story", metrics=MergeMetrics(registry=registry))
+    sink = sink_of(target, app_id="story", engine="spark", metrics=MergeMetrics(registry=registry))
     story = Story()
 
     def deliver(
@@ -131,6 +133,25 @@ def test_a_real_merge_reports_exactly_the_metrics_of_the_table(story):
     """A Delta release that adds, drops or renames a metric must fail here."""
     assert len(DELTA_MERGE_METRICS) == 31
     assert [set(story.results[i].metrics) for i in (0, 1, 3, 4)] == [set(DELTA_MERGE_METRICS)] * 4
+
+
+def test_the_native_engine_reports_what_it_counts_under_deltas_names(spark: SparkSession, tmp_path: Path):
+    """What delta-rs does not count is absent, not 0; what it writes into the history is what is exported."""
+    registry = CollectorRegistry()
+    sink = sink_of(str(tmp_path / "orders"), app_id="native", engine="native", metrics=MergeMetrics(registry=registry))
+    run(sink, batch(spark, EVENT, (1, 1, "u", "ann"), (2, 1, "u", "bob")), 0)
+    result = run(sink, batch(spark, EVENT, (1, 2, "u", "eve"), (2, 2, "d", None), (3, 1, "u", "cid")), 1)
+
+    commit = DeltaTable.forPath(spark, str(tmp_path / "orders")).history(1).collect()[0]
+    exported = Scrape(registry)
+    assert (result.engine, result.version) == ("native", commit["version"])
+    assert set(result.metrics) < set(DELTA_MERGE_METRICS)
+    assert {name: result.metrics[name] for name in MERGE_METRICS.values()} == {
+        ours: int(commit["operationMetrics"][theirs]) for theirs, ours in MERGE_METRICS.items()
+    }
+    assert exported.value("target_rows_updated_total") == exported.value("target_rows_deleted_total") == 1
+    assert exported.value("merges_total", engine="native") == 2
+    assert exported.value("merges_total", engine="spark") == 0
 
 
 def test_metrics_equal_the_history_of_the_table(story):

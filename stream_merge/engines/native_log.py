@@ -117,7 +117,7 @@ class NativeTombstones:
         where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
         entries = found.query(f"SELECT {wanted} FROM log{where}")
         batch = events.select(keys)
-        entries = entries.cast(_with_types_of(entries.schema, batch.schema))
+        entries = entries.cast(_with_types_of(entries.schema, events.schema))
         numbered = entries.select(keys).append_column(_ROW, pa.array(range(entries.num_rows), pa.int64()))
         rows = batch.append_column("__event", pa.array(range(batch.num_rows), pa.int64()))
         pairs = numbered.join(rows, keys, join_type="inner").select([_ROW, "__event"])
