@@ -5,16 +5,14 @@ All sides merge the same batches into copies of one table, alternately, in one J
 
 from __future__ import annotations
 
-import os
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from common import DEFAULT_CONFS, Bench, Comparison, deduped, hand_written, timed
 from prometheus_client import CollectorRegistry
 from pyspark.sql import DataFrame
-from run import DEFAULT_CONFS, Bench, deduped, hand_written, timed
 
 from stream_merge import MergeMetrics, MergeSink
 from stream_merge.spark_internals import in_session, owned_session
@@ -106,12 +104,45 @@ def measure(bench: Bench, case: Case, table: Path, *, runs: int, warm_up: int) -
     return {side.name: side for side in sides}
 
 
-def resident_bytes() -> int:
-    """Memory of this process now."""
-    with open("/proc/self/statm", encoding="ascii") as statm:
-        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+def rows_of(case: Case, sides: dict[str, Side]) -> list[Comparison]:
+    """The case as rows of the bench's table: everything beside the hand-written merge with default confs."""
+    naive = sides["naive"].median
+    bounds = {"auto": case.bound, "spark, no tombstones": case.spark_bound}
+    found = []
+    for side in sides.values():
+        if side.name == "naive":
+            continue
+        bound = bounds.get(side.name)
+        found.append(
+            Comparison(
+                case=case.name,
+                baseline="hand-written, default confs",
+                baseline_seconds=naive,
+                candidate=side.name,
+                candidate_seconds=side.median,
+                bound="" if bound is None else f"at least {bound:g} x faster",
+                holds=bound is None or naive >= bound * side.median,
+            )
+        )
+    return found
 
 
-def now() -> float:
-    """Seconds."""
-    return time.perf_counter()
+def plot(found: list[Comparison], path: Path) -> None:
+    """Bars of how many times faster than the hand-written merge, one group per case."""
+    from matplotlib.figure import Figure  # noqa: PLC0415 - only where a picture is wanted
+
+    cases = list(dict.fromkeys(row.case for row in found))
+    names = list(dict.fromkeys(row.candidate for row in found))
+    figure = Figure(figsize=(10, 5), layout="constrained")
+    axes = figure.subplots()
+    width = 0.8 / len(names)
+    for i, name in enumerate(names):
+        faster = [1 / next(r.ratio for r in found if (r.case, r.candidate) == (case, name)) for case in cases]
+        bars = axes.bar([x + i * width for x in range(len(cases))], faster, width, label=name)
+        axes.bar_label(bars, fmt="%.1f")
+    axes.axhline(1, color="black", linewidth=1)
+    axes.set_yscale("log")
+    axes.set_xticks([x + 0.4 - width / 2 for x in range(len(cases))], cases)
+    axes.set_ylabel("times faster than the hand-written merge")
+    axes.legend()
+    figure.savefig(path, dpi=120)

@@ -1,7 +1,7 @@
-"""What the sink costs beside a bare MERGE, and the preset beside default confs.
+"""The sink beside a bare MERGE, the preset beside default confs, the engines beside a hand-written MERGE.
 
-    make bench                      both comparisons, printed as a table
-    make bench ARGS="--json FILE"   and written as JSON
+    make bench                                 all comparisons, printed as tables
+    make bench ARGS="--json FILE --png FILE"   and written as JSON and drawn
 
 All sides of a comparison run alternately in one JVM on copies of one table, so that the machine's
 noise hits them alike. Ratios count; seconds are only as good as the machine.
@@ -11,17 +11,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import statistics
 import tempfile
-import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
-from delta.tables import DeltaTable
+from common import DEFAULT_CONFS, Bench, Comparison, deduped, hand_written, timed
+from engines import CASES, measure, plot, rows_of
 from prometheus_client import CollectorRegistry
-from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from rich.console import Console
 from rich.table import Table
@@ -31,117 +30,6 @@ from stream_merge.engines.spark import MATERIALIZE_CONF
 from stream_merge.results import PHASES, Phase
 from stream_merge.session import local_session
 from stream_merge.spark_internals import in_session, owned_session
-
-STORED = ("id", "lsn", "a", "b", "c", "ts")
-DEFAULT_CONFS = {
-    "spark.sql.shuffle.partitions": "200",
-    "spark.databricks.delta.snapshotPartitions": "50",
-}
-"""What a session has that nobody prepared for small batches."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Comparison:
-    """One row of the result."""
-
-    case: str
-    baseline: str
-    baseline_seconds: float
-    candidate: str
-    candidate_seconds: float
-    bound: str
-    holds: bool
-    phases: str = ""
-    """Where the sink's seconds go, medians."""
-
-    @property
-    def ratio(self) -> float:
-        """Candidate over baseline."""
-        return self.candidate_seconds / self.baseline_seconds
-
-
-class Bench:
-    """One JVM, one temporary folder, tables copied for each side."""
-
-    def __init__(self, spark: SparkSession, folder: Path, runs: int) -> None:
-        self.spark = spark
-        self.folder = folder
-        self.runs = runs
-        self.batch_id = 0
-
-    def table(self, rows: int, files: int) -> Path:
-        """A table of that many rows ordered by key, in files of equal size."""
-        path = self.folder / f"rows_{rows}"
-        frame = self.spark.range(0, rows, 1, files).selectExpr(
-            "id", "1L AS lsn", "uuid() AS a", "id * 2 AS b", "'constant' AS c", "current_timestamp() AS ts"
-        )
-        frame.write.format("delta").option("delta.enableChangeDataFeed", "true").save(str(path))
-        return path
-
-    def copy(self, table: Path, label: str) -> str:
-        """The same files under another path."""
-        path = table.with_name(f"{table.name}_{label}")
-        shutil.copytree(table, path)
-        return str(path)
-
-    def events(self, count: int, low: int, high: int, *, deletes: bool) -> DataFrame:
-        """A batch as a stream delivers it: evaluated rows of unknown size, keys uniform in [low, high)."""
-        self.batch_id += 1
-        op = "if(rand() < 0.1, 'd', 'u')" if deletes else "'u'"
-        return (
-            self.spark.range(count)
-            .selectExpr(
-                f"cast({low} + rand() * {high - low} AS bigint) AS id",
-                f"{self.batch_id + 1}L AS lsn",
-                "uuid() AS a",
-                "id AS b",
-                "'changed' AS c",
-                "current_timestamp() AS ts",
-                f"{op} AS op",
-            )
-            .localCheckpoint()
-        )
-
-    def alternate(
-        self, make: Callable[[], DataFrame], one: Callable[[DataFrame], float], other: Callable[[DataFrame], float]
-    ) -> tuple[float, float]:
-        """Medians of both sides over the same batches, after two warm-up rounds."""
-        seconds: tuple[list[float], list[float]] = ([], [])
-        for round_number in range(self.runs + 2):
-            batch = make()
-            sides = [(0, one), (1, other)]
-            for side, run in sides if round_number % 2 else reversed(sides):
-                took = run(batch)
-                if round_number >= 2:
-                    seconds[side].append(took)
-        return statistics.median(seconds[0]), statistics.median(seconds[1])
-
-
-def timed(action: Callable[[], object]) -> float:
-    """Seconds of wall time."""
-    started = time.perf_counter()
-    action()
-    return time.perf_counter() - started
-
-
-def deduped(events: DataFrame) -> DataFrame:
-    """The hand-written dedup."""
-    latest = Window.partitionBy("id").orderBy(F.col("lsn").desc())
-    return events.withColumn("rank", F.row_number().over(latest)).where("rank = 1").drop("rank")
-
-
-def hand_written(session: SparkSession, target: str, source: DataFrame, bounds: str = "") -> object:
-    """A MERGE as people write it in `foreachBatch`."""
-    values = {name: f"s.{name}" for name in STORED}
-    return (
-        DeltaTable.forPath(session, target)
-        .alias("t")
-        .merge(source.alias("s"), f"t.id = s.id{bounds}")
-        .whenMatchedDelete("s.op = 'd' AND s.lsn > t.lsn")
-        .whenMatchedUpdate("s.op <> 'd' AND s.lsn >= t.lsn", values)
-        .whenNotMatchedInsert("s.op <> 'd'", values)
-        .execute()
-    )
 
 
 def sink_and_bare(
@@ -164,6 +52,7 @@ def sink_and_bare(
         apply_as_deletes="op = 'd'",
         except_column_list=["op"],
         tombstones=tombstones,
+        engine="spark",
         app_id="bench",
         metrics=MergeMetrics(CollectorRegistry()),
     )
@@ -220,12 +109,18 @@ def default_and_preset(bench: Bench, table: Path, events: Callable[[], DataFrame
     )
 
 
+LONG_EVENTS = 100_000
+"""Batches from this size on are merged three times only."""
+
+
 def main() -> None:
     """Run the comparisons and print them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=9, help="counted rounds per comparison")
     parser.add_argument("--rows", type=int, default=5_000_000, help="rows of the large table")
-    parser.add_argument("--only", choices=("large", "tiny", "preset"), help="one comparison alone")
+    parser.add_argument("--only", choices=("large", "tiny", "preset", "engines"), help="one comparison alone")
+    parser.add_argument("--case", type=int, action="append", help="of the engines only these cases, from 0")
+    parser.add_argument("--png", type=Path, help="also draw the engines here")
     parser.add_argument("--json", type=Path, help="also write the results here")
     args = parser.parse_args()
     spark = local_session("stream_merge bench", memory="4g")
@@ -259,10 +154,32 @@ def main() -> None:
                     bound=lambda bare: 1.15 * bare + 0.3,
                 )
             )
+        if args.only in (None, "engines"):
+            engines = compare_engines(bench, args)
+            if args.png:
+                plot(engines, args.png)
+            found += engines
     spark.stop()
     show(found)
     if args.json:
         args.json.write_text(json.dumps([{**asdict(row), "ratio": row.ratio} for row in found], indent=2) + "\n")
+
+
+def compare_engines(bench: Bench, args: argparse.Namespace) -> list[Comparison]:
+    """The cases of `engines`; a table's size is made once."""
+    tables: dict[int, Path] = {}
+    found: list[Comparison] = []
+    for number, case in enumerate(CASES):
+        if args.case and number not in args.case:
+            continue
+        if case.rows not in tables:
+            path = bench.folder / f"rows_{case.rows}"
+            tables[case.rows] = path if path.exists() else bench.table(case.rows, case.files)
+        long = case.events >= LONG_EVENTS
+        sides = measure(bench, case, tables[case.rows], runs=3 if long else args.runs, warm_up=1 if long else 4)
+        found += rows_of(case, sides)
+        show(rows_of(case, sides))
+    return found
 
 
 def show(found: list[Comparison]) -> None:

@@ -1,0 +1,125 @@
+"""What the comparisons share: tables, batches, the hand-written merge, and how a result looks."""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from delta.tables import DeltaTable
+from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import functions as F
+
+STORED = ("id", "lsn", "a", "b", "c", "ts")
+DEFAULT_CONFS = {
+    "spark.sql.shuffle.partitions": "200",
+    "spark.databricks.delta.snapshotPartitions": "50",
+}
+"""What a session has that nobody prepared for small batches."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """One row of the result."""
+
+    case: str
+    baseline: str
+    baseline_seconds: float
+    candidate: str
+    candidate_seconds: float
+    bound: str
+    holds: bool
+    phases: str = ""
+    """Where the sink's seconds go, medians."""
+
+    @property
+    def ratio(self) -> float:
+        """Candidate over baseline."""
+        return self.candidate_seconds / self.baseline_seconds
+
+
+class Bench:
+    """One JVM, one temporary folder, tables copied for each side."""
+
+    def __init__(self, spark: SparkSession, folder: Path, runs: int) -> None:
+        self.spark = spark
+        self.folder = folder
+        self.runs = runs
+        self.batch_id = 0
+
+    def table(self, rows: int, files: int) -> Path:
+        """A table of that many rows ordered by key, in files of equal size."""
+        path = self.folder / f"rows_{rows}"
+        frame = self.spark.range(0, rows, 1, files).selectExpr(
+            "id", "1L AS lsn", "uuid() AS a", "id * 2 AS b", "'constant' AS c", "current_timestamp() AS ts"
+        )
+        frame.write.format("delta").option("delta.enableChangeDataFeed", "true").save(str(path))
+        return path
+
+    def copy(self, table: Path, label: str) -> str:
+        """The same files under another path."""
+        path = table.with_name(f"{table.name}_{label}")
+        shutil.copytree(table, path)
+        return str(path)
+
+    def events(self, count: int, low: int, high: int, *, deletes: bool) -> DataFrame:
+        """A batch as a stream delivers it: evaluated rows of unknown size, keys uniform in [low, high)."""
+        self.batch_id += 1
+        op = "if(rand() < 0.1, 'd', 'u')" if deletes else "'u'"
+        return (
+            self.spark.range(count)
+            .selectExpr(
+                f"cast({low} + rand() * {high - low} AS bigint) AS id",
+                f"{self.batch_id + 1}L AS lsn",
+                "uuid() AS a",
+                "id AS b",
+                "'changed' AS c",
+                "current_timestamp() AS ts",
+                f"{op} AS op",
+            )
+            .localCheckpoint()
+        )
+
+    def alternate(
+        self, make: Callable[[], DataFrame], one: Callable[[DataFrame], float], other: Callable[[DataFrame], float]
+    ) -> tuple[float, float]:
+        """Medians of both sides over the same batches, after two warm-up rounds."""
+        seconds: tuple[list[float], list[float]] = ([], [])
+        for round_number in range(self.runs + 2):
+            batch = make()
+            sides = [(0, one), (1, other)]
+            for side, run in sides if round_number % 2 else reversed(sides):
+                took = run(batch)
+                if round_number >= 2:
+                    seconds[side].append(took)
+        return statistics.median(seconds[0]), statistics.median(seconds[1])
+
+
+def timed(action: Callable[[], object]) -> float:
+    """Seconds of wall time."""
+    started = time.perf_counter()
+    action()
+    return time.perf_counter() - started
+
+
+def deduped(events: DataFrame) -> DataFrame:
+    """The hand-written dedup."""
+    latest = Window.partitionBy("id").orderBy(F.col("lsn").desc())
+    return events.withColumn("rank", F.row_number().over(latest)).where("rank = 1").drop("rank")
+
+
+def hand_written(session: SparkSession, target: str, source: DataFrame, bounds: str = "") -> object:
+    """A MERGE as people write it in `foreachBatch`."""
+    values = {name: f"s.{name}" for name in STORED}
+    return (
+        DeltaTable.forPath(session, target)
+        .alias("t")
+        .merge(source.alias("s"), f"t.id = s.id{bounds}")
+        .whenMatchedDelete("s.op = 'd' AND s.lsn > t.lsn")
+        .whenMatchedUpdate("s.op <> 'd' AND s.lsn >= t.lsn", values)
+        .whenNotMatchedInsert("s.op <> 'd'", values)
+        .execute()
+    )
