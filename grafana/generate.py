@@ -259,7 +259,7 @@ ROWS = (
                 description="Micro-batches that went to Spark though the sink may choose, by reason.",
                 unit="cpm",
                 look="bars",
-                queries=(("{{reason}}", per_minute("native_refusals_total", "reason")),),
+                queries=(("{{refusal}}", per_minute("native_refusals_total", "refusal")),),
             ),
         ),
     ),

@@ -225,7 +225,7 @@ NATIVE_REFUSALS = Instrument(
     type="counter",
     unit="micro-batches",
     help="Calls that went to Spark though an engine could be chosen, by reason.",
-    label="reason",
+    label="refusal",
     values=REFUSALS,
 )
 BACKOFF = Instrument(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -74,4 +75,5 @@ class Store:
 
 
 def _is_table(path: Path) -> bool:
-    return (path / "_delta_log").is_dir()
+    # Not Path.is_dir, which raises where the folder may not be read; Spark says what is wrong there.
+    return os.path.isdir(path / "_delta_log")

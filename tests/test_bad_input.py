@@ -80,7 +80,6 @@ def problems_of(sink: MergeSink, events: DataFrame) -> tuple[str, ...]:
             "column_list leaves out key(s) ['id']; add them, a row cannot be found without its keys",
         ),
         ({"except_column_list": ["id"]}, "except_column_list drops key(s) ['id']; remove them from the list"),
-        ({"engine": "native"}, "engine='native' is not available in this version; use 'auto' or 'spark'"),
         ({"engine": "quick"}, "engine='quick' is not known; use one of 'auto', 'spark', 'native'"),
         ({"on_invalid": "drop"}, "on_invalid='drop' is not known; use one of 'quarantine', 'fail'"),
         ({"target": " "}, "target is empty; give a catalog name, a path or a URI"),
@@ -122,7 +121,7 @@ def test_all_problems_of_a_construction_are_reported_at_once():
             keys=["id", "id"],
             column_list=["name"],
             except_column_list=["id"],
-            engine="native",
+            engine="quick",
             app_id=" ",
         )
 
@@ -131,7 +130,7 @@ def test_all_problems_of_a_construction_are_reported_at_once():
         "column_list",
         "column_list",
         "except_column_list",
-        "engine='native'",
+        "engine='quick'",
         "app_id='",
     ]
     assert str(caught.value) == "; ".join(caught.value.problems)

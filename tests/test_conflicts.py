@@ -199,7 +199,8 @@ def test_an_exhausted_policy_fails_the_batch_and_leaves_the_table_alone(spark, e
 
 def test_two_writers_at_full_speed_lose_no_event(spark, events, tmp_table):
     """Both change the same key in one JVM until they have met; needs no injected fault."""
-    writers = [writer(tmp_table, name, retry=RetryPolicy(attempts=30)) for name in ("left", "right")]
+    retry = RetryPolicy(attempts=30)
+    writers = [writer(tmp_table, name, engine="spark", retry=retry) for name in ("left", "right")]
     run(writers[0], events((0, 0, "start", "u")), 0)
     results: list[MergeResult] = []
     failures: list[BaseException] = []

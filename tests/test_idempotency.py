@@ -219,9 +219,9 @@ def test_a_name_is_part_of_the_identity_only_when_it_was_given(
 ):
     """Two sinks of one query merge into one table only under names of their own."""
     named, unnamed, unnamed_too = (
-        scenario.sink(tmp_table, name="named"),
-        scenario.sink(tmp_table),
-        scenario.sink(tmp_table),
+        scenario.sink(tmp_table, engine="spark", name="named"),
+        scenario.sink(tmp_table, engine="spark"),
+        scenario.sink(tmp_table, engine="spark"),
     )
     outcomes: list[str] = []
 

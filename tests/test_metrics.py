@@ -22,7 +22,18 @@ from stream_merge import metrics
 from stream_merge.catalogue import BUCKETS_SECONDS, CATALOGUE, DELTA_MERGE_METRICS
 from stream_merge.errors import ConfigError
 from stream_merge.metrics import MergeMetrics
-from stream_merge.results import CONFLICTS, FATES, OUTCOMES, PHASES, REASONS, EventCounts, FailedBatch, MergeResult
+from stream_merge.results import (
+    CONFLICTS,
+    ENGINES,
+    FATES,
+    OUTCOMES,
+    PHASES,
+    REASONS,
+    REFUSALS,
+    EventCounts,
+    FailedBatch,
+    MergeResult,
+)
 from stream_merge.server import serve
 
 DELTA_4_4_MERGE = {
@@ -116,7 +127,7 @@ def test_names_follow_the_conventions_of_prometheus() -> None:
         assert instrument.name.removesuffix("_total").endswith("_seconds") == (instrument.unit == "seconds")
         assert "bytes" in instrument.name or instrument.unit != "bytes"
         assert instrument.help.endswith(".")
-    assert len({instrument.name for instrument in CATALOGUE}) == len(CATALOGUE) == 44
+    assert len({instrument.name for instrument in CATALOGUE}) == len(CATALOGUE) == 46
 
 
 def test_every_label_beyond_query_and_target_is_a_bounded_enumeration() -> None:
@@ -129,6 +140,8 @@ def test_every_label_beyond_query_and_target_is_a_bounded_enumeration() -> None:
         "reason": REASONS,
         "conflict": (*CONFLICTS, "other"),
         "phase": PHASES,
+        "engine": ENGINES,
+        "refusal": REFUSALS,
     }
 
 
@@ -141,8 +154,8 @@ def test_every_series_of_a_sink_exists_at_zero_before_its_first_batch(
     samples = [sample for family in registry.collect() for sample in family.samples]
     assert {sample.value for sample in samples} == {0.0}
     assert len(samples) == len(set(map(str, samples)))
-    enumerated = 5 + len(FATES) + len(REASONS) + 9 + len(PHASES)
-    plain = 44 - 5 - 5  # five families have a third label, five are histograms
+    enumerated = 5 + len(FATES) + len(REASONS) + 9 + len(PHASES) + len(ENGINES) + len(REFUSALS)
+    plain = 46 - 7 - 5  # seven families have a third label, five are histograms
     assert len(samples) == enumerated + plain + 5 * (len(BUCKETS_SECONDS) + 3)
     assert len(samples) < 175
 
@@ -451,7 +464,7 @@ def test_both_exposition_formats_are_valid_and_hold_no_created_series(
 
     text = list(parse_text(generate_latest(registry).decode()))
     openmetrics = list(parse_openmetrics(generate_openmetrics(registry).decode()))  # type: ignore[no-untyped-call]
-    assert len(text) == len(openmetrics) == 44
+    assert len(text) == len(openmetrics) == 46
     assert not [s.name for family in openmetrics for s in family.samples if s.name.endswith("_created")]
 
 

@@ -139,8 +139,8 @@ def test_the_native_engine_reports_what_it_counts_under_deltas_names(spark: Spar
     """What delta-rs does not count is absent, not 0; what it writes into the history is what is exported."""
     registry = CollectorRegistry()
     sink = sink_of(str(tmp_path / "orders"), app_id="native", engine="native", metrics=MergeMetrics(registry=registry))
-    run(sink, batch(spark, EVENT, (1, 1, "u", "ann"), (2, 1, "u", "bob")), 0)
-    result = run(sink, batch(spark, EVENT, (1, 2, "u", "eve"), (2, 2, "d", None), (3, 1, "u", "cid")), 1)
+    run(sink, batch(spark, EVENT, (1, 1, "ann", "u"), (2, 1, "bob", "u")), 0)
+    result = run(sink, batch(spark, EVENT, (1, 2, "eve", "u"), (2, 2, None, "d"), (3, 1, "cid", "u")), 1)
 
     commit = DeltaTable.forPath(spark, str(tmp_path / "orders")).history(1).collect()[0]
     exported = Scrape(registry)

@@ -127,7 +127,7 @@ class NativeEngine:
         keys = list(self._layout.keys)
         changed = self._table.changes(version).select([*keys, "_change_type"])
         refused = late.refusals(self._layout.keys).select(keys)
-        schema = pa.schema([*refused.schema, changed.schema.field("_change_type")])
+        schema = pa.schema([*refused.schema, pa.field("_change_type", pa.string())])
         touched = changed.cast(schema).join(refused, keys, join_type="left semi")
         kinds = touched["_change_type"].to_pylist()
         return {"inserted": kinds.count("insert"), "updated": kinds.count("update_postimage")}
