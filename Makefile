@@ -1,14 +1,16 @@
 # Every target does its own set-up: `make demo` on a fresh machine needs nothing but Python 3.11 and Java 17.
 SHELL := bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint format types imports bench dashboard lock clean
+.PHONY: help setup demo test test-all check lint format types imports bench dashboard lock clean
 
 INSTALLED := .venv/.installed
 # Found once per command; a JDK is installed through apt when none is there and the user is root.
 WITH_JAVA := home=$$(deployments/setup.sh java) && JAVA_HOME="$$home" PATH="$(CURDIR)/.venv/bin:$$home/bin:$$PATH"
 
+BEHAVIOUR := $(wildcard tests/test_contract_*.py) tests/test_differential.py tests/test_conflicts.py
+
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(INSTALLED)  ## virtual environment, locked packages, JDK
 	@deployments/setup.sh java >/dev/null
@@ -18,6 +20,10 @@ demo: $(INSTALLED)  ## merge a generated change stream and watch it; ARGS="--con
 
 test: $(INSTALLED)  ## all tests; ARGS="-k name" selects
 	@$(WITH_JAVA) .venv/bin/python -m pytest $(ARGS)
+
+test-all: test  ## all tests, then what a sink does once more on Spark alone and with the engine changing at random
+	@$(WITH_JAVA) .venv/bin/python -m pytest --engine spark $(BEHAVIOUR) $(ARGS)
+	@$(WITH_JAVA) .venv/bin/python -m pytest --engine random $(BEHAVIOUR) $(ARGS)
 
 check: lint format types imports  ## lint, format, types, import contract
 

@@ -427,7 +427,7 @@ def test_a_path_without_permission_is_refused(spark, source):
 
         assert said == {
             targets[0]: [
-                cannot_write(theirs / "table", place=f"file:{targets[0]}"),
+                cannot_write(theirs / "table", place=targets[0]),
                 cannot_write(theirs, place=str(theirs / "__stream_merge_quarantine_table")),
             ],
             targets[1]: [cannot_write(theirs, place=targets[1])],
