@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -49,11 +50,13 @@ def latest(events: pa.Table, layout: Layout) -> Latest:
     rows = ordered["r"].to_pylist()
     chosen = {position: rows[position] for position in winners}
     ties = 0
-    for start, end in _runs(same_run):
-        contents = _contents(events, rows[start:end], layout)
-        ties += len(set(contents)) - 1
+    runs = list(_runs(same_run))
+    contents = iter(_contents(events, [row for start, end in runs for row in rows[start:end]], layout))
+    for start, end in runs:
+        tied = list(islice(contents, end - start))
+        ties += len(set(tied)) - 1
         if start in chosen:
-            chosen[start] = rows[start + contents.index(max(contents))]
+            chosen[start] = rows[start + tied.index(max(tied))]
     taken = pa.array(list(chosen.values()), pa.int64())
     return Latest(rows=events.take(taken), collapsed=count - len(chosen), ties=ties)
 
@@ -111,7 +114,7 @@ def _runs(same_as_before: list[bool]) -> Iterator[tuple[int, int]]:
 
 
 def _contents(events: pa.Table, rows: list[int], layout: Layout) -> list[tuple[object, ...]]:
-    """What of tied events is compared: upsert before delete, then the stored columns, the greater value first."""
+    """What decides between events of the same key and sequence: upsert before delete, then the greater columns."""
     tied = events.take(pa.array(rows, pa.int64()))
     upsert = [not delete for delete in tied[names.DELETE_COLUMN].to_pylist()]
     return list(zip(upsert, *(orderable(tied[c.name]) for c in layout.stored), strict=True))

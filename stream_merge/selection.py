@@ -78,7 +78,7 @@ class Selector:
             spec=spec,
             layout=layout,
             batch=batch,
-            target=self._store.native(session, spec.target),
+            target=self._store.handle(session, spec.target),
             snapshot=target,
             log=log_table,
             log_snapshot=log_snapshot,
@@ -94,7 +94,7 @@ class Selector:
         """
         if self._spec.engine == "spark" or target is None or target.read_by != "native":
             return False
-        if of_batch(layout) or of_table(self._store.native(source.sparkSession, self._spec.target), target, "target"):
+        if of_batch(layout) or of_table(self._store.handle(source.sparkSession, self._spec.target), target, "target"):
             return False
         if self._costs.last_events is None:
             return known_bytes(source) <= DRIVER_BYTES
@@ -113,7 +113,7 @@ class Selector:
             return SparkEngine(
                 session=session, spec=spec, layout=layout, batch=batch, target_id=self._target.table_id, now=now
             )
-        target = self._store.native(session, spec.target)
+        target = self._store.handle(session, spec.target)
         if target is None:
             msg = f"target {spec.target!r} was readable by delta-rs a moment ago"
             raise AssertionError(msg)

@@ -58,6 +58,14 @@ class Store:
         self._handles[location] = handle
         return handle
 
+    def handle(self, session: SparkSession, table: str) -> NativeTable | None:
+        """As `native`, at the version that this batch has seen last; for what does not change within a batch."""
+        if names.is_path(table):
+            kept = self._handles.get(names.normal_path(table))
+            if kept is not None:
+                return kept
+        return self.native(session, table)
+
     def _location(self, session: SparkSession, table: str) -> str | None:
         if self._spec.engine == "spark":
             return None

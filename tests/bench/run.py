@@ -178,7 +178,6 @@ def compare_engines(bench: Bench, args: argparse.Namespace) -> list[Comparison]:
         long = case.events >= LONG_EVENTS
         sides = measure(bench, case, tables[case.rows], runs=3 if long else args.runs, warm_up=1 if long else 4)
         found += rows_of(case, sides)
-        show(rows_of(case, sides))
     return found
 
 

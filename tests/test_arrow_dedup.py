@@ -1,0 +1,95 @@
+"""The dedup in the driver against a plain definition of the order, over random batches. Needs no Spark session."""
+
+from __future__ import annotations
+
+import math
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import DoubleType, LongType, StringType, StructField, StructType
+
+from stream_merge import names
+from stream_merge.arrow_dedup import latest
+from stream_merge.arrow_order import orderable
+
+NAN = math.nan
+SEQUENCE = StructType([StructField("c1", LongType()), StructField("c2", StructType([StructField("x", StringType())]))])
+LAYOUT: Any = SimpleNamespace(
+    keys=("k", "j"),
+    stored=[SimpleNamespace(name=n, dtype=t) for n, t in (("k", LongType()), ("j", StringType()), ("v", DoubleType()))],
+    sequence_type=SEQUENCE,
+)
+VALUES = [None, -1.5, -0.0, 0.0, 1.5, NAN]
+"""In Spark's order, the two zeros being one."""
+
+
+def rank(value: float | None) -> int:
+    """Place of a value in Spark's order."""
+    if value is None:
+        return 0
+    if math.isnan(value):
+        return 5
+    return 1 if value < 0 else 2 if value == 0 else 3
+
+
+def order(event: dict[str, Any]) -> tuple[Any, ...]:
+    """The greatest wins."""
+    sequence = event[names.SEQUENCE_COLUMN]
+    return (sequence["c1"], sequence["c2"]["x"], not event[names.DELETE_COLUMN], rank(event["v"]))
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 40, 200])
+def test_the_latest_event_of_each_key_wins(seed: int, size: int):
+    rng = random.Random(f"{seed} {size}")
+    for _ in range(40):
+        events = [
+            {
+                "k": rng.randrange(3),
+                "j": rng.choice("ab"),
+                "v": rng.choice(VALUES),
+                names.SEQUENCE_COLUMN: {"c1": rng.randrange(3), "c2": {"x": rng.choice("xy")}},
+                names.DELETE_COLUMN: rng.random() < 0.3,
+            }
+            for _ in range(size)
+        ]
+        schema = pa.schema(
+            [
+                ("k", pa.int64()),
+                ("j", pa.string()),
+                ("v", pa.float64()),
+                (names.SEQUENCE_COLUMN, pa.struct([("c1", pa.int64()), ("c2", pa.struct([("x", pa.string())]))])),
+                (names.DELETE_COLUMN, pa.bool_()),
+            ]
+        )
+        best: dict[Any, tuple[Any, ...]] = {}
+        contents: dict[Any, set[Any]] = {}
+        for event in events:
+            key = event["k"], event["j"]
+            best[key] = max(best.get(key, order(event)), order(event))
+            contents.setdefault((key, order(event)[:2]), set()).add(order(event))
+
+        found = latest(pa.Table.from_pylist(events, schema), LAYOUT)
+
+        assert {(row["k"], row["j"]): order(row) for row in found.rows.to_pylist()} == best
+        assert found.rows.num_rows + found.collapsed == size
+        assert found.ties == sum(len(different) - 1 for different in contents.values())
+
+
+def test_values_compare_as_in_spark():
+    """NULL least, NaN greatest and equal to itself, one zero; structs and arrays item by item."""
+    ranks = [rank(value) for value in VALUES]
+    keys = orderable(pa.array(VALUES, pa.float64()))
+    for i, one in enumerate(keys):
+        for j, other in enumerate(keys):
+            assert ((one < other), (one == other)) == ((ranks[i] < ranks[j]), (ranks[i] == ranks[j]))
+
+    arrays = [None, [], [None], [1], [1, None], [1, 2], [2]]
+    assert orderable(pa.array(arrays, pa.list_(pa.int64()))) == sorted(
+        orderable(pa.array(arrays[::-1], pa.list_(pa.int64())))
+    )
+    structs = [None, {"a": None, "b": 5}, {"a": 1, "b": None}, {"a": 1, "b": 2}]
+    dtype = pa.struct([("a", pa.int64()), ("b", pa.int64())])
+    assert orderable(pa.array(structs, dtype)) == sorted(orderable(pa.array(structs[::-1], dtype)))
