@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 import uuid
 from collections import Counter
@@ -27,9 +28,12 @@ from stream_merge.metrics import MergeMetrics
 from stream_merge.results import MergeResult, Outcome
 from stream_merge.selection import Selector
 from stream_merge.snapshot import TableSnapshot
+from stream_merge.spark_internals import exceeds_driver_results
 from stream_merge.store import Store
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 
 class MicroBatch:
@@ -106,11 +110,22 @@ class MicroBatch:
     def evaluate(self) -> None:
         """Contract, latest event per key, counts and key bounds: the only evaluation of the source."""
         with self._clock.phase("prepare"):
-            if self._selector.fits_the_driver(self._source, self._layout, self._found):
-                self._batch = evaluate_in_driver(self._source, self._layout)
-            else:
-                self._batch = evaluate(self._source, self._layout)
+            self._batch = self._evaluated_in_driver() or evaluate(self._source, self._layout)
             self._selector.note_size(self._batch.received)
+
+    def _evaluated_in_driver(self) -> Batch | None:
+        """The batch in the driver, or None where it should not or could not go there; then nothing of it is kept."""
+        if not self._selector.fits_the_driver(self._source, self._layout, self._found):
+            return None
+        try:
+            return evaluate_in_driver(self._source, self._layout)
+        except Exception as err:
+            if not exceeds_driver_results(err):
+                raise
+            log.warning(
+                "batch_too_large_for_the_driver", extra={"target": self._spec.label, "batch_id": self._batch_id}
+            )
+            return None
 
     def refuse_invalid_if_told_to(self) -> None:
         """Under on_invalid="fail", raise before anything is written."""

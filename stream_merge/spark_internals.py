@@ -97,6 +97,12 @@ def materialised(
     return rows, observation.get
 
 
+def exceeds_driver_results(error: BaseException) -> bool:
+    """Whether Spark stopped a query because its answer is larger than `spark.driver.maxResultSize`."""
+    messages = [str(error), *(message for _, message in java_causes(error))]
+    return any("spark.driver.maxResultSize" in message for message in messages)
+
+
 def known_bytes(df: DataFrame) -> int:
     """Size of a frame's rows as far as Spark knows it before it runs; of most sources it knows nothing: 8 EiB."""
     return int(df._jdf.queryExecution().optimizedPlan().stats().sizeInBytes())

@@ -108,6 +108,21 @@ def test_lost_attempts_evaluate_nothing_again(
     assert stream.rows() == [(1, 2, "new"), (2, 9, "back"), (5, 1, "first")]
 
 
+def test_a_batch_that_outgrows_the_driver_is_merged_all_the_same(stream: ChangeStream, monkeypatch: pytest.MonkeyPatch):
+    """Sized by the batch before it; Spark stops a collection that exceeds the limit, and nothing of it is kept."""
+
+    def too_large(*_: Any) -> Any:
+        msg = "Total size of serialized results is bigger than spark.driver.maxResultSize (1024.0 MiB)"
+        raise RuntimeError(msg)
+
+    monkeypatch.setattr("stream_merge.microbatch.evaluate_in_driver", too_large)
+
+    result = stream.deliver(*BATCH)
+
+    assert result.outcome == "committed"
+    assert stream.rows() == [(1, 2, "new"), (2, 9, "back"), (5, 1, "first")]
+
+
 def test_a_replay_evaluates_once_more_only_where_a_remembered_delete_could_concern_it(
     stream: ChangeStream, evaluations: Path
 ):
