@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -65,6 +66,9 @@ def choose(
     if refused is None and log_snapshot is not None:
         refused = of_table(log, log_snapshot, "the tombstone table")
     touched, rows = (0, 0) if target is None else touched_files(target, batch.bounds)
+    if log is not None and log_snapshot is not None:
+        remembered, entries = touched_files(log, batch.bounds)
+        touched, rows = touched + remembered, rows + entries
     work = Work(events=events, bytes=touched, cores=cores)
     if refused is None:
         refused = _memory(spec, work, rows)
@@ -91,8 +95,8 @@ def touched_files(table: NativeTable, bounds: KeyBounds) -> tuple[int, int]:
     keep: Any = pa.array([True] * files.num_rows, pa.bool_())
     for field, low, high in zip(bounds.fields, bounds.least, bounds.greatest, strict=True):
         least, greatest = f"min.{field.name}", f"max.{field.name}"
-        if least not in files.column_names or greatest not in files.column_names:
-            continue
+        if files.column_names.count(least) != 1 or files.column_names.count(greatest) != 1:
+            continue  # no statistics, or a nested field of the same flattened name
         try:
             lowest, highest = _scalar(low, field.dataType, files[least]), _scalar(high, field.dataType, files[greatest])
             may_hold = pc.and_kleene(pc.less_equal(files[least], highest), pc.greater_equal(files[greatest], lowest))
@@ -134,10 +138,28 @@ def _memory(spec: MergeSpec, work: Work, rows: int) -> Ineligible | None:
 
 
 def free_memory_bytes() -> int:
-    """Memory that this machine has free now."""
+    """Memory that this process may still take: what the machine has free, or its control group, if that is less."""
+    return min(_free_on_the_machine(), *_free_in_the_group())
+
+
+def _free_on_the_machine() -> int:
     try:
         with open("/proc/meminfo", encoding="ascii") as lines:
             available = next(line for line in lines if line.startswith("MemAvailable:"))
         return int(available.split()[1]) * 1024
     except (OSError, StopIteration):
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+
+
+def _free_in_the_group() -> list[int]:
+    """What the limits of a container leave (cgroup v2 and v1, as mounted inside of one)."""
+    found = []
+    for limit, used in (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ):
+        try:
+            found.append(max(0, int(Path(limit).read_text("ascii")) - int(Path(used).read_text("ascii"))))
+        except (OSError, ValueError):  # no such group, or "max"
+            continue
+    return found or [_free_on_the_machine()]

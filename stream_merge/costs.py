@@ -46,6 +46,8 @@ Fitted to merges of 1,000 to 1 M events into 20 k to 20 M rows on 2 cores (Spark
 
 _WEIGHT = 0.3
 """Share of the newest batch in what a job has learnt."""
+_FADING = 0.05
+"""How fast an engine that is not used comes to be judged like the other one."""
 _LIMITS = (0.02, 50.0)
 
 
@@ -55,6 +57,7 @@ class CostModel:
     def __init__(self) -> None:
         self.last_events: int | None = None
         """Size of the batch before, received events; None at first."""
+        self._warm: set[EngineName] = set()
         self._factors: dict[EngineName, float] = {}
 
     def seconds(self, engine: EngineName, work: Work) -> float:
@@ -66,7 +69,13 @@ class CostModel:
 
     def learn(self, engine: EngineName, work: Work, seconds: float) -> None:
         """Take note of what a merge took."""
+        if engine not in self._warm:
+            self._warm.add(engine)  # the first merge of an engine pays for its start
+            return
         low, high = _LIMITS
         observed = min(high, max(low, seconds / SHAPES[engine].seconds(work)))
-        before = self._factors.get(engine)
-        self._factors[engine] = observed if before is None else before ** (1 - _WEIGHT) * observed**_WEIGHT
+        before = self._factors.get(engine, observed)
+        self._factors[engine] = before ** (1 - _WEIGHT) * observed**_WEIGHT
+        for other in self._factors.keys() - {engine}:
+            # What was learnt long ago fades, so that an engine gets another chance.
+            self._factors[other] = self._factors[other] ** (1 - _FADING) * self._factors[engine] ** _FADING

@@ -20,7 +20,7 @@ from stream_merge.commits import SideCommit
 from stream_merge.config import MergeSpec
 from stream_merge.engines.base import CommitTag, Engine, Hits, MergeReport
 from stream_merge.engines.log_rules import log_of
-from stream_merge.errors import CommitConflictError, ContractError, MergeFailedError
+from stream_merge.errors import CommitConflictError, ContractError, MergeFailedError, StreamMergeError
 from stream_merge.identity import Caller
 from stream_merge.layout import Layouts
 from stream_merge.ledger import settle
@@ -28,7 +28,7 @@ from stream_merge.metrics import MergeMetrics
 from stream_merge.results import MergeResult, Outcome
 from stream_merge.selection import Selector
 from stream_merge.snapshot import TableSnapshot
-from stream_merge.spark_internals import exceeds_driver_results
+from stream_merge.spark_internals import exceeds_driver_results, reason
 from stream_merge.store import Store
 
 T = TypeVar("T")
@@ -187,7 +187,8 @@ class MicroBatch:
         if not (batch.deletes and self._spec.tombstones):
             return
         with self._clock.phase("tombstones"):
-            self._engine.remember(self._side_commit("tombstones-add"))
+            commit = self._side_commit("tombstones-add")
+            self._on_either_engine(lambda: self._engine.remember(commit))
 
     def merge(self) -> None:
         """Merge what no tombstone refuses, in one commit; each attempt reads tombstones and table afresh."""
@@ -227,7 +228,14 @@ class MicroBatch:
             if self._hits is not None and revived:
                 self._engine.forget(self._hits, self._side_commit("tombstones-forget"))
             if self._batch.deletes or revived:
-                self._engine.tidy()
+                self._tidy()
+
+    def _tidy(self) -> None:
+        """Housekeeping of the log: the batch is done without it, and the next one tries again."""
+        try:
+            self._engine.tidy()
+        except Exception as err:
+            log.warning("tombstones_not_tidied", extra={"target": self._spec.label, "error": reason(err)})
 
     def release(self) -> None:
         """Free what the call has materialised."""
@@ -272,7 +280,7 @@ class MicroBatch:
         self._attempts = number
         self._metrics.attempt(self._caller.query, self._spec.label)
         with self._clock.phase("tombstones"):
-            hits = self._fresh_hits()
+            hits = self._on_either_engine(self._fresh_hits)
         if batch.upserts + batch.deletes == hits.refused:
             # After a lost attempt the winner may have been a twin of this call that knew of no refusal.
             return MergeReport(already_applied=number > 1 and self._is_recorded(self._look_again()))
@@ -282,9 +290,24 @@ class MicroBatch:
             try:
                 report = self._engine.merge(hits, tag)
             except Exception as err:
-                report = self._decided(err, tag, since)
-            self._selector.learn(time.perf_counter() - started)
+                return self._decided(err, tag, since)
+            if report.version is not None:
+                self._selector.learn(time.perf_counter() - started)
             return report
+
+    def _on_either_engine(self, action: Callable[[], T]) -> T:
+        """Do something before the merge; where delta-rs cannot, Spark does it and the rest of the batch."""
+        try:
+            return action()
+        except StreamMergeError:
+            raise
+        except Exception as err:
+            if not self._selector.fall_back(err):
+                msg = f"reading or writing the remembered deletes of {self._spec.target!r} failed: {reason(err)}"
+                raise MergeFailedError(msg, target=self._spec.target, batch_id=self._batch_id) from err
+        self._drop_hits()
+        self._chosen = self._selector.engine()
+        return action()
 
     def _decided(self, err: Exception, tag: CommitTag, since: int) -> MergeReport:
         """What became of an attempt that raised; one that failed natively and did not land is tried on Spark, once."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -13,16 +15,17 @@ from stream_merge.choice import Choice, choose
 from stream_merge.config import MergeSpec
 from stream_merge.costs import CostModel
 from stream_merge.engines.base import Engine
-from stream_merge.engines.eligibility import of_batch, of_table
+from stream_merge.engines.eligibility import Ineligible, of_batch, of_table
 from stream_merge.engines.log_rules import log_of
 from stream_merge.engines.native import NativeEngine
 from stream_merge.engines.native_log import NativeTombstones
 from stream_merge.engines.spark import SparkEngine
 from stream_merge.engines.spark_log import Tombstones
+from stream_merge.errors import ConfigError
 from stream_merge.layout import Layout
 from stream_merge.results import Refusal
 from stream_merge.snapshot import TableSnapshot
-from stream_merge.spark_internals import known_bytes, reason
+from stream_merge.spark_internals import exceeds_driver_results, known_bytes, reason
 from stream_merge.store import Store
 
 log = logging.getLogger(__name__)
@@ -113,12 +116,19 @@ class Selector:
             return SparkEngine(
                 session=session, spec=spec, layout=layout, batch=batch, target_id=self._target.table_id, now=now
             )
+        unfit = self._unfit_events()
+        if unfit is not None:
+            if spec.engine == "native":
+                msg = f"engine='native' cannot merge this batch: {unfit.detail}; use engine='auto' or 'spark'"
+                raise ConfigError(msg, target=spec.target)
+            self._choice = Choice(native=False, why=unfit.detail, work=choice.work, refusal=unfit.reason)
+            return self.engine()
         target = self._store.handle(session, spec.target)
         if target is None:
             msg = f"target {spec.target!r} was readable by delta-rs a moment ago"
             raise AssertionError(msg)
         tombstones = NativeTombstones(
-            open_log=lambda: self._store.native(session, spec.tombstone_target),
+            open_log=lambda: self._store.native(session, spec.tombstone_target, must_read=True),
             start=Tombstones(session, spec, self._target.table_id, layout).start,
             spec=spec,
             target_id=self._target.table_id,
@@ -129,9 +139,24 @@ class Selector:
             target=target,
             tombstones=tombstones if spec.tombstones else None,
             layout=layout,
-            events=batch.rows.arrow(),
+            events=self._events,
             bounds=batch.bounds,
         )
+
+    def _unfit_events(self) -> Ineligible | None:
+        """Bring the events into the driver; why that cannot be, or why delta-rs must not have them."""
+        try:
+            self._events = self._batch.rows.arrow()
+        except Exception as err:
+            if not exceeds_driver_results(err):
+                raise
+            return Ineligible(reason="memory", detail="the events exceed spark.driver.maxResultSize")
+        texts = {field.name for field in self._events.schema if pa.types.is_string(field.type)}
+        for name in texts.intersection(self._target.partition_columns):
+            # Delta takes an empty partition value for NULL; delta-rs 1.6 reads it back as an empty text.
+            if pc.any(pc.equal(self._events[name], "")).as_py():
+                return Ineligible(reason="column", detail=f"partition column {name!r} holds an empty text")
+        return None
 
     def fall_back(self, error: Exception) -> bool:
         """Take Spark after a native failure that left nothing behind; False where that is no way out."""

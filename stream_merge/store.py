@@ -37,8 +37,11 @@ class Store:
         native = self.native(session, table)
         return tables.find(session, table) if native is None else native.snapshot()
 
-    def native(self, session: SparkSession, table: str) -> NativeTable | None:
-        """The table, up to date, as delta-rs reads it; None where it is not there or not for delta-rs."""
+    def native(self, session: SparkSession, table: str, *, must_read: bool = False) -> NativeTable | None:
+        """The table, up to date, as delta-rs reads it; None where it is not there or not for delta-rs.
+
+        With `must_read` only absence is None: a log that cannot be read must not pass for one that is not there.
+        """
         location = self._location(session, table)
         if location is None:
             return None
@@ -49,6 +52,9 @@ class Store:
             else:
                 handle.refresh()
         except Exception as err:
+            self._handles.pop(location, None)
+            if must_read:
+                raise
             # Whatever delta-rs cannot read, Spark may: it decides what is wrong with the table.
             log.info("table_left_to_spark", extra={"table": table, "error": type(err).__name__})
             handle = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from deliveries import ChangeStream, delete, ledger, upsert
 from delta.tables import DeltaTable
 from pyspark.sql import SparkSession
 
-from stream_merge import CommitStateUnknownError, ConfigError, RetryPolicy
+from stream_merge import CommitStateUnknownError, ConfigError, MergeFailedError, RetryPolicy
+from stream_merge.engines import log_rules
 from stream_merge.engines.delta_rs import NativeTable
 from stream_merge.engines.native import NativeEngine
 from stream_merge.testing import batch, run
@@ -188,8 +190,10 @@ def test_what_delta_rs_cannot_write_is_left_to_spark(
         ("id bigint, lsn float, op string", (1, 1.5, "u"), "'c1' is float"),
         ("id bigint, lsn bigint, op string, m map<string, int>", (1, 1, "u", {"a": 1}), "is map<string,int>"),
         ("id bigint, lsn bigint, op string, a array<double>", (1, 1, "u", [0.5]), "floats inside another type"),
+        ("id decimal(20,0), lsn bigint, op string", (Decimal(18446744073709551615), 1, "u"), "statistics"),
+        ("id bigint, lsn bigint, op string, d decimal(16,2)", (1, 1, "u", Decimal("1.50")), "statistics"),
     ],
-    ids=["float key", "float sequence", "map", "floats in an array"],
+    ids=["float key", "float sequence", "map", "floats in an array", "long decimal key", "long decimal"],
 )
 def test_what_arrow_compares_otherwise_is_left_to_spark(
     spark: SparkSession, tmp_table: str, schema: str, event: tuple[Any, ...], said: str
@@ -198,6 +202,63 @@ def test_what_arrow_compares_otherwise_is_left_to_spark(
     result = stream.deliver(event)
 
     assert (result.engine, result.refusal, said in result.plan) == ("spark", "column", True), result.plan
+
+
+def test_short_decimals_are_keys_on_either_engine(spark: SparkSession, tmp_table: str):
+    """Zero in exponent notation is no literal of DataFusion; the bounds of a batch hold it."""
+    schema = "id decimal(15,10), lsn bigint, op string"
+    stream = ChangeStream(
+        spark, tmp_table, schema, engine="native", keys="id", sequence_by="lsn", apply_as_deletes="op = 'd'"
+    )
+    ids = [Decimal("0E-10"), Decimal("1E-10"), Decimal("-99999.1234567891")]
+    stream.deliver(*((key, 1, "u") for key in ids))
+    stream.deliver(*((key, 2, "d") for key in ids[:2]))
+    late = stream.deliver(*((key, 1, "u") for key in ids))
+
+    assert ledger(late) == {"received": 3, "stale": 2, "unaffected": 1}
+    assert stream.rows("id", "lsn") == [(ids[2], 1)]
+
+
+def test_an_empty_text_in_a_partition_column_is_left_to_spark(spark: SparkSession, tmp_table: str):
+    """Delta reads an empty partition value as NULL, delta-rs as an empty text."""
+    stream = ChangeStream(spark, tmp_table, engine="auto", partition_by="name")
+    fine = stream.deliver(upsert(1, "a", lsn=1))
+    empty = stream.deliver(upsert(2, "", lsn=1))
+
+    assert (fine.engine, empty.engine, empty.refusal) == ("native", "spark", "column")
+    assert stream.rows("id", "name") == [(1, "a"), (2, None)]
+
+
+def test_an_unreadable_log_does_not_pass_for_an_empty_one(stream: ChangeStream, monkeypatch: pytest.MonkeyPatch):
+    """A stale upsert would revive a deleted key; under engine="auto" Spark reads the log instead."""
+    stream.deliver(delete(1, lsn=9))
+    query = NativeTable.query
+
+    def unreadable(*_: Any) -> Any:
+        msg = "too many open files"
+        raise OSError(msg)
+
+    monkeypatch.setattr(NativeTable, "query", unreadable)
+    late = batch(stream.spark, stream.schema, upsert(1, "late", lsn=5))
+    with pytest.raises(MergeFailedError, match="remembered deletes"):
+        run(stream.sink(), late, 2)
+    stream.settings["engine"] = "auto"
+    result = run(stream.sink(), late, 2)
+    monkeypatch.setattr(NativeTable, "query", query)
+
+    assert (result.engine, ledger(result)) == ("spark", {"received": 1, "stale": 1})
+    assert stream.rows("id") == [(2,), (3,)]
+
+
+def test_housekeeping_that_fails_does_not_fail_the_batch(stream: ChangeStream, monkeypatch: pytest.MonkeyPatch):
+    def broken(*_: Any) -> Any:
+        raise OSError
+
+    monkeypatch.setattr(log_rules, "TIDY_FILES", 1)
+    monkeypatch.setattr(NativeTable, "replace", broken)
+    monkeypatch.setattr(NativeTable, "pack", broken)
+
+    assert stream.deliver(delete(1, lsn=9)).outcome == "committed"
 
 
 def test_a_merge_that_might_need_too_much_memory_goes_to_spark(spark: SparkSession, tmp_table: str):

@@ -7,7 +7,8 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, QueryBuilder, Transaction, write_deltalake
@@ -18,6 +19,9 @@ from pyspark.sql.types import StructType
 from stream_merge.snapshot import CommitRecord, TableSnapshot
 
 log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 CHECKPOINT_INTERVAL_PROPERTY = "delta.checkpointInterval"
 DEFAULT_CHECKPOINT_INTERVAL = 10
@@ -49,6 +53,25 @@ class Protocol:
     """Named table features; older protocol versions name none."""
 
 
+class NativePanicError(RuntimeError):
+    """delta-rs broke off in the middle of something; its own exception would pass `except Exception`."""
+
+
+def _no_panics(method: Callable[P, R]) -> Callable[P, R]:
+    """Turn a panic of Rust code (a bare `BaseException` of pyo3) into an ordinary error."""
+
+    @wraps(method)
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return method(*args, **kwargs)
+        except BaseException as err:
+            if type(err).__name__ == "PanicException":
+                raise NativePanicError(str(err)) from err
+            raise
+
+    return guarded
+
+
 class NativeTable:
     """One table on one storage. The handle is kept and brought up to date from the log's new commits.
 
@@ -65,12 +88,14 @@ class NativeTable:
         self._options = None if storage_options is None else dict(storage_options)
         self._open()
 
+    @_no_panics
     def _open(self) -> None:
         self._table = DeltaTable(self._location, storage_options=self._options)
         self._seen = self._last_commit()
         self._files: tuple[int, pa.Table] | None = None
         self._metadata: tuple[int, str, StructType, dict[str, str], tuple[str, ...]] | None = None
 
+    @_no_panics
     def refresh(self) -> None:
         """Bring the handle to the newest version; a table that was dropped and made anew is opened afresh."""
         if self._seen is None or self._last_commit() != self._seen:
@@ -105,6 +130,7 @@ class NativeTable:
             features=frozenset([*(found.reader_features or ()), *(found.writer_features or ())]),
         )
 
+    @_no_panics
     def snapshot(self) -> TableSnapshot:
         """What the log says at the handle's version."""
         table_id, schema, properties, partition_columns = self._described()
@@ -133,12 +159,14 @@ class NativeTable:
         """The batch id that the handle's version records for an application id."""
         return self._table.transaction_version(app_id)
 
+    @_no_panics
     def files(self) -> pa.Table:
         """The data files with sizes, partition values and statistics, one row each (`get_add_actions`)."""
         if self._files is None or self._files[0] != self.version:
             self._files = (self.version, pa.table(self._table.get_add_actions(flatten=True)))
         return self._files[1]
 
+    @_no_panics
     def history(self, limit: int) -> list[CommitRecord]:
         """The newest commits, newest first."""
         return [
@@ -158,7 +186,6 @@ class NativeTable:
         *,
         transaction: tuple[str, int] | None,
         user_metadata: str,
-        spill_bytes: int | None = None,
     ) -> dict[str, int]:
         """Merge on the handle's very version (aliases `s` and `t`); any newer commit makes it lose.
 
@@ -170,7 +197,6 @@ class NativeTable:
             source_alias="s",
             target_alias="t",
             streamed_exec=True,
-            max_spill_size=spill_bytes,
             commit_properties=_commit(transaction, user_metadata),
             post_commithook_properties=_NO_HOOKS,
         )
@@ -178,6 +204,7 @@ class NativeTable:
         self._after_commit()
         return metrics
 
+    @_no_panics
     def append(self, rows: pa.Table, *, transaction: tuple[str, int] | None) -> None:
         """Append on the handle's very version."""
         write_deltalake(
@@ -189,6 +216,7 @@ class NativeTable:
         )
         self._after_commit()
 
+    @_no_panics
     def replace(self, rows: pa.Table) -> None:
         """Put these rows in the place of all others, on the handle's very version."""
         write_deltalake(
@@ -200,15 +228,18 @@ class NativeTable:
         )
         self._after_commit()
 
+    @_no_panics
     def pack(self) -> None:
         """Put small files together, on the handle's very version."""
         self._table.optimize.compact(commit_properties=_commit(None, None), post_commithook_properties=_NO_HOOKS)
         self._after_commit()
 
+    @_no_panics
     def query(self, sql: str) -> pa.Table:
         """The answer to a query (DataFusion SQL) in which the table is called `log`."""
         return pa.table(QueryBuilder().register("log", self._table).execute(sql).read_all())
 
+    @_no_panics
     def changes(self, version: int) -> pa.Table:
         """The change feed of one version."""
         return pa.table(self._table.load_cdf(starting_version=version, ending_version=version).read_all())

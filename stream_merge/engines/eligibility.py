@@ -17,6 +17,7 @@ from pyspark.sql.types import (
     FloatType,
     IntegerType,
     LongType,
+    MapType,
     ShortType,
     StringType,
     StructField,
@@ -67,6 +68,9 @@ _PLAIN = (
     TimestampNTZType,
     TimestampType,
 )
+_FLOAT_DIGITS = 15
+_LONG_DIGITS = 18
+"""delta-rs 1.6 writes a decimal's statistics through a float or a long: with more digits they miss the file's rows."""
 _ODD_NAME = re.compile(r"[\"`\\\x00-\x1f]")
 
 
@@ -114,7 +118,25 @@ def _of_fields(schema: StructType, what: str) -> Ineligible | None:
         for key, meaning in _COMPUTED_BY_SPARK.items():
             if key in field.metadata:
                 return Ineligible(reason="column", detail=f"column {field.name!r} of {what} {meaning}")
+        # Rows that are only copied get new statistics, too.
+        if _has_long_decimal(field.dataType):
+            return Ineligible(reason="column", detail=f"column {field.name!r} of {what} {_LONG_DECIMAL}")
     return None
+
+
+_LONG_DECIMAL = "is or holds a decimal whose statistics delta-rs would write wrongly"
+
+
+def _has_long_decimal(dtype: DataType) -> bool:
+    if isinstance(dtype, DecimalType):
+        return dtype.precision > (_FLOAT_DIGITS if dtype.scale else _LONG_DIGITS)
+    if isinstance(dtype, StructType):
+        return any(_has_long_decimal(field.dataType) for field in dtype.fields)
+    if isinstance(dtype, ArrayType):
+        return _has_long_decimal(dtype.elementType)
+    if isinstance(dtype, MapType):
+        return _has_long_decimal(dtype.keyType) or _has_long_decimal(dtype.valueType)
+    return False
 
 
 def _of_name(name: str) -> str | None:
@@ -138,6 +160,8 @@ def _of_type(dtype: DataType, *, nested: bool = False) -> str | None:
 
 
 def _of_compared(field: StructField) -> str | None:
+    if _has_long_decimal(field.dataType):
+        return f"{field.name!r} {_LONG_DECIMAL}"
     if isinstance(field.dataType, FloatType | DoubleType | ArrayType | StructType):
         return f"{field.name!r} is {field.dataType.simpleString()}, which keys and sequences cannot be on delta-rs"
     return None

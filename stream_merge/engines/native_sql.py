@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from decimal import Decimal
 from typing import Any
 
 from pyspark.sql.types import (
@@ -51,7 +52,8 @@ def literal(value: Any, dtype: DataType) -> str:
     if isinstance(dtype, DateType):
         return f"arrow_cast(arrow_cast({int(value)}, 'Int32'), 'Date32')"
     if isinstance(dtype, DecimalType):
-        return f"arrow_cast({text(str(value))}, 'Decimal128({dtype.precision}, {dtype.scale})')"
+        plain = f"{Decimal(value):f}"  # DataFusion reads no exponent
+        return f"arrow_cast({text(plain)}, 'Decimal128({dtype.precision}, {dtype.scale})')"
     return str(int(value))
 
 
