@@ -182,6 +182,8 @@ def _stream(session: SparkSession, folder: _Folder, writer: str) -> queries.Stre
         sequence_by="lsn",
         apply_as_deletes="op = 'd'",
         except_column_list=["op"],
+        # Native merges are too quick to get into each other's way.
+        engine="spark" if len(folder.writers) > 1 else "auto",
         retry=_RETRY,
     )
     return queries.Stream(
