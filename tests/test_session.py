@@ -31,6 +31,7 @@ def test_a_plain_builder_gets_the_whole_preset():
         "spark.sql.session.timeZone": "UTC",
         "spark.driver.extraJavaOptions": "-Duser.timezone=UTC",
         "spark.sql.codegen.cache.maxEntries": "2000",
+        "spark.python.sql.dataFrameDebugging.enabled": "false",
         "spark.sql.adaptive.enabled": "true",
     }
 
