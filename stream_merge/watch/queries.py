@@ -187,6 +187,10 @@ class _Running:
             if self._closing.is_set():
                 self._wait_for_the_end()
             self._stream.sink(batch_df, batch_id)
+            # Before the batch counts as ended: `stop` must not overtake its result.
+            self._last_batch_id = batch_id
+            if self._stream.sink.last_result is not None:
+                self._arrived.put((self._stream.name, self._stream.sink.last_result))
         except _StoppedError:
             raise
         except BaseException as err:
@@ -194,9 +198,6 @@ class _Running:
             raise
         finally:
             self._in_batch = False
-        self._last_batch_id = batch_id
-        if self._stream.sink.last_result is not None:
-            self._arrived.put((self._stream.name, self._stream.sink.last_result))
 
     def _wait_for_the_end(self) -> None:
         """Keep the query waiting until `stop` has told it to end: a batch that returned would count as merged."""
