@@ -162,12 +162,10 @@ def _bounds(valid: pa.Table, layout: Layout) -> KeyBounds:
             values = values.cast(pa.int64())
         elif isinstance(field.dataType, DateType):
             values = values.cast(pa.int32())
-        ends = pc.min_max(values)
+        ends = pc.min_max(values).as_py()
         if isinstance(field.dataType, DecimalType | TimestampNTZType):
-            ends = {end: None if ends[end].as_py() is None else str(ends[end].as_py()) for end in ("min", "max")}
-            observed |= {f"least_{i}": ends["min"], f"greatest_{i}": ends["max"]}
-        else:
-            observed |= {f"least_{i}": ends["min"].as_py(), f"greatest_{i}": ends["max"].as_py()}
+            ends = {end: None if value is None else str(value) for end, value in ends.items()}
+        observed |= {f"least_{i}": ends["min"], f"greatest_{i}": ends["max"]}
     return key_bounds(layout.key_fields, observed)
 
 

@@ -73,10 +73,7 @@ def choose(
     if refused is None:
         refused = _memory(spec, work, rows)
     if refused is not None:
-        if spec.engine == "native":
-            msg = f"engine='native' cannot merge this batch: {refused.detail}; use engine='auto' or 'spark'"
-            raise ConfigError(msg, target=spec.target)
-        return Choice(native=False, why=refused.detail, work=work, refusal=refused.reason)
+        return left_to_spark(spec, refused, work)
     native, spark = costs.seconds("native", work), costs.seconds("spark", work)
     estimate = (
         f"{events:,} events, {touched / 1e6:,.1f} MB in the files that the key bounds leave:"
@@ -87,6 +84,18 @@ def choose(
     if native > spark:
         return Choice(native=False, why=estimate, work=work, refusal="cost")
     return Choice(native=True, why=estimate, work=work)
+
+
+def left_to_spark(spec: MergeSpec, refused: Ineligible, work: Work) -> Choice:
+    """Spark, because the batch is not for delta-rs.
+
+    Raises:
+        ConfigError: under engine="native".
+    """
+    if spec.engine == "native":
+        msg = f"engine='native' cannot merge this batch: {refused.detail}; use engine='auto' or 'spark'"
+        raise ConfigError(msg, target=spec.target)
+    return Choice(native=False, why=refused.detail, work=work, refusal=refused.reason)
 
 
 def touched_files(table: NativeTable, bounds: KeyBounds) -> tuple[int, int]:
@@ -139,7 +148,7 @@ def _memory(spec: MergeSpec, work: Work, rows: int) -> Ineligible | None:
 
 def free_memory_bytes() -> int:
     """Memory that this process may still take: what the machine has free, or its control group, if that is less."""
-    return min(_free_on_the_machine(), *_free_in_the_group())
+    return min([_free_on_the_machine(), *_free_in_the_groups()])
 
 
 def _free_on_the_machine() -> int:
@@ -151,7 +160,7 @@ def _free_on_the_machine() -> int:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
-def _free_in_the_group() -> list[int]:
+def _free_in_the_groups() -> list[int]:
     """What the limits of a container leave (cgroup v2 and v1, as mounted inside of one)."""
     found = []
     for limit, used in (
@@ -162,4 +171,4 @@ def _free_in_the_group() -> list[int]:
             found.append(max(0, int(Path(limit).read_text("ascii")) - int(Path(used).read_text("ascii"))))
         except (OSError, ValueError):  # no such group, or "max"
             continue
-    return found or [_free_on_the_machine()]
+    return found

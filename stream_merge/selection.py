@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from stream_merge.batch import Batch
-from stream_merge.choice import Choice, choose
+from stream_merge.choice import Choice, choose, left_to_spark
 from stream_merge.config import MergeSpec
 from stream_merge.costs import CostModel
 from stream_merge.engines.base import Engine
@@ -21,7 +21,6 @@ from stream_merge.engines.native import NativeEngine
 from stream_merge.engines.native_log import NativeTombstones
 from stream_merge.engines.spark import SparkEngine
 from stream_merge.engines.spark_log import Tombstones
-from stream_merge.errors import ConfigError
 from stream_merge.layout import Layout
 from stream_merge.results import Refusal
 from stream_merge.snapshot import TableSnapshot
@@ -81,7 +80,7 @@ class Selector:
             spec=spec,
             layout=layout,
             batch=batch,
-            target=self._store.handle(session, spec.target),
+            target=None if spec.engine == "spark" else self._store.handle(session, spec.target),
             snapshot=target,
             log=log_table,
             log_snapshot=log_snapshot,
@@ -118,10 +117,7 @@ class Selector:
             )
         unfit = self._unfit_events()
         if unfit is not None:
-            if spec.engine == "native":
-                msg = f"engine='native' cannot merge this batch: {unfit.detail}; use engine='auto' or 'spark'"
-                raise ConfigError(msg, target=spec.target)
-            self._choice = Choice(native=False, why=unfit.detail, work=choice.work, refusal=unfit.reason)
+            self._choice = left_to_spark(spec, unfit, choice.work)
             return self.engine()
         target = self._store.handle(session, spec.target)
         if target is None:

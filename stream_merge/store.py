@@ -34,54 +34,53 @@ class Store:
         Raises:
             ConfigError: something is there, but it is not a Delta table.
         """
-        native = self.native(session, table)
-        return tables.find(session, table) if native is None else native.snapshot()
+        if names.is_path(table):
+            native = self._at(table, names.normal_path(table))
+            return tables.find(session, table) if native is None else native.snapshot()
+        found = tables.find(session, table)
+        native = None if found is None else self._at(table, found.location)
+        return found if native is None else native.snapshot()
 
     def native(self, session: SparkSession, table: str, *, must_read: bool = False) -> NativeTable | None:
         """The table, up to date, as delta-rs reads it; None where it is not there or not for delta-rs.
 
         With `must_read` only absence is None: a log that cannot be read must not pass for one that is not there.
         """
-        location = self._location(session, table)
-        if location is None:
+        if names.is_path(table):
+            return self._at(table, names.normal_path(table), must_read=must_read)
+        found = tables.find(session, table)
+        return None if found is None else self._at(table, found.location, must_read=must_read)
+
+    def handle(self, session: SparkSession, table: str) -> NativeTable | None:
+        """As `native`, at the version that this batch has seen last; for what does not change within a batch."""
+        return self._handles.get(table) or self.native(session, table)
+
+    def _at(self, table: str, location: str, *, must_read: bool = False) -> NativeTable | None:
+        """The handle of a table that lies at a location; one from another place is given up."""
+        place = self._readable(location)
+        kept = self._handles.pop(table, None)
+        if place is None:
             return None
-        handle = self._handles.get(location)
         try:
-            if handle is None:
-                handle = open_table(location, self._spec.storage_options)
+            if kept is not None and kept.location == place:
+                kept.refresh()
+                found: NativeTable | None = kept
             else:
-                handle.refresh()
+                found = open_table(place, self._spec.storage_options)
         except Exception as err:
-            self._handles.pop(location, None)
             if must_read:
                 raise
             # Whatever delta-rs cannot read, Spark may: it decides what is wrong with the table.
             log.info("table_left_to_spark", extra={"table": table, "error": type(err).__name__})
-            handle = None
-        if handle is None:
-            self._handles.pop(location, None)
             return None
-        self._handles[location] = handle
-        return handle
+        if found is not None:
+            self._handles[table] = found
+        return found
 
-    def handle(self, session: SparkSession, table: str) -> NativeTable | None:
-        """As `native`, at the version that this batch has seen last; for what does not change within a batch."""
-        if names.is_path(table):
-            kept = self._handles.get(names.normal_path(table))
-            if kept is not None:
-                return kept
-        return self.native(session, table)
-
-    def _location(self, session: SparkSession, table: str) -> str | None:
+    def _readable(self, location: str) -> str | None:
+        """A location as delta-rs is given it; None where it must not read."""
         if self._spec.engine == "spark":
             return None
-        if names.is_path(table):
-            location = names.normal_path(table)
-        else:
-            found = tables.find(session, table)
-            if found is None:
-                return None
-            location = found.location
         local = tables.local_path(location)
         if local is not None:
             return str(local) if _is_table(local) else None

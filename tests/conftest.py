@@ -52,7 +52,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
             "spark.local.dir": str(tmp_path_factory.mktemp("spark-local")),
             "spark.sql.catalogImplementation": "in-memory",
             "spark.sql.artifact.isolation.enabled": "false",
-            # Many short queries: the optimising compiler costs more than it brings (a third of the processor time).
+            # Thousands of generated classes: the default code cache (240 MB, segmented) fills up and compiling stops.
             "spark.driver.extraJavaOptions": "-XX:+UseParallelGC -XX:ReservedCodeCacheSize=512m",
         },
     )

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, QueryBuilder, Transaction, write_deltalake
@@ -84,13 +84,14 @@ class NativeTable:
     """
 
     def __init__(self, location: str, storage_options: Mapping[str, str] | None = None) -> None:
-        self._location = location
+        self.location = location
+        """Where it lies, as it was given."""
         self._options = None if storage_options is None else dict(storage_options)
         self._open()
 
     @_no_panics
     def _open(self) -> None:
-        self._table = DeltaTable(self._location, storage_options=self._options)
+        self._table = DeltaTable(self.location, storage_options=self._options)
         self._seen = self._last_commit()
         self._files: tuple[int, pa.Table] | None = None
         self._metadata: tuple[int, str, StructType, dict[str, str], tuple[str, ...]] | None = None
@@ -108,7 +109,7 @@ class NativeTable:
 
     def _last_commit(self) -> tuple[int, int] | None:
         """Which file the handle's newest commit is; another file at its place means another table."""
-        path = os.path.join(self._location, "_delta_log", f"{self._table.version():020d}.json")
+        path = os.path.join(self.location, "_delta_log", f"{self._table.version():020d}.json")
         try:
             found = os.stat(path)
         except OSError:
@@ -137,7 +138,7 @@ class NativeTable:
         return TableSnapshot(
             table_id=table_id,
             version=self.version,
-            location=self._location,
+            location=self.location,
             schema=schema,
             partition_columns=partition_columns,
             properties=properties,
@@ -178,6 +179,7 @@ class NativeTable:
             for commit in self._table.history(limit)
         ]
 
+    @_no_panics
     def merge(
         self,
         source: pa.Table,
@@ -207,30 +209,26 @@ class NativeTable:
     @_no_panics
     def append(self, rows: pa.Table, *, transaction: tuple[str, int] | None) -> None:
         """Append on the handle's very version."""
+        self._write(rows, "append", transaction)
+
+    @_no_panics
+    def replace(self, rows: pa.Table) -> None:
+        """Put these rows in the place of all others, on the handle's very version."""
+        self._write(rows, "overwrite", None)
+
+    def _write(self, rows: pa.Table, mode: Literal["append", "overwrite"], transaction: tuple[str, int] | None) -> None:
         write_deltalake(
             self._table,
             rows,
-            mode="append",
+            mode=mode,
             commit_properties=_commit(transaction, None),
             post_commithook_properties=_NO_HOOKS,
         )
         self._after_commit()
 
     @_no_panics
-    def replace(self, rows: pa.Table) -> None:
-        """Put these rows in the place of all others, on the handle's very version."""
-        write_deltalake(
-            self._table,
-            rows,
-            mode="overwrite",
-            commit_properties=_commit(None, None),
-            post_commithook_properties=_NO_HOOKS,
-        )
-        self._after_commit()
-
-    @_no_panics
     def pack(self) -> None:
-        """Put small files together, on the handle's very version."""
+        """Put small files together; appends that came meanwhile do not stand in its way."""
         self._table.optimize.compact(commit_properties=_commit(None, None), post_commithook_properties=_NO_HOOKS)
         self._after_commit()
 
@@ -256,7 +254,7 @@ class NativeTable:
                 self._table.cleanup_metadata()
         except Exception:
             # The commit has landed; without this checkpoint readers only have more commits to read.
-            log.warning("checkpoint_failed", extra={"table": self._location, "version": self.version}, exc_info=True)
+            log.warning("checkpoint_failed", extra={"table": self.location, "version": self.version}, exc_info=True)
 
 
 _NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)

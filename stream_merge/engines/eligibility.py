@@ -92,7 +92,11 @@ def of_table(table: NativeTable | None, snapshot: TableSnapshot, what: str) -> I
 
 
 def of_batch(layout: Layout) -> Ineligible | None:
-    """Whether delta-rs can carry and compare the batch's columns."""
+    """Whether delta-rs can carry and compare the batch's columns; looked at once per layout."""
+    return layout.once("ineligible", lambda: _of_layout(layout))
+
+
+def _of_layout(layout: Layout) -> Ineligible | None:
     if layout.new_columns:
         return Ineligible(reason="schema_change", detail=f"column(s) {list(layout.new_columns)!r} are new")
     for stored in layout.stored:

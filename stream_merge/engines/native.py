@@ -29,7 +29,7 @@ class NativeEngine:
         target: the table.
         tombstones: its remembered deletes; None when they are switched off.
         layout: how the batch's columns map onto the target.
-        events: `arrow_events` of the batch, one row per key.
+        events: `Rows.arrow` of the batch, one row per key.
         bounds: least and greatest keys.
     """
 

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 _ROW = "__stream_merge_row"
 TIDY_ENTRIES = 100_000
-"""A log with fewer entries is only packed, unless it has doubled since it was last cleared."""
+"""A log with more entries is only packed, unless it has doubled since it was last packed or cleared."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
