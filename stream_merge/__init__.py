@@ -7,11 +7,13 @@ from stream_merge.errors import (
     ConfigError,
     ContractError,
     MergeFailedError,
+    RoutedMergeError,
     StreamMergeError,
 )
 from stream_merge.metrics import MergeMetrics
 from stream_merge.results import EventCounts, MergeResult
 from stream_merge.sink import MergeSink
+from stream_merge.sinks import MergeSinks
 
 __all__ = [
     "CommitConflictError",
@@ -23,6 +25,8 @@ __all__ = [
     "MergeMetrics",
     "MergeResult",
     "MergeSink",
+    "MergeSinks",
     "RetryPolicy",
+    "RoutedMergeError",
     "StreamMergeError",
 ]

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
-from stream_merge.results import CONFLICTS, ENGINES, FATES, OUTCOMES, PHASES, REASONS, REFUSALS
+from stream_merge.results import CONFLICTS, ENGINES, FATES, OUTCOMES, PHASES, REASONS, REFUSALS, ROUTING_REASONS
 
 FAILED = "failed"
 """Outcome of a call that raised; the other outcomes are those of `MergeResult`."""
@@ -196,7 +196,7 @@ QUARANTINED = Instrument(
     unit="events",
     help="Quarantined events by reason; an event with several reasons counts once for each.",
     label="reason",
-    values=REASONS,
+    values=(*REASONS, *ROUTING_REASONS),
 )
 ATTEMPTS = Instrument(
     name="stream_merge_attempts_total",

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -19,6 +17,7 @@ from stream_merge.engines.delta_rs import NativeTable
 from stream_merge.engines.eligibility import Ineligible, of_batch, of_table
 from stream_merge.errors import ConfigError
 from stream_merge.layout import Layout
+from stream_merge.memory import reservations
 from stream_merge.plan import KeyBounds
 from stream_merge.results import Refusal
 from stream_merge.snapshot import TableSnapshot
@@ -28,7 +27,6 @@ NATIVE_BYTES_PER_EVENT_BYTE = 6
 """Resident memory of a merge by delta-rs: 20 M rows of 60 B, all touched, with 1 M events, peaked at 1.6 GB."""
 NATIVE_BASE_BYTES = 128 << 20
 """What delta-rs, Arrow and its allocator hold whatever the batch."""
-SHARE_OF_FREE_MEMORY = 0.4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,6 +38,8 @@ class Choice:
     work: Work
     refusal: Refusal | None = None
     """Why not native; None when it was chosen, or Spark was asked for."""
+    reserved_bytes: int = 0
+    """Memory promised to the native merge until it is over (`memory.reservations`)."""
 
 
 def choose(
@@ -56,6 +56,8 @@ def choose(
 ) -> Choice:
     """Choose between the engines from what is known about table and batch.
 
+    A native choice holds memory until `memory.reservations` gets it back.
+
     Raises:
         ConfigError: engine="native" and the batch is not for delta-rs.
     """
@@ -70,8 +72,6 @@ def choose(
         remembered, entries = touched_files(log, batch.bounds)
         touched, rows = touched + remembered, rows + entries
     work = Work(events=events, bytes=touched, cores=cores)
-    if refused is None:
-        refused = _memory(spec, work, rows)
     if refused is not None:
         return left_to_spark(spec, refused, work)
     native, spark = costs.seconds("native", work), costs.seconds("spark", work)
@@ -79,11 +79,15 @@ def choose(
         f"{events:,} events, {touched / 1e6:,.1f} MB in the files that the key bounds leave:"
         f" native about {native:.2f} s, spark about {spark:.2f} s"
     )
-    if spec.engine == "native":
-        return Choice(native=True, why=f"asked for; {estimate}", work=work)
-    if native > spark:
+    if spec.engine == "auto" and native > spark:
         return Choice(native=False, why=estimate, work=work, refusal="cost")
-    return Choice(native=True, why=estimate, work=work)
+    need = _memory_needed(work, rows)
+    allowed = reservations.take(need, spec.native_memory_bytes)
+    if allowed is not None:
+        detail = f"delta-rs might need {need / 1e6:,.0f} MB of the driver's memory, of {allowed / 1e6:,.0f} MB allowed"
+        return left_to_spark(spec, Ineligible(reason="memory", detail=detail), work)
+    why = estimate if spec.engine == "auto" else f"asked for; {estimate}"
+    return Choice(native=True, why=why, work=work, reserved_bytes=need)
 
 
 def left_to_spark(spec: MergeSpec, refused: Ineligible, work: Work) -> Choice:
@@ -131,44 +135,10 @@ def _scalar(value: Any, dtype: object, like: pa.ChunkedArray) -> pa.Scalar:
     return pa.scalar(value, pa.int64()).cast(like.type)
 
 
-def _memory(spec: MergeSpec, work: Work, rows: int) -> Ineligible | None:
-    """Whether the merge may need more memory than it may take."""
-    ceiling = spec.native_memory_bytes or int(SHARE_OF_FREE_MEMORY * free_memory_bytes())
+def _memory_needed(work: Work, rows: int) -> int:
     row_bytes = work.bytes / rows if rows else 256
-    need = int(
+    return int(
         NATIVE_BASE_BYTES
         + NATIVE_BYTES_PER_FILE_BYTE * work.bytes
         + NATIVE_BYTES_PER_EVENT_BYTE * row_bytes * work.events
     )
-    if need <= ceiling:
-        return None
-    detail = f"delta-rs might need {need / 1e6:,.0f} MB of the driver's memory, of {ceiling / 1e6:,.0f} MB allowed"
-    return Ineligible(reason="memory", detail=detail)
-
-
-def free_memory_bytes() -> int:
-    """Memory that this process may still take: what the machine has free, or its control group, if that is less."""
-    return min([_free_on_the_machine(), *_free_in_the_groups()])
-
-
-def _free_on_the_machine() -> int:
-    try:
-        with open("/proc/meminfo", encoding="ascii") as lines:
-            available = next(line for line in lines if line.startswith("MemAvailable:"))
-        return int(available.split()[1]) * 1024
-    except (OSError, StopIteration):
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-
-
-def _free_in_the_groups() -> list[int]:
-    """What the limits of a container leave (cgroup v2 and v1, as mounted inside of one)."""
-    found = []
-    for limit, used in (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-    ):
-        try:
-            found.append(max(0, int(Path(limit).read_text("ascii")) - int(Path(used).read_text("ascii"))))
-        except (OSError, ValueError):  # no such group, or "max"
-            continue
-    return found

@@ -40,13 +40,12 @@ def _number_of_its_own() -> Column:
 
 
 def _projection(source_names: list[str], layout: Layout) -> list[Column]:
-    corrupt = _corrupt_text(source_names)
+    corrupt = corrupt_text(source_names)
     valid_sequence = F.struct(
         *(value.alias(field.name) for value, field in zip(layout.sequence_source, layout.sequence_fields, strict=True))
     )
     reasons = _reasons(layout, corrupt)
-    source_columns = [columns.column(name) for name in source_names if name != names.CORRUPT_COLUMN]
-    event = F.to_json(F.struct(*source_columns), _WHOLE_EVENT)
+    event = event_text(source_names)
     return [
         *layout.stored_values,
         valid_sequence.alias(names.SEQUENCE_COLUMN),
@@ -57,7 +56,14 @@ def _projection(source_names: list[str], layout: Layout) -> list[Column]:
     ]
 
 
-def _corrupt_text(source_names: list[str]) -> Column:
+def event_text(source_names: list[str]) -> Column:
+    """A whole event as JSON, as the quarantine keeps it."""
+    source_columns = [columns.column(name) for name in source_names if name != names.CORRUPT_COLUMN]
+    return F.to_json(F.struct(*source_columns), _WHOLE_EVENT)
+
+
+def corrupt_text(source_names: list[str]) -> Column:
+    """The raw text of an undecodable line; NULL where the source has none."""
     if names.CORRUPT_COLUMN in source_names:
         return columns.column(names.CORRUPT_COLUMN)
     return F.lit(None).cast("string")

@@ -60,6 +60,11 @@ class CostModel:
         self._warm: set[EngineName] = set()
         self._factors: dict[EngineName, float] = {}
 
+    def expect(self, events: int) -> None:
+        """Take a size for that of the batch before, where there was none yet."""
+        if self.last_events is None:
+            self.last_events = events
+
     def seconds(self, engine: EngineName, work: Work) -> float:
         """Estimated seconds of a merge; an engine not yet used is as much off as the other one."""
         factor = self._factors.get(engine)

@@ -5,6 +5,7 @@
     ├── ContractError               the data breaks the contract and on_invalid="fail": a person looks at the data
     ├── CommitConflictError         other writers won every attempt: run the batch again
     ├── CommitStateUnknownError     nobody can say whether the commit landed: look before running again
+    ├── RoutedMergeError            some tables of a `MergeSinks` failed: see the error of each
     └── MergeFailedError            the merge failed for a reason that another attempt would not cure
 
 Every error means that the caller's micro-batch is not known to be applied, so a streaming query
@@ -93,3 +94,17 @@ class MergeFailedError(StreamMergeError):
     A merge is known not to have landed. An append to a side table may have: under an identity its
     transaction id makes the next delivery of the batch safe; without one, look into the table.
     """
+
+
+class RoutedMergeError(StreamMergeError):
+    """Some tables of a `MergeSinks` could not take their events; the others have theirs and skip a replay by its id.
+
+    Attributes:
+        failures: value of the route to what its sink raised.
+    """
+
+    def __init__(
+        self, message: str, *, failures: Mapping[str | int, Exception], target: str | None, batch_id: int
+    ) -> None:
+        super().__init__(message, target=target, batch_id=batch_id)
+        self.failures = dict(failures)

@@ -35,12 +35,16 @@ class Caller:
 
 
 def caller(batch_df: DataFrame, spec: MergeSpec) -> Caller:
-    """Find out which streaming query delivers the batch, if any does."""
+    """Find out which streaming query delivers the batch to a sink, if any does."""
+    return caller_of(batch_df, app_id=spec.app_id, name=spec.name)
+
+
+def caller_of(batch_df: DataFrame, *, app_id: str | None, name: str | None) -> Caller:
+    """As `caller`, for whatever writes under that `app_id` and `name`."""
     query = streaming_query(batch_df)
     if query is None:
-        identity = names.identity(query_id=None, app_id=spec.app_id, name=spec.name)
-        return Caller(query=DIRECT, identity=identity)
-    identity = names.identity(query_id=query.id, app_id=spec.app_id, name=spec.name)
+        return Caller(query=DIRECT, identity=names.identity(query_id=None, app_id=app_id, name=name))
+    identity = names.identity(query_id=query.id, app_id=app_id, name=name)
     return Caller(query=query.name or query.id, identity=identity)
 
 

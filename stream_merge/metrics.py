@@ -135,6 +135,12 @@ class MergeMetrics:
         """Count a call that raised."""
         self._numbers.change(failed.query, failed.target, add=_call(failed, FAILED))
 
+    @_never_fails_a_batch
+    def set_aside(self, query: str, target: str, reason: str, events: int) -> None:
+        """Count events that `MergeSinks` committed to a quarantine table instead of merging them."""
+        add: list[Change] = [(RECEIVED, (), events), (EVENTS, ("quarantined",), events)]
+        self._numbers.change(query, target, add=[*add, (QUARANTINED, (reason,), events)])
+
 
 def default_metrics() -> MergeMetrics:
     """The metrics of every sink that was given none, on prometheus_client's own registry."""

@@ -238,7 +238,8 @@ class MicroBatch:
             log.warning("tombstones_not_tidied", extra={"target": self._spec.label, "error": reason(err)})
 
     def release(self) -> None:
-        """Free what the call has materialised."""
+        """Free what the call has materialised or was promised."""
+        self._selector.release()
         if self._batch is not None:
             self._batch.rows.release()
         if self._hits is not None:

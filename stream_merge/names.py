@@ -16,6 +16,7 @@ DELETE_COLUMN = "__stream_merge_delete"
 REASONS_COLUMN = "__stream_merge_reasons"
 EVENT_COLUMN = "__stream_merge_event"
 ALONE_COLUMN = "__stream_merge_alone"
+ROUTE_COLUMN = "__stream_merge_route"
 CORRUPT_COLUMN = "__stream_merge_corrupt"
 """Raw text of a line that the file reader could not parse; only `stream_merge.files` hands it to the sink."""
 
@@ -40,6 +41,7 @@ Role = Literal[
     "quarantine",
     "quarantine-undecodable",
     "quarantine-broken",
+    "quarantine-unrouted",
 ]
 
 _NEEDS_COLUMN_MAPPING = re.compile(r"[ ,;{}()\n\t=]")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import (
@@ -15,7 +17,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from stream_merge import columns, names, tables
+from stream_merge import columns, contract, names, tables
 from stream_merge.commits import SideCommit, append_once
 from stream_merge.errors import ConfigError
 
@@ -68,8 +70,51 @@ def write(invalid: DataFrame, table: str, *, query: str, recorded_at: Column, co
         recorded_at: time of the call.
         commit: application id of the quarantine role, batch id, the sink's retry policy.
     """
-    if tables.find(invalid.sparkSession, table) is None:
-        tables.create(invalid.sparkSession, table, SCHEMA.fields, properties={})
+    error = F.when(
+        columns.column(names.CORRUPT_COLUMN).isNotNull(), F.lit("the line does not fit the declared format and types")
+    )
+    _append(invalid, table, error=error, query=query, recorded_at=recorded_at, commit=commit)
+
+
+def write_whole(events: DataFrame, table: str, *, reason: str, error: str, query: str, commit: SideCommit) -> None:
+    """Append all events of a batch as they came, valid or not, once per batch.
+
+    A batch older than the last one written is appended without a transaction id: under one, Delta would
+    drop it as repeated, and its events would be nowhere.
+
+    Args:
+        events: as the source delivered them.
+        table: catalog name or path; created when it is missing.
+        reason: one of `results.ROUTING_REASONS`.
+        error: what happened, in one sentence.
+        query: label of the query, kept with each event.
+        commit: application id of the role, batch id, a retry policy.
+    """
+    last = _last_batch(events.sparkSession, table, commit.app_id)
+    if last is not None and last > commit.batch_id:
+        commit = replace(commit, app_id=None)
+    corrupt = contract.corrupt_text(events.columns)
+    kept = events.select(
+        F.array(F.lit(reason)).alias(names.REASONS_COLUMN),
+        F.when(corrupt.isNull(), contract.event_text(events.columns)).alias(names.EVENT_COLUMN),
+        corrupt.alias(names.CORRUPT_COLUMN),
+    )
+    _append(kept, table, error=F.lit(error), query=query, recorded_at=F.current_timestamp(), commit=commit)
+
+
+def is_written(session: SparkSession, table: str, *, app_id: str | None, batch_id: int) -> bool:
+    """Whether this batch is the last one that was written under that application id."""
+    return _last_batch(session, table, app_id) == batch_id
+
+
+def _last_batch(session: SparkSession, table: str, app_id: str | None) -> int | None:
+    found = None if app_id is None else tables.find(session, table)
+    return None if found is None or app_id is None else found.transaction(app_id)
+
+
+def _append(rows: DataFrame, table: str, *, error: Column, query: str, recorded_at: Column, commit: SideCommit) -> None:
+    if tables.find(rows.sparkSession, table) is None:
+        tables.create(rows.sparkSession, table, SCHEMA.fields, properties={})
     known: dict[str, Column] = {
         "reasons": columns.column(names.REASONS_COLUMN),
         "query": F.lit(query),
@@ -77,10 +122,7 @@ def write(invalid: DataFrame, table: str, *, query: str, recorded_at: Column, co
         "recorded_at": recorded_at,
         "event": columns.column(names.EVENT_COLUMN),
         "raw_value": columns.column(names.CORRUPT_COLUMN).cast("binary"),
-        "error": F.when(
-            columns.column(names.CORRUPT_COLUMN).isNotNull(),
-            F.lit("the line does not fit the declared format and types"),
-        ),
+        "error": error,
     }
-    rows = invalid.select(*(known.get(f.name, F.lit(None)).cast(f.dataType).alias(f.name) for f in SCHEMA.fields))
-    append_once(rows, table, commit)
+    selected = rows.select(*(known.get(f.name, F.lit(None)).cast(f.dataType).alias(f.name) for f in SCHEMA.fields))
+    append_once(selected, table, commit)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -22,6 +23,7 @@ from stream_merge.engines.native_log import NativeTombstones
 from stream_merge.engines.spark import SparkEngine
 from stream_merge.engines.spark_log import Tombstones
 from stream_merge.layout import Layout
+from stream_merge.memory import reservations
 from stream_merge.results import Refusal
 from stream_merge.snapshot import TableSnapshot
 from stream_merge.spark_internals import exceeds_driver_results, known_bytes, reason
@@ -117,6 +119,7 @@ class Selector:
             )
         unfit = self._unfit_events()
         if unfit is not None:
+            self.release()
             self._choice = left_to_spark(spec, unfit, choice.work)
             return self.engine()
         target = self._store.handle(session, spec.target)
@@ -160,6 +163,7 @@ class Selector:
         if not choice.native or self._spec.engine == "native":
             return False
         log.warning("native_engine_failed", extra={"target": self._spec.label, "error": reason(error)})
+        self.release()
         why = f"delta-rs failed ({reason(error)}), nothing was committed"
         self._choice = Choice(native=False, why=why, work=choice.work, refusal="failed")
         return True
@@ -168,6 +172,12 @@ class Selector:
         """Note what the merge took."""
         if self._choice is not None and self._spec.engine != "spark":
             self._costs.learn(self.name, self._choice.work, seconds)
+
+    def release(self) -> None:
+        """Give back the memory that the merge was promised."""
+        if self._choice is not None and self._choice.reserved_bytes:
+            reservations.give_back(self._choice.reserved_bytes)
+            self._choice = replace(self._choice, reserved_bytes=0)
 
     def _chosen(self) -> Choice:
         if self._choice is None:

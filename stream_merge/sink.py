@@ -8,21 +8,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame
 
-from stream_merge import names, tables
+from stream_merge import names, quarantine, retry, tables
 from stream_merge.clock import PhaseClock
+from stream_merge.commits import SideCommit
 from stream_merge.config import Engine, MergeSpec, OnInvalid, RetryPolicy, as_names
 from stream_merge.costs import CostModel
-from stream_merge.engines.spark import APP_ID_CONF, BATCH_ID_CONF, USER_METADATA_CONF
+from stream_merge.engines.spark import USER_METADATA_CONF
 from stream_merge.errors import ConfigError
 from stream_merge.identity import caller, claims
 from stream_merge.layout import Layouts
 from stream_merge.metrics import MergeMetrics, default_metrics
 from stream_merge.microbatch import MicroBatch
-from stream_merge.results import FailedBatch, MergeResult
+from stream_merge.own_session import OwnSession
+from stream_merge.results import TARGET_FAILED, FailedBatch, MergeResult
 from stream_merge.selection import Selector
-from stream_merge.spark_internals import in_session, is_classic, owned_session, same_session
+from stream_merge.spark_internals import in_session, is_classic, reason
 from stream_merge.store import Store
 
 log = logging.getLogger(__name__)
@@ -126,7 +128,7 @@ class MergeSink:
         self._store = Store(self._spec)
         self._costs = CostModel()
         self._sleep = time.sleep
-        self._sessions: tuple[SparkSession, SparkSession] | None = None
+        self._session = OwnSession()
         self._last_result: MergeResult | None = None
 
     def __repr__(self) -> str:
@@ -189,7 +191,7 @@ class MergeSink:
         metrics.prepare(who.query, self._spec.label)
         where = {"target": self._spec.label, "query": who.query, "batch_id": batch_id}
         try:
-            session = self._session(batch_df)
+            session = self._session.of(batch_df)
             target = names.normal_path(self._spec.target)
             with claims.held(self, who.identity, target, tables.location(session, target)):
                 micro_batch = MicroBatch(
@@ -234,13 +236,48 @@ class MergeSink:
             },
         )
 
-    def _session(self, batch_df: DataFrame) -> SparkSession:
-        """The sink's own session, with the confs that the batch's session had when the sink first saw it."""
-        theirs = batch_df.sparkSession
-        if self._sessions is None or not same_session(self._sessions[0], theirs):
-            ours = owned_session(theirs)
-            for conf in (APP_ID_CONF, BATCH_ID_CONF):
-                # Ids of the user's own writes: under them Delta would drop appends to the side tables as repeated.
-                ours.conf.unset(conf)
-            self._sessions = (theirs, ours)
-        return self._sessions[1]
+    # -- for `MergeSinks` --------------------------------------------------------------------
+
+    @property
+    def target(self) -> str:
+        """Catalog name, path or URI of the target."""
+        return self._spec.target
+
+    @property
+    def label(self) -> str:
+        """The `target` label of metrics and logs."""
+        return self._spec.label
+
+    def announce(self, batch_df: DataFrame, *, at_most: int) -> None:
+        """Let the sink's series exist before its first event, and tell how many events a first batch can hold."""
+        who = caller(batch_df, self._spec)
+        (self._metrics or default_metrics()).prepare(who.query, self._spec.label)
+        self._costs.expect(at_most)
+
+    def set_aside(self, batch_df: DataFrame, batch_id: int, error: Exception) -> int:
+        """Commit all events of a batch to the quarantine table instead of merging them, once per batch.
+
+        Returns: how many there are.
+        Cost: two Spark jobs over the batch, one append.
+        """
+        spec, who = self._spec, caller(batch_df, self._spec)
+        commit = SideCommit(
+            app_id=self._set_aside_id(batch_df),
+            batch_id=batch_id,
+            run=lambda attempt: retry.run(attempt, spec.retry, sleep=self._sleep),
+        )
+        events = in_session(batch_df, self._session.of(batch_df))
+        count = events.count()
+        quarantine.write_whole(
+            events, spec.quarantine_table, reason=TARGET_FAILED, error=reason(error), query=who.query, commit=commit
+        )
+        (self._metrics or default_metrics()).set_aside(who.query, spec.label, TARGET_FAILED, count)
+        return count
+
+    def is_set_aside(self, batch_df: DataFrame, batch_id: int) -> bool:
+        """Whether `set_aside` has committed this batch before: then it must not be merged any more."""
+        session, app_id = self._session.of(batch_df), self._set_aside_id(batch_df)
+        return quarantine.is_written(session, self._spec.quarantine_table, app_id=app_id, batch_id=batch_id)
+
+    def _set_aside_id(self, batch_df: DataFrame) -> str | None:
+        return caller(batch_df, self._spec).app_id("quarantine-broken")

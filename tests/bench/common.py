@@ -83,19 +83,17 @@ class Bench:
             .localCheckpoint()
         )
 
-    def alternate(
-        self, make: Callable[[], DataFrame], one: Callable[[DataFrame], float], other: Callable[[DataFrame], float]
-    ) -> tuple[float, float]:
-        """Medians of both sides over the same batches, after two warm-up rounds."""
-        seconds: tuple[list[float], list[float]] = ([], [])
+    def alternate(self, make: Callable[[], DataFrame], *sides: Callable[[DataFrame], float]) -> list[float]:
+        """Median of each side over the same batches, after two warm-up rounds; each round starts with another side."""
+        seconds: list[list[float]] = [[] for _ in sides]
         for round_number in range(self.runs + 2):
             batch = make()
-            sides = [(0, one), (1, other)]
-            for side, run in sides if round_number % 2 else reversed(sides):
-                took = run(batch)
+            for turn in range(len(sides)):
+                side = (turn + round_number) % len(sides)
+                took = sides[side](batch)
                 if round_number >= 2:
                     seconds[side].append(took)
-        return statistics.median(seconds[0]), statistics.median(seconds[1])
+        return [statistics.median(of_side) for of_side in seconds]
 
 
 def timed(action: Callable[[], object]) -> float:

@@ -1,0 +1,70 @@
+"""How much memory merges in this process may take, and how much they have been promised."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+SHARE_OF_FREE_MEMORY = 0.4
+"""Of what the process may still take, all merges by delta-rs together."""
+
+
+class Reservations:
+    """What the merges that run now were promised. One object per process: they share its memory."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._taken = 0
+
+    def take(self, wanted: int, ceiling: int | None) -> int | None:
+        """Promise that many bytes, or else say how many there are.
+
+        Args:
+            wanted: bytes.
+            ceiling: bytes that this merge may take whatever others do; None: what is free and not promised.
+
+        Returns: None when they are promised, else the bytes that would have been allowed.
+        """
+        with self._lock:
+            allowed = int(SHARE_OF_FREE_MEMORY * free_memory_bytes()) - self._taken if ceiling is None else ceiling
+            if wanted > allowed:
+                return max(0, allowed)
+            self._taken += wanted
+            return None
+
+    def give_back(self, taken: int) -> None:
+        """The merge is over."""
+        with self._lock:
+            self._taken -= taken
+
+
+reservations = Reservations()
+
+
+def free_memory_bytes() -> int:
+    """Memory that this process may still take: what the machine has free, or its control group, if that is less."""
+    return min([_free_on_the_machine(), *_free_in_the_groups()])
+
+
+def _free_on_the_machine() -> int:
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            available = next(line for line in lines if line.startswith("MemAvailable:"))
+        return int(available.split()[1]) * 1024
+    except (OSError, StopIteration):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+
+
+def _free_in_the_groups() -> list[int]:
+    """What the limits of a container leave (cgroup v2 and v1, as mounted inside of one)."""
+    found = []
+    for limit, used in (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ):
+        try:
+            found.append(max(0, int(Path(limit).read_text("ascii")) - int(Path(used).read_text("ascii"))))
+        except (OSError, ValueError):  # no such group, or "max"
+            continue
+    return found

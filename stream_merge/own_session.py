@@ -1,0 +1,26 @@
+"""A sink's own Spark session: what it sets there, and what others set elsewhere, does not meet."""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame, SparkSession
+
+from stream_merge.engines.spark import APP_ID_CONF, BATCH_ID_CONF
+from stream_merge.spark_internals import owned_session, same_session
+
+
+class OwnSession:
+    """A copy of the session that the batches come from, with the confs it had when it was first seen."""
+
+    def __init__(self) -> None:
+        self._sessions: tuple[SparkSession, SparkSession] | None = None
+
+    def of(self, batch_df: DataFrame) -> SparkSession:
+        """The copy for this batch; a new one when the batches come from another session."""
+        theirs = batch_df.sparkSession
+        if self._sessions is None or not same_session(self._sessions[0], theirs):
+            ours = owned_session(theirs)
+            for conf in (APP_ID_CONF, BATCH_ID_CONF):
+                # Ids of the user's own writes: under them Delta would drop appends to the side tables as repeated.
+                ours.conf.unset(conf)
+            self._sessions = (theirs, ours)
+        return self._sessions[1]

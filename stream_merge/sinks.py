@@ -1,0 +1,292 @@
+"""`MergeSinks`: one stream's events, each to the table that a column names."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any, Literal, TypeAlias, get_args
+
+from pyspark import inheritable_thread_target
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import IntegralType, StringType
+
+from stream_merge import columns, names, quarantine, retry
+from stream_merge.commits import SideCommit
+from stream_merge.config import RetryPolicy
+from stream_merge.errors import CommitStateUnknownError, ConfigError, ContractError, RoutedMergeError
+from stream_merge.identity import Caller, caller_of
+from stream_merge.metrics import MergeMetrics, default_metrics
+from stream_merge.own_session import OwnSession
+from stream_merge.results import UNKNOWN_ROUTE, MergeResult
+from stream_merge.sink import MergeSink
+from stream_merge.spark_internals import in_session, is_classic, materialised, reason, release
+
+log = logging.getLogger(__name__)
+
+Route: TypeAlias = str | int
+"""A value of the column that events are routed by."""
+OnFailure = Literal["fail", "quarantine"]
+
+_SHOWN = 5
+"""So many unknown values are named in an error."""
+
+
+class MergeSinks:
+    """Routes the events of one stream to many tables, and merges into them side by side.
+
+    Pass it to `foreachBatch`, or call it. The batch is evaluated once; each sink gets its own events
+    in a session of its own, and keeps its own transaction ids, metrics and ledger.
+
+    Guarantees: a batch never ends with an event neither merged nor in a quarantine table. When a table
+    fails under on_failure="fail", the others still get their events, then the batch fails; delivered
+    again, it is skipped by id where it is applied. Under on_failure="quarantine" the events of the
+    failed table are committed to its sink's quarantine table and the batch goes on, unless nobody
+    can say whether the failed merge landed (`CommitStateUnknownError`): then the batch fails.
+
+    Args:
+        sinks: value of the route to the sink that takes its events.
+        route_by: top-level column (of text or whole numbers), or an expression such as F.col("source.table").
+        on_failure: what becomes of the events of a table that fails, and of events that belong to no sink.
+        quarantine_target: table for events whose route is NULL or names no sink; needed with "quarantine".
+        parallel: tables merged at a time; None: as many as the machine has cores, at least two.
+        app_id: part of the idempotency identity of that table; outside a streaming query all of it.
+        name: label of those events in metrics and logs.
+        metrics: where they are counted; None: one instance on the default Prometheus registry.
+
+    Raises:
+        ConfigError: every problem that can be seen without Spark, at once.
+    """
+
+    def __init__(
+        self,
+        sinks: Mapping[Route, MergeSink],
+        *,
+        route_by: str | Column,
+        on_failure: OnFailure = "fail",
+        quarantine_target: str | None = None,
+        parallel: int | None = None,
+        app_id: str | None = None,
+        name: str = "unrouted",
+        metrics: MergeMetrics | None = None,
+    ) -> None:
+        problems = _problems(sinks, route_by, on_failure, quarantine_target, parallel)
+        if problems:
+            raise ConfigError(problems)
+        self._sinks = dict(sinks)
+        self._route_by = route_by
+        self._on_failure = on_failure
+        self._quarantine_target = quarantine_target
+        self._app_id = app_id
+        self._name = name
+        self._metrics = metrics
+        self._session = OwnSession()
+        self._pool = ThreadPoolExecutor(parallel or max(2, os.cpu_count() or 2), thread_name_prefix="stream_merge")
+        self._last_id: int | None = None
+        self._last_results: dict[Route, MergeResult] = {}
+        self._last_failures: dict[Route, Exception] = {}
+
+    def __repr__(self) -> str:
+        """Name the routes."""
+        return f"MergeSinks({len(self._sinks)} sinks, route_by={self._route_by!r}, on_failure={self._on_failure!r})"
+
+    @property
+    def last_results(self) -> Mapping[Route, MergeResult]:
+        """What the last call did, for each sink that had events and merged them."""
+        return dict(self._last_results)
+
+    @property
+    def last_failures(self) -> Mapping[Route, Exception]:
+        """Why sinks of the last call could not merge their events."""
+        return dict(self._last_failures)
+
+    def __call__(self, batch_df: DataFrame, batch_id: int) -> None:
+        """Merge one micro-batch into the tables that its events name.
+
+        Cost: one evaluation of the source in one Spark job; then what each sink with events costs.
+
+        Raises:
+            ConfigError: the route cannot be computed or compared; before anything is written.
+            ContractError: events without a sink under on_failure="fail"; before anything is written.
+            RoutedMergeError: some tables failed; the others have their events.
+        """
+        if not is_classic(batch_df):
+            msg = "the batch belongs to a Spark Connect session; run the query in a classic session"
+            raise ConfigError(msg, batch_id=batch_id)
+        who = caller_of(batch_df, app_id=self._app_id, name=None)
+        may_be_replay = self._last_id is None or batch_id <= self._last_id
+        first, self._last_id = self._last_id is None, batch_id
+        self._last_results, self._last_failures = {}, {}
+        routed, found = self._evaluated(batch_df)
+        try:
+            if first:
+                (self._metrics or default_metrics()).prepare(who.query, self._name)
+                for sink in self._sinks.values():
+                    sink.announce(batch_df, at_most=found["received"])
+            if found["unrouted"]:
+                self._keep_unrouted(routed, batch_id, who, found["unrouted"])
+            self._merge(routed, batch_id, sorted(found["routes"], key=list(self._sinks).index), may_be_replay)
+        finally:
+            release(routed)
+
+    # -- how ---------------------------------------------------------------------------------
+
+    def _evaluated(self, batch_df: DataFrame) -> tuple[DataFrame, dict[str, Any]]:
+        """The batch, evaluated once, with the route as a column; how many events it has and for whom."""
+        if isinstance(self._route_by, str):
+            if self._route_by not in batch_df.columns:
+                msg = f"route_by names column {self._route_by!r}, which the source lacks; it has {batch_df.columns!r}"
+                raise ConfigError(msg)
+            route = columns.column(self._route_by)
+        else:
+            route = self._route_by
+        with_route = batch_df.withColumn(names.ROUTE_COLUMN, route)
+        self._check_type(with_route)
+        known = columns.column(names.ROUTE_COLUMN).isin(list(self._sinks))
+        return materialised(
+            with_route,
+            F.count(F.lit(1)).alias("received"),
+            F.count_if(~F.coalesce(known, F.lit(False))).alias("unrouted"),
+            F.collect_set(F.when(known, columns.column(names.ROUTE_COLUMN))).alias("routes"),
+        )
+
+    def _check_type(self, with_route: DataFrame) -> None:
+        dtype = with_route.schema[names.ROUTE_COLUMN].dataType
+        wanted = StringType if isinstance(next(iter(self._sinks)), str) else IntegralType
+        if not isinstance(dtype, wanted):
+            kind = type(next(iter(self._sinks))).__name__
+            msg = (
+                f"route_by gives {dtype.simpleString()}, but the sinks are named by {kind}, so no event would find"
+                " its sink; cast the column, or name the sinks by its values"
+            )
+            raise ConfigError(msg)
+
+    def _keep_unrouted(self, routed: DataFrame, batch_id: int, who: Caller, count: int) -> None:
+        """Events without a sink: refused, or committed to the quarantine table before any table is merged."""
+        known = columns.column(names.ROUTE_COLUMN).isin(list(self._sinks))
+        lost = routed.where(~F.coalesce(known, F.lit(False)))
+        values = [row[0] for row in lost.select(names.ROUTE_COLUMN).distinct().limit(_SHOWN + 1).collect()]
+        shown = ", ".join(map(repr, values[:_SHOWN])) + (", ..." if len(values) > _SHOWN else "")
+        if self._on_failure == "fail" or self._quarantine_target is None:
+            msg = (
+                f"{count} events of batch {batch_id} have a route that no sink takes ({shown}); add a sink for it,"
+                " or use on_failure='quarantine'"
+            )
+            raise ContractError(msg, reasons={UNKNOWN_ROUTE: count}, batch_id=batch_id)
+        log.warning("events_without_a_sink", extra={"query": who.query, "batch_id": batch_id, "routes": shown})
+        quarantine.write_whole(
+            in_session(lost.drop(names.ROUTE_COLUMN), self._session.of(routed)),
+            self._quarantine_target,
+            reason=UNKNOWN_ROUTE,
+            error=f"no sink takes this event's route; routes seen in the batch: {shown}",
+            query=who.query,
+            commit=SideCommit(
+                app_id=who.app_id("quarantine-unrouted"),
+                batch_id=batch_id,
+                run=lambda attempt: retry.run(attempt, RetryPolicy(), sleep=time.sleep),
+            ),
+        )
+        (self._metrics or default_metrics()).set_aside(who.query, self._name, UNKNOWN_ROUTE, count)
+
+    def _merge(self, routed: DataFrame, batch_id: int, routes: list[Route], may_be_replay: bool) -> None:
+        """Each sink its events, side by side; failures are dealt with when all have ended."""
+        in_thread: Callable[..., Any] = inheritable_thread_target(routed.sparkSession)
+        running: dict[Route, Future[MergeResult | None]] = {}
+        try:
+            for route in routes:
+                task = in_thread(self._merge_one)
+                running[route] = self._pool.submit(task, routed, batch_id, route, may_be_replay)
+            wait(running.values())
+        except BaseException:
+            for future in running.values():
+                future.cancel()
+            wait(running.values())
+            raise
+        for route, future in running.items():
+            error = future.exception()
+            if isinstance(error, Exception):
+                self._last_failures[route] = error
+            elif (result := future.result()) is not None:
+                self._last_results[route] = result
+        lost = dict(self._last_failures)
+        if self._on_failure == "quarantine":
+            after = {route: self._not_set_aside(routed, batch_id, route, error) for route, error in lost.items()}
+            lost = {route: error for route, error in after.items() if error is not None}
+        if lost:
+            raise self._failure(lost, batch_id, len(routes))
+
+    def _merge_one(self, routed: DataFrame, batch_id: int, route: Route, may_be_replay: bool) -> MergeResult | None:
+        sink, events = self._sinks[route], self._of(routed, route)
+        if self._on_failure == "quarantine" and may_be_replay and sink.is_set_aside(events, batch_id):
+            return None
+        sink(events, batch_id)
+        return sink.last_result
+
+    def _of(self, routed: DataFrame, route: Route) -> DataFrame:
+        return routed.where(columns.column(names.ROUTE_COLUMN) == F.lit(route)).drop(names.ROUTE_COLUMN)
+
+    def _not_set_aside(self, routed: DataFrame, batch_id: int, route: Route, error: Exception) -> Exception | None:
+        """Quarantine what a sink could not merge; the error that keeps the batch from ending, if there is one."""
+        if isinstance(error, CommitStateUnknownError):
+            return error  # the events may be in the table: only a replay can tell
+        sink = self._sinks[route]
+        try:
+            count = sink.set_aside(self._of(routed, route), batch_id, error)
+        except Exception as again:
+            again.add_note(f"while events were quarantined that could not be merged: {reason(error)}")
+            return again
+        log.error(
+            "events_of_a_failed_table_quarantined",
+            extra={"target": sink.label, "batch_id": batch_id, "events": count, "error": reason(error)},
+        )
+        return None
+
+    def _failure(self, lost: Mapping[Route, Exception], batch_id: int, tables: int) -> RoutedMergeError:
+        listed = "; ".join(f"{route!r} ({self._sinks[route].target}): {reason(e)}" for route, e in lost.items())
+        msg = (
+            f"{len(lost)} of {tables} tables failed in batch {batch_id}; the others hold their events and skip them"
+            f" when the batch is delivered again: {listed}"
+        )
+        route, first = next(iter(lost.items()))
+        error = RoutedMergeError(msg, failures=lost, target=self._sinks[route].target, batch_id=batch_id)
+        error.__cause__ = first
+        return error
+
+
+def _problems(
+    sinks: Mapping[Route, MergeSink],
+    route_by: str | Column,
+    on_failure: str,
+    quarantine_target: str | None,
+    parallel: int | None,
+) -> list[str]:
+    problems = []
+    if not sinks:
+        problems.append("sinks is empty; give at least one value of the route and its MergeSink")
+    kinds = {type(route) for route in sinks}
+    if len(kinds) > 1 or not kinds <= {str, int}:
+        problems.append(f"sinks are named by {sorted(k.__name__ for k in kinds)}; name all by text or all by int")
+    for what, values in (
+        ("target", [names.normal_path(sink.target) for sink in sinks.values()]),
+        ("name= (label of metrics)", [sink.label for sink in sinks.values()]),
+    ):
+        twice = sorted({value for value in values if values.count(value) > 1})
+        if twice:
+            problems.append(f"several sinks have the same {what}: {twice!r}; each needs its own")
+    if not isinstance(route_by, Column) and (not isinstance(route_by, str) or not route_by):
+        problems.append(f"route_by={route_by!r} is neither a column name nor a Column")
+    if on_failure not in get_args(OnFailure):
+        problems.append(f"on_failure={on_failure!r} is not one of {list(get_args(OnFailure))}")
+    if on_failure == "quarantine" and quarantine_target is None:
+        problems.append(
+            "on_failure='quarantine' needs quarantine_target=, the table for events whose route is NULL or names no"
+            " sink"
+        )
+    if on_failure == "fail" and quarantine_target is not None:
+        problems.append("quarantine_target= is used with on_failure='quarantine' only; leave it out")
+    if parallel is not None and (not isinstance(parallel, int) or isinstance(parallel, bool) or parallel < 1):
+        problems.append(f"parallel={parallel!r} is not a whole number of 1 or more")
+    return problems
