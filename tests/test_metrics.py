@@ -30,6 +30,7 @@ from stream_merge.results import (
     PHASES,
     REASONS,
     REFUSALS,
+    ROUTING_REASONS,
     EventCounts,
     FailedBatch,
     MergeResult,
@@ -137,7 +138,7 @@ def test_every_label_beyond_query_and_target_is_a_bounded_enumeration() -> None:
     assert enumerations == {
         "outcome": (*OUTCOMES, "failed"),
         "fate": FATES,
-        "reason": REASONS,
+        "reason": (*REASONS, *ROUTING_REASONS),
         "conflict": (*CONFLICTS, "other"),
         "phase": PHASES,
         "engine": ENGINES,
@@ -154,7 +155,7 @@ def test_every_series_of_a_sink_exists_at_zero_before_its_first_batch(
     samples = [sample for family in registry.collect() for sample in family.samples]
     assert {sample.value for sample in samples} == {0.0}
     assert len(samples) == len(set(map(str, samples)))
-    enumerated = 5 + len(FATES) + len(REASONS) + 9 + len(PHASES) + len(ENGINES) + len(REFUSALS)
+    enumerated = 5 + len(FATES) + len(REASONS) + len(ROUTING_REASONS) + 9 + len(PHASES) + len(ENGINES) + len(REFUSALS)
     plain = 46 - 7 - 5  # seven families have a third label, five are histograms
     assert len(samples) == enumerated + plain + 5 * (len(BUCKETS_SECONDS) + 3)
     assert len(samples) < 175

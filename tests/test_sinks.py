@@ -244,9 +244,9 @@ def test_a_quarantine_that_cannot_be_written_fails_the_batch(fleet: Fleet):
     sinks = fleet.tolerant()
     sinks(fleet.batch(event("orders", 2)), 1)
     fleet.break_table("orders")
-    Path(sibling(fleet.path("orders"), "__stream_merge_quarantine_")).write_text("in the way")
+    fleet.spark.range(1).write.format("delta").save(sibling(fleet.path("orders"), "__stream_merge_quarantine_"))
 
-    with pytest.raises(RoutedMergeError, match="is not a Delta table") as raised:
+    with pytest.raises(RoutedMergeError, match="__stream_merge_quarantine_orders") as raised:
         sinks(fleet.batch(event("orders", 3, "bad"), event("customers", 2)), 2)
 
     assert "no_bad" in "".join(raised.value.failures["orders"].__notes__)
