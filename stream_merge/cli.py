@@ -35,11 +35,13 @@ from stream_merge.errors import (
     ContractError,
     MergeFailedError,
 )
+from stream_merge.explain import explain as explain_table
 from stream_merge.files.reader import Folder
 from stream_merge.files.run import FilesSettings
 from stream_merge.files.run import run as run_files
 from stream_merge.server import MetricsServer, serve
 from stream_merge.session import local_session
+from stream_merge.watch.explained import show as show_explained
 from stream_merge.watch.queries import QueryFailedError, innermost_message
 
 METRICS_PORT = 9108
@@ -216,6 +218,17 @@ def files(
             _session_starter(f"stream-merge files {settings.label}", _confs(conf or [])) as start,
         ):
             run_files(settings, console=_OUT, start_session=start, metrics_url=server.url)
+
+
+@app.command()
+def explain(
+    target: Annotated[str, typer.Argument(metavar="TABLE", help="Path or URI of a sink's target.")],
+    *,
+    last: Annotated[int, typer.Option(min=1, metavar="NUMBER", help="So many versions, newest first.")] = 20,
+) -> None:
+    """Say which engine merged a table's newest batches, why, and what each did. Reads the log only; needs no Java."""
+    with _errors_as_sentences():
+        show_explained(explain_table(target, last=last), target, console=_OUT)
 
 
 def _names(option: str, text: str) -> tuple[str, ...]:

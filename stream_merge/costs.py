@@ -44,6 +44,17 @@ SHAPES: dict[EngineName, Shape] = {
 Fitted to merges of 1,000 to 1 M events into 20 k to 20 M rows on 2 cores (Spark 4.2, delta-rs 1.6).
 """
 
+_DELETION_VECTORS_FIXED = 1.1
+_REWRITE_SHARE = 0.45
+"""Of a Spark merge's time per byte: what goes into writing unchanged rows again, which deletion vectors spare."""
+
+
+def favours_deletion_vectors(work: Work) -> bool:
+    """Whether a Spark merge is cheaper when it marks rows as deleted than when it writes their files again."""
+    rewriting = work.bytes * SHAPES["spark"].per_byte * _REWRITE_SHARE / max(1, work.cores)
+    return rewriting > _DELETION_VECTORS_FIXED
+
+
 _WEIGHT = 0.3
 """Share of the newest batch in what a job has learnt."""
 _FADING = 0.05

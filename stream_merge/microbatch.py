@@ -392,6 +392,7 @@ class MicroBatch:
             "batch_id": self._batch_id,
             "role": role,
             "engine": self._engine.name,
+            "plan": self._selector.why,
             "token": token,
         }
         metadata = json.dumps({"stream_merge": ours, "user": self._user_metadata})

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from stream_merge.batch import Batch
 from stream_merge.choice import Choice, choose, left_to_spark
 from stream_merge.config import MergeSpec
-from stream_merge.costs import CostModel
+from stream_merge.costs import CostModel, favours_deletion_vectors
 from stream_merge.engines.base import Engine
 from stream_merge.engines.eligibility import Ineligible, of_batch, of_table
 from stream_merge.engines.log_rules import log_of
@@ -44,6 +44,7 @@ class Selector:
         self._store = store
         self._costs = costs
         self._choice: Choice | None = None
+        self._deletion_vectors: bool | None = None
 
     @property
     def name(self) -> str:
@@ -55,7 +56,10 @@ class Selector:
     @property
     def why(self) -> str:
         """The choice in one sentence."""
-        return f"{self.name}: {'no merge needed' if self._choice is None else self._choice.why}"
+        if self._choice is None:
+            return f"{self.name}: no merge needed"
+        how = {None: "", True: "; with deletion vectors", False: "; copy-on-write"}[self._deletion_vectors]
+        return f"{self.name}: {self._choice.why}{how}"
 
     @property
     def refusal(self) -> Refusal | None:
@@ -114,8 +118,16 @@ class Selector:
         now = F.timestamp_micros(F.lit(self._now_micros))
         session, spec, layout, batch = self._session, self._spec, self._layout, self._batch
         if not choice.native:
+            if choice.work.bytes and self._target.properties.get("delta.enableDeletionVectors") == "true":
+                self._deletion_vectors = favours_deletion_vectors(choice.work)
             return SparkEngine(
-                session=session, spec=spec, layout=layout, batch=batch, target_id=self._target.table_id, now=now
+                session=session,
+                spec=spec,
+                layout=layout,
+                batch=batch,
+                target_id=self._target.table_id,
+                now=now,
+                deletion_vectors=self._deletion_vectors,
             )
         unfit = self._unfit_events()
         if unfit is not None:

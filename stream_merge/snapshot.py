@@ -31,6 +31,23 @@ class CommitRecord:
     """One commit, from the table's history."""
 
     version: int
+    timestamp_ms: int | None
+    """When it was committed, milliseconds since 1970 UTC."""
     user_metadata: str | None
     metrics: Mapping[str, int]
     """Numbers of the operation, under the names of Delta's MERGE."""
+
+
+def metrics_of_history(history: Mapping[str, object]) -> dict[str, int]:
+    """The metrics of one of Spark's commits under the names and meanings of the MERGE's own.
+
+    Delta 4.4 writes `operationNumSourceRows` as `numSourceRows`, adds `numOutputRows` and counts an
+    updated deletion vector as one added and one removed as well.
+    """
+    numbers = {name: int(str(value)) for name, value in history.items() if str(value).lstrip("-").isdigit()}
+    found = {name: value for name, value in numbers.items() if name not in ("numOutputRows", "numSourceRows")}
+    found["operationNumSourceRows"] = numbers.get("numSourceRows", 0)
+    updated = numbers.get("numTargetDeletionVectorsUpdated", 0)
+    for name in ("numTargetDeletionVectorsAdded", "numTargetDeletionVectorsRemoved"):
+        found[name] = max(0, numbers.get(name, 0) - updated)
+    return found

@@ -19,7 +19,7 @@ from stream_merge import columns, names
 from stream_merge.config import MergeSpec
 from stream_merge.errors import ConfigError
 from stream_merge.layout import Layout
-from stream_merge.snapshot import CommitRecord, TableSnapshot
+from stream_merge.snapshot import CommitRecord, TableSnapshot, metrics_of_history
 from stream_merge.spark_internals import path_is_occupied, qualified_path, reason, snapshot
 
 log = logging.getLogger(__name__)
@@ -338,36 +338,18 @@ def history(session: SparkSession, target: str, *, newer_than: int, up_to: int) 
     wanted = up_to - newer_than
     if wanted <= 0:
         return []
-    rows = delta_table(session, target).history(wanted).select("version", "userMetadata", "operationMetrics").collect()
+    columns = ("version", "unix_millis(timestamp) AS timestamp_ms", "userMetadata", "operationMetrics")
+    rows = delta_table(session, target).history(wanted).selectExpr(*columns).collect()
     return [
         CommitRecord(
             version=row["version"],
+            timestamp_ms=row["timestamp_ms"],
             user_metadata=row["userMetadata"],
-            metrics=_as_merge_metrics(
-                {
-                    name: int(value)
-                    for name, value in (row["operationMetrics"] or {}).items()
-                    if value.lstrip("-").isdigit()
-                }
-            ),
+            metrics=metrics_of_history(row["operationMetrics"] or {}),
         )
         for row in rows
         if row["version"] > newer_than
     ]
-
-
-def _as_merge_metrics(history: Mapping[str, int]) -> dict[str, int]:
-    """The metrics of a commit's history under the names and meanings of the MERGE's own.
-
-    Delta 4.4 writes `operationNumSourceRows` as `numSourceRows`, adds `numOutputRows` and counts an
-    updated deletion vector as one added and one removed as well.
-    """
-    found = {name: value for name, value in history.items() if name not in ("numOutputRows", "numSourceRows")}
-    found["operationNumSourceRows"] = history.get("numSourceRows", 0)
-    updated = history.get("numTargetDeletionVectorsUpdated", 0)
-    for name in ("numTargetDeletionVectorsAdded", "numTargetDeletionVectorsRemoved"):
-        found[name] = max(0, history.get(name, 0) - updated)
-    return found
 
 
 def changes(session: SparkSession, target: str, version: int) -> DataFrame:

@@ -14,10 +14,12 @@ from deliveries import ChangeStream, delete, ledger, upsert
 from delta.tables import DeltaTable
 from pyspark.sql import SparkSession
 
-from stream_merge import CommitStateUnknownError, ConfigError, MergeFailedError, RetryPolicy
+from stream_merge import CommitStateUnknownError, ConfigError, MergeFailedError, RetryPolicy, selection
+from stream_merge.costs import Work, favours_deletion_vectors
 from stream_merge.engines import log_rules
 from stream_merge.engines.delta_rs import NativeTable
 from stream_merge.engines.native import NativeEngine
+from stream_merge.engines.spark import DELETION_VECTORS_CONF
 from stream_merge.testing import batch, run
 
 QUICK = RetryPolicy(attempts=3, backoff_initial_seconds=0, backoff_max_seconds=0, backoff_jitter_seconds=0)
@@ -292,6 +294,33 @@ def test_both_engines_read_each_others_files_with_deletion_vectors_and_column_ma
         assert result.engine == engine
 
     assert stream.rows("id", "name") == [(key, "native 3") for key in (0, 1, 4, 5)]
+
+
+@pytest.mark.parametrize(
+    ("favoured", "way", "vectors"), [(False, "copy-on-write", 0), (True, "with deletion vectors", 1)]
+)
+def test_spark_marks_or_rewrites_as_the_size_of_the_files_suggests(
+    spark: SparkSession, tmp_table: str, monkeypatch: pytest.MonkeyPatch, *, favoured: bool, way: str, vectors: int
+):
+    """Only on a table that has deletion vectors; a small merge is cheaper without them."""
+    stream = ChangeStream(
+        spark, tmp_table, native_memory_bytes=1, table_properties={"delta.enableDeletionVectors": "true"}
+    )
+    stream.deliver(*(upsert(key, "old", lsn=1) for key in range(5)))
+    monkeypatch.setattr(selection, "favours_deletion_vectors", lambda _: favoured)
+
+    result = stream.deliver(upsert(1, "new", lsn=2))
+
+    assert result.plan.split("; ")[1] == way
+    assert result.metrics["numTargetDeletionVectorsAdded"] == vectors
+    assert spark.conf.get(DELETION_VECTORS_CONF, "unset") == "unset"
+
+
+def test_deletion_vectors_pay_off_from_some_size_on():
+    """Their fixed price is about a second more."""
+    assert not favours_deletion_vectors(Work(events=1_000, bytes=10_000_000, cores=2))
+    assert favours_deletion_vectors(Work(events=10_000, bytes=400_000_000, cores=2))
+    assert not favours_deletion_vectors(Work(events=10_000, bytes=400_000_000, cores=64))
 
 
 def test_a_table_made_anew_at_the_same_place_is_not_taken_for_the_old_one(spark: SparkSession, tmp_table: str):

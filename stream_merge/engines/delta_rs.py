@@ -16,7 +16,7 @@ from deltalake.exceptions import TableNotFoundError
 from deltalake.table import TableMerger
 from pyspark.sql.types import StructType
 
-from stream_merge.snapshot import CommitRecord, TableSnapshot
+from stream_merge.snapshot import CommitRecord, TableSnapshot, metrics_of_history
 
 log = logging.getLogger(__name__)
 
@@ -173,8 +173,9 @@ class NativeTable:
         return [
             CommitRecord(
                 version=int(commit["version"]),
+                timestamp_ms=commit.get("timestamp"),
                 user_metadata=commit.get("userMetadata"),
-                metrics=as_merge_metrics(commit.get("operationMetrics") or {}),
+                metrics=_metrics_of(commit.get("operationMetrics") or {}),
             )
             for commit in self._table.history(limit)
         ]
@@ -276,6 +277,13 @@ def as_merge_metrics(metrics: Mapping[str, Any]) -> dict[str, int]:
     if skipped is not None and "numTargetFilesAfterSkipping" in found:
         found["numTargetFilesBeforeSkipping"] = found["numTargetFilesAfterSkipping"] + int(skipped)
     return found
+
+
+def _metrics_of(history: Mapping[str, Any]) -> dict[str, int]:
+    """The metrics of a commit, whoever made it."""
+    if MERGE_METRICS.keys() & history.keys():
+        return as_merge_metrics(history)
+    return metrics_of_history(history)
 
 
 def _commit(transaction: tuple[str, int] | None, user_metadata: str | None) -> CommitProperties:

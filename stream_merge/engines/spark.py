@@ -29,6 +29,8 @@ BATCH_ID_CONF = "spark.databricks.delta.write.txnVersion"
 USER_METADATA_CONF = "spark.databricks.delta.commitInfo.userMetadata"
 AUTO_RESET_CONF = "spark.databricks.delta.write.txnVersion.autoReset.enabled"
 MATERIALIZE_CONF = "spark.databricks.delta.merge.materializeSource"
+DELETION_VECTORS_CONF = "spark.databricks.delta.merge.deletionVectors.persistent"
+"""Whether a MERGE into a table with deletion vectors writes any (Delta 4.4)."""
 
 
 class SparkEngine:
@@ -45,12 +47,22 @@ class SparkEngine:
         batch: the evaluated events.
         target_id: Delta table id of the target; tombstones belong to it.
         now: time of the call.
+        deletion_vectors: on a target that has them: mark rows as deleted (True) or write their files again
+            (False); None leaves it to the session.
     """
 
     name = "spark"
 
     def __init__(
-        self, *, session: SparkSession, spec: MergeSpec, layout: Layout, batch: Batch, target_id: str, now: Column
+        self,
+        *,
+        session: SparkSession,
+        spec: MergeSpec,
+        layout: Layout,
+        batch: Batch,
+        target_id: str,
+        now: Column,
+        deletion_vectors: bool | None = None,
     ) -> None:
         self._session = session
         self._spec = spec
@@ -58,6 +70,7 @@ class SparkEngine:
         self._layout = layout
         self._batch = batch
         self._now = now
+        self._deletion_vectors = deletion_vectors
         self._tombstones = Tombstones(session, spec, target_id, layout)
 
     def find(self) -> TableSnapshot | None:
@@ -189,6 +202,8 @@ class SparkEngine:
             MATERIALIZE_CONF: "none",
             LAST_COMMIT_VERSION_CONF: None,
         }
+        if self._deletion_vectors is not None:
+            wanted[DELETION_VECTORS_CONF] = str(self._deletion_vectors).lower()
         before = {key: self._session.conf.get(key, None) for key in wanted}
         try:
             self._set(wanted)

@@ -8,10 +8,18 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 from delta.tables import DeltaTable
+from prometheus_client import CollectorRegistry
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
+from rich.console import Console
+from rich.table import Table
+
+from stream_merge import MergeMetrics, MergeSink
+
+T = TypeVar("T")
 
 STORED = ("id", "lsn", "a", "b", "c", "ts")
 DEFAULT_CONFS = {
@@ -51,8 +59,10 @@ class Bench:
         self.batch_id = 0
 
     def table(self, rows: int, files: int) -> Path:
-        """A table of that many rows ordered by key, in files of equal size."""
-        path = self.folder / f"rows_{rows}"
+        """A table of that many rows ordered by key, in files of equal size; made once."""
+        path = self.folder / f"rows_{rows}_{files}"
+        if path.exists():
+            return path
         frame = self.spark.range(0, rows, 1, files).selectExpr(
             "id", "1L AS lsn", "uuid() AS a", "id * 2 AS b", "'constant' AS c", "current_timestamp() AS ts"
         )
@@ -60,8 +70,9 @@ class Bench:
         return path
 
     def copy(self, table: Path, label: str) -> str:
-        """The same files under another path."""
+        """The same files under another path; what an earlier case left there goes."""
         path = table.with_name(f"{table.name}_{label}")
+        shutil.rmtree(path, ignore_errors=True)
         shutil.copytree(table, path)
         return str(path)
 
@@ -83,17 +94,30 @@ class Bench:
             .localCheckpoint()
         )
 
-    def alternate(self, make: Callable[[], DataFrame], *sides: Callable[[DataFrame], float]) -> list[float]:
-        """Median of each side over the same batches, after two warm-up rounds; each round starts with another side."""
+    def alternate(self, make: Callable[[], T], *sides: Callable[[T], float], warm_up: int = 2) -> list[float]:
+        """Median of each side over the same batches, after some warm-up; each round starts with another side."""
         seconds: list[list[float]] = [[] for _ in sides]
-        for round_number in range(self.runs + 2):
+        for round_number in range(self.runs + warm_up):
             batch = make()
             for turn in range(len(sides)):
                 side = (turn + round_number) % len(sides)
                 took = sides[side](batch)
-                if round_number >= 2:
+                if round_number >= warm_up:
                     seconds[side].append(took)
         return [statistics.median(of_side) for of_side in seconds]
+
+
+def sink_on(target: str, **settings: Any) -> MergeSink:
+    """A sink for the bench's events, with tombstones unless told otherwise; it counts for itself."""
+    wanted = {"app_id": "bench", "metrics": MergeMetrics(CollectorRegistry()), **settings}
+    return MergeSink(
+        target=target,
+        keys="id",
+        sequence_by="lsn",
+        apply_as_deletes="op = 'd'",
+        except_column_list=["op"],
+        **wanted,
+    )
 
 
 def timed(action: Callable[[], object]) -> float:
@@ -121,3 +145,24 @@ def hand_written(session: SparkSession, target: str, source: DataFrame, bounds: 
         .whenNotMatchedInsert("s.op <> 'd'", values)
         .execute()
     )
+
+
+def show(found: list[Comparison]) -> None:
+    """Print the comparisons as a table."""
+    table = Table("case", "baseline", "s", "candidate", "s", "ratio", "bound", "holds", title="medians, side by side")
+    for row in found:
+        table.add_row(
+            row.case,
+            row.baseline,
+            f"{row.baseline_seconds:.3f}",
+            row.candidate,
+            f"{row.candidate_seconds:.3f}",
+            f"{row.ratio:.2f}",
+            row.bound,
+            "yes" if row.holds else "NO",
+        )
+    console = Console(width=160)
+    console.print(table)
+    for row in found:
+        if row.phases:
+            console.print(f"{row.case}: {row.candidate} = {row.phases}")

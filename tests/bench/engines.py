@@ -10,11 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from common import DEFAULT_CONFS, Bench, Comparison, deduped, hand_written, timed
-from prometheus_client import CollectorRegistry
+from common import DEFAULT_CONFS, Bench, Comparison, deduped, hand_written, sink_on, timed
 from pyspark.sql import DataFrame
 
-from stream_merge import MergeMetrics, MergeSink
 from stream_merge.spark_internals import in_session, owned_session
 
 
@@ -68,17 +66,7 @@ def sides_of(bench: Bench, table: Path) -> list[Side]:
         return Side(name=label, merge=lambda df, _: hand_written(session, target, deduped(in_session(df, session))))
 
     def by_sink(label: str, engine: str, *, tombstones: bool) -> Side:
-        sink = MergeSink(
-            target=bench.copy(table, label.replace(" ", "_")),
-            keys="id",
-            sequence_by="lsn",
-            apply_as_deletes="op = 'd'",
-            except_column_list=["op"],
-            engine=engine,  # type: ignore[arg-type]
-            tombstones=tombstones,
-            app_id="bench",
-            metrics=MergeMetrics(CollectorRegistry()),
-        )
+        sink = sink_on(bench.copy(table, label.replace(" ", "_")), engine=engine, tombstones=tombstones)
         return Side(name=label, merge=lambda df, batch_id: (sink(df, batch_id), sink.last_result)[1])
 
     return [

@@ -1,4 +1,4 @@
-"""The sink beside a bare MERGE, the preset beside default confs, the engines beside a hand-written MERGE.
+"""What the sink costs: beside a bare MERGE, a hand-written one, bare delta-rs, and in streams that run for long.
 
     make bench                                 all comparisons, printed as tables
     make bench ARGS="--json FILE --png FILE"   and written as JSON and drawn
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import statistics
 import tempfile
 from collections.abc import Callable
@@ -18,15 +19,13 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-from common import DEFAULT_CONFS, Bench, Comparison, deduped, hand_written, timed
+from common import DEFAULT_CONFS, Bench, Comparison, deduped, hand_written, show, sink_on, timed
 from engines import CASES, measure, plot, rows_of
-from prometheus_client import CollectorRegistry
+from native import grid, growth, memory, overhead
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from rich.console import Console
-from rich.table import Table
+from streams import end_to_end, fleet, year
 
-from stream_merge import MergeMetrics, MergeSink
 from stream_merge.config import Engine
 from stream_merge.engines.spark import MATERIALIZE_CONF
 from stream_merge.results import PHASES, Phase
@@ -50,17 +49,7 @@ def sink_and_bare(
     session = owned_session(bench.spark)
     session.conf.set(MATERIALIZE_CONF, "none")  # as the sink does for its evaluated rows
     sinks = {
-        label: MergeSink(
-            target=bench.copy(table, f"sink_{engine}"),
-            keys="id",
-            sequence_by="lsn",
-            apply_as_deletes="op = 'd'",
-            except_column_list=["op"],
-            tombstones=tombstones,
-            engine=engine,
-            app_id="bench",
-            metrics=MergeMetrics(CollectorRegistry()),
-        )
+        label: sink_on(bench.copy(table, f"sink_{engine}"), tombstones=tombstones, engine=engine)
         for label, engine in SINKS.items()
     }
     phases: dict[str, dict[Phase, list[float]]] = {label: {phase: [] for phase in PHASES} for label in sinks}
@@ -124,12 +113,75 @@ LONG_EVENTS = 100_000
 """Batches from this size on are merged three times only."""
 
 
+def preset(bench: Bench, _: argparse.Namespace) -> list[Comparison]:
+    """The session preset on a tiny table."""
+    tiny = bench.table(20_000, 1)
+    return [default_and_preset(bench, tiny, lambda: bench.events(1_000, 0, 22_000, deletes=True))]
+
+
+def tiny(bench: Bench, _: argparse.Namespace) -> list[Comparison]:
+    """What the sink adds on a tiny table."""
+    return sink_and_bare(
+        bench,
+        "20 k rows, 1,000 upserts, empty tombstones",
+        bench.table(20_000, 1),
+        lambda: bench.events(1_000, 0, 22_000, deletes=False),
+        tombstones=True,
+        bound=lambda bare: bare + 0.35,
+    )
+
+
+def large(bench: Bench, args: argparse.Namespace) -> list[Comparison]:
+    """What the sink adds on a large table."""
+    return sink_and_bare(
+        bench,
+        f"{args.rows:,} rows, 10,000 recent events, tombstones off",
+        bench.table(args.rows, 16),
+        lambda: bench.events(10_000, int(args.rows * 0.95), args.rows + args.rows // 200, deletes=True),
+        tombstones=False,
+        bound=lambda bare: 1.15 * bare + 0.3,
+    )
+
+
+def engines(bench: Bench, args: argparse.Namespace) -> list[Comparison]:
+    """The four cases beside the hand-written merge."""
+    found: list[Comparison] = []
+    for number, case in enumerate(CASES):
+        if args.case and number not in args.case:
+            continue
+        long = case.events >= LONG_EVENTS
+        table = bench.table(case.rows, case.files)
+        sides = measure(bench, case, table, runs=3 if long else args.runs, warm_up=1 if long else 4)
+        measured = rows_of(case, sides)
+        show(measured)
+        found += measured
+    if args.png:
+        plot(found, args.png)
+    return found
+
+
+COMPARISONS: dict[str, Callable[[Bench, argparse.Namespace], list[Comparison]]] = {
+    "preset": preset,
+    "tiny": tiny,
+    "large": large,
+    "engines": engines,
+    "grid": lambda bench, _: grid(bench),
+    "growth": lambda bench, _: growth(bench),
+    "overhead": lambda bench, _: overhead(bench),
+    "memory": lambda bench, _: memory(bench),
+    "stream": lambda bench, _: end_to_end(bench),
+    "fleet": lambda bench, _: fleet(bench),
+    "year": lambda bench, args: year(bench, args.batches),
+}
+
+
 def main() -> None:
     """Run the comparisons and print them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=9, help="counted rounds per comparison")
     parser.add_argument("--rows", type=int, default=5_000_000, help="rows of the large table")
-    parser.add_argument("--only", choices=("large", "tiny", "preset", "engines"), help="one comparison alone")
+    parser.add_argument("--batches", type=int, default=5_000, help="commits of the year")
+    parser.add_argument("--only", choices=tuple(COMPARISONS), action="append", help="these comparisons alone")
     parser.add_argument("--case", type=int, action="append", help="of the engines only these cases, from 0")
     parser.add_argument("--png", type=Path, help="also draw the engines here")
     parser.add_argument("--json", type=Path, help="also write the results here")
@@ -137,76 +189,17 @@ def main() -> None:
     spark = local_session("stream_merge bench", memory="4g")
     found: list[Comparison] = []
     with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(spark, Path(folder), args.runs)
-        tiny = bench.table(20_000, 1)
-        if args.only in (None, "preset"):
-            found.append(default_and_preset(bench, tiny, lambda: bench.events(1_000, 0, 22_000, deletes=True)))
-        if args.only in (None, "tiny"):
-            found += sink_and_bare(
-                bench,
-                "20 k rows, 1,000 upserts, empty tombstones",
-                tiny,
-                lambda: bench.events(1_000, 0, 22_000, deletes=False),
-                tombstones=True,
-                bound=lambda bare: bare + 0.35,
-            )
-        if args.only in (None, "large"):
-            large = bench.table(args.rows, 16)
-            recent = int(args.rows * 0.95)
-            found += sink_and_bare(
-                bench,
-                f"{args.rows:,} rows, 10,000 recent events, tombstones off",
-                large,
-                lambda: bench.events(10_000, recent, args.rows + args.rows // 200, deletes=True),
-                tombstones=False,
-                bound=lambda bare: 1.15 * bare + 0.3,
-            )
-        if args.only in (None, "engines"):
-            engines = compare_engines(bench, args)
-            if args.png:
-                plot(engines, args.png)
-            found += engines
+        for name in args.only or COMPARISONS:
+            place = Path(folder, name)
+            place.mkdir()
+            measured = COMPARISONS[name](Bench(spark, place, args.runs), args)
+            show(measured)
+            found += measured
+            shutil.rmtree(place)
+            if args.json:
+                rows = [{**asdict(row), "ratio": row.ratio} for row in found]
+                args.json.write_text(json.dumps(rows, indent=2) + "\n")
     spark.stop()
-    show(found)
-    if args.json:
-        args.json.write_text(json.dumps([{**asdict(row), "ratio": row.ratio} for row in found], indent=2) + "\n")
-
-
-def compare_engines(bench: Bench, args: argparse.Namespace) -> list[Comparison]:
-    """The cases of `engines`; a table's size is made once."""
-    tables: dict[int, Path] = {}
-    found: list[Comparison] = []
-    for number, case in enumerate(CASES):
-        if args.case and number not in args.case:
-            continue
-        if case.rows not in tables:
-            path = bench.folder / f"rows_{case.rows}"
-            tables[case.rows] = path if path.exists() else bench.table(case.rows, case.files)
-        long = case.events >= LONG_EVENTS
-        sides = measure(bench, case, tables[case.rows], runs=3 if long else args.runs, warm_up=1 if long else 4)
-        found += rows_of(case, sides)
-    return found
-
-
-def show(found: list[Comparison]) -> None:
-    """Print the comparisons as a table."""
-    table = Table("case", "baseline", "s", "candidate", "s", "ratio", "bound", "holds", title="medians, side by side")
-    for row in found:
-        table.add_row(
-            row.case,
-            row.baseline,
-            f"{row.baseline_seconds:.3f}",
-            row.candidate,
-            f"{row.candidate_seconds:.3f}",
-            f"{row.ratio:.2f}",
-            row.bound,
-            "yes" if row.holds else "NO",
-        )
-    console = Console(width=160)
-    console.print(table)
-    for row in found:
-        if row.phases:
-            console.print(f"{row.case}: {row.candidate} = {row.phases}")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,127 @@
+"""What the sink did to a table and why, from the table's own log: no Spark, no job, no metrics needed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow.compute as pc
+
+from stream_merge import names
+from stream_merge.engines.delta_rs import NativeTable, open_table
+from stream_merge.engines.eligibility import of_table
+from stream_merge.errors import ConfigError
+from stream_merge.snapshot import CommitRecord
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MergedVersion:
+    """One version of a target that a sink committed."""
+
+    version: int
+    at: datetime | None
+    """When it was committed, UTC."""
+    identity: str | None
+    """Whose batch it was; None for calls outside a query without `app_id`."""
+    batch_id: int
+    role: str
+    """`target`, or `recheck` for the undoing of upserts that a late delete refused."""
+    engine: str
+    plan: str
+    """Why this engine, in one sentence."""
+    metrics: Mapping[str, int]
+    """Numbers of the merge, by Delta's names."""
+
+    @property
+    def seconds(self) -> float | None:
+        """Wall time of the merge as the engine measured it."""
+        taken = self.metrics.get("executionTimeMs")
+        return None if taken is None else taken / 1000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Explained:
+    """A target as its log describes it."""
+
+    version: int
+    files: int
+    bytes: int
+    keys: str | None
+    """Keys that the sink recorded; None where no sink has written yet."""
+    native: str | None
+    """Why the native engine must not write this table; None when it may."""
+    merges: tuple[MergedVersion, ...]
+    """Newest first."""
+    others: int
+    """Versions among those looked at that no sink committed."""
+
+
+def explain(target: str, *, last: int = 20, storage_options: Mapping[str, str] | None = None) -> Explained:
+    """Read a target's newest versions.
+
+    Args:
+        target: path or URI of the table.
+        last: how many versions to look at.
+        storage_options: credentials for an object store.
+
+    Raises:
+        ConfigError: there is no Delta table, or none that can be read without Spark.
+    """
+    table = _opened(target, storage_options)
+    snapshot = table.snapshot()
+    refused = of_table(table, snapshot, "the table")
+    commits = table.history(last)
+    merges = tuple(_merges(commits))
+    return Explained(
+        version=snapshot.version,
+        files=snapshot.files or 0,
+        bytes=int(pc.sum(table.files()["size_bytes"]).as_py() or 0),
+        keys=snapshot.properties.get(names.KEYS_PROPERTY),
+        native=None if refused is None else refused.detail,
+        merges=merges,
+        others=len(commits) - len(merges),
+    )
+
+
+def _opened(target: str, storage_options: Mapping[str, str] | None) -> NativeTable:
+    if not names.is_path(target):
+        msg = f"{target!r} is a catalog name; explain reads the log itself, give the table's path or URI"
+        raise ConfigError(msg, target=target)
+    try:
+        table = open_table(names.normal_path(target), storage_options)
+    except Exception as err:
+        msg = f"the log of {target!r} cannot be read without Spark: {err}; DESCRIBE HISTORY in Spark shows its commits"
+        raise ConfigError(msg, target=target) from err
+    if table is None:
+        msg = f"there is no Delta table at {target!r}; give the path of a sink's target"
+        raise ConfigError(msg, target=target)
+    return table
+
+
+def _merges(commits: list[CommitRecord]) -> Iterator[MergedVersion]:
+    for commit in commits:
+        ours = _ours(commit.user_metadata)
+        if ours is None:
+            continue
+        yield MergedVersion(
+            version=commit.version,
+            at=None if commit.timestamp_ms is None else datetime.fromtimestamp(commit.timestamp_ms / 1000, UTC),
+            identity=ours.get("identity"),
+            batch_id=int(ours["batch_id"]),
+            role=str(ours.get("role", "target")),
+            engine=str(ours.get("engine", "")),
+            plan=str(ours.get("plan", "")),
+            metrics=commit.metrics,
+        )
+
+
+def _ours(user_metadata: str | None) -> dict[str, Any] | None:
+    """What the sink wrote into a commit; None for anybody else's."""
+    try:
+        found = json.loads(user_metadata or "")["stream_merge"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return found if isinstance(found, dict) and "batch_id" in found else None

@@ -1,0 +1,197 @@
+"""What the native engine costs: beside engines forced by hand, on growing tables, beside bare delta-rs, in memory."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import pyarrow.compute as pc
+from common import STORED, Bench, Comparison, deduped, sink_on, timed
+from deltalake import CommitProperties, DeltaTable, Transaction
+from pyspark.sql import DataFrame
+
+from stream_merge import MergeSink
+
+GRID_TABLES = {20_000: 1, 1_000_000: 8, 5_000_000: 16}
+"""Rows to files."""
+GRID_EVENTS = (1_000, 100_000)
+
+
+def grid(bench: Bench) -> list[Comparison]:
+    """`auto` beside the better of the two engines forced by hand: table size x batch size x key pattern."""
+    found = []
+    for rows, files in GRID_TABLES.items():
+        table = bench.table(rows, files)
+        for events in GRID_EVENTS:
+            for pattern, low in (("recent keys", int(rows * 0.95)), ("random keys", 0)):
+                sinks = {
+                    engine: sink_on(bench.copy(table, f"grid_{engine}"), engine=engine)
+                    for engine in ("auto", "native", "spark")
+                }
+                make = partial(bench.events, events, low, int(rows * 1.01) + 1, deletes=True)
+                auto, native, spark = bench.alternate(make, *(_through(bench, s) for s in sinks.values()), warm_up=3)
+                better = min(native, spark)
+                limit = max(1.15 * better, better + 0.05)
+                found.append(
+                    Comparison(
+                        case=f"{rows:,} rows, {events:,} events, {pattern}",
+                        baseline="native forced" if native <= spark else "spark forced",
+                        baseline_seconds=better,
+                        candidate="auto",
+                        candidate_seconds=auto,
+                        bound=f"at most {limit:.2f} s",
+                        holds=auto <= limit,
+                        phases=f"native forced {native:.3f}, spark forced {spark:.3f}",
+                    )
+                )
+    return found
+
+
+GROWTH_ROWS = (1_000_000, 5_000_000, 20_000_000)
+NEWEST = 250_000
+
+
+def growth(bench: Bench) -> list[Comparison]:
+    """10,000 events on the newest rows of tables of growing size and files of equal size."""
+    sinks = {rows: sink_on(str(bench.table(rows, rows // NEWEST))) for rows in GROWTH_ROWS}
+
+    def batches() -> dict[int, DataFrame]:
+        return {rows: bench.events(10_000, rows - NEWEST, rows, deletes=True) for rows in GROWTH_ROWS}
+
+    def one(rows: int, made: dict[int, DataFrame]) -> float:
+        return timed(lambda: sinks[rows](made[rows], bench.batch_id))
+
+    smallest, *larger = bench.alternate(batches, *(partial(one, rows) for rows in GROWTH_ROWS), warm_up=3)
+    limit = max(1.5 * smallest, smallest + 0.05)
+    return [
+        Comparison(
+            case=f"10,000 events on the newest {NEWEST:,} rows",
+            baseline=f"{GROWTH_ROWS[0]:,} rows",
+            baseline_seconds=smallest,
+            candidate=f"{rows:,} rows",
+            candidate_seconds=seconds,
+            bound=f"at most {limit:.2f} s",
+            holds=seconds <= limit,
+        )
+        for rows, seconds in zip(GROWTH_ROWS[1:], larger, strict=True)
+    ]
+
+
+def overhead(bench: Bench) -> list[Comparison]:
+    """The sink's call beside `toArrow` and a merge by delta-rs of rows that were deduped before, for nothing."""
+    found = []
+    for rows, files, events, low in ((20_000, 1, 1_000, 0), (5_000_000, 16, 10_000, 4_750_000)):
+        table = bench.table(rows, files)
+        bare_table = DeltaTable(bench.copy(table, "bare_native"))
+        sink = sink_on(bench.copy(table, "over_sink"))
+        make = partial(bench.events, events, low, int(rows * 1.01) + 1, deletes=True)
+        bare, ours = bench.alternate(make, partial(_bare, bench, bare_table), _through(bench, sink), warm_up=3)
+        limit = 1.3 * bare + 0.12
+        seconds = sink.last_result.seconds if sink.last_result else {}
+        found.append(
+            Comparison(
+                case=f"{rows:,} rows, {events:,} events",
+                baseline="bare toArrow + delta-rs",
+                baseline_seconds=bare,
+                candidate="auto",
+                candidate_seconds=ours,
+                bound=f"at most {limit:.2f} s",
+                holds=ours <= limit,
+                phases=", ".join(f"{phase} {s:.3f}" for phase, s in seconds.items() if s >= 0.001),
+            )
+        )
+    return found
+
+
+def _bare(bench: Bench, table: DeltaTable, batch: DataFrame) -> float:
+    source = deduped(batch).localCheckpoint()
+    values = {name: f"s.{name}" for name in STORED}
+
+    def merge() -> None:
+        events = source.toArrow()
+        ids = pc.min_max(events["id"]).as_py()
+        table.update_incremental()
+        (
+            table.merge(
+                events,
+                f"t.id = s.id AND t.id >= {ids['min']} AND t.id <= {ids['max']}",
+                source_alias="s",
+                target_alias="t",
+                commit_properties=CommitProperties(app_transactions=[Transaction("bare", bench.batch_id)]),
+            )
+            .when_matched_delete("s.op = 'd' AND s.lsn > t.lsn")
+            .when_matched_update(values, "s.op <> 'd' AND s.lsn >= t.lsn")
+            .when_not_matched_insert(values, "s.op <> 'd'")
+            .execute()
+        )
+
+    return timed(merge)
+
+
+CEILING = 1_500 << 20
+
+
+def memory(bench: Bench) -> list[Comparison]:
+    """Peak memory of Python under a ceiling, with batches that grow until they must go to Spark."""
+    table = bench.table(20_000_000, 80)
+    target = str(table)
+    lines: list[str] = []
+    highest = 0.0
+    started = _resident_bytes()
+    for events in (10_000, 100_000, 300_000, 1_000_000):
+        for pattern, low in (("recent", 19_750_000), ("random", 0)):
+            batch = bench.events(events, low, 20_000_000, deletes=True)
+            sink = sink_on(target, native_memory_bytes=CEILING, engine="auto")
+            with _peak() as peak:
+                took = timed(partial(sink, batch, bench.batch_id))
+            result = sink.last_result
+            engine = "" if result is None else f"{result.engine} ({result.refusal or 'chosen'})"
+            above = peak[0] - started
+            if result is not None and result.engine == "native":
+                highest = max(highest, above)
+            lines.append(f"{events:,} {pattern}: {engine}, {took:.1f} s, peak +{above / 2**20:,.0f} MiB")
+    return [
+        Comparison(
+            case="peak memory above the start in MiB, 20 M rows",
+            baseline="ceiling",
+            baseline_seconds=CEILING / 2**20,
+            candidate="native merges",
+            candidate_seconds=highest / 2**20,
+            bound="below the ceiling",
+            holds=highest <= CEILING,
+            phases="; ".join(lines),
+        )
+    ]
+
+
+def _through(bench: Bench, sink: MergeSink) -> Callable[[DataFrame], float]:
+    return lambda batch: timed(lambda: sink(batch, bench.batch_id))
+
+
+def _resident_bytes() -> int:
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmRSS:"))
+    return int(line.split()[1]) * 1024
+
+
+@contextmanager
+def _peak() -> Iterator[list[int]]:
+    """The highest resident memory of this process while the block runs, looked at every 10 ms."""
+    highest = [_resident_bytes()]
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.is_set():
+            highest[0] = max(highest[0], _resident_bytes())
+            time.sleep(0.01)
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield highest
+    finally:
+        over.set()
+        watcher.join()
