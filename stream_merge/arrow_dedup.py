@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -44,21 +43,29 @@ def latest(events: pa.Table, layout: Layout) -> Latest:
     keys = [name for name in flat.column_names if name.startswith("k")]
     sequence = [name for name in flat.column_names if name.startswith("q")]
     same_key = _as_before(ordered, keys)
-    same_run = pc.and_(same_key, _as_before(ordered, sequence)).to_pylist()
-    first = pa.concat_arrays([pa.array([True]), pc.invert(same_key)])
-    winners = dict.fromkeys(pc.indices_nonzero(first).to_pylist())
-    rows = ordered["r"].to_pylist()
-    chosen = {position: rows[position] for position in winners}
+    first = pc.indices_nonzero(pa.concat_arrays([pa.array([True]), pc.invert(same_key)]))
+    taken = ordered["r"].take(first)
+    runs = list(_runs(pc.indices_nonzero(pc.and_(same_key, _as_before(ordered, sequence))).to_pylist()))
     ties = 0
-    runs = list(_runs(same_run))
-    contents = iter(_contents(events, [row for start, end in runs for row in rows[start:end]], layout))
+    if runs:
+        inside = ordered["r"].take(pa.array([place for start, end in runs for place in range(start, end)])).to_pylist()
+        ties, winners = _winners(_contents(events, inside, layout), inside, runs)
+        # Only the first row of a key can win: runs further down belong to events that are collapsed anyway.
+        places = pc.index_in(first, pa.array([start for start, _ in runs]))
+        taken = pc.if_else(pc.is_valid(places), pa.array(winners, pa.int64()).take(places), taken.combine_chunks())
+    return Latest(rows=events.take(taken), collapsed=count - len(taken), ties=ties)
+
+
+def _winners(contents: list[tuple[object, ...]], rows: list[int], runs: list[tuple[int, int]]) -> tuple[int, list[int]]:
+    """How many ties there are, and the row that wins each run; contents and rows one after the other, run by run."""
+    ties, winners, seen = 0, [], 0
     for start, end in runs:
-        tied = list(islice(contents, end - start))
+        length = end - start
+        tied = contents[seen : seen + length]
         ties += len(set(tied)) - 1
-        if start in chosen:
-            chosen[start] = rows[start + tied.index(max(tied))]
-    taken = pa.array(list(chosen.values()), pa.int64())
-    return Latest(rows=events.take(taken), collapsed=count - len(chosen), ties=ties)
+        winners.append(rows[seen + tied.index(max(tied))])
+        seen += length
+    return ties, winners
 
 
 def _distinct_keys(events: pa.Table, layout: Layout) -> int:
@@ -100,17 +107,17 @@ def _as_before(ordered: pa.Table, columns: list[str]) -> pa.Array:
     return same
 
 
-def _runs(same_as_before: list[bool]) -> Iterator[tuple[int, int]]:
-    """Positions [start, end) of neighbours with the same key and sequence."""
-    start = None
-    for position, same in enumerate(same_as_before):
-        if same and start is None:
+def _runs(as_the_one_before: list[int]) -> Iterator[tuple[int, int]]:
+    """Positions [start, end) of neighbours with the same key and sequence; given p where row p + 1 equals row p."""
+    start = end = -1
+    for position in as_the_one_before:
+        if position != end - 1:
+            if start >= 0:
+                yield start, end
             start = position
-        elif not same and start is not None:
-            yield start, position + 1
-            start = None
-    if start is not None:
-        yield start, len(same_as_before) + 1
+        end = position + 2
+    if start >= 0:
+        yield start, end
 
 
 def _contents(events: pa.Table, rows: list[int], layout: Layout) -> list[tuple[object, ...]]:
