@@ -44,6 +44,10 @@ class Rows(Protocol):
         """One valid event per key, in the driver: stored columns, sequence and whether it is a delete."""
         ...
 
+    def keys(self) -> pa.Table:
+        """As `arrow`, of the stored columns only the keys."""
+        ...
+
     def release(self) -> None:
         """Free them."""
         ...
@@ -84,6 +88,11 @@ class _SparkRows:
         wanted = self.layout.once("merged", lambda: [columns.column(name) for name in _merged(self.layout)])
         return _as_stored(self.latest().select(*wanted).toArrow())
 
+    def keys(self) -> pa.Table:
+        """Cost: as `arrow`."""
+        wanted = self.layout.once("keys", lambda: [columns.column(name) for name in _keys(self.layout)])
+        return _as_stored(self.latest().select(*wanted).toArrow())
+
     def release(self) -> None:
         release(self.frame)
 
@@ -106,6 +115,9 @@ class _DriverRows:
     def arrow(self) -> pa.Table:
         return self.events
 
+    def keys(self) -> pa.Table:
+        return self.events.select(_keys(self.layout))
+
     def release(self) -> None:
         """Nothing is held outside this object."""
 
@@ -127,6 +139,10 @@ def _schema(layout: Layout) -> StructType:
 
 def _merged(layout: Layout) -> list[str]:
     return [*(c.name for c in layout.stored), names.SEQUENCE_COLUMN, names.DELETE_COLUMN]
+
+
+def _keys(layout: Layout) -> list[str]:
+    return [*layout.keys, names.SEQUENCE_COLUMN, names.DELETE_COLUMN]
 
 
 def evaluate_in_driver(source: DataFrame, layout: Layout) -> Batch:

@@ -74,6 +74,7 @@ class MicroBatch:
         self._first_call = first_call
         self._now_micros = _now_micros()
         self._chosen: Engine[Any] | None = None
+        self._merged_by: str | None = None
         self._attempts = 0
         self._conflicts: Counter[str] = Counter()
         self._batch: Batch | None = None
@@ -208,10 +209,11 @@ class MicroBatch:
         if not self._spec.tombstones or self._batch is None or not self._batch.upserts:
             return
         with self._clock.phase("recheck"):
-            seen = self._hits or self._engine.no_hits()
-            if not self.already_applied and self._engine.log_version() == seen.version:
-                return
-            late = self._engine.find_late_hits(seen)
+            if not self.already_applied:
+                version = self._on_either_engine(self._log_version)
+                if version == (self._hits or self._engine.no_hits()).version:
+                    return
+            late = self._on_either_engine(lambda: self._engine.find_late_hits(self._hits or self._engine.no_hits()))
             if late.refused:
                 self._repair(late)
             if self.already_applied:
@@ -262,7 +264,7 @@ class MicroBatch:
             query=self._caller.query,
             batch_id=self._batch_id,
             outcome=outcome,
-            engine=self._selector.name,
+            engine=self._merged_by or self._selector.name,
             version=None if report is None else report.version,
             attempts=self._attempts,
             conflicts=dict(self._conflicts),
@@ -292,12 +294,13 @@ class MicroBatch:
                 report = self._engine.merge(hits, tag)
             except Exception as err:
                 return self._decided(err, tag, since)
+            self._merged_by = self._engine.name
             if report.version is not None:
                 self._selector.learn(time.perf_counter() - started)
             return report
 
     def _on_either_engine(self, action: Callable[[], T]) -> T:
-        """Do something before the merge; where delta-rs cannot, Spark does it and the rest of the batch."""
+        """Do something with the remembered deletes; where delta-rs cannot, Spark does it and the rest of the batch."""
         try:
             return action()
         except StreamMergeError:
@@ -315,7 +318,7 @@ class MicroBatch:
         try:
             return fate.decide(err, self._engine, self._spec.target, tag, since=since)
         except MergeFailedError:
-            if not self._selector.fall_back(err):
+            if self._selector.name != "native" or not self._selector.fall_back(err):
                 raise
         self._drop_hits()
         self._chosen = self._selector.engine()
@@ -335,6 +338,9 @@ class MicroBatch:
             self._hits = self._engine.find_hits()
         found: Hits = self._hits
         return found
+
+    def _log_version(self) -> int | None:
+        return self._engine.log_version()
 
     def _drop_hits(self) -> None:
         if self._hits is not None:

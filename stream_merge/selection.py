@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from stream_merge.batch import Batch
@@ -16,8 +16,9 @@ from stream_merge.choice import Choice, choose, left_to_spark
 from stream_merge.config import MergeSpec
 from stream_merge.costs import CostModel, favours_deletion_vectors
 from stream_merge.engines.base import Engine
-from stream_merge.engines.eligibility import Ineligible, of_batch, of_table
+from stream_merge.engines.eligibility import Ineligible, of_batch, of_log, of_table
 from stream_merge.engines.log_rules import log_of
+from stream_merge.engines.mixed import MixedEngine
 from stream_merge.engines.native import NativeEngine
 from stream_merge.engines.native_log import NativeTombstones
 from stream_merge.engines.spark import SparkEngine
@@ -45,6 +46,7 @@ class Selector:
         self._costs = costs
         self._choice: Choice | None = None
         self._deletion_vectors: bool | None = None
+        self._log_natively = False
 
     @property
     def name(self) -> str:
@@ -93,6 +95,13 @@ class Selector:
             costs=self._costs,
             cores=session.sparkContext.defaultParallelism,
         )
+        self._log_natively = (
+            spec.engine == "auto"
+            and batch.upserts + batch.deletes <= DRIVER_EVENTS
+            and log_table is not None
+            and log_snapshot is not None
+            and of_log(layout, log_table, log_snapshot) is None
+        )
 
     def fits_the_driver(self, source: DataFrame, layout: Layout, target: TableSnapshot | None) -> bool:
         """Whether the batch is to be evaluated in the driver: it will be small, and delta-rs may merge it.
@@ -118,17 +127,7 @@ class Selector:
         now = F.timestamp_micros(F.lit(self._now_micros))
         session, spec, layout, batch = self._session, self._spec, self._layout, self._batch
         if not choice.native:
-            if choice.work.bytes and self._target.properties.get("delta.enableDeletionVectors") == "true":
-                self._deletion_vectors = favours_deletion_vectors(choice.work)
-            return SparkEngine(
-                session=session,
-                spec=spec,
-                layout=layout,
-                batch=batch,
-                target_id=self._target.table_id,
-                now=now,
-                deletion_vectors=self._deletion_vectors,
-            )
+            return self._on_spark(choice, now)
         unfit = self._unfit_events()
         if unfit is not None:
             self.release()
@@ -138,20 +137,47 @@ class Selector:
         if target is None:
             msg = f"target {spec.target!r} was readable by delta-rs a moment ago"
             raise AssertionError(msg)
-        tombstones = NativeTombstones(
-            open_log=lambda: self._store.native(session, spec.tombstone_target, must_read=True),
-            start=Tombstones(session, spec, self._target.table_id, layout).start,
-            spec=spec,
-            target_id=self._target.table_id,
-            layout=layout,
-            now_micros=self._now_micros,
-        )
         return NativeEngine(
             target=target,
-            tombstones=tombstones if spec.tombstones else None,
+            tombstones=self._native_log() if spec.tombstones else None,
             layout=layout,
             events=self._events,
             bounds=batch.bounds,
+        )
+
+    def _on_spark(self, choice: Choice, now: Column) -> Engine[Any]:
+        session, layout, batch = self._session, self._layout, self._batch
+        if choice.work.bytes and self._target.properties.get("delta.enableDeletionVectors") == "true":
+            self._deletion_vectors = favours_deletion_vectors(choice.work)
+        spark = SparkEngine(
+            session=session,
+            spec=self._spec,
+            layout=layout,
+            batch=batch,
+            target_id=self._target.table_id,
+            now=now,
+            deletion_vectors=self._deletion_vectors,
+        )
+        if not self._log_natively:
+            return spark
+        return MixedEngine(
+            spark=spark,
+            session=session,
+            tombstones=self._native_log(),
+            layout=layout,
+            events=batch.rows.keys(),
+            bounds=batch.bounds,
+        )
+
+    def _native_log(self) -> NativeTombstones:
+        session, spec = self._session, self._spec
+        return NativeTombstones(
+            open_log=lambda: self._store.native(session, spec.tombstone_target, must_read=True),
+            start=Tombstones(session, spec, self._target.table_id, self._layout).start,
+            spec=spec,
+            target_id=self._target.table_id,
+            layout=self._layout,
+            now_micros=self._now_micros,
         )
 
     def _unfit_events(self) -> Ineligible | None:
@@ -170,12 +196,15 @@ class Selector:
         return None
 
     def fall_back(self, error: Exception) -> bool:
-        """Take Spark after a native failure that left nothing behind; False where that is no way out."""
+        """Leave everything to Spark after delta-rs failed and left nothing behind; False where that is no way out."""
         choice = self._chosen()
-        if not choice.native or self._spec.engine == "native":
+        if not (choice.native or self._log_natively) or self._spec.engine == "native":
             return False
+        self._log_natively = False
         log.warning("native_engine_failed", extra={"target": self._spec.label, "error": reason(error)})
         self.release()
+        if not choice.native:
+            return True
         why = f"delta-rs failed ({reason(error)}), nothing was committed"
         self._choice = Choice(native=False, why=why, work=choice.work, refusal="failed")
         return True

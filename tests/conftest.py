@@ -10,8 +10,12 @@ import pytest
 from log_faults import LogFaults, class_path, compile_log_store
 from pyspark.sql import SparkSession
 
+from stream_merge import selection
 from stream_merge.costs import CostModel
+from stream_merge.engines.eligibility import Ineligible
 from stream_merge.session import local_session
+
+ONE_IN_TWO = 0.5
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -65,10 +69,14 @@ def engine_of_the_run(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
     """Let `--engine` decide what a batch costs where a sink may choose; what is ineligible stays so."""
     wanted = request.config.option.engine
     rng = random.Random(f"{request.config.option.seed} {request.node.nodeid}")
+    refused = Ineligible(reason="cost", detail="the test wants it so")
+    of_log = selection.of_log
     if wanted == "spark":
         monkeypatch.setattr(CostModel, "seconds", lambda _, engine, __: 0.0 if engine == "spark" else 1.0)
+        monkeypatch.setattr(selection, "of_log", lambda *_: refused)
     elif wanted == "random":
         monkeypatch.setattr(CostModel, "seconds", lambda *_: rng.random())
+        monkeypatch.setattr(selection, "of_log", lambda *args: refused if rng.random() < ONE_IN_TWO else of_log(*args))
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from stream_merge.costs import Work, favours_deletion_vectors
 from stream_merge.engines import log_rules
 from stream_merge.engines.delta_rs import NativeTable
 from stream_merge.engines.native import NativeEngine
-from stream_merge.engines.spark import DELETION_VECTORS_CONF
+from stream_merge.names import TOMBSTONE_TABLE_PREFIX, sibling
 from stream_merge.testing import batch, run
 
 QUICK = RetryPolicy(attempts=3, backoff_initial_seconds=0, backoff_max_seconds=0, backoff_jitter_seconds=0)
@@ -313,7 +313,49 @@ def test_spark_marks_or_rewrites_as_the_size_of_the_files_suggests(
 
     assert result.plan.split("; ")[1] == way
     assert result.metrics["numTargetDeletionVectorsAdded"] == vectors
-    assert spark.conf.get(DELETION_VECTORS_CONF, "unset") == "unset"
+
+
+def test_a_target_that_only_spark_may_write_has_its_deletes_remembered_by_delta_rs(
+    spark: SparkSession, tmp_table: str, request: pytest.FixtureRequest
+):
+    """The log is the sink's own table: plain, and read by Spark alone only until it is there."""
+    stream = ChangeStream(spark, tmp_table, cluster_by="id")
+    stream.deliver(upsert(1, "one", lsn=1), upsert(2, "two", lsn=1), delete(9, lsn=5))
+
+    second = stream.deliver(delete(1, lsn=5), upsert(9, "late", lsn=4), upsert(2, "newer", lsn=2))
+    third = stream.deliver(upsert(1, "late", lsn=4), upsert(1, "late, too", lsn=3), upsert(9, "back", lsn=6))
+
+    assert {second.refusal, third.refusal} == {"table_feature"}
+    assert ledger(second) == {"received": 3, "stale": 1, "updated": 1, "deleted": 1}
+    assert ledger(third) == {"received": 3, "collapsed": 1, "stale": 1, "inserted": 1}
+    assert stream.rows("id", "name") == [(2, "newer"), (9, "back")]
+    if request.config.option.engine == "auto":
+        log = Path(sibling(tmp_table, TOMBSTONE_TABLE_PREFIX)) / "_delta_log"
+        writers = [commit_info(file)["engineInfo"].split(":")[0] for file in sorted(log.glob("*.json"))]
+        assert [writer.startswith("delta-rs") for writer in writers] == [False, False, True, True]
+
+
+def commit_info(commit: Path) -> dict[str, Any]:
+    """Who made a commit, and how."""
+    actions = map(json.loads, commit.read_text().splitlines())
+    return next(action["commitInfo"] for action in actions if "commitInfo" in action)
+
+
+def test_a_log_that_delta_rs_cannot_read_is_left_to_spark(
+    spark: SparkSession, tmp_table: str, monkeypatch: pytest.MonkeyPatch
+):
+    stream = ChangeStream(spark, tmp_table, cluster_by="id")
+    stream.deliver(upsert(1, "one", lsn=1), delete(9, lsn=5))
+    monkeypatch.setattr(NativeTable, "query", failing)
+
+    result = stream.deliver(upsert(9, "late", lsn=4), upsert(2, "two", lsn=1))
+
+    assert ledger(result) == {"received": 2, "stale": 1, "inserted": 1}
+
+
+def failing(*_: object) -> None:
+    msg = "as if delta-rs had failed"
+    raise OSError(msg)
 
 
 def test_deletion_vectors_pay_off_from_some_size_on():

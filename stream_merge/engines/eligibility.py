@@ -103,7 +103,20 @@ def _of_layout(layout: Layout) -> Ineligible | None:
         problem = _of_name(stored.name) or _of_type(stored.dtype)
         if problem:
             return Ineligible(reason="column", detail=f"column {stored.name!r} {problem}")
+    return _of_keys(layout)
+
+
+def of_log(layout: Layout, log: NativeTable, snapshot: TableSnapshot) -> Ineligible | None:
+    """Whether delta-rs can keep the remembered deletes, of which it sees keys and sequences only."""
+    refused = layout.once("ineligible_keys", lambda: _of_keys(layout))
+    return refused or of_table(log, snapshot, "the tombstone table")
+
+
+def _of_keys(layout: Layout) -> Ineligible | None:
     for field in (*layout.key_fields, *_scalars(layout.sequence_type)):
+        problem = _of_name(field.name) or _of_type(field.dataType)
+        if problem:
+            return Ineligible(reason="column", detail=f"{field.name!r} {problem}")
         problem = _of_compared(field)
         if problem:
             return Ineligible(reason="column", detail=problem)

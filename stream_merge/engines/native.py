@@ -9,17 +9,17 @@ import pyarrow.compute as pc
 from deltalake.table import TableMerger
 
 from stream_merge import names
-from stream_merge.commits import SideCommit
 from stream_merge.engines import native_sql as sql
 from stream_merge.engines.base import CommitTag, MergeReport
 from stream_merge.engines.delta_rs import NativeTable
 from stream_merge.engines.native_log import NativeHits, NativeTombstones
+from stream_merge.engines.remembering import RemembersNatively
 from stream_merge.layout import Layout
 from stream_merge.plan import KeyBounds
 from stream_merge.snapshot import CommitRecord, TableSnapshot
 
 
-class NativeEngine:
+class NativeEngine(RemembersNatively):
     """Works on one batch through delta-rs.
 
     delta-rs writes transaction ids but neither checks nor orders them (1.6), so the id is read from
@@ -44,11 +44,9 @@ class NativeEngine:
         events: pa.Table,
         bounds: KeyBounds,
     ) -> None:
+        super().__init__(tombstones, events, bounds)
         self._table = target
-        self._log = tombstones
         self._layout = layout
-        self._events = events
-        self._bounds = bounds
 
     def find(self) -> TableSnapshot | None:
         """The target, freshly loaded."""
@@ -61,35 +59,6 @@ class NativeEngine:
             return []
         found = self._table.history(self._table.version - newer_than)
         return [commit for commit in found if newer_than < commit.version <= up_to]
-
-    def log_version(self) -> int | None:
-        """Newest version of the tombstone log; None while there is none for this target."""
-        return self._tombstones.version()
-
-    def remember(self, commit: SideCommit) -> None:
-        """Append the batch's deletes to the tombstone log."""
-        self._tombstones.remember(self._events.filter(self._events[names.DELETE_COLUMN]), commit)
-
-    def no_hits(self) -> NativeHits:
-        """Nothing found."""
-        return NativeHits()
-
-    def find_hits(self) -> NativeHits:
-        """Find the tombstones of the batch's keys."""
-        return self._tombstones.hits(self._events, self._bounds)
-
-    def find_late_hits(self, seen: NativeHits) -> NativeHits:
-        """Find the tombstones of the upserts that were merged."""
-        live = self._live(seen)
-        return self._tombstones.hits(live.filter(pc.invert(live[names.DELETE_COLUMN])), self._bounds)
-
-    def forget(self, hits: NativeHits, commit: SideCommit) -> None:
-        """Mark the tombstones of revived keys as overtaken."""
-        self._tombstones.forget(hits, commit)
-
-    def tidy(self) -> None:
-        """Tidy the tombstone log when it has many files."""
-        self._tombstones.tidy()
 
     def merge(self, hits: NativeHits, tag: CommitTag) -> MergeReport:
         """One merge in one commit: delete, update or insert each event, unless the row is newer."""
@@ -153,16 +122,3 @@ class NativeEngine:
             version=table.version if table.version != before else None,
             metrics=metrics,
         )
-
-    def _live(self, hits: NativeHits) -> pa.Table:
-        """The events that no tombstone refuses."""
-        if not hits.refused:
-            return self._events
-        return self._events.filter(pa.array(hits.kept(self._events.num_rows)))
-
-    @property
-    def _tombstones(self) -> NativeTombstones:
-        if self._log is None:
-            msg = "tombstones are switched off"
-            raise AssertionError(msg)
-        return self._log

@@ -44,6 +44,12 @@ class SparkHits(Hits):
     rows: DataFrame | None = None
     """Keys, `__stream_merge_sequence` (the tombstone's) and whether it refuses the event; one row per key."""
 
+    @classmethod
+    def of_refusals(cls, rows: DataFrame, *, refused: int, version: int | None) -> SparkHits:
+        """Hits that only refuse, found elsewhere: keys and tombstone sequence of each."""
+        flags = {_REFUSED: F.lit(True), _MARK: F.lit(False)}
+        return cls(refused=refused, version=version, rows=rows.withColumns(flags))
+
     def refusals(self) -> DataFrame:
         """Keys and tombstone sequence of the refused events; only where there are some."""
         return self._where(_REFUSED)
