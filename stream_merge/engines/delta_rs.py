@@ -24,6 +24,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 CHECKPOINT_INTERVAL_PROPERTY = "delta.checkpointInterval"
+_MOST_CHUNKS = 64
 DEFAULT_CHECKPOINT_INTERVAL = 10
 """Delta's default; delta-rs alone would take 100, and Spark would read ten times as many commits."""
 
@@ -94,6 +95,7 @@ class NativeTable:
         self._table = DeltaTable(self.location, storage_options=self._options)
         self._seen = self._last_commit()
         self._files: tuple[int, pa.Table] | None = None
+        self._rows: tuple[int, pa.Table] | None = None
         self._metadata: tuple[int, str, StructType, dict[str, str], tuple[str, ...]] | None = None
 
     @_no_panics
@@ -210,7 +212,9 @@ class NativeTable:
     @_no_panics
     def append(self, rows: pa.Table, *, transaction: tuple[str, int] | None) -> None:
         """Append on the handle's very version."""
+        before = self.version
         self._write(rows, "append", transaction)
+        self._keep(before, rows)
 
     @_no_panics
     def replace(self, rows: pa.Table) -> None:
@@ -237,6 +241,21 @@ class NativeTable:
     def query(self, sql: str) -> pa.Table:
         """The answer to a query (DataFusion SQL) in which the table is called `log`."""
         return pa.table(QueryBuilder().register("log", self._table).execute(sql).read_all())
+
+    @_no_panics
+    def rows(self) -> pa.Table:
+        """All rows, in memory; kept from version to version as long as only this handle appends."""
+        if self._rows is None or self._rows[0] != self.version:
+            self._rows = (self.version, self.query("SELECT * FROM log"))
+        return self._rows[1]
+
+    def _keep(self, before: int, appended: pa.Table) -> None:
+        """Add what was appended to the rows in memory, or forget these."""
+        kept, self._rows = self._rows, None
+        if kept is None or kept[0] != before or self.version != before + 1:
+            return
+        rows = pa.concat_tables([kept[1], appended.select(kept[1].column_names).cast(kept[1].schema)])
+        self._rows = (self.version, rows.combine_chunks() if rows[0].num_chunks > _MOST_CHUNKS else rows)
 
     @_no_panics
     def changes(self, version: int) -> pa.Table:

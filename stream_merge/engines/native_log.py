@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from stream_merge import names, retry
 from stream_merge.arrow_order import orderable
@@ -26,6 +28,9 @@ log = logging.getLogger(__name__)
 _ROW = "__stream_merge_row"
 TIDY_ENTRIES = 100_000
 """A log with more entries is only packed, unless it has doubled since it was last packed or cleared."""
+
+KEPT_ENTRIES = 100_000
+"""A log of up to so many entries is kept in memory: reading its files costs a millisecond or two each, every batch."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,16 +117,29 @@ class NativeTombstones:
         if found is None or not found.files().num_rows:
             return NativeHits(version=None if found is None else found.version)
         keys = list(self._layout.keys)
-        conditions = [*sql.bounds(bounds, "log"), *self._unexpired()]
-        wanted = ", ".join(sql.quote(name) for name in (*keys, names.SEQUENCE_COLUMN, names.REVIVED_COLUMN))
-        where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
-        entries = found.query(f"SELECT {wanted} FROM log{where}")
-        batch = events.select(keys)
+        entries = self._entries(found, bounds)
         entries = entries.cast(_with_types_of(entries.schema, events.schema))
+        # Most entries concern other keys; a set is cheaper to look into than a join is to build.
+        entries = entries.filter(pc.is_in(entries[keys[0]], value_set=events[keys[0]].combine_chunks()))
+        batch = events.select(keys)
         numbered = entries.select(keys).append_column(_ROW, pa.array(range(entries.num_rows), pa.int64()))
         rows = batch.append_column("__event", pa.array(range(batch.num_rows), pa.int64()))
         pairs = numbered.join(rows, keys, join_type="inner").select([_ROW, "__event"])
         return self._judged(entries, events, pairs, found.version)
+
+    def _entries(self, found: NativeTable, bounds: KeyBounds) -> pa.Table:
+        """Entries that may concern keys within the bounds: from memory where the log is small."""
+        wanted = [*self._layout.keys, names.SEQUENCE_COLUMN, names.REVIVED_COLUMN]
+        retention = self._spec.tombstone_retention_seconds
+        if _entries_of(found) <= KEPT_ENTRIES:
+            kept = found.rows()
+            if retention is not None:
+                oldest = pa.scalar(self._now - int(retention * 1_000_000), pa.timestamp("us", tz="UTC"))
+                kept = kept.filter(pc.greater_equal(kept[names.RECORDED_AT_COLUMN], oldest))
+            return kept.select(wanted)
+        conditions = [*sql.bounds(bounds, "log"), *self._unexpired()]
+        where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+        return found.query(f"SELECT {', '.join(map(sql.quote, wanted))} FROM log{where}")
 
     def tidy(self) -> None:
         """Pack small files when there are many; drop overtaken and expired entries when the log has doubled.
@@ -234,6 +252,12 @@ class NativeTombstones:
         oldest = self._now - int(retention * 1_000_000)
         recorded_at = sql.column("log", names.RECORDED_AT_COLUMN)
         return [f"{recorded_at} >= arrow_cast({oldest}, 'Timestamp(Microsecond, Some(\"UTC\"))')"]
+
+
+def _entries_of(found: NativeTable) -> float:
+    """How many entries a log has; endless where its statistics do not say."""
+    counts = found.files()["num_records"]
+    return math.inf if counts.null_count else pc.sum(counts).as_py() or 0
 
 
 def _with_types_of(schema: pa.Schema, wanted: pa.Schema) -> pa.Schema:
