@@ -17,6 +17,11 @@ class Reservations:
         self._lock = threading.Lock()
         self._taken = 0
 
+    @property
+    def promised(self) -> int:
+        """Bytes that running merges were promised."""
+        return self._taken
+
     def take(self, wanted: int, ceiling: int | None) -> int | None:
         """Promise that many bytes, or else say how many there are.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from stream_merge import (
     MergeSinks,
     RoutedMergeError,
 )
+from stream_merge.memory import reservations
 from stream_merge.names import sibling
 from stream_merge.testing import batch, target_rows
 
@@ -82,11 +83,12 @@ def event(table: str | None, key: int, name: str = "good", *, lsn: int = 1, op: 
 
 
 @pytest.fixture
-def fleet(spark: SparkSession, tmp_path: Path) -> Fleet:
-    """Each table holds a row with key 1 from batch 0."""
+def fleet(spark: SparkSession, tmp_path: Path) -> Iterator[Fleet]:
+    """Each table holds a row with key 1 from batch 0. In the end no merge holds memory, whatever has failed."""
     fleet = Fleet(spark, tmp_path)
     fleet.sinks()(fleet.batch(*(event(table, 1) for table in TABLES)), 0)
-    return fleet
+    yield fleet
+    assert reservations.promised == 0
 
 
 def test_each_table_gets_its_events_and_keeps_its_own_ledger_and_ids(fleet: Fleet):
