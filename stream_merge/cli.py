@@ -34,6 +34,7 @@ from stream_merge.errors import (
     ConfigError,
     ContractError,
     MergeFailedError,
+    RoutedMergeError,
 )
 from stream_merge.explain import explain as explain_table
 from stream_merge.files.reader import Folder
@@ -51,6 +52,7 @@ _EXIT_CODES: dict[type[Exception], int] = {
     ConfigError: CONFIGURATION,
     ContractError: DATA,
     MergeFailedError: DATA,
+    RoutedMergeError: DATA,
     CommitConflictError: AGAIN,
     CommitStateUnknownError: AGAIN,
     QueryFailedError: FAILED,

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from stream_merge import names
 from stream_merge.engines.delta_rs import NativeTable, open_table
-from stream_merge.engines.eligibility import of_table
+from stream_merge.engines.eligibility import of_columns, of_table
 from stream_merge.errors import ConfigError
 from stream_merge.snapshot import CommitRecord
 
@@ -52,7 +52,7 @@ class Explained:
     keys: str | None
     """Keys that the sink recorded; None where no sink has written yet."""
     native: str | None
-    """Why the native engine must not write this table; None when it may."""
+    """Why the native engine must not write this table; None when it may (an object store's: with `single_writer`)."""
     merges: tuple[MergedVersion, ...]
     """Newest first."""
     others: int
@@ -72,14 +72,15 @@ def explain(target: str, *, last: int = 20, storage_options: Mapping[str, str] |
     """
     table = _opened(target, storage_options)
     snapshot = table.snapshot()
-    refused = of_table(table, snapshot, "the table")
+    keys = snapshot.properties.get(names.KEYS_PROPERTY)
+    refused = of_table(table, snapshot, "the table") or of_columns(snapshot.schema, json.loads(keys or "[]"))
     commits = table.history(last)
     merges = tuple(_merges(commits))
     return Explained(
         version=snapshot.version,
         files=snapshot.files or 0,
         bytes=int(pc.sum(table.files()["size_bytes"]).as_py() or 0),
-        keys=snapshot.properties.get(names.KEYS_PROPERTY),
+        keys=keys,
         native=None if refused is None else refused.detail,
         merges=merges,
         others=len(commits) - len(merges),

@@ -75,6 +75,7 @@ class MicroBatch:
         self._now_micros = _now_micros()
         self._chosen: Engine[Any] | None = None
         self._merged_by: str | None = None
+        self._refused_by_merge = 0
         self._attempts = 0
         self._conflicts: Counter[str] = Counter()
         self._batch: Batch | None = None
@@ -227,10 +228,16 @@ class MicroBatch:
             return
         with self._clock.phase("tombstones"):
             revived = self._hits is not None and self._hits.revived > 0
-            if self._hits is not None and revived:
-                self._engine.forget(self._hits, self._side_commit("tombstones-forget"))
+            if revived:
+                self._on_either_engine(self._forget)
             if self._batch.deletes or revived:
                 self._tidy()
+
+    def _forget(self) -> None:
+        if self._hits is None:  # the other engine found them
+            self._hits = self._engine.find_hits()
+        if self._hits.revived:
+            self._engine.forget(self._hits, self._side_commit("tombstones-forget"))
 
     def _tidy(self) -> None:
         """Housekeeping of the log: the batch is done without it, and the next one tries again."""
@@ -246,6 +253,11 @@ class MicroBatch:
             self._batch.rows.release()
         if self._hits is not None:
             self._hits.release()
+
+    @property
+    def is_in_target(self) -> bool:
+        """Whether the target holds what this call had to merge; False also where nobody knows yet."""
+        return self.already_applied or (self._report is not None and self._report.version is not None)
 
     def result(self) -> MergeResult:
         """The ledger and everything else worth knowing."""
@@ -303,12 +315,17 @@ class MicroBatch:
         """Do something with the remembered deletes; where delta-rs cannot, Spark does it and the rest of the batch."""
         try:
             return action()
+        except MergeFailedError as err:
+            if not self._selector.fall_back(err):
+                raise
         except StreamMergeError:
             raise
         except Exception as err:
             if not self._selector.fall_back(err):
                 msg = f"reading or writing the remembered deletes of {self._spec.target!r} failed: {reason(err)}"
                 raise MergeFailedError(msg, target=self._spec.target, batch_id=self._batch_id) from err
+        if self._report is not None:
+            self._refused_by_merge = self._refused
         self._drop_hits()
         self._chosen = self._selector.engine()
         return action()
@@ -349,7 +366,7 @@ class MicroBatch:
 
     @property
     def _refused(self) -> int:
-        return 0 if self._hits is None else self._hits.refused
+        return self._refused_by_merge if self._hits is None else self._hits.refused
 
     @property
     def _engine(self) -> Engine[Any]:

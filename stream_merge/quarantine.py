@@ -76,11 +76,11 @@ def write(invalid: DataFrame, table: str, *, query: str, recorded_at: Column, co
     _append(invalid, table, error=error, query=query, recorded_at=recorded_at, commit=commit)
 
 
-def write_whole(events: DataFrame, table: str, *, reason: str, error: str, query: str, commit: SideCommit) -> None:
-    """Append all events of a batch as they came, valid or not, once per batch.
+def write_whole(events: DataFrame, table: str, *, reason: str, error: str, query: str, commit: SideCommit) -> bool:
+    """Append all events of a batch as they came, valid or not; False where this batch was the last one written.
 
     A batch older than the last one written is appended without a transaction id: under one, Delta would
-    drop it as repeated, and its events would be nowhere.
+    drop it as repeated, and its events would be nowhere. Such a batch is not recognised when it comes again.
 
     Args:
         events: as the source delivered them.
@@ -91,6 +91,8 @@ def write_whole(events: DataFrame, table: str, *, reason: str, error: str, query
         commit: application id of the role, batch id, a retry policy.
     """
     last = _last_batch(events.sparkSession, table, commit.app_id)
+    if last == commit.batch_id:
+        return False
     if last is not None and last > commit.batch_id:
         commit = replace(commit, app_id=None)
     corrupt = contract.corrupt_text(events.columns)
@@ -100,6 +102,7 @@ def write_whole(events: DataFrame, table: str, *, reason: str, error: str, query
         corrupt.alias(names.CORRUPT_COLUMN),
     )
     _append(kept, table, error=F.lit(error), query=query, recorded_at=F.current_timestamp(), commit=commit)
+    return True
 
 
 def is_written(session: SparkSession, table: str, *, app_id: str | None, batch_id: int) -> bool:

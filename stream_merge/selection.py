@@ -160,12 +160,19 @@ class Selector:
         )
         if not self._log_natively:
             return spark
+        try:
+            events = batch.rows.keys()
+        except Exception as err:
+            if not exceeds_driver_results(err):
+                raise
+            self._log_natively = False
+            return spark
         return MixedEngine(
             spark=spark,
             session=session,
             tombstones=self._native_log(),
             layout=layout,
-            events=batch.rows.keys(),
+            events=events,
             bounds=batch.bounds,
         )
 
@@ -204,6 +211,7 @@ class Selector:
         log.warning("native_engine_failed", extra={"target": self._spec.label, "error": reason(error)})
         self.release()
         if not choice.native:
+            self._choice = replace(choice, why=f"{choice.why}; delta-rs failed on the tombstones ({reason(error)})")
             return True
         why = f"delta-rs failed ({reason(error)}), nothing was committed"
         self._choice = Choice(native=False, why=why, work=choice.work, refusal="failed")

@@ -130,6 +130,7 @@ class MergeSink:
         self._sleep = time.sleep
         self._session = OwnSession()
         self._last_result: MergeResult | None = None
+        self._failed_late = False
 
     def __repr__(self) -> str:
         """Name the sink by what it was told."""
@@ -180,6 +181,7 @@ class MergeSink:
     def _micro_batch(self, batch_df: DataFrame, batch_id: int) -> Iterator[MicroBatch]:
         """The batch in the sink's own session; afterwards its result is kept, counted and logged."""
         clock = PhaseClock()
+        self._failed_late = False
         if not is_classic(batch_df):
             msg = (
                 "the batch belongs to a Spark Connect session, which gives no access to Delta's transaction ids and"
@@ -210,6 +212,9 @@ class MergeSink:
                 )
                 try:
                     yield micro_batch
+                except BaseException:
+                    self._failed_late = micro_batch.is_in_target
+                    raise
                 finally:
                     micro_batch.release()
         except Exception as err:
@@ -254,8 +259,29 @@ class MergeSink:
         (self._metrics or default_metrics()).prepare(who.query, self._spec.label)
         self._costs.expect(at_most)
 
+    def location(self, batch_df: DataFrame) -> str:
+        """Where the target lies, however it is spelled."""
+        return tables.location(self._session.of(batch_df), names.normal_path(self._spec.target))
+
+    def may_hold(self, batch_df: DataFrame, batch_id: int) -> bool:
+        """Whether the target may hold the batch whose call failed: its commit came first, or nobody can say."""
+        if self._failed_late:
+            return True
+        app_id = caller(batch_df, self._spec).app_id("target")
+        try:
+            found = self._store.find(self._session.of(batch_df), self._spec.target)
+            recorded = None if found is None or app_id is None else found.transaction(app_id)
+        except ConfigError:
+            return False  # what is there is no Delta table
+        except Exception:
+            log.warning("target_unreadable", extra={"target": self._spec.label, "batch_id": batch_id}, exc_info=True)
+            return True
+        return recorded is not None and recorded >= batch_id
+
     def set_aside(self, batch_df: DataFrame, batch_id: int, error: Exception) -> int:
         """Commit all events of a batch to the quarantine table instead of merging them, once per batch.
+
+        An event that also breaks the contract may be there already, for that reason.
 
         Returns: how many there are.
         Cost: two Spark jobs over the batch, one append.
@@ -268,10 +294,11 @@ class MergeSink:
         )
         events = in_session(batch_df, self._session.of(batch_df))
         count = events.count()
-        quarantine.write_whole(
+        written = quarantine.write_whole(
             events, spec.quarantine_table, reason=TARGET_FAILED, error=reason(error), query=who.query, commit=commit
         )
-        (self._metrics or default_metrics()).set_aside(who.query, spec.label, TARGET_FAILED, count)
+        if written:
+            (self._metrics or default_metrics()).set_aside(who.query, spec.label, TARGET_FAILED, count)
         return count
 
     def is_set_aside(self, batch_df: DataFrame, batch_id: int) -> bool:
@@ -280,4 +307,6 @@ class MergeSink:
         return quarantine.is_written(session, self._spec.quarantine_table, app_id=app_id, batch_id=batch_id)
 
     def _set_aside_id(self, batch_df: DataFrame) -> str | None:
-        return caller(batch_df, self._spec).app_id("quarantine-broken")
+        # By its name: a target that failed may have no readable id, and sinks may share a quarantine table.
+        target = names.normal_path(self._spec.target)
+        return caller(batch_df, self._spec).app_id("quarantine-broken", target_table_id=target)

@@ -14,7 +14,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import IntegralType, StringType
 
-from stream_merge import columns, names, quarantine, retry
+from stream_merge import columns, names, quarantine, retry, tables
 from stream_merge.commits import SideCommit
 from stream_merge.config import RetryPolicy
 from stream_merge.errors import CommitStateUnknownError, ConfigError, ContractError, RoutedMergeError
@@ -23,7 +23,15 @@ from stream_merge.metrics import MergeMetrics, default_metrics
 from stream_merge.own_session import OwnSession
 from stream_merge.results import UNKNOWN_ROUTE, MergeResult
 from stream_merge.sink import MergeSink
-from stream_merge.spark_internals import in_session, is_classic, materialised, reason, release
+from stream_merge.spark_internals import (
+    in_session,
+    is_classic,
+    is_stopping,
+    materialised,
+    reason,
+    release,
+    was_cancelled,
+)
 
 log = logging.getLogger(__name__)
 
@@ -44,8 +52,9 @@ class MergeSinks:
     Guarantees: a batch never ends with an event neither merged nor in a quarantine table. When a table
     fails under on_failure="fail", the others still get their events, then the batch fails; delivered
     again, it is skipped by id where it is applied. Under on_failure="quarantine" the events of the
-    failed table are committed to its sink's quarantine table and the batch goes on, unless nobody
-    can say whether the failed merge landed (`CommitStateUnknownError`): then the batch fails.
+    failed table are committed to its sink's quarantine table and the batch goes on. The batch fails all the
+    same where the table may hold the events already (it failed after its commit, or nobody can say), and
+    where the query was stopped or its jobs were cancelled.
 
     Args:
         sinks: value of the route to the sink that takes its events.
@@ -85,7 +94,8 @@ class MergeSinks:
         self._metrics = metrics
         self._session = OwnSession()
         self._pool = ThreadPoolExecutor(parallel or max(2, os.cpu_count() or 2), thread_name_prefix="stream_merge")
-        self._last_id: int | None = None
+        self._last: tuple[str | None, int] | None = None
+        self._announced = False
         self._last_results: dict[Route, MergeResult] = {}
         self._last_failures: dict[Route, Exception] = {}
 
@@ -117,15 +127,17 @@ class MergeSinks:
             msg = "the batch belongs to a Spark Connect session; run the query in a classic session"
             raise ConfigError(msg, batch_id=batch_id)
         who = caller_of(batch_df, app_id=self._app_id, name=None)
-        may_be_replay = self._last_id is None or batch_id <= self._last_id
-        first, self._last_id = self._last_id is None, batch_id
+        last, self._last = self._last, (who.identity, batch_id)
+        may_be_replay = last is None or last[0] != who.identity or batch_id <= last[1]
         self._last_results, self._last_failures = {}, {}
         routed, found = self._evaluated(batch_df)
         try:
-            if first:
+            if not self._announced:
+                self._expect_different_places(routed)
                 (self._metrics or default_metrics()).prepare(who.query, self._name)
                 for sink in self._sinks.values():
                     sink.announce(batch_df, at_most=found["received"])
+                self._announced = True
             if found["unrouted"]:
                 self._keep_unrouted(routed, batch_id, who, found["unrouted"])
             self._merge(routed, batch_id, sorted(found["routes"], key=list(self._sinks).index), may_be_replay)
@@ -145,13 +157,26 @@ class MergeSinks:
             route = self._route_by
         with_route = batch_df.withColumn(names.ROUTE_COLUMN, route)
         self._check_type(with_route)
-        known = columns.column(names.ROUTE_COLUMN).isin(list(self._sinks))
         return materialised(
             with_route,
             F.count(F.lit(1)).alias("received"),
-            F.count_if(~F.coalesce(known, F.lit(False))).alias("unrouted"),
-            F.collect_set(F.when(known, columns.column(names.ROUTE_COLUMN))).alias("routes"),
+            F.count_if(self._is_unrouted()).alias("unrouted"),
+            F.collect_set(F.when(~self._is_unrouted(), columns.column(names.ROUTE_COLUMN))).alias("routes"),
         )
+
+    def _is_unrouted(self) -> Column:
+        known = columns.column(names.ROUTE_COLUMN).isin(list(self._sinks))
+        return ~F.coalesce(known, F.lit(False))
+
+    def _expect_different_places(self, batch_df: DataFrame) -> None:
+        """Two names of one table would share its transaction ids: one sink would skip the other's events."""
+        places: dict[str, Route] = {}
+        for route, sink in self._sinks.items():
+            place = _canonical(sink.location(batch_df))
+            if place in places:
+                msg = f"routes {places[place]!r} and {route!r} lead to one table ({place}); give each its own target"
+                raise ConfigError(msg, target=sink.target)
+            places[place] = route
 
     def _check_type(self, with_route: DataFrame) -> None:
         dtype = with_route.schema[names.ROUTE_COLUMN].dataType
@@ -166,8 +191,7 @@ class MergeSinks:
 
     def _keep_unrouted(self, routed: DataFrame, batch_id: int, who: Caller, count: int) -> None:
         """Events without a sink: refused, or committed to the quarantine table before any table is merged."""
-        known = columns.column(names.ROUTE_COLUMN).isin(list(self._sinks))
-        lost = routed.where(~F.coalesce(known, F.lit(False)))
+        lost = routed.where(self._is_unrouted())
         values = [row[0] for row in lost.select(names.ROUTE_COLUMN).distinct().limit(_SHOWN + 1).collect()]
         shown = ", ".join(map(repr, values[:_SHOWN])) + (", ..." if len(values) > _SHOWN else "")
         if self._on_failure == "fail" or self._quarantine_target is None:
@@ -177,7 +201,7 @@ class MergeSinks:
             )
             raise ContractError(msg, reasons={UNKNOWN_ROUTE: count}, batch_id=batch_id)
         log.warning("events_without_a_sink", extra={"query": who.query, "batch_id": batch_id, "routes": shown})
-        quarantine.write_whole(
+        written = quarantine.write_whole(
             in_session(lost.drop(names.ROUTE_COLUMN), self._session.of(routed)),
             self._quarantine_target,
             reason=UNKNOWN_ROUTE,
@@ -189,7 +213,8 @@ class MergeSinks:
                 run=lambda attempt: retry.run(attempt, RetryPolicy(), sleep=time.sleep),
             ),
         )
-        (self._metrics or default_metrics()).set_aside(who.query, self._name, UNKNOWN_ROUTE, count)
+        if written:
+            (self._metrics or default_metrics()).set_aside(who.query, self._name, UNKNOWN_ROUTE, count)
 
     def _merge(self, routed: DataFrame, batch_id: int, routes: list[Route], may_be_replay: bool) -> None:
         """Each sink its events, side by side; failures are dealt with when all have ended."""
@@ -230,11 +255,13 @@ class MergeSinks:
 
     def _not_set_aside(self, routed: DataFrame, batch_id: int, route: Route, error: Exception) -> Exception | None:
         """Quarantine what a sink could not merge; the error that keeps the batch from ending, if there is one."""
-        if isinstance(error, CommitStateUnknownError):
-            return error  # the events may be in the table: only a replay can tell
-        sink = self._sinks[route]
+        if is_stopping(routed) or was_cancelled(error):
+            return error  # nothing is wrong with the table
+        sink, events = self._sinks[route], self._of(routed, route)
+        if isinstance(error, CommitStateUnknownError) or sink.may_hold(events, batch_id):
+            return error  # a replay finds out, and does what was left undone
         try:
-            count = sink.set_aside(self._of(routed, route), batch_id, error)
+            count = sink.set_aside(events, batch_id, error)
         except Exception as again:
             again.add_note(f"while events were quarantined that could not be merged: {reason(error)}")
             return again
@@ -254,6 +281,14 @@ class MergeSinks:
         error = RoutedMergeError(msg, failures=lost, target=self._sinks[route].target, batch_id=batch_id)
         error.__cause__ = first
         return error
+
+
+def _canonical(place: str) -> str:
+    """One spelling per table, as far as that can be told from outside."""
+    local = tables.local_path(place) if names.is_path(place) else None
+    if local is not None:
+        return os.path.realpath(local)
+    return place if names.is_path(place) else place.casefold()
 
 
 def _problems(

@@ -78,6 +78,28 @@ def streaming_query(batch_df: DataFrame) -> StreamingQueryInfo | None:
     return StreamingQueryInfo(id=query_id, name=None if query is None else query.name())
 
 
+def is_stopping(batch_df: DataFrame) -> bool:
+    """Whether the streaming query that this thread works for has been told to stop; its jobs are cancelled then."""
+    session = batch_df.sparkSession
+    query_id = session.sparkContext.getLocalProperty("sql.streaming.queryId")
+    if query_id is None:
+        return False
+    running = session._jsparkSession.sharedState().activeStreamingQueries()
+    query = running.get(_jvm(session).java.util.UUID.fromString(query_id))
+    return query is None or not query.isActive()
+
+
+def was_cancelled(error: BaseException) -> bool:
+    """Whether somebody cancelled the job behind an error, or interrupted its thread: then nothing is wrong with it."""
+    found: BaseException | None = error
+    while found is not None:
+        for class_name, message in java_causes(found):
+            if "Interrupted" in class_name or message.startswith("[SPARK_JOB_CANCELLED]"):
+                return True
+        found = found.__cause__
+    return False
+
+
 def materialised(
     df: DataFrame, *aggregates: Column, keep: Callable[[DataFrame], DataFrame] = lambda observed: observed
 ) -> tuple[DataFrame, dict[str, Any]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deliveries import ChangeStream, delete, ledger, upsert
+from deliveries import DEFAULTS, ChangeStream, delete, ledger, upsert
 from delta.tables import DeltaTable
 from pyspark.sql import SparkSession
 
@@ -342,15 +342,45 @@ def commit_info(commit: Path) -> dict[str, Any]:
 
 
 def test_a_log_that_delta_rs_cannot_read_is_left_to_spark(
-    spark: SparkSession, tmp_table: str, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, tmp_table: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ):
     stream = ChangeStream(spark, tmp_table, cluster_by="id")
     stream.deliver(upsert(1, "one", lsn=1), delete(9, lsn=5))
-    monkeypatch.setattr(NativeTable, "query", failing)
+    for broken in ("query", "append"):
+        monkeypatch.setattr(NativeTable, broken, failing)
 
-    result = stream.deliver(upsert(9, "late", lsn=4), upsert(2, "two", lsn=1))
+    result = stream.deliver(upsert(9, "late", lsn=4), upsert(2, "two", lsn=1), delete(1, lsn=6))
 
-    assert ledger(result) == {"received": 2, "stale": 1, "inserted": 1}
+    assert ledger(result) == {"received": 3, "stale": 1, "inserted": 1, "deleted": 1}
+    if request.config.option.engine == "auto":
+        assert "delta-rs failed on the tombstones" in result.plan
+
+
+def test_kept_tombstones_follow_other_writers_and_housekeeping(
+    spark: SparkSession, tmp_table: str, monkeypatch: pytest.MonkeyPatch
+):
+    """One sink, whose entries in memory grow by its own appends; whatever else happens to the log is read again."""
+    monkeypatch.setattr(log_rules, "TIDY_FILES", 4)
+    settings = {"schema": "id string, lsn bigint, op string, name string", "tombstone_retention_seconds": 3600}
+    stream = ChangeStream(spark, tmp_table, engine="native", **DEFAULTS, **settings)
+    sink, other = stream.sink(), ChangeStream(spark, tmp_table, engine="spark", app_id="other", **DEFAULTS, **settings)
+
+    def deliver(batch_id: int, *events: tuple[Any, ...]) -> dict[str, int]:
+        return ledger(run(sink, batch(spark, settings["schema"], *events), batch_id))
+
+    deliver(0, upsert("a", "one", lsn=1), upsert("b", "two", lsn=1))
+    deliver(1, delete("a", lsn=5))
+    assert deliver(2, upsert("a", "late", lsn=4)) == {"received": 1, "stale": 1}
+    run(other.sink(), batch(spark, settings["schema"], delete("c", lsn=9)), 0)
+    assert deliver(3, upsert("c", "late", lsn=8)) == {"received": 1, "stale": 1}
+    for batch_id in range(4, 10):
+        deliver(batch_id, delete("b", lsn=batch_id))
+    assert deliver(10, upsert("b", "late", lsn=3), upsert("c", "late", lsn=8), upsert("a", "back", lsn=6)) == {
+        "received": 3,
+        "stale": 2,
+        "inserted": 1,
+    }
+    assert deliver(11, upsert("a", "newer", lsn=7)) == {"received": 1, "updated": 1}
 
 
 def failing(*_: object) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from test_evaluated_once import jobs_so_far
@@ -18,12 +21,14 @@ from stream_merge import (
     CommitStateUnknownError,
     ConfigError,
     ContractError,
+    MergeFailedError,
     MergeMetrics,
     MergeSink,
     MergeSinks,
     RoutedMergeError,
 )
 from stream_merge.memory import reservations
+from stream_merge.microbatch import MicroBatch
 from stream_merge.names import sibling
 from stream_merge.testing import batch, target_rows
 
@@ -39,12 +44,15 @@ class Fleet:
         self.folder = folder
         self.registry = CollectorRegistry()
         self.metrics = MergeMetrics(self.registry)
+        self.engine = "auto"
+        self.quarantine: str | None = None
 
     def path(self, table: str) -> str:
         return str(self.folder / table)
 
     def sink(self, table: str, **settings: Any) -> MergeSink:
         wanted = {"app_id": "fleet", "metrics": self.metrics, "except_column_list": ["op", "source"], **settings}
+        wanted |= {"engine": self.engine, "quarantine_target": self.quarantine}
         return MergeSink(target=self.path(table), keys="id", sequence_by="lsn", apply_as_deletes="op = 'd'", **wanted)
 
     def sinks(self, **settings: Any) -> MergeSinks:
@@ -119,7 +127,7 @@ def test_each_table_gets_its_events_and_keeps_its_own_ledger_and_ids(fleet: Flee
 
 
 def test_the_source_is_evaluated_once_and_each_table_costs_one_more_job(fleet: Fleet):
-    """Natively; the jobs of Spark's MERGE come on top where it is chosen."""
+    """Natively; where Spark merges, its jobs come on top."""
     evaluations = fleet.spark.sparkContext.accumulator(0)
 
     def counted(name: str) -> str:
@@ -127,15 +135,14 @@ def test_the_source_is_evaluated_once_and_each_table_costs_one_more_job(fleet: F
         return name
 
     source = fleet.batch(*(event(table, key) for table in TABLES for key in (5, 6)))
+    fleet.engine = "native"
     sinks = fleet.sinks()
     before = jobs_so_far(fleet.spark)
 
     sinks(source.withColumn("name", F.udf(counted, useArrow=False)("name")), 1)
 
     assert evaluations.value == 6
-    engines = [result.engine for result in sinks.last_results.values()]
-    if engines == ["native"] * 3:
-        assert jobs_so_far(fleet.spark) - before == 1 + 3
+    assert jobs_so_far(fleet.spark) - before == 1 + 3
 
 
 def test_a_failing_table_fails_the_batch_and_a_replay_finds_the_others_done(fleet: Fleet):
@@ -190,6 +197,73 @@ def test_by_policy_the_events_of_a_failing_table_are_quarantined_once_and_not_me
     assert fleet.rows("orders") == [(1, 1, "good"), (4, 1, "good")]
 
 
+def test_two_failing_tables_may_share_a_quarantine(fleet: Fleet):
+    """Under one transaction id Delta would drop the second one's events as repeated."""
+    fleet.quarantine = fleet.path("shared")
+    for table in ("orders", "refunds"):
+        fleet.break_table(table)
+
+    for _ in range(2):
+        fleet.tolerant()(fleet.batch(event("orders", 2, "bad"), event("refunds", 3, "bad"), event("customers", 4)), 1)
+
+    assert [(e["source"], e["id"]) for _, _, e in fleet.quarantined(fleet.quarantine)] == [
+        ("orders", 2),
+        ("refunds", 3),
+    ]
+    assert fleet.rows("customers") == [(1, 1, "good"), (4, 1, "good")]
+
+
+def test_events_that_are_merged_already_are_not_quarantined(fleet: Fleet, monkeypatch: pytest.MonkeyPatch):
+    """What failed came after the commit; the replay does what was left undone."""
+    events = fleet.batch(event("orders", 2), event("customers", 2))
+    forget = MicroBatch.forget_revived
+
+    def failing(self: MicroBatch) -> None:
+        if self._spec.label == "orders":
+            msg = "after the commit"
+            raise MergeFailedError(msg)
+        forget(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MicroBatch, "forget_revived", failing)
+        with pytest.raises(RoutedMergeError, match="after the commit"):
+            fleet.tolerant()(events, 1)
+        with pytest.raises(RoutedMergeError, match="after the commit"):
+            fleet.tolerant()(events, 1)
+
+    again = fleet.tolerant()
+    again(events, 1)
+    assert {result.outcome for result in again.last_results.values()} == {"skipped_duplicate"}
+    assert fleet.rows("orders") == [(1, 1, "good"), (2, 1, "good")]
+    assert not Path(sibling(fleet.path("orders"), "__stream_merge_quarantine_")).exists()
+
+
+def test_a_cancelled_job_is_no_reason_to_quarantine(fleet: Fleet):
+    """Ctrl-C and a stop of the query cancel the jobs of healthy tables."""
+    context = fleet.spark.sparkContext
+
+    def cancel(number: int) -> int:
+        time.sleep(60)
+        return number
+
+    slow = fleet.batch(event("orders", 2)).withColumn("id", F.udf(cancel, "bigint", useArrow=False)("id"))
+    sinks = fleet.tolerant()
+    sink = fleet.sink("orders")
+    context.setJobGroup("doomed", "a batch that is cancelled", interruptOnCancel=True)
+    killer = threading.Timer(5, lambda: context._jsc.sc().cancelJobGroup("doomed"))
+    killer.start()
+    try:
+        with pytest.raises(Py4JJavaError) as raised:
+            sink(slow, 1)
+    finally:
+        killer.join()
+        context._jsc.sc().clearJobGroup()
+
+    routed = fleet.batch(event("orders", 2))
+    assert sinks._not_set_aside(routed, 1, "orders", raised.value) is raised.value
+    assert not Path(sibling(fleet.path("orders"), "__stream_merge_quarantine_")).exists()
+
+
 def test_an_older_batch_is_quarantined_too(fleet: Fleet):
     """Delta drops an append whose transaction id is lower than the recorded one: it must not be given one."""
     fleet.break_table("orders")
@@ -240,6 +314,7 @@ def test_by_policy_events_without_a_sink_are_quarantined_once(fleet: Fleet):
         (["unknown_route"], 1, {"source": "invoices", "id": 1, "lsn": 1, "op": "u", "name": "good"}),
         (["unknown_route"], 1, {"source": None, "id": 2, "lsn": 1, "op": "u", "name": "good"}),
     ]
+    assert fleet.events_total("unrouted", "quarantined") == 2
 
 
 def test_a_quarantine_that_cannot_be_written_fails_the_batch(fleet: Fleet):
@@ -322,6 +397,15 @@ def test_sinks_that_would_meet_are_refused(tmp_path: Path):
         MergeSinks({"a": sink("t"), "b": sink("u/t")}, route_by="source")
     with pytest.raises(ConfigError, match="name all by text or all by int"):
         MergeSinks({"a": sink("t"), 1: sink("u")}, route_by="source")
+
+
+def test_two_names_of_one_table_are_refused(fleet: Fleet, tmp_path: Path):
+    """One sink would take the other's transaction id for its own and skip its events."""
+    (tmp_path / "elsewhere").symlink_to(tmp_path)
+    twice = {"a": fleet.sink("orders", name="x"), "b": fleet.sink("elsewhere/orders", name="y")}
+
+    with pytest.raises(ConfigError, match="lead to one table"):
+        MergeSinks(twice, route_by="source")(fleet.batch(event("a", 2)), 1)
 
 
 @pytest.mark.parametrize(

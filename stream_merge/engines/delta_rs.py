@@ -24,7 +24,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 CHECKPOINT_INTERVAL_PROPERTY = "delta.checkpointInterval"
-_MOST_CHUNKS = 64
 DEFAULT_CHECKPOINT_INTERVAL = 10
 """Delta's default; delta-rs alone would take 100, and Spark would read ten times as many commits."""
 
@@ -42,6 +41,11 @@ MERGE_METRICS: Mapping[str, str] = {
     "rewrite_time_ms": "rewriteTimeMs",
 }
 """Metrics of a merge by delta-rs and what Delta calls them; delta-rs does not count the others."""
+
+
+MOST_KEPT_ROWS = 100_000
+"""Tables of up to so many rows may be kept in memory: reading many small files costs more."""
+_MOST_CHUNKS = 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -240,7 +244,9 @@ class NativeTable:
     @_no_panics
     def query(self, sql: str) -> pa.Table:
         """The answer to a query (DataFusion SQL) in which the table is called `log`."""
-        return pa.table(QueryBuilder().register("log", self._table).execute(sql).read_all())
+        found = pa.table(QueryBuilder().register("log", self._table).execute(sql).read_all())
+        # delta-rs answers with views, which Arrow cannot filter.
+        return found.cast(pa.schema([pa.field(f.name, _plain(f.type)) for f in found.schema]))
 
     @_no_panics
     def rows(self) -> pa.Table:
@@ -252,10 +258,14 @@ class NativeTable:
     def _keep(self, before: int, appended: pa.Table) -> None:
         """Add what was appended to the rows in memory, or forget these."""
         kept, self._rows = self._rows, None
-        if kept is None or kept[0] != before or self.version != before + 1:
+        if kept is None or kept[0] != before or self.version != before + 1 or kept[1].num_rows > MOST_KEPT_ROWS:
             return
-        rows = pa.concat_tables([kept[1], appended.select(kept[1].column_names).cast(kept[1].schema)])
-        self._rows = (self.version, rows.combine_chunks() if rows[0].num_chunks > _MOST_CHUNKS else rows)
+        try:
+            rows = pa.concat_tables([kept[1], appended.select(kept[1].column_names).cast(kept[1].schema)])
+            self._rows = (self.version, rows.combine_chunks() if rows[0].num_chunks > _MOST_CHUNKS else rows)
+        except (pa.ArrowException, KeyError):
+            # The append has landed; the rows are read again when they are wanted.
+            log.warning("rows_not_kept", extra={"table": self.location}, exc_info=True)
 
     @_no_panics
     def changes(self, version: int) -> pa.Table:
@@ -296,6 +306,19 @@ def as_merge_metrics(metrics: Mapping[str, Any]) -> dict[str, int]:
     if skipped is not None and "numTargetFilesAfterSkipping" in found:
         found["numTargetFilesBeforeSkipping"] = found["numTargetFilesAfterSkipping"] + int(skipped)
     return found
+
+
+def _plain(dtype: pa.DataType) -> pa.DataType:
+    """The type without views."""
+    if pa.types.is_string_view(dtype):
+        return pa.string()
+    if pa.types.is_binary_view(dtype):
+        return pa.binary()
+    if pa.types.is_struct(dtype):
+        return pa.struct([pa.field(f.name, _plain(f.type)) for f in dtype])
+    if pa.types.is_list(dtype):
+        return pa.list_(pa.field(dtype.value_field.name, _plain(dtype.value_type)))
+    return dtype
 
 
 def _metrics_of(history: Mapping[str, Any]) -> dict[str, int]:

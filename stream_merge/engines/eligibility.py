@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pyspark.sql.types import (
@@ -110,6 +111,18 @@ def of_log(layout: Layout, log: NativeTable, snapshot: TableSnapshot) -> Ineligi
     """Whether delta-rs can keep the remembered deletes, of which it sees keys and sequences only."""
     refused = layout.once("ineligible_keys", lambda: _of_keys(layout))
     return refused or of_table(log, snapshot, "the tombstone table")
+
+
+def of_columns(schema: StructType, keys: Sequence[str]) -> Ineligible | None:
+    """Whether delta-rs can carry and compare all columns of a table, as far as the table itself tells."""
+    for field in schema.fields:
+        problem = _of_name(field.name) or _of_type(field.dataType)
+        if problem:
+            return Ineligible(reason="column", detail=f"column {field.name!r} {problem}")
+        problem = _of_compared(field) if field.name in keys else None
+        if problem:
+            return Ineligible(reason="column", detail=problem)
+    return None
 
 
 def _of_keys(layout: Layout) -> Ineligible | None:

@@ -18,7 +18,7 @@ from stream_merge.config import MergeSpec
 from stream_merge.engines import log_rules
 from stream_merge.engines import native_sql as sql
 from stream_merge.engines.base import Hits
-from stream_merge.engines.delta_rs import NativeTable
+from stream_merge.engines.delta_rs import MOST_KEPT_ROWS, NativeTable
 from stream_merge.errors import MergeFailedError
 from stream_merge.layout import Layout
 from stream_merge.plan import KeyBounds
@@ -28,9 +28,6 @@ log = logging.getLogger(__name__)
 _ROW = "__stream_merge_row"
 TIDY_ENTRIES = 100_000
 """A log with more entries is only packed, unless it has doubled since it was last packed or cleared."""
-
-KEPT_ENTRIES = 100_000
-"""A log of up to so many entries is kept in memory: reading its files costs a millisecond or two each, every batch."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,7 +128,7 @@ class NativeTombstones:
         """Entries that may concern keys within the bounds: from memory where the log is small."""
         wanted = [*self._layout.keys, names.SEQUENCE_COLUMN, names.REVIVED_COLUMN]
         retention = self._spec.tombstone_retention_seconds
-        if _entries_of(found) <= KEPT_ENTRIES:
+        if _entries_of(found) <= MOST_KEPT_ROWS:
             kept = found.rows()
             if retention is not None:
                 oldest = pa.scalar(self._now - int(retention * 1_000_000), pa.timestamp("us", tz="UTC"))
