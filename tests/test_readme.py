@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from stream_merge import MergeSink, testing
+from stream_merge import MergeSink, MergeSinks, testing
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -32,6 +32,12 @@ def test_every_argument_of_the_sink_is_in_the_settings_table():
     named = set(re.findall(r"`(\w+)`", table))
 
     assert set(inspect.signature(MergeSink).parameters) <= named
+
+
+def test_every_argument_of_the_sinks_is_explained():
+    paragraph = README.split("`MergeSinks(sinks, ", 1)[1].split("\n\n", 1)[0]
+
+    assert [name for name in inspect.signature(MergeSinks).parameters if name not in f"sinks {paragraph}"] == []
 
 
 def test_every_make_target_that_the_readme_names_exists():
