@@ -7,6 +7,8 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,6 +84,44 @@ def base(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+FIRST_BATCH = ("before quarantine_invalid", "inside remember_deletes")
+BEFORE_COMMIT = ("after quarantine_invalid", "after remember_deletes")
+AFTER_COMMIT = ("after merge", "after recheck", "after forget_revived")
+
+
+@pytest.fixture(scope="module")
+def died(
+    request: pytest.FixtureRequest, base: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[str], Path]]:
+    """The table that a process left which died at a boundary.
+
+    A process needs half a minute, most of it to start, so two of them run beside the tests; only those that
+    the selected tests ask for.
+    """
+
+    def left_behind(boundary: str, folder: Path) -> Path:
+        table = folder / "table"
+        if boundary not in FIRST_BATCH:
+            shutil.copytree(base, folder, dirs_exist_ok=True)
+        race = ["--race"] if boundary in AFTER_COMMIT else []
+        batch_id = "0" if boundary in FIRST_BATCH else "1"
+        killed(folder.parent / "work", "--table", str(table), "--batch-id", batch_id, "--boundary", boundary, *race)
+        return table
+
+    wanted = [
+        item.callspec.params["boundary"]
+        for item in request.session.items
+        if isinstance(item, pytest.Function) and item.module is request.module and hasattr(item, "callspec")
+    ]
+    with ThreadPoolExecutor(2) as pool:
+        running = {}
+        for boundary in wanted:
+            folder = tmp_path_factory.mktemp("died") / "tables"
+            folder.mkdir()
+            running[boundary] = pool.submit(left_behind, boundary, folder)
+        yield lambda boundary: running[boundary].result()
+
+
 @pytest.fixture(scope="module")
 def undisturbed(spark: SparkSession, base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, State]:
     """What batches leave that nobody interrupted: the first, the second, the second with a rival."""
@@ -123,26 +163,24 @@ def test_the_scenario_holds_every_step(undisturbed: dict[str, State]):
     assert undisturbed["raced"].feed[-1] == [("delete", 6, 30, "raced")]
 
 
-@pytest.mark.parametrize("boundary", ["before quarantine_invalid", "inside remember_deletes"])
+@pytest.mark.parametrize("boundary", FIRST_BATCH)
 def test_a_crash_in_the_very_first_batch_leaves_no_trace(
-    spark: SparkSession, tmp_path: Path, undisturbed: dict[str, State], boundary: str
+    spark: SparkSession, died: Callable[[str], Path], undisturbed: dict[str, State], boundary: str
 ):
     """A target or a log of deletes that was created and not yet written to is taken as it is."""
-    table = tmp_path / "table"
-    killed(tmp_path / "work", "--table", str(table), "--batch-id", "0", "--boundary", boundary)
+    table = died(boundary)
     assert target_rows(spark, str(table)) == []
 
     assert deliver(spark, table, 0).outcome == "committed"
     assert state(spark, table) == undisturbed["first"]
 
 
-@pytest.mark.parametrize("boundary", ["after quarantine_invalid", "after remember_deletes"])
+@pytest.mark.parametrize("boundary", BEFORE_COMMIT)
 def test_a_crash_before_the_target_commit_is_as_if_the_batch_had_run_once(
-    spark: SparkSession, tmp_path: Path, base: Path, undisturbed: dict[str, State], boundary: str
+    spark: SparkSession, died: Callable[[str], Path], undisturbed: dict[str, State], boundary: str
 ):
     """Quarantine and remembered deletes are written before the target, each once per batch id."""
-    table = shutil.copytree(base, tmp_path / "copy") / "table"
-    killed(tmp_path / "work", "--table", str(table), "--batch-id", "1", "--boundary", boundary)
+    table = died(boundary)
     interrupted = state(spark, table)
     assert interrupted.rows == undisturbed["first"].rows
     assert interrupted.quarantined == undisturbed["second"].quarantined
@@ -154,13 +192,12 @@ def test_a_crash_before_the_target_commit_is_as_if_the_batch_had_run_once(
     assert state(spark, table) == undisturbed["second"]
 
 
-@pytest.mark.parametrize("boundary", ["after merge", "after recheck", "after forget_revived"])
+@pytest.mark.parametrize("boundary", AFTER_COMMIT)
 def test_a_crash_after_the_target_commit_does_not_skip_the_steps_after_it(
-    spark: SparkSession, tmp_path: Path, base: Path, undisturbed: dict[str, State], boundary: str
+    spark: SparkSession, died: Callable[[str], Path], undisturbed: dict[str, State], boundary: str
 ):
     """A batch found applied still undoes what a rival's delete refuses, and still forgets revived deletes."""
-    table = shutil.copytree(base, tmp_path / "copy") / "table"
-    killed(tmp_path / "work", "--table", str(table), "--batch-id", "1", "--boundary", boundary, "--race")
+    table = died(boundary)
     interrupted = state(spark, table)
     assert ((6, 30, "raced") not in interrupted.rows) == (boundary != "after merge")
     assert ((2, (20,), True) in interrupted.remembered) == (boundary == "after forget_revived")

@@ -109,15 +109,13 @@ class Bench:
 
 def sink_on(target: str, **settings: Any) -> MergeSink:
     """A sink for the bench's events, with tombstones unless told otherwise; it counts for itself."""
-    wanted = {"app_id": "bench", "metrics": MergeMetrics(CollectorRegistry()), **settings}
-    return MergeSink(
-        target=target,
-        keys="id",
-        sequence_by="lsn",
-        apply_as_deletes="op = 'd'",
-        except_column_list=["op"],
-        **wanted,
-    )
+    wanted = {
+        "app_id": "bench",
+        "metrics": MergeMetrics(CollectorRegistry()),
+        "except_column_list": ["op"],
+        **settings,
+    }
+    return MergeSink(target=target, keys="id", sequence_by="lsn", apply_as_deletes="op = 'd'", **wanted)
 
 
 def timed(action: Callable[[], object]) -> float:
