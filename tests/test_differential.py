@@ -309,6 +309,13 @@ class Run:
             key: {**row, SEQUENCE: sequence} if kept_apart else row for key, (sequence, row) in self.oracle.rows.items()
         }
 
+    def rows_from_the_source(self) -> dict[tuple[Any, ...], dict[str, Any]]:
+        """Without the columns that the source lacks: they go with the row when a delete comes before a newer upsert."""
+        return {
+            key: {name: value for name, value in row.items() if name not in self.shape.unknown}
+            for key, row in self.expected_rows().items()
+        }
+
     def keyed(self, rows: list[dict[str, Any]]) -> dict[tuple[Any, ...], dict[str, Any]]:
         return {tuple(row[key] for key in self.shape.keys): row for row in rows}
 
@@ -422,7 +429,7 @@ def test_any_two_cuts_of_a_history_without_ties_end_alike(
     for batch in cut(rng, events):
         other.deliver(batch)
 
-    assert ordered(one.expected_rows()) == ordered(other.expected_rows())
+    assert ordered(one.rows_from_the_source()) == ordered(other.rows_from_the_source())
     for run in (one, other):
         run.assert_rows()
         run.assert_feed()
