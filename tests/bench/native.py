@@ -89,7 +89,7 @@ def overhead(bench: Bench) -> list[Comparison]:
         bare_table = DeltaTable(bench.copy(table, "bare_native"))
         sink = sink_on(bench.copy(table, "over_sink"))
         make = partial(bench.events, events, low, int(rows * 1.01) + 1, deletes=True)
-        bare, ours = bench.alternate(make, partial(_bare, bench, bare_table), _through(bench, sink), warm_up=3)
+        bare, ours = bench.alternate(make, partial(_bare, bench, bare_table), _through(bench, sink), warm_up=12)
         limit = 1.3 * bare + 0.12
         seconds = sink.last_result.seconds if sink.last_result else {}
         found.append(
