@@ -17,7 +17,7 @@ from stream_merge.config import Engine, MergeSpec, OnInvalid, RetryPolicy, as_na
 from stream_merge.costs import CostModel
 from stream_merge.engines.spark import USER_METADATA_CONF
 from stream_merge.errors import ConfigError
-from stream_merge.identity import caller, claims
+from stream_merge.identity import Caller, caller, claims
 from stream_merge.layout import Layouts
 from stream_merge.metrics import MergeMetrics, default_metrics
 from stream_merge.microbatch import MicroBatch
@@ -288,7 +288,7 @@ class MergeSink:
         """
         spec, who = self._spec, caller(batch_df, self._spec)
         commit = SideCommit(
-            app_id=self._set_aside_id(batch_df),
+            app_id=self._set_aside_id(who),
             batch_id=batch_id,
             run=lambda attempt: retry.run(attempt, spec.retry, sleep=self._sleep),
         )
@@ -303,10 +303,10 @@ class MergeSink:
 
     def is_set_aside(self, batch_df: DataFrame, batch_id: int) -> bool:
         """Whether `set_aside` has committed this batch before: then it must not be merged any more."""
-        session, app_id = self._session.of(batch_df), self._set_aside_id(batch_df)
+        session, app_id = self._session.of(batch_df), self._set_aside_id(caller(batch_df, self._spec))
         return quarantine.is_written(session, self._spec.quarantine_table, app_id=app_id, batch_id=batch_id)
 
-    def _set_aside_id(self, batch_df: DataFrame) -> str | None:
+    def _set_aside_id(self, who: Caller) -> str | None:
         # By its name: a target that failed may have no readable id, and sinks may share a quarantine table.
         target = names.normal_path(self._spec.target)
-        return caller(batch_df, self._spec).app_id("quarantine-broken", target_table_id=target)
+        return who.app_id("quarantine-broken", target_table_id=target)

@@ -101,9 +101,9 @@ def _of_layout(layout: Layout) -> Ineligible | None:
     if layout.new_columns:
         return Ineligible(reason="schema_change", detail=f"column(s) {list(layout.new_columns)!r} are new")
     for stored in layout.stored:
-        problem = _of_name(stored.name) or _of_type(stored.dtype)
-        if problem:
-            return Ineligible(reason="column", detail=f"column {stored.name!r} {problem}")
+        refused = _of_column(stored.name, stored.dtype)
+        if refused:
+            return refused
     return _of_keys(layout)
 
 
@@ -116,24 +116,29 @@ def of_log(layout: Layout, log: NativeTable, snapshot: TableSnapshot) -> Ineligi
 def of_columns(schema: StructType, keys: Sequence[str]) -> Ineligible | None:
     """Whether delta-rs can carry and compare all columns of a table, as far as the table itself tells."""
     for field in schema.fields:
-        problem = _of_name(field.name) or _of_type(field.dataType)
-        if problem:
-            return Ineligible(reason="column", detail=f"column {field.name!r} {problem}")
-        problem = _of_compared(field) if field.name in keys else None
-        if problem:
-            return Ineligible(reason="column", detail=problem)
+        refused = _of_key(field) if field.name in keys else _of_column(field.name, field.dataType)
+        if refused:
+            return refused
     return None
 
 
 def _of_keys(layout: Layout) -> Ineligible | None:
     for field in (*layout.key_fields, *_scalars(layout.sequence_type)):
-        problem = _of_name(field.name) or _of_type(field.dataType)
-        if problem:
-            return Ineligible(reason="column", detail=f"{field.name!r} {problem}")
-        problem = _of_compared(field)
-        if problem:
-            return Ineligible(reason="column", detail=problem)
+        refused = _of_key(field)
+        if refused:
+            return refused
     return None
+
+
+def _of_column(name: str, dtype: DataType) -> Ineligible | None:
+    problem = _of_name(name) or _of_type(dtype)
+    return Ineligible(reason="column", detail=f"column {name!r} {problem}") if problem else None
+
+
+def _of_key(field: StructField) -> Ineligible | None:
+    problem = _of_compared(field)
+    refused = _of_column(field.name, field.dataType)
+    return refused or (Ineligible(reason="column", detail=problem) if problem else None)
 
 
 def _of_protocol(protocol: Protocol, what: str) -> Ineligible | None:

@@ -127,11 +127,10 @@ class NativeTombstones:
     def _entries(self, found: NativeTable, bounds: KeyBounds) -> pa.Table:
         """Entries that may concern keys within the bounds: from memory where the log is small."""
         wanted = [*self._layout.keys, names.SEQUENCE_COLUMN, names.REVIVED_COLUMN]
-        retention = self._spec.tombstone_retention_seconds
         if _entries_of(found) <= MOST_KEPT_ROWS:
             kept = found.rows()
-            if retention is not None:
-                oldest = pa.scalar(self._now - int(retention * 1_000_000), pa.timestamp("us", tz="UTC"))
+            if self._oldest_micros is not None:
+                oldest = pa.scalar(self._oldest_micros, pa.timestamp("us", tz="UTC"))
                 kept = kept.filter(pc.greater_equal(kept[names.RECORDED_AT_COLUMN], oldest))
             return kept.select(wanted)
         conditions = [*sql.bounds(bounds, "log"), *self._unexpired()]
@@ -242,13 +241,17 @@ class NativeTombstones:
         found = self._open_log()
         return None if found is None or log_rules.log_of(self._target_id, found.snapshot()) is None else found
 
-    def _unexpired(self) -> list[str]:
+    @property
+    def _oldest_micros(self) -> int | None:
+        """When the oldest entry that still counts was recorded, microseconds since the epoch; None: all count."""
         retention = self._spec.tombstone_retention_seconds
-        if retention is None:
+        return None if retention is None else self._now - int(retention * 1_000_000)
+
+    def _unexpired(self) -> list[str]:
+        if self._oldest_micros is None:
             return []
-        oldest = self._now - int(retention * 1_000_000)
         recorded_at = sql.column("log", names.RECORDED_AT_COLUMN)
-        return [f"{recorded_at} >= arrow_cast({oldest}, 'Timestamp(Microsecond, Some(\"UTC\"))')"]
+        return [f"{recorded_at} >= arrow_cast({self._oldest_micros}, 'Timestamp(Microsecond, Some(\"UTC\"))')"]
 
 
 def _entries_of(found: NativeTable) -> float:
@@ -258,6 +261,6 @@ def _entries_of(found: NativeTable) -> float:
 
 
 def _with_types_of(schema: pa.Schema, wanted: pa.Schema) -> pa.Schema:
-    """The schema with the types of equally named columns: delta-rs answers with views and other encodings."""
+    """The schema with the types of equally named columns: delta-rs answers with other encodings."""
     types = {field.name: field.type for field in wanted}
     return pa.schema([pa.field(field.name, types.get(field.name, field.type)) for field in schema])
