@@ -7,6 +7,9 @@ INSTALLED := .venv/.installed
 # Found once per command; a JDK is installed through apt when none is there and the user is root.
 WITH_JAVA := home=$$(deployments/setup.sh java) && JAVA_HOME="$$home" PATH="$(CURDIR)/.venv/bin:$$home/bin:$$PATH"
 
+# A file stays in one process: its tests share what they have built.
+PYTEST := .venv/bin/python -m pytest -n 2 --dist loadfile
+
 BEHAVIOUR := $(wildcard tests/test_contract_*.py) tests/test_differential.py tests/test_conflicts.py
 
 help:  ## this list
@@ -18,12 +21,12 @@ setup: $(INSTALLED)  ## virtual environment, locked packages, JDK
 demo: $(INSTALLED)  ## merge a generated change stream and watch it; ARGS="--conflict" and others
 	@$(WITH_JAVA) .venv/bin/stream-merge demo $(ARGS)
 
-test: $(INSTALLED)  ## all tests; ARGS="-k name" selects
-	@$(WITH_JAVA) .venv/bin/python -m pytest $(ARGS)
+test: $(INSTALLED)  ## all tests, in two processes; ARGS="-k name" selects, ARGS="-n 0" takes one
+	@$(WITH_JAVA) $(PYTEST) $(ARGS)
 
 test-all: test  ## all tests, then what a sink does once more on Spark alone and with the engine changing at random
-	@$(WITH_JAVA) .venv/bin/python -m pytest --engine spark $(BEHAVIOUR) $(ARGS)
-	@$(WITH_JAVA) .venv/bin/python -m pytest --engine random $(BEHAVIOUR) $(ARGS)
+	@$(WITH_JAVA) $(PYTEST) --engine spark $(BEHAVIOUR) $(ARGS)
+	@$(WITH_JAVA) $(PYTEST) --engine random $(BEHAVIOUR) $(ARGS)
 
 check: lint format types imports  ## lint, format, types, import contract
 
