@@ -1,7 +1,7 @@
 # Every target does its own set-up: `make demo` on a fresh machine needs nothing but Python 3.11 and Java 17.
 SHELL := bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all check lint format types imports bench dashboard lock clean
+.PHONY: help setup demo jars test test-all check lint format types imports bench dashboard lock clean
 
 INSTALLED := .venv/.installed
 # Found once per command; a JDK is installed through apt when none is there and the user is root.
@@ -21,10 +21,12 @@ setup: $(INSTALLED)  ## virtual environment, locked packages, JDK
 demo: $(INSTALLED)  ## merge a generated change stream and watch it; ARGS="--conflict" and others
 	@$(WITH_JAVA) .venv/bin/stream-merge demo $(ARGS)
 
+jars: .jars/spark/.copied  ## jars of Spark's Kafka connector, for 'stream-merge run --jars .jars/spark'
+
 test: $(INSTALLED)  ## all tests, in two processes; ARGS="-k name" selects, ARGS="-n 0" takes one
 	@$(WITH_JAVA) $(PYTEST) $(ARGS)
 
-test-all: test  ## all tests, then what a sink does once more on Spark alone and with the engine changing at random
+test-all: .jars/spark/.copied .jars/services/.copied test  ## all tests, then what a sink does once more on Spark alone and with the engine changing at random
 	@$(WITH_JAVA) $(PYTEST) --engine spark $(BEHAVIOUR) $(ARGS)
 	@$(WITH_JAVA) $(PYTEST) --engine random $(BEHAVIOUR) $(ARGS)
 
@@ -53,8 +55,17 @@ lock:  ## write requirements.lock again from pyproject.toml (needs uv); a releas
 		--extra dev --output-file requirements.lock pyproject.toml
 
 clean:  ## remove everything that make and the tools made
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist spark-warehouse metastore_db derby.log
+	rm -rf .venv .jars .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist spark-warehouse metastore_db derby.log
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.jars/spark/.copied: deployments/pom.xml
+	@home=$$(deployments/setup.sh java) && JAVA_HOME="$$home" deployments/setup.sh jars $< $(@D)
+	@touch $@
+
+.jars/services/.copied: tests/services/pom.xml
+	@home=$$(deployments/setup.sh java) && JAVA_HOME="$$home" deployments/setup.sh jars $< $(@D)
+	@deployments/setup.sh postgres >/dev/null
+	@touch $@
 
 $(INSTALLED): requirements.lock pyproject.toml deployments/setup.sh
 	@deployments/setup.sh venv

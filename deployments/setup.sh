@@ -3,6 +3,8 @@
 #
 #   deployments/setup.sh venv    make .venv and install the locked packages
 #   deployments/setup.sh java    print the home of a JDK that Spark 4.2 can use; install one through apt when root
+#   deployments/setup.sh jars POM DIR    copy what a POM names, and all that it needs, into a folder
+#   deployments/setup.sh postgres        print the folder of PostgreSQL's server programs; install it through apt when root
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -83,8 +85,44 @@ need_java() {
     echo "$home"
 }
 
+copy_jars() {
+    local pom=$1 folder=$2
+    if ! command -v mvn >/dev/null; then
+        can_install || fail "mvn is missing, which gets the jars of $pom. Install Maven (Debian, Ubuntu: apt install maven)."
+        apt_install "Maven" maven
+    fi
+    say "getting the jars of $pom (a minute the first time)"
+    mkdir -p "$folder"
+    mvn -q -B -f "$pom" dependency:copy-dependencies -DoutputDirectory="$(cd "$folder" && pwd)" -DincludeScope=runtime \
+        || fail "mvn could not get the jars of $pom; what it said is above."
+}
+
+find_postgres() {
+    local folder
+    for folder in ${POSTGRES_BIN:+"$POSTGRES_BIN"} /usr/lib/postgresql/*/bin /opt/homebrew/opt/postgresql*/bin; do
+        if [ -x "$folder/initdb" ]; then
+            echo "$folder"
+            return
+        fi
+    done
+}
+
+need_postgres() {
+    local folder
+    folder=$(find_postgres)
+    if [ -z "$folder" ]; then
+        can_install || fail "PostgreSQL's server programs were not found. Install them (Debian, Ubuntu: apt install postgresql) or set POSTGRES_BIN to their folder."
+        apt_install "PostgreSQL" postgresql
+        folder=$(find_postgres)
+        [ -n "$folder" ] || fail "apt-get installed PostgreSQL, but no initdb is under /usr/lib/postgresql. Set POSTGRES_BIN to its folder."
+    fi
+    echo "$folder"
+}
+
 case "${1:-}" in
     venv) make_venv ;;
     java) need_java ;;
-    *) fail "usage: deployments/setup.sh venv|java" ;;
+    jars) copy_jars "$2" "$3" ;;
+    postgres) need_postgres ;;
+    *) fail "usage: deployments/setup.sh venv|java|jars POM DIR|postgres" ;;
 esac

@@ -101,8 +101,13 @@ class MergeSpec:
     """Credentials of the native engine for object stores; never logged, never in a repr."""
     native_memory_bytes: int | None = None
     """Ceiling for the native engine's driver memory; None: chosen from what is free."""
-    accepts_corrupt_text: bool = False
-    """Whether the source may carry `__stream_merge_corrupt`; only the file reader's sinks do."""
+    source_columns: frozenset[str] = frozenset()
+    """Those of `names.SOURCE_COLUMNS` that the source carries; from other sources they are refused."""
+    position_components: int | None = None
+    """So many leading components of the sequence are where the event stands in the source's log; the others only
+    tell deliveries apart. An event that repeats a row in every column and in these is no change. None: all are."""
+    skip_unchanged: bool = False
+    """Whether an event that repeats a row in every column is no change even with a newer sequence."""
 
     def __post_init__(self) -> None:
         problems = _problems(self)

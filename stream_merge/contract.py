@@ -44,7 +44,7 @@ def _projection(source_names: list[str], layout: Layout) -> list[Column]:
     valid_sequence = F.struct(
         *(value.alias(field.name) for value, field in zip(layout.sequence_source, layout.sequence_fields, strict=True))
     )
-    reasons = _reasons(layout, corrupt)
+    reasons = _reasons(layout, source_names, corrupt)
     event = event_text(source_names)
     return [
         *layout.stored_values,
@@ -58,7 +58,7 @@ def _projection(source_names: list[str], layout: Layout) -> list[Column]:
 
 def event_text(source_names: list[str]) -> Column:
     """A whole event as JSON, as the quarantine keeps it."""
-    source_columns = [columns.column(name) for name in source_names if name != names.CORRUPT_COLUMN]
+    source_columns = [columns.column(name) for name in source_names if name not in names.SOURCE_COLUMNS]
     return F.to_json(F.struct(*source_columns), _WHOLE_EVENT)
 
 
@@ -69,15 +69,16 @@ def corrupt_text(source_names: list[str]) -> Column:
     return F.lit(None).cast("string")
 
 
-def _reasons(layout: Layout, corrupt: Column) -> Column:
+def _reasons(layout: Layout, source_names: list[str], corrupt: Column) -> Column:
     """All reasons that hold; of an undecodable line nothing else is known."""
-    source_names = {c.name: c.source_name for c in layout.stored}
-    null_key = columns.any_of(columns.column(source_names[key]).isNull() for key in layout.keys)
+    named = {c.name: c.source_name for c in layout.stored}
+    null_key = columns.any_of(columns.column(named[key]).isNull() for key in layout.keys)
     null_sequence = columns.any_of(
         columns.holds_null(value, field.dataType)
         for value, field in zip(layout.sequence_source, layout.sequence_fields, strict=True)
     )
-    broken = F.array_compact(
-        F.array(F.when(null_key, F.lit("null_key")), F.when(null_sequence, F.lit("null_sequence")))
-    )
-    return F.when(corrupt.isNotNull(), F.array(F.lit("undecodable"))).when(null_key | null_sequence, broken)
+    holding = {"null_key": null_key, "null_sequence": null_sequence}
+    if names.UNAVAILABLE_COLUMN in source_names:
+        holding["unavailable_value"] = columns.column(names.UNAVAILABLE_COLUMN).isNotNull()
+    broken = F.array_compact(F.array(*(F.when(holds, F.lit(reason)) for reason, holds in holding.items())))
+    return F.when(corrupt.isNotNull(), F.array(F.lit("undecodable"))).when(columns.any_of(holding.values()), broken)

@@ -27,11 +27,11 @@ class Caller:
     identity: str | None
     """What batch ids belong to; None writes no transaction id."""
 
-    def app_id(self, role: names.Role, *, target_table_id: str | None = None) -> str | None:
+    def app_id(self, role: names.Role, *, about: str | None = None) -> str | None:
         """Application id of one commit, or None."""
         if self.identity is None:
             return None
-        return names.transaction_app_id(self.identity, role, target_table_id=target_table_id)
+        return names.transaction_app_id(self.identity, role, about=about)
 
 
 def caller(batch_df: DataFrame, spec: MergeSpec) -> Caller:

@@ -190,8 +190,7 @@ class _Finder:
         self.spec = spec
         self.case_sensitive = case_sensitive
         self.problems: list[str] = []
-        hidden = {names.CORRUPT_COLUMN} if spec.accepts_corrupt_text else set()
-        self.fields = [f for f in source.schema.fields if f.name not in hidden]
+        self.fields = [f for f in source.schema.fields if f.name not in spec.source_columns]
         self.names = [f.name for f in self.fields]
 
     def find(self, name: str, setting: str) -> StructField | None:

@@ -22,6 +22,7 @@ from stream_merge.engines.base import CommitTag, Engine, Hits, MergeReport
 from stream_merge.engines.log_rules import log_of
 from stream_merge.errors import CommitConflictError, ContractError, MergeFailedError, StreamMergeError
 from stream_merge.identity import Caller
+from stream_merge.intake import Intake
 from stream_merge.layout import Layouts
 from stream_merge.ledger import settle
 from stream_merge.metrics import MergeMetrics
@@ -58,6 +59,7 @@ class MicroBatch:
         sleep: Callable[[float], None],
         user_metadata: str | None,
         first_call: bool,
+        intake: Intake,
     ) -> None:
         self._spec = spec
         self._source = source
@@ -72,6 +74,7 @@ class MicroBatch:
         self._sleep = sleep
         self._user_metadata = user_metadata
         self._first_call = first_call
+        self._intake = intake
         self._now_micros = _now_micros()
         self._chosen: Engine[Any] | None = None
         self._merged_by: str | None = None
@@ -158,6 +161,16 @@ class MicroBatch:
                 )
                 self._expect_same_layout(self._found)
             self._found = tables.prepared(self._session, spec.target, self._found, layout, properties)
+
+    def quarantine_undecodable(self) -> None:
+        """Write what never became an event to the quarantine table, once per batch."""
+        if self._intake.undecodable is None:
+            return
+        with self._clock.phase("quarantine"):
+            about = names.normal_path(self._spec.target) if self._found is None else self._found.table_id
+            app_id = self._caller.app_id("quarantine-undecodable", about=about)
+            commit = SideCommit(app_id=app_id, batch_id=self._batch_id, run=self._run)
+            quarantine.write_undecodable(self._intake.undecodable, self._spec.quarantine_table, commit=commit)
 
     def quarantine_invalid(self) -> None:
         """Write the events that break the contract to the quarantine table, once per batch."""
@@ -417,12 +430,13 @@ class MicroBatch:
             "engine": self._engine.name,
             "plan": self._selector.why,
             "token": token,
+            **self._intake.recorded,
         }
         metadata = json.dumps({"stream_merge": ours, "user": self._user_metadata})
         return CommitTag(app_id=self._caller.app_id(role), batch_id=self._batch_id, user_metadata=metadata, token=token)
 
     def _side_commit(self, role: names.Role) -> SideCommit:
-        app_id = self._caller.app_id(role, target_table_id=self._existing().table_id)
+        app_id = self._caller.app_id(role, about=self._existing().table_id)
         return SideCommit(app_id=app_id, batch_id=self._batch_id, run=self._run)
 
     def _is_recorded(self, found: TableSnapshot) -> bool:

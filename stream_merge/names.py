@@ -19,6 +19,9 @@ ALONE_COLUMN = "__stream_merge_alone"
 ROUTE_COLUMN = "__stream_merge_route"
 CORRUPT_COLUMN = "__stream_merge_corrupt"
 """Raw text of a line that the file reader could not parse; only `stream_merge.files` hands it to the sink."""
+UNAVAILABLE_COLUMN = "__stream_merge_unavailable"
+"""Columns whose value nobody has; only jobs hand it to the sink."""
+SOURCE_COLUMNS = frozenset({CORRUPT_COLUMN, UNAVAILABLE_COLUMN})
 
 TOMBSTONE_TABLE_PREFIX = "__stream_merge_tombstones_"
 QUARANTINE_TABLE_PREFIX = "__stream_merge_quarantine_"
@@ -129,14 +132,17 @@ def identity(*, query_id: str | None, app_id: str | None, name: str | None) -> s
     return "/".join(part for part in (app_id, query_id, name) if part is not None)
 
 
-def transaction_app_id(identity: str, role: Role, *, target_table_id: str | None = None) -> str:
+def transaction_app_id(identity: str, role: Role, *, about: str | None = None) -> str:
     """Delta application id of one commit of a batch: no two commits of a batch share one.
 
-    Side tables outlive a dropped target, so their ids carry the target's Delta table id: batches that
-    are delivered from 0 again, to a target made anew, must not be taken for those of the old one.
+    Args:
+        identity: whom batch ids belong to.
+        role: what the commit is for.
+        about: what else tells it from commits to the same table. Side tables outlive a dropped target, so
+            their ids carry the target's Delta table id: batches that are delivered from 0 again, to a
+            target made anew, must not be taken for those of the old one.
     """
-    parts = [identity, role] if target_table_id is None else [identity, role, target_table_id]
-    return "/".join(parts)
+    return "/".join([identity, role] if about is None else [identity, role, about])
 
 
 def sql_string(text: str) -> str:

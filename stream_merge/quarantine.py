@@ -76,6 +76,20 @@ def write(invalid: DataFrame, table: str, *, query: str, recorded_at: Column, co
     _append(invalid, table, error=error, query=query, recorded_at=recorded_at, commit=commit)
 
 
+def write_undecodable(rows: DataFrame, table: str, *, commit: SideCommit) -> None:
+    """Append records that never became events, once per batch.
+
+    Args:
+        rows: columns of `SCHEMA`.
+        table: catalog name or path; created when it is missing.
+        commit: application id of the role, batch id, the sink's retry policy.
+    """
+    _create_if_missing(rows.sparkSession, table)
+    append_once(
+        rows.select(*(columns.column(f.name).cast(f.dataType).alias(f.name) for f in SCHEMA.fields)), table, commit
+    )
+
+
 def write_whole(events: DataFrame, table: str, *, reason: str, error: str, query: str, commit: SideCommit) -> bool:
     """Append all events of a batch as they came, valid or not; False where this batch was the last one written.
 
@@ -115,9 +129,13 @@ def _last_batch(session: SparkSession, table: str, app_id: str | None) -> int | 
     return None if found is None or app_id is None else found.transaction(app_id)
 
 
+def _create_if_missing(session: SparkSession, table: str) -> None:
+    if tables.find(session, table) is None:
+        tables.create(session, table, SCHEMA.fields, properties={})
+
+
 def _append(rows: DataFrame, table: str, *, error: Column, query: str, recorded_at: Column, commit: SideCommit) -> None:
-    if tables.find(rows.sparkSession, table) is None:
-        tables.create(rows.sparkSession, table, SCHEMA.fields, properties={})
+    _create_if_missing(rows.sparkSession, table)
     known: dict[str, Column] = {
         "reasons": columns.column(names.REASONS_COLUMN),
         "query": F.lit(query),

@@ -12,7 +12,7 @@ OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 FATES = ("quarantined", "collapsed", "stale", "unaffected", "inserted", "updated", "deleted")
 """Every received event has exactly one of these."""
 
-REASONS = ("null_key", "null_sequence", "undecodable")
+REASONS = ("null_key", "null_sequence", "unavailable_value", "undecodable")
 """Why an event is quarantined; one event can have several."""
 
 CONFLICTS = (

@@ -138,6 +138,7 @@ class Selector:
             msg = f"target {spec.target!r} was readable by delta-rs a moment ago"
             raise AssertionError(msg)
         return NativeEngine(
+            spec=spec,
             target=target,
             tombstones=self._native_log() if spec.tombstones else None,
             layout=layout,

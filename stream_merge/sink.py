@@ -18,6 +18,7 @@ from stream_merge.costs import CostModel
 from stream_merge.engines.spark import USER_METADATA_CONF
 from stream_merge.errors import ConfigError
 from stream_merge.identity import Caller, caller, claims
+from stream_merge.intake import Intake
 from stream_merge.layout import Layouts
 from stream_merge.metrics import MergeMetrics, default_metrics
 from stream_merge.microbatch import MicroBatch
@@ -136,9 +137,22 @@ class MergeSink:
         """Name the sink by what it was told."""
         return f"MergeSink(target={self._spec.target!r}, keys={list(self._spec.keys)!r}, name={self._spec.name!r})"
 
-    def accepting_corrupt_text(self) -> MergeSink:
-        """The same sink for sources that carry unparseable lines as `__stream_merge_corrupt` (see `files`)."""
-        self._spec = replace(self._spec, accepts_corrupt_text=True)
+    def for_source(
+        self, *carries: str, position_components: int | None = None, skip_unchanged: bool = False
+    ) -> MergeSink:
+        """The same sink for a source of this package.
+
+        Args:
+            carries: columns of `names.SOURCE_COLUMNS` that its batches have.
+            position_components: see `MergeSpec.position_components`.
+            skip_unchanged: see `MergeSpec.skip_unchanged`.
+        """
+        self._spec = replace(
+            self._spec,
+            source_columns=frozenset(carries),
+            position_components=position_components,
+            skip_unchanged=skip_unchanged,
+        )
         self._layouts = Layouts(self._spec)
         return self
 
@@ -162,7 +176,11 @@ class MergeSink:
             CommitStateUnknownError: nobody can say whether the commit landed.
             MergeFailedError: the merge failed and did not land.
         """
-        with self._micro_batch(batch_df, batch_id) as batch:
+        self.merge(batch_df, batch_id, Intake())
+
+    def merge(self, batch_df: DataFrame, batch_id: int, intake: Intake) -> None:
+        """As a call, with what the source tells about the batch beside its events."""
+        with self._micro_batch(batch_df, batch_id, intake) as batch:
             batch.read_schemas()
             if batch.already_applied:
                 batch.evaluate_if_deletes_are_remembered()
@@ -170,6 +188,7 @@ class MergeSink:
                 batch.evaluate()
                 batch.refuse_invalid_if_told_to()
                 batch.prepare_target()
+                batch.quarantine_undecodable()
                 batch.quarantine_invalid()
                 batch.choose_engine()
                 batch.remember_deletes()
@@ -177,8 +196,25 @@ class MergeSink:
             batch.recheck()
             batch.forget_revived()
 
+    def keep_undecodable(self, rows: DataFrame, batch_id: int) -> None:
+        """Commit records that never became events, where nothing is known of a target yet; once per batch.
+
+        Args:
+            rows: of `quarantine.SCHEMA`.
+            batch_id: of the batch that they came in.
+        """
+        spec = self._spec
+        app_id = caller(rows, spec).app_id("quarantine-undecodable", about=names.normal_path(spec.target))
+        commit = SideCommit(
+            app_id=app_id,
+            batch_id=batch_id,
+            run=lambda attempt: retry.run(attempt, spec.retry, sleep=self._sleep),
+        )
+        owned = in_session(rows, self._session.of(rows))
+        quarantine.write_undecodable(owned, spec.quarantine_table, commit=commit)
+
     @contextmanager
-    def _micro_batch(self, batch_df: DataFrame, batch_id: int) -> Iterator[MicroBatch]:
+    def _micro_batch(self, batch_df: DataFrame, batch_id: int, intake: Intake) -> Iterator[MicroBatch]:
         """The batch in the sink's own session; afterwards its result is kept, counted and logged."""
         clock = PhaseClock()
         self._failed_late = False
@@ -209,6 +245,7 @@ class MergeSink:
                     sleep=self._sleep,
                     user_metadata=batch_df.sparkSession.conf.get(USER_METADATA_CONF, None),
                     first_call=self._last_result is None,
+                    intake=intake,
                 )
                 try:
                     yield micro_batch
@@ -309,4 +346,4 @@ class MergeSink:
     def _set_aside_id(self, who: Caller) -> str | None:
         # By its name: a target that failed may have no readable id, and sinks may share a quarantine table.
         target = names.normal_path(self._spec.target)
-        return who.app_id("quarantine-broken", target_table_id=target)
+        return who.app_id("quarantine-broken", about=target)

@@ -63,7 +63,8 @@ class MergeSinks:
         quarantine_target: table for events whose route is NULL or names no sink; needed with "quarantine".
         parallel: tables merged at a time; None: as many as the machine has cores, at least two.
         app_id: part of the idempotency identity of that table; outside a streaming query all of it.
-        name: label of those events in metrics and logs.
+        name: label of those events in metrics and logs, and part of the identity of that table: two `MergeSinks`
+            of one query that share a quarantine_target need a name each.
         metrics: where they are counted; None: one instance on the default Prometheus registry.
 
     Raises:
@@ -208,7 +209,7 @@ class MergeSinks:
             error=f"no sink takes this event's route; routes seen in the batch: {shown}",
             query=who.query,
             commit=SideCommit(
-                app_id=who.app_id("quarantine-unrouted"),
+                app_id=who.app_id("quarantine-unrouted", about=self._name),
                 batch_id=batch_id,
                 run=lambda attempt: retry.run(attempt, RetryPolicy(), sleep=time.sleep),
             ),

@@ -257,6 +257,19 @@ def qualified_path(session: SparkSession, path: str) -> str:
     return str(files.makeQualified(hadoop_path).toString())
 
 
+def read_text(session: SparkSession, path: str) -> str | None:
+    """The text of a small file wherever Hadoop's file systems reach; None where there is none."""
+    hadoop_path = _jvm(session).org.apache.hadoop.fs.Path(path)
+    files = hadoop_path.getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
+    if not files.exists(hadoop_path):
+        return None
+    stream = files.open(hadoop_path)
+    try:
+        return bytes(stream.readAllBytes()).decode("utf-8")
+    finally:
+        stream.close()
+
+
 def path_is_occupied(session: SparkSession, path: str) -> bool:
     """Whether something lies at a path, other than an empty folder or a Delta table that is being created."""
     hadoop_path = _jvm(session).org.apache.hadoop.fs.Path(path)

@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import services
 from log_faults import LogFaults, class_path, compile_log_store
 from pyspark.sql import SparkSession
 
 from stream_merge import selection
 from stream_merge.costs import CostModel
 from stream_merge.engines.eligibility import Ineligible
+from stream_merge.job import jars
 from stream_merge.session import local_session
 
 ONE_IN_TWO = 0.5
@@ -58,6 +60,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
             "spark.sql.artifact.isolation.enabled": "false",
             # Thousands of generated classes: the default code cache (240 MB, segmented) fills up and compiling stops.
             "spark.driver.extraJavaOptions": "-XX:+UseParallelGC -XX:ReservedCodeCacheSize=512m",
+            **({} if services.missing() else jars.conf(str(services.SPARK_JARS))),
         },
     )
     yield session
@@ -77,6 +80,17 @@ def engine_of_the_run(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
     elif wanted == "random":
         monkeypatch.setattr(CostModel, "seconds", lambda *_: rng.random())
         monkeypatch.setattr(selection, "of_log", lambda *args: refused if rng.random() < ONE_IN_TWO else of_log(*args))
+
+
+@pytest.fixture(scope="session")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[services.Broker]:
+    """A real Kafka broker."""
+    reason = services.missing()
+    if reason:
+        pytest.skip(reason)
+    broker = services.Broker(tmp_path_factory.mktemp("kafka") / "broker")
+    with services.running(broker):
+        yield broker
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ from stream_merge import (
     StreamMergeError,
     cli,
 )
+from stream_merge.cli import shared, tables
 from stream_merge.demo.run import DemoSettings
 from stream_merge.demo.run import run as run_demo
 from stream_merge.watch.queries import QueryFailedError
@@ -47,7 +48,7 @@ def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
         msg = "Spark was started"
         raise AssertionError(msg)
 
-    monkeypatch.setattr(cli, "local_session", start)
+    monkeypatch.setattr(shared, "local_session", start)
 
 
 def demo(spark: SparkSession, settings: DemoSettings) -> tuple[bool, str]:
@@ -162,7 +163,7 @@ def test_every_error_has_an_exit_code_and_one_line(
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(cli, "run_files", fail)
+    monkeypatch.setattr(tables, "run_files", fail)
 
     result = invoke(FILES)
 
@@ -172,14 +173,14 @@ def test_every_error_has_an_exit_code_and_one_line(
 
 def test_no_error_of_the_sink_is_forgotten() -> None:
     """A new class of error must be given an exit code."""
-    assert set(StreamMergeError.__subclasses__()) <= set(cli._EXIT_CODES)
+    assert set(StreamMergeError.__subclasses__()) <= set(shared.EXIT_CODES)
 
 
 def test_an_interrupt_ends_with_130_and_a_sentence(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "run_files", interrupt)
+    monkeypatch.setattr(tables, "run_files", interrupt)
 
     result = invoke(FILES)
 
@@ -207,15 +208,15 @@ def test_the_default_metrics_port_gives_way(invoke: Invoke, monkeypatch: pytest.
     """Two demos on one machine must both run."""
     urls: list[str] = []
 
-    def taken_once(port: int) -> cli.MetricsServer:
-        if port == cli.METRICS_PORT:
+    def taken_once(port: int) -> shared.MetricsServer:
+        if port == shared.METRICS_PORT:
             msg = "taken"
             raise ConfigError(msg)
         return serve(port)
 
-    serve = cli.serve
-    monkeypatch.setattr(cli, "serve", taken_once)
-    monkeypatch.setattr(cli, "run_files", lambda *_, metrics_url, **__: urls.append(metrics_url))
+    serve = shared.serve
+    monkeypatch.setattr(shared, "serve", taken_once)
+    monkeypatch.setattr(tables, "run_files", lambda *_, metrics_url, **__: urls.append(metrics_url))
 
     result = invoke(FILES.removesuffix(" --metrics-port 0"))
 
@@ -225,4 +226,4 @@ def test_the_default_metrics_port_gives_way(invoke: Invoke, monkeypatch: pytest.
 
 
 def test_names_with_commas_can_be_written_in_quotes() -> None:
-    assert cli._names("--keys", 'id, "a,b",c d') == ("id", "a,b", "c d")
+    assert shared.names("--keys", 'id, "a,b",c d') == ("id", "a,b", "c d")

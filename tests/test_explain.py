@@ -10,6 +10,7 @@ from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 from stream_merge import ConfigError, cli
+from stream_merge.cli import shared
 from stream_merge.explain import explain
 from stream_merge.testing import run
 
@@ -49,8 +50,8 @@ def test_each_merge_is_told_with_its_engine_reason_and_counts(spark: SparkSessio
 
 
 def test_the_command_says_it_without_spark(target: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cli, "local_session", lambda *_, **__: pytest.fail("Spark was started"))
-    monkeypatch.setattr(cli._OUT, "width", 200)
+    monkeypatch.setattr(shared, "local_session", lambda *_, **__: pytest.fail("Spark was started"))
+    monkeypatch.setattr(shared.OUT, "width", 200)
 
     told = CliRunner().invoke(cli.app, ["explain", target, "--last", "3"])
 

@@ -317,6 +317,14 @@ def test_by_policy_events_without_a_sink_are_quarantined_once(fleet: Fleet):
     assert fleet.events_total("unrouted", "quarantined") == 2
 
 
+def test_two_routers_of_one_batch_share_a_quarantine_under_names_of_their_own(fleet: Fleet):
+    shared = {"on_failure": "quarantine", "quarantine_target": fleet.path("unrouted")}
+    for name in ("by source", "by region"):
+        fleet.sinks(name=name, **shared)(fleet.batch(event("invoices", 2)), 1)
+
+    assert len(fleet.quarantined(fleet.path("unrouted"))) == 2
+
+
 def test_a_quarantine_that_cannot_be_written_fails_the_batch(fleet: Fleet):
     sinks = fleet.tolerant()
     sinks(fleet.batch(event("orders", 2)), 1)

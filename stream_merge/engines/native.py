@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 from deltalake.table import TableMerger
 
 from stream_merge import names
+from stream_merge.config import MergeSpec
 from stream_merge.engines import native_sql as sql
 from stream_merge.engines.base import CommitTag, MergeReport
 from stream_merge.engines.delta_rs import NativeTable
@@ -26,6 +27,7 @@ class NativeEngine(RemembersNatively):
     the very version that the merge is based on, and any commit in between makes the merge lose.
 
     Args:
+        spec: what the sink was told.
         target: the table.
         tombstones: its remembered deletes; None when they are switched off.
         layout: how the batch's columns map onto the target.
@@ -38,6 +40,7 @@ class NativeEngine(RemembersNatively):
     def __init__(
         self,
         *,
+        spec: MergeSpec,
         target: NativeTable,
         tombstones: NativeTombstones | None,
         layout: Layout,
@@ -45,6 +48,7 @@ class NativeEngine(RemembersNatively):
         bounds: KeyBounds,
     ) -> None:
         super().__init__(tombstones, events, bounds)
+        self._spec = spec
         self._table = target
         self._layout = layout
 
@@ -76,7 +80,9 @@ class NativeEngine(RemembersNatively):
                 merger = merger.when_matched_delete(f"{sql.DELETE} AND {newer}")
             if any_upsert:
                 if updates:
-                    changes = f"NOT {sql.DELETE} AND ({newer} OR {sql.redelivered(layout)})"
+                    changes = (
+                        f"NOT {sql.DELETE} AND ({sql.newer_version(layout, self._spec)} OR {sql.redelivered(layout)})"
+                    )
                     merger = merger.when_matched_update(updates, changes)
                 merger = merger.when_not_matched_insert(values, f"NOT {sql.DELETE}")
             return merger

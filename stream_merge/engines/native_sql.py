@@ -19,6 +19,7 @@ from pyspark.sql.types import (
 )
 
 from stream_merge import names
+from stream_merge.config import MergeSpec
 from stream_merge.layout import Layout
 from stream_merge.plan import KeyBounds
 
@@ -76,11 +77,27 @@ def newer(layout: Layout) -> str:
     return _lexicographic(_sequence_pairs(layout))
 
 
+def newer_version(layout: Layout, spec: MergeSpec) -> str:
+    """As `newer`, for an event that says more than the row as it is, from the same place of the source's log."""
+    if spec.skip_unchanged:
+        return f"({newer(layout)} AND {_changed(layout)})"
+    if spec.position_components is None:
+        return newer(layout)
+    leading = " AND ".join(
+        f"{source} = {stored}" for source, stored in _sequence_pairs(layout)[: spec.position_components]
+    )
+    return f"({newer(layout)} AND (({leading}) IS NOT TRUE OR {_changed(layout)}))"
+
+
 def redelivered(layout: Layout) -> str:
     """Whether the event has the row's sequence and changes a column of it."""
     same = " AND ".join(f"{source} = {stored}" for source, stored in _sequence_pairs(layout))
-    changed = " OR ".join(_differs(column("s", c.name), column("t", c.name), c.dtype) for c in layout.stored)
-    return f"(({same}) AND ({changed}))"
+    return f"(({same}) AND {_changed(layout)})"
+
+
+def _changed(layout: Layout) -> str:
+    differing = " OR ".join(_differs(column("s", c.name), column("t", c.name), c.dtype) for c in layout.stored)
+    return f"({differing})"
 
 
 def assignments(layout: Layout) -> dict[str, str]:

@@ -117,7 +117,7 @@ class SparkEngine:
     def merge(self, hits: SparkHits, tag: CommitTag) -> MergeReport:
         """One MERGE in one commit: delete, update or insert each event, unless the row is newer."""
         layout, batch = self._layout, self._batch
-        clauses = layout.once("spark_clauses", lambda: _clauses(layout))
+        clauses = layout.once("spark_clauses", lambda: _clauses(layout, self._spec))
         with self._commit(tag):
             builder = self._matched(self._live(hits).alias("s"))
             if batch.deletes:
@@ -232,7 +232,7 @@ class _Clauses:
     """The same without the keys, which are equal."""
 
 
-def _clauses(layout: Layout) -> _Clauses:
+def _clauses(layout: Layout, spec: MergeSpec) -> _Clauses:
     source_sequence, stored_sequence = _sequences(layout)
     delete = columns.column(names.DELETE_COLUMN, "s")
     # A row without a sequence is the oldest: NULL orders first inside a struct, and compares as NULL outside.
@@ -242,11 +242,22 @@ def _clauses(layout: Layout) -> _Clauses:
     keys = {names.quote(key) for key in layout.keys}
     return _Clauses(
         delete=delete & newer,
-        update=~delete & (newer | redelivered),
+        update=~delete & ((newer & ~_repeats(layout, spec)) | redelivered),
         insert=~delete,
         values=values,
         updates={name: value for name, value in values.items() if name not in keys},
     )
+
+
+def _repeats(layout: Layout, spec: MergeSpec) -> Column:
+    """Whether a newer event says nothing new: the row as it is, from the same place of the source's log."""
+    if spec.skip_unchanged:
+        return ~_changed(layout)
+    if spec.position_components is None:
+        return F.lit(False)
+    source, stored = columns.column(names.SEQUENCE_COLUMN, "s"), layout.target_sequence("t")
+    leading = [field.name for field in layout.sequence_fields[: spec.position_components]]
+    return columns.all_of(source[name].eqNullSafe(stored[name]) for name in leading) & ~_changed(layout)
 
 
 def _same_keys(keys: Sequence[str]) -> Column:

@@ -107,7 +107,7 @@ def _sink(settings: FilesSettings) -> MergeSink:
         quarantine_target=settings.quarantine_target,
         schema_evolution=settings.schema_evolution,
         name=settings.name,
-    ).accepting_corrupt_text()
+    ).for_source(names.CORRUPT_COLUMN)
 
 
 def _refuse_forgetful_catalog(session: SparkSession, target: str) -> None:

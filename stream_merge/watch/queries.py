@@ -11,18 +11,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from types import FrameType
+from typing import Protocol
 
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
 from stream_merge.errors import StreamMergeError
 from stream_merge.results import FATES, EventCounts, MergeResult
-from stream_merge.sink import MergeSink
 
 _CAUSE = re.compile(r"^Caused by: [\w.$]+: (.*?)(?=^\s+at |^\s+\.\.\. |\Z)", re.MULTILINE | re.DOTALL)
 _POLL_SECONDS = 0.1
-_LOOK_FOR_DATA_EVERY = "1 second"
-"""Without a trigger Spark would list the source's folder a hundred times a second."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,8 +30,24 @@ class Stream:
     name: str
     """Query name: label of metrics and of the screen."""
     events: DataFrame
-    sink: MergeSink
+    sink: BatchFunction
     checkpoint: str
+    trigger_seconds: float = 1.0
+    """Least time between the starts of two micro-batches: without any, Spark would look for data a hundred times a
+    second."""
+
+
+class BatchFunction(Protocol):
+    """What `foreachBatch` calls, and what it did last."""
+
+    @property
+    def last_result(self) -> MergeResult | None:
+        """What the last call that did not raise did."""
+        ...
+
+    def __call__(self, batch_df: DataFrame, batch_id: int) -> None:
+        """Merge a micro-batch."""
+        ...
 
 
 class QueryFailedError(Exception):
@@ -76,15 +90,15 @@ def run(
     results: list[MergeResult] = []
 
     def hand_over() -> None:
-        for name, result in _drained(arrived):
+        for name, result in drained(arrived):
             results.append(result)
             on_result(name, result)
 
     closing = threading.Event()
-    running: list[_Running] = []
+    running: list[Running] = []
     try:
         for stream in streams:
-            running.append(_Running(stream, arrived, closing, once=once))
+            running.append(Running(stream, arrived, closing, once=once))
         while any(query.is_active for query in running) and not stopping.is_set():
             hand_over()
             if any(query.has_failed for query in running):
@@ -96,7 +110,8 @@ def run(
             query.stop()
     hand_over()
     for query in running:
-        query.raise_failure()
+        if query.failure is not None:
+            raise query.failure
     return results
 
 
@@ -139,7 +154,7 @@ class _StoppedError(Exception):
     """Ends a micro-batch that was delivered while the query was being stopped; nothing of it was read."""
 
 
-class _Running:
+class Running:
     """A started query, and the gate in front of its sink."""
 
     def __init__(
@@ -155,16 +170,22 @@ class _Running:
         self._started = threading.Event()
         writer = stream.events.writeStream.foreachBatch(self._merge).queryName(stream.name)
         writer = writer.option("checkpointLocation", stream.checkpoint)
-        writer = writer.trigger(availableNow=True) if once else writer.trigger(processingTime=_LOOK_FOR_DATA_EVERY)
+        writer = (
+            writer.trigger(availableNow=True)
+            if once
+            else writer.trigger(processingTime=f"{round(stream.trigger_seconds * 1000)} milliseconds")
+        )
         self._query: StreamingQuery = writer.start()
         self._started.set()
 
     @property
     def is_active(self) -> bool:
+        """Whether Spark still runs it."""
         return self._query.isActive
 
     @property
     def has_failed(self) -> bool:
+        """Whether its batch function or Spark raised."""
         return self._failure is not None or self._query.exception() is not None
 
     def stop(self) -> None:
@@ -173,12 +194,22 @@ class _Running:
             time.sleep(_POLL_SECONDS)
         self._query.stop()
 
-    def raise_failure(self) -> None:
+    @property
+    def has_delivered(self) -> bool:
+        """Whether a micro-batch has ended since it was started."""
+        return self._last_batch_id is not None
+
+    @property
+    def failure(self) -> Exception | None:
+        """Why it ended: a sink's error as the sink raised it, or what Spark said; None after a clean end."""
         if isinstance(self._failure, StreamMergeError):
-            raise self._failure
+            return self._failure
         error = self._failure or (None if self._at_gate else self._query.exception())
-        if error is not None:
-            raise QueryFailedError(self._stream.name, error) from error
+        if error is None:
+            return None
+        failed = QueryFailedError(self._stream.name, error)
+        failed.__cause__ = error
+        return failed
 
     def _merge(self, batch_df: DataFrame, batch_id: int) -> None:
         """What foreachBatch calls, in a thread of the query."""
@@ -227,7 +258,8 @@ def innermost_message(trace: str) -> str:
     return " ".join(line.strip() for line in (lines if causes else lines[:1]))
 
 
-def _drained(queue: SimpleQueue[tuple[str, MergeResult]]) -> Iterator[tuple[str, MergeResult]]:
+def drained(queue: SimpleQueue[tuple[str, MergeResult]]) -> Iterator[tuple[str, MergeResult]]:
+    """What has arrived by now."""
     while True:
         try:
             yield queue.get_nowait()

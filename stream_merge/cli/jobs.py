@@ -1,0 +1,75 @@
+"""`run`, `check` and `stop`: commands about a job file."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from pyspark.sql import SparkSession
+from rich.markup import escape
+
+from stream_merge.cli.shared import ERR, OUT, Confs, confs, errors_as_sentences, log_to_screen, session_starter
+from stream_merge.job import jars
+from stream_merge.job import run as run_job
+from stream_merge.job.run import JobResult, request_stop
+from stream_merge.job.settings import JobSettings, load
+from stream_merge.server import serve
+from stream_merge.watch import queries, screen
+
+app = typer.Typer()
+
+JobFile = Annotated[Path, typer.Argument(metavar="JOB", help="The job file (YAML).")]
+Jars = Annotated[
+    str | None,
+    typer.Option(
+        envvar="STREAM_MERGE_JARS", metavar="DIR", help="Folder with the Kafka connector's jars ('make jars' fills it)."
+    ),
+]
+
+
+@app.command()
+def run(
+    job: JobFile,
+    *,
+    once: Annotated[bool, typer.Option("--once", help="End when everything that is there has been merged.")] = False,
+    jars_in: Annotated[Jars, typer.Option("--jars")] = None,
+    conf: Confs = None,
+) -> None:
+    """Merge topics into tables as a job file says, until Ctrl-C, SIGTERM or 'stream-merge stop'.
+
+    Exit codes: 0 stopped or done; 2 the job file or the environment has to change; 3 the data; 4 run it again.
+    """
+    log_to_screen(logging.WARNING)
+    with errors_as_sentences():
+        settings = load(job)
+        with (
+            serve(settings.metrics.port, settings.metrics.host) as server,
+            session_starter(f"stream-merge {job.stem}", {**jars.conf(jars_in), **confs(conf or [])}) as start,
+        ):
+            result = _run(settings, start(), once=once, metrics_url=server.url)
+    for name, error in result.failures.items():
+        ERR.print(f"stream-merge: query {name!r}: {escape(str(error))}", highlight=False, soft_wrap=True)
+    if result.verdict.value:
+        raise typer.Exit(result.verdict.value)
+
+
+def _run(settings: JobSettings, session: SparkSession, *, once: bool, metrics_url: str) -> JobResult:
+    say = screen.Teller(OUT)
+    for query in settings.queries:
+        say(query.name, f"{', '.join(query.topic)} into {query.target}")
+    say("metrics", metrics_url)
+    with (
+        queries.stop_on_signal(lambda text: say("stop", text)) as stopping,
+        screen.Screen(OUT) as shown,
+    ):
+        return run_job(settings, session, once=once, stopping=stopping, on_result=shown.add)
+
+
+@app.command()
+def stop(job: JobFile) -> None:
+    """Ask a running job, wherever it runs, to end after the micro-batches that are running."""
+    with errors_as_sentences():
+        for name, path in request_stop(load(job)):
+            OUT.print(f"asked {escape(name)} to stop ({escape(str(path))})", highlight=False)

@@ -1,0 +1,170 @@
+"""`demo`, `files` and `explain`: commands about a table and what is merged into it."""
+
+from __future__ import annotations
+
+import logging
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stream_merge.cli.shared import (
+    FAILED,
+    METRICS_PORT,
+    OUT,
+    Confs,
+    MetricsPort,
+    confs,
+    errors_as_sentences,
+    log_to_screen,
+    metrics_server,
+    names,
+    session_starter,
+)
+from stream_merge.demo.run import DemoSettings
+from stream_merge.demo.run import run as run_demo
+from stream_merge.explain import explain as explain_table
+from stream_merge.files.reader import Folder
+from stream_merge.files.run import FilesSettings
+from stream_merge.files.run import run as run_files
+from stream_merge.watch.explained import show as show_explained
+
+app = typer.Typer()
+
+_DEMO = DemoSettings()
+_SHORT_LIVED = {
+    # Optimising code that runs for a minute took a third of all CPU time (measured on 2 cores). Without the second
+    # compiler, Java 17 keeps only 48 MB for compiled code, which is too little for Spark.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m"
+}
+
+
+class Format(StrEnum):
+    """File formats of `files`."""
+
+    JSON = "json"
+    CSV = "csv"
+    PARQUET = "parquet"
+
+
+@app.command()
+def demo(
+    context: typer.Context,
+    *,
+    seed: Annotated[int, typer.Option(help="The same seed makes the same events.")] = _DEMO.seed,
+    events: Annotated[int, typer.Option(min=10, help="Events to deliver.")] = _DEMO.events,
+    keys: Annotated[int, typer.Option(min=1, help="How many different orders there may be.")] = _DEMO.keys,
+    batches: Annotated[int, typer.Option(min=1, help="Micro-batches, per writer.")] = _DEMO.batches,
+    conflict: Annotated[
+        bool, typer.Option("--conflict", help="Let a second query merge half of the events at the same time.")
+    ] = _DEMO.conflict,
+    keep: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Leave table and checkpoint there; a second run over them continues."),
+    ] = _DEMO.keep,
+    metrics_port: MetricsPort = METRICS_PORT,
+    hold: Annotated[
+        float, typer.Option(min=0, metavar="SECONDS", help="Keep table and /metrics up after the end.")
+    ] = _DEMO.hold_seconds,
+) -> None:
+    """Merge a made-up change stream and say whether the table is what it must be.
+
+    Needs nothing but Java. The stream comes late, twice, out of order and in parts broken.
+    """
+    log_to_screen(logging.CRITICAL)
+    settings = DemoSettings(
+        seed=seed,
+        events=events,
+        keys=keys,
+        batches=batches,
+        conflict=conflict,
+        keep=keep,
+        hold_seconds=hold,
+    )
+    with (
+        errors_as_sentences(),
+        metrics_server(context, metrics_port) as server,
+        session_starter("stream-merge demo", _SHORT_LIVED) as start,
+    ):
+        as_expected = run_demo(settings, console=OUT, start_session=start, metrics_url=server.url)
+    if not as_expected:
+        raise typer.Exit(FAILED)
+
+
+@app.command()
+def files(
+    context: typer.Context,
+    *,
+    source: Annotated[str, typer.Option(metavar="DIR", help="Folder of change files, read at any depth.")],
+    format: Annotated[Format, typer.Option(help="json: one object per line; csv: RFC 4180.")],
+    keys: Annotated[str, typer.Option(metavar="COLUMNS", help="Columns that identify a row, with commas between.")],
+    sequence_by: Annotated[
+        str, typer.Option(metavar="COLUMNS", help="Columns that order the changes of a row; the greatest wins.")
+    ],
+    target: Annotated[str, typer.Option(metavar="PATH", help="The Delta table; made from the first files if missing.")],
+    checkpoint: Annotated[str, typer.Option(metavar="DIR", help="What has been merged; one for each target.")],
+    apply_as_deletes: Annotated[
+        str | None, typer.Option(metavar="SQL", help="Which changes are deletes, such as \"op = 'd'\".")
+    ] = None,
+    columns: Annotated[str | None, typer.Option(metavar="COLUMNS", help="The only columns to store.")] = None,
+    except_columns: Annotated[str | None, typer.Option(metavar="COLUMNS", help="Columns not to store.")] = None,
+    once: Annotated[bool, typer.Option("--once", help="End when everything that is there has been merged.")] = False,
+    schema: Annotated[
+        str | None,
+        typer.Option(metavar="DDL", help="Types, such as 'id BIGINT, at TIMESTAMP'; else inferred once, then kept."),
+    ] = None,
+    schema_evolution: Annotated[
+        bool, typer.Option("--schema-evolution", help="Add columns to the target that it lacks.")
+    ] = False,
+    header: Annotated[bool, typer.Option("--header/--no-header", help="CSV: files start with column names.")] = True,
+    delimiter: Annotated[str, typer.Option(help="CSV: what separates fields.")] = ",",
+    max_files_per_trigger: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="NUMBER", help="Files per micro-batch; all that are there if not given."),
+    ] = None,
+    quarantine_target: Annotated[
+        str | None, typer.Option(metavar="PATH", help="Where broken events go; beside the target if not given.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Label of metrics; the name of the table if not given.")] = None,
+    metrics_port: MetricsPort = METRICS_PORT,
+    conf: Confs = None,
+) -> None:
+    """Merge a folder of change files into a Delta table, until it is stopped or --once.
+
+    Lines that cannot be read go to the quarantine table. Put files into the folder by renaming: a file is read once.
+    """
+    log_to_screen(logging.WARNING)
+    with errors_as_sentences():
+        settings = FilesSettings(
+            folder=Folder(path=source, format=format.value, header=header, delimiter=delimiter),
+            target=target,
+            checkpoint=checkpoint.rstrip("/"),
+            keys=names("--keys", keys),
+            sequence_by=names("--sequence-by", sequence_by),
+            apply_as_deletes=apply_as_deletes,
+            columns=None if columns is None else names("--columns", columns),
+            except_columns=None if except_columns is None else names("--except-columns", except_columns),
+            quarantine_target=quarantine_target,
+            schema_evolution=schema_evolution,
+            name=name,
+            schema=schema,
+            max_files_per_trigger=max_files_per_trigger,
+            once=once,
+        )
+        with (
+            metrics_server(context, metrics_port) as server,
+            session_starter(f"stream-merge files {settings.label}", confs(conf or [])) as start,
+        ):
+            run_files(settings, console=OUT, start_session=start, metrics_url=server.url)
+
+
+@app.command()
+def explain(
+    target: Annotated[str, typer.Argument(metavar="TABLE", help="Path or URI of a sink's target.")],
+    *,
+    last: Annotated[int, typer.Option(min=1, metavar="NUMBER", help="So many versions, newest first.")] = 20,
+) -> None:
+    """Say which engine merged a table's newest batches, why, and what each did. Reads the log only; needs no Java."""
+    with errors_as_sentences():
+        show_explained(explain_table(target, last=last), target, console=OUT)

@@ -1,0 +1,19 @@
+"""What a source tells about a batch beside its events."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyspark.sql import DataFrame
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Intake:
+    """Passed along with the events of one batch; nothing of it reaches the target's rows."""
+
+    recorded: Mapping[str, Any] = field(default_factory=dict)
+    """Kept in the metadata of the target's commit, beside the sink's own fields: where the events came from."""
+    undecodable: DataFrame | None = None
+    """Rows of `quarantine.SCHEMA` that never became events; committed to the quarantine before the target."""

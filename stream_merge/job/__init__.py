@@ -1,0 +1,6 @@
+"""The job: topics in, current Delta tables out, described by one file."""
+
+from stream_merge.job.run import Job, run
+from stream_merge.job.settings import JobSettings, load
+
+__all__ = ["Job", "JobSettings", "load", "run"]

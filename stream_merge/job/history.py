@@ -1,0 +1,184 @@
+"""What the table knew of a key before this batch: values that events leave out, and what null-value records mean."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from stream_merge import columns, names, plan, tables
+from stream_merge.job.sequence import (
+    COMPONENTS,
+    DELETE,
+    EPOCH,
+    OFFSET,
+    PARTITION,
+    POSITION,
+    SEQUENCE,
+    STREAMED,
+)
+
+UNAVAILABLE, ABSENT = "unavailable", "absent"
+_SEQUENCE = "$sequence"
+_IS_EVENT = "$is_event"
+_LIFE = "$life"
+_CARRIED = "$carried:"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Known:
+    """A target and its remembered deletes, for as long as one batch is prepared."""
+
+    session: SparkSession
+    target: str
+    keys: tuple[str, ...]
+
+    def rows(self, wanted: DataFrame) -> DataFrame | None:
+        """The stored rows of some keys, with their sequence; None where there is no table.
+
+        Cost: one Spark job for the bounds of the keys; the scan is left to whoever runs the frame.
+        """
+        return self._matching(self.target, wanted)
+
+    def deletes(self, wanted: DataFrame) -> DataFrame | None:
+        """The newest remembered delete of each of some keys; None where nothing is remembered."""
+        found = self._matching(names.sibling(self.target, names.TOMBSTONE_TABLE_PREFIX), wanted)
+        if found is None:
+            return None
+        by_key = found.groupBy(*_columns(self.keys))
+        return by_key.agg(F.max(names.SEQUENCE_COLUMN).alias(names.SEQUENCE_COLUMN))
+
+    def _matching(self, table: str, wanted: DataFrame) -> DataFrame | None:
+        if tables.find(self.session, table) is None:
+            return None
+        reader = self.session.read.format("delta")
+        stored = reader.load(names.normal_path(table)) if names.is_path(table) else reader.table(table)
+        fields = tuple(stored.schema[key] for key in self.keys)
+        ends = wanted.agg(*plan.bound_aggregates(fields, F.lit(True))).first() if plan.boundable(fields) else None
+        bounds = plan.key_bounds(fields, {} if ends is None else ends.asDict())
+        bounded = stored.alias("t").where(bounds.condition(self.session, "t"))
+        return bounded.join(wanted.select(*_columns(self.keys)).distinct(), list(self.keys), "left_semi")
+
+
+def fill(events: DataFrame, known: Known, missing: list[str]) -> DataFrame:
+    """Give events the values that they do not carry, from the newest version of their row before them.
+
+    That is the newest one, among the batch's events of the key, the stored row and up to the newest
+    delete before the event, that carries the column (Debezium leaves out unchanged TOAST values; a column
+    may be younger than an event's schema).
+
+    Args:
+        events: the row's columns, `SEQUENCE`, `DELETE`, `UNAVAILABLE` and `ABSENT` (names of columns, or NULL).
+        known: where rows and deletes are stored.
+        missing: all columns that some event does not carry.
+
+    Returns:
+        The same columns; `UNAVAILABLE` names those that no source supplies, and is NULL where there are none.
+        Those that are absent and have no source are NULL.
+    """
+    lacks = F.col(UNAVAILABLE).isNotNull() | F.col(ABSENT).isNotNull()
+    keys = list(known.keys)
+    affected = events.where(lacks).select(*_columns(keys)).distinct()
+    history = _history(events, affected, known)
+    in_order = Window.partitionBy(*_columns(keys)).orderBy(F.col(_SEQUENCE), (~F.col(DELETE)).cast("int"))
+    lives = history.withColumn(_LIFE, F.sum(F.col(DELETE).cast("int")).over(in_order))
+    in_life = Window.partitionBy(*_columns(keys), F.col(_LIFE)).orderBy(F.col(_SEQUENCE))
+    gaps = F.concat(_or_none(UNAVAILABLE), _or_none(ABSENT))
+    for name in missing:
+        carries = ~F.col(DELETE) & ~F.array_contains(gaps, name)
+        value = F.when(carries, F.struct(columns.column(name).alias("value")))
+        lives = lives.withColumn(_CARRIED + name, F.last(value, ignorenulls=True).over(in_life))
+    filled = lives.where(F.col(_IS_EVENT)).withColumns(
+        {name: columns.column(_CARRIED + name).getField("value") for name in missing}
+    )
+    unsupplied = [F.when(columns.column(_CARRIED + name).isNull(), F.lit(name)) for name in missing]
+    left = F.array_intersect(_or_none(UNAVAILABLE), F.array_compact(F.array(*unsupplied)))
+    filled = filled.withColumn(UNAVAILABLE, F.when(~F.col(DELETE) & (F.size(left) > 0), left))
+    untouched = events.join(affected, keys, "left_anti")
+    return untouched.select(*_columns(events.columns)).unionByName(filled.select(*_columns(events.columns)))
+
+
+def _history(events: DataFrame, affected: DataFrame, known: Known) -> DataFrame:
+    """All that is known of the affected keys: events of the batch, the stored row, the remembered delete."""
+    sequence = F.struct(*(columns.column(name).alias(part) for name, part in zip(SEQUENCE, COMPONENTS, strict=True)))
+    found = events.join(affected, list(known.keys), "left_semi")
+    found = found.withColumns({_SEQUENCE: sequence, _IS_EVENT: F.lit(True)})
+    for earlier, is_delete in ((known.rows(affected), False), (known.deletes(affected), True)):
+        if earlier is not None:
+            found = found.unionByName(_as_event(earlier, found.schema, is_delete=is_delete))
+    return found
+
+
+def _as_event(stored: DataFrame, wanted: T.StructType, *, is_delete: bool) -> DataFrame:
+    """Stored rows in the shape of events; columns that they lack are NULL, those that events lack are left out."""
+    # A row that was there before the first run has no sequence: the oldest of all.
+    sequence = F.struct(*(F.coalesce(F.col(names.SEQUENCE_COLUMN)[part], F.lit(-1)).alias(part) for part in COMPONENTS))
+    made: dict[str, Column] = {_SEQUENCE: sequence, _IS_EVENT: F.lit(False), DELETE: F.lit(is_delete)}
+    have = set(stored.columns)
+    return stored.select(
+        *(
+            made.get(f.name, columns.column(f.name) if f.name in have else F.lit(None)).cast(f.dataType).alias(f.name)
+            for f in wanted.fields
+        )
+    )
+
+
+def deletes_of_null_values(nulls: DataFrame, events: DataFrame, known: Known) -> DataFrame:
+    """Null-value records that delete something, with the sequence of the delete.
+
+    Such a record has no position of its own. It stands behind the newest event of its key at a lower offset
+    of its partition: one of the batch, else the stored row.
+
+    Args:
+        nulls: the row's columns (only keys have values), `PARTITION`, `OFFSET`.
+        events: upserts and deletes of the batch: the row's columns, `SEQUENCE`, `DELETE`.
+        known: where rows are stored.
+
+    Returns:
+        The columns of `events`, one row for each null-value record that means something.
+    """
+    keys = list(known.keys)
+    position = (EPOCH, POSITION, STREAMED)
+    earlier = events.select(*_columns([*keys, *SEQUENCE]), F.lit(1).alias("$rank"))
+    stored = known.rows(nulls)
+    if stored is not None and names.SEQUENCE_COLUMN in stored.columns:
+        parts = [
+            F.col(names.SEQUENCE_COLUMN)[part].alias(name) for name, part in zip(SEQUENCE, COMPONENTS, strict=True)
+        ]
+        earlier = earlier.unionByName(stored.select(*_columns(keys), *parts, F.lit(0).alias("$rank")))
+    n, e = nulls.alias("n"), earlier.alias("e")
+    same_key = columns.all_of(columns.column(key, "n") == columns.column(key, "e") for key in keys)
+    before = (columns.column(PARTITION, "n") == columns.column(PARTITION, "e")) & (
+        columns.column(OFFSET, "e") < columns.column(OFFSET, "n")
+    )
+    newest = F.max(F.struct(*(columns.column(name, "e").alias(name) for name in ("$rank", *SEQUENCE)))).alias("found")
+    own = [columns.column(name, "n") for name in nulls.columns]
+    # Grouped by where the record stands, which is unique; other columns of a group are all equal.
+    place = [columns.column(PARTITION, "n"), columns.column(OFFSET, "n")]
+    rest = [F.first(column).alias(name) for column, name in zip(own, nulls.columns, strict=True)]
+    behind = (
+        n.join(e, same_key & before, "inner")
+        .groupBy(*place)
+        .agg(
+            newest,
+            *(column for column, name in zip(rest, nulls.columns, strict=True) if name not in (PARTITION, OFFSET)),
+        )
+    )
+    given = {name: F.col("found")[name] for name in position} | {DELETE: F.lit(True)}
+    types = {f.name: f.dataType for f in events.schema.fields}
+    return behind.select(
+        *(
+            given.get(name, columns.column(name) if name in behind.columns else F.lit(None)).cast(dtype).alias(name)
+            for name, dtype in types.items()
+        )
+    )
+
+
+def _or_none(name: str) -> Column:
+    return F.coalesce(F.col(name), F.array().cast("array<string>"))
+
+
+def _columns(wanted: list[str] | tuple[str, ...]) -> list[Column]:
+    return [columns.column(name) for name in wanted]

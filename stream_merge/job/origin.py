@@ -1,0 +1,220 @@
+"""Where a target's rows came from: the offsets, topics and position that each commit of a job records."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from stream_merge import tables
+from stream_merge.errors import ConfigError, ContractError
+from stream_merge.job.decoded import DecodedBatch
+from stream_merge.job.offsets import Range, Ranges
+from stream_merge.job.settings import QuerySettings
+from stream_merge.results import MergeResult
+from stream_merge.snapshot import CommitRecord, TableSnapshot
+from stream_merge.sources.kafka import TopicState
+
+ORDERING = "postgresql/1"
+"""Name of the sequence's definition: epoch, LSN, 0 for snapshot reads, Kafka partition, Kafka offset."""
+SECTION = "kafka"
+"""Field of `stream_merge` in the commit metadata."""
+_AT_A_TIME = 200
+"""Versions looked at in one go for the last recorded commit."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Recorded:
+    """What the newest commit of a query says about where it stands."""
+
+    epoch: int
+    ordering: str
+    position: int | None
+    """Highest position merged so far."""
+    topic_ids: dict[str, str]
+    ends: dict[tuple[str, int], int]
+    """Topic and partition -> offset behind the last one that a commit accounts for."""
+
+
+@dataclass(kw_only=True)
+class Origin:
+    """What is recorded, and what the next commit has to record."""
+
+    settings: QuerySettings
+    identity: str | None
+    last: Recorded | None = None
+    topic_ids: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of_table(
+        cls,
+        session: SparkSession,
+        found: TableSnapshot | None,
+        identity: str | None,
+        settings: QuerySettings,
+    ) -> Origin:
+        """Read the newest commit of any query of a job, and of this one.
+
+        Raises:
+            ConfigError: the table is ordered in another way, or the job file's epoch is lower than the recorded one.
+        """
+        origin = cls(settings=settings, identity=identity)
+        if found is None:
+            return origin
+        newest: Recorded | None = None
+        for section, whose in _sections(session, settings.target, found.version):
+            recorded = _recorded(section)
+            newest = newest or recorded
+            if whose == identity:
+                origin.last = recorded
+                break
+        if newest is not None:
+            origin._expect_same_order(newest)
+            if origin.last is None:  # another checkpoint: its offsets are not ours, its positions are
+                origin.last = Recorded(
+                    epoch=newest.epoch,
+                    ordering=newest.ordering,
+                    position=newest.position,
+                    topic_ids=newest.topic_ids,
+                    ends={},
+                )
+        return origin
+
+    def expect_same_source(self, topics: Mapping[str, TopicState], batch: DecodedBatch, ranges: Ranges) -> None:
+        """Stop where events come from another source than those before, whose positions compare with nothing.
+
+        Raises:
+            ContractError: a topic was made anew, or positions fell back further than the limit.
+        """
+        self.topic_ids = {name: state.topic_id for name, state in topics.items()}
+        last, settings = self.last, self.settings
+        if last is None or settings.epoch > last.epoch:
+            return
+        remedy = f"set 'epoch: {last.epoch + 1}' if the events of now are to win over those stored"
+        for name, topic_id in self.topic_ids.items():
+            if last.topic_ids.get(name, topic_id) != topic_id:
+                msg = (
+                    f"topic {name!r} was made anew (its id was {last.topic_ids[name]}, now {topic_id}), so its offsets"
+                    f" start again; {remedy}"
+                )
+                raise ContractError(msg, reasons={}, target=settings.target)
+        if last.position is None:
+            return
+        least = last.position - settings.limits.max_position_regression
+        for place, position in batch.lowest_positions.items():
+            found = ranges.get(place[0], {}).get(place[1])
+            is_new = found is not None and found.start >= last.ends.get(place, 0)
+            if is_new and position < least:
+                msg = (
+                    f"topic {place[0]!r}, partition {place[1]} has an event at position {position}, more than"
+                    f" max_position_regression below the highest one merged ({last.position}): the source was restored"
+                    f" or replaced; {remedy}"
+                )
+                raise ContractError(msg, reasons={}, target=settings.target)
+
+    def recorded(self, ranges: Ranges, batch: DecodedBatch) -> dict[str, Any]:
+        """What the commit of a batch says: JSON."""
+        topics: dict[str, Any] = {}
+        for topic, partitions in ranges.items():
+            topics[topic] = {
+                "id": self.topic_ids.get(topic),
+                "partitions": {str(p): self._accounted(topic, p, found, batch) for p, found in partitions.items()},
+            }
+        return {
+            "topics": topics,
+            "epoch": self.settings.epoch,
+            "ordering": ORDERING,
+            "position": self._highest(batch),
+        }
+
+    def committed(self, ranges: Ranges, batch: DecodedBatch, result: MergeResult | None) -> None:
+        """The batch is in the target; where nothing was committed, the next commit accounts for its offsets, too."""
+        if result is None or (result.version is None and result.outcome != "skipped_duplicate"):
+            return
+        ends = {} if self.last is None else self.last.ends
+        for topic, partitions in ranges.items():
+            for partition, found in partitions.items():
+                ends[topic, partition] = max(found.end, ends.get((topic, partition), 0))
+        self.last = Recorded(
+            epoch=self.settings.epoch,
+            ordering=ORDERING,
+            position=self._highest(batch),
+            topic_ids=dict(self.topic_ids),
+            ends=ends,
+        )
+
+    def _highest(self, batch: DecodedBatch) -> int | None:
+        known = self.last.position if self.last is not None and self.last.epoch == self.settings.epoch else None
+        found = [position for position in (known, batch.highest_position) if position is not None]
+        return max(found, default=None)
+
+    def _accounted(self, topic: str, partition: int, found: Range, batch: DecodedBatch) -> dict[str, Any]:
+        """From the end of the last recorded commit, so that no offset is in none; `first`: there was none."""
+        before = None if self.last is None else self.last.ends.get((topic, partition))
+        start = found.start if before is None else before
+        counts = batch.counts.get((topic, partition))
+        known = {} if counts is None else {kind: n for kind, n in sorted(counts.kinds.items()) if n}
+        filtered = {} if counts is None else dict(sorted(counts.filtered.items()))
+        return {
+            "range": [min(start, found.end), found.end],
+            **({"first": True} if before is None else {}),
+            "records": known,
+            **({"filtered": filtered} if filtered else {}),
+        }
+
+    def _expect_same_order(self, newest: Recorded) -> None:
+        settings = self.settings
+        if newest.ordering != ORDERING:
+            msg = (
+                f"target {settings.target!r} is ordered by {newest.ordering!r}, this version orders by {ORDERING!r};"
+                " stored and new sequences do not compare, so point the job at a new table"
+            )
+            raise ConfigError(msg, target=settings.target)
+        if newest.epoch > settings.epoch:
+            msg = (
+                f"target {settings.target!r} holds events of epoch {newest.epoch}, the job file says"
+                f" {settings.epoch}, so every new event would be stale; set 'epoch: {newest.epoch}' or more"
+            )
+            raise ConfigError(msg, target=settings.target)
+
+
+def _sections(session: SparkSession, target: str, version: int) -> Iterator[tuple[Mapping[str, Any], str | None]]:
+    """The job's part of each commit, newest first, as far as the log is kept, and whose batch it was."""
+    while version >= 0:
+        lowest = max(version - _AT_A_TIME, -1)
+        commits = tables.history(session, target, newer_than=lowest, up_to=version)
+        for commit in commits:
+            ours = section_of(commit)
+            if ours is not None:
+                yield ours[SECTION], ours.get("identity")
+        if not commits or commits[-1].version > lowest + 1:
+            return  # older ones are gone
+        version = lowest
+
+
+def section_of(commit: CommitRecord) -> Mapping[str, Any] | None:
+    """What the sink wrote into a commit of a job, or None."""
+    try:
+        found = json.loads(commit.user_metadata or "null")
+    except ValueError:
+        return None
+    ours = found.get("stream_merge") if isinstance(found, dict) else None
+    return ours if isinstance(ours, dict) and isinstance(ours.get(SECTION), dict) else None
+
+
+def _recorded(section: Mapping[str, Any]) -> Recorded:
+    topics = section["topics"]
+    return Recorded(
+        epoch=section["epoch"],
+        ordering=section["ordering"],
+        position=section["position"],
+        topic_ids={name: topic["id"] for name, topic in topics.items() if topic["id"] is not None},
+        ends={
+            (name, int(p)): found["range"][1]
+            for name, topic in topics.items()
+            for p, found in topic["partitions"].items()
+        },
+    )

@@ -1,0 +1,13 @@
+"""What orders the events of a key, and the names that a job's events have beside the row's columns."""
+
+from __future__ import annotations
+
+EPOCH, POSITION, STREAMED, PARTITION, OFFSET = "$epoch", "$position", "$streamed", "$partition", "$offset"
+SEQUENCE = (EPOCH, POSITION, STREAMED, PARTITION, OFFSET)
+"""The first three say where the event stands in the source; the others, which delivery of it came last. Fixed from
+the first version on: the target stores it."""
+POSITION_COMPONENTS = 3
+COMPONENTS = ("c1", "c2", "c3", "c4", "c5")
+"""Their names inside `__stream_merge_sequence`."""
+DELETE = "$delete"
+TOPIC = "$topic"

@@ -1,0 +1,243 @@
+"""One query's batch function: what a topic brought in, decoded once, merged in one commit, with its offsets."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from stream_merge import columns, names, quarantine, tables
+from stream_merge.errors import ConfigError, ContractError
+from stream_merge.identity import caller_of
+from stream_merge.intake import Intake
+from stream_merge.job import decoded
+from stream_merge.job.decoded import DecodedBatch, counted_by_place
+from stream_merge.job.history import ABSENT, UNAVAILABLE, Known, deletes_of_null_values, fill
+from stream_merge.job.offsets import Checkpoint
+from stream_merge.job.origin import SECTION, Origin
+from stream_merge.job.row_schema import RowSchema
+from stream_merge.job.sequence import (
+    DELETE,
+    EPOCH,
+    OFFSET,
+    PARTITION,
+    POSITION,
+    POSITION_COMPONENTS,
+    SEQUENCE,
+    STREAMED,
+    TOPIC,
+)
+from stream_merge.job.settings import QuerySettings
+from stream_merge.results import MergeResult
+from stream_merge.sink import MergeSink
+from stream_merge.sources.decoding import ROW
+from stream_merge.sources.formats.base import Format, Kind
+from stream_merge.sources.kafka import Cluster
+
+log = logging.getLogger(__name__)
+
+_SHARE_COUNTS_FROM = 1_000
+"""Records of a batch; in smaller ones a few bad records are a large share."""
+
+
+class TopicSink:
+    """Pass it to `foreachBatch` of a stream of Kafka records.
+
+    Guarantees: each offset range is read once; every record ends as an event of the ledger, as a row of the
+    quarantine table, or in one of the counts of the commit.
+    """
+
+    def __init__(self, settings: QuerySettings, format: Format, sink: MergeSink, cluster: Cluster) -> None:
+        self._settings = settings
+        self._cluster = cluster
+        self._format = format
+        self._sink = sink
+        self._rows = RowSchema(
+            target=settings.target, keys=settings.keys, format=format, may_grow=settings.schema_evolution
+        )
+        self._checkpoint: Checkpoint | None = None
+        self._origin: Origin | None = None
+        self._has_looked = False
+
+    @property
+    def last_result(self) -> MergeResult | None:
+        """What the last batch did."""
+        return self._sink.last_result
+
+    def __call__(self, batch_df: DataFrame, batch_id: int) -> None:
+        """Decode and merge one batch of records.
+
+        Raises:
+            ContractError: a truncate, or too large a share of undecodable records; nothing is written.
+            StreamMergeError: as `MergeSink`.
+        """
+        self._look_around(batch_df)
+        ranges = self._known_checkpoint(batch_df).ranges(batch_id)
+        topics = self._cluster.topics(self._settings.topic)
+        batch = decoded.evaluate(
+            batch_df, self._format, self._rows, self._settings.keys, self._settings.limits.max_value_bytes
+        )
+        try:
+            self._stop_for_truncate(batch, batch_id)
+            self._stop_for_share(batch, batch_id)
+            self._known_origin().expect_same_source(topics, batch, ranges)
+            undecodable = self._undecodable(batch, batch_df, batch_id)
+            if batch.row.fields:
+                events = self._events(batch, batch_df)
+                recorded = {SECTION: self._known_origin().recorded(ranges, batch)}
+                self._sink.merge(events, batch_id, Intake(recorded=recorded, undecodable=undecodable))
+                self._known_origin().committed(ranges, batch, self._sink.last_result)
+            elif undecodable is not None:
+                self._sink.keep_undecodable(undecodable, batch_id)
+        finally:
+            batch.release()
+
+    # -- what is there -----------------------------------------------------------------------
+
+    def _look_around(self, batch_df: DataFrame) -> None:
+        """At the first batch: the target's columns, and where its last recorded batch ended."""
+        if self._has_looked:
+            return
+        session, target = batch_df.sparkSession, self._settings.target
+        found = tables.find(session, target)
+        self._rows.start_from(None if found is None else found.schema)
+        if self._format_is_declared():
+            self._rows.admit("")
+        who = caller_of(batch_df, app_id=None, name=self._settings.name)
+        self._origin = Origin.of_table(session, found, who.identity, self._settings)
+        self._has_looked = True
+
+    def _format_is_declared(self) -> bool:
+        return getattr(self._format, "declared", None) is not None
+
+    def _known_checkpoint(self, batch_df: DataFrame) -> Checkpoint:
+        if self._checkpoint is None:
+            self._checkpoint = Checkpoint(batch_df.sparkSession, self._settings.checkpoint)
+        return self._checkpoint
+
+    def _known_origin(self) -> Origin:
+        if self._origin is None:
+            msg = "the target has not been looked at yet"
+            raise AssertionError(msg)
+        return self._origin
+
+    # -- what stops the job ------------------------------------------------------------------
+
+    def _stop_for_truncate(self, batch: DecodedBatch, batch_id: int) -> None:
+        if batch.first_truncate is None:
+            return
+        topic, partition, offset = batch.first_truncate
+        if self._settings.on_truncate == "ignore":
+            log.warning("truncate_ignored", extra={"topic": topic, "partition": partition, "offset": offset})
+            return
+        msg = (
+            f"topic {topic!r}, partition {partition}, offset {offset} says that the source table was truncated, which"
+            f" is not applied to {self._settings.target!r}; empty the target and set 'on_truncate: ignore' to go on"
+        )
+        raise ContractError(msg, reasons={"truncate": 1}, target=self._settings.target, batch_id=batch_id)
+
+    def _stop_for_share(self, batch: DecodedBatch, batch_id: int) -> None:
+        bad, records, most = batch.total(Kind.UNDECODABLE), batch.records, self._settings.limits.max_quarantine_share
+        if records < _SHARE_COUNTS_FROM or bad <= most * records:
+            return
+        example = batch.of_kinds(Kind.UNDECODABLE).select("topic", "partition", "offset", "note").first()
+        where = (
+            "" if example is None else f"; {example[0]!r}, partition {example[1]}, offset {example[2]}: {example[3]}"
+        )
+        msg = (
+            f"{bad} of {records} records of batch {batch_id} for {self._settings.target!r} are undecodable, more than"
+            f" max_quarantine_share ({most:g}), so the format is set wrong rather than the data{where}"
+        )
+        raise ContractError(msg, reasons={"undecodable": bad}, target=self._settings.target, batch_id=batch_id)
+
+    def _stop_for_unavailable(self, events: DataFrame) -> None:
+        unsupplied = events.where(F.col(UNAVAILABLE).isNotNull()).select(PARTITION, OFFSET, UNAVAILABLE).first()
+        if unsupplied is None:
+            return
+        partition, offset, missing = unsupplied
+        msg = (
+            f"the event at partition {partition}, offset {offset} for {self._settings.target!r} does not carry"
+            f" {list(missing)!r}, and neither the batch nor the table has the value; set REPLICA IDENTITY FULL at the"
+            " source, or 'unavailable: quarantine'"
+        )
+        raise ContractError(msg, reasons={"unavailable_value": 1}, target=self._settings.target)
+
+    # -- what goes where ---------------------------------------------------------------------
+
+    def _events(self, batch: DecodedBatch, batch_df: DataFrame) -> DataFrame:
+        """The change events: the row, its sequence, and whether it is a delete."""
+        taken = [f.name for f in batch.row.fields if f.name in (*SEQUENCE, DELETE, TOPIC)]
+        if taken:
+            msg = f"column(s) {taken!r} of the source have names that the job needs; rename them in the connector"
+            raise ConfigError(msg, target=self._settings.target)
+        events = _shaped(batch.of_kinds(Kind.UPSERT, Kind.DELETE), batch, self._settings.epoch)
+        known = Known(session=batch_df.sparkSession, target=self._settings.target, keys=self._settings.keys)
+        if batch.total(Kind.NULL_VALUE):
+            nulls = _shaped(batch.of_kinds(Kind.NULL_VALUE), batch, self._settings.epoch)
+            found, resolved = counted_by_place(deletes_of_null_values(nulls, events, known))
+            batch.null_values_are_deletes(resolved)
+            batch.hold(found)
+            events = events.unionByName(found)
+        if batch.missing:
+            events = fill(events, known, batch.missing)
+        if self._settings.unavailable == "null":
+            return events.drop(UNAVAILABLE, ABSENT, TOPIC)
+        if self._settings.unavailable == "fail":
+            self._stop_for_unavailable(events)
+        return events.withColumnRenamed(UNAVAILABLE, names.UNAVAILABLE_COLUMN).drop(ABSENT, TOPIC)
+
+    def _undecodable(self, batch: DecodedBatch, batch_df: DataFrame, batch_id: int) -> DataFrame | None:
+        if not batch.total(Kind.UNDECODABLE):
+            return None
+        query = caller_of(batch_df, app_id=None, name=None).query
+        known: dict[str, Any] = {
+            "reasons": F.array(F.lit("undecodable")),
+            "query": F.lit(query),
+            "batch_id": F.lit(batch_id),
+            "recorded_at": F.current_timestamp(),
+            "error": F.col("note"),
+        }
+        same = ("topic", "partition", "offset", "timestamp", "raw_key", "raw_value")
+        known |= {name: F.col(name) for name in same}
+        return batch.of_kinds(Kind.UNDECODABLE).select(
+            *(known.get(f.name, F.lit(None)).cast(f.dataType).alias(f.name) for f in quarantine.SCHEMA.fields)
+        )
+
+
+def _shaped(records: DataFrame, batch: DecodedBatch, epoch: int) -> DataFrame:
+    """Decoded records as events: the row, its sequence, whether it is a delete, and what it does not carry."""
+    row = columns.column(ROW)
+    return records.select(
+        *(row.getField(f.name).alias(f.name) for f in batch.row.fields),
+        F.lit(epoch).alias(EPOCH),
+        F.col("position").alias(POSITION),
+        F.when(F.col("is_snapshot"), F.lit(0)).otherwise(F.lit(1)).alias(STREAMED),
+        F.col("partition").alias(PARTITION),
+        F.col("offset").alias(OFFSET),
+        (F.col("kind") != str(Kind.UPSERT)).alias(DELETE),
+        F.col("topic").alias(TOPIC),
+        F.col(UNAVAILABLE),
+        F.col(ABSENT),
+    )
+
+
+def merge_sink(settings: QuerySettings, **more: Any) -> MergeSink:
+    """The sink behind a query's batch function."""
+    return MergeSink(
+        target=settings.target,
+        keys=settings.keys,
+        sequence_by=SEQUENCE,
+        apply_as_deletes=names.quote(DELETE),
+        except_column_list=[*SEQUENCE, DELETE],
+        tombstone_retention_seconds=settings.tombstone_retention,
+        schema_evolution=settings.schema_evolution,
+        engine=settings.engine,
+        name=settings.name,
+        **more,
+    ).for_source(
+        *([] if settings.unavailable == "null" else [names.UNAVAILABLE_COLUMN]),
+        position_components=POSITION_COMPONENTS,
+        skip_unchanged=settings.unchanged == "skip",
+    )

@@ -1,0 +1,256 @@
+"""Records in, change events out: what Spark's workers run for each batch of a topic's records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import types as T
+from pyspark.sql.pandas.functions import arrow_udf
+from pyspark.sql.pandas.types import to_arrow_type
+
+from stream_merge.sources.formats.base import Format, Kind, Read
+from stream_merge.sources.formats.encodings import Encoding, decode
+from stream_merge.sources.formats.strict_json import UndecodableError
+
+NO_KEY = "the record has neither key nor value"
+
+META = T.StructType(
+    [
+        T.StructField("kind", T.StringType()),
+        T.StructField("note", T.StringType()),
+        T.StructField("raw_key", T.BinaryType()),
+        T.StructField("raw_value", T.BinaryType()),
+        T.StructField("position", T.LongType()),
+        T.StructField("is_snapshot", T.BooleanType()),
+        T.StructField("source_millis", T.LongType()),
+        T.StructField("unavailable", T.ArrayType(T.StringType())),
+        T.StructField("absent", T.ArrayType(T.StringType())),
+    ]
+)
+"""What is known of each record. `raw_key` and `raw_value` are kept only where somebody has to look at them again;
+`unavailable` names the columns whose value the source left out of the event, `absent` those that the event's own
+schema lacks; NULL where there are none."""
+ROW = "row"
+"""Column with the decoded row; for deletes only its keys."""
+
+_KEPT_RAW = frozenset({Kind.UNDECODABLE, Kind.NULL_VALUE, Kind.OTHER_SCHEMA})
+
+
+PLACE = ("topic", "partition", "offset", "timestamp")
+"""Where a record stands; Spark's Kafka source names them so."""
+_DECODED = "decoded"
+
+
+def events(records: DataFrame, decoder: Decoder) -> DataFrame:
+    """Records as events: `PLACE`, `META` and the row, one for each record; nothing runs yet.
+
+    An Arrow UDF (Spark 4.1), because `mapInArrow` wants pandas installed and this does not.
+    """
+
+    def decode(batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:  # PySpark reads the hints
+        yield from decoder(batches)
+
+    decoded = arrow_udf(decode, decoder.schema)  # type: ignore[call-overload]  # the stubs know no struct there
+    found = records.select(*PLACE, decoded("key", "value", "partition").alias(_DECODED))
+    return found.select(*PLACE, f"{_DECODED}.*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoder:
+    """Turns records into events; sent to the workers.
+
+    Guarantees: one row out for each row in, in order. Never raises for what is in a record.
+    """
+
+    format: Format
+    columns: T.StructType
+    """Columns of the row, in the target's types."""
+    keys: tuple[str, ...]
+    known: frozenset[str]
+    """Ids of the schemas whose columns are all in `columns`; an event in another is left for a second look."""
+    max_value_bytes: int
+
+    @property
+    def schema(self) -> T.StructType:
+        """What it gives."""
+        return T.StructType([*META.fields, T.StructField(ROW, self.columns)])
+
+    def __call__(self, batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
+        """Decode what one task reads: record keys, values and partitions, in the order of their offsets."""
+        deleted: set[tuple[int, bytes]] = set()
+        for keys, values, partitions in batches:
+            yield self.decode(keys.to_pylist(), values.to_pylist(), partitions.to_pylist(), deleted)
+
+    def decode(
+        self,
+        keys: list[bytes | None],
+        values: list[bytes | None],
+        partitions: list[int],
+        deleted: set[tuple[int, bytes]],
+    ) -> pa.StructArray:
+        """Decode one batch.
+
+        Args:
+            keys: of the records, in the order of their offsets within each partition.
+            values: of the records.
+            partitions: of the records.
+            deleted: partition and record key of each delete so far; added to.
+        """
+        reads = [self._read(key, value) for key, value in zip(keys, values, strict=True)]
+        self._mark_redundant(reads, keys, partitions, deleted)
+        missing = _Missing()
+        rows = self._rows(reads, missing)
+        kept = [read.kind in _KEPT_RAW for read in reads]
+        found: dict[str, list[Any]] = {
+            "kind": [str(read.kind) for read in reads],
+            "note": [read.note for read in reads],
+            "raw_key": [key if keep else None for key, keep in zip(keys, kept, strict=True)],
+            "raw_value": [value if keep else None for value, keep in zip(values, kept, strict=True)],
+            "position": [read.position for read in reads],
+            "is_snapshot": [read.is_snapshot for read in reads],
+            "source_millis": [read.source_millis for read in reads],
+            "unavailable": [missing.unavailable.get(i) for i in range(len(reads))],
+            "absent": [missing.absent.get(i) for i in range(len(reads))],
+        }
+        types = {field.name: _arrow_type(field.dataType) for field in META.fields}
+        arrays = [pa.array(found[name], dtype) for name, dtype in types.items()]
+        return pa.StructArray.from_arrays([*arrays, rows], names=[*types, ROW])
+
+    # -- one record --------------------------------------------------------------------------
+
+    def _read(self, key: bytes | None, value: bytes | None) -> Read:
+        try:
+            return self._read_strictly(key, value)
+        except UndecodableError as err:
+            return Read(Kind.UNDECODABLE, note=str(err))
+
+    def _read_strictly(self, key: bytes | None, value: bytes | None) -> Read:
+        if value is None:
+            if key is None:
+                raise UndecodableError(NO_KEY)
+            if not self.known:
+                return Read(Kind.OTHER_SCHEMA)
+            return Read(Kind.NULL_VALUE, self.format.key_fields(key))
+        if len(value) > self.max_value_bytes:
+            msg = f"the value has {len(value)} bytes, more than max_value_bytes ({self.max_value_bytes})"
+            raise UndecodableError(msg)
+        read = self.format.read(key, value)
+        if read.kind in (Kind.UPSERT, Kind.DELETE) and read.schema_id not in self.known:
+            return Read(Kind.OTHER_SCHEMA, note=read.schema_id)
+        return read
+
+    def _mark_redundant(
+        self, reads: list[Read], keys: list[bytes | None], partitions: list[int], deleted: set[tuple[int, bytes]]
+    ) -> None:
+        """A null-value record behind the delete of its key says the same again (Debezium's `tombstones.on.delete`)."""
+        for i, (read, key, partition) in enumerate(zip(reads, keys, partitions, strict=True)):
+            if key is None:
+                continue
+            if read.kind is Kind.DELETE:
+                deleted.add((partition, key))
+            elif read.kind is Kind.NULL_VALUE and (partition, key) in deleted:
+                reads[i] = Read(Kind.REDUNDANT)
+
+    # -- all columns -------------------------------------------------------------------------
+
+    def _rows(self, reads: list[Read], missing: _Missing) -> pa.StructArray:
+        """The rows as one struct column; spoils reads that do not fit."""
+        pieces: dict[str, list[pa.Array]] = {name: [] for name in self.columns.names}
+        order: list[int] = []
+        for group in self._groups(reads):
+            order += group.indexes
+            for fld in self.columns.fields:
+                pieces[fld.name].append(self._column(fld, group, reads, missing))
+        place = {row: i for i, row in enumerate(order)}
+        where = pa.array([place.get(i) for i in range(len(reads))], pa.int64())
+        fields = [pa.field(f.name, _arrow_type(f.dataType)) for f in self.columns.fields]
+        if not fields:  # no schema is known yet; from_arrays would make an array without rows
+            return pa.nulls(len(reads), pa.struct([]))
+        arrays = [
+            pa.concat_arrays(pieces[fld.name]).take(where) if order else pa.nulls(len(reads), fld.type)
+            for fld in fields
+        ]
+        return pa.StructArray.from_arrays(arrays, fields=fields)
+
+    def _groups(self, reads: list[Read]) -> list[_Group]:
+        """Rows that are written alike."""
+        groups: dict[tuple[str, bool], _Group] = {}
+        for i, read in enumerate(reads):
+            is_upsert = read.kind is Kind.UPSERT
+            if not is_upsert and read.kind not in (Kind.DELETE, Kind.NULL_VALUE):
+                continue
+            # Keys of null-value records are written like those of the events around them.
+            schema_id = read.schema_id or next(iter(sorted(self.known)))
+            group = groups.get((schema_id, is_upsert))
+            if group is None:
+                group = _Group(encodings=self.format.encodings(schema_id), is_upsert=is_upsert)
+                groups[schema_id, is_upsert] = group
+            more = read.fields.keys() - group.encodings.keys() if is_upsert else None
+            if more:
+                _spoil(reads, i, f"column(s) {sorted(more)!r} are in the row but in no schema")
+            else:
+                group.indexes.append(i)
+        return list(groups.values())
+
+    def _column(self, fld: T.StructField, group: _Group, reads: list[Read], missing: _Missing) -> pa.Array:
+        name, dtype, indexes = fld.name, _arrow_type(fld.dataType), group.indexes
+        encoding, is_key = group.encodings.get(name), name in self.keys
+        if encoding is None or not (group.is_upsert or is_key):
+            if group.is_upsert:
+                _note(missing.absent, indexes, name)
+            return pa.nulls(len(indexes), dtype)
+        found = [reads[i].fields.get(name, _ABSENT) for i in indexes]
+        values = [None if value is _ABSENT else value for value in found]
+        if group.is_upsert:
+            for n, value in enumerate(found):
+                if value is _ABSENT:
+                    _note(missing.absent, [indexes[n]], name)
+                elif value is None:
+                    if not encoding.is_optional:
+                        _spoil(reads, indexes[n], f"column {name!r}: a required field is missing")
+                elif not is_key and encoding.is_unavailable(value):
+                    _note(missing.unavailable, [indexes[n]], name)
+                    values[n] = None
+        decoded = decode(encoding, values)
+        for n, error in decoded.errors.items():
+            _spoil(reads, indexes[n], f"column {name!r}: {error}")
+        return decoded.values if decoded.values.type == dtype else decoded.values.cast(dtype)
+
+
+@dataclass(kw_only=True, slots=True)
+class _Group:
+    """Rows of a batch that are written in one schema."""
+
+    encodings: Mapping[str, Encoding]
+    is_upsert: bool
+    """Whether they have all columns; others only have their keys."""
+    indexes: list[int] = field(default_factory=list)
+
+
+_ABSENT = object()
+
+
+@dataclass(slots=True)
+class _Missing:
+    """Row -> columns that it does not carry."""
+
+    unavailable: dict[int, list[str]] = field(default_factory=dict)
+    absent: dict[int, list[str]] = field(default_factory=dict)
+
+
+def _note(missing: dict[int, list[str]], indexes: Iterable[int], name: str) -> None:
+    for i in indexes:
+        missing.setdefault(i, []).append(name)
+
+
+def _spoil(reads: list[Read], i: int, note: str) -> None:
+    if reads[i].kind is not Kind.UNDECODABLE:
+        reads[i] = Read(Kind.UNDECODABLE, note=note)
+
+
+def _arrow_type(dtype: T.DataType) -> pa.DataType:
+    return to_arrow_type(dtype, timezone="UTC")

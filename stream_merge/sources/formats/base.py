@@ -1,0 +1,78 @@
+"""What every format tells about a record, before any column is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Protocol
+
+from stream_merge.sources.formats.encodings import Encoding
+
+
+class Kind(StrEnum):
+    """What a record is."""
+
+    UPSERT = "upsert"
+    DELETE = "delete"
+    TRUNCATE = "truncate"
+    NULL_VALUE = "null_value"
+    """Key without value: Kafka's tombstone. What it means depends on what came before it."""
+    REDUNDANT = "redundant"
+    """Key without value that repeats a delete."""
+    FILTERED = "filtered"
+    """Belongs to the connector, not to the table; the note says what it is."""
+    UNDECODABLE = "undecodable"
+    """The note says why."""
+    OTHER_SCHEMA = "other_schema"
+    """Written in a schema that the decoder has not been told of; the note holds it."""
+
+
+HEARTBEAT, SCHEMA_CHANGE, TRANSACTION, MESSAGE = "heartbeat", "schema_change", "transaction", "message"
+FILTER_REASONS = (HEARTBEAT, MESSAGE, SCHEMA_CHANGE, TRANSACTION)
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A record, taken apart."""
+
+    kind: Kind
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """JSON values of the row; for a delete those of its key."""
+    schema_id: str = ""
+    """Which schema they are written in; "" is the declared one."""
+    position: int | None = None
+    """Where the connector read it in the source's log."""
+    is_snapshot: bool = False
+    """Whether an initial snapshot read it."""
+    source_millis: int | None = None
+    """When the source committed it, milliseconds since the epoch."""
+    note: str | None = None
+
+
+class Format(Protocol):
+    """One way of writing change events; sent to the workers."""
+
+    def read(self, key: bytes | None, value: bytes) -> Read:
+        """Take a record apart.
+
+        Raises:
+            UndecodableError: it is not written in this format.
+        """
+        ...
+
+    def key_fields(self, key: bytes | None) -> Mapping[str, Any]:
+        """The JSON values of a record key by column.
+
+        Raises:
+            UndecodableError: it is not written as declared.
+        """
+        ...
+
+    def encodings(self, schema_id: str) -> Mapping[str, Encoding]:
+        """How the columns of a schema are written.
+
+        Raises:
+            UndecodableError: there is no such schema, or a column of it that nothing can hold.
+        """
+        ...

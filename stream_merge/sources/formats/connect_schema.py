@@ -1,0 +1,172 @@
+"""Kafka Connect's schemas, as its JSON converter writes them, and what Debezium's names in them mean."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from pyspark.sql import types as T
+
+from stream_merge.sources.formats import encodings as E
+from stream_merge.sources.formats.encodings import Encoding
+from stream_merge.sources.formats.strict_json import UndecodableError
+
+_MOST_PRECISE = 38
+"""Digits of Delta's widest decimal."""
+DECIMAL = "org.apache.kafka.connect.data.Decimal"
+VARIABLE_SCALE_DECIMAL = "io.debezium.data.VariableScaleDecimal"
+PLACEHOLDER = "__debezium_unavailable_value"
+"""Debezium's default for `unavailable.value.placeholder`."""
+
+_BASE_TYPES: dict[str, Callable[[], Encoding]] = {
+    "boolean": E.boolean,
+    "int8": lambda: E.integer(8),
+    "int16": lambda: E.integer(16),
+    "int32": lambda: E.integer(32),
+    "int64": lambda: E.integer(64),
+    "float": lambda: E.floating(32),
+    "float32": lambda: E.floating(32),
+    "double": lambda: E.floating(64),
+    "float64": lambda: E.floating(64),
+    "string": E.string,
+    "bytes": E.binary,
+}
+_MILLIS, _MICROS, _NANOS = 1_000, 1_000_000, 1_000_000_000
+_NAMED: dict[str, Callable[[], Encoding]] = {
+    "org.apache.kafka.connect.data.Date": E.date_of_days,
+    "org.apache.kafka.connect.data.Time": lambda: E.clock_time(_MILLIS),
+    "org.apache.kafka.connect.data.Timestamp": lambda: E.timestamp_of(_MILLIS),
+    "io.debezium.time.Date": E.date_of_days,
+    "io.debezium.time.IsoDate": E.date_of_text,
+    "io.debezium.time.Time": lambda: E.clock_time(_MILLIS),
+    "io.debezium.time.MicroTime": lambda: E.clock_time(_MICROS),
+    "io.debezium.time.NanoTime": lambda: E.clock_time(_NANOS),
+    "io.debezium.time.Timestamp": lambda: E.timestamp_of(_MILLIS),
+    "io.debezium.time.MicroTimestamp": lambda: E.timestamp_of(_MICROS),
+    "io.debezium.time.NanoTimestamp": lambda: E.timestamp_of(_NANOS),
+    "io.debezium.time.IsoTimestamp": lambda: E.timestamp_of_text(with_zone=False),
+    "io.debezium.time.ZonedTimestamp": lambda: E.timestamp_of_text(with_zone=True),
+}
+"""Names with a meaning of their own. What is not here is stored as its base type says: Json, Xml, Uuid, Enum, Ltree,
+ZonedTime, Interval as text, MicroDuration as microseconds, Bits as bytes, Point as a struct."""
+
+
+def encoding(
+    schema: Mapping[str, Any], *, placeholder: str = PLACEHOLDER, wanted: T.DataType | None = None
+) -> Encoding:
+    """How values of a Connect schema are written in JSON (`schemas.enable` of Kafka 4.1's JsonConverter).
+
+    Args:
+        schema: one schema object: `type`, and where they apply `name`, `parameters`, `optional`, `items`, `values`,
+            `fields`.
+        placeholder: Debezium's `unavailable.value.placeholder`.
+        wanted: type that the job declares for the column; says what becomes of numbers whose scale is open.
+
+    Raises:
+        UndecodableError: it is not a schema, or one that nothing here can hold.
+    """
+    base, name = schema.get("type"), schema.get("name")
+    found = _scaled(schema, wanted) or (_NAMED[name]() if name in _NAMED else None)
+    if found is None:
+        found = _plain(schema, base, placeholder)
+    return replace(
+        found,
+        is_optional=bool(schema.get("optional", False)),
+        placeholder=_placeholder(schema, placeholder),
+    )
+
+
+def _plain(schema: Mapping[str, Any], base: Any, placeholder: str) -> Encoding:
+    if base in _BASE_TYPES:
+        return _BASE_TYPES[base]()
+    if base == "array" and isinstance(schema.get("items"), Mapping):
+        return E.array_of(encoding(schema["items"], placeholder=placeholder))
+    if base == "map" and isinstance(schema.get("values"), Mapping):
+        if (schema.get("keys") or {}).get("type") != "string":
+            msg = "a map whose keys are not strings"
+            raise UndecodableError(msg)
+        return E.map_of(encoding(schema["values"], placeholder=placeholder))
+    if base == "struct":
+        return E.struct_of({field: encoding(inner, placeholder=placeholder) for field, inner in fields(schema).items()})
+    msg = f"schema type {base!r} is not one of Kafka Connect's"
+    raise UndecodableError(msg)
+
+
+def fields(schema: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """The fields of a struct schema, in order.
+
+    Raises:
+        UndecodableError: it is not a struct.
+    """
+    found = schema.get("fields")
+    if not isinstance(found, list) or not all(isinstance(f, dict) and isinstance(f.get("field"), str) for f in found):
+        msg = "the schema block has no struct where the event must have one"
+        raise UndecodableError(msg)
+    return {field["field"]: field for field in found}
+
+
+def _scaled(schema: Mapping[str, Any], wanted: T.DataType | None) -> Encoding | None:
+    """Numbers whose scale is in the schema, or in each value."""
+    if schema.get("name") == VARIABLE_SCALE_DECIMAL:
+        if isinstance(wanted, T.DecimalType):
+            return E.decimal_of_struct(wanted.precision, wanted.scale)
+        return E.text_of_variable_scale()
+    if schema.get("name") != DECIMAL:
+        return None
+    parameters = schema.get("parameters") or {}
+    scale = _number(parameters.get("scale"), "scale")
+    if isinstance(wanted, T.StringType):
+        return E.text_of_bytes(scale)
+    precision = _number(parameters.get("connect.decimal.precision", _MOST_PRECISE), "precision")
+    if not 0 <= scale <= precision <= _MOST_PRECISE:
+        msg = f"a decimal of {precision} digits, {scale} of them after the point, has no Delta type; declare a string"
+        raise UndecodableError(msg)
+    return E.decimal_of_bytes(precision, scale)
+
+
+def _number(value: Any, what: str) -> int:
+    try:
+        return int(value)
+    except (TypeError, ValueError):
+        msg = f"the schema block gives {value!r} as {what} of a decimal"
+        raise UndecodableError(msg) from None
+
+
+def _placeholder(schema: Mapping[str, Any], placeholder: str) -> Any:
+    """The JSON form of an unavailable value by type (Debezium 3.4, UnchangedToastedPlaceholder)."""
+    raw = placeholder.encode()
+    base, items = schema.get("type"), schema.get("items") or {}
+    if base == "string" and schema.get("name") not in _NAMED:
+        return placeholder
+    if base == "bytes" and schema.get("name") != DECIMAL:
+        return base64.b64encode(raw).decode()
+    if base == "map":
+        return {placeholder: placeholder}
+    if base == "array":
+        by_item = {
+            "string": [str(_name_uuid(raw))] if items.get("name") == "io.debezium.data.Uuid" else [placeholder],
+            "bytes": [base64.b64encode(raw).decode()],
+            "int32": list(_signed(raw)),
+            "int64": list(_signed(raw)),
+        }
+        return by_item.get(str(items.get("type")), E.NO_PLACEHOLDER)
+    return E.NO_PLACEHOLDER
+
+
+def _signed(raw: bytes) -> list[int]:
+    return [byte - 256 if byte > 127 else byte for byte in raw]  # noqa: PLR2004
+
+
+def _name_uuid(raw: bytes) -> uuid.UUID:
+    """Java's `UUID.nameUUIDFromBytes`: MD5 of the bytes alone, without a namespace."""
+    return uuid.UUID(bytes=hashlib.md5(raw, usedforsecurity=False).digest(), version=3)
+
+
+def canonical(schema: Mapping[str, Any]) -> str:
+    """One text per schema, however it is spaced."""
+    return json.dumps(schema, sort_keys=True, separators=(",", ":"))

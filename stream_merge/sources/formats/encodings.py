@@ -1,0 +1,456 @@
+"""How one column is written in JSON, and the Delta type that holds its values exactly."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+import re
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal, InvalidOperation
+from typing import Any, NoReturn
+
+import pyarrow as pa
+from pyspark.sql import types as T
+
+from stream_merge.sources.formats.strict_json import UndecodableError
+
+_EPOCH = datetime(1970, 1, 1)
+_EPOCH_DATE = date(1970, 1, 1)
+_LEAST_MICROS = (datetime.min - _EPOCH) // timedelta(microseconds=1)
+_MOST_MICROS = (datetime.max - _EPOCH) // timedelta(microseconds=1)
+"""Years 1 to 9999: what both Spark and Arrow's readers agree on."""
+_DAY_MICROS = 86_400_000_000
+_EXACT_IN_DOUBLE = 2**53
+_FLOAT_MAX = struct.unpack("<f", b"\xff\xff\x7f\x7f")[0]
+_NOT_NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+"""How Connect's JSON converter (Kafka 4.1, Jackson) writes what JSON has no number for."""
+
+NO_PLACEHOLDER = object()
+"""Of a column whose values never are unavailable."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Encoding:
+    """How a column's values are written, and what they become.
+
+    A value that the type cannot hold exactly is refused, never rounded, clamped or NULL.
+    """
+
+    dtype: T.DataType
+    """Type of the column in the target."""
+    arrow: pa.DataType
+    json_types: frozenset[type]
+    """Python types of the JSON values that can be read; others are refused by `one`."""
+    one: Callable[[Any], Any]
+    """A JSON value that is not null, as Arrow takes it; raises `UndecodableError`."""
+    is_as_written: bool = False
+    """Whether `one` only checks ranges that Arrow checks, too."""
+    is_optional: bool = True
+    """Whether null is a value."""
+    placeholder: Any = field(default=NO_PLACEHOLDER)
+    """The JSON value that says "not in this event" (Debezium's unavailable values); compared exactly."""
+    identity: str = ""
+    """What tells two encodings apart: a definition, not a cache key only."""
+
+    def is_unavailable(self, value: Any) -> bool:
+        """Whether this JSON value stands for one that the event does not carry."""
+        return (
+            self.placeholder is not NO_PLACEHOLDER
+            and type(value) is type(self.placeholder)
+            and value == self.placeholder
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """A column of a batch."""
+
+    values: pa.Array
+    errors: dict[int, str]
+    """Row -> why its value cannot be read; its value is NULL."""
+
+
+def decode(encoding: Encoding, values: Sequence[Any]) -> Decoded:
+    """Read a column: at C speed when every value is of the expected kind, else value by value.
+
+    Args:
+        encoding: how the column is written.
+        values: JSON values; None is NULL (whether NULL is allowed is the caller's affair).
+    """
+    kinds = set(map(type, values))
+    kinds.discard(type(None))
+    if kinds <= encoding.json_types:
+        try:
+            if encoding.is_as_written:
+                return Decoded(pa.array(values, encoding.arrow), {})
+            return Decoded(pa.array([None if v is None else encoding.one(v) for v in values], encoding.arrow), {})
+        except (UndecodableError, pa.ArrowException, UnicodeEncodeError, OverflowError, ValueError):
+            pass  # one by one, to find which
+    return _one_by_one(encoding, values)
+
+
+def _one_by_one(encoding: Encoding, values: Sequence[Any]) -> Decoded:
+    found: list[Any] = []
+    errors: dict[int, str] = {}
+    for row, value in enumerate(values):
+        read = None
+        if value is not None:
+            try:
+                if type(value) not in encoding.json_types:
+                    _refuse(f"{_shown(value)} is not how {encoding.dtype.simpleString()} is written")
+                read = encoding.one(value)
+                pa.array([read], encoding.arrow)
+            except UndecodableError as err:
+                errors[row], read = str(err), None
+            except (pa.ArrowException, UnicodeEncodeError, OverflowError, ValueError):
+                errors[row], read = f"{_shown(value)} does not fit {encoding.dtype.simpleString()}", None
+        found.append(read)
+    return Decoded(pa.array(found, encoding.arrow), errors)
+
+
+# -- plain values ------------------------------------------------------------------------------
+
+
+def boolean() -> Encoding:
+    """True and false."""
+    return _as_written(T.BooleanType(), pa.bool_(), bool)
+
+
+def integer(bits: int) -> Encoding:
+    """A JSON integer of 8, 16, 32 or 64 bits."""
+    dtype, arrow = {
+        8: (T.ByteType(), pa.int8()),
+        16: (T.ShortType(), pa.int16()),
+        32: (T.IntegerType(), pa.int32()),
+        64: (T.LongType(), pa.int64()),
+    }[bits]
+    least, most = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
+
+    def one(value: int) -> int:
+        if not least <= value <= most:
+            _refuse(f"{value} is out of range for {dtype.simpleString()}")
+        return value
+
+    return _scalar(dtype, arrow, one, int, is_as_written=True)
+
+
+def floating(bits: int) -> Encoding:
+    """A JSON number as the nearest float of 32 or 64 bits; NaN and infinities as Connect writes them, in quotes."""
+    dtype, arrow = (T.FloatType(), pa.float32()) if bits == 32 else (T.DoubleType(), pa.float64())  # noqa: PLR2004
+    most = _FLOAT_MAX if bits == 32 else math.inf  # noqa: PLR2004
+
+    def one(value: float | Decimal | str) -> float:
+        if isinstance(value, str):
+            if value not in _NOT_NUMBERS:
+                _refuse(f"{_shown(value)} is not a number")
+            return _NOT_NUMBERS[value]
+        if isinstance(value, int) and abs(value) > _EXACT_IN_DOUBLE and int(float(value)) != value:
+            _refuse(f"{value} has no exact {dtype.simpleString()}")
+        number = float(value)
+        if math.isinf(number) or abs(number) > most:
+            _refuse(f"{_shown(value)} is out of range for {dtype.simpleString()}")
+        return number
+
+    return _scalar(dtype, arrow, one, float, int, Decimal, str)
+
+
+def string() -> Encoding:
+    """A JSON string."""
+    return _as_written(T.StringType(), pa.string(), str)
+
+
+def binary(text: str = "base64") -> Encoding:
+    """Bytes written as base64, base64-url-safe or hex."""
+
+    def one(value: str) -> bytes:
+        try:
+            if text == "hex":
+                return bytes.fromhex(value) if re.fullmatch(r"[0-9A-Fa-f]*", value) else _refuse_bytes(value, text)
+            altchars = b"-_" if text == "base64-url-safe" else None
+            return base64.b64decode(value, altchars=altchars, validate=True)
+        except (binascii.Error, ValueError):
+            return _refuse_bytes(value, text)
+
+    return _scalar(T.BinaryType(), pa.binary(), one, str, about=text)
+
+
+def _refuse_bytes(value: str, text: str) -> bytes:
+    msg = f"{_shown(value)} is not {text}"
+    raise UndecodableError(msg)
+
+
+# -- numbers with a scale ----------------------------------------------------------------------
+
+
+def decimal_of_bytes(precision: int, scale: int) -> Encoding:
+    """Connect's Decimal: base64 of the unscaled value, two's complement, big-endian (Kafka 4.1, `data.Decimal`)."""
+    raw = binary()
+
+    def one(value: str) -> Decimal:
+        return _fitting(_unscaled(raw.one(value), scale), precision, scale)
+
+    return _scalar(T.DecimalType(precision, scale), pa.decimal128(precision, scale), one, str, about="bytes")
+
+
+def text_of_bytes(scale: int) -> Encoding:
+    """Connect's Decimal as the text of the number: exact whatever its size."""
+    raw = binary()
+    return _scalar(
+        T.StringType(), pa.string(), lambda v: format(_unscaled(raw.one(v), scale), "f"), str, about=f"bytes, {scale}"
+    )
+
+
+def decimal_of_text(precision: int, scale: int) -> Encoding:
+    """A number in a JSON string, or a JSON number read exactly."""
+
+    def one(value: str | float | Decimal) -> Decimal:
+        if isinstance(value, float):
+            _refuse(f"{value} was read as a binary fraction")
+        try:
+            number = Decimal(value)
+        except InvalidOperation:
+            number = Decimal("NaN")
+        if not number.is_finite():
+            _refuse(f"{_shown(value)} is no number that {T.DecimalType(precision, scale).simpleString()} holds")
+        return _fitting(number, precision, scale)
+
+    dtype = T.DecimalType(precision, scale)
+    return _scalar(dtype, pa.decimal128(precision, scale), one, str, int, Decimal, about="text")
+
+
+def decimal_of_struct(precision: int, scale: int) -> Encoding:
+    """Debezium's VariableScaleDecimal {scale, value}: exact, or refused where the column has fewer digits."""
+    raw = binary()
+
+    def one(value: dict[str, Any]) -> Decimal:
+        return _fitting(_variable_scale(value, raw), precision, scale)
+
+    dtype = T.DecimalType(precision, scale)
+    return _scalar(dtype, pa.decimal128(precision, scale), one, dict, about="VariableScaleDecimal")
+
+
+def text_of_variable_scale() -> Encoding:
+    """Debezium's VariableScaleDecimal as the text of the number: a numeric of any size, exactly."""
+    raw = binary()
+    return _scalar(
+        T.StringType(), pa.string(), lambda v: format(_variable_scale(v, raw), "f"), dict, about="VariableScaleDecimal"
+    )
+
+
+def _variable_scale(value: dict[str, Any], raw: Encoding) -> Decimal:
+    scale, text = value.get("scale"), value.get("value")
+    if type(scale) is not int or type(text) is not str:
+        _refuse(f"{_shown(value)} is not a scale and a value")
+    return _unscaled(raw.one(text), scale)
+
+
+def _unscaled(raw: bytes, scale: int) -> Decimal:
+    if not raw:
+        _refuse("a decimal without a byte")
+    number = int.from_bytes(raw, "big", signed=True)
+    return Decimal((int(number < 0), tuple(map(int, str(abs(number)))), -scale))
+
+
+def _fitting(number: Decimal, precision: int, scale: int) -> Decimal:
+    """The number with exactly that scale; refused where digits would be lost."""
+    sign, digits, exponent = number.as_tuple()
+    if not isinstance(exponent, int):
+        _refuse(f"{number} is not a number")
+    shift = exponent + scale
+    if shift < 0 and any(digits[shift:]):
+        _refuse(f"{number} has more than {scale} digits after the point")
+    kept = (digits[:shift] or (0,)) if shift < 0 else digits
+    if any(kept) and len(kept) + max(shift, 0) > precision + _leading_zeros(kept):
+        _refuse(f"{number} does not fit {T.DecimalType(precision, scale).simpleString()}")
+    if not any(kept):
+        return Decimal((sign, (0,), -scale))
+    return Decimal((sign, kept + (0,) * max(shift, 0), -scale))
+
+
+def _leading_zeros(digits: tuple[int, ...]) -> int:
+    return next((i for i, digit in enumerate(digits) if digit), len(digits))
+
+
+# -- dates and times ---------------------------------------------------------------------------
+
+
+def date_of_days() -> Encoding:
+    """Days since 1970-01-01."""
+
+    def one(value: int) -> int:
+        if not _LEAST_MICROS <= value * _DAY_MICROS <= _MOST_MICROS:
+            _refuse(f"{value} days since 1970 is not within the years 1 to 9999")
+        return value
+
+    return _scalar(T.DateType(), pa.date32(), one, int, about="days")
+
+
+def date_of_text() -> Encoding:
+    """ISO 8601, `2026-11-21`, also with Debezium's `Z` behind it."""
+
+    def one(value: str) -> date:
+        try:
+            return date.fromisoformat(value.removesuffix("Z"))
+        except ValueError:
+            msg = f"{_shown(value)} is not a date"
+            raise UndecodableError(msg) from None
+
+    return _scalar(T.DateType(), pa.date32(), one, str, about="text")
+
+
+def timestamp_of(units_per_second: int) -> Encoding:
+    """Units since 1970-01-01 00:00 on a clock without zone (milli-, micro- or nanoseconds)."""
+
+    def one(value: int) -> int:
+        micros, rest = divmod(value * 1_000_000, units_per_second)
+        if rest:
+            _refuse(f"{value} nanoseconds is not a whole number of microseconds")
+        return _within(micros, value)
+
+    about = f"1/{units_per_second} s"
+    return _scalar(T.TimestampNTZType(), pa.timestamp("us"), one, int, about=about)
+
+
+_ISO = re.compile(
+    r"(?P<date>\d{4,}-\d\d-\d\d)[T ](?P<time>\d\d:\d\d(?::\d\d(?:\.(?P<fraction>\d{1,9}))?)?)"
+    r"(?P<zone>Z|[+-]\d\d:?\d\d(?::\d\d)?)?"
+)
+
+
+def timestamp_of_text(*, with_zone: bool) -> Encoding:
+    """ISO 8601; with a zone (Debezium's ZonedTimestamp) a moment, without one a reading of a clock."""
+    dtype: T.DataType = T.TimestampType() if with_zone else T.TimestampNTZType()
+
+    def one(value: str) -> int:
+        found = _ISO.fullmatch(value)
+        zone = found["zone"] if found else None
+        # Debezium's IsoTimestamp puts a Z behind readings of a clock, which says nothing there.
+        if found is None or (with_zone and zone is None) or (not with_zone and zone not in (None, "Z")):
+            kind = "a time with zone" if with_zone else "a time without zone"
+            _refuse(f"{_shown(value)} is not {kind}")
+        fraction = (found["fraction"] or "").ljust(6, "0")
+        if fraction[6:].strip("0"):
+            _refuse(f"{value!r} is not a whole number of microseconds")
+        whole = f"{found['date']}T{found['time'].partition('.')[0]}"
+        try:
+            moment = datetime.fromisoformat(whole + (zone or "") if with_zone else whole)
+            if with_zone:
+                moment = moment.astimezone(UTC).replace(tzinfo=None)
+        except (ValueError, OverflowError):
+            msg = f"{_shown(value)} is not a time within the years 1 to 9999"
+            raise UndecodableError(msg) from None
+        return (moment - _EPOCH) // timedelta(microseconds=1) + int(fraction[:6])
+
+    arrow = pa.timestamp("us", tz="UTC") if with_zone else pa.timestamp("us")
+    return _scalar(dtype, arrow, one, str, about="text")
+
+
+def clock_time(units_per_second: int) -> Encoding:
+    """Units since midnight as text `hh:mm:ss[.ffffff]`, the same whatever the unit; up to 24:00:00."""
+
+    def one(value: int) -> str:
+        micros, rest = divmod(value * 1_000_000, units_per_second)
+        if rest or not 0 <= micros <= _DAY_MICROS:
+            _refuse(f"{value} is not a time of day in whole microseconds")
+        return clock_text(micros)
+
+    return _scalar(T.StringType(), pa.string(), one, int, about=f"1/{units_per_second} s")
+
+
+def clock_text(micros: int) -> str:
+    """Microseconds since midnight as `hh:mm:ss[.ffffff]`, without zeros behind the last digit."""
+    seconds, fraction = divmod(micros, 1_000_000)
+    text = f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+    return f"{text}.{fraction:06}".rstrip("0") if fraction else text
+
+
+def _within(micros: int, value: Any) -> int:
+    if not _LEAST_MICROS <= micros <= _MOST_MICROS:
+        _refuse(f"{_shown(value)} is not a time within the years 1 to 9999")
+    return micros
+
+
+# -- several values ----------------------------------------------------------------------------
+
+
+def array_of(items: Encoding) -> Encoding:
+    """A JSON array."""
+
+    def one(values: list[Any]) -> list[Any]:
+        return [_optional(items, value, "an element") for value in values]
+
+    dtype = T.ArrayType(items.dtype, containsNull=True)
+    return _scalar(dtype, pa.list_(items.arrow), one, list, about=items.identity)
+
+
+def map_of(values: Encoding) -> Encoding:
+    """A JSON object as a map with string keys."""
+
+    def one(found: dict[str, Any]) -> list[tuple[str, Any]]:
+        return [(key, _optional(values, value, f"key {key!r}")) for key, value in found.items()]
+
+    dtype = T.MapType(T.StringType(), values.dtype, valueContainsNull=True)
+    return _scalar(dtype, pa.map_(pa.string(), values.arrow), one, dict, about=values.identity)
+
+
+def struct_of(fields: dict[str, Encoding]) -> Encoding:
+    """A JSON object with these fields and no others."""
+
+    def one(value: dict[str, Any]) -> dict[str, Any]:
+        more = value.keys() - fields.keys()
+        if more:
+            _refuse(f"field(s) {sorted(more)!r} are not declared")
+        return {name: _optional(inner, value.get(name), f"field {name!r}") for name, inner in fields.items()}
+
+    dtype = T.StructType([T.StructField(name, inner.dtype) for name, inner in fields.items()])
+    arrow = pa.struct([pa.field(name, inner.arrow) for name, inner in fields.items()])
+    about = ",".join(f"{name}:{inner.identity}" for name, inner in fields.items())
+    return _scalar(dtype, arrow, one, dict, about=about)
+
+
+def _optional(encoding: Encoding, value: Any, where: str) -> Any:
+    if value is None:
+        if not encoding.is_optional:
+            _refuse(f"{where} is missing")
+        return None
+    if type(value) not in encoding.json_types:
+        _refuse(f"{where}: {_shown(value)} is not how {encoding.dtype.simpleString()} is written")
+    return encoding.one(value)
+
+
+# -- how they are made -------------------------------------------------------------------------
+
+
+def _as_written(dtype: T.DataType, arrow: pa.DataType, kind: type) -> Encoding:
+    return _scalar(dtype, arrow, lambda value: value, kind, is_as_written=True)
+
+
+def _scalar(
+    dtype: T.DataType,
+    arrow: pa.DataType,
+    one: Callable[[Any], Any],
+    *kinds: type,
+    is_as_written: bool = False,
+    about: str = "",
+) -> Encoding:
+    return Encoding(
+        dtype=dtype,
+        arrow=arrow,
+        json_types=frozenset(kinds),
+        one=one,
+        is_as_written=is_as_written,
+        identity=f"{dtype.simpleString()} of {about}" if about else dtype.simpleString(),
+    )
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."  # noqa: PLR2004
+
+
+def _refuse(msg: str) -> NoReturn:
+    raise UndecodableError(msg)

@@ -1,0 +1,261 @@
+"""PostgreSQL's types as Debezium 3.4 writes them: the schema block that a topic without one leaves out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from stream_merge.sources.formats.connect_schema import DECIMAL, VARIABLE_SCALE_DECIMAL
+
+TimePrecision = Literal["adaptive", "adaptive_time_microseconds", "connect", "isostring", "microseconds", "nanoseconds"]
+DecimalHandling = Literal["precise", "double", "string"]
+BinaryHandling = Literal["bytes", "base64", "base64-url-safe", "hex"]
+IntervalHandling = Literal["numeric", "string"]
+HstoreHandling = Literal["json", "map"]
+
+Schema = dict[str, Any]
+
+_MILLIS_DIGITS = 3
+_DECLARED = re.compile(
+    r"\s*(?P<name>[a-z][a-z0-9_ ]*?)\s*(?:\(\s*(?P<first>\d+)\s*(?:,\s*(?P<second>\d+)\s*)?\))?"
+    r"\s*(?P<zone>with time zone|without time zone)?\s*(?P<array>\[\])?\s*",
+    re.IGNORECASE,
+)
+_ALIASES = {
+    "bool": "boolean",
+    "int2": "smallint",
+    "int": "integer",
+    "int4": "integer",
+    "int8": "bigint",
+    "smallserial": "smallint",
+    "serial": "integer",
+    "bigserial": "bigint",
+    "float4": "real",
+    "float8": "double precision",
+    "double": "double precision",
+    "decimal": "numeric",
+    "character varying": "text",
+    "varchar": "text",
+    "character": "text",
+    "char": "text",
+    "bpchar": "text",
+    "citext": "text",
+    "bit varying": "varbit",
+}
+_PLAIN: dict[str, Schema] = {
+    "boolean": {"type": "boolean"},
+    "smallint": {"type": "int16"},
+    "integer": {"type": "int32"},
+    "bigint": {"type": "int64"},
+    "oid": {"type": "int64"},
+    "real": {"type": "float"},
+    "double precision": {"type": "double"},
+    "text": {"type": "string"},
+    "inet": {"type": "string"},
+    "cidr": {"type": "string"},
+    "macaddr": {"type": "string"},
+    "macaddr8": {"type": "string"},
+    "uuid": {"type": "string", "name": "io.debezium.data.Uuid"},
+    "json": {"type": "string", "name": "io.debezium.data.Json"},
+    "jsonb": {"type": "string", "name": "io.debezium.data.Json"},
+    "xml": {"type": "string", "name": "io.debezium.data.Xml"},
+    "ltree": {"type": "string", "name": "io.debezium.data.Ltree"},
+    "enum": {"type": "string", "name": "io.debezium.data.Enum"},
+    "tsvector": {"type": "string", "name": "io.debezium.data.Tsvector"},
+    "int4range": {"type": "string"},
+    "int8range": {"type": "string"},
+    "numrange": {"type": "string"},
+    "tsrange": {"type": "string"},
+    "tstzrange": {"type": "string"},
+    "daterange": {"type": "string"},
+    "timestamp with time zone": {"type": "string", "name": "io.debezium.time.ZonedTimestamp"},
+    "time with time zone": {"type": "string", "name": "io.debezium.time.ZonedTime"},
+    "varbit": {"type": "bytes", "name": "io.debezium.data.Bits"},
+}
+"""Types that every setting of the connector writes alike."""
+
+
+class AmbiguousTypeError(ValueError):
+    """A declared type that does not say how its values are written; the text says what to add."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Modes:
+    """Settings of the connector that change how values are written; None: not stated."""
+
+    time_precision: TimePrecision | None = None
+    """`time.precision.mode`."""
+    decimal_handling: DecimalHandling | None = None
+    """`decimal.handling.mode`."""
+    binary_handling: BinaryHandling | None = None
+    """`binary.handling.mode`."""
+    interval_handling: IntervalHandling | None = None
+    """`interval.handling.mode`."""
+    hstore_handling: HstoreHandling | None = None
+    """`hstore.handling.mode`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Declared:
+    name: str
+    first: int | None
+    second: int | None
+
+    @property
+    def precision(self) -> int | None:
+        return self.first
+
+
+def connect_schema(declared: str, modes: Modes) -> Schema:
+    """The schema that Debezium would send for a column of a PostgreSQL type.
+
+    Args:
+        declared: as in CREATE TABLE, such as `numeric(10,2)`, `timestamp(3)`, `text[]`; an enum type is `enum`.
+        modes: how the connector is set.
+
+    Raises:
+        AmbiguousTypeError: the type is unknown, or leaves open how its values are written.
+    """
+    found = _DECLARED.fullmatch(declared)
+    if found is None:
+        msg = f"{declared!r} is not a PostgreSQL type"
+        raise AmbiguousTypeError(msg)
+    name = " ".join(found["name"].lower().split())
+    name = _ALIASES.get(name, name)
+    zone = (found["zone"] or "").lower()
+    if name in {"timestamptz", "timetz"} or zone == "with time zone":
+        name = f"{name.removesuffix('tz')} with time zone"
+    parsed = _Declared(
+        name=name,
+        first=int(found["first"]) if found["first"] else None,
+        second=int(found["second"]) if found["second"] else None,
+    )
+    schema = _schema(parsed, modes, declared)
+    if found["array"]:
+        return {"type": "array", "items": {**schema, "optional": True}, "optional": True}
+    return {**schema, "optional": True}
+
+
+def _schema(declared: _Declared, modes: Modes, text: str) -> Schema:
+    if declared.name in _PLAIN:
+        return _PLAIN[declared.name]
+    by_mode: dict[str, Callable[[], Schema]] = {
+        "bit": lambda: _bits(declared),
+        "bytea": lambda: _bytes(_stated(modes.binary_handling, "binary.handling.mode", text)),
+        "numeric": lambda: _numeric(declared, _stated(modes.decimal_handling, "decimal.handling.mode", text), text),
+        "money": lambda: _money(_stated(modes.decimal_handling, "decimal.handling.mode", text)),
+        "date": lambda: _DATES.get(_stated(modes.time_precision, "time.precision.mode", text), _DAYS),
+        "time": lambda: _time(declared, _stated(modes.time_precision, "time.precision.mode", text), text),
+        "timestamp": lambda: _timestamp(declared, _stated(modes.time_precision, "time.precision.mode", text), text),
+        "interval": lambda: _INTERVALS[_stated(modes.interval_handling, "interval.handling.mode", text)],
+        "hstore": lambda: _HSTORES[_stated(modes.hstore_handling, "hstore.handling.mode", text)],
+        "point": lambda: _POINT,
+    }
+    if declared.name not in by_mode:
+        msg = f"{text!r} is not a type that is known here; known are {sorted({*_PLAIN, *by_mode})!r}"
+        raise AmbiguousTypeError(msg)
+    return by_mode[declared.name]()
+
+
+def _stated(mode: Any, setting: str, text: str) -> Any:
+    if mode is None:
+        msg = f"{text!r} is written differently by each {setting}; state the connector's"
+        raise AmbiguousTypeError(msg)
+    return mode
+
+
+_DAYS = {"type": "int32", "name": "io.debezium.time.Date"}
+_DATES: Mapping[str, Schema] = {
+    "connect": {"type": "int32", "name": "org.apache.kafka.connect.data.Date"},
+    "isostring": {"type": "string", "name": "io.debezium.time.IsoDate"},
+}
+_INTERVALS: Mapping[str, Schema] = {
+    "numeric": {"type": "int64", "name": "io.debezium.time.MicroDuration"},
+    "string": {"type": "string", "name": "io.debezium.time.Interval"},
+}
+_HSTORES: Mapping[str, Schema] = {
+    "json": {"type": "string", "name": "io.debezium.data.Json"},
+    "map": {"type": "map", "keys": {"type": "string"}, "values": {"type": "string", "optional": True}},
+}
+_POINT: Schema = {
+    "type": "struct",
+    "name": "io.debezium.data.geometry.Point",
+    "fields": [
+        {"field": "x", "type": "double"},
+        {"field": "y", "type": "double"},
+        {"field": "wkb", "type": "bytes", "optional": True},
+        {"field": "srid", "type": "int32", "optional": True},
+    ],
+}
+
+
+def _bits(declared: _Declared) -> Schema:
+    if declared.first in (None, 1):
+        return {"type": "boolean"}
+    return {"type": "bytes", "name": "io.debezium.data.Bits", "parameters": {"length": str(declared.first)}}
+
+
+def _bytes(mode: str) -> Schema:
+    return {"type": "bytes"} if mode == "bytes" else {"type": "string"}
+
+
+def _numeric(declared: _Declared, mode: str, text: str) -> Schema:
+    if mode == "double":
+        return {"type": "double"}
+    if mode == "string":
+        return {"type": "string"}
+    if declared.first is None:
+        return {
+            "type": "struct",
+            "name": VARIABLE_SCALE_DECIMAL,
+            "fields": [{"field": "scale", "type": "int32"}, {"field": "value", "type": "bytes"}],
+        }
+    return _decimal(declared.first, declared.second or 0, text)
+
+
+def _money(mode: str) -> Schema:
+    if mode == "precise":
+        return _decimal(19, 2, "money")
+    return {"type": "double"} if mode == "double" else {"type": "string"}
+
+
+def _decimal(precision: int, scale: int, text: str) -> Schema:
+    if precision > 38:  # noqa: PLR2004 - digits of Delta's widest decimal
+        msg = f"{text!r} has more digits than Delta's decimals (38); declare 'numeric', which is stored as a string"
+        raise AmbiguousTypeError(msg)
+    parameters = {"scale": str(scale), "connect.decimal.precision": str(precision)}
+    return {"type": "bytes", "name": DECIMAL, "parameters": parameters}
+
+
+def _time(declared: _Declared, mode: str, text: str) -> Schema:
+    if mode == "isostring":
+        return {"type": "string", "name": "io.debezium.time.IsoTime"}
+    if mode == "connect":
+        return {"type": "int32", "name": "org.apache.kafka.connect.data.Time"}
+    if mode == "nanoseconds":
+        return {"type": "int64", "name": "io.debezium.time.NanoTime"}
+    if mode == "adaptive" and _in_millis(declared, text):
+        return {"type": "int32", "name": "io.debezium.time.Time"}
+    return {"type": "int64", "name": "io.debezium.time.MicroTime"}
+
+
+def _timestamp(declared: _Declared, mode: str, text: str) -> Schema:
+    if mode == "isostring":
+        return {"type": "string", "name": "io.debezium.time.IsoTimestamp"}
+    if mode == "connect":
+        return {"type": "int64", "name": "org.apache.kafka.connect.data.Timestamp"}
+    if mode == "nanoseconds":
+        return {"type": "int64", "name": "io.debezium.time.NanoTimestamp"}
+    if mode.startswith("adaptive") and _in_millis(declared, text):
+        return {"type": "int64", "name": "io.debezium.time.Timestamp"}
+    return {"type": "int64", "name": "io.debezium.time.MicroTimestamp"}
+
+
+def _in_millis(declared: _Declared, text: str) -> bool:
+    """Debezium's adaptive modes write milliseconds for up to three digits; PostgreSQL's own default is six."""
+    if declared.precision is None:
+        msg = f"{text!r} leaves open how many digits a second has; write '{declared.name}(6)' or what it was made with"
+        raise AmbiguousTypeError(msg)
+    return declared.precision <= _MILLIS_DIGITS

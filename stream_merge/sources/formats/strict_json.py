@@ -1,0 +1,97 @@
+"""JSON without second guesses: a text is one value, exactly, or it is refused with the reason."""
+
+from __future__ import annotations
+
+import json
+from decimal import Decimal
+from typing import Any, NoReturn
+
+MOST_NESTED = 200
+"""Arrays and objects inside each other; deeper ones are refused, whatever they hold."""
+
+
+class UndecodableError(ValueError):
+    """An event that cannot be read without guessing; the text says what is wrong with it."""
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    msg = f"{name} is not JSON"
+    raise UndecodableError(msg)
+
+
+def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        msg = f"field {twice!r} is there twice"
+        raise UndecodableError(msg)
+    return found
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, object_pairs_hook=_without_repetition)
+_EXACT_DECODER = json.JSONDecoder(
+    parse_constant=_refuse_constant, object_pairs_hook=_without_repetition, parse_float=Decimal
+)
+
+
+def text_of(value: bytes) -> str:
+    """The text of UTF-8 bytes.
+
+    Raises:
+        UndecodableError: they are not UTF-8.
+    """
+    try:
+        return value.decode("utf-8")
+    except UnicodeDecodeError as err:
+        msg = f"byte {err.start} is not UTF-8"
+        raise UndecodableError(msg) from None
+
+
+def parse(text: str, *, exact: bool = False) -> Any:
+    """The value that a text holds: int, float (Decimal when `exact`), str, bool, None, list or dict.
+
+    Integers are exact whatever their size. Refused beyond RFC 8259: a field that is there twice in an object, NaN
+    and Infinity as bare words, anything after the value, and nesting beyond `MOST_NESTED`.
+
+    Raises:
+        UndecodableError: it is not one such value.
+    """
+    try:
+        value = (_EXACT_DECODER if exact else _DECODER).decode(text)
+    except json.JSONDecodeError as err:
+        msg = f"not JSON at character {err.pos}: {err.msg}"
+        raise UndecodableError(msg) from None
+    except RecursionError:
+        raise UndecodableError(_TOO_DEEP) from None
+    except UndecodableError:
+        raise
+    except ValueError as err:  # an integer of more digits than Python 3.11 converts (4,300)
+        msg = f"not JSON: {err}"
+        raise UndecodableError(msg) from None
+    if _may_be_deep(text) and depth(value) > MOST_NESTED:
+        raise UndecodableError(_TOO_DEEP)
+    return value
+
+
+_TOO_DEEP = f"nested deeper than {MOST_NESTED} levels"
+
+
+def depth(value: Any) -> int:
+    """How many arrays and objects are inside each other; no recursion, so any depth can be told."""
+    level, found = [value], 0
+    while level := [child for node in level for child in _children(node)]:
+        found += 1
+    return found
+
+
+def _children(node: Any) -> list[Any]:
+    if isinstance(node, dict):
+        return list(node.values()) or [None]
+    if isinstance(node, list):
+        return node or [None]
+    return []
+
+
+def _may_be_deep(text: str) -> bool:
+    return text.count("{") + text.count("[") > MOST_NESTED

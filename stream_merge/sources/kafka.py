@@ -1,0 +1,225 @@
+"""A Kafka cluster as seen by Spark and by kafka-python: one description of the connection for both."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from kafka import KafkaAdminClient
+from kafka.admin import OffsetSpec
+from kafka.protocol.consumer.offsets import IsolationLevel
+from kafka.structs import TopicPartition
+from pyspark.sql import DataFrame, SparkSession
+
+from stream_merge.errors import ConfigError
+
+Protocol = Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"]
+Mechanism = Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"]
+Isolation = Literal["read_committed", "read_uncommitted"]
+
+Offsets = dict[str, dict[int, int]]
+"""topic -> partition -> offset of the next record."""
+
+_LOGIN_MODULES: Mapping[str, str] = {
+    "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
+    "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
+    "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
+}
+_ADMIN_TIMEOUT_MILLIS = 10_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Security:
+    """How a client proves who it is, and how it knows the broker."""
+
+    protocol: Protocol = "PLAINTEXT"
+    mechanism: Mechanism | None = None
+    user: str | None = None
+    password: str | None = field(default=None, repr=False)
+    ca_file: str | None = None
+    """PEM with the certificates to trust; None: those of the system."""
+    certificate_file: str | None = None
+    """PEM with this client's certificate chain, for mutual TLS."""
+    key_file: str | None = field(default=None, repr=False)
+    """PEM (PKCS #8) with its private key."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Connection:
+    """One cluster, as Spark's source and kafka-python are told of it."""
+
+    bootstrap: str
+    isolation: Isolation = "read_committed"
+    security: Security = field(default_factory=Security)
+
+    def spark_options(self) -> dict[str, str]:
+        """Options of Spark 4.2's Kafka source."""
+        security = self.security
+        options = {
+            "kafka.bootstrap.servers": self.bootstrap,
+            "kafka.isolation.level": self.isolation,
+            "kafka.security.protocol": security.protocol,
+        }
+        if security.mechanism is not None:
+            options["kafka.sasl.mechanism"] = security.mechanism
+            options["kafka.sasl.jaas.config"] = (
+                f"{_LOGIN_MODULES[security.mechanism]} required"
+                f" username={_jaas(security.user)} password={_jaas(security.password)};"
+            )
+        if security.ca_file is not None:
+            options |= {"kafka.ssl.truststore.type": "PEM", "kafka.ssl.truststore.location": security.ca_file}
+        if security.certificate_file is not None and security.key_file is not None:
+            options |= {
+                "kafka.ssl.keystore.type": "PEM",
+                "kafka.ssl.keystore.certificate.chain": _text(security.certificate_file),
+                "kafka.ssl.keystore.key": _text(security.key_file),
+            }
+        return options
+
+    def client_options(self) -> dict[str, Any]:
+        """Settings of kafka-python 3's clients."""
+        security = self.security
+        options: dict[str, Any] = {
+            "bootstrap_servers": self.bootstrap.split(","),
+            "security_protocol": security.protocol,
+            "request_timeout_ms": _ADMIN_TIMEOUT_MILLIS,
+        }
+        if security.mechanism is not None:
+            options |= {
+                "sasl_mechanism": security.mechanism,
+                "sasl_plain_username": security.user,
+                "sasl_plain_password": security.password,
+            }
+        for name, value in (
+            ("ssl_cafile", security.ca_file),
+            ("ssl_certfile", security.certificate_file),
+            ("ssl_keyfile", security.key_file),
+        ):
+            if value is not None:
+                options[name] = value
+        return options
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TopicState:
+    """A topic as the broker describes it now."""
+
+    topic_id: str
+    """Changes when the topic is deleted and made again."""
+    starts: dict[int, int]
+    """partition -> first offset that is still there."""
+    ends: dict[int, int]
+    """partition -> offset of the next record, as far as the isolation level sees."""
+
+
+class Cluster:
+    """Questions to the broker; keeps one connection and makes another one after an error."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._client: KafkaAdminClient | None = None
+
+    def topics(self, names: Sequence[str]) -> dict[str, TopicState]:
+        """The state of topics; a topic that does not exist is left out.
+
+        Raises:
+            kafka.errors.KafkaError: the broker cannot be reached, or refuses.
+        """
+        try:
+            return self._topics(names)
+        except Exception:
+            self.close()
+            raise
+
+    def _topics(self, names: Sequence[str]) -> dict[str, TopicState]:
+        if self._client is None:
+            self._client = KafkaAdminClient(**self._connection.client_options())
+        level = (
+            IsolationLevel.READ_COMMITTED
+            if self._connection.isolation == "read_committed"
+            else IsolationLevel.READ_UNCOMMITTED
+        )
+        found = {}
+        for described in self._client.describe_topics(list(names)):
+            if described.get("error_code"):
+                continue
+            name = described["name"]
+            partitions = [TopicPartition(name, p["partition_index"]) for p in described["partitions"]]
+            ends = self._client.list_partition_offsets(
+                dict.fromkeys(partitions, OffsetSpec.LATEST), isolation_level=level
+            )
+            starts = self._client.list_partition_offsets(dict.fromkeys(partitions, OffsetSpec.EARLIEST))
+            found[name] = TopicState(
+                topic_id=str(described["topic_id"]),
+                starts={tp.partition: o.offset for tp, o in starts.items()},
+                ends={tp.partition: o.offset for tp, o in ends.items()},
+            )
+        return found
+
+    def close(self) -> None:
+        """Close the connection; the next question opens another one."""
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+
+def records(
+    session: SparkSession,
+    connection: Connection,
+    topics: Sequence[str],
+    *,
+    starting_offsets: str,
+    starting_timestamp_millis: int | None,
+    max_records: int,
+    fail_on_data_loss: bool,
+) -> DataFrame:
+    """The topics as a stream of records.
+
+    Args:
+        session: where the stream runs; needs the Kafka connector's jars.
+        connection: the cluster.
+        topics: names.
+        starting_offsets: "earliest", "latest" or Spark's JSON of offsets; counts for a new checkpoint only.
+        starting_timestamp_millis: instead of offsets.
+        max_records: most records per micro-batch, counted by offsets.
+        fail_on_data_loss: let Spark stop where offsets are gone.
+
+    Raises:
+        ConfigError: the connector is not there.
+    """
+    reader = session.readStream.format("kafka").options(**connection.spark_options())
+    reader = reader.option("subscribe", ",".join(topics)).option("includeHeaders", "true")
+    reader = reader.option("maxOffsetsPerTrigger", str(max_records))
+    reader = reader.option("failOnDataLoss", str(fail_on_data_loss).lower())
+    if starting_timestamp_millis is None:
+        reader = reader.option("startingOffsets", starting_offsets)
+    else:
+        reader = reader.option("startingTimestamp", str(starting_timestamp_millis))
+        reader = reader.option("startingOffsetsByTimestampStrategy", "latest")
+    try:
+        return reader.load()
+    except Exception as err:
+        if "kafka" in str(err) and ("FAILED_TO_FIND" in str(err) or "find data source" in str(err)):
+            msg = (
+                "Spark has no Kafka connector; get its jars with 'make jars' (deployments/pom.xml) and pass them with"
+                " --jars, or --jars of spark-submit"
+            )
+            raise ConfigError(msg) from err
+        raise
+
+
+def parse_offsets(text: str) -> Offsets:
+    """Spark's JSON of Kafka offsets, as in its checkpoints."""
+    return {topic: {int(p): int(o) for p, o in found.items()} for topic, found in json.loads(text).items()}
+
+
+def _jaas(value: str | None) -> str:
+    escaped = (value or "").replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _text(path: str) -> str:
+    with open(path, encoding="utf-8") as file:
+        return file.read()

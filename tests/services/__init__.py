@@ -1,0 +1,288 @@
+"""Real servers for tests: each started on loopback and free ports, and ended by its own process id."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+SPARK_JARS = ROOT / ".jars" / "spark"
+SERVICE_JARS = ROOT / ".jars" / "services"
+_START_SECONDS = 90
+_STOP_SECONDS = 30
+
+
+def missing() -> str | None:
+    """Why the servers cannot be started here, or None."""
+    if not (SERVICE_JARS / ".copied").exists() or not (SPARK_JARS / ".copied").exists():
+        return "the jars of Kafka and its servers are not there; 'make test-all' gets them"
+    return None
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def wait_until(done: Callable[[], bool], what: str, *, seconds: float = _START_SECONDS) -> None:
+    """Ask again and again; fail with what was waited for."""
+    end = time.monotonic() + seconds
+    while not done():
+        if time.monotonic() > end:
+            msg = f"{what} within {seconds} s"
+            raise TimeoutError(msg)
+        time.sleep(0.2)
+
+
+class Server:
+    """A process of its own, with its output in a file."""
+
+    def __init__(self, command: list[str], folder: Path, *, user: str | None = None) -> None:
+        self._command = command
+        self._folder = folder
+        self._user = user
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def output(self) -> str:
+        return (self._folder / "output.log").read_text(errors="replace")
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def start(self, is_up: Callable[[], bool]) -> None:
+        with (self._folder / "output.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command, cwd=self._folder, stdout=log, stderr=log, start_new_session=True, user=self._user
+            )
+
+        def up() -> bool:
+            if not self.is_running:
+                msg = f"{self._command[0]} ended by itself: {self.output[-2000:]}"
+                raise AssertionError(msg)
+            return is_up()
+
+        wait_until(up, f"{' '.join(self._command)[:80]} is up")
+
+    def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
+        if self._process is None:
+            return
+        if self.is_running:
+            os.killpg(self._process.pid, how)
+        try:
+            self._process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+
+def java(memory: str, *args: str) -> list[str]:
+    home = os.environ.get("JAVA_HOME")
+    program = f"{home}/bin/java" if home else "java"
+    return [program, f"-Xmx{memory}", "-XX:TieredStopAtLevel=1", "-cp", f"{SERVICE_JARS}/*", *args]
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as client:
+        client.settimeout(1)
+        return client.connect_ex(("127.0.0.1", port)) == 0
+
+
+class Broker:
+    """A Kafka 4.1 broker, its own controller."""
+
+    def __init__(self, folder: Path, *, settings: Mapping[str, str] | None = None) -> None:
+        self.port = free_port()
+        self.bootstrap = f"127.0.0.1:{self.port}"
+        controller = free_port()
+        self._folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        wanted = {
+            "process.roles": "broker,controller",
+            "node.id": "1",
+            "controller.quorum.voters": f"1@127.0.0.1:{controller}",
+            "listeners": f"PLAINTEXT://127.0.0.1:{self.port},CONTROLLER://127.0.0.1:{controller}",
+            "advertised.listeners": f"PLAINTEXT://127.0.0.1:{self.port}",
+            "controller.listener.names": "CONTROLLER",
+            "inter.broker.listener.name": "PLAINTEXT",
+            "log.dirs": str(folder / "log"),
+            "offsets.topic.replication.factor": "1",
+            "offsets.topic.num.partitions": "1",
+            "transaction.state.log.replication.factor": "1",
+            "transaction.state.log.min.isr": "1",
+            "transaction.state.log.num.partitions": "1",
+            "group.initial.rebalance.delay.ms": "0",
+            "message.max.bytes": str(12 * 2**20),
+            "auto.create.topics.enable": "false",
+            **(settings or {}),
+        }
+        properties = folder / "server.properties"
+        properties.write_text("".join(f"{name}={value}\n" for name, value in wanted.items()))
+        identity = str(uuid.uuid4()).replace("-", "")[:22]
+        formatting = java("256m", "kafka.tools.StorageTool", "format", "-t", identity, "-c", str(properties))
+        subprocess.run(formatting, check=True, capture_output=True)
+        self._server = Server(java("512m", "kafka.Kafka", str(properties)), folder)
+
+    def start(self) -> None:
+        self._server.start(lambda: _listens(self.port) and "Kafka Server started" in self._server.output)
+
+    def stop(self) -> None:
+        self._server.stop()
+
+    def kill(self) -> None:
+        self._server.stop(signal.SIGKILL)
+
+
+class Postgres:
+    """A PostgreSQL server with logical replication, owned by an unprivileged user where this one is root."""
+
+    def __init__(self, folder: Path) -> None:
+        self.port = free_port()
+        self._folder = folder
+        found = subprocess.run(
+            [str(ROOT / "deployments" / "setup.sh"), "postgres"], check=True, capture_output=True, text=True
+        )
+        self._bin = Path(found.stdout.strip())
+        self._user = "postgres" if os.getuid() == 0 else pwd.getpwuid(os.getuid()).pw_name
+        self._data = folder / "data"
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.getuid() == 0:
+            shutil.chown(folder, self._user)
+            for parent in folder.parents:  # pytest's folders are private to root
+                if parent.stat().st_uid == 0 and str(parent).startswith("/tmp/"):
+                    parent.chmod(parent.stat().st_mode | 0o055)
+        self._as_owner("initdb", "-D", str(self._data), "-U", "postgres", "-A", "trust", "--no-sync", "-E", "UTF8")
+        options = {
+            "port": str(self.port),
+            "listen_addresses": "127.0.0.1",
+            "unix_socket_directories": str(folder),
+            "wal_level": "logical",
+            "fsync": "off",
+        }
+        command = [str(self._bin / "postgres"), "-D", str(self._data)]
+        for name, value in options.items():
+            command += ["-c", f"{name}={value}"]
+        self._server = Server(command, folder, user=self._user if os.getuid() == 0 else None)
+
+    def start(self) -> None:
+        self._server.start(lambda: _listens(self.port) and "ready to accept connections" in self._server.output)
+
+    def stop(self) -> None:
+        self._server.stop(signal.SIGINT)
+
+    def run(self, statements: str, *, database: str = "postgres") -> str:
+        """Run SQL; what it answers, unaligned, without headers."""
+        command = [str(self._bin / "psql"), "-h", "127.0.0.1", "-p", str(self.port), "-U", "postgres", "-d", database]
+        done = subprocess.run(
+            [*command, "-v", "ON_ERROR_STOP=1", "-qAt"], input=statements, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def rows(self, query: str, *, database: str = "postgres") -> list[dict[str, Any]]:
+        """The rows of a query, as PostgreSQL's own JSON."""
+        answer = self.run(f"SELECT row_to_json(q) FROM ({query}) q;", database=database)
+        return [json.loads(line) for line in answer.splitlines()]
+
+    def _as_owner(self, program: str, *args: str) -> None:
+        user = self._user if os.getuid() == 0 else None
+        subprocess.run([str(self._bin / program), *args], check=True, capture_output=True, user=user, cwd=self._folder)
+
+
+class Connect:
+    """Kafka Connect with one connector of Debezium."""
+
+    def __init__(self, folder: Path, broker: Broker, connector: Mapping[str, str], *, schemas: bool) -> None:
+        self.port = free_port()
+        folder.mkdir(parents=True, exist_ok=True)
+        converter = "org.apache.kafka.connect.json.JsonConverter"
+        worker = {
+            "bootstrap.servers": broker.bootstrap,
+            "key.converter": converter,
+            "value.converter": converter,
+            "key.converter.schemas.enable": str(schemas).lower(),
+            "value.converter.schemas.enable": str(schemas).lower(),
+            "offset.storage.file.filename": str(folder / "offsets.dat"),
+            "offset.flush.interval.ms": "1000",
+            "listeners": f"HTTP://127.0.0.1:{self.port}",
+            "plugin.discovery": "service_load",
+            "producer.max.request.size": str(12 * 2**20),
+        }
+        files = {"connect.properties": worker, "connector.properties": dict(connector)}
+        for name, settings in files.items():
+            (folder / name).write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
+        command = java("512m", "org.apache.kafka.connect.cli.ConnectStandalone", *files)
+        self._name = connector["name"]
+        self._server = Server(command, folder)
+
+    def start(self) -> None:
+        self._server.start(self._is_running)
+
+    def stop(self) -> None:
+        self._server.stop()
+
+    def _is_running(self) -> bool:
+        address = f"http://127.0.0.1:{self.port}/connectors/{self._name}/status"
+        try:
+            with urllib.request.urlopen(address, timeout=2) as answer:
+                status = json.load(answer)
+        except (OSError, urllib.error.URLError, ValueError):
+            return False
+        states = [status["connector"]["state"], *(task["state"] for task in status["tasks"])]
+        if "FAILED" in states:
+            msg = f"the connector failed: {status}"
+            raise AssertionError(msg)
+        return len(states) > 1 and set(states) == {"RUNNING"}
+
+
+def postgres_connector(postgres: Postgres, *, tables: str, **settings: str) -> dict[str, str]:
+    """Settings of a connector that captures tables of the database `postgres` under the prefix `shop`."""
+    return {
+        "name": "shop",
+        "connector.class": "io.debezium.connector.postgresql.PostgresConnector",
+        "tasks.max": "1",
+        "database.hostname": "127.0.0.1",
+        "database.port": str(postgres.port),
+        "database.user": "postgres",
+        "database.password": "unused",
+        "database.dbname": "postgres",
+        "topic.prefix": "shop",
+        "plugin.name": "pgoutput",
+        "table.include.list": tables,
+        "slot.name": "shop",
+        "poll.interval.ms": "50",
+        "topic.creation.default.partitions": "2",
+        "topic.creation.default.replication.factor": "1",
+        "topic.creation.enable": "true",
+        **settings,
+    }
+
+
+@contextmanager
+def running(*servers: Any) -> Iterator[None]:
+    """Servers for as long as a block takes, started in order and stopped in the reverse one."""
+    started: list[Any] = []
+    try:
+        for server in servers:
+            server.start()
+            started.append(server)
+        yield
+    finally:
+        for server in reversed(started):
+            server.stop()

@@ -1,0 +1,384 @@
+"""What a value in a record becomes: exactly itself, or a refusal that says why."""
+
+from __future__ import annotations
+
+import base64
+import json
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from pyspark.sql import types as T
+
+from stream_merge.sources.decoding import Decoder
+from stream_merge.sources.formats import connect_schema, encodings
+from stream_merge.sources.formats.base import Kind
+from stream_merge.sources.formats.debezium import DebeziumJson
+from stream_merge.sources.formats.encodings import Encoding, decode
+from stream_merge.sources.formats.postgres import AmbiguousTypeError, Modes
+from stream_merge.sources.formats.postgres import connect_schema as postgres_schema
+from stream_merge.sources.formats.strict_json import MOST_NESTED, UndecodableError, parse, text_of
+
+MODES = Modes(
+    time_precision="adaptive",
+    decimal_handling="precise",
+    binary_handling="bytes",
+    interval_handling="numeric",
+    hstore_handling="json",
+)
+
+
+def postgres(declared: str, **modes: Any) -> Encoding:
+    chosen = Modes(**modes) if modes else MODES
+    return connect_schema.encoding(postgres_schema(declared, chosen))
+
+
+def one(encoding: Encoding, value: Any) -> Any:
+    """The value that is stored, or the reason why there is none."""
+    decoded = decode(encoding, [value])
+    return decoded.errors[0] if decoded.errors else decoded.values[0].as_py()
+
+
+def b64(value: bytes) -> str:
+    return base64.b64encode(value).decode()
+
+
+def unscaled(number: int) -> str:
+    return b64(number.to_bytes((number.bit_length() + 8) // 8, "big", signed=True))
+
+
+# -- JSON ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('{"a": 1', "not JSON at character 7"),
+        ('{"a": 1} x', "not JSON at character 9: Extra data"),
+        ('{"a": 1}{"a": 2}', "Extra data"),
+        ('{"a": NaN}', "NaN is not JSON"),
+        ('{"a": -Infinity}', "-Infinity is not JSON"),
+        ('{"a": 1, "a": 2}', "field 'a' is there twice"),
+        ('{"a": 01}', "not JSON at character"),
+        ('"tab\there"', "not JSON at character"),
+        ("", "not JSON at character 0"),
+        ("[" * 5_000 + "]" * 5_000, f"nested deeper than {MOST_NESTED} levels"),
+        ("[" * (MOST_NESTED + 1) + "]" * (MOST_NESTED + 1), f"nested deeper than {MOST_NESTED} levels"),
+        ("1" * 5_000, "not JSON"),
+    ],
+)
+def test_a_text_that_is_not_one_json_value_is_refused(text: str, why: str) -> None:
+    with pytest.raises(UndecodableError, match=why.replace("(", r"\(")):
+        parse(text)
+
+
+def test_what_json_can_say_is_read_exactly() -> None:
+    assert parse("12345678901234567890123") == 12345678901234567890123
+    assert parse("0.1", exact=True) == Decimal("0.1")
+    assert parse("[" * MOST_NESTED + "]" * MOST_NESTED) is not None
+    assert parse(' {"a" : [ ]}\n') == {"a": []}
+
+
+def test_bytes_that_are_not_utf8_are_refused() -> None:
+    with pytest.raises(UndecodableError, match="byte 2 is not UTF-8"):
+        text_of(b"ab\xff")
+
+
+# -- PostgreSQL's types --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("declared", "written", "stored"),
+    [
+        ("boolean", True, True),
+        ("smallint", -32768, -32768),
+        ("integer", 2147483647, 2147483647),
+        ("bigint", -9223372036854775808, -9223372036854775808),
+        ("real", 1.5, 1.5),
+        ("double precision", 0.1, 0.1),
+        ("double precision", "Infinity", float("inf")),
+        ("double precision", 3, 3.0),
+        ("numeric(10,2)", unscaled(-12345), Decimal("-123.45")),
+        ("numeric(38,0)", unscaled(10**38 - 1), Decimal(10**38 - 1)),
+        ("numeric", {"scale": 3, "value": unscaled(1500)}, "1.500"),
+        ("numeric", {"scale": 0, "value": unscaled(10**60)}, str(10**60)),
+        ("money", unscaled(99), Decimal("0.99")),
+        ("text", "a\u0000b\U0001f600", "a\u0000b\U0001f600"),
+        ("varchar(10)", "", ""),
+        ("uuid", "6f1f5b30-4b63-4a3e-9c4f-0a4d6c8a2d11", "6f1f5b30-4b63-4a3e-9c4f-0a4d6c8a2d11"),
+        ("jsonb", '{"a": 1.0}', '{"a": 1.0}'),
+        ("bytea", b64(b"\x00\xff"), b"\x00\xff"),
+        ("bit(1)", True, True),
+        ("bit(12)", b64(b"\x0f\x01"), b"\x0f\x01"),
+        ("date", -719162, date(1, 1, 1)),
+        ("time(3)", 86_399_999, "23:59:59.999"),
+        ("time(6)", 86_400_000_000, "24:00:00"),
+        ("timestamp(3)", 1_500, datetime(1970, 1, 1, 0, 0, 1, 500_000)),
+        ("timestamp(6)", -1, datetime(1969, 12, 31, 23, 59, 59, 999_999)),
+        ("timestamptz", "2020-02-29T23:59:59.123456+02:00", datetime.fromisoformat("2020-02-29T21:59:59.123456+00:00")),
+        ("timestamp with time zone", "0001-01-01T00:00:00Z", datetime.fromisoformat("0001-01-01T00:00:00+00:00")),
+        ("timetz", "10:00:00+01", "10:00:00+01"),
+        ("interval", 86_400_000_000, 86_400_000_000),
+        ("text[]", ["a", None], ["a", None]),
+        ("numeric(4,1)[]", [unscaled(15)], [Decimal("1.5")]),
+        ("hstore", '{"a":"b"}', '{"a":"b"}'),
+    ],
+)
+def test_a_value_is_stored_exactly(declared: str, written: Any, stored: Any) -> None:
+    assert one(postgres(declared), written) == stored
+
+
+@pytest.mark.parametrize(
+    ("declared", "written", "why"),
+    [
+        ("boolean", 1, "1 is not how boolean is written"),
+        ("integer", 2147483648, "2147483648 is out of range for int"),
+        ("integer", 1.0, "1.0 is not how int is written"),
+        ("integer", "1", "'1' is not how int is written"),
+        ("integer", True, "True is not how int is written"),
+        ("bigint", 2**63, "is out of range for bigint"),
+        ("real", 3.5e38, "is out of range for float"),
+        ("double precision", "fast", "'fast' is not a number"),
+        ("double precision", 2**53 + 1, "has no exact double"),
+        ("numeric(10,2)", "!!", "is not base64"),
+        ("numeric(10,2)", "", "a decimal without a byte"),
+        ("numeric(4,2)", unscaled(10000), "does not fit decimal\\(4,2\\)"),
+        ("numeric", {"scale": "3", "value": "AA=="}, "is not a scale and a value"),
+        ("text", "\ud800", "does not fit string"),
+        ("bytea", "AAA", "is not base64"),
+        ("date", 2_932_897, "is not within the years 1 to 9999"),
+        ("timestamp(6)", 9_223_372_036_825_200_000, "is not a time within the years 1 to 9999"),
+        ("timestamptz", "infinity", "is not a time with zone"),
+        ("timestamptz", "2020-01-01T00:00:00", "is not a time with zone"),
+        ("timestamptz", "2020-01-01T00:00:00.1234567Z", "not a whole number of microseconds"),
+        ("timestamptz", "2020-02-30T00:00:00Z", "is not a time within"),
+        ("time(6)", -1, "is not a time of day"),
+        ("text[]", ["a", 1], "an element: 1 is not how string is written"),
+    ],
+)
+def test_a_value_that_the_type_cannot_hold_is_refused(declared: str, written: Any, why: str) -> None:
+    with pytest.raises(UndecodableError, match=why):
+        raise UndecodableError(str(one(postgres(declared), written)))
+
+
+@pytest.mark.parametrize(
+    ("declared", "modes", "written", "stored"),
+    [
+        ("date", {"time_precision": "isostring"}, "2020-02-29Z", date(2020, 2, 29)),
+        ("date", {"time_precision": "connect"}, 0, date(1970, 1, 1)),
+        (
+            "timestamp",
+            {"time_precision": "isostring"},
+            "2020-02-29T01:02:03.5Z",
+            datetime(2020, 2, 29, 1, 2, 3, 500000),
+        ),
+        ("timestamp", {"time_precision": "nanoseconds"}, 1_000, datetime(1970, 1, 1, 0, 0, 0, 1)),
+        ("timestamp", {"time_precision": "connect"}, 1, datetime(1970, 1, 1, 0, 0, 0, 1000)),
+        ("time", {"time_precision": "adaptive_time_microseconds"}, 1_500_000, "00:00:01.5"),
+        ("numeric(10,2)", {"decimal_handling": "string"}, "1.50", "1.50"),
+        ("numeric(10,2)", {"decimal_handling": "double"}, 1.5, 1.5),
+        ("bytea", {"binary_handling": "hex"}, "00ff", "00ff"),
+        ("interval", {"interval_handling": "string"}, "P1Y", "P1Y"),
+        ("hstore", {"hstore_handling": "map"}, {"a": None}, [("a", None)]),
+    ],
+)
+def test_the_connectors_modes_decide_how_a_type_is_written(
+    declared: str, modes: dict[str, Any], written: Any, stored: Any
+) -> None:
+    assert one(postgres(declared, **modes), written) == stored
+
+
+@pytest.mark.parametrize(
+    ("declared", "modes", "why"),
+    [
+        (
+            "timestamp",
+            {"time_precision": "adaptive"},
+            r"leaves open how many digits a second has; write 'timestamp\(6\)'",
+        ),
+        ("timestamp(6)", {}, "time.precision.mode"),
+        ("numeric(10,2)", {}, "decimal.handling.mode"),
+        ("bytea", {}, "binary.handling.mode"),
+        ("interval", {}, "interval.handling.mode"),
+        ("numeric(50,2)", {"decimal_handling": "precise"}, "more digits than Delta's decimals"),
+        ("wibble", {}, "is not a type that is known here"),
+        ("text;drop", {}, "is not a PostgreSQL type"),
+    ],
+)
+def test_a_type_that_leaves_its_encoding_open_is_refused(declared: str, modes: dict[str, Any], why: str) -> None:
+    with pytest.raises(AmbiguousTypeError, match=why):
+        postgres_schema(declared, Modes(**modes))
+
+
+def test_good_values_of_a_column_survive_a_bad_one() -> None:
+    decoded = decode(encodings.integer(32), [1, "x", None, 2**40, 5])
+
+    assert decoded.values.to_pylist() == [1, None, None, None, 5]
+    assert set(decoded.errors) == {1, 3}
+
+
+@pytest.mark.parametrize(
+    ("schema", "placeholder"),
+    [
+        ({"type": "string"}, "__debezium_unavailable_value"),
+        ({"type": "bytes"}, b64(b"__debezium_unavailable_value")),
+        ({"type": "array", "items": {"type": "string"}}, ["__debezium_unavailable_value"]),
+        ({"type": "array", "items": {"type": "int32"}}, list(b"__debezium_unavailable_value")),
+        (
+            {"type": "array", "items": {"type": "string", "name": "io.debezium.data.Uuid"}},
+            ["0b5e8ac2-8a8b-3cc0-a5a0-bd4ff0fb5ac7"],
+        ),
+    ],
+)
+def test_an_unavailable_value_is_told_by_its_exact_form(schema: dict[str, Any], placeholder: Any) -> None:
+    encoding = connect_schema.encoding(schema)
+
+    if schema.get("items", {}).get("name"):  # Java's UUID.nameUUIDFromBytes
+        placeholder = encoding.placeholder
+        assert len(placeholder[0]) == 36
+    assert encoding.is_unavailable(placeholder)
+    assert not encoding.is_unavailable(f"{placeholder} ")
+
+
+# -- envelopes -----------------------------------------------------------------------------------
+
+ROW_SCHEMA = {
+    "type": "struct",
+    "fields": [
+        {"type": "int64", "optional": False, "field": "id"},
+        {"type": "string", "optional": True, "field": "name"},
+    ],
+}
+
+
+def envelope(op: str, after: Any, *, before: Any = None, lsn: Any = 7, snapshot: Any = "false") -> dict[str, Any]:
+    source = {"lsn": lsn, "ts_ms": 1_700_000_000_000, "snapshot": snapshot}
+    return {"op": op, "before": before, "after": after, "source": source}
+
+
+def with_schema(payload: Any) -> dict[str, Any]:
+    fields = [{**ROW_SCHEMA, "field": "before"}, {**ROW_SCHEMA, "field": "after"}]
+    return {"schema": {"type": "struct", "fields": fields}, "payload": payload}
+
+
+def raw(value: Any) -> bytes:
+    return json.dumps(value).encode()
+
+
+def decoder(**changes: Any) -> Decoder:
+    declared = {"id": postgres("bigint"), "name": postgres("text")}
+    columns = T.StructType([T.StructField("id", T.LongType()), T.StructField("name", T.StringType())])
+    wanted = {"format": DebeziumJson(declared=declared), "known": frozenset({""}), "keys": ("id",), **changes}
+    return Decoder(columns=columns, max_value_bytes=10_000, **wanted)
+
+
+def decoded(*records: tuple[bytes | None, bytes | None], by: Decoder | None = None) -> list[dict[str, Any]]:
+    keys, values = [key for key, _ in records], [value for _, value in records]
+    found: list[dict[str, Any]] = (by or decoder()).decode(keys, values, [0] * len(records), set()).to_pylist()
+    return found
+
+
+def test_each_operation_is_told() -> None:
+    key = raw({"id": 1})
+    found = decoded(
+        (key, raw(envelope("c", {"id": 1, "name": "a"}))),
+        (key, raw(envelope("r", {"id": 1, "name": "a"}, snapshot="first"))),
+        (key, raw(envelope("r", {"id": 1, "name": "a"}, snapshot="incremental"))),
+        (key, raw(envelope("d", None, before={"id": 1, "name": None}))),
+        (key, None),
+        (raw({"id": 2}), None),
+        (None, raw({"op": "t", "source": {}})),
+        (None, raw({"op": "m", "message": {}})),
+        (None, raw({"ts_ms": 1})),
+        (None, raw({"status": "BEGIN", "id": "1", "event_count": None, "ts_ms": 1})),
+        (None, raw({"source": {}, "ddl": "x", "tableChanges": []})),
+    )
+
+    assert [row["kind"] for row in found] == [
+        Kind.UPSERT,
+        Kind.UPSERT,
+        Kind.UPSERT,
+        Kind.DELETE,
+        Kind.REDUNDANT,
+        Kind.NULL_VALUE,
+        Kind.TRUNCATE,
+        *[Kind.FILTERED] * 4,
+    ]
+    assert [row["is_snapshot"] for row in found[:4]] == [False, True, False, False]
+    assert [row["note"] for row in found[7:]] == ["message", "heartbeat", "transaction", "schema_change"]
+    assert found[0]["row"] == {"id": 1, "name": "a"}
+    assert found[3]["row"] == {"id": 1, "name": None}
+    assert found[5]["row"] == {"id": 2, "name": None}
+    assert (found[0]["position"], found[0]["source_millis"]) == (7, 1_700_000_000_000)
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        (b"", "not JSON at character 0"),
+        (b"\xff", "byte 0 is not UTF-8"),
+        (b"7", "the value is not an object"),
+        (raw({"op": "x", "source": {}}), "op is 'x'"),
+        (raw(envelope("c", None)), "has no row in `after`"),
+        (raw(envelope("c", {"id": 1, "name": "a"}, lsn=None)), "source.lsn is None"),
+        (raw(envelope("c", {"id": 1, "name": "a"}, lsn="7")), "source.lsn is '7'"),
+        (raw({"op": "c", "after": {}}), "the event has no source"),
+        (raw(envelope("c", {"id": "1", "name": "a"})), "column 'id': '1' is not how bigint is written"),
+        (
+            raw(envelope("c", {"id": 1, "name": "a", "more": 1})),
+            r"column\(s\) \['more'\] are in the row but in no schema",
+        ),
+        (b'{"op": "c", "x": "' + b"x" * 20_000 + b'"}', "more than max_value_bytes"),
+    ],
+)
+def test_a_broken_event_is_kept_with_its_bytes_and_the_reason(value: bytes, why: str) -> None:
+    good = (raw({"id": 9}), raw(envelope("c", {"id": 9, "name": "good"})))
+    found = decoded(good, (b"k", value), good)
+
+    assert [row["kind"] for row in found] == [Kind.UPSERT, Kind.UNDECODABLE, Kind.UPSERT]
+    assert (found[1]["raw_key"], found[1]["raw_value"]) == (b"k", value)
+    assert found[0]["raw_value"] is None
+    with pytest.raises(UndecodableError, match=why):
+        raise UndecodableError(found[1]["note"])
+
+
+def test_a_delete_without_an_image_takes_its_key_from_the_record_key() -> None:
+    found = decoded((raw({"id": 5}), raw(envelope("d", None))), (raw({"schema": {}, "payload": {"id": 6}}), None))
+
+    assert [row["row"]["id"] for row in found] == [5, 6]
+
+
+def test_a_record_with_neither_key_nor_value_is_undecodable() -> None:
+    assert decoded((None, None))[0]["kind"] == Kind.UNDECODABLE
+
+
+def test_an_event_in_an_unknown_schema_waits_for_a_second_look() -> None:
+    """The first look tells the schema; the second one, which knows it, reads the row."""
+    record = (raw({"id": 1}), raw(with_schema(envelope("c", {"id": 1, "name": "a"}))))
+    first = decoded(record, by=decoder(format=DebeziumJson(), known=frozenset()))[0]
+
+    assert first["kind"] == Kind.OTHER_SCHEMA
+    assert first["raw_value"] == record[1]
+    second = decoded(record, record, by=decoder(format=DebeziumJson(), known=frozenset({first["note"]})))
+    assert [row["row"] for row in second] == [{"id": 1, "name": "a"}] * 2
+
+
+def test_a_required_field_must_be_there() -> None:
+    record = (raw({"id": 1}), raw(with_schema(envelope("c", {"id": None, "name": "a"}))))
+    known = decoded(record, by=decoder(format=DebeziumJson(), known=frozenset()))[0]["note"]
+
+    found = decoded(record, by=decoder(format=DebeziumJson(), known=frozenset({known})))[0]
+
+    assert (found["kind"], found["note"]) == (Kind.UNDECODABLE, "column 'id': a required field is missing")
+
+
+def test_values_that_are_not_in_the_event_are_named() -> None:
+    found = decoded(
+        (b"{}", raw(envelope("u", {"id": 1, "name": connect_schema.PLACEHOLDER}))),
+        (b"{}", raw(envelope("u", {"id": 1}))),
+        (b"{}", raw(envelope("u", {"id": 1, "name": f"{connect_schema.PLACEHOLDER}!"}))),
+    )
+
+    assert [(row["unavailable"], row["absent"]) for row in found] == [(["name"], None), (None, ["name"]), (None, None)]
+    assert found[0]["row"]["name"] is None

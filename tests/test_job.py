@@ -1,0 +1,346 @@
+"""A job reads a real topic of a real broker: every record ends as a row, in the quarantine, or in a count."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import services
+from kafka import KafkaAdminClient, KafkaProducer
+from prometheus_client import CollectorRegistry
+from pyspark.sql import SparkSession
+
+from stream_merge import ConfigError, ContractError, MergeMetrics, MergeResult
+from stream_merge.job import JobSettings, run
+from stream_merge.job.run import JobResult, Verdict
+from stream_merge.testing import change_rows, target_rows
+
+FORMAT = {
+    "type": "debezium",
+    "columns": {"id": "bigint", "price": "numeric(10,2)", "name": "text"},
+    "decimal_handling_mode": "precise",
+}
+
+
+def price(cents: int) -> str:
+    return base64.b64encode(cents.to_bytes(8, "big", signed=True)).decode()
+
+
+class Shop:
+    """One topic, one table, and the connector that this test plays."""
+
+    def __init__(self, spark: SparkSession, broker: services.Broker, folder: Path, topic: str) -> None:
+        self.spark = spark
+        self.broker = broker
+        self.topic = topic
+        self.target = str(folder / "orders")
+        self.checkpoint = str(folder / "checkpoint")
+        self.admin = KafkaAdminClient(bootstrap_servers=broker.bootstrap)
+        self.producer = KafkaProducer(bootstrap_servers=broker.bootstrap, max_request_size=11 * 2**20)
+        self.lsn = 1_000
+        self.make_topic()
+
+    def make_topic(self, partitions: int = 1) -> None:
+        self.admin.create_topics({self.topic: {"num_partitions": partitions, "replication_factor": 1}})
+
+    def close(self) -> None:
+        self.producer.close()
+        self.admin.close()
+
+    def send(self, key: bytes | None, value: bytes | None, *, partition: int = 0) -> int:
+        """The record's offset."""
+        sent = self.producer.send(self.topic, key=key, value=value, partition=partition)
+        return int(sent.get(30).offset)
+
+    def event(self, op: str, key: int, name: str | None = "n", *, lsn: int | None = None, **more: Any) -> int:
+        self.lsn += 1
+        row = {"id": key, "price": price(100 * key), "name": name, **more.pop("row", {})}
+        source = {"lsn": self.lsn if lsn is None else lsn, "ts_ms": 1_700_000_000_000, "snapshot": "false"}
+        value = {
+            "op": op,
+            "before": {"id": key, "price": None, "name": None} if op == "d" else None,
+            "after": None if op == "d" else row,
+            "source": {**source, **more},
+        }
+        return self.send(raw({"id": key}), raw(value))
+
+    def settings(self, **changes: Any) -> JobSettings:
+        query = {
+            "name": "orders",
+            "topic": self.topic,
+            "target": self.target,
+            "keys": "id",
+            "checkpoint": self.checkpoint,
+            "value_format": FORMAT,
+            **changes,
+        }
+        return JobSettings.model_validate({"kafka": {"bootstrap": self.broker.bootstrap}, "queries": [query]})
+
+    def run(self, **changes: Any) -> JobResult:
+        """Merge what is there."""
+        self.producer.flush()
+        return run(self.settings(**changes), self.spark, once=True, metrics=MergeMetrics(CollectorRegistry()))
+
+    def merge(self, **changes: Any) -> list[MergeResult]:
+        result = self.run(**changes)
+        assert result.failures == {}
+        return result.results.get("orders", [])
+
+    def failure(self, **changes: Any) -> Exception:
+        return self.run(**changes).failures["orders"]
+
+    def rows(self, *columns: str) -> list[tuple[Any, ...]]:
+        return target_rows(self.spark, self.target, *(columns or ("id", "name")))
+
+    def quarantined(self, *columns: str) -> list[tuple[Any, ...]]:
+        path = Path(self.target).parent / "__stream_merge_quarantine_orders"
+        return target_rows(self.spark, str(path), *(columns or ("offset", "reasons"))) if path.exists() else []
+
+    def recorded(self) -> list[dict[str, Any]]:
+        """What each commit says about its topic, oldest first."""
+        found = []
+        for commit in sorted(Path(self.target, "_delta_log").glob("*.json")):
+            for line in commit.read_text().splitlines():
+                metadata = json.loads(line).get("commitInfo", {}).get("userMetadata")
+                if metadata:
+                    found.append(json.loads(metadata)["stream_merge"]["kafka"])
+        return found
+
+    def ranges(self) -> list[list[int]]:
+        return [commit["topics"][self.topic]["partitions"]["0"]["range"] for commit in self.recorded()]
+
+
+def raw(value: Any) -> bytes:
+    return json.dumps(value).encode()
+
+
+@pytest.fixture
+def shop(spark: SparkSession, broker: services.Broker, tmp_path: Path) -> Iterator[Shop]:
+    shop = Shop(spark, broker, tmp_path, tmp_path.name.replace("[", ".").replace("]", "."))
+    yield shop
+    shop.close()
+
+
+def test_every_record_ends_somewhere_and_each_batch_continues_where_the_last_one_ended(shop: Shop):
+    for key in (1, 2, 3):
+        shop.event("c", key)
+    shop.event("u", 1, "newer")
+    shop.event("d", 2)
+    shop.send(raw({"id": 2}), None)
+    bad = shop.send(raw({"id": 4}), b'{"op": "c", "after":')
+    shop.send(None, raw({"status": "BEGIN", "id": "1", "event_count": None}))
+
+    (first,) = shop.merge()
+
+    assert first.outcome == "committed"
+    assert (first.events.received, first.events.collapsed, first.events.inserted) == (5, 2, 2)
+    assert shop.rows("id", "price", "name") == sorted(
+        [(1, pytest.approx(1), "newer"), (3, pytest.approx(3), "n")], key=lambda row: row[0]
+    )
+    assert shop.quarantined("offset", "reasons", "raw_value", "error") == [
+        (bad, ["undecodable"], b'{"op": "c", "after":', "not JSON at character 20: Expecting value")
+    ]
+    partition = shop.recorded()[0]["topics"][shop.topic]["partitions"]["0"]
+    assert partition == {
+        "range": [0, 8],
+        "first": True,
+        "records": {"delete": 1, "filtered": 1, "redundant": 1, "undecodable": 1, "upsert": 4},
+        "filtered": {"transaction": 1},
+    }
+
+    shop.event("u", 3, "second run")
+    (second,) = shop.merge()
+
+    assert (second.batch_id, second.events.updated) == (1, 1)
+    assert shop.ranges() == [[0, 8], [8, 9]]
+    assert shop.merge() == []
+
+
+def test_an_event_delivered_again_is_no_change(shop: Shop):
+    """The connector starts again from where it last said it was: same position, higher offset."""
+    shop.event("c", 1, lsn=10)
+    shop.event("u", 1, "newer", lsn=20)
+    shop.merge()
+    shop.event("c", 1, lsn=10)
+    shop.event("u", 1, "newer", lsn=20)
+
+    (again,) = shop.merge()
+
+    assert (again.events.updated, again.events.unaffected, again.events.collapsed) == (0, 1, 1)
+    assert [kind for _, kind, *_ in change_rows(shop.spark, shop.target)] == ["insert"]
+
+
+@pytest.mark.parametrize(("unchanged", "updated"), [("update", 1), ("skip", 0)])
+def test_a_newer_event_without_a_change_advances_the_row_unless_told_otherwise(
+    shop: Shop, unchanged: str, updated: int
+):
+    shop.event("c", 1, lsn=10)
+    shop.merge(unchanged=unchanged)
+    shop.event("u", 1, lsn=20)
+
+    (result,) = shop.merge(unchanged=unchanged)
+
+    assert result.events.updated == updated
+
+
+def test_a_snapshot_read_loses_only_at_equal_position(shop: Shop):
+    shop.event("u", 1, "streamed", lsn=50)
+    shop.event("r", 1, "read at the same place", lsn=50, snapshot="true")
+    shop.event("u", 2, "streamed", lsn=50)
+    shop.event("r", 2, "read later", lsn=60, snapshot="last")
+
+    shop.merge()
+
+    assert shop.rows() == [(1, "streamed"), (2, "read later")]
+
+
+def test_a_null_value_record_deletes_what_came_before_it(shop: Shop):
+    """Without a delete of its key in the batch it speaks of the newest event before it, else of the stored row."""
+    for key in (1, 2):
+        shop.event("c", key)
+    shop.merge()
+    shop.send(raw({"id": 1}), None)
+    shop.event("c", 3)
+    shop.send(raw({"id": 3}), None)
+    shop.send(raw({"id": 99}), None)
+
+    (result,) = shop.merge()
+
+    assert shop.rows() == [(2, "n")]
+    assert (result.events.received, result.events.deleted) == (3, 1)
+    assert shop.recorded()[-1]["topics"][shop.topic]["partitions"]["0"]["records"] == {
+        "delete": 2,
+        "redundant": 1,
+        "upsert": 1,
+    }
+
+
+PLACEHOLDER = "__debezium_unavailable_value"
+
+
+def test_a_value_that_an_event_leaves_out_is_taken_from_before(shop: Shop):
+    """From the batch's events that carry it, else from the stored row; never across a delete; never the placeholder."""
+    for key in (1, 2, 3, 4):
+        shop.event("c", key, "stored")
+    shop.merge()
+    shop.event("u", 1, PLACEHOLDER, row={"price": price(1)})
+    shop.event("u", 2, "in the batch")
+    shop.event("u", 2, PLACEHOLDER, row={"price": price(2)})
+    shop.event("d", 3)
+    lost = shop.event("c", 3, PLACEHOLDER)
+    shop.event("u", 4, f"{PLACEHOLDER}?")
+
+    (result,) = shop.merge()
+
+    assert shop.rows() == [(1, "stored"), (2, "in the batch"), (4, f"{PLACEHOLDER}?")]
+    assert shop.quarantined() == [(None, ["unavailable_value"])]
+    assert result.reasons == {"unavailable_value": 1}
+    assert lost > 0
+    assert [str(row[1]) for row in shop.rows("id", "price")] == ["0.01", "0.02", "4.00"]
+
+
+def test_a_late_event_does_not_lend_its_value_to_a_newer_one(shop: Shop):
+    """The stored row is newer than the batch's event that carries the column, so its value counts."""
+    shop.event("c", 1, "stored", lsn=50)
+    shop.merge()
+    shop.event("u", 1, "late", lsn=40)
+    shop.event("u", 1, PLACEHOLDER, lsn=60)
+
+    shop.merge()
+
+    assert shop.rows() == [(1, "stored")]
+
+
+@pytest.mark.parametrize(("setting", "rows"), [("null", [(1, None)]), ("fail", None)])
+def test_a_value_that_nobody_has_follows_the_setting(shop: Shop, setting: str, rows: Any):
+    shop.event("c", 1, PLACEHOLDER)
+
+    if rows is None:
+        assert isinstance(shop.failure(unavailable=setting), ContractError)
+        assert not Path(shop.target).exists()
+    else:
+        shop.merge(unavailable=setting)
+        assert shop.rows() == rows
+
+
+def with_schema(columns: dict[str, str], row: dict[str, Any], lsn: int) -> bytes:
+    fields = [{"field": name, "type": dtype, "optional": name != "id"} for name, dtype in columns.items()]
+    blocks = [{"type": "struct", "fields": fields, "optional": True, "field": image} for image in ("before", "after")]
+    payload = {"op": "c", "before": None, "after": row, "source": {"lsn": lsn, "ts_ms": 1, "snapshot": "false"}}
+    block = {"schema": {"type": "struct", "fields": blocks}, "payload": payload}
+    return json.dumps(block, separators=(",", ":")).encode()
+
+
+def test_a_column_that_appears_half_way_is_added_and_earlier_rows_keep_null(shop: Shop):
+    old, new = {"id": "int64", "n": "string"}, {"id": "int64", "n": "string", "more": "int32"}
+    wanted = {"value_format": {"type": "debezium"}}
+    shop.send(raw({"id": 1}), with_schema(old, {"id": 1, "n": "a"}, 1))
+    shop.merge(**wanted)
+    shop.send(raw({"id": 2}), with_schema(old, {"id": 2, "n": "b"}, 2))
+    shop.send(raw({"id": 3}), with_schema(new, {"id": 3, "n": "c", "more": 3}, 3))
+    shop.send(raw({"id": 4}), with_schema(old, {"id": 4, "n": "d"}, 4))
+
+    shop.merge(**wanted)
+
+    assert shop.rows("id", "n", "more") == [(1, "a", None), (2, "b", None), (3, "c", 3), (4, "d", None)]
+
+
+def test_a_type_that_the_target_cannot_hold_stops_the_job_before_writing(shop: Shop):
+    wanted = {"value_format": {"type": "debezium"}}
+    shop.send(raw({"id": 1}), with_schema({"id": "int64", "n": "int32"}, {"id": 1, "n": 1}, 1))
+    shop.merge(**wanted)
+    shop.send(raw({"id": 1}), with_schema({"id": "int64", "n": "int64"}, {"id": 1, "n": 2**40}, 2))
+
+    result = shop.run(**wanted)
+
+    assert result.verdict is Verdict.CONFIGURATION
+    assert "column 'n'" in str(result.failures["orders"])
+    assert "is int, events now bring bigint" in str(result.failures["orders"])
+    assert shop.rows("id", "n") == [(1, 1)]
+
+
+def test_a_truncate_stops_the_job_unless_told_otherwise(shop: Shop):
+    shop.event("c", 1)
+    offset = shop.send(None, raw({"op": "t", "source": {"lsn": 1}}))
+
+    result = shop.run()
+
+    assert result.verdict is Verdict.DATA
+    assert f"partition 0, offset {offset} says that the source table was truncated" in str(result.failures["orders"])
+    assert not Path(shop.target).exists()
+    shop.merge(on_truncate="ignore")
+    assert shop.rows() == [(1, "n")]
+
+
+def test_a_source_that_fell_back_stops_the_job_until_the_epoch_says_so(shop: Shop):
+    shop.event("c", 1, "before", lsn=10**9)
+    shop.merge()
+    shop.event("c", 1, "restored", lsn=1_000)
+
+    result = shop.run()
+
+    assert result.verdict is Verdict.DATA
+    assert "at position 1000, more than max_position_regression below the highest one merged (1000000000)" in str(
+        result.failures["orders"]
+    )
+    shop.merge(epoch=1)
+    assert shop.rows() == [(1, "restored")]
+    assert isinstance(shop.failure(checkpoint=f"{shop.checkpoint}2"), ConfigError)
+
+
+def test_mostly_undecodable_records_stop_the_job_before_writing(shop: Shop):
+    for _ in range(600):
+        shop.producer.send(shop.topic, key=b"k", value=b"no")
+    for key in range(400):
+        shop.producer.send(shop.topic, key=raw({"id": key}), value=raw({"op": "m"}))
+
+    result = shop.run()
+
+    assert result.verdict is Verdict.DATA
+    assert "600 of 1000 records of batch 0" in str(result.failures["orders"])
+    assert "offset 0: not JSON" in str(result.failures["orders"])
+    assert shop.quarantined() == []
