@@ -133,6 +133,16 @@ def _bare(bench: Bench, table: DeltaTable, batch: DataFrame) -> float:
 
 
 CEILING = 1_500 << 20
+LOWEST = {"recent": 19_750_000, "random": 0}
+MEMORY_CASES = (
+    (10_000, "recent"),
+    (100_000, "recent"),
+    (300_000, "recent"),
+    (1_000_000, "recent"),
+    (10_000, "random"),
+    (1_000_000, "random"),
+)
+"""What goes to Spark takes minutes on 20 M rows; one case of each size that must."""
 
 
 def memory(bench: Bench) -> list[Comparison]:
@@ -142,18 +152,17 @@ def memory(bench: Bench) -> list[Comparison]:
     lines: list[str] = []
     highest = 0.0
     started = _resident_bytes()
-    for events in (10_000, 100_000, 300_000, 1_000_000):
-        for pattern, low in (("recent", 19_750_000), ("random", 0)):
-            batch = bench.events(events, low, 20_000_000, deletes=True)
-            sink = sink_on(target, native_memory_bytes=CEILING, engine="auto")
-            with _peak() as peak:
-                took = timed(partial(sink, batch, bench.batch_id))
-            result = sink.last_result
-            engine = "" if result is None else f"{result.engine} ({result.refusal or 'chosen'})"
-            above = peak[0] - started
-            if result is not None and result.engine == "native":
-                highest = max(highest, above)
-            lines.append(f"{events:,} {pattern}: {engine}, {took:.1f} s, peak +{above / 2**20:,.0f} MiB")
+    for events, pattern in MEMORY_CASES:
+        batch = bench.events(events, LOWEST[pattern], 20_000_000, deletes=True)
+        sink = sink_on(target, native_memory_bytes=CEILING, engine="auto")
+        with _peak() as peak:
+            took = timed(partial(sink, batch, bench.batch_id))
+        result = sink.last_result
+        engine = "" if result is None else f"{result.engine} ({result.refusal or 'chosen'})"
+        above = peak[0] - started
+        if result is not None and result.engine == "native":
+            highest = max(highest, above)
+        lines.append(f"{events:,} {pattern}: {engine}, {took:.1f} s, peak +{above / 2**20:,.0f} MiB")
     return [
         Comparison(
             case="peak memory above the start in MiB, 20 M rows",
