@@ -261,6 +261,84 @@ UNKNOWN_DELTA_METRICS = Instrument(
     help="Numbers of Delta's MERGE that this version cannot export because it does not know their names; see the log.",
 )
 
+RECORD_KINDS = ("upsert", "delete", "redundant", "filtered", "undecodable", "truncate")
+"""What a job's records turn out to be (`sources.formats.base.Kind`)."""
+
+TOPIC_RECORDS = Instrument(
+    name="stream_merge_topic_records_total",
+    type="counter",
+    unit="records",
+    help="Records that a job read from its topics, by what they turned out to be.",
+    label="kind",
+)
+TOPIC_GAPS = Instrument(
+    name="stream_merge_topic_gaps_total",
+    type="counter",
+    unit="offsets",
+    help="Offsets without a record: removed by compaction, or taken by transactions.",
+    label="topic",
+)
+TOPIC_LOST = Instrument(
+    name="stream_merge_topic_lost_offsets_total",
+    type="counter",
+    unit="offsets",
+    help="Offsets that the broker had removed before they were read; the job went on because it was told to.",
+    label="topic",
+)
+TOPIC_LAG = Instrument(
+    name="stream_merge_topic_lag_events",
+    type="gauge",
+    unit="offsets",
+    help="Offsets between the end of the topic and what has been merged; asked of the broker also while a batch runs.",
+    label="topic",
+)
+TOPIC_DELAY = Instrument(
+    name="stream_merge_topic_delay_seconds",
+    type="gauge",
+    unit="seconds",
+    help="From the source's commit of the newest event of the last micro-batch to the table's commit.",
+    label="topic",
+)
+TOPIC_NEWEST = Instrument(
+    name="stream_merge_topic_newest_event_timestamp_seconds",
+    type="gauge",
+    unit="seconds",
+    help="Unix time at which the source committed the newest merged event; 0 before the first one.",
+    label="topic",
+)
+TOPIC_POLLED = Instrument(
+    name="stream_merge_topic_polled_timestamp_seconds",
+    type="gauge",
+    unit="seconds",
+    help="Unix time when the broker last told the end of the topic; 0 before the first answer.",
+    label="topic",
+)
+TOPIC_SKEW = Instrument(
+    name="stream_merge_topic_negative_skew_total",
+    type="counter",
+    unit="micro-batches",
+    help="Micro-batches whose newest event has a time in this machine's future; their delay is shown as 0.",
+    label="topic",
+)
+TOPIC_MIRROR_FAILURES = Instrument(
+    name="stream_merge_topic_mirror_failures_total",
+    type="counter",
+    unit="failures",
+    help="Failures to write merged offsets to the consumer group that lag tools look at.",
+    label="topic",
+)
+_OF_TOPICS = (
+    TOPIC_RECORDS,
+    TOPIC_GAPS,
+    TOPIC_LOST,
+    TOPIC_LAG,
+    TOPIC_DELAY,
+    TOPIC_NEWEST,
+    TOPIC_POLLED,
+    TOPIC_SKEW,
+    TOPIC_MIRROR_FAILURES,
+)
+
 OF_DELTA: Mapping[str, Instrument] = {
     delta_name: Instrument(name=row.name, type=row.type, unit=row.unit, help=row.help)
     for delta_name, row in DELTA_MERGE_METRICS.items()
@@ -281,6 +359,7 @@ CATALOGUE: tuple[Instrument, ...] = (
     PHASE_SECONDS,
     LAST_VERSION,
     LAST_COMMIT,
+    *_OF_TOPICS,
     *OF_DELTA.values(),
     UNKNOWN_DELTA_METRICS,
 )

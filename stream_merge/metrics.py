@@ -41,7 +41,9 @@ from stream_merge.catalogue import (
     PHASE_SECONDS,
     QUARANTINED,
     RECEIVED,
+    RECORD_KINDS,
     TIES,
+    TOPIC_RECORDS,
     UNKNOWN_DELTA_METRICS,
     Instrument,
 )
@@ -134,6 +136,21 @@ class MergeMetrics:
     def observe_failure(self, failed: FailedBatch) -> None:
         """Count a call that raised."""
         self._numbers.change(failed.query, failed.target, add=_call(failed, FAILED))
+
+    @_never_fails_a_batch
+    def prepare_topics(self, query: str, target: str, topics: Iterable[str]) -> None:
+        """Make the series of a job's topics exist at 0."""
+        per_topic = [instrument for instrument in CATALOGUE if instrument.label == "topic"]
+        add = [(instrument, (topic,), 0.0) for instrument in per_topic for topic in topics]
+        add += [(TOPIC_RECORDS, (kind,), 0.0) for kind in RECORD_KINDS]
+        self._numbers.change(query, target, add=add)
+
+    @_never_fails_a_batch
+    def observe_topics(
+        self, query: str, target: str, *, add: Iterable[Change] = (), store: Iterable[Change] = ()
+    ) -> None:
+        """Count what a job read, and store where it stands."""
+        self._numbers.change(query, target, add=add, store=store)
 
     @_never_fails_a_batch
     def set_aside(self, query: str, target: str, reason: str, events: int) -> None:
@@ -262,6 +279,8 @@ def _family(instrument: Instrument) -> Family:
 
 
 def _bounded(instrument: Instrument, extra: tuple[str, ...]) -> tuple[str, ...]:
+    if instrument.label in ("topic", "kind"):  # as many as the job file names, and as the decoder knows
+        return extra
     return tuple(value if value in instrument.values else OTHER for value in extra)
 
 

@@ -11,6 +11,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from stream_merge import columns
+from stream_merge.job.offsets import Range
 from stream_merge.job.row_schema import RowSchema
 from stream_merge.job.sequence import PARTITION, TOPIC
 from stream_merge.sources.decoding import ROW, Decoder, events
@@ -71,6 +72,18 @@ class DecodedBatch:
     def records(self) -> int:
         """All that the broker delivered."""
         return sum(counts.records for counts in self.counts.values())
+
+    def kinds(self) -> Counter[str]:
+        """Records by kind."""
+        found: Counter[str] = Counter()
+        for counts in self.counts.values():
+            found.update(counts.kinds)
+        return found
+
+    def gaps(self, topic: str, partition: int, covered: Range) -> int:
+        """Offsets without a record."""
+        counts = self.counts.get((topic, partition))
+        return len(covered) - (0 if counts is None else counts.records)
 
     def null_values_are_deletes(self, resolved: Mapping[Place, int]) -> None:
         """So many null-value records of each partition delete something; the others say nothing new."""

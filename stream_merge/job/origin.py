@@ -115,13 +115,16 @@ class Origin:
                 )
                 raise ContractError(msg, reasons={}, target=settings.target)
 
-    def recorded(self, ranges: Ranges, batch: DecodedBatch) -> dict[str, Any]:
+    def recorded(self, ranges: Ranges, batch: DecodedBatch, lost: Ranges) -> dict[str, Any]:
         """What the commit of a batch says: JSON."""
         topics: dict[str, Any] = {}
         for topic, partitions in ranges.items():
             topics[topic] = {
                 "id": self.topic_ids.get(topic),
-                "partitions": {str(p): self._accounted(topic, p, found, batch) for p, found in partitions.items()},
+                "partitions": {
+                    str(p): self._accounted(topic, p, found, batch, lost.get(topic, {}).get(p))
+                    for p, found in partitions.items()
+                },
             }
         return {
             "topics": topics,
@@ -151,7 +154,9 @@ class Origin:
         found = [position for position in (known, batch.highest_position) if position is not None]
         return max(found, default=None)
 
-    def _accounted(self, topic: str, partition: int, found: Range, batch: DecodedBatch) -> dict[str, Any]:
+    def _accounted(
+        self, topic: str, partition: int, found: Range, batch: DecodedBatch, lost: Range | None
+    ) -> dict[str, Any]:
         """From the end of the last recorded commit, so that no offset is in none; `first`: there was none."""
         before = None if self.last is None else self.last.ends.get((topic, partition))
         start = found.start if before is None else before
@@ -163,6 +168,7 @@ class Origin:
             **({"first": True} if before is None else {}),
             "records": known,
             **({"filtered": filtered} if filtered else {}),
+            **({"lost": [lost.start, lost.end]} if lost else {}),
         }
 
     def _expect_same_order(self, newest: Recorded) -> None:

@@ -21,15 +21,12 @@ from stream_merge.errors import (
     ConfigError,
     StreamMergeError,
 )
-from stream_merge.job.settings import DebeziumFormat, JobSettings, QuerySettings
+from stream_merge.job.lookout import Lookout, Progress
+from stream_merge.job.settings import JobSettings, QuerySettings
 from stream_merge.job.topic import TopicSink, merge_sink
 from stream_merge.metrics import MergeMetrics
 from stream_merge.results import MergeResult
 from stream_merge.sources import kafka
-from stream_merge.sources.formats.base import Format
-from stream_merge.sources.formats.connect_schema import encoding
-from stream_merge.sources.formats.debezium import DebeziumJson
-from stream_merge.sources.formats.postgres import connect_schema
 from stream_merge.sources.kafka import Cluster
 from stream_merge.spark_internals import java_causes, owned_session
 from stream_merge.watch.queries import QueryFailedError, Running, Stream, drained
@@ -154,28 +151,31 @@ class Job:
         self._session = session
         self._metrics = metrics
         self._cluster = Cluster(settings.kafka.connection())
+        self._progress = {query.name: _progress(query, metrics) for query in settings.queries}
 
     def run(self, *, once: bool, stopping: threading.Event, on_result: Callable[[str, MergeResult], None]) -> JobResult:
         """As `run`."""
         result = JobResult()
         arrived: SimpleQueue[tuple[str, MergeResult]] = SimpleQueue()
         queries = [_Query(query, self._stream, arrived, once=once) for query in self._settings.queries]
+        lookout = Lookout(self._settings.kafka.connection(), self._progress.values())
 
         def hand_over() -> None:
             for name, merged in drained(arrived):
                 result.results.setdefault(name, []).append(merged)
                 on_result(name, merged)
 
-        try:
-            while any(not query.has_ended for query in queries) and not stopping.is_set():
+        with lookout:
+            try:
+                while any(not query.has_ended for query in queries) and not stopping.is_set():
+                    for query in queries:
+                        query.step()
+                    hand_over()
+                    time.sleep(_POLL_SECONDS)
+            finally:
                 for query in queries:
-                    query.step()
-                hand_over()
-                time.sleep(_POLL_SECONDS)
-        finally:
-            for query in queries:
-                query.stop()
-            self._cluster.close()
+                    query.stop()
+                self._cluster.close()
         hand_over()
         result.failures = {query.name: query.failure for query in queries if query.failure is not None}
         return result
@@ -183,7 +183,12 @@ class Job:
     def _stream(self, query: QuerySettings) -> Stream:
         session = owned_session(self._session)
         connection = self._settings.kafka.connection()
-        sink = TopicSink(query, value_format(query), merge_sink(query, metrics=self._metrics), self._cluster)
+        sink = TopicSink(
+            query,
+            merge_sink(query, metrics=self._metrics),
+            cluster=self._cluster,
+            progress=self._progress[query.name],
+        )
         offsets, millis = _start(query)
         records = kafka.records(
             session,
@@ -199,16 +204,9 @@ class Job:
         )
 
 
-def value_format(query: QuerySettings) -> Format:
-    """The decoder of a query's values."""
-    settings: DebeziumFormat = query.value_format
-    declared = None
-    if settings.columns is not None:
-        declared = {
-            name: encoding(connect_schema(column, settings.modes), placeholder=settings.unavailable_value_placeholder)
-            for name, column in settings.columns.items()
-        }
-    return DebeziumJson(declared=declared, placeholder=settings.unavailable_value_placeholder)
+def _progress(query: QuerySettings, metrics: MergeMetrics | None) -> Progress:
+    group = f"stream-merge-{query.name}" if query.group is None else query.group
+    return Progress(query=query.name, target=query.name, topics=query.topic, group=group or None, metrics=metrics)
 
 
 def _start(query: QuerySettings) -> tuple[str, int | None]:

@@ -7,13 +7,19 @@ import re
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError, model_validator
 
 from stream_merge.errors import ConfigError
-from stream_merge.sources.formats.connect_schema import PLACEHOLDER
+from stream_merge.sources.formats import plain
+from stream_merge.sources.formats.base import Format
+from stream_merge.sources.formats.connect_schema import PLACEHOLDER, encoding
+from stream_merge.sources.formats.debezium import DebeziumJson
+from stream_merge.sources.formats.encodings import Encoding
+from stream_merge.sources.formats.flattened import FlattenedJson
+from stream_merge.sources.formats.plain import PlainJson
 from stream_merge.sources.formats.postgres import (
     AmbiguousTypeError,
     BinaryHandling,
@@ -24,6 +30,7 @@ from stream_merge.sources.formats.postgres import (
     TimePrecision,
     connect_schema,
 )
+from stream_merge.sources.formats.strict_json import UndecodableError
 from stream_merge.sources.kafka import Connection, Isolation, Mechanism, Protocol, Security
 
 _VARIABLE = re.compile(r"\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)\}")
@@ -147,8 +154,21 @@ class DebeziumFormat(_Model):
             hstore_handling=self.hstore_handling_mode,
         )
 
+    def format(self) -> Format:
+        """The decoder."""
+        return DebeziumJson(declared=self.declared(), placeholder=self.unavailable_value_placeholder)
+
+    def declared(self) -> Mapping[str, Encoding] | None:
+        """How the columns are written in records without a schema block."""
+        if self.columns is None:
+            return None
+        return {
+            name: encoding(connect_schema(column, self.modes), placeholder=self.unavailable_value_placeholder)
+            for name, column in self.columns.items()
+        }
+
     @model_validator(mode="after")
-    def _say_how_values_are_written(self) -> DebeziumFormat:
+    def _say_how_values_are_written(self) -> Self:
         problems = []
         for name, declared in (self.columns or {}).items():
             try:
@@ -158,6 +178,61 @@ class DebeziumFormat(_Model):
         if problems:
             raise ValueError("; ".join(problems))
         return self
+
+
+class FlattenedFormat(DebeziumFormat):
+    """`value_format: {type: flattened}`: rows of Debezium's ExtractNewRecordState."""
+
+    type: Literal["flattened"] = "flattened"  # type: ignore[assignment]
+    add_fields_prefix: str = Field(default="__", min_length=1)
+    position: Literal["lsn", "offset"] = "lsn"
+    """What orders the events of a key; "offset" is for topics whose keys stay in their partitions."""
+
+    def format(self) -> Format:
+        """The decoder."""
+        return FlattenedJson(
+            declared=self.declared(),
+            placeholder=self.unavailable_value_placeholder,
+            prefix=self.add_fields_prefix,
+            ordered_by_offset=self.position == "offset",
+        )
+
+
+class JsonFormat(_Model):
+    """`value_format: {type: json}`: objects whose fields are the columns."""
+
+    type: Literal["json"]
+    columns: Mapping[str, str] = Field(min_length=1)
+    """Column -> Spark type."""
+    position: str | None = None
+    """Integer column that orders the events of a key; None: Kafka's order."""
+    deletes: Mapping[str, str | int | bool] | None = Field(default=None, min_length=1, max_length=1)
+    """Field -> value that makes an event a delete."""
+
+    def format(self) -> Format:
+        """The decoder."""
+        return PlainJson(
+            declared={name: plain.encoding(declared) for name, declared in self.columns.items()},
+            position=self.position,
+            deletes=None if self.deletes is None else next(iter(self.deletes.items())),
+        )
+
+    @model_validator(mode="after")
+    def _has_types(self) -> JsonFormat:
+        problems = []
+        for name, declared in self.columns.items():
+            try:
+                plain.encoding(declared)
+            except UndecodableError as err:
+                problems.append(f"column {name!r}: {err}")
+        if self.position is not None and self.position not in self.columns:
+            problems.append(f"position names {self.position!r}, which columns does not declare")
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+
+ValueFormat = Annotated[DebeziumFormat | FlattenedFormat | JsonFormat, Field(discriminator="type")]
 
 
 class Limits(_Model):
@@ -178,7 +253,7 @@ class QuerySettings(_Model):
 
     name: str = Field(min_length=1)
     topic: Names = Field(min_length=1)
-    value_format: DebeziumFormat = DebeziumFormat()
+    value_format: ValueFormat = DebeziumFormat()
     target: str = Field(min_length=1)
     keys: Names = Field(min_length=1)
     checkpoint: str = Field(min_length=1)
@@ -193,6 +268,8 @@ class QuerySettings(_Model):
     unavailable: Literal["quarantine", "null", "fail"] = "quarantine"
     schema_evolution: bool = True
     engine: Literal["auto", "spark", "native"] = "auto"
+    group: str | None = None
+    """Consumer group that shows what is merged to ordinary lag tools; None: `stream-merge-<name>`. "" for none."""
     tombstone_retention: Seconds | None = Field(default=None, gt=0)
     limits: Limits = Limits()
 

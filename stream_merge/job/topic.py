@@ -12,9 +12,10 @@ from stream_merge import columns, names, quarantine, tables
 from stream_merge.errors import ConfigError, ContractError
 from stream_merge.identity import caller_of
 from stream_merge.intake import Intake
-from stream_merge.job import decoded
+from stream_merge.job import decoded, loss
 from stream_merge.job.decoded import DecodedBatch, counted_by_place
-from stream_merge.job.history import ABSENT, UNAVAILABLE, Known, deletes_of_null_values, fill
+from stream_merge.job.earlier import ABSENT, UNAVAILABLE, Known, deletes_of_null_values, fill
+from stream_merge.job.lookout import Progress
 from stream_merge.job.offsets import Checkpoint
 from stream_merge.job.origin import SECTION, Origin
 from stream_merge.job.row_schema import RowSchema
@@ -33,7 +34,7 @@ from stream_merge.job.settings import QuerySettings
 from stream_merge.results import MergeResult
 from stream_merge.sink import MergeSink
 from stream_merge.sources.decoding import ROW
-from stream_merge.sources.formats.base import Format, Kind
+from stream_merge.sources.formats.base import Kind
 from stream_merge.sources.kafka import Cluster
 
 log = logging.getLogger(__name__)
@@ -49,13 +50,14 @@ class TopicSink:
     quarantine table, or in one of the counts of the commit.
     """
 
-    def __init__(self, settings: QuerySettings, format: Format, sink: MergeSink, cluster: Cluster) -> None:
+    def __init__(self, settings: QuerySettings, sink: MergeSink, *, cluster: Cluster, progress: Progress) -> None:
         self._settings = settings
         self._cluster = cluster
-        self._format = format
+        self._progress = progress
+        self._format = settings.value_format.format()
         self._sink = sink
         self._rows = RowSchema(
-            target=settings.target, keys=settings.keys, format=format, may_grow=settings.schema_evolution
+            target=settings.target, keys=settings.keys, format=self._format, may_grow=settings.schema_evolution
         )
         self._checkpoint: Checkpoint | None = None
         self._origin: Origin | None = None
@@ -76,6 +78,9 @@ class TopicSink:
         self._look_around(batch_df)
         ranges = self._known_checkpoint(batch_df).ranges(batch_id)
         topics = self._cluster.topics(self._settings.topic)
+        gone = loss.lost(ranges, topics)
+        if self._settings.on_data_loss == "stop":
+            loss.refuse(gone, self._settings.target)
         batch = decoded.evaluate(
             batch_df, self._format, self._rows, self._settings.keys, self._settings.limits.max_value_bytes
         )
@@ -86,11 +91,12 @@ class TopicSink:
             undecodable = self._undecodable(batch, batch_df, batch_id)
             if batch.row.fields:
                 events = self._events(batch, batch_df)
-                recorded = {SECTION: self._known_origin().recorded(ranges, batch)}
+                recorded = {SECTION: self._known_origin().recorded(ranges, batch, gone)}
                 self._sink.merge(events, batch_id, Intake(recorded=recorded, undecodable=undecodable))
                 self._known_origin().committed(ranges, batch, self._sink.last_result)
             elif undecodable is not None:
                 self._sink.keep_undecodable(undecodable, batch_id)
+            self._progress.merged(ranges, batch, gone)
         finally:
             batch.release()
 

@@ -9,8 +9,9 @@ from typing import Any, Literal
 
 from kafka import KafkaAdminClient
 from kafka.admin import OffsetSpec
+from kafka.errors import NoError
 from kafka.protocol.consumer.offsets import IsolationLevel
-from kafka.structs import TopicPartition
+from kafka.structs import OffsetAndMetadata, TopicPartition
 from pyspark.sql import DataFrame, SparkSession
 
 from stream_merge.errors import ConfigError
@@ -157,6 +158,24 @@ class Cluster:
                 ends={tp.partition: o.offset for tp, o in ends.items()},
             )
         return found
+
+    def commit(self, group: str, offsets: Mapping[tuple[str, int], int]) -> None:
+        """Write the offsets of a consumer group that has no members.
+
+        Raises:
+            kafka.errors.KafkaError: the broker refuses, or cannot be reached.
+        """
+        try:
+            if self._client is None:
+                self._client = KafkaAdminClient(**self._connection.client_options())
+            wanted = {TopicPartition(*place): OffsetAndMetadata(end, "", -1) for place, end in offsets.items()}
+            answers = self._client.alter_group_offsets(group, wanted)
+        except Exception:
+            self.close()
+            raise
+        refused = [error for error in answers.values() if error is not NoError]
+        if refused:
+            raise refused[0]
 
     def close(self) -> None:
         """Close the connection; the next question opens another one."""

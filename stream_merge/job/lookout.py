@@ -1,0 +1,157 @@
+"""Where a job stands: asked of the broker also while a batch runs, and written where lag tools look."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from kafka.errors import KafkaError
+
+from stream_merge.catalogue import (
+    TOPIC_DELAY,
+    TOPIC_GAPS,
+    TOPIC_LAG,
+    TOPIC_LOST,
+    TOPIC_MIRROR_FAILURES,
+    TOPIC_NEWEST,
+    TOPIC_POLLED,
+    TOPIC_RECORDS,
+    TOPIC_SKEW,
+)
+from stream_merge.job.decoded import DecodedBatch
+from stream_merge.job.offsets import Ranges
+from stream_merge.metrics import MergeMetrics, default_metrics
+from stream_merge.sources.kafka import Cluster, Connection, TopicState
+
+log = logging.getLogger(__name__)
+
+POLL_SECONDS = 2.0
+_RENEW_SECONDS = 600.0
+"""A group without members is forgotten by the broker after `offsets.retention.minutes`, a week by default."""
+
+
+@dataclass(kw_only=True)
+class Progress:
+    """How far one query is; written by its batches, read by the lookout."""
+
+    query: str
+    target: str
+    """Label of metrics."""
+    topics: tuple[str, ...]
+    group: str | None
+    """Consumer group that shows the offsets; None: none does."""
+    metrics: MergeMetrics | None = None
+    ends: dict[tuple[str, int], int] = field(default_factory=dict)
+    """Topic and partition -> offset behind the last merged one."""
+    mirrored: dict[tuple[str, int], int] = field(default_factory=dict)
+    mirrored_at: float = 0.0
+
+    def begin(self) -> None:
+        """Let the series exist."""
+        self._numbers.prepare_topics(self.query, self.target, self.topics)
+
+    def merged(self, ranges: Ranges, batch: DecodedBatch, lost: Ranges) -> None:
+        """Count a batch that is in the target."""
+        kinds = [(TOPIC_RECORDS, (kind,), number) for kind, number in batch.kinds().items()]
+        gaps, gone = [], []
+        for topic, partitions in ranges.items():
+            for partition, found in partitions.items():
+                self.ends[topic, partition] = found.end
+                missing = len(lost.get(topic, {}).get(partition, ()))
+                gone.append((TOPIC_LOST, (topic,), missing))
+                gaps.append((TOPIC_GAPS, (topic,), batch.gaps(topic, partition, found) - missing))
+        self._numbers.observe_topics(self.query, self.target, add=[*kinds, *gaps, *gone])
+        if batch.newest_millis is None:
+            return
+        delay = time.time() - batch.newest_millis / 1000
+        skewed = [(TOPIC_SKEW, (topic,), 1.0) for topic in ranges if delay < 0]
+        store = [(TOPIC_DELAY, (topic,), max(0.0, delay)) for topic in ranges]
+        store += [(TOPIC_NEWEST, (topic,), batch.newest_millis / 1000) for topic in ranges]
+        self._numbers.observe_topics(self.query, self.target, add=skewed, store=store)
+
+    def seen(self, topics: dict[str, TopicState]) -> None:
+        """Publish the lag, also when it is 0."""
+        now = time.time()
+        store = []
+        for topic in self.topics:
+            if topic in topics:
+                store += [(TOPIC_LAG, (topic,), self._lag(topic, topics[topic])), (TOPIC_POLLED, (topic,), now)]
+        self._numbers.observe_topics(self.query, self.target, store=store)
+
+    def mirror_failed(self) -> None:
+        """Count a failure to write the group's offsets."""
+        self._numbers.observe_topics(
+            self.query, self.target, add=[(TOPIC_MIRROR_FAILURES, (topic,), 1.0) for topic in self.topics]
+        )
+
+    def _lag(self, topic: str, state: TopicState) -> int:
+        """Before the first batch everything that is there."""
+        behind = 0
+        for partition, end in state.ends.items():
+            behind += max(0, end - self.ends.get((topic, partition), state.starts.get(partition, 0)))
+        return behind
+
+    @property
+    def _numbers(self) -> MergeMetrics:
+        return self.metrics or default_metrics()
+
+
+class Lookout:
+    """A thread that asks the broker for the ends of all topics of a job, and mirrors offsets to consumer groups.
+
+    Everything here is best effort: a failure is counted or logged, and never fails a batch.
+    """
+
+    def __init__(self, connection: Connection, progress: Iterable[Progress]) -> None:
+        self._cluster = Cluster(connection)
+        self._progress = list(progress)
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="stream-merge-lookout", daemon=True)
+
+    def __enter__(self) -> Lookout:
+        """Start looking."""
+        for progress in self._progress:
+            progress.begin()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Look once more, so that what was merged last is mirrored, and end."""
+        self._over.set()
+        self._thread.join()
+        self._look()
+        self._cluster.close()
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            self._look()
+            self._over.wait(POLL_SECONDS)
+
+    def _look(self) -> None:
+        wanted = sorted({topic for progress in self._progress for topic in progress.topics})
+        try:
+            topics = self._cluster.topics(wanted)
+        except (KafkaError, OSError, TimeoutError) as err:
+            log.info("broker_not_asked", extra={"error": type(err).__name__})
+            return
+        for progress in self._progress:
+            progress.seen(topics)
+            self._mirror(progress)
+
+    def _mirror(self, progress: Progress) -> None:
+        ends = dict(progress.ends)
+        now = time.monotonic()
+        if progress.group is None or not ends:
+            return
+        if ends == progress.mirrored and now - progress.mirrored_at < _RENEW_SECONDS:
+            return
+        try:
+            self._cluster.commit(progress.group, ends)
+        except (KafkaError, OSError, TimeoutError) as err:
+            log.warning("offsets_not_mirrored", extra={"group": progress.group, "error": type(err).__name__})
+            progress.mirror_failed()
+            return
+        progress.mirrored, progress.mirrored_at = ends, now

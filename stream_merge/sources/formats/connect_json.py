@@ -1,0 +1,107 @@
+"""Records of Kafka Connect's JSON converter (Kafka 4.1): with a schema block in each record, or without."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from pyspark.sql import types as T
+
+from stream_merge.sources.formats import connect_schema
+from stream_merge.sources.formats.encodings import Encoding
+from stream_merge.sources.formats.strict_json import UndecodableError, parse, text_of
+
+DECLARED = ""
+"""Id of the schema that the job declares."""
+_SCHEMA_START, _PAYLOAD_START = '{"schema":{', ',"payload":'
+_MOST_STARTS = 100
+"""So many different schema blocks are remembered by their text; each costs a comparison per record."""
+_WITH_BLOCK = frozenset({"schema", "payload"})
+
+
+@dataclass(kw_only=True)
+class ConnectJson:
+    """Unwraps records; remembers the schema blocks that it has seen, which repeat from record to record."""
+
+    declared: Mapping[str, Encoding] | None = None
+    """How columns are written in records without a schema block; None: such a row is refused."""
+    placeholder: str = connect_schema.PLACEHOLDER
+    """Debezium's `unavailable.value.placeholder`."""
+    wanted: Mapping[str, T.DataType] = field(default_factory=dict)
+    """Types that the job declares for columns whose digits are open."""
+    _known_starts: dict[str, str | None] = field(default_factory=dict, repr=False)
+    """Text of a record up to its payload -> schema id."""
+    _known: dict[str, Mapping[str, Encoding]] = field(default_factory=dict, repr=False)
+
+    def row_schema(self, block: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """The schema of the row inside a record's schema; None for records that hold no row."""
+        raise NotImplementedError
+
+    def unwrapped(self, value: bytes) -> tuple[Mapping[str, Any], str | None]:
+        """The payload of a record, and the id of the schema of its row; None where there is none.
+
+        Raises:
+            UndecodableError: it is not JSON, or not an object.
+        """
+        payload, schema_id = self._unwrapped(text_of(value))
+        if not isinstance(payload, dict):
+            refuse("the value is not an object")
+        return payload, schema_id
+
+    def _unwrapped(self, text: str) -> tuple[Any, str | None]:
+        for start, schema_id in self._known_starts.items():
+            if text.startswith(start) and text.endswith("}"):
+                return parse(text[len(start) : -1]), schema_id
+        value = parse(text)
+        without = None if self.declared is None else DECLARED
+        if not isinstance(value, dict) or value.keys() != _WITH_BLOCK:
+            return value, without
+        block, payload = value["schema"], value["payload"]
+        if block is None:
+            return payload, without
+        if not isinstance(block, dict):
+            refuse("the schema block is not an object")
+        row = self.row_schema(block)
+        found = None if row is None else connect_schema.canonical({"type": "struct", "fields": row.get("fields")})
+        self._remember_start(text, found)
+        return payload, found
+
+    def _remember_start(self, text: str, schema_id: str | None) -> None:
+        """A record that starts with the same characters, up to the payload, has the same schema block."""
+        if not text.startswith(_SCHEMA_START) or len(self._known_starts) >= _MOST_STARTS:
+            return
+        _, end = json.JSONDecoder().raw_decode(text, len(_SCHEMA_START) - 1)
+        if text.startswith(_PAYLOAD_START, end):
+            self._known_starts[text[: end + len(_PAYLOAD_START)]] = schema_id
+
+    def key_fields(self, key: bytes | None) -> Mapping[str, Any]:
+        """As `Format.key_fields`; no key is an empty one."""
+        if key is None:
+            return {}
+        value = parse(text_of(key))
+        if isinstance(value, dict) and value.keys() == _WITH_BLOCK:
+            value = value["payload"]
+        if not isinstance(value, dict):
+            refuse("the record key is not an object with the key columns")
+        found: Mapping[str, Any] = value
+        return found
+
+    def encodings(self, schema_id: str) -> Mapping[str, Encoding]:
+        """As `Format.encodings`."""
+        if schema_id == DECLARED:
+            if self.declared is None:
+                refuse("the job declares no columns")
+            return self.declared
+        if schema_id not in self._known:
+            self._known[schema_id] = {
+                name: connect_schema.encoding(inner, placeholder=self.placeholder, wanted=self.wanted.get(name))
+                for name, inner in connect_schema.fields(json.loads(schema_id)).items()
+            }
+        return self._known[schema_id]
+
+
+def refuse(msg: str) -> NoReturn:
+    """Say why a record cannot be read."""
+    raise UndecodableError(msg)

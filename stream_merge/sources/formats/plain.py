@@ -1,0 +1,114 @@
+"""Plain JSON objects, one per record, with a schema that the job declares."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stream_merge.sources.formats import encodings as E
+from stream_merge.sources.formats.base import Kind, Read
+from stream_merge.sources.formats.connect_json import DECLARED, refuse
+from stream_merge.sources.formats.encodings import Encoding
+from stream_merge.sources.formats.strict_json import parse, text_of
+
+_SCALARS: Mapping[str, Callable[[], Encoding]] = {
+    "boolean": E.boolean,
+    "tinyint": lambda: E.integer(8),
+    "smallint": lambda: E.integer(16),
+    "int": lambda: E.integer(32),
+    "integer": lambda: E.integer(32),
+    "bigint": lambda: E.integer(64),
+    "long": lambda: E.integer(64),
+    "float": lambda: E.floating(32),
+    "double": lambda: E.floating(64),
+    "string": E.string,
+    "binary": E.binary,
+    "date": E.date_of_text,
+    "timestamp": lambda: E.timestamp_of_text(with_zone=True),
+    "timestamp_ntz": lambda: E.timestamp_of_text(with_zone=False),
+}
+_DECIMAL = re.compile(r"(?:decimal|numeric)\((\d+)(?:,\s*(\d+))?\)")
+_KEY_AND_VALUE = 2
+_NESTED = re.compile(r"(array|map|struct)<(.*)>")
+
+
+def encoding(declared: str) -> Encoding:
+    """How a Spark type is written in JSON: numbers as numbers, dates and times as ISO 8601, bytes as base64.
+
+    Args:
+        declared: such as `bigint`, `decimal(10,2)`, `array<string>`, `map<string,int>`, `struct<a:int,b:date>`.
+
+    Raises:
+        UndecodableError: it is not such a type.
+    """
+    text = declared.strip().lower() if "struct" not in declared.lower() else declared.strip()
+    if text in _SCALARS:
+        return _SCALARS[text]()
+    digits, nested = _DECIMAL.fullmatch(text), _NESTED.fullmatch(text)
+    if digits:
+        return E.decimal_of_text(int(digits[1]), int(digits[2] or 0))
+    if nested and nested[1] == "array":
+        return E.array_of(encoding(nested[2]))
+    parts = _split(nested[2]) if nested else []
+    if nested and nested[1] == "map" and len(parts) == _KEY_AND_VALUE and parts[0].strip() == "string":
+        return E.map_of(encoding(parts[1]))
+    named = [part.split(":", 1) for part in parts]
+    if nested and nested[1] == "struct" and all(len(pair) == _KEY_AND_VALUE for pair in named):
+        return E.struct_of({name.strip(): encoding(dtype) for name, dtype in named})
+    refuse(
+        f"{declared!r} is not a type that JSON can hold; known are {sorted(_SCALARS)!r}, decimal, array, map and struct"
+    )
+
+
+def _split(text: str) -> list[str]:
+    """At the commas that are outside of brackets."""
+    parts, depth = [""], 0
+    for char in text:
+        depth += (char in "<(") - (char in ">)")
+        if char == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += char
+    return parts
+
+
+@dataclass(kw_only=True)
+class PlainJson:
+    """Reads objects whose fields are the columns."""
+
+    declared: Mapping[str, Encoding]
+    position: str | None = None
+    """Integer column that orders the events of a key; None: Kafka's order, for topics whose keys stay in their
+    partitions."""
+    deletes: tuple[str, Any] | None = None
+    """Field, and the value that makes an event a delete. Not stored unless it is a declared column."""
+
+    def read(self, key: bytes | None, value: bytes) -> Read:
+        """As `Format.read`."""
+        found = parse(text_of(value), exact=True)
+        if not isinstance(found, dict):
+            refuse("the value is not an object")
+        is_delete = False
+        if self.deletes is not None:
+            field, says = self.deletes
+            is_delete = field in found and found[field] == says
+            if field not in self.declared:
+                found.pop(field, None)
+        position: Any = 0 if self.position is None else found.get(self.position)
+        if type(position) is not int:
+            refuse(f"{self.position} is {position!r}, not an integer that orders the event")
+        return Read(Kind.DELETE if is_delete else Kind.UPSERT, found, DECLARED, position)
+
+    def key_fields(self, key: bytes | None) -> Mapping[str, Any]:
+        """As `Format.key_fields`."""
+        found = {} if key is None else parse(text_of(key))
+        if not isinstance(found, dict):
+            refuse("the record key is not an object with the key columns")
+        fields: Mapping[str, Any] = found
+        return fields
+
+    def encodings(self, schema_id: str) -> Mapping[str, Encoding]:
+        """As `Format.encodings`; there is one schema."""
+        return self.declared
