@@ -227,7 +227,7 @@ def world(
 
 STATEMENTS = 3_000
 MODES = {"time_precision_mode": "adaptive", "decimal_handling_mode": "precise", "binary_handling_mode": "bytes"}
-WITH_BLOCKS: dict[str, dict[str, Any]] = dict.fromkeys(("orders", "documents"), {"type": "debezium"})
+WITH_BLOCKS: dict[str, dict[str, Any]] = {table: {"type": "debezium"} for table in ("orders", "documents")}
 WITHOUT_BLOCKS: dict[str, dict[str, Any]] = {
     "orders": {"type": "debezium", "columns": ORDERS, **MODES},
     "documents": {"type": "debezium", "columns": {"id": "bigint", "title": "text", "body": "text"}, **MODES},
