@@ -70,7 +70,7 @@ def explain(target: str, *, last: int = 20, storage_options: Mapping[str, str] |
     Raises:
         ConfigError: there is no Delta table, or none that can be read without Spark.
     """
-    table = _opened(target, storage_options)
+    table = opened(target, storage_options)
     snapshot = table.snapshot()
     keys = snapshot.properties.get(names.KEYS_PROPERTY)
     refused = of_table(table, snapshot, "the table") or of_columns(snapshot.schema, json.loads(keys or "[]"))
@@ -87,7 +87,12 @@ def explain(target: str, *, last: int = 20, storage_options: Mapping[str, str] |
     )
 
 
-def _opened(target: str, storage_options: Mapping[str, str] | None) -> NativeTable:
+def opened(target: str, storage_options: Mapping[str, str] | None = None) -> NativeTable:
+    """A table's log, read without Spark.
+
+    Raises:
+        ConfigError: there is no Delta table, or none that can be read so.
+    """
     if not names.is_path(target):
         msg = f"{target!r} is a catalog name; explain reads the log itself, give the table's path or URI"
         raise ConfigError(msg, target=target)

@@ -10,11 +10,23 @@ import typer
 from pyspark.sql import SparkSession
 from rich.markup import escape
 
-from stream_merge.cli.shared import ERR, OUT, Confs, confs, errors_as_sentences, log_to_screen, session_starter
-from stream_merge.job import jars
+from stream_merge.cli.shared import (
+    CONFIGURATION,
+    ERR,
+    OUT,
+    Confs,
+    confs,
+    errors_as_sentences,
+    log_to_screen,
+    session_starter,
+)
+from stream_merge.errors import ConfigError
+from stream_merge.job import jars, steps
 from stream_merge.job import run as run_job
+from stream_merge.job.check import check as look
 from stream_merge.job.run import JobResult, request_stop
 from stream_merge.job.settings import JobSettings, load
+from stream_merge.job.trail import trail
 from stream_merge.server import serve
 from stream_merge.watch import queries, screen
 
@@ -65,6 +77,38 @@ def _run(settings: JobSettings, session: SparkSession, *, once: bool, metrics_ur
         screen.Screen(OUT) as shown,
     ):
         return run_job(settings, session, once=once, stopping=stopping, on_result=shown.add)
+
+
+@app.command()
+def check(job: JobFile, *, jars_in: Annotated[Jars, typer.Option("--jars")] = None) -> None:
+    """Look at broker, topics, tables, checkpoints and the newest records; nothing is written. Needs no Java."""
+    with errors_as_sentences():
+        findings = list(look(load(job), jars_in=jars_in))
+    for finding in findings:
+        mark = "[red]problem[/]" if finding.is_problem else "ok"
+        where = "job" if finding.query is None else finding.query
+        OUT.print(
+            f"{mark:<7} {escape(where)}, {finding.about}: {escape(finding.said)}", highlight=False, soft_wrap=True
+        )
+    if any(finding.is_problem for finding in findings):
+        raise typer.Exit(CONFIGURATION)
+
+
+@app.command()
+def history(
+    job: JobFile,
+    *,
+    query: Annotated[str | None, typer.Option(help="One of the job's queries; all if not given.")] = None,
+) -> None:
+    """Say which version of each table accounts for which offsets; the tail is planned and not committed. No Java."""
+    with errors_as_sentences():
+        settings = load(job)
+        wanted = [q for q in settings.queries if query in (None, q.name)]
+        if not wanted:
+            msg = f"the job has no query {query!r}; it has {[q.name for q in settings.queries]!r}"
+            raise ConfigError(msg)
+        for one in wanted:
+            steps.show(trail(one), one, console=OUT)
 
 
 @app.command()

@@ -174,8 +174,8 @@ class NativeTable:
         return self._files[1]
 
     @_no_panics
-    def history(self, limit: int) -> list[CommitRecord]:
-        """The newest commits, newest first."""
+    def history(self, limit: int | None) -> list[CommitRecord]:
+        """The newest commits, newest first; None: all that the log still has."""
         return [
             CommitRecord(
                 version=int(commit["version"]),

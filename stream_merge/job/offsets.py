@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from pyspark.sql import SparkSession
 
@@ -28,32 +30,50 @@ class Range:
 Ranges = dict[str, dict[int, Range]]
 """topic -> partition -> offsets."""
 
+ReadFile = Callable[[str], str | None]
+"""The text of a file, None where there is none."""
+
 
 class Checkpoint:
     """The checkpoint of one query with a single source (Spark 4.2's files `offsets/N`, `commits/N`, `sources/0/0`)."""
 
-    def __init__(self, session: SparkSession, path: str) -> None:
-        self._session = session
+    def __init__(self, read: ReadFile, path: str) -> None:
+        self._read_file = read
         self._path = path.rstrip("/")
+
+    @classmethod
+    def in_session(cls, session: SparkSession, path: str) -> Checkpoint:
+        """Wherever Hadoop's file systems reach."""
+        return cls(lambda name: read_text(session, name), path)
+
+    @classmethod
+    def on_disk(cls, path: str) -> Checkpoint:
+        """On this machine, without Spark."""
+        return cls(_local_text, path.removeprefix("file://").removeprefix("file:"))
 
     @property
     def exists(self) -> bool:
         """Whether a query has run over it."""
         return self._read("metadata") is not None
 
-    def ranges(self, batch_id: int) -> Ranges:
+    def ranges(self, batch_id: int, first: Offsets) -> Ranges:
         """What a batch covers; Spark writes it down before the batch runs.
 
-        A partition that is new in this batch starts where Spark starts it: at its first offset.
+        Args:
+            batch_id: which batch.
+            first: topic -> partition -> first offset that is there; where a partition starts that is new in this batch.
         """
         end = self.planned(batch_id)
-        start = self.planned(batch_id - 1) if batch_id else self._initial()
+        start = (self.planned(batch_id - 1) if batch_id else self._initial()) or {}
         if end is None:
             msg = f"checkpoint {self._path!r} has no offsets of batch {batch_id}"
             raise AssertionError(msg)
         return {
             topic: {
-                partition: Range(start=(start or {}).get(topic, {}).get(partition, 0), end=offset)
+                partition: Range(
+                    start=start.get(topic, {}).get(partition, min(first.get(topic, {}).get(partition, 0), offset)),
+                    end=offset,
+                )
                 for partition, offset in partitions.items()
             }
             for topic, partitions in end.items()
@@ -64,17 +84,29 @@ class Checkpoint:
         text = self._read(f"offsets/{batch_id}")
         return None if text is None else parse_offsets(text.splitlines()[2])
 
-    def _initial(self) -> Offsets | None:
-        text = self._read("sources/0/0")
-        if text is None:
-            return None
-        # Spark writes a version line in front; older ones a zero byte, too.
-        return parse_offsets(text[text.index("{") :])
+    def newest(self, at_least: int) -> Offsets | None:
+        """End offsets of the newest planned batch, looked for from a batch on."""
+        found, batch_id = self.planned(at_least), at_least
+        while (later := self.planned(batch_id + 1)) is not None:
+            found, batch_id = later, batch_id + 1
+        return found
 
     def query_id(self) -> str | None:
         """The id of the query that the checkpoint belongs to."""
         text = self._read("metadata")
         return None if text is None else str(json.loads(text)["id"])
 
+    def _initial(self) -> Offsets | None:
+        text = self._read("sources/0/0")
+        # Spark writes a version line in front; older ones a zero byte, too.
+        return None if text is None else parse_offsets(text[text.index("{") :])
+
     def _read(self, name: str) -> str | None:
-        return read_text(self._session, f"{self._path}/{name}")
+        return self._read_file(f"{self._path}/{name}")
+
+
+def _local_text(path: str) -> str | None:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None

@@ -21,7 +21,9 @@ from stream_merge.errors import (
     ConfigError,
     StreamMergeError,
 )
+from stream_merge.job.check import refuse_start_of_existing
 from stream_merge.job.lookout import Lookout, Progress
+from stream_merge.job.offsets import Checkpoint
 from stream_merge.job.settings import JobSettings, QuerySettings
 from stream_merge.job.topic import TopicSink, merge_sink
 from stream_merge.metrics import MergeMetrics
@@ -182,6 +184,7 @@ class Job:
 
     def _stream(self, query: QuerySettings) -> Stream:
         session = owned_session(self._session)
+        refuse_start_of_existing(query, Checkpoint.in_session(session, query.checkpoint))
         connection = self._settings.kafka.connection()
         sink = TopicSink(
             query,

@@ -76,8 +76,9 @@ class TopicSink:
             StreamMergeError: as `MergeSink`.
         """
         self._look_around(batch_df)
-        ranges = self._known_checkpoint(batch_df).ranges(batch_id)
         topics = self._cluster.topics(self._settings.topic)
+        first = {name: state.starts for name, state in topics.items()}
+        ranges = self._known_checkpoint(batch_df).ranges(batch_id, first)
         gone = loss.lost(ranges, topics)
         if self._settings.on_data_loss == "stop":
             loss.refuse(gone, self._settings.target)
@@ -120,7 +121,7 @@ class TopicSink:
 
     def _known_checkpoint(self, batch_df: DataFrame) -> Checkpoint:
         if self._checkpoint is None:
-            self._checkpoint = Checkpoint(batch_df.sparkSession, self._settings.checkpoint)
+            self._checkpoint = Checkpoint.in_session(batch_df.sparkSession, self._settings.checkpoint)
         return self._checkpoint
 
     def _known_origin(self) -> Origin:

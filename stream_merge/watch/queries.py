@@ -126,15 +126,15 @@ def total(results: Iterable[MergeResult]) -> EventCounts:
 
 @contextmanager
 def stop_on_signal(say: Callable[[str], None]) -> Iterator[threading.Event]:
-    """Turn Ctrl-C and SIGTERM into an event to stop by; a second Ctrl-C interrupts at once.
+    """Turn Ctrl-C and SIGTERM into an event to stop by; a second one interrupts at once.
 
     Enter it after the Spark session has started: PySpark 4.2 installs a handler of its own then, which
     cancels every job.
     """
     stopping = threading.Event()
 
-    def request(number: int, _frame: FrameType | None) -> None:
-        if stopping.is_set() and number == signal.SIGINT:
+    def request(_number: int, _frame: FrameType | None) -> None:
+        if stopping.is_set():
             raise KeyboardInterrupt
         stopping.set()
         say("stopping after the micro-batch that is running; Ctrl-C again to stop at once")

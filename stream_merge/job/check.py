@@ -1,0 +1,215 @@
+"""What keeps a job from running, told without writing anything: the broker, topics, tables, checkpoints, jars."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from kafka import KafkaConsumer, TopicPartition
+from kafka.errors import KafkaError
+
+from stream_merge import names
+from stream_merge.engines.delta_rs import NativeTable, open_table
+from stream_merge.errors import ConfigError
+from stream_merge.job import jars
+from stream_merge.job.offsets import Checkpoint
+from stream_merge.job.row_schema import RowSchema
+from stream_merge.job.settings import JobSettings, QuerySettings
+from stream_merge.sources.decoding import Decoder
+from stream_merge.sources.formats.base import Kind
+from stream_merge.sources.kafka import Cluster, Connection, TopicState
+
+SAMPLE = 200
+"""Newest records of each partition that are decoded."""
+_POLL_MILLIS = 3_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """One thing that was looked at."""
+
+    query: str | None
+    """None: it concerns the whole job."""
+    about: str
+    said: str
+    is_problem: bool = False
+
+
+def check(settings: JobSettings, *, jars_in: str | None) -> Iterator[Finding]:
+    """Look at everything that a run would need; nothing is written, and no Spark is started.
+
+    Args:
+        settings: the job.
+        jars_in: folder of the Kafka connector's jars; None where Spark has it.
+    """
+    yield _jars(jars_in)
+    cluster = Cluster(settings.kafka.connection())
+    try:
+        wanted = sorted({topic for query in settings.queries for topic in query.topic})
+        topics = cluster.topics(wanted)
+    except (KafkaError, OSError, TimeoutError) as err:
+        said = f"{settings.kafka.bootstrap} does not answer: {type(err).__name__}: {err}"
+        yield Finding(query=None, about="broker", said=said, is_problem=True)
+        return
+    finally:
+        cluster.close()
+    yield Finding(query=None, about="broker", said=f"{settings.kafka.bootstrap} answers")
+    for query in settings.queries:
+        yield from _query(query, topics, settings.kafka.connection())
+
+
+def _jars(folder: str | None) -> Finding:
+    if folder is None:
+        return Finding(query=None, about="jars", said="not given, so Spark must have the Kafka connector already")
+    try:
+        jars.conf(folder)
+    except ConfigError as err:
+        return Finding(query=None, about="jars", said=str(err), is_problem=True)
+    return Finding(query=None, about="jars", said=f"the Kafka connector is in {folder}")
+
+
+def _query(query: QuerySettings, topics: dict[str, TopicState], connection: Connection) -> Iterator[Finding]:
+    missing = [topic for topic in query.topic if topic not in topics]
+    if missing:
+        yield Finding(query=query.name, about="topic", said=f"the broker has no {missing!r}", is_problem=True)
+    yield from _checkpoint(query)
+    yield _storage(query)
+    rows = RowSchema(
+        target=query.target, keys=query.keys, format=query.value_format.format(), may_grow=query.schema_evolution
+    )
+    yield from _table(query, rows)
+    if not missing:
+        yield from _sample(query, rows, topics, connection)
+
+
+def _checkpoint(query: QuerySettings) -> Iterator[Finding]:
+    if _is_remote(query.checkpoint):
+        yield Finding(
+            query=query.name, about="checkpoint", said=f"{query.checkpoint} is not on this disk; not looked at"
+        )
+        return
+    try:
+        refuse_start_of_existing(query, Checkpoint.on_disk(query.checkpoint))
+    except ConfigError as err:
+        yield Finding(query=query.name, about="checkpoint", said=str(err), is_problem=True)
+
+
+def refuse_start_of_existing(query: QuerySettings, checkpoint: Checkpoint) -> None:
+    """A checkpoint says where its query goes on; a starting position beside it would be ignored.
+
+    Raises:
+        ConfigError: both are there.
+    """
+    if query.start is not None and checkpoint.exists:
+        msg = (
+            f"query {query.name!r} has a start, but its checkpoint {query.checkpoint!r} goes on where it ended; remove"
+            " 'start', or name a new checkpoint"
+        )
+        raise ConfigError(msg, target=query.target)
+
+
+def _storage(query: QuerySettings) -> Finding:
+    if _is_remote(query.target) or not names.is_path(query.target):
+        return Finding(query=query.name, about="storage", said=f"{query.target} is not on this disk; not looked at")
+    place = Path(query.target.removeprefix("file://").removeprefix("file:")).absolute()
+    there = next(parent for parent in (place, *place.parents) if parent.exists())
+    if not os.access(there, os.W_OK | os.X_OK):
+        return Finding(query=query.name, about="storage", said=f"{there} cannot be written", is_problem=True)
+    return Finding(query=query.name, about="storage", said=f"{there} can be written")
+
+
+def _is_remote(place: str) -> bool:
+    return "://" in place and not place.startswith("file:")
+
+
+def _table(query: QuerySettings, rows: RowSchema) -> Iterator[Finding]:
+    table = _opened(query)
+    if table is None:
+        yield Finding(query=query.name, about="table", said="will be made from the first batch")
+        return
+    snapshot = table.snapshot()
+    recorded = json.loads(snapshot.properties.get(names.KEYS_PROPERTY, "null"))
+    absent = [key for key in query.keys if key not in snapshot.schema.names]
+    if recorded is not None and recorded != list(query.keys):
+        said = f"it is keyed by {recorded!r}, the job by {list(query.keys)!r}; keep the keys, or name a new table"
+        yield Finding(query=query.name, about="table", said=said, is_problem=True)
+    elif absent:
+        yield Finding(query=query.name, about="table", said=f"it has no key column(s) {absent!r}", is_problem=True)
+    else:
+        yield Finding(query=query.name, about="table", said=f"version {snapshot.version}, keys {list(query.keys)!r}")
+    rows.start_from(snapshot.schema)
+
+
+def _opened(query: QuerySettings) -> NativeTable | None:
+    if not names.is_path(query.target):
+        return None
+    try:
+        return open_table(names.normal_path(query.target), None)
+    except Exception:  # a table that only Spark can read is no problem of the job file
+        return None
+
+
+def _sample(
+    query: QuerySettings, rows: RowSchema, topics: dict[str, TopicState], connection: Connection
+) -> Iterator[Finding]:
+    """Decode the newest records as the job would."""
+    places = [TopicPartition(topic, partition) for topic in query.topic for partition in topics[topic].ends]
+    consumer = KafkaConsumer(
+        **connection.client_options(), enable_auto_commit=False, isolation_level=connection.isolation, group_id=None
+    )
+    try:
+        consumer.assign(places)
+        for place in places:
+            state = topics[place.topic]
+            consumer.seek(place, max(state.starts[place.partition], state.ends[place.partition] - SAMPLE))
+        found = [record for records in consumer.poll(timeout_ms=_POLL_MILLIS).values() for record in records]
+    except (KafkaError, OSError, TimeoutError) as err:
+        said = f"no record could be read: {type(err).__name__}: {err}"
+        yield Finding(query=query.name, about="records", said=said, is_problem=True)
+        return
+    finally:
+        consumer.close()
+    if not found:
+        yield Finding(query=query.name, about="records", said="the topic holds none to try")
+        return
+    keys, values = [record.key for record in found], [record.value for record in found]
+    try:
+        kinds, example = _decoded(query, rows, keys, values, [record.partition for record in found])
+    except ConfigError as err:
+        yield Finding(query=query.name, about="records", said=str(err), is_problem=True)
+        return
+    bad = kinds.count(Kind.UNDECODABLE)
+    said = f"{len(found)} tried, {bad} undecodable" + (f" ({example})" if example else "")
+    yield Finding(query=query.name, about="records", said=said, is_problem=bad == len(found))
+    listed = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in rows.columns.fields)
+    yield Finding(query=query.name, about="columns", said=listed)
+
+
+def _decoded(
+    query: QuerySettings,
+    rows: RowSchema,
+    keys: list[bytes | None],
+    values: list[bytes | None],
+    partitions: list[int],
+) -> tuple[list[str], str | None]:
+    """Kinds of the records, and why one of them cannot be read."""
+    form = query.value_format.format()
+    if getattr(form, "declared", None) is not None:
+        rows.admit("")
+    for _ in range(2):  # the second time in the schemas that the first one found
+        decoder = Decoder(
+            format=form,
+            columns=rows.columns,
+            keys=query.keys,
+            known=rows.known,
+            max_value_bytes=query.limits.max_value_bytes,
+        )
+        found = decoder.decode(keys, values, partitions, set()).to_pylist()
+        new = {row["note"] for row in found if row["kind"] == Kind.OTHER_SCHEMA and row["note"]}
+        for schema_id in sorted(new):
+            rows.admit(schema_id)
+    bad = next((row["note"] for row in found if row["kind"] == Kind.UNDECODABLE), None)
+    return [row["kind"] for row in found], bad

@@ -1,0 +1,49 @@
+"""How `stream-merge history` shows which version holds which offsets."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from stream_merge.job.offsets import Ranges
+from stream_merge.job.settings import QuerySettings
+from stream_merge.job.trail import Step
+
+
+def show(steps: list[Step], query: QuerySettings, *, console: Console) -> None:
+    """Print a line per version, oldest first, and the sums."""
+    table = Table("version", "committed (UTC)", "batch", "offsets", "records")
+    for step in steps:
+        table.add_row(
+            "tail" if step.version is None else f"{step.version}",
+            "" if step.at is None else f"{step.at:%Y-%m-%d %H:%M:%S}",
+            "" if step.batch_id is None else f"{step.batch_id}",
+            _offsets(step),
+            escape(", ".join(f"{number:,} {kind}" for kind, number in sorted(step.records.items()) if number)),
+        )
+    console.print(f"{escape(query.name)}: {escape(query.target)}", highlight=False, soft_wrap=True)
+    console.print(table)
+    accounted, lost = sum(step.offsets for step in steps), sum(step.lost for step in steps)
+    gone = f", of which {lost:,} were lost" if lost else ""
+    console.print(f"{accounted:,} offsets in all{gone}", highlight=False)
+
+
+def _offsets(step: Step) -> str:
+    if step.version is not None and step.batch_id is None:
+        return "(foreign: no offsets)"
+    text = _ranges(step.ranges)
+    if step.is_first:
+        text += " (first of its query)"
+    if step.version is None:
+        text += " (not committed: no change yet, or still to come)"
+    return escape(text)
+
+
+def _ranges(ranges: Ranges) -> str:
+    return ", ".join(
+        f"{topic}[{partition}] {found.start}-{found.end}"
+        for topic, partitions in sorted(ranges.items())
+        for partition, found in sorted(partitions.items())
+        if len(found)
+    )

@@ -1,0 +1,104 @@
+"""Which version of a table holds which offsets, and back: the offsets that each commit of a job recorded."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from stream_merge.explain import opened
+from stream_merge.job.offsets import Checkpoint, Range, Ranges
+from stream_merge.job.origin import SECTION, section_of
+from stream_merge.job.settings import QuerySettings
+from stream_merge.snapshot import CommitRecord
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """One version of the target, or what is planned and not committed."""
+
+    version: int | None
+    """None: the uncommitted tail, from the checkpoint."""
+    at: datetime | None
+    identity: str | None
+    """Whose batch it was; None for a foreign version."""
+    batch_id: int | None
+    ranges: Ranges = field(default_factory=dict)
+    """Offsets that the commit accounts for; empty for a foreign version."""
+    is_first: bool = False
+    """Whether the query had recorded nothing before."""
+    records: Counter[str] = field(default_factory=Counter)
+    """Kind -> records of the batch."""
+    lost: int = 0
+    """Offsets that the broker had removed before they were read."""
+
+    @property
+    def offsets(self) -> int:
+        """How many it accounts for."""
+        return sum(len(found) for partitions in self.ranges.values() for found in partitions.values())
+
+
+def trail(query: QuerySettings) -> list[Step]:
+    """The versions of a query's target as far as the log is kept, oldest first, and the uncommitted tail.
+
+    Raises:
+        ConfigError: the log cannot be read without Spark.
+    """
+    table = opened(query.target)
+    steps = [_step(commit) for commit in reversed(table.history(None))]
+    checkpoint = Checkpoint.on_disk(query.checkpoint)
+    tail = _tail(checkpoint, steps)
+    return steps if tail is None else [*steps, tail]
+
+
+def _step(commit: CommitRecord) -> Step:
+    at = None if commit.timestamp_ms is None else datetime.fromtimestamp(commit.timestamp_ms / 1000, UTC)
+    ours = section_of(commit)
+    if ours is None:
+        return Step(version=commit.version, at=at, identity=None, batch_id=None)
+    ranges: Ranges = {}
+    records: Counter[str] = Counter()
+    lost, is_first = 0, False
+    for topic, described in ours[SECTION]["topics"].items():
+        for partition, found in described["partitions"].items():
+            ranges.setdefault(topic, {})[int(partition)] = Range(start=found["range"][0], end=found["range"][1])
+            records.update(found["records"])
+            start, end = found.get("lost", (0, 0))
+            lost += end - start
+            is_first = is_first or found.get("first", False)
+    return Step(
+        version=commit.version,
+        at=at,
+        identity=ours.get("identity"),
+        batch_id=ours.get("batch_id"),
+        ranges=ranges,
+        is_first=is_first,
+        records=records,
+        lost=lost,
+    )
+
+
+def _tail(checkpoint: Checkpoint, steps: list[Step]) -> Step | None:
+    """What the checkpoint has planned beyond the last commit: merged without a change, or still to come."""
+    query_id = checkpoint.query_id()
+    own = [
+        step
+        for step in steps
+        if step.batch_id is not None and query_id is not None and query_id in (step.identity or "")
+    ]
+    if not own or own[-1].batch_id is None:
+        return None
+    ends = {
+        (topic, partition): found.end
+        for step in own
+        for topic, partitions in step.ranges.items()
+        for partition, found in partitions.items()
+    }
+    planned = checkpoint.newest(own[-1].batch_id) or {}
+    ranges: Ranges = {}
+    for topic, partitions in planned.items():
+        for partition, end in partitions.items():
+            start = ends.get((topic, partition), 0)
+            if end > start:
+                ranges.setdefault(topic, {})[partition] = Range(start=start, end=end)
+    return Step(version=None, at=None, identity=own[-1].identity, batch_id=None, ranges=ranges) if ranges else None
