@@ -1,0 +1,195 @@
+"""A job as people run it: a process with a job file, killed, stopped and started again."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import services
+from kafka import KafkaAdminClient, KafkaProducer
+from pyspark.sql import SparkSession
+from typer.testing import CliRunner
+
+from stream_merge import cli
+from stream_merge.job import load
+from stream_merge.job.trail import trail
+from stream_merge.testing import change_rows, target_rows
+
+KILLS = 5
+EVENTS_PER_BATCH = 200
+START_SECONDS = 120
+
+
+class Shop:
+    """A topic that is written to, a job file, and what the table must be in the end."""
+
+    def __init__(self, broker: services.Broker, folder: Path, seed: int) -> None:
+        self.folder = folder
+        self.topic = folder.name
+        self.target = folder / "orders"
+        self.checkpoint = folder / "checkpoint"
+        self.file = folder / "job.yaml"
+        self.rng = random.Random(seed)
+        self.rows: dict[int, str] = {}
+        self.bad: list[tuple[int, int]] = []
+        self.produced = 0
+        self.lsn = 0
+        self._admin = KafkaAdminClient(bootstrap_servers=broker.bootstrap)
+        self._admin.create_topics({self.topic: {"num_partitions": 2, "replication_factor": 1}})
+        self._producer = KafkaProducer(bootstrap_servers=broker.bootstrap)
+        self.file.write_text(
+            f"""
+kafka: {{bootstrap: "{broker.bootstrap}"}}
+metrics: {{port: 0}}
+defaults:
+  trigger: 100 ms
+  limits: {{max_events_per_batch: {EVENTS_PER_BATCH}}}
+queries:
+  - name: orders
+    topic: {self.topic}
+    target: {self.target}
+    keys: id
+    checkpoint: {self.checkpoint}
+    value_format: {{type: debezium, columns: {{id: bigint, name: text}}}}
+"""
+        )
+
+    def close(self) -> None:
+        self._producer.close()
+        self._admin.close()
+
+    def write(self, events: int) -> None:
+        """Inserts, updates, deletes with their null-value records, and a record that nobody can read now and then."""
+        for _ in range(events):
+            key = self.rng.randrange(500)
+            self.lsn += 8
+            record_key, partition = json.dumps({"id": key}).encode(), key % 2
+            if self.rng.random() < 0.02:
+                sent = self._producer.send(self.topic, key=record_key, value=b"{", partition=partition).get(30)
+                self.bad.append((sent.partition, sent.offset))
+                self.produced += 1
+                continue
+            source = {"lsn": self.lsn, "ts_ms": int(time.time() * 1000), "snapshot": "false"}
+            if key in self.rows and self.rng.random() < 0.3:
+                del self.rows[key]
+                value = {"op": "d", "before": {"id": key}, "after": None, "source": source}
+                self._producer.send(self.topic, key=record_key, value=json.dumps(value).encode(), partition=partition)
+                self._producer.send(self.topic, key=record_key, value=None, partition=partition)
+                self.produced += 2
+                continue
+            self.rows[key] = f"v{self.lsn}"
+            value = {"op": "u", "before": None, "after": {"id": key, "name": self.rows[key]}, "source": source}
+            self._producer.send(self.topic, key=record_key, value=json.dumps(value).encode(), partition=partition)
+            self.produced += 1
+        self._producer.flush()
+
+    def start(self, *more: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "stream_merge.cli", "run", str(self.file), *more]
+        command += ["--jars", str(services.SPARK_JARS), "--conf", "spark.driver.memory=1g"]
+        heard = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        return subprocess.Popen(command, start_new_session=True, cwd=services.ROOT, **heard)
+
+    def newest_version(self) -> int:
+        return max((int(path.stem) for path in (self.target / "_delta_log").glob("*.json")), default=-1)
+
+    def recorded_batches(self) -> int:
+        return max((int(path.name) for path in (self.checkpoint / "commits").glob("[0-9]*")), default=-1)
+
+    def planned_batches(self) -> int:
+        return max((int(path.name) for path in (self.checkpoint / "offsets").glob("[0-9]*")), default=-1)
+
+
+@pytest.fixture
+def shop(broker: services.Broker, tmp_path: Path, seed: int) -> Iterator[Shop]:
+    shop = Shop(broker, tmp_path, seed)
+    yield shop
+    shop.close()
+
+
+def end(process: subprocess.Popen[str], how: signal.Signals) -> None:
+    os.killpg(process.pid, how)
+    process.communicate(timeout=60)
+
+
+def replay(feed: list[tuple[Any, ...]]) -> dict[int, str]:
+    """The rows that a change feed ends with; each image of before must equal what was there."""
+    rows: dict[int, str] = {}
+    for _, kind, key, name in sorted(feed, key=lambda row: (row[0], row[1] in ("insert", "update_postimage"))):
+        if kind == "delete":
+            assert rows.pop(key) == name
+        elif kind == "update_preimage":
+            assert rows[key] == name
+        else:
+            rows[key] = name
+    return rows
+
+
+def test_killed_again_and_again_it_still_ends_with_every_event_once(shop: Shop, spark: SparkSession) -> None:
+    """Kills fall right behind a commit of the target, most of them before the checkpoint knows of it."""
+    unrecorded = 0
+    for _ in range(KILLS):
+        shop.write(3 * EVENTS_PER_BATCH)
+        before = shop.newest_version()
+        process = shop.start()
+        deadline = time.monotonic() + START_SECONDS
+        while shop.newest_version() < before + 2:
+            assert process.poll() is None, process.communicate()[0]
+            assert time.monotonic() < deadline, "no version was committed"
+            time.sleep(0.002)
+        end(process, signal.SIGKILL)
+        unrecorded += shop.recorded_batches() < shop.planned_batches()
+
+    process = shop.start("--once")
+    said, _ = process.communicate(timeout=START_SECONDS)
+
+    assert process.returncode == 0, said
+    assert unrecorded >= 1
+    table = str(shop.target)
+    assert target_rows(spark, table, "id", "name") == sorted(shop.rows.items(), key=repr)
+    assert replay(change_rows(spark, table, "id", "name")) == shop.rows
+    quarantine = str(shop.folder / "__stream_merge_quarantine_orders")
+    assert target_rows(spark, quarantine, "partition", "offset") == sorted(shop.bad, key=repr)
+    steps = trail(load(shop.file).queries[0])
+    assert sum(step.offsets for step in steps) == shop.produced
+
+
+def test_sigterm_and_a_stop_request_end_it_after_the_running_batch(shop: Shop) -> None:
+    """Exit code 0 either way, and nothing is planned that was not merged."""
+    shop.write(50)
+    asks: list[Callable[[subprocess.Popen[str]], object]] = [
+        lambda process: os.kill(process.pid, signal.SIGTERM),
+        lambda _: CliRunner().invoke(cli.app, ["stop", str(shop.file)]),
+    ]
+    for ask in asks:
+        process = shop.start()
+        before = shop.newest_version()
+        shop.write(50)
+        services.wait_until(lambda before=before: shop.newest_version() > before, "a version was committed")
+        ask(process)
+        said, _ = process.communicate(timeout=60)
+        assert process.returncode == 0, said
+        assert shop.recorded_batches() == shop.planned_batches()
+    assert not shop.checkpoint.with_name("checkpoint.stop").exists()
+
+
+def test_check_tells_what_is_missing_without_writing(shop: Shop) -> None:
+    shop.write(10)
+    good = CliRunner().invoke(cli.app, ["check", str(shop.file), "--jars", str(services.SPARK_JARS)])
+    shop.file.write_text(shop.file.read_text().replace("bigint", "boolean").replace("topic: ", "topic: no_"))
+    bad = CliRunner().invoke(cli.app, ["check", str(shop.file), "--jars", str(shop.folder)])
+
+    assert good.exit_code == 0, good.output
+    assert "id bigint, name string" in good.output
+    assert bad.exit_code == 2
+    assert "lacks ['spark-sql-kafka-0-10'" in bad.output
+    assert f"the broker has no ['no_{shop.topic}']" in bad.output
+    assert not shop.target.exists()
