@@ -23,6 +23,7 @@ Look: TypeAlias = Literal["lines", "stacked", "bars"]
 
 WIDTH = 24
 SINK = "query, target"
+TOPIC = "query, topic"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,6 +91,11 @@ LAST_COMMIT = f"({series('last_commit_timestamp_seconds')} > 0)"
 COMMIT_AGE = f"time() - max by ({SINK}) {LAST_COMMIT}"
 CHANGED_ROWS = " + ".join(rate(f"target_rows_{action}_total") for action in ("inserted", "updated", "deleted"))
 SINK_LEGEND = "{{query}} → {{target}}"
+
+
+def per_topic(what: str) -> str:
+    """Legend of a series that exists once per topic of a job."""
+    return f"{what}: {{{{query}}}} {{{{topic}}}}"
 
 
 def per_sink(what: str) -> str:
@@ -240,6 +246,72 @@ ROWS = (
                     (per_sink("materialise source"), mean("merge_materialize_source_seconds")),
                     (per_sink("scan"), mean("merge_scan_seconds")),
                     (per_sink("rewrite"), mean("merge_rewrite_seconds")),
+                ),
+            ),
+        ),
+    ),
+    Row(
+        title="Topics",
+        panels=(
+            Panel(
+                title="Lag",
+                description="Offsets between the end of each topic and what has been merged, asked of the broker also "
+                "while a batch runs. Flat and above zero with an old poll: the broker does not answer.",
+                unit="none",
+                queries=((per_topic("lag"), f"max by ({TOPIC}) ({series('topic_lag_events')})"),),
+            ),
+            Panel(
+                title="Delay",
+                description="From the source's commit of the newest event of the last micro-batch to the table's, and "
+                "how old the newest merged event is now. The second one alone grows while the source is idle.",
+                unit="s",
+                queries=(
+                    (per_topic("delay"), f"max by ({TOPIC}) ({series('topic_delay_seconds')})"),
+                    (
+                        per_topic("newest event"),
+                        f"time() - max by ({TOPIC}) ({series('topic_newest_event_timestamp_seconds')} > 0)",
+                    ),
+                    (
+                        per_topic("last poll"),
+                        f"time() - max by ({TOPIC}) ({series('topic_polled_timestamp_seconds')} > 0)",
+                    ),
+                ),
+            ),
+            Panel(
+                title="Records by kind",
+                description="What the records of the topics turned out to be; filtered ones belong to the connector, "
+                "redundant ones repeat a delete.",
+                unit="cps",
+                look="stacked",
+                queries=(("{{kind}}", f"sum by (kind) (rate({series('topic_records_total')}[$__rate_interval]))"),),
+            ),
+            Panel(
+                title="Offsets without an event",
+                description="Gaps belong to compacted and transactional topics; lost offsets were removed by the "
+                "broker before they were read.",
+                unit="cps",
+                queries=(
+                    (per_topic("gaps"), f"sum by ({TOPIC}) (rate({series('topic_gaps_total')}[$__rate_interval]))"),
+                    (
+                        per_topic("lost"),
+                        f"sum by ({TOPIC}) (rate({series('topic_lost_offsets_total')}[$__rate_interval]))",
+                    ),
+                ),
+            ),
+            Panel(
+                title="Clocks and lag tools",
+                description="Micro-batches whose newest event has a time in this machine's future, and failures to "
+                "write merged offsets to the consumer group that lag tools look at.",
+                unit="cps",
+                queries=(
+                    (
+                        per_topic("negative skew"),
+                        f"sum by ({TOPIC}) (rate({series('topic_negative_skew_total')}[$__rate_interval]))",
+                    ),
+                    (
+                        per_topic("mirror failures"),
+                        f"sum by ({TOPIC}) (rate({series('topic_mirror_failures_total')}[$__rate_interval]))",
+                    ),
                 ),
             ),
         ),

@@ -270,6 +270,7 @@ TOPIC_RECORDS = Instrument(
     unit="records",
     help="Records that a job read from its topics, by what they turned out to be.",
     label="kind",
+    values=RECORD_KINDS,
 )
 TOPIC_GAPS = Instrument(
     name="stream_merge_topic_gaps_total",

@@ -41,9 +41,7 @@ from stream_merge.catalogue import (
     PHASE_SECONDS,
     QUARANTINED,
     RECEIVED,
-    RECORD_KINDS,
     TIES,
-    TOPIC_RECORDS,
     UNKNOWN_DELTA_METRICS,
     Instrument,
 )
@@ -142,7 +140,6 @@ class MergeMetrics:
         """Make the series of a job's topics exist at 0."""
         per_topic = [instrument for instrument in CATALOGUE if instrument.label == "topic"]
         add = [(instrument, (topic,), 0.0) for instrument in per_topic for topic in topics]
-        add += [(TOPIC_RECORDS, (kind,), 0.0) for kind in RECORD_KINDS]
         self._numbers.change(query, target, add=add)
 
     @_never_fails_a_batch
@@ -279,7 +276,7 @@ def _family(instrument: Instrument) -> Family:
 
 
 def _bounded(instrument: Instrument, extra: tuple[str, ...]) -> tuple[str, ...]:
-    if instrument.label in ("topic", "kind"):  # as many as the job file names, and as the decoder knows
+    if instrument.label == "topic":  # as many as the job file names
         return extra
     return tuple(value if value in instrument.values else OTHER for value in extra)
 

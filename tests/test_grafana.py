@@ -95,7 +95,9 @@ def selectors() -> Iterator[tuple[str, promql_parser.VectorSelector, tuple[str, 
 def exported() -> dict[str, set[str]]:
     """Every series name of a live registry with its label names, as a scrape would see it."""
     registry = CollectorRegistry()
-    MergeMetrics(registry=registry).prepare("q", "t")
+    metrics = MergeMetrics(registry=registry)
+    metrics.prepare("q", "t")
+    metrics.prepare_topics("q", "t", ["topic"])
     return {sample.name: set(sample.labels) for family in registry.collect() for sample in family.samples}
 
 

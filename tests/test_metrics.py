@@ -19,7 +19,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from stream_merge import metrics
-from stream_merge.catalogue import BUCKETS_SECONDS, CATALOGUE, DELTA_MERGE_METRICS
+from stream_merge.catalogue import BUCKETS_SECONDS, CATALOGUE, DELTA_MERGE_METRICS, RECORD_KINDS
 from stream_merge.errors import ConfigError
 from stream_merge.metrics import MergeMetrics
 from stream_merge.results import (
@@ -128,7 +128,7 @@ def test_names_follow_the_conventions_of_prometheus() -> None:
         assert instrument.name.removesuffix("_total").endswith("_seconds") == (instrument.unit == "seconds")
         assert "bytes" in instrument.name or instrument.unit != "bytes"
         assert instrument.help.endswith(".")
-    assert len({instrument.name for instrument in CATALOGUE}) == len(CATALOGUE) == 46
+    assert len({instrument.name for instrument in CATALOGUE}) == len(CATALOGUE) == 55
 
 
 def test_every_label_beyond_query_and_target_is_a_bounded_enumeration() -> None:
@@ -143,6 +143,8 @@ def test_every_label_beyond_query_and_target_is_a_bounded_enumeration() -> None:
         "phase": PHASES,
         "engine": ENGINES,
         "refusal": REFUSALS,
+        "kind": RECORD_KINDS,
+        "topic": (),  # as many as a job file names
     }
 
 
@@ -156,9 +158,10 @@ def test_every_series_of_a_sink_exists_at_zero_before_its_first_batch(
     assert {sample.value for sample in samples} == {0.0}
     assert len(samples) == len(set(map(str, samples)))
     enumerated = 5 + len(FATES) + len(REASONS) + len(ROUTING_REASONS) + 9 + len(PHASES) + len(ENGINES) + len(REFUSALS)
-    plain = 46 - 7 - 5  # seven families have a third label, five are histograms
+    enumerated += len(RECORD_KINDS)
+    plain = 55 - 8 - 8 - 5  # eight families have an enumerated label, eight a topic, five are histograms
     assert len(samples) == enumerated + plain + 5 * (len(BUCKETS_SECONDS) + 3)
-    assert len(samples) < 175
+    assert len(samples) < 185
 
 
 def test_preparing_again_keeps_what_was_counted(registry: CollectorRegistry, merge_metrics: MergeMetrics) -> None:
@@ -465,7 +468,7 @@ def test_both_exposition_formats_are_valid_and_hold_no_created_series(
 
     text = list(parse_text(generate_latest(registry).decode()))
     openmetrics = list(parse_openmetrics(generate_openmetrics(registry).decode()))  # type: ignore[no-untyped-call]
-    assert len(text) == len(openmetrics) == 46
+    assert len(text) == len(openmetrics) == 55
     assert not [s.name for family in openmetrics for s in family.samples if s.name.endswith("_created")]
 
 
