@@ -167,7 +167,8 @@ class MicroBatch:
         if self._intake.undecodable is None:
             return
         with self._clock.phase("quarantine"):
-            about = names.normal_path(self._spec.target) if self._found is None else self._found.table_id
+            # By its name: a replay may come when the target is not there yet, or is there by then.
+            about = names.normal_path(self._spec.target)
             app_id = self._caller.app_id("quarantine-undecodable", about=about)
             commit = SideCommit(app_id=app_id, batch_id=self._batch_id, run=self._run)
             quarantine.write_undecodable(self._intake.undecodable, self._spec.quarantine_table, commit=commit)

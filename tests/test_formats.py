@@ -12,10 +12,12 @@ import pytest
 from pyspark.sql import types as T
 
 from stream_merge.sources.decoding import Decoder
-from stream_merge.sources.formats import connect_schema, encodings
+from stream_merge.sources.formats import connect_schema, encodings, plain
 from stream_merge.sources.formats.base import Kind
 from stream_merge.sources.formats.debezium import DebeziumJson
 from stream_merge.sources.formats.encodings import Encoding, decode
+from stream_merge.sources.formats.flattened import FlattenedJson
+from stream_merge.sources.formats.plain import PlainJson
 from stream_merge.sources.formats.postgres import AmbiguousTypeError, Modes
 from stream_merge.sources.formats.postgres import connect_schema as postgres_schema
 from stream_merge.sources.formats.strict_json import MOST_NESTED, UndecodableError, parse, text_of
@@ -26,6 +28,7 @@ MODES = Modes(
     binary_handling="bytes",
     interval_handling="numeric",
     hstore_handling="json",
+    money_fraction_digits=2,
 )
 
 
@@ -235,7 +238,7 @@ def test_an_unavailable_value_is_told_by_its_exact_form(schema: dict[str, Any], 
     encoding = connect_schema.encoding(schema)
 
     if schema.get("items", {}).get("name"):  # Java's UUID.nameUUIDFromBytes
-        placeholder = encoding.placeholder
+        (placeholder,) = encoding.placeholders
         assert len(placeholder[0]) == 36
     assert encoding.is_unavailable(placeholder)
     assert not encoding.is_unavailable(f"{placeholder} ")
@@ -382,3 +385,132 @@ def test_values_that_are_not_in_the_event_are_named() -> None:
 
     assert [(row["unavailable"], row["absent"]) for row in found] == [(["name"], None), (None, ["name"]), (None, None)]
     assert found[0]["row"]["name"] is None
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"op": [], "source": {}},
+        envelope("c", {"id": 1, "name": "a"}, snapshot=[]),
+        envelope("d", None, before=[1]),
+        envelope("c", {"id": 1, "name": "a"}, lsn=2**63),
+        {"schema": {"type": "struct", "fields": [1]}, "payload": {}},
+        {"schema": {"type": "struct", "fields": [{"field": "after", "type": "struct"}]}, "payload": envelope("c", {})},
+    ],
+)
+def test_whatever_a_record_holds_the_decoder_does_not_stumble(value: Any) -> None:
+    """A schema that makes no sense waits for a second look, which finds it broken."""
+    (first,) = decoded((raw({"id": 1}), raw(value)))
+    if first["kind"] == Kind.OTHER_SCHEMA:
+        (first,) = decoded((raw({"id": 1}), raw(value)), by=decoder(broken={first["note"]: "no columns"}))
+
+    assert first["kind"] == Kind.UNDECODABLE
+    assert first["raw_value"] == raw(value)
+
+
+def test_a_time_out_of_range_is_no_time() -> None:
+    event = envelope("c", {"id": 1, "name": "a"})
+    event["source"]["ts_ms"] = 2**70
+
+    (row,) = decoded((b"{}", raw(event)))
+
+    assert (row["kind"], row["source_millis"]) == (Kind.UPSERT, None)
+
+
+def test_a_read_of_an_incremental_snapshot_stands_where_its_sequence_says() -> None:
+    """Debezium 3.4 leaves `lsn` out of them."""
+    event = envelope("r", {"id": 1, "name": "a"}, lsn=None, snapshot="incremental")
+    event["source"]["sequence"] = '["40","44"]'
+
+    (row,) = decoded((b"{}", raw(event)))
+
+    assert (row["position"], row["is_snapshot"]) == (44, False)
+
+
+def test_a_missing_key_is_never_guessed() -> None:
+    found = decoded((raw({"other": 1}), None), (None, raw(envelope("u", {"name": "a"}))))
+
+    assert [(row["kind"], row["note"]) for row in found] == [
+        (Kind.UNDECODABLE, "column 'id': the field is missing")
+    ] * 2
+
+
+def test_null_value_records_bring_the_schema_of_their_key() -> None:
+    """After a restart they can be the first thing that comes."""
+    key = raw({"schema": {"type": "struct", "fields": [{"type": "int64", "field": "id"}]}, "payload": {"id": 7}})
+    (first,) = decoded((key, None), by=decoder(format=DebeziumJson(), known=frozenset()))
+
+    (second,) = decoded((key, None), by=decoder(format=DebeziumJson(), known=frozenset({first["note"]})))
+
+    assert (second["kind"], second["row"]["id"]) == (Kind.NULL_VALUE, 7)
+
+
+@pytest.mark.parametrize("written", ['{"__debezium_unavailable_value":"__debezium_unavailable_value"}', "ab"])
+def test_an_hstore_and_a_placeholder_in_hex_are_told_too(written: str) -> None:
+    hexadecimal = "hex:6162" if written == "ab" else connect_schema.PLACEHOLDER
+    encoding = connect_schema.encoding({"type": "string", "name": "io.debezium.data.Json"}, placeholder=hexadecimal)
+
+    assert encoding.is_unavailable(written)
+
+
+# -- rows without an envelope --------------------------------------------------------------------
+
+FLAT = {"id": postgres("bigint"), "name": postgres("text")}
+
+
+def test_flattened_rows_say_in_fields_of_their_own_what_they_are() -> None:
+    by = decoder(format=FlattenedJson(declared=FLAT))
+    about = {"__lsn": 5, "__source_ts_ms": 1_000}
+    found = decoded(
+        (raw({"id": 1}), raw({"id": 1, "name": "a", "__op": "c", **about})),
+        (raw({"id": 1}), raw({"id": 1, "name": "a", "__deleted": "true", **about})),
+        (raw({"id": 1}), raw({"id": 1, "name": "a", "__deleted": "false", **about})),
+        (raw({"id": 2}), None),
+        (raw({"id": 1}), raw({"id": 1, "name": "a", "__op": "c"})),
+        (raw({"id": 1}), raw({"id": 1, "name": "a", "__mine": "c", **about})),
+        by=by,
+    )
+
+    assert [row["kind"] for row in found] == [
+        Kind.UPSERT,
+        Kind.DELETE,
+        Kind.UPSERT,
+        Kind.NULL_VALUE,
+        Kind.UNDECODABLE,
+        Kind.UNDECODABLE,
+    ]
+    assert (found[0]["position"], found[0]["source_millis"], found[0]["row"]) == (5, 1_000, {"id": 1, "name": "a"})
+    assert "add.fields" in found[4]["note"]
+    assert "['__mine']" in found[5]["note"]
+
+
+def test_plain_objects_are_read_in_the_declared_types() -> None:
+    declared = {"id": plain.encoding("bigint"), "name": plain.encoding("string")}
+    by = decoder(format=PlainJson(declared=declared, deletes=("gone", True)))
+    found = decoded(
+        (None, raw({"id": 1, "name": "a"})),
+        (None, raw({"id": 1, "gone": True})),
+        (None, raw({"id": 1.5, "name": "a"})),
+        by=by,
+    )
+
+    assert [row["kind"] for row in found] == [Kind.UPSERT, Kind.DELETE, Kind.UNDECODABLE]
+
+
+@pytest.mark.parametrize(
+    ("declared", "written", "stored"),
+    [
+        ("decimal(5,2)", Decimal("1.5"), Decimal("1.50")),
+        ("array<int>", [1, None], [1, None]),
+        ("map<string,bigint>", {"a": 1}, [("a", 1)]),
+        ("struct<a:int,b:array<string>>", {"a": 1, "b": ["x"]}, {"a": 1, "b": ["x"]}),
+        ("timestamp_ntz", "2020-01-01T00:00:00", datetime(2020, 1, 1)),
+    ],
+)
+def test_a_declared_type_of_plain_json_is_stored_exactly(declared: str, written: Any, stored: Any) -> None:
+    assert one(plain.encoding(declared), written) == stored
+
+
+def test_a_type_that_plain_json_cannot_hold_is_refused() -> None:
+    with pytest.raises(UndecodableError, match="'blob' is not a type"):
+        plain.encoding("array<blob>")

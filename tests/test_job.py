@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import services
-from kafka import KafkaAdminClient, KafkaProducer
+from kafka import KafkaAdminClient, KafkaProducer, TopicPartition
 from prometheus_client import CollectorRegistry
 from pyspark.sql import SparkSession
 
@@ -344,3 +344,57 @@ def test_mostly_undecodable_records_stop_the_job_before_writing(shop: Shop):
     assert "600 of 1000 records of batch 0" in str(result.failures["orders"])
     assert "offset 0: not JSON" in str(result.failures["orders"])
     assert shop.quarantined() == []
+
+
+def test_offsets_that_the_broker_has_removed_stop_the_job_or_are_recorded(shop: Shop):
+    for key in (1, 2):
+        shop.event("c", key)
+    shop.merge()
+    for key in (3, 4, 5):
+        shop.event("c", key)
+    place = TopicPartition(shop.topic, 0)
+    shop.admin.delete_records({place: 4})
+
+    result = shop.run()
+
+    assert result.verdict is Verdict.DATA
+    assert f"topic {shop.topic!r}, partition 0, offsets 2 to 3" in str(result.failures["orders"])
+    shop.merge(on_data_loss="continue")
+    assert [key for key, _ in shop.rows()] == [1, 2, 5]
+    assert shop.recorded()[-1]["topics"][shop.topic]["partitions"]["0"]["lost"] == [2, 4]
+
+
+def test_a_topic_that_was_made_anew_needs_a_new_checkpoint_and_epoch(shop: Shop):
+    shop.event("c", 1, "before", lsn=5_000)
+    shop.merge()
+    shop.admin.delete_topics([shop.topic])
+    services.wait_until(lambda: shop.topic not in shop.admin.list_topics(), "the topic is gone")
+    shop.make_topic()
+    shop.event("c", 1, "after", lsn=10)
+    shop.event("c", 2, "after", lsn=11)
+
+    result = shop.run()
+
+    assert result.verdict is Verdict.DATA
+    assert "was made anew" in str(result.failures["orders"])
+    assert "name a new checkpoint and set 'epoch: 1'" in str(result.failures["orders"])
+    shop.merge(checkpoint=f"{shop.checkpoint}2", epoch=1)
+    assert shop.rows() == [(1, "after"), (2, "after")]
+
+
+def test_merged_offsets_are_shown_to_lag_tools(shop: Shop):
+    shop.event("c", 1)
+    shop.merge()
+
+    offsets = shop.admin.list_group_offsets({"stream-merge-orders": None})
+
+    assert offsets["stream-merge-orders"][TopicPartition(shop.topic, 0)].offset == 1
+
+
+def test_a_starting_position_beside_a_checkpoint_is_an_error(shop: Shop):
+    shop.event("c", 1)
+    shop.event("c", 2)
+    shop.merge(start={0: 1})
+
+    assert shop.rows() == [(2, "n")]
+    assert "has a start, but its checkpoint" in str(shop.failure(start={0: 0}))

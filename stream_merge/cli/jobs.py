@@ -36,7 +36,10 @@ JobFile = Annotated[Path, typer.Argument(metavar="JOB", help="The job file (YAML
 Jars = Annotated[
     str | None,
     typer.Option(
-        envvar="STREAM_MERGE_JARS", metavar="DIR", help="Folder with the Kafka connector's jars ('make jars' fills it)."
+        "--jars",
+        envvar="STREAM_MERGE_JARS",
+        metavar="DIR",
+        help="Folder with the Kafka connector's jars ('make jars' fills it).",
     ),
 ]
 
@@ -46,7 +49,7 @@ def run(
     job: JobFile,
     *,
     once: Annotated[bool, typer.Option("--once", help="End when everything that is there has been merged.")] = False,
-    jars_in: Annotated[Jars, typer.Option("--jars")] = None,
+    jars_in: Jars = None,
     conf: Confs = None,
 ) -> None:
     """Merge topics into tables as a job file says, until Ctrl-C, SIGTERM or 'stream-merge stop'.
@@ -80,7 +83,7 @@ def _run(settings: JobSettings, session: SparkSession, *, once: bool, metrics_ur
 
 
 @app.command()
-def check(job: JobFile, *, jars_in: Annotated[Jars, typer.Option("--jars")] = None) -> None:
+def check(job: JobFile, *, jars_in: Jars = None) -> None:
     """Look at broker, topics, tables, checkpoints and the newest records; nothing is written. Needs no Java."""
     with errors_as_sentences():
         findings = list(look(load(job), jars_in=jars_in))

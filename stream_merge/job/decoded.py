@@ -11,6 +11,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from stream_merge import columns
+from stream_merge.errors import ConfigError
 from stream_merge.job.offsets import Range
 from stream_merge.job.row_schema import RowSchema
 from stream_merge.job.sequence import PARTITION, TOPIC
@@ -132,11 +133,17 @@ def evaluate(
 
     def decoded(source: DataFrame) -> DataFrame:
         decoder = Decoder(
-            format=format, columns=rows.columns, keys=keys, known=rows.known, max_value_bytes=max_value_bytes
+            format=format,
+            columns=rows.columns,
+            keys=keys,
+            known=rows.known,
+            broken=rows.broken,
+            max_value_bytes=max_value_bytes,
         )
         return events(source, decoder)
 
     held: list[DataFrame] = []
+    before = rows.columns.names
     try:
         first, _ = materialised(decoded(records), F.count(F.lit(1)).alias("records"))
         held.append(first)
@@ -150,7 +157,11 @@ def evaluate(
             second, _ = materialised(decoded(again), F.count(F.lit(1)).alias("records"))
             held.append(second)
             frames = [first.where(~other), second]
+            grown = set(rows.columns.names) - set(before)
             tally = tally.replaced_by(_tally(second))
+            if tally.upserts_before:
+                tally.missing |= grown
+            _refuse_unknown_keys(tally.others)
     except BaseException:
         for frame in held:
             release(frame)
@@ -168,6 +179,15 @@ def evaluate(
     )
 
 
+def _refuse_unknown_keys(records: int) -> None:
+    if records:
+        msg = (
+            f"{records} null-value records came before any event whose schema says how their keys are written; declare"
+            " 'columns' in the job file"
+        )
+        raise ConfigError(msg)
+
+
 @dataclass(kw_only=True, slots=True)
 class _Tally:
     counts: dict[Place, Counts] = field(default_factory=dict)
@@ -177,6 +197,8 @@ class _Tally:
     newest_millis: int | None = None
     first_truncate: tuple[str, int, int] | None = None
     missing: set[str] = field(default_factory=set)
+    upserts_before: int = 0
+    """Upserts of the first look, whose rows lack the columns that the second one brought."""
 
     @property
     def others(self) -> int:
@@ -184,6 +206,7 @@ class _Tally:
 
     def replaced_by(self, second: _Tally) -> _Tally:
         """With the second look instead of those that were left for it."""
+        upserts = sum(counts.kinds[str(Kind.UPSERT)] for counts in self.counts.values())
         for place, counts in self.counts.items():
             counts.kinds.pop(str(Kind.OTHER_SCHEMA), None)
             again = second.counts.get(place)
@@ -200,6 +223,7 @@ class _Tally:
             newest_millis=_most(self.newest_millis, second.newest_millis),
             first_truncate=self.first_truncate or second.first_truncate,
             missing=self.missing | second.missing,
+            upserts_before=upserts,
         )
 
 

@@ -18,13 +18,18 @@ from stream_merge.job.sequence import (
     POSITION,
     SEQUENCE,
     STREAMED,
+    TOPIC,
 )
 
-UNAVAILABLE, ABSENT = "unavailable", "absent"
+UNAVAILABLE, ABSENT = "$unavailable", "$absent"
+_PLACE = (TOPIC, PARTITION, OFFSET)
 _SEQUENCE = "$sequence"
 _IS_EVENT = "$is_event"
 _LIFE = "$life"
 _CARRIED = "$carried:"
+_OVERTAKEN = "$overtaken"
+_FOUND = "$found"
+_RANK = "$rank"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,12 +95,15 @@ def fill(events: DataFrame, known: Known, missing: list[str]) -> DataFrame:
         carries = ~F.col(DELETE) & ~F.array_contains(gaps, name)
         value = F.when(carries, F.struct(columns.column(name).alias("value")))
         lives = lives.withColumn(_CARRIED + name, F.last(value, ignorenulls=True).over(in_life))
+    # A stored row or a remembered delete that is newer makes the event stale, whatever it lacks.
+    overtaken = F.max(F.when(~F.col(_IS_EVENT), F.col(_SEQUENCE))).over(Window.partitionBy(*_columns(keys)))
+    lives = lives.withColumn(_OVERTAKEN, F.coalesce(overtaken > F.col(_SEQUENCE), F.lit(False)))
     filled = lives.where(F.col(_IS_EVENT)).withColumns(
         {name: columns.column(_CARRIED + name).getField("value") for name in missing}
     )
     unsupplied = [F.when(columns.column(_CARRIED + name).isNull(), F.lit(name)) for name in missing]
     left = F.array_intersect(_or_none(UNAVAILABLE), F.array_compact(F.array(*unsupplied)))
-    filled = filled.withColumn(UNAVAILABLE, F.when(~F.col(DELETE) & (F.size(left) > 0), left))
+    filled = filled.withColumn(UNAVAILABLE, F.when(~F.col(DELETE) & ~F.col(_OVERTAKEN) & (F.size(left) > 0), left))
     untouched = events.join(affected, keys, "left_anti")
     return untouched.select(*_columns(events.columns)).unionByName(filled.select(*_columns(events.columns)))
 
@@ -112,17 +120,22 @@ def _history(events: DataFrame, affected: DataFrame, known: Known) -> DataFrame:
 
 
 def _as_event(stored: DataFrame, wanted: T.StructType, *, is_delete: bool) -> DataFrame:
-    """Stored rows in the shape of events; columns that they lack are NULL, those that events lack are left out."""
+    """Stored rows in the shape of events; columns that they lack are absent, those that events lack are left out."""
     # A row that was there before the first run has no sequence: the oldest of all.
-    sequence = F.struct(*(F.coalesce(F.col(names.SEQUENCE_COLUMN)[part], F.lit(-1)).alias(part) for part in COMPONENTS))
-    made: dict[str, Column] = {_SEQUENCE: sequence, _IS_EVENT: F.lit(False), DELETE: F.lit(is_delete)}
-    have = set(stored.columns)
-    return stored.select(
-        *(
-            made.get(f.name, columns.column(f.name) if f.name in have else F.lit(None)).cast(f.dataType).alias(f.name)
-            for f in wanted.fields
-        )
-    )
+    has_sequence = names.SEQUENCE_COLUMN in stored.columns
+    parts = [F.col(names.SEQUENCE_COLUMN)[part] if has_sequence else F.lit(None) for part in COMPONENTS]
+    sequence = F.struct(*(F.coalesce(p, F.lit(-1)).alias(part) for p, part in zip(parts, COMPONENTS, strict=True)))
+    own = [f.name for f in wanted.fields if not f.name.startswith("$")]
+    have = {name: columns.resolve(name, stored.columns, case_sensitive=False) for name in own}
+    lacks = [F.lit(name) for name, found in have.items() if found is None]
+    made: dict[str, Column] = {
+        _SEQUENCE: sequence,
+        _IS_EVENT: F.lit(False),
+        DELETE: F.lit(is_delete),
+        ABSENT: F.array(*lacks) if lacks else F.lit(None),
+    }
+    made |= {name: columns.column(found) for name, found in have.items() if found is not None}
+    return stored.select(*(made.get(f.name, F.lit(None)).cast(f.dataType).alias(f.name) for f in wanted.fields))
 
 
 def deletes_of_null_values(nulls: DataFrame, events: DataFrame, known: Known) -> DataFrame:
@@ -141,32 +154,32 @@ def deletes_of_null_values(nulls: DataFrame, events: DataFrame, known: Known) ->
     """
     keys = list(known.keys)
     position = (EPOCH, POSITION, STREAMED)
-    earlier = events.select(*_columns([*keys, *SEQUENCE]), F.lit(1).alias("$rank"))
+    earlier = events.select(*_columns([*keys, *SEQUENCE]), F.lit(1).alias(_RANK))
     stored = known.rows(nulls)
     if stored is not None and names.SEQUENCE_COLUMN in stored.columns:
         parts = [
             F.col(names.SEQUENCE_COLUMN)[part].alias(name) for name, part in zip(SEQUENCE, COMPONENTS, strict=True)
         ]
-        earlier = earlier.unionByName(stored.select(*_columns(keys), *parts, F.lit(0).alias("$rank")))
+        earlier = earlier.unionByName(stored.select(*_columns(keys), *parts, F.lit(0).alias(_RANK)))
     n, e = nulls.alias("n"), earlier.alias("e")
     same_key = columns.all_of(columns.column(key, "n") == columns.column(key, "e") for key in keys)
     before = (columns.column(PARTITION, "n") == columns.column(PARTITION, "e")) & (
         columns.column(OFFSET, "e") < columns.column(OFFSET, "n")
     )
-    newest = F.max(F.struct(*(columns.column(name, "e").alias(name) for name in ("$rank", *SEQUENCE)))).alias("found")
+    newest = F.max(F.struct(*(columns.column(name, "e").alias(name) for name in (_RANK, *SEQUENCE)))).alias(_FOUND)
     own = [columns.column(name, "n") for name in nulls.columns]
     # Grouped by where the record stands, which is unique; other columns of a group are all equal.
-    place = [columns.column(PARTITION, "n"), columns.column(OFFSET, "n")]
+    place = [columns.column(name, "n") for name in _PLACE]
     rest = [F.first(column).alias(name) for column, name in zip(own, nulls.columns, strict=True)]
     behind = (
         n.join(e, same_key & before, "inner")
         .groupBy(*place)
         .agg(
             newest,
-            *(column for column, name in zip(rest, nulls.columns, strict=True) if name not in (PARTITION, OFFSET)),
+            *(column for column, name in zip(rest, nulls.columns, strict=True) if name not in _PLACE),
         )
     )
-    given = {name: F.col("found")[name] for name in position} | {DELETE: F.lit(True)}
+    given = {name: F.col(_FOUND)[name] for name in position} | {DELETE: F.lit(True)}
     types = {f.name: f.dataType for f in events.schema.fields}
     return behind.select(
         *(

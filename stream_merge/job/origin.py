@@ -18,12 +18,13 @@ from stream_merge.results import MergeResult
 from stream_merge.snapshot import CommitRecord, TableSnapshot
 from stream_merge.sources.kafka import TopicState
 
-ORDERING = "postgresql/1"
-"""Name of the sequence's definition: epoch, LSN, 0 for snapshot reads, Kafka partition, Kafka offset."""
+LOG_POSITION = "postgresql/1"
+"""The sequence's definition where PostgreSQL's log orders events: epoch, LSN, 0 for snapshot reads else 1, Kafka
+partition, Kafka offset."""
 SECTION = "kafka"
 """Field of `stream_merge` in the commit metadata."""
-_AT_A_TIME = 200
-"""Versions looked at in one go for the last recorded commit."""
+_LOOKED_AT_FIRST = 200
+"""Versions; where none of them is a job's, all that the log has."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -36,7 +37,9 @@ class Recorded:
     """Highest position merged so far."""
     topic_ids: dict[str, str]
     ends: dict[tuple[str, int], int]
-    """Topic and partition -> offset behind the last one that a commit accounts for."""
+    """Topic and partition -> offset behind the last one that a commit of this query accounts for."""
+    seen: dict[tuple[str, int], int]
+    """The same for whichever query committed last."""
 
 
 @dataclass(kw_only=True)
@@ -80,40 +83,64 @@ class Origin:
                     position=newest.position,
                     topic_ids=newest.topic_ids,
                     ends={},
+                    seen=newest.ends,
                 )
         return origin
 
-    def expect_same_source(self, topics: Mapping[str, TopicState], batch: DecodedBatch, ranges: Ranges) -> None:
-        """Stop where events come from another source than those before, whose positions compare with nothing.
+    def expect_same_topics(self, topics: Mapping[str, TopicState]) -> None:
+        """Stop where offsets mean something else than before.
 
         Raises:
-            ContractError: a topic was made anew, or positions fell back further than the limit.
+            ContractError: a topic was made anew, or has other partitions while its events are ordered by offset.
         """
         self.topic_ids = {name: state.topic_id for name, state in topics.items()}
         last, settings = self.last, self.settings
-        if last is None or settings.epoch > last.epoch:
+        if last is None:
             return
-        remedy = f"set 'epoch: {last.epoch + 1}' if the events of now are to win over those stored"
-        for name, topic_id in self.topic_ids.items():
-            if last.topic_ids.get(name, topic_id) != topic_id:
+        for name, state in topics.items():
+            known = last.topic_ids.get(name, state.topic_id)
+            partitions = {partition for topic, partition in last.seen if topic == name}
+            goes_on = any(topic == name for topic, _ in last.ends)
+            if known != state.topic_id and (goes_on or settings.epoch <= last.epoch):
                 msg = (
-                    f"topic {name!r} was made anew (its id was {last.topic_ids[name]}, now {topic_id}), so its offsets"
-                    f" start again; {remedy}"
+                    f"topic {name!r} was made anew (its id was {known}, now {state.topic_id}), so its offsets start"
+                    f" again; name a new checkpoint and set 'epoch: {last.epoch + 1}', so that the events of now win"
+                    " over those stored"
                 )
                 raise ContractError(msg, reasons={}, target=settings.target)
-        if last.position is None:
+            is_wider = bool(partitions) and len(state.ends) > len(partitions)
+            if self.ordering.startswith("offset/") and is_wider and settings.epoch <= last.epoch:
+                msg = (
+                    f"topic {name!r} has {len(state.ends)} partitions, it had {len(partitions)}; keys may have moved,"
+                    f" and their events are ordered by partition and offset: set 'epoch: {last.epoch + 1}'"
+                )
+                raise ContractError(msg, reasons={}, target=settings.target)
+
+    def expect_no_regression(self, batch: DecodedBatch, ranges: Ranges) -> None:
+        """Stop where positions fell back further than the limit: they compare with nothing that is stored.
+
+        Raises:
+            ContractError: a new event stands too far behind.
+        """
+        last, settings = self.last, self.settings
+        if last is None or last.position is None or settings.epoch > last.epoch or self.ordering != LOG_POSITION:
             return
         least = last.position - settings.limits.max_position_regression
         for place, position in batch.lowest_positions.items():
             found = ranges.get(place[0], {}).get(place[1])
-            is_new = found is not None and found.start >= last.ends.get(place, 0)
+            is_new = found is not None and found.start >= last.seen.get(place, 0)
             if is_new and position < least:
                 msg = (
                     f"topic {place[0]!r}, partition {place[1]} has an event at position {position}, more than"
                     f" max_position_regression below the highest one merged ({last.position}): the source was restored"
-                    f" or replaced; {remedy}"
+                    f" or replaced; set 'epoch: {last.epoch + 1}' if the events of now are to win over those stored"
                 )
                 raise ContractError(msg, reasons={}, target=settings.target)
+
+    @property
+    def ordering(self) -> str:
+        """The sequence's definition."""
+        return self.settings.value_format.ordering
 
     def recorded(self, ranges: Ranges, batch: DecodedBatch, lost: Ranges) -> dict[str, Any]:
         """What the commit of a batch says: JSON."""
@@ -129,7 +156,7 @@ class Origin:
         return {
             "topics": topics,
             "epoch": self.settings.epoch,
-            "ordering": ORDERING,
+            "ordering": self.ordering,
             "position": self._highest(batch),
         }
 
@@ -143,10 +170,11 @@ class Origin:
                 ends[topic, partition] = max(found.end, ends.get((topic, partition), 0))
         self.last = Recorded(
             epoch=self.settings.epoch,
-            ordering=ORDERING,
+            ordering=self.ordering,
             position=self._highest(batch),
             topic_ids=dict(self.topic_ids),
             ends=ends,
+            seen=dict(ends),
         )
 
     def _highest(self, batch: DecodedBatch) -> int | None:
@@ -173,10 +201,11 @@ class Origin:
 
     def _expect_same_order(self, newest: Recorded) -> None:
         settings = self.settings
-        if newest.ordering != ORDERING:
+        if newest.ordering != self.ordering and settings.epoch <= newest.epoch:
             msg = (
-                f"target {settings.target!r} is ordered by {newest.ordering!r}, this version orders by {ORDERING!r};"
-                " stored and new sequences do not compare, so point the job at a new table"
+                f"target {settings.target!r} is ordered by {newest.ordering!r}, the job file orders by"
+                f" {self.ordering!r}; stored and new sequences do not compare: set 'epoch: {newest.epoch + 1}' if the"
+                " events of now are to win over those stored"
             )
             raise ConfigError(msg, target=settings.target)
         if newest.epoch > settings.epoch:
@@ -189,16 +218,13 @@ class Origin:
 
 def _sections(session: SparkSession, target: str, version: int) -> Iterator[tuple[Mapping[str, Any], str | None]]:
     """The job's part of each commit, newest first, as far as the log is kept, and whose batch it was."""
-    while version >= 0:
-        lowest = max(version - _AT_A_TIME, -1)
-        commits = tables.history(session, target, newer_than=lowest, up_to=version)
-        for commit in commits:
-            ours = section_of(commit)
+    seen = version + 1
+    for lowest in (max(version - _LOOKED_AT_FIRST, -1), -1):
+        for commit in tables.history(session, target, newer_than=lowest, up_to=version):
+            ours = section_of(commit) if commit.version < seen else None
+            seen = min(seen, commit.version)
             if ours is not None:
                 yield ours[SECTION], ours.get("identity")
-        if not commits or commits[-1].version > lowest + 1:
-            return  # older ones are gone
-        version = lowest
 
 
 def section_of(commit: CommitRecord) -> Mapping[str, Any] | None:
@@ -213,14 +239,16 @@ def section_of(commit: CommitRecord) -> Mapping[str, Any] | None:
 
 def _recorded(section: Mapping[str, Any]) -> Recorded:
     topics = section["topics"]
+    ends = {
+        (name, int(partition)): found["range"][1]
+        for name, topic in topics.items()
+        for partition, found in topic["partitions"].items()
+    }
     return Recorded(
         epoch=section["epoch"],
         ordering=section["ordering"],
         position=section["position"],
         topic_ids={name: topic["id"] for name, topic in topics.items() if topic["id"] is not None},
-        ends={
-            (name, int(p)): found["range"][1]
-            for name, topic in topics.items()
-            for p, found in topic["partitions"].items()
-        },
+        ends=ends,
+        seen=ends,
     )

@@ -33,6 +33,7 @@ class RowSchema:
         self._stored: dict[str, T.DataType] | None = None
         self.columns = T.StructType([])
         self.known: frozenset[str] = frozenset()
+        self.broken: dict[str, str] = {}
 
     def start_from(self, stored: T.StructType | None) -> None:
         """Take the target's types as they are now; None where there is no target yet."""
@@ -41,7 +42,7 @@ class RowSchema:
             self._stored = {field.name: columns.nullable(field.dataType) for field in own}
 
     def admit(self, schema_id: str) -> None:
-        """Let events of another schema in.
+        """Let events of another schema in; one that nothing can be stored in is the fault of its events.
 
         Raises:
             ConfigError: the target cannot hold a column exactly, lacks one that may not be added, or a key is missing.
@@ -49,8 +50,8 @@ class RowSchema:
         try:
             encodings = self._format.encodings(schema_id)
         except UndecodableError as err:
-            msg = f"events for {self._target!r} have a schema that cannot be stored: {err}"
-            raise ConfigError(msg, target=self._target) from err
+            self.broken[schema_id] = str(err)
+            return
         self._refuse_without_keys(encodings)
         have = {**(self._stored or {}), **{field.name: field.dataType for field in self.columns.fields}}
         new = [name for name in encodings if name not in have]
@@ -58,7 +59,7 @@ class RowSchema:
             msg = f"events for {self._target!r} have column(s) {new!r} that it lacks; add them, or set schema_evolution"
             raise ConfigError(msg, target=self._target)
         for name, encoding in encodings.items():
-            if name in have and columns.refusal(name, encoding.dtype, have[name]):
+            if name in have and _cannot_hold(name, encoding.dtype, have[name]):
                 msg = (
                     f"column {name!r} of {self._target!r} is {have[name].simpleString()}, events now bring"
                     f" {encoding.dtype.simpleString()}, which it cannot hold exactly; change the column's type, or"
@@ -79,3 +80,10 @@ class RowSchema:
             have = list(encodings)
             msg = f"events for {self._target!r} have no column(s) {missing!r}, which are keys; they have {have!r}"
             raise ConfigError(msg, target=self._target)
+
+
+def _cannot_hold(name: str, found: T.DataType, stored: T.DataType) -> bool:
+    """Whether values of one type lose something in the other; nested types must be the same."""
+    if isinstance(stored, T.StructType | T.ArrayType | T.MapType):
+        return columns.nullable(found) != stored
+    return columns.refusal(name, found, stored) is not None

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from enum import Enum
 from pathlib import Path
 from queue import SimpleQueue
@@ -38,6 +38,8 @@ log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.1
 _LONGEST_OUTAGE_SECONDS = 600.0
 """How long a query is started again and again without a micro-batch in between."""
+_SETTLED_SECONDS = 150.0
+"""A query that has run for so long has found its broker: Spark 4.2 polls for 120 s before it gives up."""
 _BACKOFF_SECONDS = (1.0, 2.0, 5.0, 10.0)
 _OUTAGES = (
     "org.apache.kafka.common.errors.TimeoutException",
@@ -105,17 +107,23 @@ def is_outage(error: BaseException) -> bool:
     return False
 
 
-def stop_request(query: QuerySettings) -> Path:
-    """The file whose presence stops a query: beside its checkpoint folder."""
-    return Path(f"{query.checkpoint.removeprefix('file://').rstrip('/')}.stop")
+def stop_request(query: QuerySettings) -> Path | None:
+    """The file whose presence stops a query: beside its checkpoint folder; None where that is not on a disk."""
+    place = query.checkpoint.removeprefix("file://").removeprefix("file:").rstrip("/")
+    return None if "://" in place else Path(f"{place}.stop")
 
 
 def request_stop(settings: JobSettings) -> list[tuple[str, Path]]:
     """Ask the queries of a running job to stop; each by the file whose path is returned with its name."""
     requests = [(query.name, stop_request(query)) for query in settings.queries]
-    for _, path in requests:
+    remote = [name for name, path in requests if path is None]
+    if remote:
+        msg = f"the checkpoints of {remote!r} are not on this disk; send SIGTERM to the job's process"
+        raise ConfigError(msg)
+    asked = [(name, path) for name, path in requests if path is not None]
+    for _, path in asked:
         path.touch()
-    return requests
+    return asked
 
 
 def run(
@@ -152,7 +160,6 @@ class Job:
         self._settings = settings
         self._session = session
         self._metrics = metrics
-        self._cluster = Cluster(settings.kafka.connection())
         self._progress = {query.name: _progress(query, metrics) for query in settings.queries}
 
     def run(self, *, once: bool, stopping: threading.Event, on_result: Callable[[str, MergeResult], None]) -> JobResult:
@@ -177,7 +184,6 @@ class Job:
             finally:
                 for query in queries:
                     query.stop()
-                self._cluster.close()
         hand_over()
         result.failures = {query.name: query.failure for query in queries if query.failure is not None}
         return result
@@ -189,7 +195,7 @@ class Job:
         sink = TopicSink(
             query,
             merge_sink(query, metrics=self._metrics),
-            cluster=self._cluster,
+            cluster=Cluster(connection),
             progress=self._progress[query.name],
         )
         offsets, millis = _start(query)
@@ -218,7 +224,8 @@ def _start(query: QuerySettings) -> tuple[str, int | None]:
     if start is None or isinstance(start, str):
         return start or "earliest", None
     if isinstance(start, datetime):
-        return "earliest", int(start.timestamp() * 1000)
+        moment = start if start.tzinfo is not None else start.replace(tzinfo=UTC)
+        return "earliest", int(moment.timestamp() * 1000)
     offsets = ", ".join(f'"{partition}": {offset}' for partition, offset in start.items())
     return f'{{"{query.topic[0]}": {{{offsets}}}}}', None
 
@@ -245,7 +252,8 @@ class _Query:
         self._restarts = 0
         self.failure: Exception | None = None
         self.has_ended = False
-        stop_request(settings).unlink(missing_ok=True)  # of a run before
+        self._asked = stop_request(settings)
+        self._take_request()  # of a run before
 
     @property
     def name(self) -> str:
@@ -257,11 +265,12 @@ class _Query:
             return
         if self._running is None:
             self._start()
-        elif stop_request(self._settings).exists():
+        elif self._take_request():
             self.stop()
-            stop_request(self._settings).unlink(missing_ok=True)
         elif not self._running.is_active or self._running.has_failed:
             self._look_at_the_end(self._running)
+        elif self._outage_since is not None and time.monotonic() - self._not_before > _SETTLED_SECONDS:
+            self._outage_since, self._restarts = None, 0
 
     def stop(self) -> None:
         """End it after its running micro-batch."""
@@ -271,6 +280,13 @@ class _Query:
         self._closing.set()
         self._running.stop()
         self._keep(self._running.failure)
+
+    def _take_request(self) -> bool:
+        """Whether somebody has asked to stop; the request is used up."""
+        if self._asked is None or not self._asked.exists():
+            return False
+        self._asked.unlink(missing_ok=True)
+        return True
 
     def _start(self) -> None:
         try:

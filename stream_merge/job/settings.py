@@ -75,7 +75,7 @@ class SecuritySettings(_Model):
     password: SecretStr | None = None
     ca_file: str | None = None
     certificate_file: str | None = None
-    key_file: str | None = None
+    """Private key and certificate chain in one PEM."""
 
     @model_validator(mode="after")
     def _belong_together(self) -> SecuritySettings:
@@ -87,12 +87,9 @@ class SecuritySettings(_Model):
         if not sasl and any(value is not None for value in given):
             msg = f"mechanism, user and password are used with SASL_PLAINTEXT and SASL_SSL, not with {self.protocol}"
             raise ValueError(msg)
-        files = (self.ca_file, self.certificate_file, self.key_file)
+        files = (self.ca_file, self.certificate_file)
         if not self.protocol.endswith("SSL") and any(value is not None for value in files):
             msg = f"PEM files are used with SSL and SASL_SSL, not with {self.protocol}"
-            raise ValueError(msg)
-        if (self.certificate_file is None) != (self.key_file is None):
-            msg = "certificate_file and key_file are used together"
             raise ValueError(msg)
         missing = [name for name in files if name is not None and not Path(name).is_file()]
         if missing:
@@ -118,7 +115,6 @@ class KafkaSettings(_Model):
             password=None if given.password is None else given.password.get_secret_value(),
             ca_file=given.ca_file,
             certificate_file=given.certificate_file,
-            key_file=given.key_file,
         )
         return Connection(bootstrap=self.bootstrap, isolation=self.isolation_level, security=security)
 
@@ -141,6 +137,7 @@ class DebeziumFormat(_Model):
     binary_handling_mode: BinaryHandling | None = None
     interval_handling_mode: IntervalHandling | None = None
     hstore_handling_mode: HstoreHandling | None = None
+    money_fraction_digits: int | None = Field(default=None, ge=0, le=10)
     unavailable_value_placeholder: str = PLACEHOLDER
 
     @property
@@ -152,11 +149,17 @@ class DebeziumFormat(_Model):
             binary_handling=self.binary_handling_mode,
             interval_handling=self.interval_handling_mode,
             hstore_handling=self.hstore_handling_mode,
+            money_fraction_digits=self.money_fraction_digits,
         )
 
     def format(self) -> Format:
         """The decoder."""
         return DebeziumJson(declared=self.declared(), placeholder=self.unavailable_value_placeholder)
+
+    @property
+    def ordering(self) -> str:
+        """Name of the sequence's definition, recorded with each commit."""
+        return "postgresql/1"
 
     def declared(self) -> Mapping[str, Encoding] | None:
         """How the columns are written in records without a schema block."""
@@ -197,6 +200,11 @@ class FlattenedFormat(DebeziumFormat):
             ordered_by_offset=self.position == "offset",
         )
 
+    @property
+    def ordering(self) -> str:
+        """Name of the sequence's definition, recorded with each commit."""
+        return "postgresql/1" if self.position == "lsn" else "offset/1"
+
 
 class JsonFormat(_Model):
     """`value_format: {type: json}`: objects whose fields are the columns."""
@@ -216,6 +224,11 @@ class JsonFormat(_Model):
             position=self.position,
             deletes=None if self.deletes is None else next(iter(self.deletes.items())),
         )
+
+    @property
+    def ordering(self) -> str:
+        """Name of the sequence's definition, recorded with each commit."""
+        return "offset/1" if self.position is None else f"column/1:{self.position}"
 
     @model_validator(mode="after")
     def _has_types(self) -> JsonFormat:

@@ -77,6 +77,7 @@ class TopicSink:
         """
         self._look_around(batch_df)
         topics = self._cluster.topics(self._settings.topic)
+        self._known_origin().expect_same_topics(topics)
         first = {name: state.starts for name, state in topics.items()}
         ranges = self._known_checkpoint(batch_df).ranges(batch_id, first)
         gone = loss.lost(ranges, topics)
@@ -88,7 +89,7 @@ class TopicSink:
         try:
             self._stop_for_truncate(batch, batch_id)
             self._stop_for_share(batch, batch_id)
-            self._known_origin().expect_same_source(topics, batch, ranges)
+            self._known_origin().expect_no_regression(batch, ranges)
             undecodable = self._undecodable(batch, batch_df, batch_id)
             if batch.row.fields:
                 events = self._events(batch, batch_df)
@@ -175,9 +176,9 @@ class TopicSink:
 
     def _events(self, batch: DecodedBatch, batch_df: DataFrame) -> DataFrame:
         """The change events: the row, its sequence, and whether it is a delete."""
-        taken = [f.name for f in batch.row.fields if f.name in (*SEQUENCE, DELETE, TOPIC)]
+        taken = [f.name for f in batch.row.fields if f.name.startswith("$")]
         if taken:
-            msg = f"column(s) {taken!r} of the source have names that the job needs; rename them in the connector"
+            msg = f"column(s) {taken!r} start with $, as only the job's own may; rename them in the connector"
             raise ConfigError(msg, target=self._settings.target)
         events = _shaped(batch.of_kinds(Kind.UPSERT, Kind.DELETE), batch, self._settings.epoch)
         known = Known(session=batch_df.sparkSession, target=self._settings.target, keys=self._settings.keys)
@@ -225,8 +226,8 @@ def _shaped(records: DataFrame, batch: DecodedBatch, epoch: int) -> DataFrame:
         F.col("offset").alias(OFFSET),
         (F.col("kind") != str(Kind.UPSERT)).alias(DELETE),
         F.col("topic").alias(TOPIC),
-        F.col(UNAVAILABLE),
-        F.col(ABSENT),
+        F.col("unavailable").alias(UNAVAILABLE),
+        F.col("absent").alias(ABSENT),
     )
 
 

@@ -13,6 +13,7 @@ from pyspark.sql.pandas.functions import arrow_udf
 from pyspark.sql.pandas.types import to_arrow_type
 
 from stream_merge.sources.formats.base import Format, Kind, Read
+from stream_merge.sources.formats.connect_json import DECLARED
 from stream_merge.sources.formats.encodings import Encoding, decode
 from stream_merge.sources.formats.strict_json import UndecodableError
 
@@ -72,6 +73,8 @@ class Decoder:
     keys: tuple[str, ...]
     known: frozenset[str]
     """Ids of the schemas whose columns are all in `columns`; an event in another is left for a second look."""
+    broken: Mapping[str, str] = field(default_factory=dict)
+    """Ids of schemas that nothing can be stored in, and why: their events are undecodable."""
     max_value_bytes: int
 
     @property
@@ -112,7 +115,7 @@ class Decoder:
             "raw_value": [value if keep else None for value, keep in zip(values, kept, strict=True)],
             "position": [read.position for read in reads],
             "is_snapshot": [read.is_snapshot for read in reads],
-            "source_millis": [read.source_millis for read in reads],
+            "source_millis": [read.source_millis if _is_time(read.source_millis) else None for read in reads],
             "unavailable": [missing.unavailable.get(i) for i in range(len(reads))],
             "absent": [missing.absent.get(i) for i in range(len(reads))],
         }
@@ -127,19 +130,30 @@ class Decoder:
             return self._read_strictly(key, value)
         except UndecodableError as err:
             return Read(Kind.UNDECODABLE, note=str(err))
+        except Exception as err:
+            # Whatever a record holds, it must not stop the query; a format that stumbles says so in its own words.
+            return Read(Kind.UNDECODABLE, note=f"{type(err).__name__}: {err}")
 
     def _read_strictly(self, key: bytes | None, value: bytes | None) -> Read:
         if value is None:
             if key is None:
                 raise UndecodableError(NO_KEY)
-            if not self.known:
-                return Read(Kind.OTHER_SCHEMA)
+            if not self.known:  # the key's own schema may do
+                return Read(Kind.OTHER_SCHEMA, note=self.format.key_schema(key))
             return Read(Kind.NULL_VALUE, self.format.key_fields(key))
         if len(value) > self.max_value_bytes:
             msg = f"the value has {len(value)} bytes, more than max_value_bytes ({self.max_value_bytes})"
             raise UndecodableError(msg)
         read = self.format.read(key, value)
-        if read.kind in (Kind.UPSERT, Kind.DELETE) and read.schema_id not in self.known:
+        if read.kind not in (Kind.UPSERT, Kind.DELETE):
+            return read
+        if read.position is None or not -_BIGINT <= read.position < _BIGINT:
+            msg = f"position {read.position} is not one of a log"
+            raise UndecodableError(msg)
+        if read.schema_id in self.broken:
+            msg = f"its schema cannot be stored: {self.broken[read.schema_id]}"
+            raise UndecodableError(msg)
+        if read.schema_id not in self.known:
             return Read(Kind.OTHER_SCHEMA, note=read.schema_id)
         return read
 
@@ -187,7 +201,8 @@ class Decoder:
             schema_id = read.schema_id or next(iter(sorted(self.known)))
             group = groups.get((schema_id, is_upsert))
             if group is None:
-                group = _Group(encodings=self.format.encodings(schema_id), is_upsert=is_upsert)
+                encodings = self.format.encodings(schema_id)
+                group = _Group(encodings=encodings, is_upsert=is_upsert, may_lack=schema_id == DECLARED)
                 groups[schema_id, is_upsert] = group
             more = read.fields.keys() - group.encodings.keys() if is_upsert else None
             if more:
@@ -205,16 +220,17 @@ class Decoder:
             return pa.nulls(len(indexes), dtype)
         found = [reads[i].fields.get(name, _ABSENT) for i in indexes]
         values = [None if value is _ABSENT else value for value in found]
-        if group.is_upsert:
-            for n, value in enumerate(found):
-                if value is _ABSENT:
-                    _note(missing.absent, [indexes[n]], name)
-                elif value is None:
-                    if not encoding.is_optional:
-                        _spoil(reads, indexes[n], f"column {name!r}: a required field is missing")
-                elif not is_key and encoding.is_unavailable(value):
-                    _note(missing.unavailable, [indexes[n]], name)
-                    values[n] = None
+        for n, value in enumerate(found):
+            if value is _ABSENT and (is_key or not group.may_lack):
+                _spoil(reads, indexes[n], f"column {name!r}: the field is missing")
+            elif value is _ABSENT:
+                _note(missing.absent, [indexes[n]], name)
+            elif value is None:
+                if group.is_upsert and not encoding.is_optional:
+                    _spoil(reads, indexes[n], f"column {name!r}: a required field is missing")
+            elif group.is_upsert and not is_key and encoding.is_unavailable(value):
+                _note(missing.unavailable, [indexes[n]], name)
+                values[n] = None
         decoded = decode(encoding, values)
         for n, error in decoded.errors.items():
             _spoil(reads, indexes[n], f"column {name!r}: {error}")
@@ -228,10 +244,17 @@ class _Group:
     encodings: Mapping[str, Encoding]
     is_upsert: bool
     """Whether they have all columns; others only have their keys."""
+    may_lack: bool
+    """Whether a column may be missing in a row: nothing in the record says that it must be there."""
     indexes: list[int] = field(default_factory=list)
 
 
 _ABSENT = object()
+_BIGINT = 2**63
+
+
+def _is_time(millis: int | None) -> bool:
+    return millis is not None and 0 <= millis < 2**53
 
 
 @dataclass(slots=True)

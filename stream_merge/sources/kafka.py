@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from kafka import KafkaAdminClient
 from kafka.admin import OffsetSpec
-from kafka.errors import NoError
+from kafka.errors import NoError, UnknownTopicOrPartitionError, for_code
 from kafka.protocol.consumer.offsets import IsolationLevel
 from kafka.structs import OffsetAndMetadata, TopicPartition
 from pyspark.sql import DataFrame, SparkSession
@@ -42,9 +43,7 @@ class Security:
     ca_file: str | None = None
     """PEM with the certificates to trust; None: those of the system."""
     certificate_file: str | None = None
-    """PEM with this client's certificate chain, for mutual TLS."""
-    key_file: str | None = field(default=None, repr=False)
-    """PEM (PKCS #8) with its private key."""
+    """PEM with this client's private key (PKCS #8) and certificate chain, for mutual TLS."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,12 +70,9 @@ class Connection:
             )
         if security.ca_file is not None:
             options |= {"kafka.ssl.truststore.type": "PEM", "kafka.ssl.truststore.location": security.ca_file}
-        if security.certificate_file is not None and security.key_file is not None:
-            options |= {
-                "kafka.ssl.keystore.type": "PEM",
-                "kafka.ssl.keystore.certificate.chain": _text(security.certificate_file),
-                "kafka.ssl.keystore.key": _text(security.key_file),
-            }
+        if security.certificate_file is not None:
+            # By its place: the key itself as an option would stand in the plans that Spark shows.
+            options |= {"kafka.ssl.keystore.type": "PEM", "kafka.ssl.keystore.location": security.certificate_file}
         return options
 
     def client_options(self) -> dict[str, Any]:
@@ -96,7 +92,7 @@ class Connection:
         for name, value in (
             ("ssl_cafile", security.ca_file),
             ("ssl_certfile", security.certificate_file),
-            ("ssl_keyfile", security.key_file),
+            ("ssl_keyfile", security.certificate_file),
         ):
             if value is not None:
                 options[name] = value
@@ -115,8 +111,12 @@ class TopicState:
     """partition -> offset of the next record, as far as the isolation level sees."""
 
 
+# At DEBUG the client logs all of its settings, the password among them.
+logging.getLogger("kafka").setLevel(logging.INFO)
+
+
 class Cluster:
-    """Questions to the broker; keeps one connection and makes another one after an error."""
+    """Questions to the broker, from one thread; keeps one connection and makes another one after an error."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -144,8 +144,11 @@ class Cluster:
         )
         found = {}
         for described in self._client.describe_topics(list(names)):
-            if described.get("error_code"):
+            code = described.get("error_code")
+            if code == UnknownTopicOrPartitionError.errno:
                 continue
+            if code:
+                raise for_code(code)
             name = described["name"]
             partitions = [TopicPartition(name, p["partition_index"]) for p in described["partitions"]]
             ends = self._client.list_partition_offsets(
@@ -237,8 +240,3 @@ def parse_offsets(text: str) -> Offsets:
 def _jaas(value: str | None) -> str:
     escaped = (value or "").replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
-
-
-def _text(path: str) -> str:
-    with open(path, encoding="utf-8") as file:
-        return file.read()

@@ -69,6 +69,10 @@ class Format(Protocol):
         """
         ...
 
+    def key_schema(self, key: bytes) -> str | None:
+        """Id of the schema that a record key brings along, or None."""
+        ...
+
     def encodings(self, schema_id: str) -> Mapping[str, Encoding]:
         """How the columns of a schema are written.
 

@@ -88,6 +88,13 @@ class ConnectJson:
         found: Mapping[str, Any] = value
         return found
 
+    def key_schema(self, key: bytes) -> str | None:
+        """As `Format.key_schema`."""
+        value = parse(text_of(key))
+        if not isinstance(value, dict) or value.keys() != _WITH_BLOCK or not isinstance(value["schema"], dict):
+            return None
+        return connect_schema.canonical({"type": "struct", "fields": value["schema"].get("fields")})
+
     def encodings(self, schema_id: str) -> Mapping[str, Encoding]:
         """As `Format.encodings`."""
         if schema_id == DECLARED:

@@ -77,7 +77,7 @@ def encoding(
     return replace(
         found,
         is_optional=bool(schema.get("optional", False)),
-        placeholder=_placeholder(schema, placeholder),
+        placeholders=_placeholders(schema, placeholder),
     )
 
 
@@ -137,25 +137,31 @@ def _number(value: Any, what: str) -> int:
         raise UndecodableError(msg) from None
 
 
-def _placeholder(schema: Mapping[str, Any], placeholder: str) -> Any:
-    """The JSON form of an unavailable value by type (Debezium 3.4, UnchangedToastedPlaceholder)."""
-    raw = placeholder.encode()
-    base, items = schema.get("type"), schema.get("items") or {}
-    if base == "string" and schema.get("name") not in _NAMED:
-        return placeholder
-    if base == "bytes" and schema.get("name") != DECIMAL:
-        return base64.b64encode(raw).decode()
+def _placeholders(schema: Mapping[str, Any], placeholder: str) -> tuple[Any, ...]:
+    """The JSON forms of an unavailable value by type (Debezium 3.4, UnchangedToastedPlaceholder).
+
+    An hstore in json mode is written like any json column, with one pair.
+    """
+    raw = bytes.fromhex(placeholder.removeprefix("hex:")) if placeholder.startswith("hex:") else placeholder.encode()
+    text = raw.decode("utf-8", "replace")
+    base, items, name = schema.get("type"), schema.get("items") or {}, schema.get("name")
+    if base == "string" and name not in _NAMED:
+        pair = json.dumps({text: text}, separators=(",", ":"), ensure_ascii=False)
+        return (text, pair) if name == "io.debezium.data.Json" else (text,)
+    if base == "bytes" and name != DECIMAL:
+        return (base64.b64encode(raw).decode(),)
     if base == "map":
-        return {placeholder: placeholder}
+        return ({text: text},)
     if base == "array":
-        by_item = {
-            "string": [str(_name_uuid(raw))] if items.get("name") == "io.debezium.data.Uuid" else [placeholder],
+        by_item: dict[str, list[Any]] = {
+            "string": [str(_name_uuid(raw))] if items.get("name") == "io.debezium.data.Uuid" else [text],
             "bytes": [base64.b64encode(raw).decode()],
-            "int32": list(_signed(raw)),
-            "int64": list(_signed(raw)),
+            "int32": _signed(raw),
+            "int64": _signed(raw),
         }
-        return by_item.get(str(items.get("type")), E.NO_PLACEHOLDER)
-    return E.NO_PLACEHOLDER
+        item = str(items.get("type"))
+        return (by_item[item],) if item in by_item else ()
+    return ()
 
 
 def _signed(raw: bytes) -> list[int]:

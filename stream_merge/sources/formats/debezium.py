@@ -8,6 +8,7 @@ from typing import Any
 from stream_merge.sources.formats import base, connect_schema
 from stream_merge.sources.formats.base import Kind, Read
 from stream_merge.sources.formats.connect_json import ConnectJson, refuse
+from stream_merge.sources.formats.strict_json import parse
 
 UPSERTS = frozenset("cur")
 SNAPSHOT_READS = frozenset({True, "true", "first", "first_in_data_collection", "last_in_data_collection", "last"})
@@ -38,9 +39,7 @@ class DebeziumJson(ConnectJson):
         source = payload.get("source")
         if not isinstance(source, dict):
             refuse("the event has no source")
-        position = source.get("lsn")
-        if type(position) is not int:
-            refuse(f"source.lsn is {position!r}, not a position in PostgreSQL's log")
+        position = log_position(source)
         if schema_id is None:
             refuse("the event has no schema block, and the job declares no columns")
         image = payload.get("before" if op == "d" else "after")
@@ -59,6 +58,24 @@ class DebeziumJson(ConnectJson):
             source.get("snapshot") in SNAPSHOT_READS,
             millis if type(millis) is int else None,
         )
+
+
+def log_position(source: Mapping[str, Any]) -> int:
+    """Where in PostgreSQL's log an event stands.
+
+    Reads of incremental snapshots carry no `lsn` (Debezium 3.4, PostgresSourceInfoStructMaker), but the pair of the
+    last committed and the current position in `sequence`.
+
+    Raises:
+        UndecodableError: the source does not say.
+    """
+    position = source.get("lsn")
+    if position is None and source.get("snapshot") == "incremental" and isinstance(source.get("sequence"), str):
+        pair = [text for text in parse(source["sequence"]) if text is not None]
+        position = int(pair[-1]) if pair else None
+    if type(position) is not int:
+        refuse(f"source.lsn is {position!r}, not a position in PostgreSQL's log")
+    return position
 
 
 def _side_record(payload: Mapping[str, Any]) -> str | None:

@@ -8,7 +8,7 @@ import math
 import re
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal, InvalidOperation
 from typing import Any, NoReturn
@@ -24,13 +24,9 @@ _LEAST_MICROS = (datetime.min - _EPOCH) // timedelta(microseconds=1)
 _MOST_MICROS = (datetime.max - _EPOCH) // timedelta(microseconds=1)
 """Years 1 to 9999: what both Spark and Arrow's readers agree on."""
 _DAY_MICROS = 86_400_000_000
-_EXACT_IN_DOUBLE = 2**53
 _FLOAT_MAX = struct.unpack("<f", b"\xff\xff\x7f\x7f")[0]
 _NOT_NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 """How Connect's JSON converter (Kafka 4.1, Jackson) writes what JSON has no number for."""
-
-NO_PLACEHOLDER = object()
-"""Of a column whose values never are unavailable."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,18 +47,14 @@ class Encoding:
     """Whether `one` only checks ranges that Arrow checks, too."""
     is_optional: bool = True
     """Whether null is a value."""
-    placeholder: Any = field(default=NO_PLACEHOLDER)
-    """The JSON value that says "not in this event" (Debezium's unavailable values); compared exactly."""
+    placeholders: tuple[Any, ...] = ()
+    """The JSON values that say "not in this event" (Debezium's unavailable values); compared exactly."""
     identity: str = ""
     """What tells two encodings apart: a definition, not a cache key only."""
 
     def is_unavailable(self, value: Any) -> bool:
         """Whether this JSON value stands for one that the event does not carry."""
-        return (
-            self.placeholder is not NO_PLACEHOLDER
-            and type(value) is type(self.placeholder)
-            and value == self.placeholder
-        )
+        return any(type(value) is type(absent) and value == absent for absent in self.placeholders)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,14 +133,14 @@ def integer(bits: int) -> Encoding:
 def floating(bits: int) -> Encoding:
     """A JSON number as the nearest float of 32 or 64 bits; NaN and infinities as Connect writes them, in quotes."""
     dtype, arrow = (T.FloatType(), pa.float32()) if bits == 32 else (T.DoubleType(), pa.float64())  # noqa: PLR2004
-    most = _FLOAT_MAX if bits == 32 else math.inf  # noqa: PLR2004
+    most, exact = (_FLOAT_MAX, 2**24) if bits == 32 else (math.inf, 2**53)  # noqa: PLR2004
 
     def one(value: float | Decimal | str) -> float:
         if isinstance(value, str):
             if value not in _NOT_NUMBERS:
                 _refuse(f"{_shown(value)} is not a number")
             return _NOT_NUMBERS[value]
-        if isinstance(value, int) and abs(value) > _EXACT_IN_DOUBLE and int(float(value)) != value:
+        if isinstance(value, int) and abs(value) > exact and int(_nearest(value, bits)) != value:
             _refuse(f"{value} has no exact {dtype.simpleString()}")
         number = float(value)
         if math.isinf(number) or abs(number) > most:
@@ -156,6 +148,11 @@ def floating(bits: int) -> Encoding:
         return number
 
     return _scalar(dtype, arrow, one, float, int, Decimal, str)
+
+
+def _nearest(value: int, bits: int) -> float:
+    number = float(value)
+    return float(struct.unpack("<f", struct.pack("<f", number))[0]) if bits == 32 else number  # noqa: PLR2004
 
 
 def string() -> Encoding:

@@ -8,12 +8,18 @@ from typing import Any
 
 from stream_merge.sources.formats.base import Kind, Read
 from stream_merge.sources.formats.connect_json import ConnectJson, refuse
-from stream_merge.sources.formats.debezium import SNAPSHOT_READS
+from stream_merge.sources.formats.debezium import SNAPSHOT_READS, log_position
+from stream_merge.sources.formats.strict_json import UndecodableError
+
+_ABOUT = frozenset(
+    ("op", "deleted", "db", "schema", "table", "lsn", "txId", "xmin", "sequence", "snapshot", "ts_ms", "ts_us", "ts_ns")
+)
+"""What ExtractNewRecordState can add (`add.fields`), and `__deleted`."""
 
 
 @dataclass(kw_only=True)
 class FlattenedJson(ConnectJson):
-    """Reads flattened rows: every field that starts with the prefix is about the event, the others are columns.
+    """Reads flattened rows: fields that the transformation added are about the event, the others are columns.
 
     Deletes are rows with `__deleted` = "true" (`delete.tombstone.handling.mode` rewrite), or null-value records
     (tombstone). With mode drop there are none.
@@ -28,7 +34,7 @@ class FlattenedJson(ConnectJson):
         """The columns of the record."""
         if block.get("type") != "struct" or not isinstance(block.get("fields"), list):
             return None
-        own = [f for f in block["fields"] if not str(f.get("field", "")).startswith(self.prefix)]
+        own = [f for f in block["fields"] if not self._is_about(str(f.get("field", "")))]
         return {"type": "struct", "fields": own}
 
     def read(self, key: bytes | None, value: bytes) -> Read:
@@ -36,8 +42,8 @@ class FlattenedJson(ConnectJson):
         payload, schema_id = self.unwrapped(value)
         if schema_id is None:
             refuse("the event has no schema block, and the job declares no columns")
-        about = {n.removeprefix(self.prefix): v for n, v in payload.items() if n.startswith(self.prefix)}
-        row = {name: v for name, v in payload.items() if not name.startswith(self.prefix)}
+        about = {n.removeprefix(self.prefix): v for n, v in payload.items() if self._is_about(n)}
+        row = {name: v for name, v in payload.items() if not self._is_about(name)}
         is_delete = about.get("deleted") == "true" or about.get("op") == "d"
         if is_delete:
             row = {**self.key_fields(key), **{name: v for name, v in row.items() if v is not None}}
@@ -51,13 +57,20 @@ class FlattenedJson(ConnectJson):
             millis if type(millis) is int else None,
         )
 
+    def _is_about(self, name: str) -> bool:
+        """Whether a field is about the event: the others are columns, whatever their names start with."""
+        bare = name.removeprefix(self.prefix)
+        return bare != name and (bare in _ABOUT or bare.startswith(("source_", "transaction_")))
+
     def _position(self, about: Mapping[str, Any]) -> int:
         if self.ordered_by_offset:
             return 0
-        position = about.get("lsn", about.get("source_lsn"))
-        if type(position) is not int:
+        source = {name: about.get(name, about.get(f"source_{name}")) for name in ("lsn", "sequence", "snapshot")}
+        try:
+            return log_position(source)
+        except UndecodableError:
             refuse(
-                f"{self.prefix}lsn is {position!r}, not a position in PostgreSQL's log; set"
-                " 'add.fields=op,lsn,source.ts_ms' in the connector, or 'position: offset' in the job"
+                f"{self.prefix}lsn is {source['lsn']!r}, not a position in PostgreSQL's log; set"
+                " 'add.fields=op,lsn,source.ts_ms,source.sequence,source.snapshot' in the connector, or"
+                " 'position: offset' in the job"
             )
-        return position

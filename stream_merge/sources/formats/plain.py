@@ -109,6 +109,10 @@ class PlainJson:
         fields: Mapping[str, Any] = found
         return fields
 
+    def key_schema(self, key: bytes) -> str | None:
+        """As `Format.key_schema`; keys bring none."""
+        return None
+
     def encodings(self, schema_id: str) -> Mapping[str, Encoding]:
         """As `Format.encodings`; there is one schema."""
         return self.declared

@@ -95,6 +95,8 @@ class Modes:
     """`interval.handling.mode`."""
     hstore_handling: HstoreHandling | None = None
     """`hstore.handling.mode`."""
+    money_fraction_digits: int | None = None
+    """`money.fraction.digits`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,7 +147,7 @@ def _schema(declared: _Declared, modes: Modes, text: str) -> Schema:
         "bit": lambda: _bits(declared),
         "bytea": lambda: _bytes(_stated(modes.binary_handling, "binary.handling.mode", text)),
         "numeric": lambda: _numeric(declared, _stated(modes.decimal_handling, "decimal.handling.mode", text), text),
-        "money": lambda: _money(_stated(modes.decimal_handling, "decimal.handling.mode", text)),
+        "money": lambda: _money(modes, text),
         "date": lambda: _DATES.get(_stated(modes.time_precision, "time.precision.mode", text), _DAYS),
         "time": lambda: _time(declared, _stated(modes.time_precision, "time.precision.mode", text), text),
         "timestamp": lambda: _timestamp(declared, _stated(modes.time_precision, "time.precision.mode", text), text),
@@ -215,15 +217,19 @@ def _numeric(declared: _Declared, mode: str, text: str) -> Schema:
     return _decimal(declared.first, declared.second or 0, text)
 
 
-def _money(mode: str) -> Schema:
+def _money(modes: Modes, text: str) -> Schema:
+    mode = _stated(modes.decimal_handling, "decimal.handling.mode", text)
     if mode == "precise":
-        return _decimal(19, 2, "money")
+        return _decimal(38, _stated(modes.money_fraction_digits, "money.fraction.digits", text), text)
     return {"type": "double"} if mode == "double" else {"type": "string"}
 
 
 def _decimal(precision: int, scale: int, text: str) -> Schema:
     if precision > 38:  # noqa: PLR2004 - digits of Delta's widest decimal
         msg = f"{text!r} has more digits than Delta's decimals (38); declare 'numeric', which is stored as a string"
+        raise AmbiguousTypeError(msg)
+    if not 0 <= scale <= precision:
+        msg = f"{text!r} has more digits after the point than in all; declare 'numeric', which is stored as a string"
         raise AmbiguousTypeError(msg)
     parameters = {"scale": str(scale), "connect.decimal.precision": str(precision)}
     return {"type": "bytes", "name": DECIMAL, "parameters": parameters}
