@@ -160,6 +160,8 @@ class Job:
         self._settings = settings
         self._session = session
         self._metrics = metrics
+        connection = settings.kafka.connection()
+        self._clusters = {query.name: Cluster(connection) for query in settings.queries}
         self._progress = {query.name: _progress(query, metrics) for query in settings.queries}
 
     def run(self, *, once: bool, stopping: threading.Event, on_result: Callable[[str, MergeResult], None]) -> JobResult:
@@ -184,6 +186,8 @@ class Job:
             finally:
                 for query in queries:
                     query.stop()
+                for cluster in self._clusters.values():
+                    cluster.close()
         hand_over()
         result.failures = {query.name: query.failure for query in queries if query.failure is not None}
         return result
@@ -195,7 +199,7 @@ class Job:
         sink = TopicSink(
             query,
             merge_sink(query, metrics=self._metrics),
-            cluster=Cluster(connection),
+            cluster=self._clusters[query.name],
             progress=self._progress[query.name],
         )
         offsets, millis = _start(query)
