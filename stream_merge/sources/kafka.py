@@ -111,8 +111,8 @@ class TopicState:
     """partition -> offset of the next record, as far as the isolation level sees."""
 
 
-# At DEBUG the client logs all of its settings, the password among them.
-logging.getLogger("kafka").setLevel(logging.INFO)
+# Below WARNING the client logs each connection, and at DEBUG all of its settings, the password among them.
+logging.getLogger("kafka").setLevel(logging.WARNING)
 
 
 class Cluster:
