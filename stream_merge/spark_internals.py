@@ -270,6 +270,15 @@ def read_text(session: SparkSession, path: str) -> str | None:
         stream.close()
 
 
+def list_names(session: SparkSession, path: str) -> list[str]:
+    """The names in a folder wherever Hadoop's file systems reach; none where there is no folder."""
+    hadoop_path = _jvm(session).org.apache.hadoop.fs.Path(path)
+    files = hadoop_path.getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
+    if not files.exists(hadoop_path):
+        return []
+    return [str(entry.getPath().getName()) for entry in files.listStatus(hadoop_path)]
+
+
 def path_is_occupied(session: SparkSession, path: str) -> bool:
     """Whether something lies at a path, other than an empty folder or a Delta table that is being created."""
     hadoop_path = _jvm(session).org.apache.hadoop.fs.Path(path)

@@ -503,9 +503,10 @@ def test_every_default_of_the_spec_is_pinned():
     defaults = {f.name: getattr(spec, f.name) for f in fields(MergeSpec) if f.default is not MISSING or f.init}
 
     given = {"target": "shop.orders", "keys": ("id",), "sequence_by": ("lsn",)}
-    inside = {"table_properties": {}, "retry": RetryPolicy(), "source_columns": frozenset(), "skip_unchanged": False}
+    inside = {"table_properties": {}, "retry": RetryPolicy()}
+    of_sources = {"source_columns": frozenset(), "position_components": None, "skip_unchanged": False}
     of_sink = {name: value for name, value in SINK_DEFAULTS.items() if name != "metrics"}
-    assert defaults == {**of_sink, **given, **inside}
+    assert defaults == {**of_sink, **given, **inside, **of_sources}
 
 
 def test_every_default_of_the_retry_policy_is_pinned():

@@ -36,6 +36,11 @@ class Counts:
         """All that the broker delivered."""
         return sum(self.kinds.values())
 
+    def add(self, other: Counts) -> None:
+        """Count another batch's, too."""
+        self.kinds.update(other.kinds)
+        self.filtered.update(other.filtered)
+
 
 @dataclass(kw_only=True, slots=True)
 class DecodedBatch:

@@ -24,7 +24,7 @@ from stream_merge.catalogue import (
 from stream_merge.job.decoded import DecodedBatch
 from stream_merge.job.offsets import Ranges
 from stream_merge.metrics import MergeMetrics, default_metrics
-from stream_merge.sources.kafka import Cluster, Connection, TopicState
+from stream_merge.sources.kafka import Cluster, Connection, Offsets, TopicState
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +52,10 @@ class Progress:
     def begin(self) -> None:
         """Let the series exist."""
         self._numbers.prepare_topics(self.query, self.target, self.topics)
+
+    def goes_on_from(self, ends: Offsets) -> None:
+        """What runs before have merged."""
+        self.ends.update({(topic, p): end for topic, partitions in ends.items() for p, end in partitions.items()})
 
     def merged(self, ranges: Ranges, batch: DecodedBatch, lost: Ranges) -> None:
         """Count a batch that is in the target."""

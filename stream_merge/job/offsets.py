@@ -10,7 +10,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from stream_merge.sources.kafka import Offsets, parse_offsets
-from stream_merge.spark_internals import read_text
+from stream_merge.spark_internals import list_names, read_text
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,24 +32,27 @@ Ranges = dict[str, dict[int, Range]]
 
 ReadFile = Callable[[str], str | None]
 """The text of a file, None where there is none."""
+ListNames = Callable[[str], list[str]]
+"""The names in a folder; none where there is no folder."""
 
 
 class Checkpoint:
     """The checkpoint of one query with a single source (Spark 4.2's files `offsets/N`, `commits/N`, `sources/0/0`)."""
 
-    def __init__(self, read: ReadFile, path: str) -> None:
+    def __init__(self, read: ReadFile, names: ListNames, path: str) -> None:
         self._read_file = read
+        self._list_names = names
         self._path = path.rstrip("/")
 
     @classmethod
     def in_session(cls, session: SparkSession, path: str) -> Checkpoint:
         """Wherever Hadoop's file systems reach."""
-        return cls(lambda name: read_text(session, name), path)
+        return cls(lambda name: read_text(session, name), lambda name: list_names(session, name), path)
 
     @classmethod
     def on_disk(cls, path: str) -> Checkpoint:
         """On this machine, without Spark."""
-        return cls(_local_text, path.removeprefix("file://").removeprefix("file:"))
+        return cls(_local_text, _local_names, path.removeprefix("file://").removeprefix("file:"))
 
     @property
     def exists(self) -> bool:
@@ -84,12 +87,17 @@ class Checkpoint:
         text = self._read(f"offsets/{batch_id}")
         return None if text is None else parse_offsets(text.splitlines()[2])
 
-    def newest(self, at_least: int) -> Offsets | None:
-        """End offsets of the newest planned batch, looked for from a batch on."""
-        found, batch_id = self.planned(at_least), at_least
-        while (later := self.planned(batch_id + 1)) is not None:
-            found, batch_id = later, batch_id + 1
-        return found
+    def newest(self) -> Offsets:
+        """End offsets of the newest planned batch, run or not."""
+        return self._newest_of("offsets")
+
+    def merged(self) -> Offsets:
+        """End offsets of the newest batch that Spark has recorded as done."""
+        return self._newest_of("commits")
+
+    def _newest_of(self, log: str) -> Offsets:
+        batch_ids = [int(name) for name in self._list_names(f"{self._path}/{log}") if name.isdigit()]
+        return (self.planned(max(batch_ids)) if batch_ids else None) or {}
 
     def query_id(self) -> str | None:
         """The id of the query that the checkpoint belongs to."""
@@ -110,3 +118,8 @@ def _local_text(path: str) -> str | None:
         return Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
         return None
+
+
+def _local_names(path: str) -> list[str]:
+    folder = Path(path)
+    return [entry.name for entry in folder.iterdir()] if folder.is_dir() else []

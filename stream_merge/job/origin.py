@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from stream_merge import tables
 from stream_merge.errors import ConfigError, ContractError
-from stream_merge.job.decoded import DecodedBatch
+from stream_merge.job.decoded import Counts, DecodedBatch
 from stream_merge.job.offsets import Range, Ranges
 from stream_merge.job.settings import QuerySettings
 from stream_merge.results import MergeResult
@@ -50,6 +50,8 @@ class Origin:
     identity: str | None
     last: Recorded | None = None
     topic_ids: dict[str, str] = field(default_factory=dict)
+    pending: dict[tuple[str, int], Counts] = field(default_factory=dict)
+    """Records of batches that changed nothing and made no commit: the next commit accounts for them."""
 
     @classmethod
     def of_table(
@@ -163,7 +165,10 @@ class Origin:
     def committed(self, ranges: Ranges, batch: DecodedBatch, result: MergeResult | None) -> None:
         """The batch is in the target; where nothing was committed, the next commit accounts for its offsets, too."""
         if result is None or (result.version is None and result.outcome != "skipped_duplicate"):
+            for place, counts in batch.counts.items():
+                self.pending.setdefault(place, Counts()).add(counts)
             return
+        self.pending.clear()
         ends = {} if self.last is None else self.last.ends
         for topic, partitions in ranges.items():
             for partition, found in partitions.items():
@@ -188,9 +193,12 @@ class Origin:
         """From the end of the last recorded commit, so that no offset is in none; `first`: there was none."""
         before = None if self.last is None else self.last.ends.get((topic, partition))
         start = found.start if before is None else before
-        counts = batch.counts.get((topic, partition))
-        known = {} if counts is None else {kind: n for kind, n in sorted(counts.kinds.items()) if n}
-        filtered = {} if counts is None else dict(sorted(counts.filtered.items()))
+        counts = Counts()
+        for found_there in (self.pending.get((topic, partition)), batch.counts.get((topic, partition))):
+            if found_there is not None:
+                counts.add(found_there)
+        known = {kind: n for kind, n in sorted(counts.kinds.items()) if n}
+        filtered = dict(sorted(counts.filtered.items()))
         return {
             "range": [min(start, found.end), found.end],
             **({"first": True} if before is None else {}),

@@ -194,7 +194,9 @@ class Job:
 
     def _stream(self, query: QuerySettings) -> Stream:
         session = owned_session(self._session)
-        refuse_start_of_existing(query, Checkpoint.in_session(session, query.checkpoint))
+        checkpoint = Checkpoint.in_session(session, query.checkpoint)
+        refuse_start_of_existing(query, checkpoint)
+        self._progress[query.name].goes_on_from(checkpoint.merged())
         connection = self._settings.kafka.connection()
         sink = TopicSink(
             query,

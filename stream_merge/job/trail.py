@@ -86,7 +86,7 @@ def _tail(checkpoint: Checkpoint, steps: list[Step]) -> Step | None:
         for step in steps
         if step.batch_id is not None and query_id is not None and query_id in (step.identity or "")
     ]
-    if not own or own[-1].batch_id is None:
+    if not own:
         return None
     ends = {
         (topic, partition): found.end
@@ -94,7 +94,7 @@ def _tail(checkpoint: Checkpoint, steps: list[Step]) -> Step | None:
         for topic, partitions in step.ranges.items()
         for partition, found in partitions.items()
     }
-    planned = checkpoint.newest(own[-1].batch_id) or {}
+    planned = checkpoint.newest()
     ranges: Ranges = {}
     for topic, partitions in planned.items():
         for partition, end in partitions.items():
