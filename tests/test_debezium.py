@@ -59,7 +59,8 @@ _MICROS = "yyyy-MM-dd HH:mm:ss.SSSSSS"
 TARGET = [
     "id", "small", "whole", "cast(price AS string) price",
     "regexp_replace(regexp_replace(anything, '(\\\\.\\\\d*?)0+$', '$1'), '\\\\.$', '') anything",
-    "cast(cast(quick AS string) AS double) quick", "exact", "yes", "name", "note", "lower(hex(raw)) raw", "cast(day AS string) day", "clock",
+    "cast(cast(quick AS string) AS double) quick",
+    "exact", "yes", "name", "note", "lower(hex(raw)) raw", "cast(day AS string) day", "clock",
     f"date_format(at, '{_MICROS}') at", f"date_format(coarse, '{_MICROS}') coarse",
     f"date_format(moment, '{_MICROS}') moment", "tag", "doc", "words",
 ]  # fmt: skip
