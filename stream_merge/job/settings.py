@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError, model_validator
+from pyspark.sql import types as T
 
 from stream_merge.errors import ConfigError
 from stream_merge.sources.formats import plain
@@ -37,6 +38,7 @@ _VARIABLE = re.compile(r"\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)\}")
 _UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>b|[kmg]i?b)?", re.IGNORECASE)
 _DURATION = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>ms|s|seconds?|m|minutes?|h|hours?)?", re.IGNORECASE)
+_DECIMAL = re.compile(r"decimal\((\d+),\s*(\d+)\)")
 _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600}
 
 
@@ -132,6 +134,8 @@ class DebeziumFormat(_Model):
     type: Literal["debezium"] = "debezium"
     columns: Mapping[str, str] | None = None
     """Column -> PostgreSQL type, for records without a schema block."""
+    types: Mapping[str, str] = {}
+    """Column -> `string` or `decimal(p,s)`, for numbers with a schema block: what they are stored as instead."""
     time_precision_mode: TimePrecision | None = None
     decimal_handling_mode: DecimalHandling | None = None
     binary_handling_mode: BinaryHandling | None = None
@@ -154,7 +158,23 @@ class DebeziumFormat(_Model):
 
     def format(self) -> Format:
         """The decoder."""
-        return DebeziumJson(declared=self.declared(), placeholder=self.unavailable_value_placeholder)
+        return DebeziumJson(
+            declared=self.declared(), placeholder=self.unavailable_value_placeholder, wanted=self.wanted()
+        )
+
+    def wanted(self) -> dict[str, T.DataType]:
+        """The types of `types`."""
+        found: dict[str, T.DataType] = {}
+        for name, declared in self.types.items():
+            digits = _DECIMAL.fullmatch(declared.strip())
+            if digits is not None:
+                found[name] = T.DecimalType(int(digits[1]), int(digits[2]))
+            elif declared.strip() == "string":
+                found[name] = T.StringType()
+            else:
+                msg = f"types: {name!r} is {declared!r}; it can be 'string' or 'decimal(p,s)'"
+                raise ValueError(msg)
+        return found
 
     @property
     def ordering(self) -> str:
@@ -173,6 +193,7 @@ class DebeziumFormat(_Model):
     @model_validator(mode="after")
     def _say_how_values_are_written(self) -> Self:
         problems = []
+        self.wanted()
         for name, declared in (self.columns or {}).items():
             try:
                 connect_schema(declared, self.modes)
@@ -196,6 +217,7 @@ class FlattenedFormat(DebeziumFormat):
         return FlattenedJson(
             declared=self.declared(),
             placeholder=self.unavailable_value_placeholder,
+            wanted=self.wanted(),
             prefix=self.add_fields_prefix,
             ordered_by_offset=self.position == "offset",
         )
@@ -345,7 +367,9 @@ def load(path: str | Path, *, environment: Mapping[str, str] | None = None) -> J
     try:
         settings = JobSettings.model_validate(filled)
     except ValidationError as err:
-        problems += [_problem(error) for error in err.errors(include_url=False, include_input=False)]
+        found = err.errors(include_url=False, include_input=False)
+        is_counted = len(found) > 1  # a list whose entries are refused counts as too short as well
+        problems += [_problem(error) for error in found if not (is_counted and error["type"] == "too_short")]
     if problems:
         raise ConfigError([f"{path}: {problem}" for problem in problems])
     return settings
@@ -370,7 +394,7 @@ def _filled(node: Any, environment: Mapping[str, str], missing: list[str]) -> An
 
 def _problem(error: Mapping[str, Any]) -> str:
     place = ".".join(str(part) for part in error["loc"])
-    said = str(error["msg"]).removeprefix("Value error, ")
+    said = str(error["msg"]).removeprefix("Value error, ").replace("valid tuple", "list")
     if error["type"] == "extra_forbidden":
         said = "is not a setting"
     elif error["type"] == "missing":

@@ -1,0 +1,151 @@
+"""A job file is checked as a whole, before anything is touched, and keeps its secrets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stream_merge import ConfigError
+from stream_merge.job import JobSettings, load
+from stream_merge.job.run import request_stop, stop_request
+
+GOOD = """
+kafka: {bootstrap: "b:9092"}
+defaults: {trigger: 500 ms, limits: {max_value_bytes: 1 MiB}}
+queries:
+  - {name: orders, topic: shop.public.orders, target: tables/orders, keys: id, checkpoint: c/orders}
+"""
+
+Read = Callable[..., JobSettings]
+
+
+@pytest.fixture
+def read(tmp_path: Path) -> Read:
+    def from_text(text: str, **environment: str) -> JobSettings:
+        file = tmp_path / "job.yaml"
+        file.write_text(text)
+        return load(file, environment=environment)
+
+    return from_text
+
+
+def test_defaults_hold_for_every_query_and_units_are_read(read: Read) -> None:
+    (query,) = read(GOOD).queries
+
+    assert (query.trigger, query.limits.max_value_bytes) == (0.5, 2**20)
+    assert (query.topic, query.keys) == (("shop.public.orders",), ("id",))
+
+
+def test_every_default_of_a_query_is_pinned(read: Read) -> None:
+    (query,) = read(GOOD.replace("defaults: {trigger: 500 ms, limits: {max_value_bytes: 1 MiB}}", "")).queries
+
+    assert query.model_dump(exclude={"name", "topic", "target", "keys", "checkpoint", "value_format"}) == {
+        "trigger": 1.0,
+        "start": None,
+        "epoch": 0,
+        "unchanged": "update",
+        "on_truncate": "stop",
+        "on_data_loss": "stop",
+        "unavailable": "quarantine",
+        "schema_evolution": True,
+        "engine": "auto",
+        "group": None,
+        "tombstone_retention": None,
+        "limits": {
+            "max_events_per_batch": 100_000,
+            "max_value_bytes": 16 * 2**20,
+            "max_quarantine_share": 0.5,
+            "max_position_regression": 256 * 2**20,
+        },
+    }
+
+
+def test_every_problem_is_told_at_once_with_its_place(read: Read) -> None:
+    text = GOOD.replace("keys: id", "key: id").replace("500 ms", "soon")
+
+    with pytest.raises(ConfigError) as raised:
+        read(f"{text}  - {{name: two, topic: t, target: t, keys: id, checkpoint: '${{WHERE}}', epoch: -1}}\n")
+
+    said = str(raised.value)
+    for part in (
+        "queries.0.keys: is missing",
+        "queries.0.key: is not a setting",
+        "queries.0.trigger",
+        "queries.1.epoch",
+        "${WHERE} is not set in the environment",
+    ):
+        assert part in said
+    assert "at least 1 item" not in said
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (("keys: id", "keys: id, value_format: {type: debezium, columns: {at: timestamp(6)}}"), "time.precision.mode"),
+        (("keys: id", "keys: id, value_format: {type: debezium, types: {a: int}}"), "it can be 'string' or 'decimal"),
+        (("keys: id", "keys: id, value_format: {type: json, columns: {a: blob}}"), "'blob' is not a type"),
+        (("keys: id", "keys: id, value_format: {type: json, columns: {a: int}, position: b}"), "position names 'b'"),
+        (("keys: id", "keys: id, value_format: {type: avro}"), "queries.0.value_format"),
+        (('"b:9092"', '"b:9092", security: {protocol: SASL_SSL}'), "needs mechanism, user and password"),
+        (('"b:9092"', '"b:9092", security: {user: me}'), "are used with SASL_PLAINTEXT and SASL_SSL"),
+        (('"b:9092"', '"b:9092", security: {protocol: SSL, ca_file: gone.pem}'), "'gone.pem'] are not there"),
+        (("topic: shop.public.orders", "topic: [a, b], start: {0: 1}"), "offsets by partition are for a single topic"),
+    ],
+)
+def test_what_cannot_work_is_refused(read: Read, change: tuple[str, str], why: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        read(GOOD.replace(*change))
+
+    assert why in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"), [("a: [", "is not YAML"), ("- a", "holds no settings"), ("", "holds no settings")]
+)
+def test_a_file_that_is_no_job_is_refused(read: Read, text: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        read(text)
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+        load(tmp_path / "none.yaml")
+
+
+def test_queries_do_not_share_names_tables_and_checkpoints(read: Read) -> None:
+    with pytest.raises(ConfigError, match=r"several queries have the same name: \['orders'\]"):
+        read(GOOD + GOOD.splitlines()[-1] + "\n")
+
+
+def test_a_secret_is_used_and_never_shown(read: Read) -> None:
+    security = "security: {protocol: SASL_SSL, mechanism: SCRAM-SHA-512, user: me, password: '${SECRET}'}"
+    settings = read(GOOD.replace('"b:9092"', f'"b:9092", {security}'), SECRET='hidden"\\')
+    connection = settings.kafka.connection()
+
+    for shown in (repr(settings), str(settings), settings.model_dump_json(), repr(connection), str(connection)):
+        assert "hidden" not in shown
+    assert connection.client_options()["sasl_plain_password"] == 'hidden"\\'
+    jaas = connection.spark_options()["kafka.sasl.jaas.config"]
+    assert jaas == (
+        'org.apache.kafka.common.security.scram.ScramLoginModule required username="me" password="hidden\\"\\\\";'
+    )
+
+
+def test_reading_is_committed_unless_told_otherwise(read: Read) -> None:
+    options: dict[str, Any] = read(GOOD).kafka.connection().spark_options()
+
+    assert options["kafka.isolation.level"] == "read_committed"
+
+
+def test_a_stop_is_asked_for_beside_the_checkpoint(read: Read, tmp_path: Path) -> None:
+    settings = read(GOOD.replace("c/orders", f"file://{tmp_path}/orders/"))
+
+    assert request_stop(settings) == [("orders", tmp_path / "orders.stop")]
+    assert (tmp_path / "orders.stop").exists()
+    remote = read(GOOD.replace("c/orders", "s3a://bucket/orders"))
+    assert stop_request(remote.queries[0]) is None
+    with pytest.raises(ConfigError, match="send SIGTERM"):
+        request_stop(remote)
