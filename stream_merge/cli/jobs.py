@@ -21,16 +21,18 @@ from stream_merge.cli.shared import (
     session_starter,
 )
 from stream_merge.errors import ConfigError
-from stream_merge.job import jars, steps
+from stream_merge.job import jars, quarantined, steps
 from stream_merge.job import run as run_job
 from stream_merge.job.check import check as look
 from stream_merge.job.run import JobResult, request_stop
-from stream_merge.job.settings import JobSettings, load
+from stream_merge.job.settings import JobSettings, QuerySettings, load
 from stream_merge.job.trail import trail
 from stream_merge.server import serve
 from stream_merge.watch import queries, screen
 
 app = typer.Typer()
+quarantine = typer.Typer(no_args_is_help=True, help="Events that a job could not merge.")
+app.add_typer(quarantine, name="quarantine")
 
 JobFile = Annotated[Path, typer.Argument(metavar="JOB", help="The job file (YAML).")]
 Jars = Annotated[
@@ -97,6 +99,37 @@ def check(job: JobFile, *, jars_in: Jars = None) -> None:
         raise typer.Exit(CONFIGURATION)
 
 
+@quarantine.command(name="list")
+def list_quarantined(job: JobFile) -> None:
+    """Count what is in quarantine, by reason, topic and partition. Needs no Java."""
+    with errors_as_sentences():
+        for query in load(job).queries:
+            quarantined.show_summary(query, quarantined.summary(query), console=OUT)
+
+
+@quarantine.command()
+def show(
+    job: JobFile,
+    *,
+    query: Annotated[str | None, typer.Option(help="One of the job's queries; the first if not given.")] = None,
+    reason: Annotated[str | None, typer.Option(help="Only events with this reason.")] = None,
+    offset: Annotated[int | None, typer.Option(help="Only the record at this offset.")] = None,
+    last: Annotated[int, typer.Option(min=1, metavar="NUMBER", help="So many, newest first.")] = 10,
+) -> None:
+    """Show events in quarantine with their bytes and the reason. Needs no Java."""
+    with errors_as_sentences():
+        (one, *_) = _chosen(load(job), query)
+        quarantined.show_events(quarantined.events(one, reason=reason, offset=offset, most=last), console=OUT)
+
+
+def _chosen(settings: JobSettings, name: str | None) -> list[QuerySettings]:
+    wanted = [query for query in settings.queries if name in (None, query.name)]
+    if not wanted:
+        msg = f"the job has no query {name!r}; it has {[query.name for query in settings.queries]!r}"
+        raise ConfigError(msg)
+    return wanted
+
+
 @app.command()
 def history(
     job: JobFile,
@@ -105,12 +138,7 @@ def history(
 ) -> None:
     """Say which version of each table accounts for which offsets; the tail is planned and not committed. No Java."""
     with errors_as_sentences():
-        settings = load(job)
-        wanted = [q for q in settings.queries if query in (None, q.name)]
-        if not wanted:
-            msg = f"the job has no query {query!r}; it has {[q.name for q in settings.queries]!r}"
-            raise ConfigError(msg)
-        for one in wanted:
+        for one in _chosen(load(job), query):
             steps.show(trail(one), one, console=OUT)
 
 

@@ -1,0 +1,114 @@
+"""What lies in the quarantine tables of a job: read from their files, without Spark."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from stream_merge import names
+from stream_merge.engines import native_sql as sql
+from stream_merge.engines.delta_rs import NativeTable, open_table
+from stream_merge.errors import ConfigError
+from stream_merge.job.settings import QuerySettings
+
+_SHOWN = ("recorded_at", "topic", "partition", "offset", "timestamp", "error", "event", "raw_key", "raw_value")
+_MOST_SHOWN = 2_000
+"""Characters of a record that are shown."""
+
+
+def summary(query: QuerySettings) -> list[dict[str, Any]]:
+    """Events by reason, topic and partition: how many, between which offsets, and when the last one came.
+
+    Raises:
+        ConfigError: the table cannot be read without Spark.
+    """
+    table = _opened(query)
+    if table is None:
+        return []
+    found = table.query(
+        'SELECT reason, topic, "partition", count(*) AS events, min("offset") AS first, max("offset") AS last,'
+        " count(replayed_at) AS replayed, max(recorded_at) AS newest"
+        ' FROM (SELECT unnest(reasons) AS reason, topic, "partition", "offset", replayed_at, recorded_at FROM log)'
+        ' GROUP BY reason, topic, "partition" ORDER BY reason, topic, "partition"'
+    )
+    rows: list[dict[str, Any]] = found.to_pylist()
+    return rows
+
+
+def events(query: QuerySettings, *, reason: str | None, offset: int | None, most: int) -> list[dict[str, Any]]:
+    """Single events, the newest first.
+
+    Args:
+        query: whose.
+        reason: only those with this reason.
+        offset: only the record at this offset.
+        most: so many.
+
+    Raises:
+        ConfigError: the table cannot be read without Spark.
+    """
+    table = _opened(query)
+    if table is None:
+        return []
+    wanted = ["true"]
+    if reason is not None:
+        wanted.append(f"array_has(reasons, {sql.text(reason)})")
+    if offset is not None:
+        wanted.append(f'"offset" = {int(offset)}')
+    found = table.query(
+        f'SELECT * FROM log WHERE {" AND ".join(wanted)} ORDER BY recorded_at DESC, "offset" DESC LIMIT {int(most)}'
+    )
+    rows: list[dict[str, Any]] = found.to_pylist()
+    return rows
+
+
+def _opened(query: QuerySettings) -> NativeTable | None:
+    if not names.is_path(query.target):
+        msg = f"target {query.target!r} is a catalog name; read its quarantine table in Spark"
+        raise ConfigError(msg, target=query.target)
+    place = names.sibling(query.target, names.QUARANTINE_TABLE_PREFIX)
+    try:
+        return open_table(names.normal_path(place), None)
+    except Exception as err:
+        msg = f"quarantine table {place!r} cannot be read without Spark: {err}"
+        raise ConfigError(msg, target=query.target) from err
+
+
+def show_summary(query: QuerySettings, found: list[dict[str, Any]], *, console: Console) -> None:
+    """Print a line per reason, topic and partition."""
+    if not found:
+        console.print(f"{escape(query.name)}: nothing in quarantine", highlight=False)
+        return
+    table = Table("reason", "topic", "partition", "events", "offsets", "replayed", "newest (UTC)")
+    for row in found:
+        place = ("", "") if row["topic"] is None else (row["topic"], f"{row['partition']}")
+        offsets = "" if row["first"] is None else f"{row['first']}-{row['last']}"
+        newest = "" if row["newest"] is None else f"{row['newest']:%Y-%m-%d %H:%M:%S}"
+        table.add_row(row["reason"], *place, f"{row['events']:,}", offsets, f"{row['replayed']:,}", newest)
+    console.print(f"{escape(query.name)}:", highlight=False)
+    console.print(table)
+
+
+def show_events(found: list[dict[str, Any]], *, console: Console) -> None:
+    """Print what is known of each event."""
+    for row in found:
+        console.rule(f"batch {row['batch_id']}, {', '.join(row['reasons'] or [])}")
+        for name in (
+            "recorded_at",
+            "topic",
+            "partition",
+            "offset",
+            "timestamp",
+            "error",
+            "event",
+            "raw_key",
+            "raw_value",
+        ):
+            value = row[name]
+            if value is not None:
+                text = value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
+                shown = text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}... ({len(text):,} characters)"
+                console.print(f"{name}: {escape(shown)}", highlight=False, soft_wrap=True)

@@ -1,0 +1,82 @@
+"""The commands that show what a job could not merge, on a table of the quarantine's columns."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+from pyspark.sql.pandas.types import to_arrow_schema
+from typer.testing import CliRunner
+
+from stream_merge import cli
+from stream_merge.quarantine import SCHEMA
+
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    """A job with three quarantined records, two of one kind."""
+    nothing = dict.fromkeys(SCHEMA.names)
+    rows = [
+        {
+            **nothing,
+            "reasons": ["undecodable"],
+            "batch_id": 3,
+            "recorded_at": NOW,
+            "topic": "orders",
+            "partition": 1,
+            "offset": offset,
+            "raw_key": b"k",
+            "raw_value": b'{"op": [\xff',
+            "error": "byte 8 is not UTF-8",
+        }
+        for offset in (7, 9)
+    ]
+    rows.append({**nothing, "reasons": ["null_key", "null_sequence"], "batch_id": 4, "recorded_at": NOW, "event": "{}"})
+    schema = to_arrow_schema(SCHEMA, timezone="UTC")
+    write_deltalake(str(tmp_path / "__stream_merge_quarantine_t"), pa.Table.from_pylist(rows, schema=schema))
+    file = tmp_path / "job.yaml"
+    file.write_text(
+        f"""
+kafka: {{bootstrap: b}}
+queries: [{{name: orders, topic: orders, target: {tmp_path}/t, keys: id, checkpoint: {tmp_path}/c}}]
+"""
+    )
+    return file
+
+
+def test_the_list_counts_by_reason_topic_and_partition(job: Path) -> None:
+    said = CliRunner(env={"COLUMNS": "200"}).invoke(cli.app, ["quarantine", "list", str(job)])
+
+    assert said.exit_code == 0, said.output
+    lines = [[cell.strip() for cell in line.split("│")[1:-1]] for line in said.output.splitlines() if "│" in line]
+    assert ["undecodable", "orders", "1", "2", "7-9", "0", "2026-01-02 03:04:05"] in lines
+    assert [line[0] for line in lines] == ["null_key", "null_sequence", "undecodable"]
+
+
+def test_an_event_is_shown_with_its_bytes_and_the_reason(job: Path) -> None:
+    said = CliRunner().invoke(cli.app, ["quarantine", "show", str(job), "--offset", "9"])
+
+    assert said.exit_code == 0, said.output
+    assert r'raw_value: {"op": [\xff' in said.output
+    assert "error: byte 8 is not UTF-8" in said.output
+    assert "offset: 7" not in said.output
+
+
+def test_a_reason_selects(job: Path) -> None:
+    said = CliRunner().invoke(cli.app, ["quarantine", "show", str(job), "--reason", "null_key"])
+
+    assert "batch 4, null_key, null_sequence" in said.output
+    assert "undecodable" not in said.output
+
+
+def test_an_empty_quarantine_is_said_to_be_empty(job: Path) -> None:
+    job.write_text(job.read_text().replace("/t,", "/other,"))
+
+    said = CliRunner().invoke(cli.app, ["quarantine", "list", str(job)])
+
+    assert (said.exit_code, said.output) == (0, "orders: nothing in quarantine\n")
