@@ -13,6 +13,7 @@ from typing import Any
 from pyspark.sql import types as T
 
 from stream_merge.sources.formats import encodings as E
+from stream_merge.sources.formats import times
 from stream_merge.sources.formats.encodings import Encoding
 from stream_merge.sources.formats.strict_json import UndecodableError
 
@@ -38,19 +39,19 @@ _BASE_TYPES: dict[str, Callable[[], Encoding]] = {
 }
 _MILLIS, _MICROS, _NANOS = 1_000, 1_000_000, 1_000_000_000
 _NAMED: dict[str, Callable[[], Encoding]] = {
-    "org.apache.kafka.connect.data.Date": E.date_of_days,
-    "org.apache.kafka.connect.data.Time": lambda: E.clock_time(_MILLIS),
-    "org.apache.kafka.connect.data.Timestamp": lambda: E.timestamp_of(_MILLIS),
-    "io.debezium.time.Date": E.date_of_days,
-    "io.debezium.time.IsoDate": E.date_of_text,
-    "io.debezium.time.Time": lambda: E.clock_time(_MILLIS),
-    "io.debezium.time.MicroTime": lambda: E.clock_time(_MICROS),
-    "io.debezium.time.NanoTime": lambda: E.clock_time(_NANOS),
-    "io.debezium.time.Timestamp": lambda: E.timestamp_of(_MILLIS),
-    "io.debezium.time.MicroTimestamp": lambda: E.timestamp_of(_MICROS),
-    "io.debezium.time.NanoTimestamp": lambda: E.timestamp_of(_NANOS),
-    "io.debezium.time.IsoTimestamp": lambda: E.timestamp_of_text(with_zone=False),
-    "io.debezium.time.ZonedTimestamp": lambda: E.timestamp_of_text(with_zone=True),
+    "org.apache.kafka.connect.data.Date": times.date_of_days,
+    "org.apache.kafka.connect.data.Time": lambda: times.clock_time(_MILLIS),
+    "org.apache.kafka.connect.data.Timestamp": lambda: times.timestamp_of(_MILLIS),
+    "io.debezium.time.Date": times.date_of_days,
+    "io.debezium.time.IsoDate": times.date_of_text,
+    "io.debezium.time.Time": lambda: times.clock_time(_MILLIS),
+    "io.debezium.time.MicroTime": lambda: times.clock_time(_MICROS),
+    "io.debezium.time.NanoTime": lambda: times.clock_time(_NANOS),
+    "io.debezium.time.Timestamp": lambda: times.timestamp_of(_MILLIS),
+    "io.debezium.time.MicroTimestamp": lambda: times.timestamp_of(_MICROS),
+    "io.debezium.time.NanoTimestamp": lambda: times.timestamp_of(_NANOS),
+    "io.debezium.time.IsoTimestamp": lambda: times.timestamp_of_text(with_zone=False),
+    "io.debezium.time.ZonedTimestamp": lambda: times.timestamp_of_text(with_zone=True),
 }
 """Names with a meaning of their own. What is not here is stored as its base type says: Json, Xml, Uuid, Enum, Ltree,
 ZonedTime, Interval as text, MicroDuration as microseconds, Bits as bytes, Point as a struct."""

@@ -9,7 +9,6 @@ import re
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal, InvalidOperation
 from typing import Any, NoReturn
 
@@ -18,12 +17,6 @@ from pyspark.sql import types as T
 
 from stream_merge.sources.formats.strict_json import UndecodableError
 
-_EPOCH = datetime(1970, 1, 1)
-_EPOCH_DATE = date(1970, 1, 1)
-_LEAST_MICROS = (datetime.min - _EPOCH) // timedelta(microseconds=1)
-_MOST_MICROS = (datetime.max - _EPOCH) // timedelta(microseconds=1)
-"""Years 1 to 9999: what both Spark and Arrow's readers agree on."""
-_DAY_MICROS = 86_400_000_000
 _FLOAT_MAX = struct.unpack("<f", b"\xff\xff\x7f\x7f")[0]
 _NOT_NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 """How Connect's JSON converter (Kafka 4.1, Jackson) writes what JSON has no number for."""
@@ -93,13 +86,13 @@ def _one_by_one(encoding: Encoding, values: Sequence[Any]) -> Decoded:
         if value is not None:
             try:
                 if type(value) not in encoding.json_types:
-                    _refuse(f"{_shown(value)} is not how {encoding.dtype.simpleString()} is written")
+                    refuse(f"{shown(value)} is not how {encoding.dtype.simpleString()} is written")
                 read = encoding.one(value)
                 pa.array([read], encoding.arrow)
             except UndecodableError as err:
                 errors[row], read = str(err), None
             except (pa.ArrowException, UnicodeEncodeError, OverflowError, ValueError):
-                errors[row], read = f"{_shown(value)} does not fit {encoding.dtype.simpleString()}", None
+                errors[row], read = f"{shown(value)} does not fit {encoding.dtype.simpleString()}", None
         found.append(read)
     return Decoded(pa.array(found, encoding.arrow), errors)
 
@@ -124,10 +117,10 @@ def integer(bits: int) -> Encoding:
 
     def one(value: int) -> int:
         if not least <= value <= most:
-            _refuse(f"{value} is out of range for {dtype.simpleString()}")
+            refuse(f"{value} is out of range for {dtype.simpleString()}")
         return value
 
-    return _scalar(dtype, arrow, one, int, is_as_written=True)
+    return scalar(dtype, arrow, one, int, is_as_written=True)
 
 
 def floating(bits: int) -> Encoding:
@@ -138,16 +131,16 @@ def floating(bits: int) -> Encoding:
     def one(value: float | Decimal | str) -> float:
         if isinstance(value, str):
             if value not in _NOT_NUMBERS:
-                _refuse(f"{_shown(value)} is not a number")
+                refuse(f"{shown(value)} is not a number")
             return _NOT_NUMBERS[value]
         if isinstance(value, int) and abs(value) > exact and int(_nearest(value, bits)) != value:
-            _refuse(f"{value} has no exact {dtype.simpleString()}")
+            refuse(f"{value} has no exact {dtype.simpleString()}")
         number = float(value)
         if math.isinf(number) or abs(number) > most:
-            _refuse(f"{_shown(value)} is out of range for {dtype.simpleString()}")
+            refuse(f"{shown(value)} is out of range for {dtype.simpleString()}")
         return number
 
-    return _scalar(dtype, arrow, one, float, int, Decimal, str)
+    return scalar(dtype, arrow, one, float, int, Decimal, str)
 
 
 def _nearest(value: int, bits: int) -> float:
@@ -172,11 +165,11 @@ def binary(text: str = "base64") -> Encoding:
         except (binascii.Error, ValueError):
             return _refuse_bytes(value, text)
 
-    return _scalar(T.BinaryType(), pa.binary(), one, str, about=text)
+    return scalar(T.BinaryType(), pa.binary(), one, str, about=text)
 
 
 def _refuse_bytes(value: str, text: str) -> bytes:
-    msg = f"{_shown(value)} is not {text}"
+    msg = f"{shown(value)} is not {text}"
     raise UndecodableError(msg)
 
 
@@ -190,13 +183,13 @@ def decimal_of_bytes(precision: int, scale: int) -> Encoding:
     def one(value: str) -> Decimal:
         return _fitting(_unscaled(raw.one(value), scale), precision, scale)
 
-    return _scalar(T.DecimalType(precision, scale), pa.decimal128(precision, scale), one, str, about="bytes")
+    return scalar(T.DecimalType(precision, scale), pa.decimal128(precision, scale), one, str, about="bytes")
 
 
 def text_of_bytes(scale: int) -> Encoding:
     """Connect's Decimal as the text of the number: exact whatever its size."""
     raw = binary()
-    return _scalar(
+    return scalar(
         T.StringType(), pa.string(), lambda v: format(_unscaled(raw.one(v), scale), "f"), str, about=f"bytes, {scale}"
     )
 
@@ -206,17 +199,17 @@ def decimal_of_text(precision: int, scale: int) -> Encoding:
 
     def one(value: str | float | Decimal) -> Decimal:
         if isinstance(value, float):
-            _refuse(f"{value} was read as a binary fraction")
+            refuse(f"{value} was read as a binary fraction")
         try:
             number = Decimal(value)
         except InvalidOperation:
             number = Decimal("NaN")
         if not number.is_finite():
-            _refuse(f"{_shown(value)} is no number that {T.DecimalType(precision, scale).simpleString()} holds")
+            refuse(f"{shown(value)} is no number that {T.DecimalType(precision, scale).simpleString()} holds")
         return _fitting(number, precision, scale)
 
     dtype = T.DecimalType(precision, scale)
-    return _scalar(dtype, pa.decimal128(precision, scale), one, str, int, Decimal, about="text")
+    return scalar(dtype, pa.decimal128(precision, scale), one, str, int, Decimal, about="text")
 
 
 def decimal_of_struct(precision: int, scale: int) -> Encoding:
@@ -227,13 +220,13 @@ def decimal_of_struct(precision: int, scale: int) -> Encoding:
         return _fitting(_variable_scale(value, raw), precision, scale)
 
     dtype = T.DecimalType(precision, scale)
-    return _scalar(dtype, pa.decimal128(precision, scale), one, dict, about="VariableScaleDecimal")
+    return scalar(dtype, pa.decimal128(precision, scale), one, dict, about="VariableScaleDecimal")
 
 
 def text_of_variable_scale() -> Encoding:
     """Debezium's VariableScaleDecimal as the text of the number: a numeric of any size, exactly."""
     raw = binary()
-    return _scalar(
+    return scalar(
         T.StringType(), pa.string(), lambda v: format(_variable_scale(v, raw), "f"), dict, about="VariableScaleDecimal"
     )
 
@@ -241,13 +234,13 @@ def text_of_variable_scale() -> Encoding:
 def _variable_scale(value: dict[str, Any], raw: Encoding) -> Decimal:
     scale, text = value.get("scale"), value.get("value")
     if type(scale) is not int or type(text) is not str:
-        _refuse(f"{_shown(value)} is not a scale and a value")
+        refuse(f"{shown(value)} is not a scale and a value")
     return _unscaled(raw.one(text), scale)
 
 
 def _unscaled(raw: bytes, scale: int) -> Decimal:
     if not raw:
-        _refuse("a decimal without a byte")
+        refuse("a decimal without a byte")
     number = int.from_bytes(raw, "big", signed=True)
     return Decimal((int(number < 0), tuple(map(int, str(abs(number)))), -scale))
 
@@ -256,13 +249,13 @@ def _fitting(number: Decimal, precision: int, scale: int) -> Decimal:
     """The number with exactly that scale; refused where digits would be lost."""
     sign, digits, exponent = number.as_tuple()
     if not isinstance(exponent, int):
-        _refuse(f"{number} is not a number")
+        refuse(f"{number} is not a number")
     shift = exponent + scale
     if shift < 0 and any(digits[shift:]):
-        _refuse(f"{number} has more than {scale} digits after the point")
+        refuse(f"{number} has more than {scale} digits after the point")
     kept = (digits[:shift] or (0,)) if shift < 0 else digits
     if any(kept) and len(kept) + max(shift, 0) > precision + _leading_zeros(kept):
-        _refuse(f"{number} does not fit {T.DecimalType(precision, scale).simpleString()}")
+        refuse(f"{number} does not fit {T.DecimalType(precision, scale).simpleString()}")
     if not any(kept):
         return Decimal((sign, (0,), -scale))
     return Decimal((sign, kept + (0,) * max(shift, 0), -scale))
@@ -270,105 +263,6 @@ def _fitting(number: Decimal, precision: int, scale: int) -> Decimal:
 
 def _leading_zeros(digits: tuple[int, ...]) -> int:
     return next((i for i, digit in enumerate(digits) if digit), len(digits))
-
-
-# -- dates and times ---------------------------------------------------------------------------
-
-
-def date_of_days() -> Encoding:
-    """Days since 1970-01-01."""
-
-    def one(value: int) -> int:
-        if not _LEAST_MICROS <= value * _DAY_MICROS <= _MOST_MICROS:
-            _refuse(f"{value} days since 1970 is not within the years 1 to 9999")
-        return value
-
-    return _scalar(T.DateType(), pa.date32(), one, int, about="days")
-
-
-def date_of_text() -> Encoding:
-    """ISO 8601, `2026-11-21`, also with Debezium's `Z` behind it."""
-
-    def one(value: str) -> date:
-        try:
-            return date.fromisoformat(value.removesuffix("Z"))
-        except ValueError:
-            msg = f"{_shown(value)} is not a date"
-            raise UndecodableError(msg) from None
-
-    return _scalar(T.DateType(), pa.date32(), one, str, about="text")
-
-
-def timestamp_of(units_per_second: int) -> Encoding:
-    """Units since 1970-01-01 00:00 on a clock without zone (milli-, micro- or nanoseconds)."""
-
-    def one(value: int) -> int:
-        micros, rest = divmod(value * 1_000_000, units_per_second)
-        if rest:
-            _refuse(f"{value} nanoseconds is not a whole number of microseconds")
-        return _within(micros, value)
-
-    about = f"1/{units_per_second} s"
-    return _scalar(T.TimestampNTZType(), pa.timestamp("us"), one, int, about=about)
-
-
-_ISO = re.compile(
-    r"(?P<date>\d{4,}-\d\d-\d\d)[T ](?P<time>\d\d:\d\d(?::\d\d(?:\.(?P<fraction>\d{1,9}))?)?)"
-    r"(?P<zone>Z|[+-]\d\d:?\d\d(?::\d\d)?)?"
-)
-
-
-def timestamp_of_text(*, with_zone: bool) -> Encoding:
-    """ISO 8601; with a zone (Debezium's ZonedTimestamp) a moment, without one a reading of a clock."""
-    dtype: T.DataType = T.TimestampType() if with_zone else T.TimestampNTZType()
-
-    def one(value: str) -> int:
-        found = _ISO.fullmatch(value)
-        zone = found["zone"] if found else None
-        # Debezium's IsoTimestamp puts a Z behind readings of a clock, which says nothing there.
-        if found is None or (with_zone and zone is None) or (not with_zone and zone not in (None, "Z")):
-            kind = "a time with zone" if with_zone else "a time without zone"
-            _refuse(f"{_shown(value)} is not {kind}")
-        fraction = (found["fraction"] or "").ljust(6, "0")
-        if fraction[6:].strip("0"):
-            _refuse(f"{value!r} is not a whole number of microseconds")
-        whole = f"{found['date']}T{found['time'].partition('.')[0]}"
-        try:
-            moment = datetime.fromisoformat(whole + (zone or "") if with_zone else whole)
-            if with_zone:
-                moment = moment.astimezone(UTC).replace(tzinfo=None)
-        except (ValueError, OverflowError):
-            msg = f"{_shown(value)} is not a time within the years 1 to 9999"
-            raise UndecodableError(msg) from None
-        return (moment - _EPOCH) // timedelta(microseconds=1) + int(fraction[:6])
-
-    arrow = pa.timestamp("us", tz="UTC") if with_zone else pa.timestamp("us")
-    return _scalar(dtype, arrow, one, str, about="text")
-
-
-def clock_time(units_per_second: int) -> Encoding:
-    """Units since midnight as text `hh:mm:ss[.ffffff]`, the same whatever the unit; up to 24:00:00."""
-
-    def one(value: int) -> str:
-        micros, rest = divmod(value * 1_000_000, units_per_second)
-        if rest or not 0 <= micros <= _DAY_MICROS:
-            _refuse(f"{value} is not a time of day in whole microseconds")
-        return clock_text(micros)
-
-    return _scalar(T.StringType(), pa.string(), one, int, about=f"1/{units_per_second} s")
-
-
-def clock_text(micros: int) -> str:
-    """Microseconds since midnight as `hh:mm:ss[.ffffff]`, without zeros behind the last digit."""
-    seconds, fraction = divmod(micros, 1_000_000)
-    text = f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
-    return f"{text}.{fraction:06}".rstrip("0") if fraction else text
-
-
-def _within(micros: int, value: Any) -> int:
-    if not _LEAST_MICROS <= micros <= _MOST_MICROS:
-        _refuse(f"{_shown(value)} is not a time within the years 1 to 9999")
-    return micros
 
 
 # -- several values ----------------------------------------------------------------------------
@@ -381,7 +275,7 @@ def array_of(items: Encoding) -> Encoding:
         return [_optional(items, value, "an element") for value in values]
 
     dtype = T.ArrayType(items.dtype, containsNull=True)
-    return _scalar(dtype, pa.list_(items.arrow), one, list, about=items.identity)
+    return scalar(dtype, pa.list_(items.arrow), one, list, about=items.identity)
 
 
 def map_of(values: Encoding) -> Encoding:
@@ -391,7 +285,7 @@ def map_of(values: Encoding) -> Encoding:
         return [(key, _optional(values, value, f"key {key!r}")) for key, value in found.items()]
 
     dtype = T.MapType(T.StringType(), values.dtype, valueContainsNull=True)
-    return _scalar(dtype, pa.map_(pa.string(), values.arrow), one, dict, about=values.identity)
+    return scalar(dtype, pa.map_(pa.string(), values.arrow), one, dict, about=values.identity)
 
 
 def struct_of(fields: dict[str, Encoding]) -> Encoding:
@@ -400,22 +294,22 @@ def struct_of(fields: dict[str, Encoding]) -> Encoding:
     def one(value: dict[str, Any]) -> dict[str, Any]:
         more = value.keys() - fields.keys()
         if more:
-            _refuse(f"field(s) {sorted(more)!r} are not declared")
+            refuse(f"field(s) {sorted(more)!r} are not declared")
         return {name: _optional(inner, value.get(name), f"field {name!r}") for name, inner in fields.items()}
 
     dtype = T.StructType([T.StructField(name, inner.dtype) for name, inner in fields.items()])
     arrow = pa.struct([pa.field(name, inner.arrow) for name, inner in fields.items()])
     about = ",".join(f"{name}:{inner.identity}" for name, inner in fields.items())
-    return _scalar(dtype, arrow, one, dict, about=about)
+    return scalar(dtype, arrow, one, dict, about=about)
 
 
 def _optional(encoding: Encoding, value: Any, where: str) -> Any:
     if value is None:
         if not encoding.is_optional:
-            _refuse(f"{where} is missing")
+            refuse(f"{where} is missing")
         return None
     if type(value) not in encoding.json_types:
-        _refuse(f"{where}: {_shown(value)} is not how {encoding.dtype.simpleString()} is written")
+        refuse(f"{where}: {shown(value)} is not how {encoding.dtype.simpleString()} is written")
     return encoding.one(value)
 
 
@@ -423,10 +317,10 @@ def _optional(encoding: Encoding, value: Any, where: str) -> Any:
 
 
 def _as_written(dtype: T.DataType, arrow: pa.DataType, kind: type) -> Encoding:
-    return _scalar(dtype, arrow, lambda value: value, kind, is_as_written=True)
+    return scalar(dtype, arrow, lambda value: value, kind, is_as_written=True)
 
 
-def _scalar(
+def scalar(
     dtype: T.DataType,
     arrow: pa.DataType,
     one: Callable[[Any], Any],
@@ -434,6 +328,16 @@ def _scalar(
     is_as_written: bool = False,
     about: str = "",
 ) -> Encoding:
+    """An encoding of one value.
+
+    Args:
+        dtype: in the target.
+        arrow: the same for Arrow.
+        one: reads a JSON value.
+        kinds: Python types of the JSON values that it takes.
+        is_as_written: whether it only checks ranges that Arrow checks, too.
+        about: what tells it from others of the same type.
+    """
     return Encoding(
         dtype=dtype,
         arrow=arrow,
@@ -444,10 +348,12 @@ def _scalar(
     )
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """A value for an error's text, cut where it is long."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."  # noqa: PLR2004
 
 
-def _refuse(msg: str) -> NoReturn:
+def refuse(msg: str) -> NoReturn:
+    """Say why a value cannot be stored."""
     raise UndecodableError(msg)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stream_merge.sources.formats import encodings as E
+from stream_merge.sources.formats import times
 from stream_merge.sources.formats.base import Kind, Read
 from stream_merge.sources.formats.connect_json import DECLARED, refuse
 from stream_merge.sources.formats.encodings import Encoding
@@ -25,9 +26,9 @@ _SCALARS: Mapping[str, Callable[[], Encoding]] = {
     "double": lambda: E.floating(64),
     "string": E.string,
     "binary": E.binary,
-    "date": E.date_of_text,
-    "timestamp": lambda: E.timestamp_of_text(with_zone=True),
-    "timestamp_ntz": lambda: E.timestamp_of_text(with_zone=False),
+    "date": times.date_of_text,
+    "timestamp": lambda: times.timestamp_of_text(with_zone=True),
+    "timestamp_ntz": lambda: times.timestamp_of_text(with_zone=False),
 }
 _DECIMAL = re.compile(r"(?:decimal|numeric)\((\d+)(?:,\s*(\d+))?\)")
 _KEY_AND_VALUE = 2
