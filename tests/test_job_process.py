@@ -181,6 +181,40 @@ def test_sigterm_and_a_stop_request_end_it_after_the_running_batch(shop: Shop) -
     assert not shop.checkpoint.with_name("checkpoint.stop").exists()
 
 
+OUTAGE_SECONDS = 60
+
+
+def test_an_outage_of_the_broker_is_waited_for(tmp_path: Path, seed: int) -> None:
+    reason = services.missing()
+    if reason:
+        pytest.skip(reason)
+    broker = services.Broker(tmp_path / "broker")
+    broker.start()
+    shop = Shop(broker, tmp_path, seed)
+    process = None
+    try:
+        shop.write(50)
+        process = shop.start()
+        services.wait_until(lambda: shop.newest_version() >= 1, "a version was committed", seconds=START_SECONDS)
+        broker.kill()
+        time.sleep(OUTAGE_SECONDS)
+        assert process.poll() is None, process.communicate()[0]
+        broker.start()
+        before = shop.newest_version()
+        shop.write(50)
+        services.wait_until(lambda: shop.newest_version() > before, "a version was committed", seconds=START_SECONDS)
+        os.kill(process.pid, signal.SIGTERM)
+        said, _ = process.communicate(timeout=60)
+        assert process.returncode == 0, said
+    finally:
+        if process is not None and process.poll() is None:
+            end(process, signal.SIGKILL)
+        shop.close()
+        broker.stop()
+    steps = trail(load(shop.file).queries[0])
+    assert sum(step.offsets for step in steps) == shop.produced
+
+
 def test_check_tells_what_is_missing_without_writing(shop: Shop) -> None:
     shop.write(10)
     good = CliRunner().invoke(cli.app, ["check", str(shop.file), "--jars", str(services.SPARK_JARS)])

@@ -12,6 +12,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from typer.testing import CliRunner
 
 from stream_merge import cli
+from stream_merge.cli import shared
 from stream_merge.quarantine import SCHEMA
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -49,8 +50,9 @@ queries: [{{name: orders, topic: orders, target: {tmp_path}/t, keys: id, checkpo
     return file
 
 
-def test_the_list_counts_by_reason_topic_and_partition(job: Path) -> None:
-    said = CliRunner(env={"COLUMNS": "200"}).invoke(cli.app, ["quarantine", "list", str(job)])
+def test_the_list_counts_by_reason_topic_and_partition(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared.OUT, "width", 200)
+    said = CliRunner().invoke(cli.app, ["quarantine", "list", str(job)])
 
     assert said.exit_code == 0, said.output
     lines = [[cell.strip() for cell in line.split("│")[1:-1]] for line in said.output.splitlines() if "│" in line]
