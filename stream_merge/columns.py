@@ -68,6 +68,11 @@ def any_of(conditions: Iterable[Column]) -> Column:
     return reduce(lambda left, right: left | right, conditions, F.lit(False))
 
 
+def or_empty(texts: Column) -> Column:
+    """A list of texts; an empty one instead of NULL."""
+    return F.coalesce(texts, F.array().cast("array<string>"))
+
+
 def has_order(dtype: DataType) -> bool:
     """Whether Spark can compare two values with `<` (maps and variants have neither order nor equality)."""
     if isinstance(dtype, MapType | VariantType | NullType):

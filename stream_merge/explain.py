@@ -109,7 +109,7 @@ def opened(target: str, storage_options: Mapping[str, str] | None = None) -> Nat
 
 def _merges(commits: list[CommitRecord]) -> Iterator[MergedVersion]:
     for commit in commits:
-        ours = _ours(commit.user_metadata)
+        ours = ours_in(commit.user_metadata)
         if ours is None:
             continue
         yield MergedVersion(
@@ -124,7 +124,7 @@ def _merges(commits: list[CommitRecord]) -> Iterator[MergedVersion]:
         )
 
 
-def _ours(user_metadata: str | None) -> dict[str, Any] | None:
+def ours_in(user_metadata: str | None) -> dict[str, Any] | None:
     """What the sink wrote into a commit; None for anybody else's."""
     try:
         found = json.loads(user_metadata or "")["stream_merge"]

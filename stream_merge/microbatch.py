@@ -167,9 +167,7 @@ class MicroBatch:
         if self._intake.undecodable is None:
             return
         with self._clock.phase("quarantine"):
-            # By its name: a replay may come when the target is not there yet, or is there by then.
-            about = names.normal_path(self._spec.target)
-            app_id = self._caller.app_id("quarantine-undecodable", about=about)
+            app_id = quarantine.undecodable_id(self._caller, self._spec.target)
             commit = SideCommit(app_id=app_id, batch_id=self._batch_id, run=self._run)
             quarantine.write_undecodable(self._intake.undecodable, self._spec.quarantine_table, commit=commit)
 

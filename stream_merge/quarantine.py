@@ -20,6 +20,7 @@ from pyspark.sql.types import (
 from stream_merge import columns, contract, names, tables
 from stream_merge.commits import SideCommit, append_once
 from stream_merge.errors import ConfigError
+from stream_merge.identity import Caller
 
 SCHEMA = StructType(
     [
@@ -74,6 +75,14 @@ def write(invalid: DataFrame, table: str, *, query: str, recorded_at: Column, co
         columns.column(names.CORRUPT_COLUMN).isNotNull(), F.lit("the line does not fit the declared format and types")
     )
     _append(invalid, table, error=error, query=query, recorded_at=recorded_at, commit=commit)
+
+
+def undecodable_id(caller: Caller, target: str) -> str | None:
+    """Application id of the commit of undecodable records.
+
+    It holds the target's name: a replay may come when the target is not there yet, or is there by then.
+    """
+    return caller.app_id("quarantine-undecodable", about=names.normal_path(target))
 
 
 def write_undecodable(rows: DataFrame, table: str, *, commit: SideCommit) -> None:

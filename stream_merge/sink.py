@@ -204,12 +204,8 @@ class MergeSink:
             batch_id: of the batch that they came in.
         """
         spec = self._spec
-        app_id = caller(rows, spec).app_id("quarantine-undecodable", about=names.normal_path(spec.target))
-        commit = SideCommit(
-            app_id=app_id,
-            batch_id=batch_id,
-            run=lambda attempt: retry.run(attempt, spec.retry, sleep=self._sleep),
-        )
+        app_id = quarantine.undecodable_id(caller(rows, spec), spec.target)
+        commit = self._side_commit(app_id, batch_id)
         owned = in_session(rows, self._session.of(rows))
         quarantine.write_undecodable(owned, spec.quarantine_table, commit=commit)
 
@@ -324,11 +320,7 @@ class MergeSink:
         Cost: two Spark jobs over the batch, one append.
         """
         spec, who = self._spec, caller(batch_df, self._spec)
-        commit = SideCommit(
-            app_id=self._set_aside_id(who),
-            batch_id=batch_id,
-            run=lambda attempt: retry.run(attempt, spec.retry, sleep=self._sleep),
-        )
+        commit = self._side_commit(self._set_aside_id(who), batch_id)
         events = in_session(batch_df, self._session.of(batch_df))
         count = events.count()
         written = quarantine.write_whole(
@@ -342,6 +334,12 @@ class MergeSink:
         """Whether `set_aside` has committed this batch before: then it must not be merged any more."""
         session, app_id = self._session.of(batch_df), self._set_aside_id(caller(batch_df, self._spec))
         return quarantine.is_written(session, self._spec.quarantine_table, app_id=app_id, batch_id=batch_id)
+
+    def _side_commit(self, app_id: str | None, batch_id: int) -> SideCommit:
+        retried = self._spec.retry
+        return SideCommit(
+            app_id=app_id, batch_id=batch_id, run=lambda attempt: retry.run(attempt, retried, sleep=self._sleep)
+        )
 
     def _set_aside_id(self, who: Caller) -> str | None:
         # By its name: a target that failed may have no readable id, and sinks may share a quarantine table.

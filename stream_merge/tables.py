@@ -305,7 +305,7 @@ def _permission_problems(spec: MergeSpec, found: TableSnapshot | None) -> list[s
     problems: dict[Path, str] = {}
     for location in wanted:
         local = local_path(location)
-        nearest = local and _nearest_existing(local)
+        nearest = local and nearest_existing(local)
         if nearest and nearest not in problems and not os.access(nearest, os.R_OK | os.W_OK | os.X_OK):
             problems[nearest] = (
                 f"this process (uid {os.geteuid()}) may not write to {str(nearest)!r}, where {location!r} lies;"
@@ -322,7 +322,8 @@ def local_path(location: str) -> Path | None:
     return Path(unquote(parsed.path) if parsed.scheme else location)
 
 
-def _nearest_existing(path: Path) -> Path | None:
+def nearest_existing(path: Path) -> Path | None:
+    """The path itself, or the first folder above it that is there and can be seen."""
     return next((p for p in (path.absolute(), *path.absolute().parents) if _exists(p)), None)
 
 

@@ -85,9 +85,7 @@ def engine_of_the_run(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[services.Broker]:
     """A real Kafka broker."""
-    reason = services.missing()
-    if reason:
-        pytest.skip(reason)
+    services.need()
     broker = services.Broker(tmp_path_factory.mktemp("kafka") / "broker")
     with services.running(broker):
         yield broker

@@ -206,9 +206,7 @@ def workload(rng: random.Random, statements: int, start: int = 0) -> str:
 
 @pytest.fixture(scope="module")
 def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[services.Postgres]:
-    reason = services.missing()
-    if reason:
-        pytest.skip(reason)
+    services.need()
     postgres = services.Postgres(tmp_path_factory.mktemp("postgres") / "server")
     with services.running(postgres):
         yield postgres

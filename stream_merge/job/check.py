@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from kafka import KafkaConsumer, TopicPartition
 from kafka.errors import KafkaError
@@ -18,9 +17,9 @@ from stream_merge.job import jars
 from stream_merge.job.offsets import Checkpoint
 from stream_merge.job.row_schema import RowSchema
 from stream_merge.job.settings import JobSettings, QuerySettings
-from stream_merge.sources.decoding import Decoder
 from stream_merge.sources.formats.base import Kind
 from stream_merge.sources.kafka import Cluster, Connection, TopicState
+from stream_merge.tables import local_path, nearest_existing
 
 SAMPLE = 200
 """Newest records of each partition that are decoded."""
@@ -86,7 +85,7 @@ def _query(query: QuerySettings, topics: dict[str, TopicState], connection: Conn
 
 
 def _checkpoint(query: QuerySettings) -> Iterator[Finding]:
-    if _is_remote(query.checkpoint):
+    if local_path(query.checkpoint) is None:
         yield Finding(
             query=query.name, about="checkpoint", said=f"{query.checkpoint} is not on this disk; not looked at"
         )
@@ -112,17 +111,13 @@ def refuse_start_of_existing(query: QuerySettings, checkpoint: Checkpoint) -> No
 
 
 def _storage(query: QuerySettings) -> Finding:
-    if _is_remote(query.target) or not names.is_path(query.target):
+    place = local_path(names.normal_path(query.target)) if names.is_path(query.target) else None
+    there = place and nearest_existing(place)
+    if there is None:
         return Finding(query=query.name, about="storage", said=f"{query.target} is not on this disk; not looked at")
-    place = Path(query.target.removeprefix("file://").removeprefix("file:")).absolute()
-    there = next(parent for parent in (place, *place.parents) if parent.exists())
     if not os.access(there, os.W_OK | os.X_OK):
         return Finding(query=query.name, about="storage", said=f"{there} cannot be written", is_problem=True)
     return Finding(query=query.name, about="storage", said=f"{there} can be written")
-
-
-def _is_remote(place: str) -> bool:
-    return "://" in place and not place.startswith("file:")
 
 
 def _table(query: QuerySettings, rows: RowSchema) -> Iterator[Finding]:
@@ -196,17 +191,9 @@ def _decoded(
     partitions: list[int],
 ) -> tuple[list[str], str | None]:
     """Kinds of the records, and why one of them cannot be read."""
-    form = query.value_format.format()
-    if getattr(form, "declared", None) is not None:
-        rows.admit("")
+    rows.admit_declared()
     for _ in range(2):  # the second time in the schemas that the first one found
-        decoder = Decoder(
-            format=form,
-            columns=rows.columns,
-            keys=query.keys,
-            known=rows.known,
-            max_value_bytes=query.limits.max_value_bytes,
-        )
+        decoder = rows.decoder(query.limits.max_value_bytes)
         found = decoder.decode(keys, values, partitions, set()).to_pylist()
         new = {row["note"] for row in found if row["kind"] == Kind.OTHER_SCHEMA and row["note"]}
         for schema_id in sorted(new):

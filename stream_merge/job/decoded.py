@@ -15,9 +15,9 @@ from stream_merge.errors import ConfigError
 from stream_merge.job.offsets import Range
 from stream_merge.job.row_schema import RowSchema
 from stream_merge.job.sequence import PARTITION, TOPIC
-from stream_merge.sources.decoding import ROW, Decoder, events
-from stream_merge.sources.formats.base import Format, Kind
-from stream_merge.spark_internals import materialised, release
+from stream_merge.sources.decoding import ROW, events
+from stream_merge.sources.formats.base import Kind
+from stream_merge.spark_internals import release
 
 Place = tuple[str, int]
 """Topic and partition."""
@@ -120,13 +120,11 @@ class DecodedBatch:
         ]
         grown = F.struct(*fields)
         later = [F.lit(f.name) for f in self.row.fields if f.name not in have]
-        absent = F.concat(F.coalesce(F.col("absent"), F.array().cast("array<string>")), F.array(*later))
+        absent = F.concat(columns.or_empty(F.col("absent")), F.array(*later))
         return frame.withColumns({ROW: F.when(row.isNotNull(), grown), "absent": absent})
 
 
-def evaluate(
-    records: DataFrame, format: Format, rows: RowSchema, keys: tuple[str, ...], max_value_bytes: int
-) -> DecodedBatch:
+def evaluate(records: DataFrame, rows: RowSchema, max_value_bytes: int) -> DecodedBatch:
     """Decode a batch, and let new schemas of events in.
 
     Cost: one Spark job that reads the topic, one over the decoded records for the counts; where a schema is
@@ -137,20 +135,13 @@ def evaluate(
     """
 
     def decoded(source: DataFrame) -> DataFrame:
-        decoder = Decoder(
-            format=format,
-            columns=rows.columns,
-            keys=keys,
-            known=rows.known,
-            broken=rows.broken,
-            max_value_bytes=max_value_bytes,
-        )
-        return events(source, decoder)
+        # A local checkpoint: a lost executor fails the batch instead of reading the topic again.
+        return events(source, rows.decoder(max_value_bytes)).localCheckpoint(eager=True)
 
     held: list[DataFrame] = []
     before = rows.columns.names
     try:
-        first, _ = materialised(decoded(records), F.count(F.lit(1)).alias("records"))
+        first = decoded(records)
         held.append(first)
         frames = [first]
         tally = _tally(first)
@@ -159,7 +150,7 @@ def evaluate(
                 rows.admit(schema_id)
             other = F.col("kind") == str(Kind.OTHER_SCHEMA)
             again = first.where(other).withColumnsRenamed({"raw_key": "key", "raw_value": "value"})
-            second, _ = materialised(decoded(again), F.count(F.lit(1)).alias("records"))
+            second = decoded(again)
             held.append(second)
             frames = [first.where(~other), second]
             grown = set(rows.columns.names) - set(before)
@@ -259,17 +250,14 @@ def _tally(frame: DataFrame) -> _Tally:
 
 
 def _extremes() -> list[Column]:
+    lacking = [columns.or_empty(F.col(name)) for name in ("unavailable", "absent")]
     return [
         F.min("offset").alias("first_offset"),
         F.max("position").alias("highest_position"),
         F.min("position").alias("lowest_position"),
         F.max("source_millis").alias("newest_millis"),
-        F.flatten(F.collect_set(F.array_union(_or_none("unavailable"), _or_none("absent")))).alias("missing"),
+        F.flatten(F.collect_set(F.array_union(*lacking))).alias("missing"),
     ]
-
-
-def _or_none(name: str) -> Column:
-    return F.coalesce(F.col(name), F.array().cast("array<string>"))
 
 
 def counted_by_place(events: DataFrame) -> tuple[DataFrame, dict[Place, int]]:
@@ -277,7 +265,7 @@ def counted_by_place(events: DataFrame) -> tuple[DataFrame, dict[Place, int]]:
 
     Cost: two Spark jobs.
     """
-    found, _ = materialised(events, F.count(F.lit(1)).alias("events"))
+    found = events.localCheckpoint(eager=True)
     rows = found.groupBy(columns.column(TOPIC), columns.column(PARTITION)).count().collect()
     return found, {(topic, partition): number for topic, partition, number in rows}
 

@@ -90,7 +90,7 @@ def fill(events: DataFrame, known: Known, missing: list[str]) -> DataFrame:
     in_order = Window.partitionBy(*_columns(keys)).orderBy(F.col(_SEQUENCE), (~F.col(DELETE)).cast("int"))
     lives = history.withColumn(_LIFE, F.sum(F.col(DELETE).cast("int")).over(in_order))
     in_life = Window.partitionBy(*_columns(keys), F.col(_LIFE)).orderBy(F.col(_SEQUENCE))
-    gaps = F.concat(_or_none(UNAVAILABLE), _or_none(ABSENT))
+    gaps = F.concat(columns.or_empty(F.col(UNAVAILABLE)), columns.or_empty(F.col(ABSENT)))
     for name in missing:
         carries = ~F.col(DELETE) & ~F.array_contains(gaps, name)
         value = F.when(carries, F.struct(columns.column(name).alias("value")))
@@ -102,7 +102,7 @@ def fill(events: DataFrame, known: Known, missing: list[str]) -> DataFrame:
         {name: columns.column(_CARRIED + name).getField("value") for name in missing}
     )
     unsupplied = [F.when(columns.column(_CARRIED + name).isNull(), F.lit(name)) for name in missing]
-    left = F.array_intersect(_or_none(UNAVAILABLE), F.array_compact(F.array(*unsupplied)))
+    left = F.array_intersect(columns.or_empty(F.col(UNAVAILABLE)), F.array_compact(F.array(*unsupplied)))
     filled = filled.withColumn(UNAVAILABLE, F.when(~F.col(DELETE) & ~F.col(_OVERTAKEN) & (F.size(left) > 0), left))
     untouched = events.join(affected, keys, "left_anti")
     return untouched.select(*_columns(events.columns)).unionByName(filled.select(*_columns(events.columns)))
@@ -187,10 +187,6 @@ def deletes_of_null_values(nulls: DataFrame, events: DataFrame, known: Known) ->
             for name, dtype in types.items()
         )
     )
-
-
-def _or_none(name: str) -> Column:
-    return F.coalesce(F.col(name), F.array().cast("array<string>"))
 
 
 def _columns(wanted: list[str] | tuple[str, ...]) -> list[Column]:

@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 
 from stream_merge.sources.kafka import Offsets, parse_offsets
 from stream_merge.spark_internals import list_names, read_text
+from stream_merge.tables import local_path
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,7 +53,7 @@ class Checkpoint:
     @classmethod
     def on_disk(cls, path: str) -> Checkpoint:
         """On this machine, without Spark."""
-        return cls(_local_text, _local_names, path.removeprefix("file://").removeprefix("file:"))
+        return cls(_local_text, _local_names, str(local_path(path) or path))
 
     @property
     def exists(self) -> bool:

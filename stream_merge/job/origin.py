@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,16 +10,15 @@ from pyspark.sql import SparkSession
 
 from stream_merge import tables
 from stream_merge.errors import ConfigError, ContractError
+from stream_merge.explain import ours_in
 from stream_merge.job.decoded import Counts, DecodedBatch
 from stream_merge.job.offsets import Range, Ranges
+from stream_merge.job.sequence import BY_LOG_POSITION, BY_OFFSET
 from stream_merge.job.settings import QuerySettings
 from stream_merge.results import MergeResult
 from stream_merge.snapshot import CommitRecord, TableSnapshot
 from stream_merge.sources.kafka import TopicState
 
-LOG_POSITION = "postgresql/1"
-"""The sequence's definition where PostgreSQL's log orders events: epoch, LSN, 0 for snapshot reads else 1, Kafka
-partition, Kafka offset."""
 SECTION = "kafka"
 """Field of `stream_merge` in the commit metadata."""
 _LOOKED_AT_FIRST = 200
@@ -111,7 +109,7 @@ class Origin:
                 )
                 raise ContractError(msg, reasons={}, target=settings.target)
             is_wider = bool(partitions) and len(state.ends) > len(partitions)
-            if self.ordering.startswith("offset/") and is_wider and settings.epoch <= last.epoch:
+            if self.ordering == BY_OFFSET and is_wider and settings.epoch <= last.epoch:
                 msg = (
                     f"topic {name!r} has {len(state.ends)} partitions, it had {len(partitions)}; keys may have moved,"
                     f" and their events are ordered by partition and offset: set 'epoch: {last.epoch + 1}'"
@@ -125,7 +123,7 @@ class Origin:
             ContractError: a new event stands too far behind.
         """
         last, settings = self.last, self.settings
-        if last is None or last.position is None or settings.epoch > last.epoch or self.ordering != LOG_POSITION:
+        if last is None or last.position is None or settings.epoch > last.epoch or self.ordering != BY_LOG_POSITION:
             return
         least = last.position - settings.limits.max_position_regression
         for place, position in batch.lowest_positions.items():
@@ -237,12 +235,8 @@ def _sections(session: SparkSession, target: str, version: int) -> Iterator[tupl
 
 def section_of(commit: CommitRecord) -> Mapping[str, Any] | None:
     """What the sink wrote into a commit of a job, or None."""
-    try:
-        found = json.loads(commit.user_metadata or "null")
-    except ValueError:
-        return None
-    ours = found.get("stream_merge") if isinstance(found, dict) else None
-    return ours if isinstance(ours, dict) and isinstance(ours.get(SECTION), dict) else None
+    ours = ours_in(commit.user_metadata)
+    return ours if ours is not None and isinstance(ours.get(SECTION), dict) else None
 
 
 def _recorded(section: Mapping[str, Any]) -> Recorded:

@@ -8,7 +8,9 @@ from pyspark.sql import types as T
 
 from stream_merge import columns, names
 from stream_merge.errors import ConfigError
+from stream_merge.sources.decoding import Decoder
 from stream_merge.sources.formats.base import Format
+from stream_merge.sources.formats.connect_json import DECLARED
 from stream_merge.sources.formats.encodings import Encoding
 from stream_merge.sources.formats.strict_json import UndecodableError
 
@@ -40,6 +42,22 @@ class RowSchema:
         if stored is not None:
             own = [field for field in stored.fields if not names.is_reserved(field.name)]
             self._stored = {field.name: columns.nullable(field.dataType) for field in own}
+
+    def admit_declared(self) -> None:
+        """Let in the columns that the job declares, where it does; they count from the first event on."""
+        if getattr(self._format, "declared", None) is not None:
+            self.admit(DECLARED)
+
+    def decoder(self, max_value_bytes: int) -> Decoder:
+        """A decoder for the schemas that have been let in so far."""
+        return Decoder(
+            format=self._format,
+            columns=self.columns,
+            keys=self._keys,
+            known=self.known,
+            broken=self.broken,
+            max_value_bytes=max_value_bytes,
+        )
 
     def admit(self, schema_id: str) -> None:
         """Let events of another schema in; one that nothing can be stored in is the fault of its events.

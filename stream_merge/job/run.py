@@ -31,6 +31,7 @@ from stream_merge.results import MergeResult
 from stream_merge.sources import kafka
 from stream_merge.sources.kafka import Cluster
 from stream_merge.spark_internals import java_causes, owned_session
+from stream_merge.tables import local_path
 from stream_merge.watch.queries import QueryFailedError, Running, Stream, drained
 
 log = logging.getLogger(__name__)
@@ -109,8 +110,8 @@ def is_outage(error: BaseException) -> bool:
 
 def stop_request(query: QuerySettings) -> Path | None:
     """The file whose presence stops a query: beside its checkpoint folder; None where that is not on a disk."""
-    place = query.checkpoint.removeprefix("file://").removeprefix("file:").rstrip("/")
-    return None if "://" in place else Path(f"{place}.stop")
+    place = local_path(query.checkpoint)
+    return None if place is None else place.with_name(f"{place.name}.stop")
 
 
 def request_stop(settings: JobSettings) -> list[tuple[str, Path]]:

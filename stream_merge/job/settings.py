@@ -14,6 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, V
 from pyspark.sql import types as T
 
 from stream_merge.errors import ConfigError
+from stream_merge.job.sequence import BY_LOG_POSITION, BY_OFFSET
 from stream_merge.sources.formats import plain
 from stream_merge.sources.formats.base import Format
 from stream_merge.sources.formats.connect_schema import PLACEHOLDER, encoding
@@ -179,7 +180,7 @@ class DebeziumFormat(_Model):
     @property
     def ordering(self) -> str:
         """Name of the sequence's definition, recorded with each commit."""
-        return "postgresql/1"
+        return BY_LOG_POSITION
 
     def declared(self) -> Mapping[str, Encoding] | None:
         """How the columns are written in records without a schema block."""
@@ -225,7 +226,7 @@ class FlattenedFormat(DebeziumFormat):
     @property
     def ordering(self) -> str:
         """Name of the sequence's definition, recorded with each commit."""
-        return "postgresql/1" if self.position == "lsn" else "offset/1"
+        return BY_LOG_POSITION if self.position == "lsn" else BY_OFFSET
 
 
 class JsonFormat(_Model):
@@ -250,7 +251,7 @@ class JsonFormat(_Model):
     @property
     def ordering(self) -> str:
         """Name of the sequence's definition, recorded with each commit."""
-        return "offset/1" if self.position is None else f"column/1:{self.position}"
+        return BY_OFFSET if self.position is None else f"column/1:{self.position}"
 
     @model_validator(mode="after")
     def _has_types(self) -> JsonFormat:

@@ -54,10 +54,12 @@ class TopicSink:
         self._settings = settings
         self._cluster = cluster
         self._progress = progress
-        self._format = settings.value_format.format()
         self._sink = sink
         self._rows = RowSchema(
-            target=settings.target, keys=settings.keys, format=self._format, may_grow=settings.schema_evolution
+            target=settings.target,
+            keys=settings.keys,
+            format=settings.value_format.format(),
+            may_grow=settings.schema_evolution,
         )
         self._checkpoint: Checkpoint | None = None
         self._origin: Origin | None = None
@@ -83,9 +85,7 @@ class TopicSink:
         gone = loss.lost(ranges, topics)
         if self._settings.on_data_loss == "stop":
             loss.refuse(gone, self._settings.target)
-        batch = decoded.evaluate(
-            batch_df, self._format, self._rows, self._settings.keys, self._settings.limits.max_value_bytes
-        )
+        batch = decoded.evaluate(batch_df, self._rows, self._settings.limits.max_value_bytes)
         try:
             self._stop_for_truncate(batch, batch_id)
             self._stop_for_share(batch, batch_id)
@@ -111,14 +111,10 @@ class TopicSink:
         session, target = batch_df.sparkSession, self._settings.target
         found = tables.find(session, target)
         self._rows.start_from(None if found is None else found.schema)
-        if self._format_is_declared():
-            self._rows.admit("")
+        self._rows.admit_declared()
         who = caller_of(batch_df, app_id=None, name=self._settings.name)
         self._origin = Origin.of_table(session, found, who.identity, self._settings)
         self._has_looked = True
-
-    def _format_is_declared(self) -> bool:
-        return getattr(self._format, "declared", None) is not None
 
     def _known_checkpoint(self, batch_df: DataFrame) -> Checkpoint:
         if self._checkpoint is None:

@@ -18,6 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 SPARK_JARS = ROOT / ".jars" / "spark"
 SERVICE_JARS = ROOT / ".jars" / "services"
@@ -30,6 +32,13 @@ def missing() -> str | None:
     if not (SERVICE_JARS / ".copied").exists() or not (SPARK_JARS / ".copied").exists():
         return "the jars of Kafka and its servers are not there; 'make test-all' gets them"
     return None
+
+
+def need() -> None:
+    """Skip the test, with the reason, where the servers cannot be started."""
+    reason = missing()
+    if reason:
+        pytest.skip(reason)
 
 
 def free_port() -> int:

@@ -29,7 +29,6 @@ class Kind(StrEnum):
 
 
 HEARTBEAT, SCHEMA_CHANGE, TRANSACTION, MESSAGE = "heartbeat", "schema_change", "transaction", "message"
-FILTER_REASONS = (HEARTBEAT, MESSAGE, SCHEMA_CHANGE, TRANSACTION)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import binascii
 import math
-import re
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -42,8 +41,6 @@ class Encoding:
     """Whether null is a value."""
     placeholders: tuple[Any, ...] = ()
     """The JSON values that say "not in this event" (Debezium's unavailable values); compared exactly."""
-    identity: str = ""
-    """What tells two encodings apart: a definition, not a cache key only."""
 
     def is_unavailable(self, value: Any) -> bool:
         """Whether this JSON value stands for one that the event does not carry."""
@@ -153,24 +150,17 @@ def string() -> Encoding:
     return _as_written(T.StringType(), pa.string(), str)
 
 
-def binary(text: str = "base64") -> Encoding:
-    """Bytes written as base64, base64-url-safe or hex."""
+def binary() -> Encoding:
+    """Bytes written as base64."""
 
     def one(value: str) -> bytes:
         try:
-            if text == "hex":
-                return bytes.fromhex(value) if re.fullmatch(r"[0-9A-Fa-f]*", value) else _refuse_bytes(value, text)
-            altchars = b"-_" if text == "base64-url-safe" else None
-            return base64.b64decode(value, altchars=altchars, validate=True)
+            return base64.b64decode(value, validate=True)
         except (binascii.Error, ValueError):
-            return _refuse_bytes(value, text)
+            msg = f"{shown(value)} is not base64"
+            raise UndecodableError(msg) from None
 
-    return scalar(T.BinaryType(), pa.binary(), one, str, about=text)
-
-
-def _refuse_bytes(value: str, text: str) -> bytes:
-    msg = f"{shown(value)} is not {text}"
-    raise UndecodableError(msg)
+    return scalar(T.BinaryType(), pa.binary(), one, str)
 
 
 # -- numbers with a scale ----------------------------------------------------------------------
@@ -183,15 +173,13 @@ def decimal_of_bytes(precision: int, scale: int) -> Encoding:
     def one(value: str) -> Decimal:
         return _fitting(_unscaled(raw.one(value), scale), precision, scale)
 
-    return scalar(T.DecimalType(precision, scale), pa.decimal128(precision, scale), one, str, about="bytes")
+    return scalar(T.DecimalType(precision, scale), pa.decimal128(precision, scale), one, str)
 
 
 def text_of_bytes(scale: int) -> Encoding:
     """Connect's Decimal as the text of the number: exact whatever its size."""
     raw = binary()
-    return scalar(
-        T.StringType(), pa.string(), lambda v: format(_unscaled(raw.one(v), scale), "f"), str, about=f"bytes, {scale}"
-    )
+    return scalar(T.StringType(), pa.string(), lambda v: format(_unscaled(raw.one(v), scale), "f"), str)
 
 
 def decimal_of_text(precision: int, scale: int) -> Encoding:
@@ -209,7 +197,7 @@ def decimal_of_text(precision: int, scale: int) -> Encoding:
         return _fitting(number, precision, scale)
 
     dtype = T.DecimalType(precision, scale)
-    return scalar(dtype, pa.decimal128(precision, scale), one, str, int, Decimal, about="text")
+    return scalar(dtype, pa.decimal128(precision, scale), one, str, int, Decimal)
 
 
 def decimal_of_struct(precision: int, scale: int) -> Encoding:
@@ -220,15 +208,13 @@ def decimal_of_struct(precision: int, scale: int) -> Encoding:
         return _fitting(_variable_scale(value, raw), precision, scale)
 
     dtype = T.DecimalType(precision, scale)
-    return scalar(dtype, pa.decimal128(precision, scale), one, dict, about="VariableScaleDecimal")
+    return scalar(dtype, pa.decimal128(precision, scale), one, dict)
 
 
 def text_of_variable_scale() -> Encoding:
     """Debezium's VariableScaleDecimal as the text of the number: a numeric of any size, exactly."""
     raw = binary()
-    return scalar(
-        T.StringType(), pa.string(), lambda v: format(_variable_scale(v, raw), "f"), dict, about="VariableScaleDecimal"
-    )
+    return scalar(T.StringType(), pa.string(), lambda v: format(_variable_scale(v, raw), "f"), dict)
 
 
 def _variable_scale(value: dict[str, Any], raw: Encoding) -> Decimal:
@@ -275,7 +261,7 @@ def array_of(items: Encoding) -> Encoding:
         return [_optional(items, value, "an element") for value in values]
 
     dtype = T.ArrayType(items.dtype, containsNull=True)
-    return scalar(dtype, pa.list_(items.arrow), one, list, about=items.identity)
+    return scalar(dtype, pa.list_(items.arrow), one, list)
 
 
 def map_of(values: Encoding) -> Encoding:
@@ -285,7 +271,7 @@ def map_of(values: Encoding) -> Encoding:
         return [(key, _optional(values, value, f"key {key!r}")) for key, value in found.items()]
 
     dtype = T.MapType(T.StringType(), values.dtype, valueContainsNull=True)
-    return scalar(dtype, pa.map_(pa.string(), values.arrow), one, dict, about=values.identity)
+    return scalar(dtype, pa.map_(pa.string(), values.arrow), one, dict)
 
 
 def struct_of(fields: dict[str, Encoding]) -> Encoding:
@@ -299,8 +285,7 @@ def struct_of(fields: dict[str, Encoding]) -> Encoding:
 
     dtype = T.StructType([T.StructField(name, inner.dtype) for name, inner in fields.items()])
     arrow = pa.struct([pa.field(name, inner.arrow) for name, inner in fields.items()])
-    about = ",".join(f"{name}:{inner.identity}" for name, inner in fields.items())
-    return scalar(dtype, arrow, one, dict, about=about)
+    return scalar(dtype, arrow, one, dict)
 
 
 def _optional(encoding: Encoding, value: Any, where: str) -> Any:
@@ -326,7 +311,6 @@ def scalar(
     one: Callable[[Any], Any],
     *kinds: type,
     is_as_written: bool = False,
-    about: str = "",
 ) -> Encoding:
     """An encoding of one value.
 
@@ -336,7 +320,6 @@ def scalar(
         one: reads a JSON value.
         kinds: Python types of the JSON values that it takes.
         is_as_written: whether it only checks ranges that Arrow checks, too.
-        about: what tells it from others of the same type.
     """
     return Encoding(
         dtype=dtype,
@@ -344,7 +327,6 @@ def scalar(
         json_types=frozenset(kinds),
         one=one,
         is_as_written=is_as_written,
-        identity=f"{dtype.simpleString()} of {about}" if about else dtype.simpleString(),
     )
 
 

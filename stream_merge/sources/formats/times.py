@@ -27,7 +27,7 @@ def date_of_days() -> Encoding:
             refuse(f"{value} days since 1970 is not within the years 1 to 9999")
         return value
 
-    return scalar(T.DateType(), pa.date32(), one, int, about="days")
+    return scalar(T.DateType(), pa.date32(), one, int)
 
 
 def date_of_text() -> Encoding:
@@ -40,7 +40,7 @@ def date_of_text() -> Encoding:
             msg = f"{shown(value)} is not a date"
             raise UndecodableError(msg) from None
 
-    return scalar(T.DateType(), pa.date32(), one, str, about="text")
+    return scalar(T.DateType(), pa.date32(), one, str)
 
 
 def timestamp_of(units_per_second: int) -> Encoding:
@@ -52,8 +52,7 @@ def timestamp_of(units_per_second: int) -> Encoding:
             refuse(f"{value} nanoseconds is not a whole number of microseconds")
         return _within(micros, value)
 
-    about = f"1/{units_per_second} s"
-    return scalar(T.TimestampNTZType(), pa.timestamp("us"), one, int, about=about)
+    return scalar(T.TimestampNTZType(), pa.timestamp("us"), one, int)
 
 
 _ISO = re.compile(
@@ -87,7 +86,7 @@ def timestamp_of_text(*, with_zone: bool) -> Encoding:
         return (moment - _EPOCH) // timedelta(microseconds=1) + int(fraction[:6])
 
     arrow = pa.timestamp("us", tz="UTC") if with_zone else pa.timestamp("us")
-    return scalar(dtype, arrow, one, str, about="text")
+    return scalar(dtype, arrow, one, str)
 
 
 def clock_time(units_per_second: int) -> Encoding:
@@ -99,7 +98,7 @@ def clock_time(units_per_second: int) -> Encoding:
             refuse(f"{value} is not a time of day in whole microseconds")
         return clock_text(micros)
 
-    return scalar(T.StringType(), pa.string(), one, int, about=f"1/{units_per_second} s")
+    return scalar(T.StringType(), pa.string(), one, int)
 
 
 def clock_text(micros: int) -> str:
