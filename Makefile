@@ -1,7 +1,7 @@
 # Every target does its own set-up: `make demo` on a fresh machine needs nothing but Python 3.11 and Java 17.
 SHELL := bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo jars test test-all check lint format types imports bench dashboard lock clean
+.PHONY: help setup demo jars shop test test-all check lint format types imports bench bench-kafka dashboard lock clean
 
 INSTALLED := .venv/.installed
 # Found once per command; a JDK is installed through apt when none is there and the user is root.
@@ -13,7 +13,7 @@ PYTEST := .venv/bin/python -m pytest -n 2 --dist loadfile
 BEHAVIOUR := $(wildcard tests/test_contract_*.py) tests/test_differential.py tests/test_conflicts.py
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(INSTALLED)  ## virtual environment, locked packages, JDK
 	@deployments/setup.sh java >/dev/null
@@ -23,10 +23,13 @@ demo: $(INSTALLED)  ## merge a generated change stream and watch it; ARGS="--con
 
 jars: .jars/spark/.copied  ## jars of Spark's Kafka connector, for 'stream-merge run --jars .jars/spark'
 
+shop: $(INSTALLED) .jars/spark/.copied .jars/services/.copied  ## PostgreSQL, Kafka and Debezium to try a job on; ARGS=folder
+	@$(WITH_JAVA) .venv/bin/python tests/shop.py $(ARGS)
+
 test: $(INSTALLED)  ## all tests, in two processes; ARGS="-k name" selects, ARGS="-n 0" takes one
 	@$(WITH_JAVA) $(PYTEST) $(ARGS)
 
-test-all: .jars/spark/.copied .jars/services/.copied test  ## all tests, then what a sink does once more on Spark alone and with the engine changing at random
+test-all: .jars/spark/.copied .jars/services/.copied .jars/prometheus/.found test  ## all tests, then what a sink does once more on Spark alone and with the engine changing at random
 	@$(WITH_JAVA) $(PYTEST) --engine spark $(BEHAVIOUR) $(ARGS)
 	@$(WITH_JAVA) $(PYTEST) --engine random $(BEHAVIOUR) $(ARGS)
 
@@ -47,6 +50,9 @@ imports: $(INSTALLED)
 bench: $(INSTALLED)  ## what the sink costs beside a bare MERGE
 	@$(WITH_JAVA) .venv/bin/python tests/bench/run.py $(ARGS)
 
+bench-kafka: $(INSTALLED) .jars/spark/.copied .jars/services/.copied  ## what a job brings from Kafka to Delta, beside a hand-written one
+	@$(WITH_JAVA) PYTHONPATH=tests .venv/bin/python tests/bench/kafka_job.py $(ARGS)
+
 dashboard: $(INSTALLED)  ## write the Grafana dashboard again from the metrics
 	.venv/bin/python grafana/generate.py
 
@@ -65,6 +71,11 @@ clean:  ## remove everything that make and the tools made
 .jars/services/.copied: tests/services/pom.xml
 	@home=$$(deployments/setup.sh java) && JAVA_HOME="$$home" deployments/setup.sh jars $< $(@D)
 	@deployments/setup.sh postgres >/dev/null
+	@touch $@
+
+.jars/prometheus/.found:
+	@deployments/setup.sh prometheus >/dev/null
+	@mkdir -p $(@D)
 	@touch $@
 
 $(INSTALLED): requirements.lock pyproject.toml deployments/setup.sh

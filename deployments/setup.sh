@@ -5,6 +5,7 @@
 #   deployments/setup.sh java    print the home of a JDK that Spark 4.2 can use; install one through apt when root
 #   deployments/setup.sh jars POM DIR    copy what a POM names, and all that it needs, into a folder
 #   deployments/setup.sh postgres        print the folder of PostgreSQL's server programs; install it through apt when root
+#   deployments/setup.sh prometheus      print the path of Prometheus; unpack its package into .jars where there is none
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -119,10 +120,39 @@ need_postgres() {
     echo "$folder"
 }
 
+find_prometheus() {
+    local program
+    for program in ${PROMETHEUS:+"$PROMETHEUS"} prometheus "$PWD/.jars/prometheus/usr/bin/prometheus"; do
+        if command -v "$program"; then
+            return
+        fi
+    done
+}
+
+need_prometheus() {
+    local program folder=.jars/prometheus
+    program=$(find_prometheus)
+    if [ -z "$program" ]; then
+        { command -v apt-get && command -v dpkg-deb; } >/dev/null \
+            || fail "Prometheus was not found. Install it, or set PROMETHEUS to the program."
+        # Unpacked, not installed: the package would start a server of its own.
+        say "Prometheus is missing; unpacking its package into $folder"
+        if can_install; then apt-get update -qq >&2; fi
+        mkdir -p "$folder"
+        (cd "$folder" && rm -f ./*.deb && apt-get download -qq -o APT::Sandbox::User=root prometheus >&2 && dpkg-deb -x ./prometheus_*.deb .) \
+            || fail "apt-get could not download prometheus; what it said is above. Install it, or set PROMETHEUS to the program."
+        rm -f "$folder"/*.deb
+        program=$(find_prometheus)
+        [ -n "$program" ] || fail "the package prometheus holds no usr/bin/prometheus. Set PROMETHEUS to the program."
+    fi
+    echo "$program"
+}
+
 case "${1:-}" in
     venv) make_venv ;;
     java) need_java ;;
     jars) copy_jars "$2" "$3" ;;
     postgres) need_postgres ;;
-    *) fail "usage: deployments/setup.sh venv|java|jars POM DIR|postgres" ;;
+    prometheus) need_prometheus ;;
+    *) fail "usage: deployments/setup.sh venv|java|jars POM DIR|postgres|prometheus" ;;
 esac

@@ -85,6 +85,11 @@ def mean(histogram: str) -> str:
     return ratio(rate(f"{histogram}_sum"), rate(f"{histogram}_count"))
 
 
+def part_of_merge(histogram: str) -> str:
+    """The mean over all merges, also over those without an observation: a step that never runs is at 0, not absent."""
+    return ratio(rate(f"{histogram}_sum"), rate("merge_execution_seconds_count"))
+
+
 LAST_COMMIT = f"({series('last_commit_timestamp_seconds')} > 0)"
 """When each process committed last; without the processes that have not committed yet."""
 
@@ -237,15 +242,15 @@ ROWS = (
             ),
             Panel(
                 title="Steps of a merge",
-                description="Mean time of Delta's own steps, over the merges that had the step, and of the whole "
-                "MERGE up to its commit; 99th percentile for the whole.",
+                description="Mean time of a MERGE up to its commit and of Delta's own steps in it, 0 for a step that "
+                "it did not need; 99th percentile for the whole.",
                 unit="s",
                 queries=(
                     (per_sink("execution p99"), quantile(0.99, "merge_execution_seconds")),
                     (per_sink("execution"), mean("merge_execution_seconds")),
-                    (per_sink("materialise source"), mean("merge_materialize_source_seconds")),
-                    (per_sink("scan"), mean("merge_scan_seconds")),
-                    (per_sink("rewrite"), mean("merge_rewrite_seconds")),
+                    (per_sink("materialise source"), part_of_merge("merge_materialize_source_seconds")),
+                    (per_sink("scan"), part_of_merge("merge_scan_seconds")),
+                    (per_sink("rewrite"), part_of_merge("merge_rewrite_seconds")),
                 ),
             ),
         ),
@@ -287,11 +292,15 @@ ROWS = (
             ),
             Panel(
                 title="Offsets without an event",
-                description="Gaps belong to compacted and transactional topics; lost offsets were removed by the "
-                "broker before they were read.",
+                description="Gaps belong to compacted and transactional topics and are unexpected anywhere else; "
+                "lost offsets were removed by the broker before they were read.",
                 unit="cps",
                 queries=(
                     (per_topic("gaps"), f"sum by ({TOPIC}) (rate({series('topic_gaps_total')}[$__rate_interval]))"),
+                    (
+                        per_topic("unexpected gaps"),
+                        f"sum by ({TOPIC}) (rate({series('topic_unexpected_gaps_total')}[$__rate_interval]))",
+                    ),
                     (
                         per_topic("lost"),
                         f"sum by ({TOPIC}) (rate({series('topic_lost_offsets_total')}[$__rate_interval]))",

@@ -127,6 +127,7 @@ _QUARANTINED = StructType(
         StructField(names.REASONS_COLUMN, ArrayType(StringType())),
         StructField(names.EVENT_COLUMN, StringType()),
         StructField(names.CORRUPT_COLUMN, StringType()),
+        StructField(names.ORIGIN_COLUMN, contract.ORIGIN_TYPE),
     ]
 )
 

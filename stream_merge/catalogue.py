@@ -279,6 +279,13 @@ TOPIC_GAPS = Instrument(
     help="Offsets without a record: removed by compaction, or taken by transactions.",
     label="topic",
 )
+TOPIC_UNEXPECTED_GAPS = Instrument(
+    name="stream_merge_topic_unexpected_gaps_total",
+    type="counter",
+    unit="offsets",
+    help="Offsets without a record in topics neither compacted nor declared transactional; an alarm when above 0.",
+    label="topic",
+)
 TOPIC_LOST = Instrument(
     name="stream_merge_topic_lost_offsets_total",
     type="counter",
@@ -331,6 +338,7 @@ TOPIC_MIRROR_FAILURES = Instrument(
 _OF_TOPICS = (
     TOPIC_RECORDS,
     TOPIC_GAPS,
+    TOPIC_UNEXPECTED_GAPS,
     TOPIC_LOST,
     TOPIC_LAG,
     TOPIC_DELAY,

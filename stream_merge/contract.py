@@ -4,9 +4,22 @@ from __future__ import annotations
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
 from stream_merge import columns, names
 from stream_merge.layout import Layout
+
+ORIGIN_TYPE = StructType(
+    [
+        StructField("topic", StringType()),
+        StructField("partition", IntegerType()),
+        StructField("offset", LongType()),
+        StructField("timestamp", TimestampType()),
+        StructField("raw_key", BinaryType()),
+        StructField("raw_value", BinaryType()),
+    ]
+)
+"""Of `names.ORIGIN_COLUMN`."""
 
 _WHOLE_EVENT = {
     "ignoreNullFields": "false",
@@ -22,7 +35,7 @@ def checked(batch_df: DataFrame, layout: Layout) -> DataFrame:
     Returns:
         One row per event: the stored columns in the target's names and types, the sequence as a
         struct, whether the event is a delete, the reasons against it (NULL when it is valid) and,
-        for an invalid one only, the event as JSON or the raw text of an undecodable line.
+        for an invalid one only, the event as JSON or the raw text of an undecodable line, and where it came from.
 
     Cost: a projection; no scan, no shuffle.
     """
@@ -53,6 +66,7 @@ def _projection(source_names: list[str], layout: Layout) -> list[Column]:
         reasons.alias(names.REASONS_COLUMN),
         F.when(reasons.isNotNull() & corrupt.isNull(), event).alias(names.EVENT_COLUMN),
         corrupt.alias(names.CORRUPT_COLUMN),
+        F.when(reasons.isNotNull(), origin(source_names)).alias(names.ORIGIN_COLUMN),
     ]
 
 
@@ -67,6 +81,12 @@ def corrupt_text(source_names: list[str]) -> Column:
     if names.CORRUPT_COLUMN in source_names:
         return columns.column(names.CORRUPT_COLUMN)
     return F.lit(None).cast("string")
+
+
+def origin(source_names: list[str]) -> Column:
+    """Where an event stood in its topic; NULL where the source does not say."""
+    known = columns.column(names.ORIGIN_COLUMN) if names.ORIGIN_COLUMN in source_names else F.lit(None)
+    return known.cast(ORIGIN_TYPE)
 
 
 def _reasons(layout: Layout, source_names: list[str], corrupt: Column) -> Column:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import threading
 from pathlib import Path
 
@@ -48,8 +49,8 @@ reservations = Reservations()
 
 
 def free_memory_bytes() -> int:
-    """Memory that this process may still take: what the machine has free, or its control group, if that is less."""
-    return min([_free_on_the_machine(), *_free_in_the_groups()])
+    """Memory that this process may still take: the least that machine, control group and its own limit leave."""
+    return min([_free_on_the_machine(), *_free_in_the_groups(), *_free_in_the_limit()])
 
 
 def _free_on_the_machine() -> int:
@@ -73,3 +74,15 @@ def _free_in_the_groups() -> list[int]:
         except (OSError, ValueError):  # no such group, or "max"
             continue
     return found
+
+
+def _free_in_the_limit() -> list[int]:
+    """What `ulimit -v` leaves: an allocation beyond it ends the process in the middle of a merge."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return []
+    try:
+        pages = int(Path("/proc/self/statm").read_text("ascii").split()[0])
+    except (OSError, ValueError):
+        return []
+    return [max(0, limit - pages * os.sysconf("SC_PAGE_SIZE"))]

@@ -21,7 +21,9 @@ CORRUPT_COLUMN = "__stream_merge_corrupt"
 """Raw text of a line that the file reader could not parse; only `stream_merge.files` hands it to the sink."""
 UNAVAILABLE_COLUMN = "__stream_merge_unavailable"
 """Columns whose value nobody has; only jobs hand it to the sink."""
-SOURCE_COLUMNS = frozenset({CORRUPT_COLUMN, UNAVAILABLE_COLUMN})
+ORIGIN_COLUMN = "__stream_merge_origin"
+"""Where an event stood in its topic, and its bytes where they were kept; only jobs hand it to the sink."""
+SOURCE_COLUMNS = frozenset({CORRUPT_COLUMN, UNAVAILABLE_COLUMN, ORIGIN_COLUMN})
 
 TOMBSTONE_TABLE_PREFIX = "__stream_merge_tombstones_"
 QUARANTINE_TABLE_PREFIX = "__stream_merge_quarantine_"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import (
     ArrayType,
-    BinaryType,
-    IntegerType,
     LongType,
     StringType,
     StructField,
@@ -17,8 +16,9 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from stream_merge import columns, contract, names, tables
+from stream_merge import columns, contract, names, retry, tables
 from stream_merge.commits import SideCommit, append_once
+from stream_merge.config import RetryPolicy
 from stream_merge.errors import ConfigError
 from stream_merge.identity import Caller
 
@@ -29,12 +29,7 @@ SCHEMA = StructType(
         StructField("batch_id", LongType()),
         StructField("recorded_at", TimestampType()),
         StructField("event", StringType()),
-        StructField("topic", StringType()),
-        StructField("partition", IntegerType()),
-        StructField("offset", LongType()),
-        StructField("timestamp", TimestampType()),
-        StructField("raw_key", BinaryType()),
-        StructField("raw_value", BinaryType()),
+        *contract.ORIGIN_TYPE.fields,
         StructField("error", StringType()),
         StructField("replayed_at", TimestampType()),
     ]
@@ -99,6 +94,39 @@ def write_undecodable(rows: DataFrame, table: str, *, commit: SideCommit) -> Non
     )
 
 
+def records(session: SparkSession, table: str) -> DataFrame | None:
+    """Records of topics that lie here with their bytes and have not been replayed; None where there is no table."""
+    if tables.find(session, table) is None:
+        return None
+    has_bytes = F.col("raw_key").isNotNull() | F.col("raw_value").isNotNull()
+    is_open = F.col("replayed_at").isNull() & F.col("topic").isNotNull() & F.col("offset").isNotNull() & has_bytes
+    return tables.rows(session, table).where(is_open)
+
+
+def mark_replayed(places: DataFrame, table: str, *, retried: RetryPolicy) -> None:
+    """Say of records that they have been replayed, in one commit; what is appended meanwhile is left alone.
+
+    Args:
+        places: `topic`, `partition` and `offset`, each place once.
+        table: of `SCHEMA`.
+        retried: how often a commit that another writer won is tried again.
+    """
+    same_place = F.expr("t.topic = s.topic AND t.partition = s.partition AND t.offset = s.offset")
+
+    def attempt(_: int) -> None:
+        stored = tables.delta_table(places.sparkSession, table).alias("t")
+        marked = stored.merge(places.alias("s"), same_place & F.col("t.replayed_at").isNull())
+        try:
+            marked.whenMatchedUpdate(set={"replayed_at": F.current_timestamp()}).execute()
+        except Exception as err:
+            lost = retry.conflict(err, target=table, batch_id=None)
+            if lost is None:
+                raise
+            raise lost from err
+
+    retry.run(attempt, retried, sleep=time.sleep)
+
+
 def write_whole(events: DataFrame, table: str, *, reason: str, error: str, query: str, commit: SideCommit) -> bool:
     """Append all events of a batch as they came, valid or not; False where this batch was the last one written.
 
@@ -123,6 +151,7 @@ def write_whole(events: DataFrame, table: str, *, reason: str, error: str, query
         F.array(F.lit(reason)).alias(names.REASONS_COLUMN),
         F.when(corrupt.isNull(), contract.event_text(events.columns)).alias(names.EVENT_COLUMN),
         corrupt.alias(names.CORRUPT_COLUMN),
+        contract.origin(events.columns).alias(names.ORIGIN_COLUMN),
     )
     _append(kept, table, error=F.lit(error), query=query, recorded_at=F.current_timestamp(), commit=commit)
     return True
@@ -145,13 +174,15 @@ def _create_if_missing(session: SparkSession, table: str) -> None:
 
 def _append(rows: DataFrame, table: str, *, error: Column, query: str, recorded_at: Column, commit: SideCommit) -> None:
     _create_if_missing(rows.sparkSession, table)
-    known: dict[str, Column] = {
+    origin, corrupt = columns.column(names.ORIGIN_COLUMN), columns.column(names.CORRUPT_COLUMN)
+    known: dict[str, Column] = {field.name: origin[field.name] for field in contract.ORIGIN_TYPE.fields}
+    known |= {
         "reasons": columns.column(names.REASONS_COLUMN),
         "query": F.lit(query),
         "batch_id": F.lit(commit.batch_id),
         "recorded_at": recorded_at,
         "event": columns.column(names.EVENT_COLUMN),
-        "raw_value": columns.column(names.CORRUPT_COLUMN).cast("binary"),
+        "raw_value": F.coalesce(origin["raw_value"], corrupt.cast("binary")),
         "error": error,
     }
     selected = rows.select(*(known.get(f.name, F.lit(None)).cast(f.dataType).alias(f.name) for f in SCHEMA.fields))

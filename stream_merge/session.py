@@ -1,4 +1,4 @@
-"""Spark sessions for small micro-batches: the preset, Delta's jars, and a quiet local session.
+"""Spark sessions for small micro-batches: the preset, Delta's jars, a quiet local session, the session of spark-submit.
 
 Spark's and Delta's defaults are made for large queries; on a batch of a few thousand events most of
 their time goes into empty tasks. `small_batches` sets what was measured to matter and nothing that
@@ -161,6 +161,38 @@ def local_session(
     session = _start_quietly(delta_packages(small_batches(builder)))
     preflight.check_session(session)  # a JVM that ran before may lack Delta's jar
     return session
+
+
+def is_submitted() -> bool:
+    """Whether spark-submit has started this process, and the JVM of its Spark application before it."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
+def submitted_session(confs: Mapping[str, str] | None = None) -> SparkSession:
+    """The session of the application that spark-submit has started, ready for Delta.
+
+    Name, master, cores, memory, jars and logs are as spark-submit was told; the preset is what small micro-batches
+    need beside that.
+
+    Args:
+        confs: more Spark confs; they win over spark-submit's.
+
+    Raises:
+        ConfigError: when spark-submit was not given Delta's jars.
+    """
+    SparkContext._ensure_initialized()  # from here on SparkConf says what spark-submit was told
+    builder = small_batches(SparkSession.builder.config(conf=SparkConf()).config(map=dict(confs or {})))
+    if UTC_OPTION in (_option(builder, _JAVA_OPTIONS) or "").split():
+        _run_in_utc(SparkContext._jvm)
+    session = builder.getOrCreate()
+    preflight.check_session(session)
+    return session
+
+
+def _run_in_utc(jvm: Any) -> None:
+    """What UTC_OPTION does to a JVM when it starts."""
+    jvm.java.lang.System.setProperty("user.timezone", "UTC")
+    jvm.java.util.TimeZone.setDefault(jvm.java.util.TimeZone.getTimeZone("UTC"))
 
 
 def _start_quietly(builder: SparkSession.Builder) -> SparkSession:

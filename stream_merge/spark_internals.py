@@ -7,11 +7,15 @@ Spark 4.2.0 with Delta 4.4.0; an upgrade starts with this file.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from py4j.protocol import Py4JJavaError
+from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark import SparkContext
+from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql.types import DataType, DateType, DecimalType, StructType, TimestampNTZType, TimestampType
 
@@ -289,3 +293,46 @@ def path_is_occupied(session: SparkSession, path: str) -> bool:
         return True
     inside = [str(entry.getPath().getName()) for entry in files.listStatus(hadoop_path)]
     return bool(inside) and "_delta_log" not in inside
+
+
+@contextmanager
+def jvm_signals(tell: Callable[[], None], *numbers: signal.Signals) -> Iterator[None]:
+    """Have the JVM tell this process of signals, instead of ending Spark at once; nothing where no JVM runs.
+
+    Under spark-submit the JVM is the process that people and cluster managers know; elsewhere a signal to the whole
+    process group reaches it, too.
+
+    Args:
+        tell: called in a thread of its own for each signal.
+        numbers: which signals.
+    """
+    gateway = SparkContext._gateway
+    if gateway is None:
+        yield
+        return
+    ensure_callback_server_started(gateway)  # type: ignore[no-untyped-call]
+    java, handler = gateway.jvm.sun.misc.Signal, _SignalHandler(tell)
+    signals = [java(number.name.removeprefix("SIG")) for number in numbers]
+    before = [java.handle(one, handler) for one in signals]
+    try:
+        yield
+    finally:
+        with suppress(Py4JError):  # the JVM may have ended
+            for one, theirs in zip(signals, before, strict=True):
+                java.handle(one, theirs)
+
+
+class _SignalHandler:
+    """A `sun.misc.SignalHandler` that is Python."""
+
+    def __init__(self, tell: Callable[[], None]) -> None:
+        self._tell = tell
+
+    def handle(self, _signal: Any) -> None:
+        """What the JVM calls."""
+        self._tell()
+
+    class Java:
+        """Read by Py4J."""
+
+        implements = ("sun.misc.SignalHandler",)

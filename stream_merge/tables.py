@@ -54,6 +54,12 @@ def find(session: SparkSession, target: str) -> TableSnapshot | None:
         return None
 
 
+def rows(session: SparkSession, target: str) -> DataFrame:
+    """The table's newest version."""
+    reader = session.read.format("delta")
+    return reader.load(names.normal_path(target)) if names.is_path(target) else reader.table(target)
+
+
 def location(session: SparkSession, target: str) -> str:
     """Where a target lies, however it is spelled; of a catalog table that is not there yet, its name."""
     if names.is_path(target):

@@ -91,6 +91,15 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[services.Broker
         yield broker
 
 
+@pytest.fixture(scope="session")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[services.Postgres]:
+    """A real PostgreSQL server with logical replication."""
+    services.need()
+    postgres = services.Postgres(tmp_path_factory.mktemp("postgres") / "server")
+    with services.running(postgres):
+        yield postgres
+
+
 @pytest.fixture
 def tmp_table(tmp_path: Path) -> str:
     """A path where no table is yet."""

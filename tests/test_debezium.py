@@ -5,211 +5,14 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 import services
-from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
-from prometheus_client import CollectorRegistry
+from kafka import KafkaAdminClient
+from oracle import replayed_feed
 from pyspark.sql import SparkSession
-
-from stream_merge import MergeMetrics
-from stream_merge.job import JobSettings, run
-from stream_merge.job.run import JobResult
-from stream_merge.sources.kafka import Cluster, Connection
-
-TABLES = """
-CREATE TABLE orders (
-    id bigint PRIMARY KEY, small smallint, whole integer, price numeric(12,3), anything numeric, quick real,
-    exact double precision, yes boolean, name varchar(40), note text, raw bytea, day date, clock time(6),
-    at timestamp(6), coarse timestamp(3), moment timestamptz, tag uuid, doc jsonb, words text[]
-);
-ALTER TABLE orders REPLICA IDENTITY FULL;
-CREATE TABLE documents (id bigint PRIMARY KEY, title text, body text);
-ALTER TABLE documents ALTER COLUMN body SET STORAGE EXTERNAL;
-"""
-ORDERS = {
-    "id": "bigint",
-    "small": "smallint",
-    "whole": "integer",
-    "price": "numeric(12,3)",
-    "anything": "numeric",
-    "quick": "real",
-    "exact": "double precision",
-    "yes": "boolean",
-    "name": "varchar(40)",
-    "note": "text",
-    "raw": "bytea",
-    "day": "date",
-    "clock": "time(6)",
-    "at": "timestamp(6)",
-    "coarse": "timestamp(3)",
-    "moment": "timestamptz",
-    "tag": "uuid",
-    "doc": "jsonb",
-    "words": "text[]",
-}
-SOURCE = """SELECT id, small, whole, price::text, trim_scale(anything)::text AS anything, quick, exact, yes, name, note,
-    encode(raw, 'hex') AS raw, day::text, clock::text, to_char(at, 'YYYY-MM-DD HH24:MI:SS.US') AS at,
-    to_char(coarse, 'YYYY-MM-DD HH24:MI:SS.US') AS coarse,
-    to_char(moment AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS.US') AS moment, tag::text, doc::text, words FROM orders"""
-_MICROS = "yyyy-MM-dd HH:mm:ss.SSSSSS"
-TARGET = [
-    "id", "small", "whole", "cast(price AS string) price",
-    "regexp_replace(regexp_replace(anything, '(\\\\.\\\\d*?)0+$', '$1'), '\\\\.$', '') anything",
-    "cast(cast(quick AS string) AS double) quick",
-    "exact", "yes", "name", "note", "lower(hex(raw)) raw", "cast(day AS string) day", "clock",
-    f"date_format(at, '{_MICROS}') at", f"date_format(coarse, '{_MICROS}') coarse",
-    f"date_format(moment, '{_MICROS}') moment", "tag", "doc", "words",
-]  # fmt: skip
-
-
-@dataclass
-class World:
-    """A shop's database and what captures it."""
-
-    spark: SparkSession
-    broker: services.Broker
-    postgres: services.Postgres
-    folder: Path
-    rng: random.Random
-
-    def merge(self, formats: dict[str, dict[str, Any]]) -> JobResult:
-        """Merge all that is in the topics."""
-        queries = [
-            {
-                "name": table,
-                "topic": f"shop.public.{table}",
-                "target": str(self.folder / table),
-                "keys": "id",
-                "checkpoint": str(self.folder / f"checkpoint_{table}"),
-                "limits": {"max_events_per_batch": 2_000},
-                "value_format": formats[table],
-            }
-            for table in ("orders", "documents")
-        ]
-        settings = JobSettings.model_validate({"kafka": {"bootstrap": self.broker.bootstrap}, "queries": queries})
-        result = run(settings, self.spark, once=True, metrics=MergeMetrics(CollectorRegistry()))
-        assert result.failures == {}
-        return result
-
-    def wait_for_the_connector(self) -> None:
-        """Until everything that was committed is in the topics: a row of its own is the last thing to come."""
-        marker = self.rng.randrange(10**9, 10**10)
-        self.postgres.run(f"INSERT INTO documents VALUES ({marker}, 'marker', NULL);")
-        cluster = Cluster(Connection(bootstrap=self.broker.bootstrap))
-        seen = {"end": -1}
-
-        def is_quiet() -> bool:
-            end = sum(sum(state.ends.values()) for state in cluster.topics(["shop.public.documents"]).values())
-            quiet, seen["end"] = end == seen["end"] and end > 0, end
-            return quiet and self._has(marker)
-
-        services.wait_until(is_quiet, "the marker is in the topic")
-        cluster.close()
-
-    def _has(self, marker: int) -> bool:
-        consumer = KafkaConsumer(bootstrap_servers=self.broker.bootstrap, auto_offset_reset="earliest")
-        topic = "shop.public.documents"
-        partitions = [TopicPartition(topic, p) for p in consumer.partitions_for_topic(topic) or ()]
-        consumer.assign(partitions)
-        ends = consumer.end_offsets(partitions)
-        for partition, end in ends.items():
-            consumer.seek(partition, max(0, end - 5))
-        found = False
-        for _ in range(20):
-            for records in consumer.poll(timeout_ms=200).values():
-                found = found or any(str(marker).encode() in (record.key or b"") for record in records)
-            if found:
-                break
-        consumer.close()
-        return found
-
-    def expected(self) -> list[dict[str, Any]]:
-        return sorted(self.postgres.rows(SOURCE), key=lambda row: row["id"])
-
-    def merged(self) -> list[dict[str, Any]]:
-        frame = self.spark.read.format("delta").load(str(self.folder / "orders")).selectExpr(*TARGET)
-        return sorted((row.asDict(recursive=True) for row in frame.collect()), key=lambda row: row["id"])
-
-    def documents(self) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]:
-        """(in the database, in the table)."""
-        there = [tuple(row.values()) for row in self.postgres.rows("SELECT id, title, body FROM documents")]
-        frame = self.spark.read.format("delta").load(str(self.folder / "documents")).select("id", "title", "body")
-        return sorted(there, key=repr), sorted((tuple(row) for row in frame.collect()), key=repr)
-
-
-def text(rng: random.Random) -> str:
-    return "".join(rng.choice("abcXYZ 0189äß中\U0001f600'\"\\\n") for _ in range(rng.randrange(0, 20)))
-
-
-def literal(value: str | None) -> str:
-    return "NULL" if value is None else "E'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
-
-
-def order_values(rng: random.Random) -> dict[str, str]:
-    """One random literal per column, NULL now and then."""
-    doc = json.dumps({"k": rng.randrange(9), "t": "v"})
-    made = {
-        "small": str(rng.randrange(-32768, 32768)),
-        "whole": str(rng.randrange(-(2**31), 2**31)),
-        "price": f"{rng.randrange(-(10**11), 10**11) / 1000:.3f}",
-        "anything": f"{rng.randrange(-(10**30), 10**30)}e-{rng.randrange(0, 12)}",
-        "quick": repr(rng.choice([0.5, -1.25, 3e10, 1e-3, 0.1])),
-        "exact": repr(rng.uniform(-1e9, 1e9)),
-        "yes": rng.choice(["true", "false"]),
-        "name": literal(text(rng)[:40]),
-        "note": literal(text(rng)),
-        "raw": f"'\\x{rng.randbytes(rng.randrange(0, 9)).hex()}'",
-        "day": f"date '2000-01-01' + {rng.randrange(-300_000, 300_000)}",
-        "clock": f"time '00:00' + interval '{rng.randrange(86_400_000_000)} microseconds'",
-        "at": f"timestamp '2000-01-01' + interval '{rng.randrange(-(10**15), 10**15)} microseconds'",
-        "coarse": f"timestamp '2000-01-01' + interval '{rng.randrange(10**12)} milliseconds'",
-        "moment": f"timestamptz '2000-01-01Z' + interval '{rng.randrange(-(10**15), 10**15)} microseconds'",
-        "tag": f"'{rng.randrange(16**32):032x}'",
-        "doc": literal(doc),
-        "words": f"ARRAY[{literal(text(rng))}, NULL]::text[]",
-    }
-    return {name: value if rng.random() < 0.9 else "NULL" for name, value in made.items()}
-
-
-def workload(rng: random.Random, statements: int, start: int = 0) -> str:
-    """Inserts, updates, deletes, key changes and transactions that are rolled back."""
-    lines = []
-    for number in range(start, start + statements):
-        key = rng.randrange(max(1, statements // 4))
-        values = order_values(rng)
-        names, literals = ", ".join(values), ", ".join(values.values())
-        some = rng.sample(sorted(values), 3)
-        body = literal("x" * 5 + str(number) + "y" * rng.choice([3, 9_000]))
-        lines.append(
-            rng.choice(
-                [
-                    f"INSERT INTO orders (id, {names}) VALUES ({key}, {literals}) ON CONFLICT (id) DO NOTHING;",
-                    f"UPDATE orders SET {', '.join(f'{n} = {values[n]}' for n in some)} WHERE id = {key};",
-                    f"DELETE FROM orders WHERE id = {key};",
-                    f"UPDATE orders SET id = id + 1000000 WHERE id = {key}"
-                    f" AND NOT EXISTS (SELECT FROM orders WHERE id = {key + 1_000_000});",
-                    f"BEGIN; DELETE FROM orders; INSERT INTO orders (id) VALUES ({10**9 + number}); ROLLBACK;",
-                    f"INSERT INTO documents VALUES ({key}, 't{number}', {body}) ON CONFLICT (id) DO UPDATE SET"
-                    f" title = excluded.title;",
-                    f"UPDATE documents SET title = 'u{number}' WHERE id = {key};",
-                    f"UPDATE documents SET body = {body} WHERE id = {key};",
-                    f"DELETE FROM documents WHERE id = {key};",
-                ]
-            )
-        )
-    return "\n".join(lines)
-
-
-@pytest.fixture(scope="module")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[services.Postgres]:
-    services.need()
-    postgres = services.Postgres(tmp_path_factory.mktemp("postgres") / "server")
-    with services.running(postgres):
-        yield postgres
+from shop_world import CAPTURED, TABLES, WITH_BLOCKS, WITHOUT_BLOCKS, World, literal, workload
 
 
 @pytest.fixture
@@ -220,17 +23,11 @@ def world(
     postgres.run(f"DROP TABLE IF EXISTS orders, documents; {TABLES}")
     yield World(spark, broker, postgres, tmp_path, random.Random(seed))
     admin = KafkaAdminClient(bootstrap_servers=broker.bootstrap)
-    admin.delete_topics(["shop.public.orders", "shop.public.documents"])
+    admin.delete_topics([f"shop.public.{table}" for table in CAPTURED])
     admin.close()
 
 
 STATEMENTS = 3_000
-MODES = {"time_precision_mode": "adaptive", "decimal_handling_mode": "precise", "binary_handling_mode": "bytes"}
-WITH_BLOCKS: dict[str, dict[str, Any]] = {table: {"type": "debezium"} for table in ("orders", "documents")}
-WITHOUT_BLOCKS: dict[str, dict[str, Any]] = {
-    "orders": {"type": "debezium", "columns": ORDERS, **MODES},
-    "documents": {"type": "debezium", "columns": {"id": "bigint", "title": "text", "body": "text"}, **MODES},
-}
 
 
 @pytest.mark.parametrize("schemas", [True, False], ids=["with schema blocks", "without schema blocks"])
@@ -257,8 +54,46 @@ def test_the_table_equals_the_source_after_a_random_workload(world: World, schem
     assert world.merged() == world.expected()
     there, merged = world.documents()
     assert merged == there
+    rows = replayed_feed(world.feed(), ["id"]).values()
+    without_position = [{name: value for name, value in row.items() if name != "position"} for row in rows]
+    assert sorted(without_position, key=lambda row: row["id"]) == world.expected()
     assert not list(world.folder.glob("__stream_merge_quarantine_*"))
     if schemas:
         extra = [tuple(row.values()) for row in world.postgres.rows("SELECT id, extra FROM orders")]
         stored = world.spark.read.format("delta").load(str(world.folder / "orders")).select("id", "extra").collect()
         assert sorted(map(tuple, stored)) == sorted(extra)
+
+
+def test_a_changed_key_and_an_ad_hoc_snapshot_under_way(world: World) -> None:
+    """Without REPLICA IDENTITY FULL a key change leaves a big value out, and names the key that still has it.
+
+    Reads of a blocking ad-hoc snapshot (Debezium 3.4) say how far the log was when they were made, so they neither
+    overtake what was streamed after them nor lose to what came before.
+    """
+    world.postgres.run(
+        "CREATE TABLE signals (id varchar(42) PRIMARY KEY, type varchar(32) NOT NULL, data varchar(2048));"
+        "INSERT INTO documents SELECT n, 't' || n, repeat(md5(n::text), 300) FROM generate_series(1, 50) n;"
+    )
+    connector = services.postgres_connector(world.postgres, tables="public.orders,public.documents,public.signals")
+    connector |= {"slot.name": "signals", "publication.name": "signals", "signal.data.collection": "public.signals"}
+    asked = json.dumps({"data-collections": ["public.documents"], "type": "blocking"})
+    with services.running(services.Connect(world.folder / "connect", world.broker, connector, schemas=True)):
+        world.postgres.run("INSERT INTO orders (id) VALUES (1);")
+        world.wait_for_the_connector()
+        world.merge(WITH_BLOCKS)
+        world.postgres.run("UPDATE documents SET id = id + 100 WHERE id <= 10;")
+        world.postgres.run("UPDATE documents SET title = 'before' WHERE id BETWEEN 20 AND 30;")
+        world.postgres.run(f"INSERT INTO signals VALUES ('again', 'execute-snapshot', {literal(asked)});")
+        reads = world.reads("documents", at_least=100)[50:]
+        world.postgres.run("UPDATE documents SET title = 'after' WHERE id BETWEEN 25 AND 40;")
+        world.postgres.run("DELETE FROM documents WHERE id = 50;")
+        world.wait_for_the_connector()
+    world.postgres.run("SELECT pg_drop_replication_slot('signals'); DROP TABLE signals;")
+
+    world.merge(WITH_BLOCKS)
+
+    there, merged = world.documents()
+    assert merged == there
+    assert len(there) == 50 + 1 - 1 + 1  # the two markers of `wait_for_the_connector`, less the one deleted
+    assert not list(world.folder.glob("__stream_merge_quarantine_*"))
+    assert {read["snapshot"] for read in reads} == {"x"}

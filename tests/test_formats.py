@@ -17,6 +17,7 @@ from stream_merge.sources.formats.base import Kind
 from stream_merge.sources.formats.debezium import DebeziumJson
 from stream_merge.sources.formats.encodings import Encoding, decode
 from stream_merge.sources.formats.flattened import FlattenedJson
+from stream_merge.sources.formats.keys import JsonKey, NoKey, TextKey
 from stream_merge.sources.formats.plain import PlainJson
 from stream_merge.sources.formats.postgres import AmbiguousTypeError, Modes
 from stream_merge.sources.formats.postgres import connect_schema as postgres_schema
@@ -514,3 +515,34 @@ def test_a_declared_type_of_plain_json_is_stored_exactly(declared: str, written:
 def test_a_type_that_plain_json_cannot_hold_is_refused() -> None:
     with pytest.raises(UndecodableError, match="'blob' is not a type"):
         plain.encoding("array<blob>")
+
+
+def test_keys_have_a_format_of_their_own() -> None:
+    block = raw({"schema": {"type": "struct", "fields": [{"type": "int64", "field": "id"}]}, "payload": {"id": 7}})
+    only, pair = JsonKey(only="id"), JsonKey()
+
+    assert [only.fields(key) for key in (b"7", b'"7"', b'{"id": 7}', block, None)] == [
+        {"id": 7},
+        {"id": "7"},
+        {"id": 7},
+        {"id": 7},
+        {},
+    ]
+    assert TextKey(only="id").fields(b"7") == {"id": "7"}
+    assert TextKey(only="id", is_integer=True).fields(b"-7") == {"id": -7}
+    assert NoKey().fields(b"whatever") == {}
+    for refused, key in ((pair, b"7"), (only, b"[7]"), (only, b"7 8"), (TextKey(only="id", is_integer=True), b"7.0")):
+        with pytest.raises(UndecodableError):
+            refused.fields(key)
+
+
+def test_an_event_that_lacks_a_value_says_which_key_its_row_had() -> None:
+    lacking = raw(envelope("c", {"id": 2, "name": connect_schema.PLACEHOLDER}))
+    whole = raw(envelope("c", {"id": 3, "name": "a"}))
+    old_keys = [raw({"id": 1}), b"Struct{id=1}", None, raw({"id": 1})]
+    keys = [raw({"id": 2})] * 3 + [raw({"id": 3})]
+
+    found = decoder().decode(keys, [lacking] * 3 + [whole], [0] * 4, set(), old_keys).to_pylist()
+
+    assert [row["old_key"] for row in found] == [{"id": 1}, None, None, None]
+    assert [row["raw_value"] for row in found] == [lacking, lacking, lacking, None]

@@ -47,26 +47,41 @@ class Shop:
     def make_topic(self, partitions: int = 1) -> None:
         self.admin.create_topics({self.topic: {"num_partitions": partitions, "replication_factor": 1}})
 
+    def widen(self, partitions: int) -> None:
+        self.admin.create_partitions({self.topic: partitions})
+        services.wait_until(
+            lambda: len(self.producer.partitions_for(self.topic)) == partitions, "the producer knows all partitions"
+        )
+
     def close(self) -> None:
         self.producer.close()
         self.admin.close()
 
-    def send(self, key: bytes | None, value: bytes | None, *, partition: int = 0) -> int:
+    def send(self, key: bytes | None, value: bytes | None, *, partition: int = 0, **headers: bytes) -> int:
         """The record's offset."""
-        sent = self.producer.send(self.topic, key=key, value=value, partition=partition)
+        named = [(f"__debezium.{name}", header) for name, header in headers.items()]
+        sent = self.producer.send(self.topic, key=key, value=value, partition=partition, headers=named)
         return int(sent.get(30).offset)
 
     def event(self, op: str, key: int, name: str | None = "n", *, lsn: int | None = None, **more: Any) -> int:
         self.lsn += 1
+        headers = {name: more.pop(name) for name in ("oldkey", "newkey") if name in more}
+        partition = more.pop("partition", 0)
         row = {"id": key, "price": price(100 * key), "name": name, **more.pop("row", {})}
         source = {"lsn": self.lsn if lsn is None else lsn, "ts_ms": 1_700_000_000_000, "snapshot": "false"}
+        source["name"] = "shop"
         value = {
             "op": op,
             "before": {"id": key, "price": None, "name": None} if op == "d" else None,
             "after": None if op == "d" else row,
             "source": {**source, **more},
         }
-        return self.send(raw({"id": key}), raw(value))
+        return self.send(raw({"id": key}), raw(value), partition=partition, **headers)
+
+    def rename(self, old: int, new: int, name: str, *, partition: int = 0) -> int:
+        """A key change as Debezium sends it: a delete and a create at one position, which name each other."""
+        self.event("d", old, newkey=raw({"id": new}))
+        return self.event("c", new, name, lsn=self.lsn, oldkey=raw({"id": old}), partition=partition)
 
     def settings(self, **changes: Any) -> JobSettings:
         query = {
@@ -237,9 +252,10 @@ def test_a_value_that_an_event_leaves_out_is_taken_from_before(shop: Shop):
     (result,) = shop.merge()
 
     assert shop.rows() == [(1, "stored"), (2, "in the batch"), (4, f"{PLACEHOLDER}?")]
-    assert shop.quarantined() == [(None, ["unavailable_value"])]
+    assert shop.quarantined("offset", "reasons", "raw_key") == [(lost, ["unavailable_value"], raw({"id": 3}))]
+    ((value,),) = shop.quarantined("raw_value")
+    assert json.loads(value)["after"]["name"] == PLACEHOLDER
     assert result.reasons == {"unavailable_value": 1}
-    assert lost > 0
     assert [str(row[1]) for row in shop.rows("id", "price")] == ["0.01", "0.02", "4.00"]
 
 
@@ -253,6 +269,28 @@ def test_a_late_event_does_not_lend_its_value_to_a_newer_one(shop: Shop):
     shop.merge()
 
     assert shop.rows() == [(1, "stored")]
+
+
+def test_a_changed_key_takes_unavailable_values_along(shop: Shop):
+    """From the stored row, from the batch, across two changes, over to another partition; never from a deleted row."""
+    shop.widen(2)
+    for key in (1, 2, 5):
+        shop.event("c", key, f"stored {key}")
+    shop.merge()
+    shop.rename(1, 11, PLACEHOLDER, partition=1)
+    shop.event("u", 2, "newer 2")
+    shop.rename(2, 12, PLACEHOLDER)
+    shop.rename(12, 22, PLACEHOLDER)
+    shop.event("u", 22, PLACEHOLDER, row={"price": price(1)})
+    shop.event("c", 3, "made here")
+    shop.rename(3, 13, PLACEHOLDER)
+    shop.event("d", 5)
+    gone = shop.event("c", 15, PLACEHOLDER, oldkey=raw({"id": 5}))
+
+    shop.merge()
+
+    assert shop.rows() == [(11, "stored 1"), (13, "made here"), (22, "newer 2")]
+    assert shop.quarantined() == [(gone, ["unavailable_value"])]
 
 
 @pytest.mark.parametrize(("setting", "rows"), [("null", [(1, None)]), ("fail", None)])
@@ -398,3 +436,61 @@ def test_a_starting_position_beside_a_checkpoint_is_an_error(shop: Shop):
 
     assert shop.rows() == [(2, "n")]
     assert "has a start, but its checkpoint" in str(shop.failure(start={0: 0}))
+
+
+def test_keys_are_read_as_their_own_format_says(shop: Shop):
+    """Text and bare values of the one key column; a null value deletes by them."""
+    columns = {"id": "bigint", "name": "string"}
+    wanted = {"value_format": {"type": "json", "columns": columns}, "key_format": {"type": "text", "holds": "integer"}}
+    shop.send(b"1", raw({"name": "by its key"}))
+    shop.send(b"2", raw({"name": "gone"}))
+    shop.send(b"2", None)
+    bad = shop.send(b"two", None)
+
+    shop.merge(**wanted)
+
+    assert shop.rows() == [(1, "by its key")]
+    assert shop.quarantined("offset", "error") == [(bad, "not JSON at character 0: Expecting value")]
+
+
+def test_several_topics_fill_one_table_where_a_key_column_tells_them_apart(shop: Shop):
+    other = f"{shop.topic}.other"
+    shop.admin.create_topics({other: {"num_partitions": 1, "replication_factor": 1}})
+    shop.event("c", 1, "first")
+    shop.event("c", 2, "gone")
+    shop.send(raw({"id": 2}), None)
+    value = {"op": "c", "after": {"id": 1, "price": price(1), "name": "other"}, "source": {"lsn": 1, "ts_ms": 1}}
+    shop.producer.send(other, key=raw({"id": 1}), value=raw(value)).get(30)
+
+    shop.merge(topic=[shop.topic, other], keys=["source_topic", "id"], topic_column="source_topic")
+
+    assert shop.rows("source_topic", "id", "name") == [(shop.topic, 1, "first"), (other, 1, "other")]
+
+
+def test_gaps_are_an_alarm_where_nothing_explains_them(shop: Shop):
+    """Transactions leave markers behind, which the job can only know of by being told."""
+    writer = KafkaProducer(bootstrap_servers=shop.broker.bootstrap, transactional_id=shop.topic)
+    writer.init_transactions()
+    row = {"id": 1, "price": price(1), "name": "n"}
+    registry = CollectorRegistry()
+    series = "stream_merge_topic_unexpected_gaps_total"
+    labels = {"query": "orders", "target": "orders", "topic": shop.topic}
+    for lsn, told, alarms in ((1, True, 0), (2, False, 1)):
+        writer.begin_transaction()
+        value = {"op": "u", "after": row, "source": {"lsn": lsn, "ts_ms": 1}}
+        writer.send(shop.topic, key=raw({"id": 1}), value=raw(value), partition=0)
+        writer.commit_transaction()
+        settings = shop.settings(transactional=told)
+        result = run(settings, shop.spark, once=True, metrics=MergeMetrics(registry))
+        assert result.failures == {}
+        assert registry.get_sample_value(series, labels) == alarms
+        registry = CollectorRegistry()
+    writer.close()
+
+
+def test_the_commit_names_the_connector(shop: Shop):
+    shop.event("c", 1)
+
+    shop.merge()
+
+    assert shop.recorded()[0]["connector"] == "shop"

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from stream_merge import ConfigError
 from stream_merge.job import JobSettings, load
-from stream_merge.job.run import request_stop, stop_request
+from stream_merge.job.requests import request_stop, stop_request
 
 GOOD = """
 kafka: {bootstrap: "b:9092"}
@@ -43,6 +45,9 @@ def test_every_default_of_a_query_is_pinned(read: Read) -> None:
     (query,) = read(GOOD.replace("defaults: {trigger: 500 ms, limits: {max_value_bytes: 1 MiB}}", "")).queries
 
     assert query.model_dump(exclude={"name", "topic", "target", "keys", "checkpoint", "value_format"}) == {
+        "topic_column": None,
+        "transactional": False,
+        "key_format": {"type": "json", "holds": "string"},
         "trigger": 1.0,
         "start": None,
         "epoch": 0,
@@ -149,3 +154,27 @@ def test_a_stop_is_asked_for_beside_the_checkpoint(read: Read, tmp_path: Path) -
     assert stop_request(remote.queries[0]) is None
     with pytest.raises(ConfigError, match="send SIGTERM"):
         request_stop(remote)
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ("key_format: {type: text}, keys: [a, b]", "text is the value of one key column, and there are 2; use json"),
+        ("key_format: {type: none, holds: integer}", "holds says what text is; it goes with type text, not with none"),
+        ("topic: [a, b]", "equal keys of ['a', 'b'] would overwrite each other; set topic_column"),
+        ("topic_column: origin", "'origin', which has to be a key column beside those of the events"),
+        ("topic_column: id", "'id', which has to be a key column beside those of the events"),
+    ],
+)
+def test_keys_that_tell_nothing_apart_are_refused(read: Read, query: str, said: str) -> None:
+    given = {
+        "name": "n",
+        "topic": "t",
+        "target": "x",
+        "keys": "id",
+        "checkpoint": "c",
+        **yaml.safe_load(f"{{{query}}}"),
+    }
+
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        read(yaml.safe_dump({"kafka": {"bootstrap": "b"}, "queries": [given]}))

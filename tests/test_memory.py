@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from stream_merge import memory
@@ -33,3 +36,17 @@ def test_a_ceiling_of_its_own_holds_whatever_others_take(reservations: Reservati
 
 def test_free_memory_is_that_of_this_machine():
     assert 64 << 20 < free_memory_bytes() < 1 << 50
+
+
+def test_a_limit_of_the_process_counts():
+    """Beyond it delta-rs would be ended in the middle of a merge, however much the machine has."""
+    script = """
+import resource
+from stream_merge.memory import free_memory_bytes
+resource.setrlimit(resource.RLIMIT_AS, (4 << 30, resource.getrlimit(resource.RLIMIT_AS)[1]))
+held = bytearray(1 << 30)
+print(free_memory_bytes())
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+
+    assert 0 < int(done.stdout) < 3 << 30

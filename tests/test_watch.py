@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
@@ -128,6 +129,22 @@ def test_sigterm_stops_like_ctrl_c() -> None:
     with queries.stop_on_signal(lambda _: None) as stopping:
         os.kill(os.getpid(), signal.SIGTERM)
         assert stopping.wait(5)
+
+
+def test_a_signal_to_the_jvm_stops_too_and_is_one_with_ours(spark: SparkSession) -> None:
+    """Under spark-submit people signal the JVM; a signal to the process group arrives at both, and is not a second."""
+    jvm = spark.sparkContext._jvm.java.lang.ProcessHandle.current().pid()
+    said: list[str] = []
+
+    with queries.stop_on_signal(said.append) as stopping:
+        os.kill(jvm, signal.SIGTERM)
+        assert stopping.wait(30)
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt):  # noqa: PT012
+            os.kill(jvm, signal.SIGTERM)
+            time.sleep(30)
+    assert len(said) == 1
+    assert spark.range(3).count() == 3
 
 
 @pytest.mark.parametrize("width", [80, 120, 160])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -24,15 +26,20 @@ from stream_merge.errors import ConfigError
 from stream_merge.job import jars, quarantined, steps
 from stream_merge.job import run as run_job
 from stream_merge.job.check import check as look
-from stream_merge.job.run import JobResult, request_stop
+from stream_merge.job.replay import Replayed, Request, replay
+from stream_merge.job.requests import answer_replay, ask_for_replay, held, replay_answer, request_stop
+from stream_merge.job.run import JobResult
 from stream_merge.job.settings import JobSettings, QuerySettings, load
 from stream_merge.job.trail import trail
 from stream_merge.server import serve
+from stream_merge.session import is_submitted
 from stream_merge.watch import queries, screen
 
 app = typer.Typer()
 quarantine = typer.Typer(no_args_is_help=True, help="Events that a job could not merge.")
 app.add_typer(quarantine, name="quarantine")
+
+_POLL_SECONDS = 0.2
 
 JobFile = Annotated[Path, typer.Argument(metavar="JOB", help="The job file (YAML).")]
 Jars = Annotated[
@@ -41,7 +48,7 @@ Jars = Annotated[
         "--jars",
         envvar="STREAM_MERGE_JARS",
         metavar="DIR",
-        help="Folder with the Kafka connector's jars ('make jars' fills it).",
+        help="Folder with the Kafka connector's jars ('make jars' fills it); under spark-submit they come with it.",
     ),
 ]
 
@@ -61,9 +68,10 @@ def run(
     log_to_screen(logging.WARNING)
     with errors_as_sentences():
         settings = load(job)
+        connector = {} if is_submitted() else jars.conf(jars_in)
         with (
             serve(settings.metrics.port, settings.metrics.host) as server,
-            session_starter(f"stream-merge {job.stem}", {**jars.conf(jars_in), **confs(conf or [])}) as start,
+            session_starter(f"stream-merge {job.stem}", {**connector, **confs(conf or [])}) as start,
         ):
             result = _run(settings, start(), once=once, metrics_url=server.url)
     for name, error in result.failures.items():
@@ -120,6 +128,58 @@ def show(
     with errors_as_sentences():
         (one, *_) = _chosen(load(job), query)
         quarantined.show_events(quarantined.events(one, reason=reason, offset=offset, most=last), console=OUT)
+
+
+@quarantine.command(name="replay")
+def replay_quarantined(
+    job: JobFile,
+    *,
+    query: Annotated[str | None, typer.Option(help="One of the job's queries; all if not given.")] = None,
+    reason: Annotated[str | None, typer.Option(help="Only records with this reason.")] = None,
+    partition: Annotated[int | None, typer.Option(help="Only records of this partition.")] = None,
+    offset: Annotated[int | None, typer.Option(help="Only the record at this offset.")] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also records older than tombstone_retention, whose deletes are forgotten.")
+    ] = False,
+    conf: Confs = None,
+) -> None:
+    """Run quarantined records through decoder and sink again, as the job file is now, and mark those that are done.
+
+    A running job does it between two micro-batches; else this command starts Spark and does it itself. Events that are
+    older than what is stored change nothing.
+    """
+    log_to_screen(logging.WARNING)
+    failed = False
+    with errors_as_sentences(), session_starter(f"stream-merge replay {job.stem}", confs(conf or [])) as start:
+        for one in _chosen(load(job), query):
+            request = Request(reason=reason, partition=partition, offset=offset, force=force)
+            answer = _replayed(one, request, start)
+            failed = failed or answer.error is not None
+            OUT.print(f"{escape(one.name)}: {escape(answer.said())}", highlight=False, soft_wrap=True)
+    if failed:
+        raise typer.Exit(CONFIGURATION)
+
+
+def _replayed(query: QuerySettings, request: Request, start: Callable[[], SparkSession]) -> Replayed:
+    """By the job that runs the query, however long its batch takes; where none does, or it ends before, by this one."""
+    is_asked = False
+    while True:
+        with held(query) as is_ours:
+            if is_ours:
+                answer = replay_answer(query, request) or replay(start(), query, request)
+                if is_asked:
+                    answer_replay(query, answer)
+                return answer
+        if not is_asked:
+            OUT.print(
+                f"{escape(query.name)}: asking the running job, which does it between two batches", highlight=False
+            )
+            ask_for_replay(query, request)
+            is_asked = True
+        found = replay_answer(query, request)
+        if found is not None:
+            return found
+        time.sleep(_POLL_SECONDS)
 
 
 def _chosen(settings: JobSettings, name: str | None) -> list[QuerySettings]:

@@ -27,7 +27,7 @@ from stream_merge.errors import (
     RoutedMergeError,
 )
 from stream_merge.server import MetricsServer, serve
-from stream_merge.session import local_session
+from stream_merge.session import is_submitted, local_session, submitted_session
 from stream_merge.watch.queries import QueryFailedError, innermost_message
 
 METRICS_PORT = 9108
@@ -75,7 +75,13 @@ def confs(pairs: list[str]) -> dict[str, str]:
 
 @contextmanager
 def session_starter(app_name: str, more: dict[str, str]) -> Iterator[Callable[[], SparkSession]]:
-    """Something that starts a quiet local Spark; what it writes beside the tables goes with the command."""
+    """Something that starts a quiet local Spark; what it writes beside the tables goes with the command.
+
+    Under spark-submit it gives the session of the application there.
+    """
+    if is_submitted():
+        yield lambda: submitted_session(more)
+        return
     with tempfile.TemporaryDirectory(prefix="stream-merge-", ignore_cleanup_errors=True) as scratch:
         quiet = {
             "spark.log.level": "OFF",  # Spark would write a stack trace for each error that is one sentence here

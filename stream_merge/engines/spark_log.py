@@ -211,8 +211,7 @@ class Tombstones:
             tables.create(self._session, self._table, fields, properties=properties)
 
     def _load(self) -> DataFrame:
-        reader = self._session.read.format("delta")
-        return reader.load(names.normal_path(self._table)) if names.is_path(self._table) else reader.table(self._table)
+        return tables.rows(self._session, self._table)
 
     def _expired(self, now: Column) -> Column:
         """Whether an entry is past the retention."""

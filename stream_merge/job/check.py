@@ -17,8 +17,9 @@ from stream_merge.job import jars
 from stream_merge.job.offsets import Checkpoint
 from stream_merge.job.row_schema import RowSchema
 from stream_merge.job.settings import JobSettings, QuerySettings
+from stream_merge.sources import pem
 from stream_merge.sources.formats.base import Kind
-from stream_merge.sources.kafka import Cluster, Connection, TopicState
+from stream_merge.sources.kafka import Cluster, Connection, Security, TopicState, is_refusal
 from stream_merge.tables import local_path, nearest_existing
 
 SAMPLE = 200
@@ -45,12 +46,14 @@ def check(settings: JobSettings, *, jars_in: str | None) -> Iterator[Finding]:
         jars_in: folder of the Kafka connector's jars; None where Spark has it.
     """
     yield _jars(jars_in)
+    yield from _security(settings.kafka.connection().security)
     cluster = Cluster(settings.kafka.connection())
     try:
         wanted = sorted({topic for query in settings.queries for topic in query.topic})
         topics = cluster.topics(wanted)
     except (KafkaError, OSError, TimeoutError) as err:
-        said = f"{settings.kafka.bootstrap} does not answer: {type(err).__name__}: {err}"
+        does = "does not let the job in, or is not trusted" if is_refusal(err) else "does not answer"
+        said = f"{settings.kafka.bootstrap} {does}: {type(err).__name__}: {err}"
         yield Finding(query=None, about="broker", said=said, is_problem=True)
         return
     finally:
@@ -70,15 +73,24 @@ def _jars(folder: str | None) -> Finding:
     return Finding(query=None, about="jars", said=f"the Kafka connector is in {folder}")
 
 
+def _security(security: Security) -> Iterator[Finding]:
+    """What Spark and kafka-python make of the same settings."""
+    found = pem.problems(security)
+    for said in found:
+        yield Finding(query=None, about="security", said=said, is_problem=True)
+    if not found:
+        how = security.protocol if security.mechanism is None else f"{security.protocol}, {security.mechanism}"
+        said = pem.remark(security) or "Spark and kafka-python can both take it"
+        yield Finding(query=None, about="security", said=f"{how}: {said}")
+
+
 def _query(query: QuerySettings, topics: dict[str, TopicState], connection: Connection) -> Iterator[Finding]:
     missing = [topic for topic in query.topic if topic not in topics]
     if missing:
         yield Finding(query=query.name, about="topic", said=f"the broker has no {missing!r}", is_problem=True)
     yield from _checkpoint(query)
     yield _storage(query)
-    rows = RowSchema(
-        target=query.target, keys=query.keys, format=query.value_format.format(), may_grow=query.schema_evolution
-    )
+    rows = RowSchema(target=query.target, keys=query.event_keys, format=query.format(), may_grow=query.schema_evolution)
     yield from _table(query, rows)
     if not missing:
         yield from _sample(query, rows, topics, connection)

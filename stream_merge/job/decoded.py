@@ -15,7 +15,7 @@ from stream_merge.errors import ConfigError
 from stream_merge.job.offsets import Range
 from stream_merge.job.row_schema import RowSchema
 from stream_merge.job.sequence import PARTITION, TOPIC
-from stream_merge.sources.decoding import ROW, events
+from stream_merge.sources.decoding import OLD_KEY, ROW, events
 from stream_merge.sources.formats.base import Kind
 from stream_merge.spark_internals import release
 
@@ -56,6 +56,10 @@ class DecodedBatch:
     """Commit time of the newest event at the source, milliseconds since the epoch."""
     first_truncate: tuple[str, int, int] | None
     """Topic, partition and offset."""
+    connector: str | None
+    """Name of the source that the connector gives, of one of the events."""
+    old_keys: int
+    """Events that lack values and say which key their row had before."""
     row: T.StructType
     missing: list[str]
     """Columns that some event does not carry."""
@@ -109,9 +113,11 @@ class DecodedBatch:
 
     def _with_all_columns(self, frame: DataFrame) -> DataFrame:
         """Rows that were decoded before the batch's last column was known."""
-        found = frame.schema[ROW].dataType
+        found, old_key = frame.schema[ROW].dataType, self.frames[-1].schema[OLD_KEY].dataType
         if found == self.row:
             return frame
+        if frame.schema[OLD_KEY].dataType != old_key:  # decoded before the key columns were known
+            frame = frame.withColumn(OLD_KEY, F.lit(None).cast(old_key))
         row = columns.column(ROW)
         have = set(found.names) if isinstance(found, T.StructType) else set()
         fields = [
@@ -169,6 +175,8 @@ def evaluate(records: DataFrame, rows: RowSchema, max_value_bytes: int) -> Decod
         lowest_positions=tally.lowest_positions,
         newest_millis=tally.newest_millis,
         first_truncate=tally.first_truncate,
+        connector=tally.connector,
+        old_keys=tally.old_keys,
         row=rows.columns,
         missing=sorted(tally.missing),
         _held=held,
@@ -191,6 +199,8 @@ class _Tally:
     highest_position: int | None = None
     lowest_positions: dict[Place, int] = field(default_factory=dict)
     newest_millis: int | None = None
+    connector: str | None = None
+    old_keys: int = 0
     first_truncate: tuple[str, int, int] | None = None
     missing: set[str] = field(default_factory=set)
     upserts_before: int = 0
@@ -217,6 +227,8 @@ class _Tally:
             lowest_positions=lowest,
             highest_position=_most(self.highest_position, second.highest_position),
             newest_millis=_most(self.newest_millis, second.newest_millis),
+            connector=second.connector or self.connector,
+            old_keys=self.old_keys + second.old_keys,
             first_truncate=self.first_truncate or second.first_truncate,
             missing=self.missing | second.missing,
             upserts_before=upserts,
@@ -242,6 +254,8 @@ def _tally(frame: DataFrame) -> _Tally:
         tally.highest_position = _most(tally.highest_position, row["highest_position"])
         tally.newest_millis = _most(tally.newest_millis, row["newest_millis"])
         tally.missing.update(row["missing"])
+        tally.connector = row["connector"] or tally.connector
+        tally.old_keys += row["old_keys"]
         if row["lowest_position"] is not None:
             place, lowest = (row["topic"], row["partition"]), row["lowest_position"]
             tally.lowest_positions[place] = min(lowest, tally.lowest_positions.get(place, lowest))
@@ -256,6 +270,8 @@ def _extremes() -> list[Column]:
         F.max("position").alias("highest_position"),
         F.min("position").alias("lowest_position"),
         F.max("source_millis").alias("newest_millis"),
+        F.max("connector").alias("connector"),
+        F.count(OLD_KEY).alias("old_keys"),
         F.flatten(F.collect_set(F.array_union(*lacking))).alias("missing"),
     ]
 

@@ -22,6 +22,8 @@ from stream_merge.job.sequence import (
 )
 
 UNAVAILABLE, ABSENT = "$unavailable", "$absent"
+OLD_KEY = "$old_key"
+"""Key that the row of an event had before; a struct of the key columns, or NULL."""
 _PLACE = (TOPIC, PARTITION, OFFSET)
 _SEQUENCE = "$sequence"
 _IS_EVENT = "$is_event"
@@ -58,8 +60,7 @@ class Known:
     def _matching(self, table: str, wanted: DataFrame) -> DataFrame | None:
         if tables.find(self.session, table) is None:
             return None
-        reader = self.session.read.format("delta")
-        stored = reader.load(names.normal_path(table)) if names.is_path(table) else reader.table(table)
+        stored = tables.rows(self.session, table)
         fields = tuple(stored.schema[key] for key in self.keys)
         ends = wanted.agg(*plan.bound_aggregates(fields, F.lit(True))).first() if plan.boundable(fields) else None
         bounds = plan.key_bounds(fields, {} if ends is None else ends.asDict())
@@ -106,6 +107,65 @@ def fill(events: DataFrame, known: Known, missing: list[str]) -> DataFrame:
     filled = filled.withColumn(UNAVAILABLE, F.when(~F.col(DELETE) & ~F.col(_OVERTAKEN) & (F.size(left) > 0), left))
     untouched = events.join(affected, keys, "left_anti")
     return untouched.select(*_columns(events.columns)).unionByName(filled.select(*_columns(events.columns)))
+
+
+_MOST_KEY_CHANGES = 20
+"""Changes of a row's key within one batch that are followed; the values of longer chains count as unavailable."""
+
+
+def fill_across_key_changes(events: DataFrame, known: Known, missing: list[str], held: list[DataFrame]) -> DataFrame:
+    """As `fill`, and where a row's key was changed, from the row under the old key, in the batch or the table.
+
+    Args:
+        events: as for `fill`, and `OLD_KEY`.
+        known: as for `fill`.
+        missing: as for `fill`.
+        held: frames that are to be freed after the batch; added to.
+
+    Cost: for each change of a row's key two Spark jobs and those of `fill`.
+    """
+    filled = fill(events, known, missing)
+    for _ in range(_MOST_KEY_CHANGES):
+        filled = filled.localCheckpoint(eager=True)
+        held.append(filled)
+        lacking = filled.where(F.col(UNAVAILABLE).isNotNull() & F.col(OLD_KEY).isNotNull())
+        supplied = _from_old_keys(filled, lacking, known, missing).localCheckpoint(eager=True)
+        held.append(supplied)
+        if supplied.isEmpty():
+            break
+        place = [columns.column(name) for name in _PLACE]
+        others = filled.join(supplied.select(*place), list(_PLACE), "left_anti")
+        filled = fill(others.unionByName(supplied.select(*_columns(filled.columns))), known, missing)
+    return filled
+
+
+def _from_old_keys(events: DataFrame, lacking: DataFrame, known: Known, missing: list[str]) -> DataFrame:
+    """Those of the lacking events that get a value from the row that their old key had before them."""
+    own_names = (*missing, UNAVAILABLE, DELETE)
+    old_keys = lacking.select(*(F.col(OLD_KEY).getField(key).alias(key) for key in known.keys)).distinct()
+    row, event = _history(events, old_keys, known).alias("r"), lacking.alias("e")
+    same_row = columns.all_of(
+        columns.column(key, "r") == columns.column(OLD_KEY, "e").getField(key) for key in known.keys
+    )
+    # Of the sequence only epoch and position: the old key may lie in another partition, whose offsets do not compare,
+    # and the delete that belongs to the key change stands at the position of the create.
+    sequence = columns.column(_SEQUENCE, "r")
+    stands = F.struct(
+        columns.column(EPOCH, "e").alias(COMPONENTS[0]), columns.column(POSITION, "e").alias(COMPONENTS[1])
+    )
+    before = F.struct(*(sequence[part].alias(part) for part in COMPONENTS[:2])) < stands
+    newest = F.max_by(F.struct(*(columns.column(name, "r").alias(name) for name in own_names)), sequence).alias(_FOUND)
+    place = [columns.column(name, "e") for name in _PLACE]
+    found = event.join(row, same_row & before, "inner").groupBy(*place).agg(newest).where(~F.col(_FOUND)[DELETE])
+    lacks, lacked_there = columns.or_empty(F.col(UNAVAILABLE)), columns.or_empty(F.col(_FOUND)[UNAVAILABLE])
+    given, left = F.array_except(lacks, lacked_there), F.array_intersect(lacks, lacked_there)
+    values = {
+        name: F.when(F.array_contains(given, name), F.col(_FOUND)[name]).otherwise(columns.column(name))
+        for name in missing
+    }
+    supplied = lacking.join(found, list(_PLACE), "inner").where(F.size(given) > 0)
+    supplied = supplied.withColumns({**values, UNAVAILABLE: F.when(F.size(left) > 0, left)})
+    return supplied.select(*_columns(lacking.columns))
 
 
 def _history(events: DataFrame, affected: DataFrame, known: Known) -> DataFrame:

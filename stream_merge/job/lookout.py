@@ -20,6 +20,7 @@ from stream_merge.catalogue import (
     TOPIC_POLLED,
     TOPIC_RECORDS,
     TOPIC_SKEW,
+    TOPIC_UNEXPECTED_GAPS,
 )
 from stream_merge.job.decoded import DecodedBatch
 from stream_merge.job.offsets import Ranges
@@ -46,6 +47,8 @@ class Progress:
     metrics: MergeMetrics | None = None
     ends: dict[tuple[str, int], int] = field(default_factory=dict)
     """Topic and partition -> offset behind the last merged one."""
+    may_have_gaps: frozenset[str] | None = None
+    """Topics whose offsets need not all have a record; None: nobody knows, so there is no alarm."""
     mirrored: dict[tuple[str, int], int] = field(default_factory=dict)
     mirrored_at: float = 0.0
 
@@ -66,7 +69,22 @@ class Progress:
                 self.ends[topic, partition] = found.end
                 missing = len(lost.get(topic, {}).get(partition, ()))
                 gone.append((TOPIC_LOST, (topic,), missing))
-                gaps.append((TOPIC_GAPS, (topic,), batch.gaps(topic, partition, found) - missing))
+                without_record = batch.gaps(topic, partition, found) - missing
+                gaps.append((TOPIC_GAPS, (topic,), without_record))
+                if without_record and self.may_have_gaps is not None and topic not in self.may_have_gaps:
+                    gaps.append((TOPIC_UNEXPECTED_GAPS, (topic,), without_record))
+                    log.error(
+                        "offsets_without_records",
+                        extra={
+                            "query": self.query,
+                            "topic": topic,
+                            "partition": partition,
+                            "first": found.start,
+                            "last": found.end - 1,
+                            "offsets": without_record,
+                            "remedy": "set 'transactional: true' if producers of the topic use transactions",
+                        },
+                    )
         self._numbers.observe_topics(self.query, self.target, add=[*kinds, *gaps, *gone])
         if batch.newest_millis is None:
             return

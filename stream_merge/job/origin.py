@@ -21,6 +21,8 @@ from stream_merge.sources.kafka import TopicState
 
 SECTION = "kafka"
 """Field of `stream_merge` in the commit metadata."""
+REPLAY_SECTION = "replay"
+"""The same where the records came from quarantine: their offsets are accounted for already."""
 _LOOKED_AT_FIRST = 200
 """Versions; where none of them is a job's, all that the log has."""
 
@@ -155,6 +157,7 @@ class Origin:
             }
         return {
             "topics": topics,
+            "connector": batch.connector,
             "epoch": self.settings.epoch,
             "ordering": self.ordering,
             "position": self._highest(batch),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import Enum
-from pathlib import Path
 from queue import SimpleQueue
 
 from kafka.errors import KafkaError
@@ -21,9 +22,11 @@ from stream_merge.errors import (
     ConfigError,
     StreamMergeError,
 )
+from stream_merge.job import requests
 from stream_merge.job.check import refuse_start_of_existing
 from stream_merge.job.lookout import Lookout, Progress
 from stream_merge.job.offsets import Checkpoint
+from stream_merge.job.replay import Replayed, Request, replay
 from stream_merge.job.settings import JobSettings, QuerySettings
 from stream_merge.job.topic import TopicSink, merge_sink
 from stream_merge.metrics import MergeMetrics
@@ -31,7 +34,6 @@ from stream_merge.results import MergeResult
 from stream_merge.sources import kafka
 from stream_merge.sources.kafka import Cluster
 from stream_merge.spark_internals import java_causes, owned_session
-from stream_merge.tables import local_path
 from stream_merge.watch.queries import QueryFailedError, Running, Stream, drained
 
 log = logging.getLogger(__name__)
@@ -48,12 +50,21 @@ _OUTAGES = (
     "org.apache.kafka.common.errors.NetworkException",
     "org.apache.kafka.common.errors.RetriableException",
     "org.apache.kafka.common.errors.UnknownTopicOrPartitionException",
-    "org.apache.kafka.common.errors.SaslAuthenticationException",
     "org.apache.kafka.common.errors.TopicAuthorizationException",
     "org.apache.kafka.common.KafkaException",
     "java.util.concurrent.TimeoutException",
 )
-"""Java errors of a broker that is away, or does not let the job in right now."""
+"""Java errors of a broker that is away, or does not show the job a topic right now."""
+_REFUSALS = (
+    "org.apache.kafka.common.errors.SaslAuthenticationException",
+    "org.apache.kafka.common.errors.SslAuthenticationException",
+    "org.apache.kafka.common.errors.UnsupportedSaslMechanismException",
+    "org.apache.kafka.common.errors.InvalidConfigurationException",
+)
+"""Java errors of a client that is not let in, does not trust the broker, or cannot read its own PEM files."""
+_JAVA_CLASS = re.compile(r"^[\w.$]+(Exception|Error): ")
+_MOST_REFUSALS = 2
+"""In a row, before the job ends; Spark has tried three times before it speaks of one."""
 
 
 class Verdict(Enum):
@@ -96,35 +107,27 @@ def verdict(error: Exception) -> Verdict:
 
 def is_outage(error: BaseException) -> bool:
     """Whether the broker was away: the same offsets can be read later."""
+    return _comes_from(error, lambda one: isinstance(one, KafkaError | TimeoutError | ConnectionError), _OUTAGES)
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether the broker was there and one side did not accept the other's password or certificate."""
+    is_told = any(said.startswith(_REFUSALS) for said in _told(error))
+    return is_told or _comes_from(error, kafka.is_refusal, _REFUSALS)
+
+
+def _comes_from(error: BaseException, is_it: Callable[[BaseException], bool], class_names: tuple[str, ...]) -> bool:
+    """Whether an error or one of its causes is of a kind, in Python or by the name of its Java class."""
     found: BaseException | None = error
     while found is not None:
-        if isinstance(found, KafkaError | TimeoutError | ConnectionError):
+        if is_it(found):
             return True
-        if any(class_name in _OUTAGES for class_name, _ in java_causes(found)):
+        if any(class_name in class_names for class_name, _ in java_causes(found)):
             return True
-        if isinstance(found, QueryFailedError) and any(name in found.trace for name in _OUTAGES):
+        if isinstance(found, QueryFailedError) and any(name in found.trace for name in class_names):
             return True
         found = found.__cause__
     return False
-
-
-def stop_request(query: QuerySettings) -> Path | None:
-    """The file whose presence stops a query: beside its checkpoint folder; None where that is not on a disk."""
-    place = local_path(query.checkpoint)
-    return None if place is None else place.with_name(f"{place.name}.stop")
-
-
-def request_stop(settings: JobSettings) -> list[tuple[str, Path]]:
-    """Ask the queries of a running job to stop; each by the file whose path is returned with its name."""
-    requests = [(query.name, stop_request(query)) for query in settings.queries]
-    remote = [name for name, path in requests if path is None]
-    if remote:
-        msg = f"the checkpoints of {remote!r} are not on this disk; send SIGTERM to the job's process"
-        raise ConfigError(msg)
-    asked = [(name, path) for name, path in requests if path is not None]
-    for _, path in asked:
-        path.touch()
-    return asked
 
 
 def run(
@@ -164,12 +167,14 @@ class Job:
         connection = settings.kafka.connection()
         self._clusters = {query.name: Cluster(connection) for query in settings.queries}
         self._progress = {query.name: _progress(query, metrics) for query in settings.queries}
+        self._turns = {query.name: threading.Lock() for query in settings.queries}
+        self._sinks: dict[str, TopicSink] = {}
 
     def run(self, *, once: bool, stopping: threading.Event, on_result: Callable[[str, MergeResult], None]) -> JobResult:
         """As `run`."""
         result = JobResult()
         arrived: SimpleQueue[tuple[str, MergeResult]] = SimpleQueue()
-        queries = [_Query(query, self._stream, arrived, once=once) for query in self._settings.queries]
+        queries = [_Query(query, self._stream, self._replay, arrived, once=once) for query in self._settings.queries]
         lookout = Lookout(self._settings.kafka.connection(), self._progress.values())
 
         def hand_over() -> None:
@@ -177,8 +182,11 @@ class Job:
                 result.results.setdefault(name, []).append(merged)
                 on_result(name, merged)
 
-        with lookout:
+        with lookout, ExitStack() as held:
             try:
+                for query in queries:
+                    if not held.enter_context(requests.held(query.settings)):
+                        query.refuse()
                 while any(not query.has_ended for query in queries) and not stopping.is_set():
                     for query in queries:
                         query.step()
@@ -204,7 +212,9 @@ class Job:
             merge_sink(query, metrics=self._metrics),
             cluster=self._clusters[query.name],
             progress=self._progress[query.name],
+            turn=self._turns[query.name],
         )
+        self._sinks[query.name] = sink
         offsets, millis = _start(query)
         records = kafka.records(
             session,
@@ -218,6 +228,15 @@ class Job:
         return Stream(
             name=query.name, events=records, sink=sink, checkpoint=query.checkpoint, trigger_seconds=query.trigger
         )
+
+    def _replay(self, query: QuerySettings, request: Request) -> Replayed:
+        """Between two batches: a local disk takes one writer at a time."""
+        with self._turns[query.name]:
+            replayed = replay(owned_session(self._session), query, request, metrics=self._metrics)
+            sink = self._sinks.get(query.name)
+            if sink is not None:
+                sink.look_again()
+        return replayed
 
 
 def _progress(query: QuerySettings, metrics: MergeMetrics | None) -> Progress:
@@ -244,12 +263,15 @@ class _Query:
         self,
         settings: QuerySettings,
         make: Callable[[QuerySettings], Stream],
+        replay: Callable[[QuerySettings, Request], Replayed],
         arrived: SimpleQueue[tuple[str, MergeResult]],
         *,
         once: bool,
     ) -> None:
-        self._settings = settings
+        self.settings = settings
         self._make = make
+        self._replay = replay
+        self._replaying: threading.Thread | None = None
         self._arrived = arrived
         self._once = once
         self._closing = threading.Event()
@@ -257,17 +279,29 @@ class _Query:
         self._not_before = 0.0
         self._outage_since: float | None = None
         self._restarts = 0
+        self._refusals = 0
         self.failure: Exception | None = None
         self.has_ended = False
-        self._asked = stop_request(settings)
+        self._asked = requests.stop_request(settings)
         self._take_request()  # of a run before
 
     @property
     def name(self) -> str:
-        return self._settings.name
+        return self.settings.name
+
+    def refuse(self) -> None:
+        """Do not run it: another process does."""
+        msg = (
+            f"query {self.name!r} is being run by another process, which holds the lock beside its checkpoint"
+            f" {self.settings.checkpoint!r}; end that one first ('stream-merge stop')"
+        )
+        self._keep(ConfigError(msg, target=self.settings.target))
+        self.has_ended = True
 
     def step(self) -> None:
         """Start, restart or end the query, if it is time to."""
+        if not self.has_ended:
+            self._look_for_a_replay()
         if self.has_ended or time.monotonic() < self._not_before:
             return
         if self._running is None:
@@ -282,11 +316,29 @@ class _Query:
     def stop(self) -> None:
         """End it after its running micro-batch."""
         self.has_ended = True
+        if self._replaying is not None:
+            self._replaying.join()
         if self._running is None:
             return
         self._closing.set()
         self._running.stop()
         self._keep(self._running.failure)
+
+    def _look_for_a_replay(self) -> None:
+        if self._replaying is not None and self._replaying.is_alive():
+            return
+        request = requests.replay_request(self.settings)
+        if request is not None:
+            self._replaying = threading.Thread(target=self._answer, args=(request,), name=f"replay {self.name}")
+            self._replaying.start()
+
+    def _answer(self, request: Request) -> None:
+        try:
+            answer = self._replay(self.settings, request)
+        except Exception as err:
+            log.warning("replay_failed", extra={"query": self.name, "error": str(err)})
+            answer = Replayed(id=request.id, error=str(err))
+        requests.answer_replay(self.settings, answer)
 
     def _take_request(self) -> bool:
         """Whether somebody has asked to stop; the request is used up."""
@@ -297,7 +349,7 @@ class _Query:
 
     def _start(self) -> None:
         try:
-            self._running = Running(self._make(self._settings), self._arrived, self._closing, once=self._once)
+            self._running = Running(self._make(self.settings), self._arrived, self._closing, once=self._once)
         except Exception as err:
             self._failed(err)
 
@@ -309,13 +361,19 @@ class _Query:
             self.has_ended = True
             return
         if running.has_delivered:
-            self._outage_since, self._restarts = None, 0
+            self._outage_since, self._restarts, self._refusals = None, 0, 0
         self._failed(error)
 
     def _failed(self, error: Exception) -> None:
+        if is_refusal(error):
+            self._refusals += 1
+            if self._refusals >= _MOST_REFUSALS:
+                self._keep(_refused(self.name, error))
+                self.has_ended = True
+                return
         now = time.monotonic()
         self._outage_since = now if self._outage_since is None else self._outage_since
-        if not is_outage(error) or now - self._outage_since > _LONGEST_OUTAGE_SECONDS:
+        if not (is_outage(error) or is_refusal(error)) or now - self._outage_since > _LONGEST_OUTAGE_SECONDS:
             self._keep(error)
             self.has_ended = True
             return
@@ -327,3 +385,32 @@ class _Query:
     def _keep(self, error: Exception | None) -> None:
         if error is not None and self.failure is None:
             self.failure = error
+
+
+def _refused(query: str, error: Exception) -> ConfigError:
+    msg = (
+        f"query {query!r} and the broker do not accept each other: {_reason(error)}; put right 'kafka.security' in the"
+        " job file ('stream-merge check' looks into its files), or the broker's users and certificates"
+    )
+    refused = ConfigError(msg)
+    refused.__cause__ = error
+    return refused
+
+
+def _reason(error: Exception) -> str:
+    """What the refusal and its causes say, on one line."""
+    said = [error.reason if isinstance(error, QueryFailedError) else str(error)]
+    told = list(_told(error))
+    said = next((told[i:] for i, one in enumerate(told) if one.startswith(_REFUSALS)), said)
+    return " ".join(": ".join(_JAVA_CLASS.sub("", one) for one in said).split())
+
+
+def _told(error: BaseException) -> Iterator[str]:
+    """Class and message of the Java exceptions behind an error that PySpark has no class for, outermost first."""
+    found: BaseException | None = error
+    while found is not None:
+        # PySpark 4.2 keeps text and cause of such a one in fields of its own.
+        said = getattr(found, "_desc", None)
+        if said:
+            yield str(said)
+        found = found.__cause__ or getattr(found, "_cause", None)

@@ -4,72 +4,24 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError, model_validator
-from pyspark.sql import types as T
+from pydantic import Field, SecretStr, ValidationError, model_validator
 
 from stream_merge.errors import ConfigError
-from stream_merge.job.sequence import BY_LOG_POSITION, BY_OFFSET
-from stream_merge.sources.formats import plain
+from stream_merge.job.fields import Bytes, Model, Names, Seconds
+from stream_merge.job.formats import DebeziumFormat, JsonFormat, KeySettings, ValueFormat
 from stream_merge.sources.formats.base import Format
-from stream_merge.sources.formats.connect_schema import PLACEHOLDER, encoding
-from stream_merge.sources.formats.debezium import DebeziumJson
-from stream_merge.sources.formats.encodings import Encoding
-from stream_merge.sources.formats.flattened import FlattenedJson
-from stream_merge.sources.formats.plain import PlainJson
-from stream_merge.sources.formats.postgres import (
-    AmbiguousTypeError,
-    BinaryHandling,
-    DecimalHandling,
-    HstoreHandling,
-    IntervalHandling,
-    Modes,
-    TimePrecision,
-    connect_schema,
-)
-from stream_merge.sources.formats.strict_json import UndecodableError
 from stream_merge.sources.kafka import Connection, Isolation, Mechanism, Protocol, Security
 
 _VARIABLE = re.compile(r"\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)\}")
-_UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
-_SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>b|[kmg]i?b)?", re.IGNORECASE)
-_DURATION = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>ms|s|seconds?|m|minutes?|h|hours?)?", re.IGNORECASE)
-_DECIMAL = re.compile(r"decimal\((\d+),\s*(\d+)\)")
-_SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600}
 
 
-def _bytes(value: Any) -> Any:
-    """`256 MiB` or a number of bytes."""
-    found = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
-    if found is None:
-        return value
-    return int(float(found["number"]) * _UNITS[(found["unit"] or "b").lower()])
-
-
-def _seconds(value: Any) -> Any:
-    """`500 ms`, `1 second`, `5 m` or a number of seconds."""
-    found = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
-    if found is None:
-        return value
-    unit = (found["unit"] or "s").lower()
-    return float(found["number"]) * _SECONDS["ms" if unit == "ms" else unit[0]]
-
-
-Bytes = Annotated[int, BeforeValidator(_bytes)]
-Seconds = Annotated[float, BeforeValidator(_seconds)]
-Names = Annotated[tuple[str, ...], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
-
-
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
-
-
-class SecuritySettings(_Model):
+class SecuritySettings(Model):
     """`kafka.security`: how the job proves who it is, and how it knows the broker."""
 
     protocol: Protocol = "PLAINTEXT"
@@ -101,7 +53,7 @@ class SecuritySettings(_Model):
         return self
 
 
-class KafkaSettings(_Model):
+class KafkaSettings(Model):
     """`kafka`: the cluster."""
 
     bootstrap: str = Field(min_length=1)
@@ -122,156 +74,14 @@ class KafkaSettings(_Model):
         return Connection(bootstrap=self.bootstrap, isolation=self.isolation_level, security=security)
 
 
-class MetricsSettings(_Model):
+class MetricsSettings(Model):
     """`metrics`: where Prometheus finds them."""
 
     host: str = "127.0.0.1"
     port: int = Field(default=9108, ge=0, le=65535)
 
 
-class DebeziumFormat(_Model):
-    """`value_format: {type: debezium}`: envelopes in JSON, as PostgreSQL's connector writes them."""
-
-    type: Literal["debezium"] = "debezium"
-    columns: Mapping[str, str] | None = None
-    """Column -> PostgreSQL type, for records without a schema block."""
-    types: Mapping[str, str] = {}
-    """Column -> `string` or `decimal(p,s)`, for numbers with a schema block: what they are stored as instead."""
-    time_precision_mode: TimePrecision | None = None
-    decimal_handling_mode: DecimalHandling | None = None
-    binary_handling_mode: BinaryHandling | None = None
-    interval_handling_mode: IntervalHandling | None = None
-    hstore_handling_mode: HstoreHandling | None = None
-    money_fraction_digits: int | None = Field(default=None, ge=0, le=10)
-    unavailable_value_placeholder: str = PLACEHOLDER
-
-    @property
-    def modes(self) -> Modes:
-        """The connector's settings."""
-        return Modes(
-            time_precision=self.time_precision_mode,
-            decimal_handling=self.decimal_handling_mode,
-            binary_handling=self.binary_handling_mode,
-            interval_handling=self.interval_handling_mode,
-            hstore_handling=self.hstore_handling_mode,
-            money_fraction_digits=self.money_fraction_digits,
-        )
-
-    def format(self) -> Format:
-        """The decoder."""
-        return DebeziumJson(
-            declared=self.declared(), placeholder=self.unavailable_value_placeholder, wanted=self.wanted()
-        )
-
-    def wanted(self) -> dict[str, T.DataType]:
-        """The types of `types`."""
-        found: dict[str, T.DataType] = {}
-        for name, declared in self.types.items():
-            digits = _DECIMAL.fullmatch(declared.strip())
-            if digits is not None:
-                found[name] = T.DecimalType(int(digits[1]), int(digits[2]))
-            elif declared.strip() == "string":
-                found[name] = T.StringType()
-            else:
-                msg = f"types: {name!r} is {declared!r}; it can be 'string' or 'decimal(p,s)'"
-                raise ValueError(msg)
-        return found
-
-    @property
-    def ordering(self) -> str:
-        """Name of the sequence's definition, recorded with each commit."""
-        return BY_LOG_POSITION
-
-    def declared(self) -> Mapping[str, Encoding] | None:
-        """How the columns are written in records without a schema block."""
-        if self.columns is None:
-            return None
-        return {
-            name: encoding(connect_schema(column, self.modes), placeholder=self.unavailable_value_placeholder)
-            for name, column in self.columns.items()
-        }
-
-    @model_validator(mode="after")
-    def _say_how_values_are_written(self) -> Self:
-        problems = []
-        self.wanted()
-        for name, declared in (self.columns or {}).items():
-            try:
-                connect_schema(declared, self.modes)
-            except AmbiguousTypeError as err:
-                problems.append(f"column {name!r}: {err}")
-        if problems:
-            raise ValueError("; ".join(problems))
-        return self
-
-
-class FlattenedFormat(DebeziumFormat):
-    """`value_format: {type: flattened}`: rows of Debezium's ExtractNewRecordState."""
-
-    type: Literal["flattened"] = "flattened"  # type: ignore[assignment]
-    add_fields_prefix: str = Field(default="__", min_length=1)
-    position: Literal["lsn", "offset"] = "lsn"
-    """What orders the events of a key; "offset" is for topics whose keys stay in their partitions."""
-
-    def format(self) -> Format:
-        """The decoder."""
-        return FlattenedJson(
-            declared=self.declared(),
-            placeholder=self.unavailable_value_placeholder,
-            wanted=self.wanted(),
-            prefix=self.add_fields_prefix,
-            ordered_by_offset=self.position == "offset",
-        )
-
-    @property
-    def ordering(self) -> str:
-        """Name of the sequence's definition, recorded with each commit."""
-        return BY_LOG_POSITION if self.position == "lsn" else BY_OFFSET
-
-
-class JsonFormat(_Model):
-    """`value_format: {type: json}`: objects whose fields are the columns."""
-
-    type: Literal["json"]
-    columns: Mapping[str, str] = Field(min_length=1)
-    """Column -> Spark type."""
-    position: str | None = None
-    """Integer column that orders the events of a key; None: Kafka's order."""
-    deletes: Mapping[str, str | int | bool] | None = Field(default=None, min_length=1, max_length=1)
-    """Field -> value that makes an event a delete."""
-
-    def format(self) -> Format:
-        """The decoder."""
-        return PlainJson(
-            declared={name: plain.encoding(declared) for name, declared in self.columns.items()},
-            position=self.position,
-            deletes=None if self.deletes is None else next(iter(self.deletes.items())),
-        )
-
-    @property
-    def ordering(self) -> str:
-        """Name of the sequence's definition, recorded with each commit."""
-        return BY_OFFSET if self.position is None else f"column/1:{self.position}"
-
-    @model_validator(mode="after")
-    def _has_types(self) -> JsonFormat:
-        problems = []
-        for name, declared in self.columns.items():
-            try:
-                plain.encoding(declared)
-            except UndecodableError as err:
-                problems.append(f"column {name!r}: {err}")
-        if self.position is not None and self.position not in self.columns:
-            problems.append(f"position names {self.position!r}, which columns does not declare")
-        if problems:
-            raise ValueError("; ".join(problems))
-        return self
-
-
-ValueFormat = Annotated[DebeziumFormat | FlattenedFormat | JsonFormat, Field(discriminator="type")]
-
-
-class Limits(_Model):
+class Limits(Model):
     """`limits`: what a single micro-batch may take."""
 
     max_events_per_batch: int = Field(default=100_000, ge=1)
@@ -284,11 +94,16 @@ class Limits(_Model):
     """How far behind the highest position a new event may be before the source counts as another one; bytes of WAL."""
 
 
-class QuerySettings(_Model):
+class QuerySettings(Model):
     """One of `queries`: one topic into one table."""
 
     name: str = Field(min_length=1)
     topic: Names = Field(min_length=1)
+    topic_column: str | None = None
+    """Key column that the job fills with the topic's name, so that rows of several topics are told apart."""
+    transactional: bool = False
+    """Whether the topic is written in transactions, whose markers leave gaps between the offsets."""
+    key_format: KeySettings = KeySettings()
     value_format: ValueFormat = DebeziumFormat()
     target: str = Field(min_length=1)
     keys: Names = Field(min_length=1)
@@ -309,15 +124,40 @@ class QuerySettings(_Model):
     tombstone_retention: Seconds | None = Field(default=None, gt=0)
     limits: Limits = Limits()
 
+    @property
+    def event_keys(self) -> tuple[str, ...]:
+        """The key columns that events bring along."""
+        return tuple(key for key in self.keys if key != self.topic_column)
+
+    def format(self) -> Format:
+        """The decoder of its records."""
+        key = self.key_format.reader(self.event_keys)
+        if isinstance(self.value_format, JsonFormat):
+            return self.value_format.format(key, key_completes="key_format" in self.model_fields_set)
+        return self.value_format.format(key)
+
     @model_validator(mode="after")
-    def _partitions_of_one_topic(self) -> QuerySettings:
-        if isinstance(self.start, Mapping) and len(self.topic) > 1:
-            msg = "offsets by partition are for a single topic; start several topics at a time"
-            raise ValueError(msg)
+    def _fits_together(self) -> QuerySettings:
+        problems = list(self._problems())
+        if problems:
+            raise ValueError("; ".join(problems))
         return self
 
+    def _problems(self) -> Iterator[str]:
+        if self.key_format.type == "text" and len(self.event_keys) > 1:
+            yield f"key_format: text is the value of one key column, and there are {len(self.event_keys)}; use json"
+        if self.topic_column is not None and (self.topic_column not in self.keys or not self.event_keys):
+            yield f"topic_column names {self.topic_column!r}, which has to be a key column beside those of the events"
+        if len(self.topic) > 1 and self.topic_column is None:
+            yield (
+                f"several topics fill one table, so equal keys of {list(self.topic)!r} would overwrite each other; set"
+                " topic_column to a key column that holds the topic's name, or give each topic its own query"
+            )
+        if isinstance(self.start, Mapping) and len(self.topic) > 1:
+            yield "offsets by partition are for a single topic; start several topics at a time"
 
-class JobSettings(_Model):
+
+class JobSettings(Model):
     """A whole job file."""
 
     kafka: KafkaSettings

@@ -30,6 +30,8 @@ def show(steps: list[Step], query: QuerySettings, *, console: Console) -> None:
 
 
 def _offsets(step: Step) -> str:
+    if step.replayed is not None:
+        return f"(replay of {step.replayed:,} from quarantine)"
     if step.version is not None and step.batch_id is None:
         return "(foreign: no offsets)"
     text = _ranges(step.ranges)

@@ -3,37 +3,28 @@
 from __future__ import annotations
 
 import logging
+import threading
 from typing import Any
 
+from kafka.errors import AuthorizationError, UnsupportedVersionError
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from stream_merge import columns, names, quarantine, tables
-from stream_merge.errors import ConfigError, ContractError
+from stream_merge import names, quarantine, tables
+from stream_merge.errors import ContractError
 from stream_merge.identity import caller_of
 from stream_merge.intake import Intake
 from stream_merge.job import decoded, loss
-from stream_merge.job.decoded import DecodedBatch, counted_by_place
-from stream_merge.job.earlier import ABSENT, UNAVAILABLE, Known, deletes_of_null_values, fill
+from stream_merge.job.changes import SOURCE_COLUMNS, change_events
+from stream_merge.job.decoded import DecodedBatch
 from stream_merge.job.lookout import Progress
 from stream_merge.job.offsets import Checkpoint
 from stream_merge.job.origin import SECTION, Origin
 from stream_merge.job.row_schema import RowSchema
-from stream_merge.job.sequence import (
-    DELETE,
-    EPOCH,
-    OFFSET,
-    PARTITION,
-    POSITION,
-    POSITION_COMPONENTS,
-    SEQUENCE,
-    STREAMED,
-    TOPIC,
-)
+from stream_merge.job.sequence import DELETE, POSITION_COMPONENTS, SEQUENCE
 from stream_merge.job.settings import QuerySettings
 from stream_merge.results import MergeResult
 from stream_merge.sink import MergeSink
-from stream_merge.sources.decoding import ROW
 from stream_merge.sources.formats.base import Kind
 from stream_merge.sources.kafka import Cluster
 
@@ -50,20 +41,23 @@ class TopicSink:
     quarantine table, or in one of the counts of the commit.
     """
 
-    def __init__(self, settings: QuerySettings, sink: MergeSink, *, cluster: Cluster, progress: Progress) -> None:
+    def __init__(
+        self, settings: QuerySettings, sink: MergeSink, *, cluster: Cluster, progress: Progress, turn: threading.Lock
+    ) -> None:
         self._settings = settings
+        self._turn = turn
         self._cluster = cluster
         self._progress = progress
         self._sink = sink
         self._rows = RowSchema(
             target=settings.target,
-            keys=settings.keys,
-            format=settings.value_format.format(),
+            keys=settings.event_keys,
+            format=settings.format(),
             may_grow=settings.schema_evolution,
         )
         self._checkpoint: Checkpoint | None = None
         self._origin: Origin | None = None
-        self._has_looked = False
+        self._has_looked_at_columns = False
 
     @property
     def last_result(self) -> MergeResult | None:
@@ -77,6 +71,14 @@ class TopicSink:
             ContractError: a truncate, or too large a share of undecodable records; nothing is written.
             StreamMergeError: as `MergeSink`.
         """
+        with self._turn:
+            self._merge(batch_df, batch_id)
+
+    def look_again(self) -> None:
+        """Somebody else has written to the target: its columns may be others at the next batch."""
+        self._has_looked_at_columns = False
+
+    def _merge(self, batch_df: DataFrame, batch_id: int) -> None:
         self._look_around(batch_df)
         topics = self._cluster.topics(self._settings.topic)
         self._known_origin().expect_same_topics(topics)
@@ -92,7 +94,7 @@ class TopicSink:
             self._known_origin().expect_no_regression(batch, ranges)
             undecodable = self._undecodable(batch, batch_df, batch_id)
             if batch.row.fields:
-                events = self._events(batch, batch_df)
+                events = change_events(batch, batch_df.sparkSession, self._settings)
                 recorded = {SECTION: self._known_origin().recorded(ranges, batch, gone)}
                 self._sink.merge(events, batch_id, Intake(recorded=recorded, undecodable=undecodable))
                 self._known_origin().committed(ranges, batch, self._sink.last_result)
@@ -106,15 +108,27 @@ class TopicSink:
 
     def _look_around(self, batch_df: DataFrame) -> None:
         """At the first batch: the target's columns, and where its last recorded batch ended."""
-        if self._has_looked:
+        if self._has_looked_at_columns:
             return
         session, target = batch_df.sparkSession, self._settings.target
         found = tables.find(session, target)
         self._rows.start_from(None if found is None else found.schema)
-        self._rows.admit_declared()
-        who = caller_of(batch_df, app_id=None, name=self._settings.name)
-        self._origin = Origin.of_table(session, found, who.identity, self._settings)
-        self._has_looked = True
+        if self._origin is None:
+            self._rows.admit_declared()
+            who = caller_of(batch_df, app_id=None, name=self._settings.name)
+            self._origin = Origin.of_table(session, found, who.identity, self._settings)
+            self._progress.may_have_gaps = self._may_have_gaps()
+        self._has_looked_at_columns = True
+
+    def _may_have_gaps(self) -> frozenset[str] | None:
+        """The topics that are compacted or written in transactions; None where the broker does not tell."""
+        if self._settings.transactional:
+            return frozenset(self._settings.topic)
+        try:
+            return frozenset(self._cluster.compacted(self._settings.topic))
+        except (AuthorizationError, UnsupportedVersionError) as err:
+            log.warning("compaction_unknown", extra={"topics": self._settings.topic, "error": type(err).__name__})
+            return None
 
     def _known_checkpoint(self, batch_df: DataFrame) -> Checkpoint:
         if self._checkpoint is None:
@@ -156,41 +170,7 @@ class TopicSink:
         )
         raise ContractError(msg, reasons={"undecodable": bad}, target=self._settings.target, batch_id=batch_id)
 
-    def _stop_for_unavailable(self, events: DataFrame) -> None:
-        unsupplied = events.where(F.col(UNAVAILABLE).isNotNull()).select(PARTITION, OFFSET, UNAVAILABLE).first()
-        if unsupplied is None:
-            return
-        partition, offset, missing = unsupplied
-        msg = (
-            f"the event at partition {partition}, offset {offset} for {self._settings.target!r} does not carry"
-            f" {list(missing)!r}, and neither the batch nor the table has the value; set REPLICA IDENTITY FULL at the"
-            " source, or 'unavailable: quarantine'"
-        )
-        raise ContractError(msg, reasons={"unavailable_value": 1}, target=self._settings.target)
-
     # -- what goes where ---------------------------------------------------------------------
-
-    def _events(self, batch: DecodedBatch, batch_df: DataFrame) -> DataFrame:
-        """The change events: the row, its sequence, and whether it is a delete."""
-        taken = [f.name for f in batch.row.fields if f.name.startswith("$")]
-        if taken:
-            msg = f"column(s) {taken!r} start with $, as only the job's own may; rename them in the connector"
-            raise ConfigError(msg, target=self._settings.target)
-        events = _shaped(batch.of_kinds(Kind.UPSERT, Kind.DELETE), batch, self._settings.epoch)
-        known = Known(session=batch_df.sparkSession, target=self._settings.target, keys=self._settings.keys)
-        if batch.total(Kind.NULL_VALUE):
-            nulls = _shaped(batch.of_kinds(Kind.NULL_VALUE), batch, self._settings.epoch)
-            found, resolved = counted_by_place(deletes_of_null_values(nulls, events, known))
-            batch.null_values_are_deletes(resolved)
-            batch.hold(found)
-            events = events.unionByName(found)
-        if batch.missing:
-            events = fill(events, known, batch.missing)
-        if self._settings.unavailable == "null":
-            return events.drop(UNAVAILABLE, ABSENT, TOPIC)
-        if self._settings.unavailable == "fail":
-            self._stop_for_unavailable(events)
-        return events.withColumnRenamed(UNAVAILABLE, names.UNAVAILABLE_COLUMN).drop(ABSENT, TOPIC)
 
     def _undecodable(self, batch: DecodedBatch, batch_df: DataFrame, batch_id: int) -> DataFrame | None:
         if not batch.total(Kind.UNDECODABLE):
@@ -210,23 +190,6 @@ class TopicSink:
         )
 
 
-def _shaped(records: DataFrame, batch: DecodedBatch, epoch: int) -> DataFrame:
-    """Decoded records as events: the row, its sequence, whether it is a delete, and what it does not carry."""
-    row = columns.column(ROW)
-    return records.select(
-        *(row.getField(f.name).alias(f.name) for f in batch.row.fields),
-        F.lit(epoch).alias(EPOCH),
-        F.col("position").alias(POSITION),
-        F.when(F.col("is_snapshot"), F.lit(0)).otherwise(F.lit(1)).alias(STREAMED),
-        F.col("partition").alias(PARTITION),
-        F.col("offset").alias(OFFSET),
-        (F.col("kind") != str(Kind.UPSERT)).alias(DELETE),
-        F.col("topic").alias(TOPIC),
-        F.col("unavailable").alias(UNAVAILABLE),
-        F.col("absent").alias(ABSENT),
-    )
-
-
 def merge_sink(settings: QuerySettings, **more: Any) -> MergeSink:
     """The sink behind a query's batch function."""
     return MergeSink(
@@ -241,7 +204,7 @@ def merge_sink(settings: QuerySettings, **more: Any) -> MergeSink:
         name=settings.name,
         **more,
     ).for_source(
-        *([] if settings.unavailable == "null" else [names.UNAVAILABLE_COLUMN]),
+        *SOURCE_COLUMNS,
         position_components=POSITION_COMPONENTS,
         skip_unchanged=settings.unchanged == "skip",
     )

@@ -6,9 +6,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from stream_merge.explain import opened
+from stream_merge.explain import opened, ours_in
 from stream_merge.job.offsets import Checkpoint, Range, Ranges
-from stream_merge.job.origin import SECTION, section_of
+from stream_merge.job.origin import REPLAY_SECTION, SECTION, section_of
 from stream_merge.job.settings import QuerySettings
 from stream_merge.snapshot import CommitRecord
 
@@ -29,6 +29,8 @@ class Step:
     """Whether the query had recorded nothing before."""
     records: Counter[str] = field(default_factory=Counter)
     """Kind -> records of the batch."""
+    replayed: int | None = None
+    """Records from quarantine, where the commit is a replay's."""
     lost: int = 0
     """Offsets that the broker had removed before they were read."""
 
@@ -55,7 +57,8 @@ def _step(commit: CommitRecord) -> Step:
     at = None if commit.timestamp_ms is None else datetime.fromtimestamp(commit.timestamp_ms / 1000, UTC)
     ours = section_of(commit)
     if ours is None:
-        return Step(version=commit.version, at=at, identity=None, batch_id=None)
+        replay = (ours_in(commit.user_metadata) or {}).get(REPLAY_SECTION, {})
+        return Step(version=commit.version, at=at, identity=None, batch_id=None, replayed=replay.get("records"))
     ranges: Ranges = {}
     records: Counter[str] = Counter()
     lost, is_first = 0, False

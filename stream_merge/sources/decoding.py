@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.pandas.functions import arrow_udf
 from pyspark.sql.pandas.types import to_arrow_type
@@ -15,6 +16,7 @@ from pyspark.sql.pandas.types import to_arrow_type
 from stream_merge.sources.formats.base import Format, Kind, Read
 from stream_merge.sources.formats.connect_json import DECLARED
 from stream_merge.sources.formats.encodings import Encoding, decode
+from stream_merge.sources.formats.keys import JsonKey
 from stream_merge.sources.formats.strict_json import UndecodableError
 
 NO_KEY = "the record has neither key nor value"
@@ -25,16 +27,20 @@ META = T.StructType(
         T.StructField("note", T.StringType()),
         T.StructField("raw_key", T.BinaryType()),
         T.StructField("raw_value", T.BinaryType()),
+        T.StructField("raw_old_key", T.BinaryType()),
         T.StructField("position", T.LongType()),
         T.StructField("is_snapshot", T.BooleanType()),
         T.StructField("source_millis", T.LongType()),
+        T.StructField("connector", T.StringType()),
         T.StructField("unavailable", T.ArrayType(T.StringType())),
         T.StructField("absent", T.ArrayType(T.StringType())),
     ]
 )
-"""What is known of each record. `raw_key` and `raw_value` are kept only where somebody has to look at them again;
+"""What is known of each record. What starts with `raw_` is kept only where somebody may have to look at them again;
 `unavailable` names the columns whose value the source left out of the event, `absent` those that the event's own
 schema lacks; NULL where there are none."""
+OLD_KEY = "old_key"
+"""Column with the key that the row had before, where an event with unavailable values says so; else NULL."""
 ROW = "row"
 """Column with the decoded row; for deletes only its keys."""
 
@@ -44,6 +50,10 @@ _KEPT_RAW = frozenset({Kind.UNDECODABLE, Kind.NULL_VALUE, Kind.OTHER_SCHEMA})
 PLACE = ("topic", "partition", "offset", "timestamp")
 """Where a record stands; Spark's Kafka source names them so."""
 _DECODED = "decoded"
+_OLD_KEY_HEADER = "__debezium.oldkey"
+"""On the create of a key change (Debezium 3.4, RelationalChangeRecordEmitter)."""
+_HEADER_KEY = JsonKey()
+"""Kafka Connect's header converters write a key as JSON, whatever the record key's converter is."""
 
 
 def events(records: DataFrame, decoder: Decoder) -> DataFrame:
@@ -56,7 +66,10 @@ def events(records: DataFrame, decoder: Decoder) -> DataFrame:
         yield from decoder(batches)
 
     decoded = arrow_udf(decode, decoder.schema)  # type: ignore[call-overload]  # the stubs know no struct there
-    found = records.select(*PLACE, decoded("key", "value", "partition").alias(_DECODED))
+    old = F.col("raw_old_key") if "raw_old_key" in records.columns else F.lit(None).cast("binary")
+    if "headers" in records.columns:
+        old = F.get(F.filter("headers", lambda header: header["key"] == _OLD_KEY_HEADER), F.lit(0))["value"]
+    found = records.select(*PLACE, decoded("key", "value", "partition", old).alias(_DECODED))
     return found.select(*PLACE, f"{_DECODED}.*")
 
 
@@ -80,13 +93,14 @@ class Decoder:
     @property
     def schema(self) -> T.StructType:
         """What it gives."""
-        return T.StructType([*META.fields, T.StructField(ROW, self.columns)])
+        return T.StructType([*META.fields, T.StructField(OLD_KEY, self._key_columns), T.StructField(ROW, self.columns)])
 
     def __call__(self, batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
         """Decode what one task reads: record keys, values and partitions, in the order of their offsets."""
         deleted: set[tuple[int, bytes]] = set()
-        for keys, values, partitions in batches:
-            yield self.decode(keys.to_pylist(), values.to_pylist(), partitions.to_pylist(), deleted)
+        for columns in batches:
+            keys, values, partitions, old_keys = (column.to_pylist() for column in columns)
+            yield self.decode(keys, values, partitions, deleted, old_keys)
 
     def decode(
         self,
@@ -94,6 +108,7 @@ class Decoder:
         values: list[bytes | None],
         partitions: list[int],
         deleted: set[tuple[int, bytes]],
+        old_keys: list[bytes | None] | None = None,
     ) -> pa.StructArray:
         """Decode one batch.
 
@@ -102,26 +117,32 @@ class Decoder:
             values: of the records.
             partitions: of the records.
             deleted: partition and record key of each delete so far; added to.
+            old_keys: of the records, the header that names the key of before; None: no record has it.
         """
+        old_keys = old_keys or [None] * len(keys)
         reads = [self._read(key, value) for key, value in zip(keys, values, strict=True)]
         self._mark_redundant(reads, keys, partitions, deleted)
         missing = _Missing()
         rows = self._rows(reads, missing)
-        kept = [read.kind in _KEPT_RAW for read in reads]
+        to_look_at = missing.to_look_at
+        kept = [read.kind in _KEPT_RAW or i in to_look_at for i, read in enumerate(reads)]
         found: dict[str, list[Any]] = {
             "kind": [str(read.kind) for read in reads],
             "note": [read.note for read in reads],
             "raw_key": [key if keep else None for key, keep in zip(keys, kept, strict=True)],
             "raw_value": [value if keep else None for value, keep in zip(values, kept, strict=True)],
+            "raw_old_key": [key if keep else None for key, keep in zip(old_keys, kept, strict=True)],
             "position": [read.position for read in reads],
             "is_snapshot": [read.is_snapshot for read in reads],
             "source_millis": [read.source_millis if _is_time(read.source_millis) else None for read in reads],
+            "connector": [read.connector for read in reads],
             "unavailable": [missing.unavailable.get(i) for i in range(len(reads))],
             "absent": [missing.absent.get(i) for i in range(len(reads))],
         }
         types = {field.name: _arrow_type(field.dataType) for field in META.fields}
         arrays = [pa.array(found[name], dtype) for name, dtype in types.items()]
-        return pa.StructArray.from_arrays([*arrays, rows], names=[*types, ROW])
+        old = self._old_keys(reads, old_keys, missing)
+        return pa.StructArray.from_arrays([*arrays, old, rows], names=[*types, OLD_KEY, ROW])
 
     # -- one record --------------------------------------------------------------------------
 
@@ -139,8 +160,8 @@ class Decoder:
             if key is None:
                 raise UndecodableError(NO_KEY)
             if not self.known:  # the key's own schema may do
-                return Read(Kind.OTHER_SCHEMA, note=self.format.key_schema(key))
-            return Read(Kind.NULL_VALUE, self.format.key_fields(key))
+                return Read(Kind.OTHER_SCHEMA, note=self.format.key.schema(key))
+            return Read(Kind.NULL_VALUE, self.format.key.fields(key))
         if len(value) > self.max_value_bytes:
             msg = f"the value has {len(value)} bytes, more than max_value_bytes ({self.max_value_bytes})"
             raise UndecodableError(msg)
@@ -190,6 +211,30 @@ class Decoder:
         ]
         return pa.StructArray.from_arrays(arrays, fields=fields)
 
+    @property
+    def _key_columns(self) -> T.StructType:
+        return T.StructType([fld for fld in self.columns.fields if fld.name in self.keys])
+
+    def _old_keys(self, reads: list[Read], old_keys: list[bytes | None], missing: _Missing) -> pa.StructArray:
+        """The former keys of rows that lack something; one that cannot be read helps nobody and is left out."""
+        dtype = _arrow_type(self._key_columns)
+        found: list[dict[str, Any] | None] = [None] * len(reads)
+        for i in missing.unavailable:
+            raw = old_keys[i]
+            if raw is not None and reads[i].kind is Kind.UPSERT:
+                found[i] = self._old_key(raw, self.format.encodings(reads[i].schema_id))
+        return pa.array(found, dtype)
+
+    def _old_key(self, raw: bytes, encodings: Mapping[str, Encoding]) -> dict[str, Any] | None:
+        try:
+            fields = _HEADER_KEY.fields(raw)
+        except UndecodableError:
+            return None
+        decoded = {name: decode(encodings[name], [fields.get(name)]) for name in self.keys}
+        if any(one.errors for one in decoded.values()):
+            return None
+        return {name: one.values[0].as_py() for name, one in decoded.items()}
+
     def _groups(self, reads: list[Read]) -> list[_Group]:
         """Rows that are written alike."""
         groups: dict[tuple[str, bool], _Group] = {}
@@ -226,6 +271,8 @@ class Decoder:
             elif value is _ABSENT:
                 _note(missing.absent, [indexes[n]], name)
             elif value is None:
+                if is_key:
+                    missing.null_keys.add(indexes[n])
                 if group.is_upsert and not encoding.is_optional:
                     _spoil(reads, indexes[n], f"column {name!r}: a required field is missing")
             elif group.is_upsert and not is_key and encoding.is_unavailable(value):
@@ -263,6 +310,12 @@ class _Missing:
 
     unavailable: dict[int, list[str]] = field(default_factory=dict)
     absent: dict[int, list[str]] = field(default_factory=dict)
+    null_keys: set[int] = field(default_factory=set)
+
+    @property
+    def to_look_at(self) -> set[int]:
+        """Rows that the contract may refuse."""
+        return self.null_keys | self.unavailable.keys()
 
 
 def _note(missing: dict[int, list[str]], indexes: Iterable[int], name: str) -> None:

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+import ssl
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from kafka import KafkaAdminClient
-from kafka.admin import OffsetSpec
-from kafka.errors import NoError, UnknownTopicOrPartitionError, for_code
+from kafka.admin import ConfigResource, ConfigResourceType, OffsetSpec
+from kafka.errors import (
+    NoError,
+    SaslAuthenticationFailedError,
+    UnknownTopicOrPartitionError,
+    UnsupportedSaslMechanismError,
+    for_code,
+)
+from kafka.net.compat import KafkaNetClient
+from kafka.net.manager import KafkaConnectionManager
+from kafka.net.selector import NetworkSelector
 from kafka.protocol.consumer.offsets import IsolationLevel
 from kafka.structs import OffsetAndMetadata, TopicPartition
 from pyspark.sql import DataFrame, SparkSession
@@ -24,12 +34,17 @@ Isolation = Literal["read_committed", "read_uncommitted"]
 Offsets = dict[str, dict[int, int]]
 """topic -> partition -> offset of the next record."""
 
+_Received = tuple[bytes, Exception | None]
+"""What a socket gave, and why it gives no more."""
+
 _LOGIN_MODULES: Mapping[str, str] = {
     "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
     "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
     "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
 }
 _ADMIN_TIMEOUT_MILLIS = 10_000
+_LONGEST_BACKOFF_MILLIS = 1_000
+_CLEANUP_POLICY = "cleanup.policy"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,11 +97,14 @@ class Connection:
             "bootstrap_servers": self.bootstrap.split(","),
             "security_protocol": security.protocol,
             "request_timeout_ms": _ADMIN_TIMEOUT_MILLIS,
+            "bootstrap_timeout_ms": _ADMIN_TIMEOUT_MILLIS,
+            "reconnect_backoff_max_ms": _LONGEST_BACKOFF_MILLIS,
+            "kafka_client": _client,
         }
         if security.mechanism is not None:
             options |= {
                 "sasl_mechanism": security.mechanism,
-                "sasl_plain_username": security.user,
+                "sasl_plain_username": _user_name(security),
                 "sasl_plain_password": security.password,
             }
         for name, value in (
@@ -96,6 +114,8 @@ class Connection:
         ):
             if value is not None:
                 options[name] = value
+        if security.certificate_file is not None:
+            options["ssl_password"] = ""  # else OpenSSL asks the terminal for that of an encrypted key
         return options
 
 
@@ -113,6 +133,64 @@ class TopicState:
 
 # Below WARNING the client logs each connection, and at DEBUG all of its settings, the password among them.
 logging.getLogger("kafka").setLevel(logging.WARNING)
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether the broker was there and one side did not accept how the other proves who it is."""
+    if isinstance(error, SaslAuthenticationFailedError | UnsupportedSaslMechanismError):
+        return True
+    # kafka-python 3 turns errors of TLS into those of the connection. The subclasses left out are lost connections.
+    found = (error, error.__context__, *error.args)
+    return any(type(one) in (ssl.SSLError, ssl.SSLCertVerificationError) for one in found)
+
+
+class _Manager(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python ships no types
+    """Ends the search for a broker at the first one that refuses, and says why.
+
+    kafka-python 3.0.12 connects again until its time is over, and forgets what the broker says before it hangs up.
+    """
+
+    def __init__(self, net: NetworkSelector, **settings: Any) -> None:
+        super().__init__(net, **settings)
+        self._refused: Exception | None = None
+
+    def get_connection(self, *args: Any, **options: Any) -> Any:
+        if self._refused is not None:
+            raise self._refused
+        connection = super().get_connection(*args, **options)
+        connection.init_future.add_errback(self._note)
+        return connection
+
+    async def _build_transport(self, *args: Any, **options: Any) -> Any:
+        transport = await super()._build_transport(*args, **options)
+        if hasattr(transport, "_sock_recv"):  # private: in another release only the reason would be lost
+            transport._sock_recv = _data_before_the_end(transport._sock_recv)
+        return transport
+
+    def _note(self, error: Exception) -> None:
+        if is_refusal(error):
+            self._refused = error
+
+
+def _data_before_the_end(receive: Callable[[], _Received]) -> Callable[[], _Received]:
+    """Hand over what came together with the end of a connection before its end."""
+    ended: list[Exception] = []
+
+    def received() -> _Received:
+        if ended:
+            return b"", ended[0]
+        data, error = receive()
+        if data and error is not None:
+            ended.append(error)
+            return data, None
+        return data, error
+
+    return received
+
+
+def _client(**settings: Any) -> KafkaNetClient:
+    net = NetworkSelector(**settings)
+    return KafkaNetClient(net=net, manager=_Manager(net, **settings))
 
 
 class Cluster:
@@ -135,15 +213,14 @@ class Cluster:
             raise
 
     def _topics(self, names: Sequence[str]) -> dict[str, TopicState]:
-        if self._client is None:
-            self._client = KafkaAdminClient(**self._connection.client_options())
+        client = self._connected()
         level = (
             IsolationLevel.READ_COMMITTED
             if self._connection.isolation == "read_committed"
             else IsolationLevel.READ_UNCOMMITTED
         )
         found = {}
-        for described in self._client.describe_topics(list(names)):
+        for described in client.describe_topics(list(names)):
             code = described.get("error_code")
             if code == UnknownTopicOrPartitionError.errno:
                 continue
@@ -151,16 +228,30 @@ class Cluster:
                 raise for_code(code)
             name = described["name"]
             partitions = [TopicPartition(name, p["partition_index"]) for p in described["partitions"]]
-            ends = self._client.list_partition_offsets(
-                dict.fromkeys(partitions, OffsetSpec.LATEST), isolation_level=level
-            )
-            starts = self._client.list_partition_offsets(dict.fromkeys(partitions, OffsetSpec.EARLIEST))
+            ends = client.list_partition_offsets(dict.fromkeys(partitions, OffsetSpec.LATEST), isolation_level=level)
+            starts = client.list_partition_offsets(dict.fromkeys(partitions, OffsetSpec.EARLIEST))
             found[name] = TopicState(
                 topic_id=str(described["topic_id"]),
                 starts={tp.partition: o.offset for tp, o in starts.items()},
                 ends={tp.partition: o.offset for tp, o in ends.items()},
             )
         return found
+
+    def compacted(self, names: Sequence[str]) -> set[str]:
+        """Those of the topics whose records the broker removes when newer ones have their key.
+
+        Raises:
+            kafka.errors.KafkaError: the broker cannot be reached, or does not tell (ACL DescribeConfigs).
+        """
+        try:
+            if self._client is None:
+                self._client = KafkaAdminClient(**self._connection.client_options())
+            wanted = [ConfigResource(ConfigResourceType.TOPIC, name, {_CLEANUP_POLICY: None}) for name in names]
+            (described,) = self._client.describe_configs(wanted, config_filter="all").values()
+        except Exception:
+            self.close()
+            raise
+        return {name for name, found in described.items() if "compact" in str(found[_CLEANUP_POLICY]["value"])}
 
     def commit(self, group: str, offsets: Mapping[tuple[str, int], int]) -> None:
         """Write the offsets of a consumer group that has no members.
@@ -169,16 +260,31 @@ class Cluster:
             kafka.errors.KafkaError: the broker refuses, or cannot be reached.
         """
         try:
-            if self._client is None:
-                self._client = KafkaAdminClient(**self._connection.client_options())
+            client = self._connected()
             wanted = {TopicPartition(*place): OffsetAndMetadata(end, "", -1) for place, end in offsets.items()}
-            answers = self._client.alter_group_offsets(group, wanted)
+            answers = client.alter_group_offsets(group, wanted)
         except Exception:
             self.close()
             raise
         refused = [error for error in answers.values() if error is not NoError]
         if refused:
             raise refused[0]
+
+    def _connected(self) -> KafkaAdminClient:
+        if self._client is None:
+            opened: list[KafkaNetClient] = []
+
+            def client(**settings: Any) -> KafkaNetClient:
+                opened.append(_client(**settings))
+                return opened[-1]
+
+            try:
+                self._client = KafkaAdminClient(**self._connection.client_options() | {"kafka_client": client})
+            except Exception:
+                for one in opened:  # kafka-python leaves its thread running
+                    one.close()
+                raise
+        return self._client
 
     def close(self) -> None:
         """Close the connection; the next question opens another one."""
@@ -239,4 +345,11 @@ def parse_offsets(text: str) -> Offsets:
 
 def _jaas(value: str | None) -> str:
     escaped = (value or "").replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
+    return '"' + escaped.replace("\n", "\\n").replace("\r", "\\r") + '"'
+
+
+def _user_name(security: Security) -> str | None:
+    """The name for kafka-python, which leaves it to its caller to mask what separates the parts of SCRAM's messages."""
+    if security.user is None or security.mechanism == "PLAIN":
+        return security.user
+    return security.user.replace("=", "=3D").replace(",", "=2C")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import threading
@@ -18,9 +19,11 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from stream_merge.errors import StreamMergeError
 from stream_merge.results import FATES, EventCounts, MergeResult
+from stream_merge.spark_internals import jvm_signals
 
 _CAUSE = re.compile(r"^Caused by: [\w.$]+: (.*?)(?=^\s+at |^\s+\.\.\. |\Z)", re.MULTILINE | re.DOTALL)
 _POLL_SECONDS = 0.1
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,25 +129,36 @@ def total(results: Iterable[MergeResult]) -> EventCounts:
 
 @contextmanager
 def stop_on_signal(say: Callable[[str], None]) -> Iterator[threading.Event]:
-    """Turn Ctrl-C and SIGTERM into an event to stop by; a second one interrupts at once.
+    """Turn Ctrl-C and SIGTERM, to this process or its JVM, into an event to stop by; a second one interrupts at once.
 
     Enter it after the Spark session has started: PySpark 4.2 installs a handler of its own then, which
     cancels every job.
     """
     stopping = threading.Event()
+    times = {"here": 0, "jvm": 0}  # a signal to the process group arrives at both and is one all the same
 
-    def request(_number: int, _frame: FrameType | None) -> None:
-        if stopping.is_set():
+    def ask(door: str) -> bool:
+        times[door] += 1
+        if not stopping.is_set():
+            stopping.set()
+            say("stopping after the micro-batch that is running; Ctrl-C again to stop at once")
+        return max(times.values()) > 1
+
+    def here(_number: int, _frame: FrameType | None) -> None:
+        if ask("here"):
             raise KeyboardInterrupt
-        stopping.set()
-        say("stopping after the micro-batch that is running; Ctrl-C again to stop at once")
+
+    def at_jvm() -> None:
+        if ask("jvm"):
+            os.kill(os.getpid(), signal.SIGTERM)  # only the main thread can be interrupted
 
     if threading.current_thread() is not threading.main_thread():
         yield stopping
         return
-    before = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, here) for number in _STOP_SIGNALS}
     try:
-        yield stopping
+        with jvm_signals(at_jvm, *_STOP_SIGNALS):
+            yield stopping
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -13,11 +13,12 @@ import time
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pyspark
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -61,10 +62,13 @@ def wait_until(done: Callable[[], bool], what: str, *, seconds: float = _START_S
 class Server:
     """A process of its own, with its output in a file."""
 
-    def __init__(self, command: list[str], folder: Path, *, user: str | None = None) -> None:
+    def __init__(
+        self, command: list[str], folder: Path, *, user: str | None = None, environment: Mapping[str, str] | None = None
+    ) -> None:
         self._command = command
         self._folder = folder
         self._user = user
+        self._environment = {**os.environ, **(environment or {})}
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -78,7 +82,13 @@ class Server:
     def start(self, is_up: Callable[[], bool]) -> None:
         with (self._folder / "output.log").open("ab") as log:
             self._process = subprocess.Popen(
-                self._command, cwd=self._folder, stdout=log, stderr=log, start_new_session=True, user=self._user
+                self._command,
+                cwd=self._folder,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                user=self._user,
+                env=self._environment,
             )
 
         def up() -> bool:
@@ -114,20 +124,35 @@ def _listens(port: int) -> bool:
 
 
 class Broker:
-    """A Kafka 4.1 broker, its own controller."""
+    """A Kafka 4.1 broker, its own controller.
 
-    def __init__(self, folder: Path, *, settings: Mapping[str, str] | None = None) -> None:
+    Args:
+        folder: its own.
+        settings: more of them, or others.
+        listeners: security protocols to listen with beside PLAINTEXT; `bootstraps` says where.
+    """
+
+    def __init__(
+        self, folder: Path, *, settings: Mapping[str, str] | None = None, listeners: Sequence[str] = ()
+    ) -> None:
         self.port = free_port()
         self.bootstrap = f"127.0.0.1:{self.port}"
+        self.bootstraps = {protocol: f"127.0.0.1:{free_port()}" for protocol in listeners}
         controller = free_port()
+        places = ",".join(
+            f"{name}://{place}" for name, place in {"PLAINTEXT": self.bootstrap, **self.bootstraps}.items()
+        )
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         wanted = {
             "process.roles": "broker,controller",
             "node.id": "1",
             "controller.quorum.voters": f"1@127.0.0.1:{controller}",
-            "listeners": f"PLAINTEXT://127.0.0.1:{self.port},CONTROLLER://127.0.0.1:{controller}",
-            "advertised.listeners": f"PLAINTEXT://127.0.0.1:{self.port}",
+            "listeners": f"{places},CONTROLLER://127.0.0.1:{controller}",
+            "advertised.listeners": places,
+            "listener.security.protocol.map": ",".join(
+                ("CONTROLLER:PLAINTEXT", *(f"{name}:{name}" for name in ("PLAINTEXT", *listeners)))
+            ),
             "controller.listener.names": "CONTROLLER",
             "inter.broker.listener.name": "PLAINTEXT",
             "log.dirs": str(folder / "log"),
@@ -138,6 +163,7 @@ class Broker:
             "transaction.state.log.num.partitions": "1",
             "group.initial.rebalance.delay.ms": "0",
             "message.max.bytes": str(12 * 2**20),
+            "log.cleaner.backoff.ms": "100",
             "auto.create.topics.enable": "false",
             **(settings or {}),
         }
@@ -243,8 +269,8 @@ class Connect:
     def start(self) -> None:
         self._server.start(self._is_running)
 
-    def stop(self) -> None:
-        self._server.stop()
+    def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
+        self._server.stop(how)
 
     def _is_running(self) -> bool:
         address = f"http://127.0.0.1:{self.port}/connectors/{self._name}/status"
@@ -281,6 +307,45 @@ def postgres_connector(postgres: Postgres, *, tables: str, **settings: str) -> d
         "topic.creation.enable": "true",
         **settings,
     }
+
+
+class SparkCluster:
+    """A standalone master and two workers of one core each, which have no folder in common but the tests'."""
+
+    def __init__(self, folder: Path) -> None:
+        port, self._ui = free_port(), free_port()
+        self.url = f"spark://127.0.0.1:{port}"
+        self.workers = [folder / f"worker{number}" for number in (1, 2)]
+        spark = Path(pyspark.__path__[0])
+        self.environment = {"SPARK_HOME": str(spark), "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_DAEMON_MEMORY": "256m"}
+
+        def server(kind: str, folder: Path, *args: str) -> Server:
+            folder.mkdir(parents=True)
+            command = [str(spark / "bin" / "spark-class"), f"org.apache.spark.deploy.{kind}", "--host", "127.0.0.1"]
+            return Server([*command, *args], folder, environment=self.environment)
+
+        self._master = server("master.Master", folder / "master", "--port", str(port), "--webui-port", str(self._ui))
+        self._workers = [
+            server("worker.Worker", path, "--webui-port", "0", "-c", "1", "-m", "1g", "-d", str(path), self.url)
+            for path in self.workers
+        ]
+
+    def start(self) -> None:
+        self._master.start(lambda: self._alive() == 0)
+        for number, worker in enumerate(self._workers, start=1):
+            worker.start(lambda number=number: self._alive() == number)
+
+    def stop(self) -> None:
+        for server in (*self._workers, self._master):
+            server.stop()
+
+    def _alive(self) -> int | None:
+        """Workers that have found the master; None before there is one."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self._ui}/json/", timeout=2) as answer:
+                return int(json.load(answer)["aliveworkers"])
+        except (OSError, ValueError):
+            return None
 
 
 @contextmanager

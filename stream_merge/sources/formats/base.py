@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from stream_merge.sources.formats.encodings import Encoding
+from stream_merge.sources.formats.keys import KeyFormat
 
 
 class Kind(StrEnum):
@@ -46,11 +47,18 @@ class Read:
     """Whether an initial snapshot read it."""
     source_millis: int | None = None
     """When the source committed it, milliseconds since the epoch."""
+    connector: str | None = None
+    """Name that the connector gives the source (`topic.prefix`)."""
     note: str | None = None
 
 
 class Format(Protocol):
     """One way of writing change events; sent to the workers."""
+
+    @property
+    def key(self) -> KeyFormat:
+        """How record keys are written."""
+        ...
 
     def read(self, key: bytes | None, value: bytes) -> Read:
         """Take a record apart.
@@ -58,18 +66,6 @@ class Format(Protocol):
         Raises:
             UndecodableError: it is not written in this format.
         """
-        ...
-
-    def key_fields(self, key: bytes | None) -> Mapping[str, Any]:
-        """The JSON values of a record key by column.
-
-        Raises:
-            UndecodableError: it is not written as declared.
-        """
-        ...
-
-    def key_schema(self, key: bytes) -> str | None:
-        """Id of the schema that a record key brings along, or None."""
         ...
 
     def encodings(self, schema_id: str) -> Mapping[str, Encoding]:

@@ -11,6 +11,7 @@ from pyspark.sql import types as T
 
 from stream_merge.sources.formats import connect_schema
 from stream_merge.sources.formats.encodings import Encoding
+from stream_merge.sources.formats.keys import WITH_BLOCK, JsonKey, KeyFormat
 from stream_merge.sources.formats.strict_json import UndecodableError, parse, text_of
 
 DECLARED = ""
@@ -18,7 +19,6 @@ DECLARED = ""
 _SCHEMA_START, _PAYLOAD_START = '{"schema":{', ',"payload":'
 _MOST_STARTS = 100
 """So many different schema blocks are remembered by their text; each costs a comparison per record."""
-_WITH_BLOCK = frozenset({"schema", "payload"})
 
 
 @dataclass(kw_only=True)
@@ -31,6 +31,8 @@ class ConnectJson:
     """Debezium's `unavailable.value.placeholder`."""
     wanted: Mapping[str, T.DataType] = field(default_factory=dict)
     """Types that the job declares for columns whose digits are open."""
+    key: KeyFormat = field(default_factory=JsonKey)
+    """How record keys are written."""
     _known_starts: dict[str, str | None] = field(default_factory=dict, repr=False)
     """Text of a record up to its payload -> schema id."""
     _known: dict[str, Mapping[str, Encoding]] = field(default_factory=dict, repr=False)
@@ -56,7 +58,7 @@ class ConnectJson:
                 return parse(text[len(start) : -1]), schema_id
         value = parse(text)
         without = None if self.declared is None else DECLARED
-        if not isinstance(value, dict) or value.keys() != _WITH_BLOCK:
+        if not isinstance(value, dict) or value.keys() != WITH_BLOCK:
             return value, without
         block, payload = value["schema"], value["payload"]
         if block is None:
@@ -75,25 +77,6 @@ class ConnectJson:
         _, end = json.JSONDecoder().raw_decode(text, len(_SCHEMA_START) - 1)
         if text.startswith(_PAYLOAD_START, end):
             self._known_starts[text[: end + len(_PAYLOAD_START)]] = schema_id
-
-    def key_fields(self, key: bytes | None) -> Mapping[str, Any]:
-        """As `Format.key_fields`; no key is an empty one."""
-        if key is None:
-            return {}
-        value = parse(text_of(key))
-        if isinstance(value, dict) and value.keys() == _WITH_BLOCK:
-            value = value["payload"]
-        if not isinstance(value, dict):
-            refuse("the record key is not an object with the key columns")
-        found: Mapping[str, Any] = value
-        return found
-
-    def key_schema(self, key: bytes) -> str | None:
-        """As `Format.key_schema`."""
-        value = parse(text_of(key))
-        if not isinstance(value, dict) or value.keys() != _WITH_BLOCK or not isinstance(value["schema"], dict):
-            return None
-        return connect_schema.canonical({"type": "struct", "fields": value["schema"].get("fields")})
 
     def encodings(self, schema_id: str) -> Mapping[str, Encoding]:
         """As `Format.encodings`."""

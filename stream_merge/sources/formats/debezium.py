@@ -44,12 +44,12 @@ class DebeziumJson(ConnectJson):
             refuse("the event has no schema block, and the job declares no columns")
         image = payload.get("before" if op == "d" else "after")
         if op == "d":
-            fields = {**self.key_fields(key), **{n: v for n, v in (image or {}).items() if v is not None}}
+            fields = {**self.key.fields(key), **{n: v for n, v in (image or {}).items() if v is not None}}
         elif isinstance(image, dict):
             fields = image
         else:
             refuse(f"an event with op {op!r} has no row in `after`")
-        millis = source.get("ts_ms")
+        millis, name = source.get("ts_ms"), source.get("name")
         return Read(
             Kind.DELETE if op == "d" else Kind.UPSERT,
             fields,
@@ -57,6 +57,7 @@ class DebeziumJson(ConnectJson):
             position,
             source.get("snapshot") in SNAPSHOT_READS,
             millis if type(millis) is int else None,
+            name if isinstance(name, str) else None,
         )
 
 

@@ -46,7 +46,7 @@ class FlattenedJson(ConnectJson):
         row = {name: v for name, v in payload.items() if not self._is_about(name)}
         is_delete = about.get("deleted") == "true" or about.get("op") == "d"
         if is_delete:
-            row = {**self.key_fields(key), **{name: v for name, v in row.items() if v is not None}}
+            row = {**self.key.fields(key), **{name: v for name, v in row.items() if v is not None}}
         millis = about.get("source_ts_ms")
         return Read(
             Kind.DELETE if is_delete else Kind.UPSERT,

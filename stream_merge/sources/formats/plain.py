@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from stream_merge.sources.formats import encodings as E
@@ -12,6 +12,7 @@ from stream_merge.sources.formats import times
 from stream_merge.sources.formats.base import Kind, Read
 from stream_merge.sources.formats.connect_json import DECLARED, refuse
 from stream_merge.sources.formats.encodings import Encoding
+from stream_merge.sources.formats.keys import JsonKey, KeyFormat
 from stream_merge.sources.formats.strict_json import parse, text_of
 
 _SCALARS: Mapping[str, Callable[[], Encoding]] = {
@@ -85,34 +86,28 @@ class PlainJson:
     partitions."""
     deletes: tuple[str, Any] | None = None
     """Field, and the value that makes an event a delete. Not stored unless it is a declared column."""
+    key: KeyFormat = field(default_factory=JsonKey)
+    """How record keys are written."""
+    key_completes: bool = False
+    """Whether columns that a value lacks are taken from the record key; else only null-value records use it."""
 
     def read(self, key: bytes | None, value: bytes) -> Read:
         """As `Format.read`."""
         found = parse(text_of(value), exact=True)
         if not isinstance(found, dict):
             refuse("the value is not an object")
+        if self.key_completes:
+            found = {**self.key.fields(key), **found}
         is_delete = False
         if self.deletes is not None:
-            field, says = self.deletes
-            is_delete = field in found and found[field] == says
-            if field not in self.declared:
-                found.pop(field, None)
+            name, says = self.deletes
+            is_delete = name in found and found[name] == says
+            if name not in self.declared:
+                found.pop(name, None)
         position: Any = 0 if self.position is None else found.get(self.position)
         if type(position) is not int:
             refuse(f"{self.position} is {position!r}, not an integer that orders the event")
         return Read(Kind.DELETE if is_delete else Kind.UPSERT, found, DECLARED, position)
-
-    def key_fields(self, key: bytes | None) -> Mapping[str, Any]:
-        """As `Format.key_fields`."""
-        found = {} if key is None else parse(text_of(key))
-        if not isinstance(found, dict):
-            refuse("the record key is not an object with the key columns")
-        fields: Mapping[str, Any] = found
-        return fields
-
-    def key_schema(self, key: bytes) -> str | None:
-        """As `Format.key_schema`; keys bring none."""
-        return None
 
     def encodings(self, schema_id: str) -> Mapping[str, Encoding]:
         """As `Format.encodings`; there is one schema."""

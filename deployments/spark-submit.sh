@@ -1,0 +1,52 @@
+#!/usr/bin/env bash
+# Runs a job on a Spark cluster, with its driver on this machine:
+#
+#   deployments/spark-submit.sh [options of spark-submit] JOB [options of 'stream-merge run']
+#   deployments/spark-submit.sh --master spark://host:7077 --executor-memory 4g job.yaml --once
+#
+#   PYSPARK_PYTHON     a Python that has stream_merge, at the same path on every node, since executors decode the records;
+#                      .venv beside this folder, or python3, unless set; --conf spark.pyspark.python=... wins over it
+#   STREAM_MERGE_JARS  the folder that 'make jars' has filled; .jars/spark beside this folder unless set
+#   SPARK_HOME         Spark 4.2 on this machine; the one of PYSPARK_PYTHON unless set
+#
+# The exit code is that of 'stream-merge run'. SIGTERM, Ctrl-C and 'stream-merge stop JOB' end it after the running micro-batches.
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+
+fail() { echo "stream_merge: $*" >&2; exit 2; }
+
+options=() jars=
+while [[ "${1:-}" = -* ]]; do
+    case $1 in
+        --jars=*) jars=${1#*=} && shift ;; # joined with ours: spark-submit takes the last --jars only
+        --verbose | -v | --supervise | --*=*) options+=("$1") && shift ;;
+        *)
+            [ $# -gt 1 ] || fail "$1 needs a value"
+            if [ "$1" = --jars ]; then jars=$2; else options+=("$1" "$2"); fi
+            shift 2
+            ;;
+    esac
+done
+[ $# -gt 0 ] || fail "usage: deployments/spark-submit.sh [options of spark-submit] JOB [options of 'stream-merge run']"
+
+if [ -z "${PYSPARK_PYTHON:-}" ]; then
+    PYSPARK_PYTHON=$here/../.venv/bin/python
+    [ -x "$PYSPARK_PYTHON" ] || PYSPARK_PYTHON=python3
+fi
+SPARK_HOME=${SPARK_HOME:-$("$PYSPARK_PYTHON" -c 'import pyspark; print(pyspark.__path__[0])')} \
+    || fail "SPARK_HOME is not set and $PYSPARK_PYTHON has no pyspark; set SPARK_HOME or PYSPARK_PYTHON"
+export PYSPARK_PYTHON SPARK_HOME
+
+# What 'make jars' copied and Spark does not have itself: Delta, the Kafka connector, and what they need.
+folder=${STREAM_MERGE_JARS:-$here/../.jars/spark}
+compgen -G "$folder/*.jar" >/dev/null \
+    || fail "no jars are in $folder; 'make jars' fills it, and STREAM_MERGE_JARS names another folder"
+for jar in "$folder"/*.jar; do
+    artifact=$(basename "${jar%-[0-9]*}")
+    compgen -G "$SPARK_HOME/jars/$artifact-[0-9]*.jar" >/dev/null || jars+=${jars:+,}$jar
+done
+
+job=$1 && shift
+# In place of this shell: a signal to this process is one to spark-submit's.
+exec "$SPARK_HOME/bin/spark-submit" --name "stream-merge $(basename "${job%.*}")" ${jars:+--jars "$jars"} \
+    ${options+"${options[@]}"} "$here/job.py" run "$job" "$@"

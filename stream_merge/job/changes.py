@@ -1,0 +1,109 @@
+"""Decoded records as change events for `MergeSink`: the row, its sequence, and what to do with it."""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from stream_merge import columns, contract, names
+from stream_merge.errors import ConfigError, ContractError
+from stream_merge.job.decoded import DecodedBatch, counted_by_place
+from stream_merge.job.earlier import (
+    ABSENT,
+    OLD_KEY,
+    UNAVAILABLE,
+    Known,
+    deletes_of_null_values,
+    fill,
+    fill_across_key_changes,
+)
+from stream_merge.job.sequence import DELETE, EPOCH, OFFSET, PARTITION, POSITION, STREAMED, TOPIC
+from stream_merge.job.settings import QuerySettings
+from stream_merge.sources import decoding
+from stream_merge.sources.decoding import ROW
+from stream_merge.sources.formats.base import Kind
+
+_ORIGIN = "$origin"
+SOURCE_COLUMNS = (names.UNAVAILABLE_COLUMN, names.ORIGIN_COLUMN)
+"""What these events tell the sink beside row and sequence."""
+
+
+def change_events(batch: DecodedBatch, session: SparkSession, settings: QuerySettings) -> DataFrame:
+    """The upserts and deletes of a batch: whole rows, null-value records resolved, as the sink takes them.
+
+    Returns:
+        The row's columns, `SEQUENCE`, `DELETE` and `SOURCE_COLUMNS`.
+
+    Raises:
+        ConfigError: a column has a name that the job uses.
+        ContractError: under `unavailable: fail`, for a value that nobody has.
+    """
+    _refuse_names(batch, settings)
+    events = _shaped(batch.of_kinds(Kind.UPSERT, Kind.DELETE), batch, settings)
+    known = Known(session=session, target=settings.target, keys=settings.keys)
+    if batch.total(Kind.NULL_VALUE):
+        nulls = _shaped(batch.of_kinds(Kind.NULL_VALUE), batch, settings)
+        found, resolved = counted_by_place(deletes_of_null_values(nulls, events, known))
+        batch.null_values_are_deletes(resolved)
+        batch.hold(found)
+        events = events.unionByName(found)
+    if batch.missing and batch.old_keys:
+        held: list[DataFrame] = []
+        events = fill_across_key_changes(events, known, batch.missing, held)
+        for frame in held:
+            batch.hold(frame)
+    elif batch.missing:
+        events = fill(events, known, batch.missing)
+    if settings.unavailable == "null":
+        events = events.withColumn(UNAVAILABLE, F.lit(None).cast("array<string>"))
+    elif settings.unavailable == "fail":
+        _stop_for_unavailable(events, settings)
+    events = events.withColumnsRenamed({UNAVAILABLE: names.UNAVAILABLE_COLUMN, _ORIGIN: names.ORIGIN_COLUMN})
+    return events.drop(ABSENT, TOPIC, OLD_KEY)
+
+
+def _refuse_names(batch: DecodedBatch, settings: QuerySettings) -> None:
+    taken = [f.name for f in batch.row.fields if f.name.startswith("$")]
+    if taken:
+        msg = f"column(s) {taken!r} start with $, as only the job's own may; rename them in the connector"
+        raise ConfigError(msg, target=settings.target)
+    if settings.topic_column in batch.row.names:
+        msg = f"topic_column names {settings.topic_column!r}, which is a column of the events; choose another name"
+        raise ConfigError(msg, target=settings.target)
+
+
+def _stop_for_unavailable(events: DataFrame, settings: QuerySettings) -> None:
+    unsupplied = events.where(F.col(UNAVAILABLE).isNotNull()).select(PARTITION, OFFSET, UNAVAILABLE).first()
+    if unsupplied is None:
+        return
+    partition, offset, missing = unsupplied
+    msg = (
+        f"the event at partition {partition}, offset {offset} for {settings.target!r} does not carry"
+        f" {list(missing)!r}, and neither the batch nor the table has the value; set REPLICA IDENTITY FULL at the"
+        " source, or 'unavailable: quarantine'"
+    )
+    raise ContractError(msg, reasons={"unavailable_value": 1}, target=settings.target)
+
+
+def _shaped(records: DataFrame, batch: DecodedBatch, settings: QuerySettings) -> DataFrame:
+    """Decoded records as events: the row, its sequence, whether it is a delete, and what it does not carry."""
+    row, old_key = columns.column(ROW), columns.column(decoding.OLD_KEY)
+    fields = {f.name: row.getField(f.name) for f in batch.row.fields}
+    old = {key: old_key.getField(key) for key in settings.event_keys}
+    if settings.topic_column is not None:
+        fields[settings.topic_column] = old[settings.topic_column] = F.col("topic")
+    origin = F.struct(*(F.col(f.name).cast(f.dataType).alias(f.name) for f in contract.ORIGIN_TYPE.fields))
+    return records.select(
+        *(value.alias(name) for name, value in fields.items()),
+        F.lit(settings.epoch).alias(EPOCH),
+        F.col("position").alias(POSITION),
+        F.when(F.col("is_snapshot"), F.lit(0)).otherwise(F.lit(1)).alias(STREAMED),
+        F.col("partition").alias(PARTITION),
+        F.col("offset").alias(OFFSET),
+        (F.col("kind") != str(Kind.UPSERT)).alias(DELETE),
+        F.col("topic").alias(TOPIC),
+        F.col("unavailable").alias(UNAVAILABLE),
+        F.col("absent").alias(ABSENT),
+        F.when(old_key.isNotNull(), F.struct(*(old[key].alias(key) for key in settings.keys))).alias(OLD_KEY),
+        origin.alias(_ORIGIN),
+    )

@@ -1,0 +1,41 @@
+"""How settings of a job file are written: sizes, durations, names."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict
+
+_UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+_SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>b|[kmg]i?b)?", re.IGNORECASE)
+_DURATION = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>ms|s|seconds?|m|minutes?|h|hours?)?", re.IGNORECASE)
+_SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600}
+
+
+def _bytes(value: Any) -> Any:
+    """`256 MiB` or a number of bytes."""
+    found = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
+    if found is None:
+        return value
+    return int(float(found["number"]) * _UNITS[(found["unit"] or "b").lower()])
+
+
+def _seconds(value: Any) -> Any:
+    """`500 ms`, `1 second`, `5 m` or a number of seconds."""
+    found = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
+    if found is None:
+        return value
+    unit = (found["unit"] or "s").lower()
+    return float(found["number"]) * _SECONDS["ms" if unit == "ms" else unit[0]]
+
+
+Bytes = Annotated[int, BeforeValidator(_bytes)]
+Seconds = Annotated[float, BeforeValidator(_seconds)]
+Names = Annotated[tuple[str, ...], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
+
+
+class Model(BaseModel):
+    """Settings that are checked when they are read; an unknown one is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)

@@ -1,0 +1,205 @@
+"""`value_format` and `key_format`: how the records of a topic are written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+from pyspark.sql import types as T
+
+from stream_merge.job.fields import Model
+from stream_merge.job.sequence import BY_LOG_POSITION, BY_OFFSET
+from stream_merge.sources.formats import plain
+from stream_merge.sources.formats.base import Format
+from stream_merge.sources.formats.connect_schema import PLACEHOLDER, encoding
+from stream_merge.sources.formats.debezium import DebeziumJson
+from stream_merge.sources.formats.encodings import Encoding
+from stream_merge.sources.formats.flattened import FlattenedJson
+from stream_merge.sources.formats.keys import JsonKey, KeyFormat, NoKey, TextKey
+from stream_merge.sources.formats.plain import PlainJson
+from stream_merge.sources.formats.postgres import (
+    AmbiguousTypeError,
+    BinaryHandling,
+    DecimalHandling,
+    HstoreHandling,
+    IntervalHandling,
+    Modes,
+    TimePrecision,
+    connect_schema,
+)
+from stream_merge.sources.formats.strict_json import UndecodableError
+
+_DECIMAL = re.compile(r"decimal\((\d+),\s*(\d+)\)")
+
+
+class DebeziumFormat(Model):
+    """`value_format: {type: debezium}`: envelopes in JSON, as PostgreSQL's connector writes them."""
+
+    type: Literal["debezium"] = "debezium"
+    columns: Mapping[str, str] | None = None
+    """Column -> PostgreSQL type, for records without a schema block."""
+    types: Mapping[str, str] = {}
+    """Column -> `string` or `decimal(p,s)`, for numbers with a schema block: what they are stored as instead."""
+    time_precision_mode: TimePrecision | None = None
+    decimal_handling_mode: DecimalHandling | None = None
+    binary_handling_mode: BinaryHandling | None = None
+    interval_handling_mode: IntervalHandling | None = None
+    hstore_handling_mode: HstoreHandling | None = None
+    money_fraction_digits: int | None = Field(default=None, ge=0, le=10)
+    unavailable_value_placeholder: str = PLACEHOLDER
+
+    @property
+    def modes(self) -> Modes:
+        """The connector's settings."""
+        return Modes(
+            time_precision=self.time_precision_mode,
+            decimal_handling=self.decimal_handling_mode,
+            binary_handling=self.binary_handling_mode,
+            interval_handling=self.interval_handling_mode,
+            hstore_handling=self.hstore_handling_mode,
+            money_fraction_digits=self.money_fraction_digits,
+        )
+
+    def format(self, key: KeyFormat) -> Format:
+        """The decoder of records whose keys are written like that."""
+        return DebeziumJson(
+            declared=self.declared(), placeholder=self.unavailable_value_placeholder, wanted=self.wanted(), key=key
+        )
+
+    def wanted(self) -> dict[str, T.DataType]:
+        """The types of `types`."""
+        found: dict[str, T.DataType] = {}
+        for name, declared in self.types.items():
+            digits = _DECIMAL.fullmatch(declared.strip())
+            if digits is not None:
+                found[name] = T.DecimalType(int(digits[1]), int(digits[2]))
+            elif declared.strip() == "string":
+                found[name] = T.StringType()
+            else:
+                msg = f"types: {name!r} is {declared!r}; it can be 'string' or 'decimal(p,s)'"
+                raise ValueError(msg)
+        return found
+
+    @property
+    def ordering(self) -> str:
+        """Name of the sequence's definition, recorded with each commit."""
+        return BY_LOG_POSITION
+
+    def declared(self) -> Mapping[str, Encoding] | None:
+        """How the columns are written in records without a schema block."""
+        if self.columns is None:
+            return None
+        return {
+            name: encoding(connect_schema(column, self.modes), placeholder=self.unavailable_value_placeholder)
+            for name, column in self.columns.items()
+        }
+
+    @model_validator(mode="after")
+    def _say_how_values_are_written(self) -> Self:
+        problems = []
+        self.wanted()
+        for name, declared in (self.columns or {}).items():
+            try:
+                connect_schema(declared, self.modes)
+            except AmbiguousTypeError as err:
+                problems.append(f"column {name!r}: {err}")
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+
+class FlattenedFormat(DebeziumFormat):
+    """`value_format: {type: flattened}`: rows of Debezium's ExtractNewRecordState."""
+
+    type: Literal["flattened"] = "flattened"  # type: ignore[assignment]
+    add_fields_prefix: str = Field(default="__", min_length=1)
+    position: Literal["lsn", "offset"] = "lsn"
+    """What orders the events of a key; "offset" is for topics whose keys stay in their partitions."""
+
+    def format(self, key: KeyFormat) -> Format:
+        """The decoder of records whose keys are written like that."""
+        return FlattenedJson(
+            key=key,
+            declared=self.declared(),
+            placeholder=self.unavailable_value_placeholder,
+            wanted=self.wanted(),
+            prefix=self.add_fields_prefix,
+            ordered_by_offset=self.position == "offset",
+        )
+
+    @property
+    def ordering(self) -> str:
+        """Name of the sequence's definition, recorded with each commit."""
+        return BY_LOG_POSITION if self.position == "lsn" else BY_OFFSET
+
+
+class JsonFormat(Model):
+    """`value_format: {type: json}`: objects whose fields are the columns."""
+
+    type: Literal["json"]
+    columns: Mapping[str, str] = Field(min_length=1)
+    """Column -> Spark type."""
+    position: str | None = None
+    """Integer column that orders the events of a key; None: Kafka's order."""
+    deletes: Mapping[str, str | int | bool] | None = Field(default=None, min_length=1, max_length=1)
+    """Field -> value that makes an event a delete."""
+
+    def format(self, key: KeyFormat, *, key_completes: bool = False) -> Format:
+        """The decoder of records whose keys are written like that."""
+        return PlainJson(
+            key=key,
+            key_completes=key_completes,
+            declared={name: plain.encoding(declared) for name, declared in self.columns.items()},
+            position=self.position,
+            deletes=None if self.deletes is None else next(iter(self.deletes.items())),
+        )
+
+    @property
+    def ordering(self) -> str:
+        """Name of the sequence's definition, recorded with each commit."""
+        return BY_OFFSET if self.position is None else f"column/1:{self.position}"
+
+    @model_validator(mode="after")
+    def _has_types(self) -> JsonFormat:
+        problems = []
+        for name, declared in self.columns.items():
+            try:
+                plain.encoding(declared)
+            except UndecodableError as err:
+                problems.append(f"column {name!r}: {err}")
+        if self.position is not None and self.position not in self.columns:
+            problems.append(f"position names {self.position!r}, which columns does not declare")
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+
+class KeySettings(Model):
+    """`key_format`: how record keys are written, whatever the values are."""
+
+    type: Literal["json", "text", "none"] = "json"
+    """An object with the key columns (of a single one also its value alone), text of the single key column, or
+    nothing that concerns the row."""
+    holds: Literal["string", "integer"] = "string"
+    """What the text of `type: text` is."""
+
+    def reader(self, keys: tuple[str, ...]) -> KeyFormat:
+        """The decoder of record keys, for a table with these key columns."""
+        only = keys[0] if len(keys) == 1 else None
+        if self.type == "none":
+            return NoKey()
+        if self.type == "json":
+            return JsonKey(only=only)
+        return TextKey(only=keys[0], is_integer=self.holds == "integer")
+
+    @model_validator(mode="after")
+    def _only_text_holds(self) -> Self:
+        if self.type != "text" and "holds" in self.model_fields_set:
+            msg = f"holds says what text is; it goes with type text, not with {self.type}"
+            raise ValueError(msg)
+        return self
+
+
+ValueFormat = Annotated[DebeziumFormat | FlattenedFormat | JsonFormat, Field(discriminator="type")]

@@ -1,0 +1,217 @@
+"""Quarantined records run again through the decoder and the sink, as the job file is now, in a commit of their own."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from dataclasses import asdict, dataclass, field
+from functools import reduce
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from stream_merge import columns, names, quarantine, tables
+from stream_merge.config import RetryPolicy
+from stream_merge.intake import Intake
+from stream_merge.job import decoded
+from stream_merge.job.changes import change_events
+from stream_merge.job.decoded import DecodedBatch
+from stream_merge.job.origin import REPLAY_SECTION
+from stream_merge.job.row_schema import RowSchema
+from stream_merge.job.settings import QuerySettings
+from stream_merge.job.topic import merge_sink
+from stream_merge.metrics import MergeMetrics
+from stream_merge.sources.formats.base import Kind
+
+PLACE = ("topic", "partition", "offset")
+_STILL_BAD = (Kind.UNDECODABLE, Kind.TRUNCATE, Kind.OTHER_SCHEMA)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """Which records of a query to replay."""
+
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    """Its transaction identity: a replay that is repeated under it changes nothing twice."""
+    reason: str | None = None
+    """Only those with this reason."""
+    partition: int | None = None
+    offset: int | None = None
+    """Only the record at this offset."""
+    force: bool = False
+    """Also those whose key may have been deleted so long ago that nobody remembers."""
+
+    def to_json(self) -> str:
+        """For the job that is to carry it out."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Request:
+        """What `to_json` gave."""
+        return cls(**json.loads(text))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Replayed:
+    """What became of the records."""
+
+    id: str
+    """Of the request."""
+    records: int = 0
+    """Found in quarantine, not replayed before."""
+    too_old: int = 0
+    """Left there, because deletes of their time may be forgotten."""
+    still: int = 0
+    """Left there, because they cannot be read, or lack a value, as before."""
+    merged: int = 0
+    """Events that were given to the sink."""
+    changed: int = 0
+    """Rows that they changed; the others were older than what is stored."""
+    version: int | None = None
+    """Of the target; None where nothing was committed."""
+    error: str | None = None
+    """Why nothing was done."""
+
+    @property
+    def marked(self) -> int:
+        """Records that are done with."""
+        return self.records - self.too_old - self.still
+
+    def said(self) -> str:
+        """In one sentence."""
+        if self.error is not None:
+            return self.error
+        if not self.records:
+            return "no such record is in quarantine with its bytes and not replayed yet"
+        where = "nothing to commit" if self.version is None else f"version {self.version}"
+        parts = [f"{self.marked:,} of {self.records:,} records replayed ({self.changed:,} rows changed, {where})"]
+        if self.still:
+            parts.append(f"{self.still:,} still cannot be merged")
+        if self.too_old:
+            parts.append(
+                f"{self.too_old:,} are older than tombstone_retention, so that a delete after them may be forgotten"
+                " (--force replays them)"
+            )
+        return "; ".join(parts)
+
+    def to_json(self) -> str:
+        """For whoever asked."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Replayed:
+        """What `to_json` gave."""
+        return cls(**json.loads(text))
+
+
+def replay(
+    session: SparkSession, settings: QuerySettings, request: Request, *, metrics: MergeMetrics | None = None
+) -> Replayed:
+    """Replay quarantined records; those that still cannot be merged stay where they are.
+
+    Not at the same time as a batch of the query on a local disk: the running job does it between two batches.
+
+    Args:
+        session: not used by anybody else meanwhile.
+        settings: the query.
+        request: which records.
+        metrics: where to count.
+
+    Raises:
+        ConfigError: the target does not exist, or a schema does not fit it.
+        StreamMergeError: as `MergeSink`.
+    """
+    target = tables.find(session, settings.target)
+    place = names.sibling(settings.target, names.QUARANTINE_TABLE_PREFIX)
+    kept = quarantine.records(session, place)
+    if kept is None:
+        return Replayed(id=request.id)
+    wanted = _wanted(kept, settings, request).localCheckpoint(eager=True)
+    young = wanted if request.force else wanted.where(~_is_too_old(settings))
+    found, count = wanted.count(), young.count()
+    if not count:
+        return Replayed(id=request.id, records=found, too_old=found)
+    rows = RowSchema(
+        target=settings.target,
+        keys=settings.event_keys,
+        format=settings.format(),
+        may_grow=settings.schema_evolution,
+    )
+    rows.start_from(None if target is None else target.schema)
+    rows.admit_declared()
+    batch = decoded.evaluate(_in_order(young, settings), rows, settings.limits.max_value_bytes)
+    try:
+        events = _mergeable(batch, session, settings)
+        merged = 0 if events is None else events.count()
+        result = None
+        if events is not None and merged:
+            sink = merge_sink(settings, app_id=f"replay/{request.id}", metrics=metrics)
+            sink.merge(events, 0, Intake(recorded={REPLAY_SECTION: {"id": request.id, "records": merged}}))
+            result = sink.last_result
+        done = _done(batch, events).localCheckpoint(eager=True)
+        batch.hold(done)
+        marked = done.count()
+        if marked:
+            quarantine.mark_replayed(done, place, retried=RetryPolicy())
+    finally:
+        batch.release()
+    return Replayed(
+        id=request.id,
+        records=found,
+        too_old=found - count,
+        still=count - marked,
+        merged=merged,
+        changed=0 if result is None else result.events.inserted + result.events.updated + result.events.deleted,
+        version=None if result is None else result.version,
+    )
+
+
+def _mergeable(batch: DecodedBatch, session: SparkSession, settings: QuerySettings) -> DataFrame | None:
+    """The events that the contract lets through: the others stay where they are, and do not come back as new rows."""
+    if not batch.row.fields:
+        return None
+    events = change_events(batch, session, settings)
+    has_keys = columns.all_of(columns.column(key).isNotNull() for key in settings.keys)
+    events = events.where(has_keys & columns.column(names.UNAVAILABLE_COLUMN).isNull()).localCheckpoint(eager=True)
+    batch.hold(events)
+    return events
+
+
+def _done(batch: DecodedBatch, events: DataFrame | None) -> DataFrame:
+    """Where the records stood that are done with: merged, or found to say nothing."""
+    change = (Kind.UPSERT, Kind.DELETE)
+    done = batch.of_kinds(*(kind for kind in Kind if kind not in (*_STILL_BAD, *change))).select(*PLACE)
+    if events is not None:
+        origin = columns.column(names.ORIGIN_COLUMN)
+        done = done.unionByName(events.select(*(origin[name].alias(name) for name in PLACE)))
+    return done.distinct()
+
+
+def _wanted(kept: DataFrame, settings: QuerySettings, request: Request) -> DataFrame:
+    found = kept.where(F.col("topic").isin(list(settings.topic)))
+    if request.reason is not None:
+        found = found.where(F.array_contains("reasons", request.reason))
+    if request.partition is not None:
+        found = found.where(F.col("partition") == request.partition)
+    if request.offset is not None:
+        found = found.where(F.col("offset") == request.offset)
+    # A record may lie there twice: when its batch was delivered again under another query.
+    found = found.dropDuplicates(list(PLACE))
+    return found.select(*PLACE, "timestamp", F.col("raw_key").alias("key"), F.col("raw_value").alias("value"))
+
+
+def _is_too_old(settings: QuerySettings) -> Column:
+    retention = settings.tombstone_retention
+    if retention is None:
+        return F.lit(False)
+    age = F.unix_micros(F.current_timestamp()) - F.unix_micros("timestamp")
+    return F.coalesce(age > int(retention * 1_000_000), F.lit(True))
+
+
+def _in_order(records: DataFrame, settings: QuerySettings) -> DataFrame:
+    """As a topic delivers them: each topic in a task of its own, by partition and offset."""
+    each = [
+        records.where(F.col("topic") == topic).coalesce(1).sortWithinPartitions("partition", "offset")
+        for topic in settings.topic
+    ]
+    return reduce(DataFrame.unionByName, each)

@@ -1,0 +1,107 @@
+"""What can be asked of a running job, from anywhere on its machine: by files beside its checkpoint folders."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from stream_merge.errors import ConfigError
+from stream_merge.job.replay import Replayed, Request
+from stream_merge.job.settings import JobSettings, QuerySettings
+from stream_merge.tables import local_path
+
+
+def _beside(query: QuerySettings, suffix: str) -> Path | None:
+    """A file beside the checkpoint folder; None where that is not on a disk."""
+    place = local_path(query.checkpoint)
+    return None if place is None else place.with_name(f"{place.name}.{suffix}")
+
+
+@contextmanager
+def held(query: QuerySettings) -> Iterator[bool]:
+    """Whether this process may run the query: on a disk one at a time may, until it ends, however it ends."""
+    path = _beside(query, "lock")
+    if path is None:
+        yield True
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True
+
+
+# -- stopping ---------------------------------------------------------------------------------
+
+
+def stop_request(query: QuerySettings) -> Path | None:
+    """The file whose presence stops a query; None where its checkpoint is not on a disk."""
+    return _beside(query, "stop")
+
+
+def request_stop(settings: JobSettings) -> list[tuple[str, Path]]:
+    """Ask the queries of a running job to stop; each by the file whose path is returned with its name.
+
+    Raises:
+        ConfigError: checkpoints are not on this disk.
+    """
+    requests = [(query.name, stop_request(query)) for query in settings.queries]
+    remote = [name for name, path in requests if path is None]
+    if remote:
+        msg = f"the checkpoints of {remote!r} are not on this disk; send SIGTERM to the job's process"
+        raise ConfigError(msg)
+    asked = [(name, path) for name, path in requests if path is not None]
+    for _, path in asked:
+        path.touch()
+    return asked
+
+
+# -- replaying --------------------------------------------------------------------------------
+
+
+def ask_for_replay(query: QuerySettings, request: Request) -> None:
+    """Leave a request for the job that runs the query, which `held` has told of."""
+    _write(_beside(query, "replay"), request.to_json())
+
+
+def replay_request(query: QuerySettings) -> Request | None:
+    """What somebody wants replayed; stays there until it is answered."""
+    text = _read(_beside(query, "replay"))
+    return None if text is None else Request.from_json(text)
+
+
+def answer_replay(query: QuerySettings, answer: Replayed) -> None:
+    """Say what became of a request, which is then done with."""
+    _write(_beside(query, "replayed"), answer.to_json())
+    path = _beside(query, "replay")
+    if path is not None:
+        path.unlink(missing_ok=True)
+
+
+def replay_answer(query: QuerySettings, request: Request) -> Replayed | None:
+    """The answer to a request, once it is there."""
+    text = _read(_beside(query, "replayed"))
+    answer = None if text is None else Replayed.from_json(text)
+    return answer if answer is not None and answer.id == request.id else None
+
+
+def _read(path: Path | None) -> str | None:
+    try:
+        return None if path is None else path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+
+
+def _write(path: Path | None, text: str) -> None:
+    """Whole or not at all."""
+    if path is None:
+        return
+    new = path.with_name(f"{path.name}.{os.getpid()}")
+    new.write_text(text, encoding="utf-8")
+    new.replace(path)

@@ -1,0 +1,99 @@
+"""How record keys are written: told apart from values, because connectors and producers set the two separately."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from stream_merge.sources.formats import connect_schema
+from stream_merge.sources.formats.strict_json import UndecodableError, parse, text_of
+
+WITH_BLOCK = frozenset({"schema", "payload"})
+"""Fields of a record of Kafka Connect's JSON converter with schemas enabled (Kafka 4.1)."""
+
+
+class KeyFormat(Protocol):
+    """One way of writing record keys; sent to the workers."""
+
+    def fields(self, key: bytes | None) -> Mapping[str, Any]:
+        """JSON values of the key columns.
+
+        Raises:
+            UndecodableError: it is not written in this way.
+        """
+        ...
+
+    def schema(self, key: bytes) -> str | None:
+        """Id of the schema that a key brings along, or None."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JsonKey:
+    """An object with the key columns, in a schema block or bare; of a single key column also its value alone."""
+
+    only: str | None = None
+    """The key column where there is just one."""
+
+    def fields(self, key: bytes | None) -> Mapping[str, Any]:
+        """As `KeyFormat.fields`; no key is an empty one."""
+        if key is None:
+            return {}
+        value = parse(text_of(key))
+        if isinstance(value, dict) and value.keys() == WITH_BLOCK:
+            value = value["payload"]
+        if self.only is not None and isinstance(value, str | int | float):
+            return {self.only: value}
+        if not isinstance(value, dict):
+            msg = "the record key is not an object with the key columns"
+            raise UndecodableError(msg)
+        found: Mapping[str, Any] = value
+        return found
+
+    def schema(self, key: bytes) -> str | None:
+        """As `KeyFormat.schema`."""
+        value = parse(text_of(key))
+        if not isinstance(value, dict) or value.keys() != WITH_BLOCK or not isinstance(value["schema"], dict):
+            return None
+        return connect_schema.canonical({"type": "struct", "fields": value["schema"].get("fields")})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextKey:
+    """UTF-8 text of the only key column, as StringConverter and most producers write it."""
+
+    only: str
+    is_integer: bool = False
+    """Whether the text is a whole number."""
+
+    def fields(self, key: bytes | None) -> Mapping[str, Any]:
+        """As `KeyFormat.fields`; no key is an empty one."""
+        if key is None:
+            return {}
+        text = text_of(key)
+        if not self.is_integer:
+            return {self.only: text}
+        value = parse(text)
+        if type(value) is not int:
+            msg = f"the record key is {text[:100]!r}, not a whole number"
+            raise UndecodableError(msg)
+        return {self.only: value}
+
+    def schema(self, key: bytes) -> str | None:
+        """As `KeyFormat.schema`."""
+        return None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NoKey:
+    """Record keys say nothing about the row: the key columns stand in the value."""
+
+    def fields(self, key: bytes | None) -> Mapping[str, Any]:
+        """As `KeyFormat.fields`."""
+        del key
+        return {}
+
+    def schema(self, key: bytes) -> str | None:
+        """As `KeyFormat.schema`."""
+        return None

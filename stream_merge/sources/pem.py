@@ -1,0 +1,163 @@
+"""What Spark (Java) or kafka-python (OpenSSL) cannot take of a connection's security, told without connecting."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import re
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from stream_merge.sources.kafka import Security
+
+_BLOCK = re.compile(r"-----BEGIN ([A-Z0-9 ]+)-----(.*?)-----END \1-----", re.DOTALL)
+_KEY = "PRIVATE KEY"
+_JAVA_KEYS = {
+    bytes.fromhex("2a864886f70d010101"),  # RSA
+    bytes.fromhex("2a8648ce380401"),  # DSA
+    bytes.fromhex("2a8648ce3d0201"),  # EC
+}
+"""Algorithms (object identifiers) of the private keys that kafka-clients 3.9 tries."""
+_VERSION_TAG = 0xA0
+_LONG_LENGTH = 0x80
+
+
+class _Block(NamedTuple):
+    label: str
+    text: str
+
+    @property
+    def der(self) -> bytes:
+        return base64.b64decode("".join(self.text.split()))
+
+
+def problems(security: Security) -> list[str]:
+    """Why one of the clients would fail, one sentence each; what both of them accept is not mentioned."""
+    found: list[str] = []
+    if security.ca_file is not None:
+        found += _of_authorities(security.ca_file)
+    if security.certificate_file is not None:
+        found += _of_certificate(security.certificate_file)
+    return found
+
+
+def remark(security: Security) -> str | None:
+    """Where the clients differ without one of them being wrong."""
+    if not security.protocol.endswith("SSL") or security.ca_file is not None:
+        return None
+    paths = ssl.get_default_verify_paths()
+    return (
+        "no ca_file, so Spark trusts what Java's own store holds and kafka-python what the system's does"
+        f" ({paths.cafile or paths.capath}); name a ca_file to let both trust the same"
+    )
+
+
+def _of_authorities(file: str) -> Iterator[str]:
+    try:
+        certificates = [block for block in _blocks(file) if block.label.endswith("CERTIFICATE")]
+    except OSError as err:
+        yield f"ca_file {file!r} cannot be read: {err.strerror}"
+        return
+    if not certificates:
+        yield f"ca_file {file!r} holds no certificate in PEM"
+        return
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(file)
+        names = [_names(block.der) for block in certificates]
+    except (OSError, ValueError, IndexError) as err:  # SSLError is an OSError
+        yield f"ca_file {file!r} holds a certificate that cannot be read: {err}"
+        return
+    if all(issuer != subject for issuer, subject in names):
+        yield (
+            f"ca_file {file!r} holds intermediate certificates only, which are enough for Spark; kafka-python wants"
+            " the root they come from, too: add it"
+        )
+
+
+def _of_certificate(file: str) -> Iterator[str]:
+    try:
+        blocks = _blocks(file)
+    except OSError as err:
+        yield f"certificate_file {file!r} cannot be read: {err.strerror}"
+        return
+    keys = [block for block in blocks if block.label.endswith(_KEY)]
+    chain = [block for block in blocks if block.label == "CERTIFICATE"]
+    if not keys or not chain:
+        lacks = "private key" if not keys else "certificate"
+        yield f"certificate_file {file!r} holds no {lacks} in PEM; it needs the key and, behind it, the chain"
+        return
+    if len(keys) > 1:
+        yield f"certificate_file {file!r} holds {len(keys)} private keys; Spark takes one only"
+    if keys[0].label.startswith("ENCRYPTED") or "ENCRYPTED" in keys[0].text:
+        yield (
+            f"the private key in {file!r} is encrypted, and neither client is given a pass phrase; write it without"
+            " one ('openssl pkcs8 -topk8 -nodes') into a file that only the job may read"
+        )
+        return
+    yield from _of_key(file, keys[0])
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(file, password="")
+        names = [_names(block.der) for block in chain]
+    except (OSError, ValueError, IndexError) as err:
+        yield (
+            f"kafka-python cannot load certificate_file {file!r} ({err}); its first certificate must be that of the key"
+        )
+        return
+    if any(issuer != next_one for (issuer, _), (_, next_one) in itertools.pairwise(names)):
+        yield (
+            f"the certificates in {file!r} are no chain; Spark wants each one followed by that of its issuer and"
+            " nothing else"
+        )
+
+
+def _of_key(file: str, key: _Block) -> Iterator[str]:
+    if key.label != _KEY:
+        yield (
+            f"the private key in {file!r} is a {key.label!r}, which kafka-python reads; Spark reads PKCS #8 only:"
+            " convert it with 'openssl pkcs8 -topk8 -nodes'"
+        )
+        return
+    try:
+        algorithm = _items(_items(key.der)[0].content)[1]
+        is_known = _items(algorithm.content)[0].content in _JAVA_KEYS
+    except (ValueError, IndexError):
+        return  # OpenSSL says it better
+    if not is_known:
+        yield f"the private key in {file!r} is neither RSA nor DSA nor EC, and Spark takes no others"
+
+
+def _blocks(file: str) -> list[_Block]:
+    return [_Block(*found) for found in _BLOCK.findall(Path(file).read_text(encoding="utf-8", errors="replace"))]
+
+
+# -- just enough DER -----------------------------------------------------------------------------
+
+
+class _Item(NamedTuple):
+    tag: int
+    content: bytes
+
+
+def _items(der: bytes) -> list[_Item]:
+    """The values that stand one behind the other."""
+    found = []
+    at = 0
+    while at < len(der):
+        tag, length = der[at], der[at + 1]
+        at += 2
+        if length >= _LONG_LENGTH:
+            digits = length - _LONG_LENGTH
+            length = int.from_bytes(der[at : at + digits], "big")
+            at += digits
+        found.append(_Item(tag, der[at : at + length]))
+        at += length
+    return found
+
+
+def _names(certificate: bytes) -> tuple[bytes, bytes]:
+    """Issuer and subject as they are written."""
+    signed = _items(_items(_items(certificate)[0].content)[0].content)
+    _serial, _algorithm, issuer, _valid, subject, *_ = [item for item in signed if item.tag != _VERSION_TAG]
+    return issuer.content, subject.content

@@ -1,0 +1,112 @@
+"""Quarantined records run again once the job file can read them, once, and never over newer rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import services
+from pyspark.sql import SparkSession
+from topic_job import TopicJob
+
+from stream_merge.job import requests
+from stream_merge.job.replay import Replayed, Request, replay
+from stream_merge.testing import change_rows, target_rows
+
+
+@pytest.fixture
+def job(spark: SparkSession, broker: services.Broker, tmp_path: Path) -> Iterator[TopicJob]:
+    job = TopicJob(spark, broker, tmp_path)
+    yield job
+    job.close()
+
+
+def run_again(job: TopicJob, request: Request | None = None, **changes: Any) -> Replayed:
+    return replay(job.spark.newSession(), job.settings(**changes).queries[0], request or Request())
+
+
+def marked(job: TopicJob) -> list[tuple[Any, ...]]:
+    """Offset, and whether it is done with."""
+    return [(offset, at is not None) for offset, at in target_rows(job.spark, job.quarantine, "offset", "replayed_at")]
+
+
+def test_what_the_job_file_can_read_by_now_is_merged_once(job: TopicJob) -> None:
+    """A limit was too low: the records lie in quarantine until it is raised; what is newer by then stays."""
+    limits = {"limits": {"max_value_bytes": 200}}
+    job.send(1, job.event("c", 1, "short"))
+    long = "x" * 300
+    first, second = (job.send(key, job.event("c", key, long)) for key in (2, 3))
+    hopeless = job.send(4, b"{")
+    job.send(3, job.event("u", 3, "newer"))
+    job.merge(**limits)
+    assert job.rows() == [(1, "short"), (3, "newer")]
+
+    answer = run_again(job)
+
+    assert job.rows() == [(1, "short"), (2, long), (3, "newer")]
+    assert (answer.records, answer.merged, answer.changed, answer.still) == (3, 2, 1, 1)
+    assert marked(job) == [(first, True), (second, True), (hopeless, False)]
+    again = run_again(job)
+    assert (again.records, again.marked, again.version) == (1, 0, None)
+    assert [kind for _, kind, key, *_ in change_rows(job.spark, job.target, "id") if key == 2] == ["insert"]
+    assert [step.replayed for step in job.history()] == [None, None, 2]
+
+
+def test_a_replay_that_ended_before_it_could_mark_changes_nothing_twice(job: TopicJob) -> None:
+    job.send(1, job.event("c", 1, "x" * 300))
+    job.send(2, job.event("c", 2))
+    job.merge(limits={"max_value_bytes": 200})
+    request = Request()
+    run_again(job, request)
+    job.spark.sql(f"RESTORE TABLE delta.`{job.quarantine}` TO VERSION AS OF 1")
+
+    answer = run_again(job, request)
+
+    assert (answer.records, answer.marked, answer.version) == (1, 1, None)
+    assert len(change_rows(job.spark, job.target, "id")) == 2
+
+
+def test_records_older_than_the_remembered_deletes_are_refused_unless_forced(job: TopicJob) -> None:
+    job.send(1, job.event("c", 1, "x" * 300), timestamp_ms=1_700_000_000_000)
+    job.send(2, job.event("c", 2))
+    job.merge(limits={"max_value_bytes": 200})
+    retention = {"tombstone_retention": "1 h"}
+
+    refused = run_again(job, **retention)
+    forced = run_again(job, Request(force=True), **retention)
+
+    assert (refused.too_old, refused.marked) == (1, 0)
+    assert "--force" in refused.said()
+    assert (forced.too_old, forced.marked) == (0, 1)
+
+
+def test_a_value_that_nobody_had_comes_from_the_row_that_is_there_by_now(job: TopicJob) -> None:
+    """And one that still has no source stays as the single row that it is."""
+    placeholder = "__debezium_unavailable_value"
+    supplied = job.send(1, job.event("u", 1, placeholder, lsn=2_000))
+    lacking = job.send(2, job.event("u", 2, placeholder, lsn=2_001))
+    job.merge()
+    job.send(1, job.event("c", 1, "late", lsn=1_999))
+    job.merge()
+
+    answer = run_again(job)
+
+    assert job.rows() == [(1, "late")]
+    assert (answer.records, answer.marked, answer.still) == (2, 1, 1)
+    assert marked(job) == [(supplied, True), (lacking, False)]
+
+
+def test_a_job_that_runs_is_asked_and_one_that_does_not_is_not(job: TopicJob) -> None:
+    query = job.settings().queries[0]
+    with requests.held(query) as is_ours, requests.held(query) as is_ours_twice:
+        assert (is_ours, is_ours_twice) == (True, False)
+        request = Request(reason="undecodable", offset=7)
+        requests.ask_for_replay(query, request)
+        assert requests.replay_request(query) == request
+        assert requests.replay_answer(query, request) is None
+        requests.answer_replay(query, Replayed(id=request.id, records=1))
+    assert requests.replay_request(query) is None
+    assert requests.replay_answer(query, request) == Replayed(id=request.id, records=1)
+    assert requests.replay_answer(query, Request()) is None
