@@ -104,6 +104,10 @@ queries:
     def recorded_batches(self) -> int:
         return max((int(path.name) for path in (self.checkpoint / "commits").glob("[0-9]*")), default=-1)
 
+    def merged_batch(self) -> int:
+        """The last one that the table's log knows of."""
+        return max(step.batch_id for step in trail(load(self.file).queries[0]) if step.batch_id is not None)
+
     def planned_batches(self) -> int:
         return max((int(path.name) for path in (self.checkpoint / "offsets").glob("[0-9]*")), default=-1)
 
@@ -177,7 +181,8 @@ def test_sigterm_and_a_stop_request_end_it_after_the_running_batch(shop: Shop) -
         ask(process)
         said, _ = process.communicate(timeout=60)
         assert process.returncode == 0, said
-        assert shop.recorded_batches() == shop.planned_batches()
+        # Spark may have planned one more batch by then, which nobody has read.
+        assert shop.recorded_batches() == shop.merged_batch()
     assert not shop.checkpoint.with_name("checkpoint.stop").exists()
 
 
