@@ -92,10 +92,10 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[services.Broker
 
 
 @pytest.fixture(scope="session")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[services.Postgres]:
+def postgres() -> Iterator[services.Postgres]:
     """A real PostgreSQL server with logical replication."""
     services.need()
-    postgres = services.Postgres(tmp_path_factory.mktemp("postgres") / "server")
+    postgres = services.Postgres()
     with services.running(postgres):
         yield postgres
 

@@ -37,7 +37,7 @@ def main(folder: Path) -> None:
     if reason:
         raise SystemExit(reason)
     folder.mkdir(parents=True)
-    broker, postgres = services.Broker(folder / "kafka"), services.Postgres(folder / "postgres")
+    broker, postgres = services.Broker(folder / "kafka"), services.Postgres()
     over = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: over.set())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -84,7 +85,7 @@ def test_a_changed_key_and_an_ad_hoc_snapshot_under_way(world: World) -> None:
         world.postgres.run("UPDATE documents SET id = id + 100 WHERE id <= 10;")
         world.postgres.run("UPDATE documents SET title = 'before' WHERE id BETWEEN 20 AND 30;")
         world.postgres.run(f"INSERT INTO signals VALUES ('again', 'execute-snapshot', {literal(asked)});")
-        reads = world.reads("documents", at_least=100)[50:]
+        reads = world.reads("documents", at_least=50 + 51)  # the first snapshot, and all rows again
         world.postgres.run("UPDATE documents SET title = 'after' WHERE id BETWEEN 25 AND 40;")
         world.postgres.run("DELETE FROM documents WHERE id = 50;")
         world.wait_for_the_connector()
@@ -96,4 +97,5 @@ def test_a_changed_key_and_an_ad_hoc_snapshot_under_way(world: World) -> None:
     assert merged == there
     assert len(there) == 50 + 1 - 1 + 1  # the two markers of `wait_for_the_connector`, less the one deleted
     assert not list(world.folder.glob("__stream_merge_quarantine_*"))
-    assert {read["snapshot"] for read in reads} == {"x"}
+    assert {read["snapshot"] for read in reads} == {"first", "true", "last"}
+    assert sorted(Counter(read["lsn"] for read in reads).values()) == [50, 51]

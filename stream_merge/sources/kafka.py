@@ -244,10 +244,9 @@ class Cluster:
             kafka.errors.KafkaError: the broker cannot be reached, or does not tell (ACL DescribeConfigs).
         """
         try:
-            if self._client is None:
-                self._client = KafkaAdminClient(**self._connection.client_options())
+            client = self._connected()
             wanted = [ConfigResource(ConfigResourceType.TOPIC, name, {_CLEANUP_POLICY: None}) for name in names]
-            (described,) = self._client.describe_configs(wanted, config_filter="all").values()
+            (described,) = client.describe_configs(wanted, config_filter="all").values()
         except Exception:
             self.close()
             raise

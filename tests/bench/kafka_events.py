@@ -51,7 +51,7 @@ def table_of(spark: SparkSession, rows: int, path: Path, *, with_position: bool)
         "pmod(id * 7919, 100000) AS customer",
         "'new' AS status",
         "cast(pmod(id * 31, 100000) / 100 AS decimal(12, 2)) AS total",
-        "uuid() AS item",
+        "md5(cast(id AS string)) AS item",
         f"'{_NOTE}' AS note",
         "timestamp_seconds(1700000000 + id) AS created",
     )

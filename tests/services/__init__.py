@@ -9,6 +9,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -185,23 +186,23 @@ class Broker:
 
 
 class Postgres:
-    """A PostgreSQL server with logical replication, owned by an unprivileged user where this one is root."""
+    """A PostgreSQL server with logical replication, owned by an unprivileged user where this one is root.
 
-    def __init__(self, folder: Path) -> None:
+    Its data are gone when it has stopped.
+    """
+
+    def __init__(self) -> None:
         self.port = free_port()
-        self._folder = folder
+        # Not in a test's folder: pytest makes those private to root, now and again while others run.
+        self._folder = folder = Path(tempfile.mkdtemp(prefix="stream-merge-postgres-"))
         found = subprocess.run(
             [str(ROOT / "deployments" / "setup.sh"), "postgres"], check=True, capture_output=True, text=True
         )
         self._bin = Path(found.stdout.strip())
         self._user = "postgres" if os.getuid() == 0 else pwd.getpwuid(os.getuid()).pw_name
         self._data = folder / "data"
-        folder.mkdir(parents=True, exist_ok=True)
         if os.getuid() == 0:
             shutil.chown(folder, self._user)
-            for parent in folder.parents:  # pytest's folders are private to root
-                if parent.stat().st_uid == 0 and str(parent).startswith("/tmp/"):
-                    parent.chmod(parent.stat().st_mode | 0o055)
         self._as_owner("initdb", "-D", str(self._data), "-U", "postgres", "-A", "trust", "--no-sync", "-E", "UTF8")
         options = {
             "port": str(self.port),
@@ -220,6 +221,7 @@ class Postgres:
 
     def stop(self) -> None:
         self._server.stop(signal.SIGINT)
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def run(self, statements: str, *, database: str = "postgres") -> str:
         """Run SQL; what it answers, unaligned, without headers."""
