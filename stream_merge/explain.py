@@ -87,20 +87,29 @@ def explain(target: str, *, last: int = 20, storage_options: Mapping[str, str] |
     )
 
 
+def find(target: str, storage_options: Mapping[str, str] | None = None) -> NativeTable | None:
+    """A table, read without Spark; None where there is none.
+
+    Raises:
+        ConfigError: it cannot be read so.
+    """
+    if not names.is_path(target):
+        msg = f"{target!r} is a catalog name, and only Spark knows where that lies; give the table's path or URI"
+        raise ConfigError(msg, target=target)
+    try:
+        return open_table(names.normal_path(target), storage_options)
+    except Exception as err:
+        msg = f"the log of {target!r} cannot be read without Spark: {err}; DESCRIBE HISTORY in Spark shows its commits"
+        raise ConfigError(msg, target=target) from err
+
+
 def opened(target: str, storage_options: Mapping[str, str] | None = None) -> NativeTable:
-    """A table's log, read without Spark.
+    """As `find`, for a table that has to be there.
 
     Raises:
         ConfigError: there is no Delta table, or none that can be read so.
     """
-    if not names.is_path(target):
-        msg = f"{target!r} is a catalog name; explain reads the log itself, give the table's path or URI"
-        raise ConfigError(msg, target=target)
-    try:
-        table = open_table(names.normal_path(target), storage_options)
-    except Exception as err:
-        msg = f"the log of {target!r} cannot be read without Spark: {err}; DESCRIBE HISTORY in Spark shows its commits"
-        raise ConfigError(msg, target=target) from err
+    table = find(target, storage_options)
     if table is None:
         msg = f"there is no Delta table at {target!r}; give the path of a sink's target"
         raise ConfigError(msg, target=target)

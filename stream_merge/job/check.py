@@ -11,8 +11,8 @@ from kafka import KafkaConsumer, TopicPartition
 from kafka.errors import KafkaError
 
 from stream_merge import names
-from stream_merge.engines.delta_rs import NativeTable, open_table
 from stream_merge.errors import ConfigError
+from stream_merge.explain import find
 from stream_merge.job import jars
 from stream_merge.job.offsets import Checkpoint
 from stream_merge.job.row_schema import RowSchema
@@ -133,7 +133,11 @@ def _storage(query: QuerySettings) -> Finding:
 
 
 def _table(query: QuerySettings, rows: RowSchema) -> Iterator[Finding]:
-    table = _opened(query)
+    try:
+        table = find(query.target)
+    except ConfigError as err:
+        yield Finding(query=query.name, about="table", said=f"not looked at: {err}")
+        return
     if table is None:
         yield Finding(query=query.name, about="table", said="will be made from the first batch")
         return
@@ -148,15 +152,6 @@ def _table(query: QuerySettings, rows: RowSchema) -> Iterator[Finding]:
     else:
         yield Finding(query=query.name, about="table", said=f"version {snapshot.version}, keys {list(query.keys)!r}")
     rows.start_from(snapshot.schema)
-
-
-def _opened(query: QuerySettings) -> NativeTable | None:
-    if not names.is_path(query.target):
-        return None
-    try:
-        return open_table(names.normal_path(query.target), None)
-    except Exception:  # a table that only Spark can read is no problem of the job file
-        return None
 
 
 def _sample(

@@ -8,10 +8,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from stream_merge import names
+from stream_merge import explain, names
 from stream_merge.engines import native_sql as sql
-from stream_merge.engines.delta_rs import NativeTable, open_table
-from stream_merge.errors import ConfigError
+from stream_merge.engines.delta_rs import NativeTable
 from stream_merge.job.settings import QuerySettings
 
 _SHOWN = ("recorded_at", "topic", "partition", "offset", "timestamp", "error", "event", "raw_key", "raw_value")
@@ -66,15 +65,7 @@ def events(query: QuerySettings, *, reason: str | None, offset: int | None, most
 
 
 def _opened(query: QuerySettings) -> NativeTable | None:
-    if not names.is_path(query.target):
-        msg = f"target {query.target!r} is a catalog name; read its quarantine table in Spark"
-        raise ConfigError(msg, target=query.target)
-    place = names.sibling(query.target, names.QUARANTINE_TABLE_PREFIX)
-    try:
-        return open_table(names.normal_path(place), None)
-    except Exception as err:
-        msg = f"quarantine table {place!r} cannot be read without Spark: {err}"
-        raise ConfigError(msg, target=query.target) from err
+    return explain.find(names.sibling(query.target, names.QUARANTINE_TABLE_PREFIX))
 
 
 def show_summary(query: QuerySettings, found: list[dict[str, Any]], *, console: Console) -> None:
@@ -96,17 +87,7 @@ def show_events(found: list[dict[str, Any]], *, console: Console) -> None:
     """Print what is known of each event."""
     for row in found:
         console.rule(f"batch {row['batch_id']}, {', '.join(row['reasons'] or [])}")
-        for name in (
-            "recorded_at",
-            "topic",
-            "partition",
-            "offset",
-            "timestamp",
-            "error",
-            "event",
-            "raw_key",
-            "raw_value",
-        ):
+        for name in _SHOWN:
             value = row[name]
             if value is not None:
                 text = value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
