@@ -26,7 +26,7 @@ from stream_merge.testing import change_rows, target_rows
 
 KILLS = 5
 EVENTS_PER_BATCH = 200
-START_SECONDS = 120
+START_SECONDS = 300
 
 
 class Shop:
@@ -42,6 +42,7 @@ class Shop:
         self.rows: dict[int, str] = {}
         self.bad: list[tuple[int, int]] = []
         self.produced = 0
+        self._started: list[subprocess.Popen[str]] = []
         self.lsn = 0
         self._admin = KafkaAdminClient(bootstrap_servers=broker.bootstrap)
         self._admin.create_topics({self.topic: {"num_partitions": 2, "replication_factor": 1}})
@@ -64,6 +65,9 @@ queries:
         )
 
     def close(self) -> None:
+        for process in self._started:
+            if process.poll() is None:  # the test failed: nothing may run beside the next one
+                end(process, signal.SIGKILL)
         self._producer.close()
         self._admin.close()
 
@@ -96,7 +100,8 @@ queries:
         command = [sys.executable, "-m", "stream_merge.cli", "run", str(self.file), *more]
         command += ["--jars", str(services.SPARK_JARS), "--conf", "spark.driver.memory=1g"]
         heard = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        return subprocess.Popen(command, start_new_session=True, cwd=services.ROOT, **heard)
+        self._started.append(subprocess.Popen(command, start_new_session=True, cwd=services.ROOT, **heard))
+        return self._started[-1]
 
     def newest_version(self) -> int:
         return max((int(path.stem) for path in (self.target / "_delta_log").glob("*.json")), default=-1)
@@ -177,7 +182,9 @@ def test_sigterm_and_a_stop_request_end_it_after_the_running_batch(shop: Shop) -
         process = shop.start()
         before = shop.newest_version()
         shop.write(50)
-        services.wait_until(lambda before=before: shop.newest_version() > before, "a version was committed")
+        services.wait_until(
+            lambda before=before: shop.newest_version() > before, "a version was committed", seconds=START_SECONDS
+        )
         ask(process)
         said, _ = process.communicate(timeout=60)
         assert process.returncode == 0, said
