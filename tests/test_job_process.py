@@ -185,6 +185,11 @@ def test_sigterm_and_a_stop_request_end_it_after_the_running_batch(shop: Shop) -
         services.wait_until(
             lambda before=before: shop.newest_version() > before, "a version was committed", seconds=START_SECONDS
         )
+        replayed = CliRunner().invoke(cli.app, ["quarantine", "replay", str(shop.file)])
+        assert replayed.exit_code == 0, replayed.output
+        assert "orders: asking the running job" in replayed.output
+        answers = ("still cannot be merged", "no such record is in quarantine")
+        assert any(answer in replayed.output for answer in answers), replayed.output
         ask(process)
         said, _ = process.communicate(timeout=60)
         assert process.returncode == 0, said
