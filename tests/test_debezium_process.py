@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import services
 import yaml
+from job_process import START_SECONDS, JobProcesses
 from kafka import KafkaProducer
 from oracle import replayed_feed
 from pyspark.sql import SparkSession
 from shop_world import CAPTURED, TABLES, WITH_BLOCKS, World, workload
 
-from stream_merge.job import JobSettings
+from stream_merge.job import load
 from stream_merge.job.trail import trail
 from stream_merge.sources.kafka import Cluster, Connection
 from stream_merge.testing import target_rows
@@ -30,7 +26,6 @@ KILLS = 10
 EVENTS_PER_BATCH = 500
 BAD_PER_KILL = 3
 SLOT = "killed"
-START_SECONDS = 240
 
 
 @pytest.fixture
@@ -42,44 +37,18 @@ def world(spark: SparkSession, postgres: services.Postgres, tmp_path: Path, seed
         yield World(spark, broker, postgres, tmp_path, random.Random(seed))
 
 
-class Runner:
-    """`stream-merge run` over both tables, and what its files say."""
-
-    def __init__(self, world: World) -> None:
-        self.described = world.job(WITH_BLOCKS, events_per_batch=EVENTS_PER_BATCH)
-        self.file = world.folder / "job.yaml"
-        self.file.write_text(yaml.safe_dump(self.described))
-        self.folder = world.folder
-
-    def start(self, *more: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "stream_merge.cli", "run", str(self.file), *more]
-        command += ["--jars", str(services.SPARK_JARS), "--conf", "spark.driver.memory=1g"]
-        heard: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        return subprocess.Popen(command, start_new_session=True, cwd=services.ROOT, **heard)
-
-    def kill_behind_a_commit(self) -> bool:
-        """Let it commit two batches of orders; whether it died before its checkpoint knew of the second one."""
-        log = self.folder / "orders" / "_delta_log"
-        before = _newest(log, "*.json")
-        process = self.start()
-        deadline = time.monotonic() + START_SECONDS
-        while _newest(log, "*.json") < before + 2:
-            assert process.poll() is None, process.communicate()[0]
-            assert time.monotonic() < deadline, "no version was committed"
-            time.sleep(0.002)
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate(timeout=60)
-        checkpoint = self.folder / "checkpoint_orders"
-        return _newest(checkpoint / "commits", "[0-9]*") < _newest(checkpoint / "offsets", "[0-9]*")
+@pytest.fixture
+def job(world: World) -> Iterator[JobProcesses]:
+    file = world.folder / "job.yaml"
+    file.write_text(yaml.safe_dump(world.job(WITH_BLOCKS, events_per_batch=EVENTS_PER_BATCH)))
+    job = JobProcesses(file, target=world.folder / "orders", checkpoint=world.folder / "checkpoint_orders")
+    yield job
+    job.close()
 
 
-def _newest(folder: Path, pattern: str) -> int:
-    return max((int(path.stem) for path in folder.glob(pattern)), default=-1)
-
-
-def test_killed_ten_times_between_database_and_table(world: World) -> None:
+def test_killed_ten_times_between_database_and_table(world: World, job: JobProcesses) -> None:
     """Broker and Connect are restarted, too: rows, feed, history and quarantine are as if nothing had happened."""
-    runner, connect = Runner(world), _connect(world)
+    connect = _connect(world)
     bad: dict[str, list[tuple[int, int]]] = {table: [] for table in CAPTURED}
     unrecorded = 0
     with services.running(connect):
@@ -91,7 +60,7 @@ def test_killed_ten_times_between_database_and_table(world: World) -> None:
             world.wait_for_the_connector()
             for table in CAPTURED:
                 bad[table] += _write_what_nobody_can_read(world, table)
-            unrecorded += runner.kill_behind_a_commit()
+            unrecorded += job.kill_behind_a_commit()
             if number == KILLS // 3:
                 connect.stop()
                 world.broker.stop()
@@ -102,7 +71,7 @@ def test_killed_ten_times_between_database_and_table(world: World) -> None:
                 connect.start()
         world.wait_for_the_connector()
     world.postgres.run(f"SELECT pg_drop_replication_slot('{SLOT}');")
-    process = runner.start("--once")
+    process = job.start("--once")
     said, _ = process.communicate(timeout=START_SECONDS)
 
     assert process.returncode == 0, said
@@ -114,7 +83,7 @@ def test_killed_ten_times_between_database_and_table(world: World) -> None:
     without_position = [{name: value for name, value in row.items() if name != "position"} for row in rows]
     assert sorted(without_position, key=lambda row: row["id"]) == world.expected()
     produced = _ends(world)
-    for query in JobSettings.model_validate(runner.described).queries:
+    for query in load(world.folder / "job.yaml").queries:
         assert sum(step.offsets for step in trail(query)) == produced[query.topic[0]]
         quarantine = str(world.folder / f"__stream_merge_quarantine_{query.name}")
         assert target_rows(world.spark, quarantine, "partition", "offset") == sorted(bad[query.name], key=repr)

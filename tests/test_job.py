@@ -16,7 +16,8 @@ from pyspark.sql import SparkSession
 
 from stream_merge import ConfigError, ContractError, MergeMetrics, MergeResult
 from stream_merge.job import JobSettings, run
-from stream_merge.job.run import JobResult, Verdict
+from stream_merge.job.run import JobResult
+from stream_merge.job.verdicts import Verdict
 from stream_merge.testing import change_rows, target_rows
 
 FORMAT = {

@@ -7,7 +7,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 import services
+from job_process import START_SECONDS, JobProcesses, end
 from kafka import KafkaAdminClient, KafkaProducer
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
@@ -26,7 +26,6 @@ from stream_merge.testing import change_rows, target_rows
 
 KILLS = 5
 EVENTS_PER_BATCH = 200
-START_SECONDS = 300
 
 
 class Shop:
@@ -42,8 +41,8 @@ class Shop:
         self.rows: dict[int, str] = {}
         self.bad: list[tuple[int, int]] = []
         self.produced = 0
-        self._started: list[subprocess.Popen[str]] = []
         self.lsn = 0
+        self.job = JobProcesses(self.file, target=self.target, checkpoint=self.checkpoint)
         self._admin = KafkaAdminClient(bootstrap_servers=broker.bootstrap)
         self._admin.create_topics({self.topic: {"num_partitions": 2, "replication_factor": 1}})
         self._producer = KafkaProducer(bootstrap_servers=broker.bootstrap)
@@ -65,9 +64,7 @@ queries:
         )
 
     def close(self) -> None:
-        for process in self._started:
-            if process.poll() is None:  # the test failed: nothing may run beside the next one
-                end(process, signal.SIGKILL)
+        self.job.close()
         self._producer.close()
         self._admin.close()
 
@@ -96,25 +93,9 @@ queries:
             self.produced += 1
         self._producer.flush()
 
-    def start(self, *more: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "stream_merge.cli", "run", str(self.file), *more]
-        command += ["--jars", str(services.SPARK_JARS), "--conf", "spark.driver.memory=1g"]
-        heard = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        self._started.append(subprocess.Popen(command, start_new_session=True, cwd=services.ROOT, **heard))
-        return self._started[-1]
-
-    def newest_version(self) -> int:
-        return max((int(path.stem) for path in (self.target / "_delta_log").glob("*.json")), default=-1)
-
-    def recorded_batches(self) -> int:
-        return max((int(path.name) for path in (self.checkpoint / "commits").glob("[0-9]*")), default=-1)
-
     def merged_batch(self) -> int:
         """The last one that the table's log knows of."""
         return max(step.batch_id for step in trail(load(self.file).queries[0]) if step.batch_id is not None)
-
-    def planned_batches(self) -> int:
-        return max((int(path.name) for path in (self.checkpoint / "offsets").glob("[0-9]*")), default=-1)
 
 
 @pytest.fixture
@@ -122,11 +103,6 @@ def shop(broker: services.Broker, tmp_path: Path, seed: int) -> Iterator[Shop]:
     shop = Shop(broker, tmp_path, seed)
     yield shop
     shop.close()
-
-
-def end(process: subprocess.Popen[str], how: signal.Signals) -> None:
-    os.killpg(process.pid, how)
-    process.communicate(timeout=60)
 
 
 def replay(feed: list[tuple[Any, ...]]) -> dict[int, str]:
@@ -147,17 +123,9 @@ def test_killed_again_and_again_it_still_ends_with_every_event_once(shop: Shop, 
     unrecorded = 0
     for _ in range(KILLS):
         shop.write(3 * EVENTS_PER_BATCH)
-        before = shop.newest_version()
-        process = shop.start()
-        deadline = time.monotonic() + START_SECONDS
-        while shop.newest_version() < before + 2:
-            assert process.poll() is None, process.communicate()[0]
-            assert time.monotonic() < deadline, "no version was committed"
-            time.sleep(0.002)
-        end(process, signal.SIGKILL)
-        unrecorded += shop.recorded_batches() < shop.planned_batches()
+        unrecorded += shop.job.kill_behind_a_commit()
 
-    process = shop.start("--once")
+    process = shop.job.start("--once")
     said, _ = process.communicate(timeout=START_SECONDS)
 
     assert process.returncode == 0, said
@@ -179,11 +147,11 @@ def test_sigterm_and_a_stop_request_end_it_after_the_running_batch(shop: Shop) -
         lambda _: CliRunner().invoke(cli.app, ["stop", str(shop.file)]),
     ]
     for ask in asks:
-        process = shop.start()
-        before = shop.newest_version()
+        process = shop.job.start()
+        before = shop.job.newest_version()
         shop.write(50)
         services.wait_until(
-            lambda before=before: shop.newest_version() > before, "a version was committed", seconds=START_SECONDS
+            lambda before=before: shop.job.newest_version() > before, "a version was committed", seconds=START_SECONDS
         )
         replayed = CliRunner().invoke(cli.app, ["quarantine", "replay", str(shop.file)])
         assert replayed.exit_code == 0, replayed.output
@@ -194,7 +162,7 @@ def test_sigterm_and_a_stop_request_end_it_after_the_running_batch(shop: Shop) -
         said, _ = process.communicate(timeout=60)
         assert process.returncode == 0, said
         # Spark may have planned one more batch by then, which nobody has read.
-        assert shop.recorded_batches() == shop.merged_batch()
+        assert shop.job.recorded_batch() == shop.merged_batch()
     assert not shop.checkpoint.with_name("checkpoint.stop").exists()
 
 
@@ -209,15 +177,17 @@ def test_an_outage_of_the_broker_is_waited_for(tmp_path: Path, seed: int) -> Non
     process = None
     try:
         shop.write(50)
-        process = shop.start()
-        services.wait_until(lambda: shop.newest_version() >= 1, "a version was committed", seconds=START_SECONDS)
+        process = shop.job.start()
+        services.wait_until(lambda: shop.job.newest_version() >= 1, "a version was committed", seconds=START_SECONDS)
         broker.kill()
         time.sleep(OUTAGE_SECONDS)
         assert process.poll() is None, process.communicate()[0]
         broker.start()
-        before = shop.newest_version()
+        before = shop.job.newest_version()
         shop.write(50)
-        services.wait_until(lambda: shop.newest_version() > before, "a version was committed", seconds=START_SECONDS)
+        services.wait_until(
+            lambda: shop.job.newest_version() > before, "a version was committed", seconds=START_SECONDS
+        )
         os.kill(process.pid, signal.SIGTERM)
         said, _ = process.communicate(timeout=60)
         assert process.returncode == 0, said

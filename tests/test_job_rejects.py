@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 from topic_job import TopicJob, raw
 
 from stream_merge import ContractError
-from stream_merge.job.run import Verdict
+from stream_merge.job.verdicts import Verdict
 from stream_merge.sources.formats.strict_json import MOST_NESTED
 
 MOST_BYTES = 8 * 2**20

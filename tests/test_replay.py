@@ -11,6 +11,7 @@ import services
 from pyspark.sql import SparkSession
 from topic_job import TopicJob
 
+from stream_merge import ConfigError
 from stream_merge.job import requests
 from stream_merge.job.replay import Replayed, Request, replay
 from stream_merge.testing import change_rows, target_rows
@@ -110,3 +111,17 @@ def test_a_job_that_runs_is_asked_and_one_that_does_not_is_not(job: TopicJob) ->
     assert requests.replay_request(query) is None
     assert requests.replay_answer(query, request) == Replayed(id=request.id, records=1)
     assert requests.replay_answer(query, Request()) is None
+
+
+def test_a_run_beside_another_one_is_refused_and_leaves_its_stop_request_alone(job: TopicJob) -> None:
+    query = job.settings().queries[0]
+    ((_, asked),) = requests.request_stop(job.settings())
+
+    with requests.held(query):
+        refused = job.run().failures["rows"]
+
+    assert isinstance(refused, ConfigError)
+    assert "is being run by another process" in str(refused)
+    assert asked.exists()
+    assert job.merge() == []
+    assert not asked.exists()

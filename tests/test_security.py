@@ -21,7 +21,8 @@ from topic_job import QUERY, TopicJob
 
 from stream_merge import ConfigError
 from stream_merge.job.check import Finding, check
-from stream_merge.job.run import JobResult, Verdict
+from stream_merge.job.run import JobResult
+from stream_merge.job.verdicts import Verdict
 from stream_merge.sources import pem
 from stream_merge.sources.kafka import Cluster, Connection, Security
 

@@ -48,10 +48,7 @@ def change_events(batch: DecodedBatch, session: SparkSession, settings: QuerySet
         batch.hold(found)
         events = events.unionByName(found)
     if batch.missing and batch.old_keys:
-        held: list[DataFrame] = []
-        events = fill_across_key_changes(events, known, batch.missing, held)
-        for frame in held:
-            batch.hold(frame)
+        events = fill_across_key_changes(events, known, batch.missing, batch.hold)
     elif batch.missing:
         events = fill(events, known, batch.missing)
     if settings.unavailable == "null":

@@ -90,7 +90,7 @@ def _query(query: QuerySettings, topics: dict[str, TopicState], connection: Conn
         yield Finding(query=query.name, about="topic", said=f"the broker has no {missing!r}", is_problem=True)
     yield from _checkpoint(query)
     yield _storage(query)
-    rows = RowSchema(target=query.target, keys=query.event_keys, format=query.format(), may_grow=query.schema_evolution)
+    rows = RowSchema.of_query(query)
     yield from _table(query, rows)
     if not missing:
         yield from _sample(query, rows, topics, connection)

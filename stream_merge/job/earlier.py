@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from pyspark.sql import Column, DataFrame, SparkSession, Window
@@ -113,24 +114,26 @@ _MOST_KEY_CHANGES = 20
 """Changes of a row's key within one batch that are followed; the values of longer chains count as unavailable."""
 
 
-def fill_across_key_changes(events: DataFrame, known: Known, missing: list[str], held: list[DataFrame]) -> DataFrame:
+def fill_across_key_changes(
+    events: DataFrame, known: Known, missing: list[str], hold: Callable[[DataFrame], None]
+) -> DataFrame:
     """As `fill`, and where a row's key was changed, from the row under the old key, in the batch or the table.
 
     Args:
         events: as for `fill`, and `OLD_KEY`.
         known: as for `fill`.
         missing: as for `fill`.
-        held: frames that are to be freed after the batch; added to.
+        hold: told of each frame that is to be freed after the batch.
 
     Cost: for each change of a row's key two Spark jobs and those of `fill`.
     """
     filled = fill(events, known, missing)
     for _ in range(_MOST_KEY_CHANGES):
         filled = filled.localCheckpoint(eager=True)
-        held.append(filled)
+        hold(filled)
         lacking = filled.where(F.col(UNAVAILABLE).isNotNull() & F.col(OLD_KEY).isNotNull())
         supplied = _from_old_keys(filled, lacking, known, missing).localCheckpoint(eager=True)
-        held.append(supplied)
+        hold(supplied)
         if supplied.isEmpty():
             break
         place = [columns.column(name) for name in _PLACE]

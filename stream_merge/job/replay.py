@@ -6,6 +6,7 @@ import json
 import uuid
 from dataclasses import asdict, dataclass, field
 from functools import reduce
+from typing import Self
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -28,7 +29,21 @@ _STILL_BAD = (Kind.UNDECODABLE, Kind.TRUNCATE, Kind.OTHER_SCHEMA)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Request:
+class _Message:
+    """What a command and the job that it asks tell each other."""
+
+    def to_json(self) -> str:
+        """As a text."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """What `to_json` gave."""
+        return cls(**json.loads(text))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request(_Message):
     """Which records of a query to replay."""
 
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -41,18 +56,9 @@ class Request:
     force: bool = False
     """Also those whose key may have been deleted so long ago that nobody remembers."""
 
-    def to_json(self) -> str:
-        """For the job that is to carry it out."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Request:
-        """What `to_json` gave."""
-        return cls(**json.loads(text))
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Replayed:
+class Replayed(_Message):
     """What became of the records."""
 
     id: str
@@ -94,15 +100,6 @@ class Replayed:
             )
         return "; ".join(parts)
 
-    def to_json(self) -> str:
-        """For whoever asked."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Replayed:
-        """What `to_json` gave."""
-        return cls(**json.loads(text))
-
 
 def replay(
     session: SparkSession, settings: QuerySettings, request: Request, *, metrics: MergeMetrics | None = None
@@ -131,12 +128,7 @@ def replay(
     found, count = wanted.count(), young.count()
     if not count:
         return Replayed(id=request.id, records=found, too_old=found)
-    rows = RowSchema(
-        target=settings.target,
-        keys=settings.event_keys,
-        format=settings.format(),
-        may_grow=settings.schema_evolution,
-    )
+    rows = RowSchema.of_query(settings)
     rows.start_from(None if target is None else target.schema)
     rows.admit_declared()
     batch = decoded.evaluate(_in_order(young, settings), rows, settings.limits.max_value_bytes)

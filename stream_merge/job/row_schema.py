@@ -8,6 +8,7 @@ from pyspark.sql import types as T
 
 from stream_merge import columns, names
 from stream_merge.errors import ConfigError
+from stream_merge.job.settings import QuerySettings
 from stream_merge.sources.decoding import Decoder
 from stream_merge.sources.formats.base import Format
 from stream_merge.sources.formats.connect_json import DECLARED
@@ -36,6 +37,16 @@ class RowSchema:
         self.columns = T.StructType([])
         self.known: frozenset[str] = frozenset()
         self.broken: dict[str, str] = {}
+
+    @classmethod
+    def of_query(cls, settings: QuerySettings) -> RowSchema:
+        """As a job file says."""
+        return cls(
+            target=settings.target,
+            keys=settings.event_keys,
+            format=settings.format(),
+            may_grow=settings.schema_evolution,
+        )
 
     def start_from(self, stored: T.StructType | None) -> None:
         """Take the target's types as they are now; None where there is no target yet."""

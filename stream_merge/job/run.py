@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import logging
-import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from enum import Enum
 from queue import SimpleQueue
 
-from kafka.errors import KafkaError
 from pyspark.sql import SparkSession
 
-from stream_merge.errors import (
-    CommitConflictError,
-    CommitStateUnknownError,
-    ConfigError,
-    StreamMergeError,
-)
+from stream_merge.errors import ConfigError
 from stream_merge.job import requests
 from stream_merge.job.check import refuse_start_of_existing
 from stream_merge.job.lookout import Lookout, Progress
@@ -29,12 +21,13 @@ from stream_merge.job.offsets import Checkpoint
 from stream_merge.job.replay import Replayed, Request, replay
 from stream_merge.job.settings import JobSettings, QuerySettings
 from stream_merge.job.topic import TopicSink, merge_sink
+from stream_merge.job.verdicts import Verdict, is_outage, is_refusal, refused, worst
 from stream_merge.metrics import MergeMetrics
 from stream_merge.results import MergeResult
 from stream_merge.sources import kafka
 from stream_merge.sources.kafka import Cluster
-from stream_merge.spark_internals import java_causes, owned_session
-from stream_merge.watch.queries import QueryFailedError, Running, Stream, drained
+from stream_merge.spark_internals import owned_session
+from stream_merge.watch.queries import Running, Stream, drained
 
 log = logging.getLogger(__name__)
 
@@ -44,40 +37,8 @@ _LONGEST_OUTAGE_SECONDS = 600.0
 _SETTLED_SECONDS = 150.0
 """A query that has run for so long has found its broker: Spark 4.2 polls for 120 s before it gives up."""
 _BACKOFF_SECONDS = (1.0, 2.0, 5.0, 10.0)
-_OUTAGES = (
-    "org.apache.kafka.common.errors.TimeoutException",
-    "org.apache.kafka.common.errors.DisconnectException",
-    "org.apache.kafka.common.errors.NetworkException",
-    "org.apache.kafka.common.errors.RetriableException",
-    "org.apache.kafka.common.errors.UnknownTopicOrPartitionException",
-    "org.apache.kafka.common.errors.TopicAuthorizationException",
-    "org.apache.kafka.common.KafkaException",
-    "java.util.concurrent.TimeoutException",
-)
-"""Java errors of a broker that is away, or does not show the job a topic right now."""
-_REFUSALS = (
-    "org.apache.kafka.common.errors.SaslAuthenticationException",
-    "org.apache.kafka.common.errors.SslAuthenticationException",
-    "org.apache.kafka.common.errors.UnsupportedSaslMechanismException",
-    "org.apache.kafka.common.errors.InvalidConfigurationException",
-)
-"""Java errors of a client that is not let in, does not trust the broker, or cannot read its own PEM files."""
-_JAVA_CLASS = re.compile(r"^[\w.$]+(Exception|Error): ")
 _MOST_REFUSALS = 2
 """In a row, before the job ends; Spark has tried three times before it speaks of one."""
-
-
-class Verdict(Enum):
-    """What has to change before the job can go on; the value is the exit code."""
-
-    NOTHING = 0
-    CONFIGURATION = 2
-    DATA = 3
-    AGAIN = 4
-
-
-_WORST_FIRST = (Verdict.DATA, Verdict.CONFIGURATION, Verdict.AGAIN, Verdict.NOTHING)
-"""Whoever restarts jobs that ended with 4 must not do so while a query waits for a person."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -92,42 +53,7 @@ class JobResult:
     @property
     def verdict(self) -> Verdict:
         """The worst of all queries."""
-        found = {verdict(error) for error in self.failures.values()}
-        return next((one for one in _WORST_FIRST if one in found), Verdict.NOTHING)
-
-
-def verdict(error: Exception) -> Verdict:
-    """What has to change after an error."""
-    if isinstance(error, ConfigError):
-        return Verdict.CONFIGURATION
-    if isinstance(error, CommitConflictError | CommitStateUnknownError) or is_outage(error):
-        return Verdict.AGAIN
-    return Verdict.DATA if isinstance(error, StreamMergeError) else Verdict.AGAIN
-
-
-def is_outage(error: BaseException) -> bool:
-    """Whether the broker was away: the same offsets can be read later."""
-    return _comes_from(error, lambda one: isinstance(one, KafkaError | TimeoutError | ConnectionError), _OUTAGES)
-
-
-def is_refusal(error: BaseException) -> bool:
-    """Whether the broker was there and one side did not accept the other's password or certificate."""
-    is_told = any(said.startswith(_REFUSALS) for said in _told(error))
-    return is_told or _comes_from(error, kafka.is_refusal, _REFUSALS)
-
-
-def _comes_from(error: BaseException, is_it: Callable[[BaseException], bool], class_names: tuple[str, ...]) -> bool:
-    """Whether an error or one of its causes is of a kind, in Python or by the name of its Java class."""
-    found: BaseException | None = error
-    while found is not None:
-        if is_it(found):
-            return True
-        if any(class_name in class_names for class_name, _ in java_causes(found)):
-            return True
-        if isinstance(found, QueryFailedError) and any(name in found.trace for name in class_names):
-            return True
-        found = found.__cause__
-    return False
+        return worst(self.failures.values())
 
 
 def run(
@@ -185,7 +111,9 @@ class Job:
         with lookout, ExitStack() as held:
             try:
                 for query in queries:
-                    if not held.enter_context(requests.held(query.settings)):
+                    if held.enter_context(requests.held(query.settings)):
+                        query.forget_old_requests()
+                    else:
                         query.refuse()
                 while any(not query.has_ended for query in queries) and not stopping.is_set():
                     for query in queries:
@@ -283,11 +211,14 @@ class _Query:
         self.failure: Exception | None = None
         self.has_ended = False
         self._asked = requests.stop_request(settings)
-        self._take_request()  # of a run before
 
     @property
     def name(self) -> str:
         return self.settings.name
+
+    def forget_old_requests(self) -> None:
+        """To stop a run before this one; only for the process that holds the query."""
+        self._take_request()
 
     def refuse(self) -> None:
         """Do not run it: another process does."""
@@ -365,15 +296,15 @@ class _Query:
         self._failed(error)
 
     def _failed(self, error: Exception) -> None:
-        if is_refusal(error):
-            self._refusals += 1
-            if self._refusals >= _MOST_REFUSALS:
-                self._keep(_refused(self.name, error))
-                self.has_ended = True
-                return
+        is_refused = is_refusal(error)
+        self._refusals += is_refused
+        if self._refusals >= _MOST_REFUSALS:
+            self._keep(refused(self.name, error))
+            self.has_ended = True
+            return
         now = time.monotonic()
         self._outage_since = now if self._outage_since is None else self._outage_since
-        if not (is_outage(error) or is_refusal(error)) or now - self._outage_since > _LONGEST_OUTAGE_SECONDS:
+        if not (is_outage(error) or is_refused) or now - self._outage_since > _LONGEST_OUTAGE_SECONDS:
             self._keep(error)
             self.has_ended = True
             return
@@ -385,32 +316,3 @@ class _Query:
     def _keep(self, error: Exception | None) -> None:
         if error is not None and self.failure is None:
             self.failure = error
-
-
-def _refused(query: str, error: Exception) -> ConfigError:
-    msg = (
-        f"query {query!r} and the broker do not accept each other: {_reason(error)}; put right 'kafka.security' in the"
-        " job file ('stream-merge check' looks into its files), or the broker's users and certificates"
-    )
-    refused = ConfigError(msg)
-    refused.__cause__ = error
-    return refused
-
-
-def _reason(error: Exception) -> str:
-    """What the refusal and its causes say, on one line."""
-    said = [error.reason if isinstance(error, QueryFailedError) else str(error)]
-    told = list(_told(error))
-    said = next((told[i:] for i, one in enumerate(told) if one.startswith(_REFUSALS)), said)
-    return " ".join(": ".join(_JAVA_CLASS.sub("", one) for one in said).split())
-
-
-def _told(error: BaseException) -> Iterator[str]:
-    """Class and message of the Java exceptions behind an error that PySpark has no class for, outermost first."""
-    found: BaseException | None = error
-    while found is not None:
-        # PySpark 4.2 keeps text and cause of such a one in fields of its own.
-        said = getattr(found, "_desc", None)
-        if said:
-            yield str(said)
-        found = found.__cause__ or getattr(found, "_cause", None)

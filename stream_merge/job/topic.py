@@ -49,12 +49,7 @@ class TopicSink:
         self._cluster = cluster
         self._progress = progress
         self._sink = sink
-        self._rows = RowSchema(
-            target=settings.target,
-            keys=settings.event_keys,
-            format=settings.format(),
-            may_grow=settings.schema_evolution,
-        )
+        self._rows = RowSchema.of_query(settings)
         self._checkpoint: Checkpoint | None = None
         self._origin: Origin | None = None
         self._has_looked_at_columns = False

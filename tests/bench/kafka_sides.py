@@ -14,7 +14,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -176,14 +176,7 @@ class Side:
             about = self.merge(TOPIC, target, checkpoint, batch=batch, batches=batches)
             took = of_checkpoint(checkpoint, after_the_first=case == "small")
             rows, fingerprint = self.look_at(target)
-            found[case] = Measured(
-                events=took.events,
-                seconds=took.seconds,
-                batches=took.batches,
-                rows=rows,
-                fingerprint=fingerprint,
-                about=about,
-            )
+            found[case] = replace(took, rows=rows, fingerprint=fingerprint, about=about)
             shutil.rmtree(target)
         return found
 
@@ -311,16 +304,7 @@ class Limited(Job):
         rows, fingerprint = self.look_at(target)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         about |= {"driver_python_peak_mib": round(peak), "jvm_peak_mib": round(_jvm_peak_mib(self.session))}
-        return {
-            "large": Measured(
-                events=took.events,
-                seconds=took.seconds,
-                batches=took.batches,
-                rows=rows,
-                fingerprint=fingerprint,
-                about=about,
-            )
-        }
+        return {"large": replace(took, rows=rows, fingerprint=fingerprint, about=about)}
 
 
 def _jvm_peak_mib(session: SparkSession) -> float:

@@ -1,0 +1,117 @@
+"""What an error says about a job: who has to do something before it can go on, and whether it can be tried again."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from enum import Enum
+
+from kafka.errors import KafkaError
+
+from stream_merge.errors import CommitConflictError, CommitStateUnknownError, ConfigError, StreamMergeError
+from stream_merge.sources import kafka
+from stream_merge.spark_internals import java_causes
+from stream_merge.watch.queries import QueryFailedError
+
+_OUTAGES = (
+    "org.apache.kafka.common.errors.TimeoutException",
+    "org.apache.kafka.common.errors.DisconnectException",
+    "org.apache.kafka.common.errors.NetworkException",
+    "org.apache.kafka.common.errors.RetriableException",
+    "org.apache.kafka.common.errors.UnknownTopicOrPartitionException",
+    "org.apache.kafka.common.errors.TopicAuthorizationException",
+    "org.apache.kafka.common.KafkaException",
+    "java.util.concurrent.TimeoutException",
+)
+"""Java errors of a broker that is away, or does not show the job a topic right now."""
+_REFUSALS = (
+    "org.apache.kafka.common.errors.SaslAuthenticationException",
+    "org.apache.kafka.common.errors.SslAuthenticationException",
+    "org.apache.kafka.common.errors.UnsupportedSaslMechanismException",
+    "org.apache.kafka.common.errors.InvalidConfigurationException",
+)
+"""Java errors of a client that is not let in, does not trust the broker, or cannot read its own PEM files."""
+_JAVA_CLASS = re.compile(r"^[\w.$]+(Exception|Error): ")
+
+
+class Verdict(Enum):
+    """What has to change before the job can go on; the value is the exit code."""
+
+    NOTHING = 0
+    CONFIGURATION = 2
+    DATA = 3
+    AGAIN = 4
+
+
+_WORST_FIRST = (Verdict.DATA, Verdict.CONFIGURATION, Verdict.AGAIN, Verdict.NOTHING)
+"""Whoever restarts jobs that ended with 4 must not do so while a query waits for a person."""
+
+
+def worst(errors: Iterable[Exception]) -> Verdict:
+    """Of several queries."""
+    found = {verdict(error) for error in errors}
+    return next((one for one in _WORST_FIRST if one in found), Verdict.NOTHING)
+
+
+def verdict(error: Exception) -> Verdict:
+    """What has to change after an error."""
+    if isinstance(error, ConfigError):
+        return Verdict.CONFIGURATION
+    if isinstance(error, CommitConflictError | CommitStateUnknownError) or is_outage(error):
+        return Verdict.AGAIN
+    return Verdict.DATA if isinstance(error, StreamMergeError) else Verdict.AGAIN
+
+
+def is_outage(error: BaseException) -> bool:
+    """Whether the broker was away: the same offsets can be read later."""
+    return _comes_from(error, lambda one: isinstance(one, KafkaError | TimeoutError | ConnectionError), _OUTAGES)
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether the broker was there and one side did not accept the other's password or certificate."""
+    is_told = any(said.startswith(_REFUSALS) for said in _told(error))
+    return is_told or _comes_from(error, kafka.is_refusal, _REFUSALS)
+
+
+def _comes_from(error: BaseException, is_it: Callable[[BaseException], bool], class_names: tuple[str, ...]) -> bool:
+    """Whether an error or one of its causes is of a kind, in Python or by the name of its Java class."""
+    found: BaseException | None = error
+    while found is not None:
+        if is_it(found):
+            return True
+        if any(class_name in class_names for class_name, _ in java_causes(found)):
+            return True
+        if isinstance(found, QueryFailedError) and any(name in found.trace for name in class_names):
+            return True
+        found = found.__cause__
+    return False
+
+
+def refused(query: str, error: Exception) -> ConfigError:
+    """The error that a query ends with when the broker does not let it in, or is not trusted."""
+    msg = (
+        f"query {query!r} and the broker do not accept each other: {_reason(error)}; put right 'kafka.security' in the"
+        " job file ('stream-merge check' looks into its files), or the broker's users and certificates"
+    )
+    said = ConfigError(msg)
+    said.__cause__ = error
+    return said
+
+
+def _reason(error: Exception) -> str:
+    """What the refusal and its causes say, on one line."""
+    said = [error.reason if isinstance(error, QueryFailedError) else str(error)]
+    told = list(_told(error))
+    said = next((told[i:] for i, one in enumerate(told) if one.startswith(_REFUSALS)), said)
+    return " ".join(": ".join(_JAVA_CLASS.sub("", one) for one in said).split())
+
+
+def _told(error: BaseException) -> Iterator[str]:
+    """Class and message of the Java exceptions behind an error that PySpark has no class for, outermost first."""
+    found: BaseException | None = error
+    while found is not None:
+        # PySpark 4.2 keeps text and cause of such a one in fields of its own.
+        said = getattr(found, "_desc", None)
+        if said:
+            yield str(said)
+        found = found.__cause__ or getattr(found, "_cause", None)
