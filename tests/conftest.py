@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from stream_merge.job import jars
 from stream_merge.session import local_session
 
 ONE_IN_TWO = 0.5
+CLASSES = services.ROOT / ".jars" / "classes.jsa"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -34,6 +37,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.option.seed is None:
         config.option.seed = random.SystemRandom().randrange(1_000_000)
+    # JVMs of processes that tests start live for seconds: half of that is loading classes, or compiling them well.
+    archive = ["-Xlog:disable", f"-XX:SharedArchiveFile={CLASSES}"] if CLASSES.exists() else []
+    os.environ.setdefault("SPARK_SUBMIT_OPTS", shlex.join(["-XX:TieredStopAtLevel=1", *archive]))
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -58,8 +64,11 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
             "spark.local.dir": str(tmp_path_factory.mktemp("spark-local")),
             "spark.sql.catalogImplementation": "in-memory",
             "spark.sql.artifact.isolation.enabled": "false",
-            # Thousands of generated classes: the default code cache (240 MB, segmented) fills up and compiling stops.
-            "spark.driver.extraJavaOptions": "-XX:+UseParallelGC -XX:ReservedCodeCacheSize=512m",
+            # This JVM lives long: the best compiler pays. Thousands of generated classes: the default code cache
+            # (240 MB, segmented) fills up and compiling stops.
+            "spark.driver.extraJavaOptions": (
+                "-XX:TieredStopAtLevel=4 -XX:+UseParallelGC -XX:ReservedCodeCacheSize=512m"
+            ),
             **({} if services.missing() else jars.conf(str(services.SPARK_JARS))),
         },
     )
