@@ -102,14 +102,24 @@ def class_path(spark: SparkSession) -> list[str]:
     return [loader.loadClass(name).getProtectionDomain().getCodeSource().getLocation().getPath() for name in wanted]
 
 
+def added_jars(spark: SparkSession) -> list[str]:
+    """Jars that Spark has been given beside its own; of those that it resolved, `spark.jars` may know nothing."""
+    return [url.getPath() for url in _loader(spark).getURLs()]
+
+
+def _loader(spark: SparkSession) -> Any:
+    jvm: Any = spark.sparkContext._jvm
+    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
+    while "MutableURLClassLoader" not in loader.getClass().getName():
+        loader = loader.getParent()
+    return loader
+
+
 def _load(spark: SparkSession, classes: Path) -> Any:
     """Give the classes to the JVM that runs already, and the scheme to Hadoop and Delta."""
     context: Any = spark.sparkContext
     jvm = context._jvm
-    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
-    while "MutableURLClassLoader" not in loader.getClass().getName():
-        loader = loader.getParent()
-    loader.addURL(jvm.java.io.File(str(classes)).toURI().toURL())
+    _loader(spark).addURL(jvm.java.io.File(str(classes)).toURI().toURL())
     context._jsc.hadoopConfiguration().set("fs.faulty.impl", "streammerge.tests.FaultyFileSystem")
     # Delta reads this from the context's conf, which Spark hides from Scala callers only.
     context._jsc.sc().conf().set("spark.delta.logStore.faulty.impl", "streammerge.tests.FaultyLogStore")

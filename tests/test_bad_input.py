@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from log_faults import added_jars
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -416,8 +417,8 @@ def test_a_path_without_permission_is_refused(spark, source):
         for folder in (jars, scratch, theirs, closed):
             folder.mkdir(mode=0o755)
         os.chown(scratch, NOBODY, NOBODY)
-        for jar in spark.sparkContext.getConf().get("spark.jars").split(","):
-            shutil.copy(jar.removeprefix("file:"), jars)
+        for jar in filter(os.path.isfile, added_jars(spark)):
+            shutil.copy(jar, jars)
         run(sink_of(str(theirs / "table")), source.select("id", "lsn"), 0)
         closed.chmod(0o700)
         targets = [str(theirs / "table"), str(theirs / "missing"), str(closed / "deep" / "missing")]

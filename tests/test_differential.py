@@ -15,7 +15,9 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable, QueryBuilder
 from oracle import Account, Event, Oracle, ordered, replayed_feed
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -279,15 +281,21 @@ class Run:
             assert self.version() - version <= 1
 
     def assert_rows(self) -> None:
+        """The table is what the oracle says, as delta-rs reads it: a tenth of the time that Spark needs."""
         if self.version() < 0:
             assert self.oracle.rows == {}
             return
-        rows = [as_dict(row) for row in self.read().collect()]
-        assert len(rows) == len(self.oracle.rows), f"rows {rows!r}, expected {self.oracle.table()!r}"
-        assert ordered(self.keyed(rows)) == ordered(self.expected_rows())
+        builder = QueryBuilder().register("target", DeltaTable(str(self.table)))
+        found = pa.table(builder.execute("SELECT * FROM target"))
+        columns = [[plain(value, column.type) for value in column.to_pylist()] for column in found.columns]
+        self._assert_equal([dict(zip(found.column_names, row, strict=True)) for row in zip(*columns, strict=True)])
 
-    def assert_feed(self) -> None:
-        """The change feed, replayed from version 0, is the table; every pre-image was there."""
+    def assert_end(self) -> None:
+        """The table as Spark reads it; its change feed, replayed from version 0, is the table, too.
+
+        Every pre-image was there.
+        """
+        self._assert_equal([as_dict(row) for row in self.read().collect()])
         feed = self.spark.read.format("delta").option("readChangeFeed", "true").option("startingVersion", 0)
         changes = []
         for row in feed.load(str(self.table)).collect():
@@ -297,6 +305,10 @@ class Run:
         with self._failing_with("the change feed", []):
             assert ordered(replayed_feed(changes, self.shape.keys)) == ordered(self.expected_rows())
 
+    def _assert_equal(self, rows: list[dict[str, Any]]) -> None:
+        assert len(rows) == len(self.oracle.rows), f"rows {rows!r}, expected {self.oracle.table()!r}"
+        assert ordered(self.keyed(rows)) == ordered(self.expected_rows())
+
     def assert_quarantine(self) -> None:
         """Every event that breaks the contract is there once, whatever was replayed."""
         folder = self.table.parent / f"__stream_merge_quarantine_{self.table.name}"
@@ -304,7 +316,7 @@ class Run:
         assert found == self.quarantined
 
     def expected_rows(self) -> dict[tuple[Any, ...], dict[str, Any]]:
-        kept_apart = SEQUENCE in self.read().columns
+        kept_apart = any(column.name == SEQUENCE for column in DeltaTable(str(self.table)).schema().fields)
         return {
             key: {**row, SEQUENCE: sequence} if kept_apart else row for key, (sequence, row) in self.oracle.rows.items()
         }
@@ -375,6 +387,19 @@ def as_dict(row: Any) -> dict[str, Any]:
     return dict(zip(row.__fields__, row, strict=True))
 
 
+def plain(value: Any, kind: pa.DataType) -> Any:
+    """An Arrow value as the oracle has it: structs are tuples, maps are dicts."""
+    if value is None:
+        return None
+    if pa.types.is_struct(kind):
+        return tuple(plain(value[field.name], field.type) for field in kind)
+    if pa.types.is_map(kind):
+        return {plain(key, kind.key_type): plain(item, kind.item_type) for key, item in value}
+    if pa.types.is_list(kind):
+        return [plain(item, kind.value_type) for item in value]
+    return value
+
+
 def assert_ledger(counted: EventCounts, expected: Account) -> None:
     exact = ("received", "quarantined", "collapsed", "ties", "inserted", "updated", "deleted")
     assert {name: getattr(counted, name) for name in exact} == {name: getattr(expected, name) for name in exact}
@@ -410,7 +435,7 @@ def test_any_history_with_ties_and_replays_ends_as_the_oracle_says(
 
     run.deliver(echoes(rng, shape, run.oracle))
     run.replay(BATCHES)
-    run.assert_feed()
+    run.assert_end()
     run.assert_quarantine()
 
 
@@ -431,5 +456,4 @@ def test_any_two_cuts_of_a_history_without_ties_end_alike(
 
     assert ordered(one.rows_from_the_source()) == ordered(other.rows_from_the_source())
     for run in (one, other):
-        run.assert_rows()
-        run.assert_feed()
+        run.assert_end()
