@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import deltalake as delta_rs
+import pyarrow.compute as pc
 from delta.tables import DeltaTable
 from prometheus_client import CollectorRegistry
 from pyspark.sql import DataFrame, SparkSession, Window
@@ -141,6 +143,27 @@ def hand_written(session: SparkSession, target: str, source: DataFrame, bounds: 
         .whenMatchedDelete("s.op = 'd' AND s.lsn > t.lsn")
         .whenMatchedUpdate("s.op <> 'd' AND s.lsn >= t.lsn", values)
         .whenNotMatchedInsert("s.op <> 'd'", values)
+        .execute()
+    )
+
+
+def bare_delta_rs(table: delta_rs.DeltaTable, source: DataFrame, batch_id: int) -> None:
+    """The same MERGE by delta-rs with nothing around it: no contract, no remembered deletes, no counts."""
+    values = {name: f"s.{name}" for name in STORED}
+    events = source.toArrow()
+    ids = pc.min_max(events["id"]).as_py()
+    table.update_incremental()
+    (
+        table.merge(
+            events,
+            f"t.id = s.id AND t.id >= {ids['min']} AND t.id <= {ids['max']}",
+            source_alias="s",
+            target_alias="t",
+            commit_properties=delta_rs.CommitProperties(app_transactions=[delta_rs.Transaction("bare", batch_id)]),
+        )
+        .when_matched_delete("s.op = 'd' AND s.lsn > t.lsn")
+        .when_matched_update(values, "s.op <> 'd' AND s.lsn >= t.lsn")
+        .when_not_matched_insert(values, "s.op <> 'd'")
         .execute()
     )
 

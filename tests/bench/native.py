@@ -9,9 +9,8 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-import pyarrow.compute as pc
-from common import STORED, Bench, Comparison, deduped, sink_on, timed
-from deltalake import CommitProperties, DeltaTable, Transaction
+from common import Bench, Comparison, bare_delta_rs, deduped, sink_on, timed
+from deltalake import DeltaTable
 from pyspark.sql import DataFrame
 
 from stream_merge import MergeSink
@@ -109,27 +108,7 @@ def overhead(bench: Bench) -> list[Comparison]:
 
 def _bare(bench: Bench, table: DeltaTable, batch: DataFrame) -> float:
     source = deduped(batch).localCheckpoint()
-    values = {name: f"s.{name}" for name in STORED}
-
-    def merge() -> None:
-        events = source.toArrow()
-        ids = pc.min_max(events["id"]).as_py()
-        table.update_incremental()
-        (
-            table.merge(
-                events,
-                f"t.id = s.id AND t.id >= {ids['min']} AND t.id <= {ids['max']}",
-                source_alias="s",
-                target_alias="t",
-                commit_properties=CommitProperties(app_transactions=[Transaction("bare", bench.batch_id)]),
-            )
-            .when_matched_delete("s.op = 'd' AND s.lsn > t.lsn")
-            .when_matched_update(values, "s.op <> 'd' AND s.lsn >= t.lsn")
-            .when_not_matched_insert(values, "s.op <> 'd'")
-            .execute()
-        )
-
-    return timed(merge)
+    return timed(lambda: bare_delta_rs(table, source, bench.batch_id))
 
 
 CEILING = 1_500 << 20
