@@ -8,7 +8,7 @@ INSTALLED := .venv/.installed
 WITH_JAVA := home=$$(deployments/setup.sh java) && JAVA_HOME="$$home" PATH="$(CURDIR)/.venv/bin:$$home/bin:$$PATH"
 
 # A file stays in one process: its tests share what they have built.
-PYTEST := .venv/bin/python -m pytest -n 2 --dist loadfile
+PYTEST := .venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 BEHAVIOUR := $(wildcard tests/test_contract_*.py) tests/test_differential.py tests/test_conflicts.py
 

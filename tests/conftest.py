@@ -20,6 +20,16 @@ from stream_merge.job import jars
 from stream_merge.session import local_session
 
 ONE_IN_TWO = 0.5
+LONG_FILES = (
+    "test_debezium_process",
+    "test_prometheus",
+    "test_job_process",
+    "test_cluster",
+    "test_differential",
+    "test_native",
+    "test_conflicts",
+    "test_crash",
+)
 CLASSES = services.ROOT / ".jars" / "classes.jsa"
 
 
@@ -40,6 +50,11 @@ def pytest_configure(config: pytest.Config) -> None:
     # JVMs of processes that tests start live for seconds: half of that is loading classes, or compiling them well.
     archive = ["-Xlog:disable", f"-XX:SharedArchiveFile={CLASSES}"] if CLASSES.exists() else []
     os.environ.setdefault("SPARK_SUBMIT_OPTS", shlex.join(["-XX:TieredStopAtLevel=1", *archive]))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that take minutes come first, so that no process is left alone with one at the end."""
+    items.sort(key=lambda item: LONG_FILES.index(item.path.stem) if item.path.stem in LONG_FILES else len(LONG_FILES))
 
 
 def pytest_report_header(config: pytest.Config) -> str:

@@ -46,6 +46,7 @@ def job(world: World) -> Iterator[JobProcesses]:
     job.close()
 
 
+@pytest.mark.timeout(2_400)
 def test_killed_ten_times_between_database_and_table(world: World, job: JobProcesses) -> None:
     """Broker and Connect are restarted, too: rows, feed, history and quarantine are as if nothing had happened."""
     connect = _connect(world)
