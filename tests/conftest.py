@@ -48,8 +48,11 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.option.seed is None:
         config.option.seed = random.SystemRandom().randrange(1_000_000)
     # JVMs of processes that tests start live for seconds: half of that is loading classes, or compiling them well.
+    # Without the best compiler the JVM reserves 48 MB for what it compiles, and Spark fills them in a minute.
     archive = ["-Xlog:disable", f"-XX:SharedArchiveFile={CLASSES}"] if CLASSES.exists() else []
-    os.environ.setdefault("SPARK_SUBMIT_OPTS", shlex.join(["-XX:TieredStopAtLevel=1", *archive]))
+    os.environ.setdefault(
+        "SPARK_SUBMIT_OPTS", shlex.join(["-XX:TieredStopAtLevel=1", "-XX:ReservedCodeCacheSize=256m", *archive])
+    )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

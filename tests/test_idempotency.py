@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from stream_merge import ConfigError, MergeFailedError, MergeSink
 from stream_merge.microbatch import MicroBatch
 from stream_merge.results import EventCounts
-from stream_merge.testing import run, target_rows
+from stream_merge.testing import assert_replay_stable, run, target_rows
 
 APP_ID_CONF = "spark.databricks.delta.write.txnAppId"
 BATCH_ID_CONF = "spark.databricks.delta.write.txnVersion"
@@ -342,3 +342,17 @@ def test_two_sinks_on_threads_keep_ids_and_confs_to_themselves(
         assert target_rows(spark, table) == [(1, 49, "n49")]
     assert transactions(audit) == [[]] * 5
     assert user_metadata(audit) == [None] * 5
+
+
+def test_users_can_prove_that_a_replay_changes_nothing(spark: SparkSession, tmp_table: str):
+    sink = scenario.sink(tmp_table, app_id="orders")
+    assert_replay_stable(spark, sink, tmp_table, scenario.events(spark, scenario.BATCHES[0]), 0)
+    assert target_rows(spark, tmp_table, "id") == [(1,), (3,)]
+
+
+def test_users_are_told_of_a_source_that_answers_otherwise_the_second_time(spark: SparkSession, tmp_table: str):
+    """Without a transaction id only equal sequences keep a replay from changing the row."""
+    now = "cast(unix_millis(current_timestamp()) % 1000000000 AS int)"
+    moving = spark.range(1).selectExpr("cast(id AS int) AS id", f"{now} AS lsn", "'u' AS op", "'a' AS name")
+    with pytest.raises(AssertionError, match="replaying batch 0 changed the rows"):
+        assert_replay_stable(spark, scenario.sink(tmp_table), tmp_table, moving, 0)
