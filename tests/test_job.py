@@ -235,6 +235,22 @@ def test_a_null_value_record_deletes_what_came_before_it(shop: Shop):
     }
 
 
+def test_null_value_records_alone_do_not_say_how_their_keys_are_written(shop: Shop, tmp_path: Path):
+    """Beside many records of another format that is not what stops the job."""
+    described = {"value_format": {"type": "debezium"}}
+    shop.send(raw({"id": 1}), None)
+
+    alone = shop.failure(**described)
+    for key in range(1_000):
+        shop.producer.send(shop.topic, key=raw({"id": key}), value=raw({"op": "c", "after": {"id": key}}))
+    beside = shop.failure(checkpoint=str(tmp_path / "another"), **described)
+
+    assert isinstance(alone, ConfigError)
+    assert "1 null-value records came before any event whose schema" in str(alone)
+    assert isinstance(beside, ContractError)
+    assert "1000 of 1001 records of batch 0" in str(beside)
+
+
 PLACEHOLDER = "__debezium_unavailable_value"
 
 

@@ -23,7 +23,7 @@ from services.prometheus import Prometheus
 from test_grafana import dashboard, panels
 
 PLACEHOLDER = "__debezium_unavailable_value"
-PLAIN, TAGGED = "shop.public.orders", "shop.public.tagged"
+PLAIN, TAGGED = "watched.orders", "watched.tagged"
 SECONDS = 150
 START_SECONDS = 400
 KEYS = 400
@@ -80,6 +80,7 @@ class Source:
 
     def close(self) -> None:
         self._producer.close()
+        self._admin.delete_topics([PLAIN, TAGGED])
         self._admin.close()
 
     def transaction(self) -> None:

@@ -130,6 +130,21 @@ class DecodedBatch:
         return frame.withColumns({ROW: F.when(row.isNotNull(), grown), "absent": absent})
 
 
+def refuse_unknown_keys(batch: DecodedBatch) -> None:
+    """Stop for null-value records whose keys nobody can read yet.
+
+    Raises:
+        ConfigError: no event so far has a schema, and the job file declares no columns.
+    """
+    records = batch.total(Kind.OTHER_SCHEMA)
+    if records:
+        msg = (
+            f"{records} null-value records came before any event whose schema says how their keys are written; declare"
+            " 'columns' in the job file"
+        )
+        raise ConfigError(msg)
+
+
 def evaluate(records: DataFrame, rows: RowSchema, max_value_bytes: int) -> DecodedBatch:
     """Decode a batch, and let new schemas of events in.
 
@@ -163,7 +178,6 @@ def evaluate(records: DataFrame, rows: RowSchema, max_value_bytes: int) -> Decod
             tally = tally.replaced_by(_tally(second))
             if tally.upserts_before:
                 tally.missing |= grown
-            _refuse_unknown_keys(tally.others)
     except BaseException:
         for frame in held:
             release(frame)
@@ -181,15 +195,6 @@ def evaluate(records: DataFrame, rows: RowSchema, max_value_bytes: int) -> Decod
         missing=sorted(tally.missing),
         _held=held,
     )
-
-
-def _refuse_unknown_keys(records: int) -> None:
-    if records:
-        msg = (
-            f"{records} null-value records came before any event whose schema says how their keys are written; declare"
-            " 'columns' in the job file"
-        )
-        raise ConfigError(msg)
 
 
 @dataclass(kw_only=True, slots=True)

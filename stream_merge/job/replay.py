@@ -133,6 +133,7 @@ def replay(
     rows.admit_declared()
     batch = decoded.evaluate(_in_order(young, settings), rows, settings.limits.max_value_bytes)
     try:
+        decoded.refuse_unknown_keys(batch)
         events = _mergeable(batch, session, settings)
         merged = 0 if events is None else events.count()
         result = None

@@ -86,6 +86,7 @@ class TopicSink:
         try:
             self._stop_for_truncate(batch, batch_id)
             self._stop_for_share(batch, batch_id)
+            decoded.refuse_unknown_keys(batch)
             self._known_origin().expect_no_regression(batch, ranges)
             undecodable = self._undecodable(batch, batch_df, batch_id)
             if batch.row.fields:
