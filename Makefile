@@ -75,7 +75,7 @@ clean:  ## remove everything that make and the tools made
 
 # With it the JVMs that tests start are ready in half the time.
 .jars/classes.jsa: $(INSTALLED) tests/class_archive.py
-	@$(WITH_JAVA) PYTHONPATH=$(CURDIR) .venv/bin/python tests/class_archive.py $@
+	@$(WITH_JAVA) .venv/bin/python tests/class_archive.py $@
 
 .jars/prometheus/.found:
 	@deployments/setup.sh prometheus >/dev/null

@@ -57,7 +57,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files that take minutes come first, so that no process is left alone with one at the end."""
-    items.sort(key=lambda item: LONG_FILES.index(item.path.stem) if item.path.stem in LONG_FILES else len(LONG_FILES))
+    turns = {name: turn for turn, name in enumerate(LONG_FILES)}
+    items.sort(key=lambda item: turns.get(item.path.stem, len(turns)))
 
 
 def pytest_report_header(config: pytest.Config) -> str:

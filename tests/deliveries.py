@@ -74,11 +74,11 @@ class ChangeStream:
             run(self.sink(), batch_df, self.batch_id)
             assert (self.rows(), self.changes()) == before
         else:
-            # Of a batch without a version the target knows no id, and another engine may come to it the second time.
-            rewrites = result.version is not None
-            before = self.data_changes(rewrites=rewrites)
+            before = {rewrites: self.data_changes(rewrites=rewrites) for rewrites in (True, False)}
             replay = run(self.sink(), batch_df, self.batch_id)
-            assert self.data_changes(rewrites=rewrites) == before
+            # Of a batch without a version the target knows no id: Spark may find anew that nothing changes.
+            rewrites = result.version is not None or replay.engine == result.engine
+            assert self.data_changes(rewrites=rewrites) == before[rewrites]
             if result.version is not None:
                 assert (replay.outcome, replay.events) == ("skipped_duplicate", EventCounts())
         return result

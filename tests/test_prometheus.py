@@ -27,8 +27,6 @@ PLAIN, TAGGED = "watched.orders", "watched.tagged"
 SECONDS = 150
 START_SECONDS = 400
 KEYS = 400
-QUICK = "-XX:TieredStopAtLevel=1"
-"""Without the compiler that pays off after minutes only."""
 QUIET = {
     # Nothing of this happens to a healthy job.
     'stream_merge_batches_total{..., outcome="failed"}',
@@ -172,7 +170,7 @@ queries:
     command = [sys.executable, "-m", "stream_merge.cli", "run", str(file), "--jars", str(services.SPARK_JARS)]
     with said.open("wb") as output:
         process = subprocess.Popen(
-            [*command, "--conf", "spark.driver.memory=1g", "--conf", f"spark.driver.extraJavaOptions={QUICK}"],
+            [*command, "--conf", "spark.driver.memory=1g"],
             stdout=output,
             stderr=output,
             start_new_session=True,
