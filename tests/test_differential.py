@@ -267,15 +267,15 @@ class Run:
         """A batch again: nothing changes, and nothing is counted where a transaction id shows it."""
         version = self.version()
         events = self.delivered[batch_id]
+        recorded = self.app_id is not None and self._is_recorded(batch_id)
         with self._failing_with(f"replay of batch {batch_id} after {len(self.delivered) - 1}", events):
             self._call(events, batch_id)
-            if self.app_id is None or not self._is_recorded(batch_id):
-                assert (
-                    sum(getattr(self.sink.last_result.events, fate) for fate in ("inserted", "updated", "deleted")) == 0
-                )
-            else:
+            if recorded:
                 assert self.sink.last_result.outcome == "skipped_duplicate"
                 assert self.sink.last_result.events == EventCounts()
+            else:
+                # Such a replay may be the first call that records the id: Spark's MERGE commits without a change, too.
+                assert self.sink.last_result.outcome in ("no_change", "empty")
             self.assert_rows()
             assert self._changes(since=version) == []
             assert self.version() - version <= 1
