@@ -40,6 +40,10 @@ class Rows(Protocol):
         """The events that break the contract."""
         ...
 
+    def invalid_at_hand(self) -> pa.Table | None:
+        """The same where they are in the driver already, else None."""
+        ...
+
     def arrow(self) -> pa.Table:
         """One valid event per key, in the driver: stored columns, sequence and whether it is a delete."""
         ...
@@ -83,6 +87,9 @@ class _SparkRows:
     def invalid(self) -> DataFrame:
         return self.frame.where(columns.column(names.REASONS_COLUMN).isNotNull())
 
+    def invalid_at_hand(self) -> pa.Table | None:
+        return None
+
     def arrow(self) -> pa.Table:
         """Cost: one Spark job over the evaluated rows; no shuffle."""
         wanted = self.layout.once("merged", lambda: [columns.column(name) for name in _merged(self.layout)])
@@ -111,6 +118,9 @@ class _DriverRows:
 
     def invalid(self) -> DataFrame:
         return self.session.createDataFrame(self.refused, _QUARANTINED)
+
+    def invalid_at_hand(self) -> pa.Table | None:
+        return self.refused
 
     def arrow(self) -> pa.Table:
         return self.events

@@ -11,9 +11,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
 
-from stream_merge import fate, names, quarantine, retry, tables
+from stream_merge import fate, names, quarantine, quarantining, retry, tables
 from stream_merge.batch import Batch, evaluate, evaluate_in_driver
 from stream_merge.clock import PhaseClock
 from stream_merge.commits import SideCommit
@@ -177,11 +176,13 @@ class MicroBatch:
         if not batch.quarantined:
             return
         with self._clock.phase("quarantine"):
-            quarantine.write(
-                batch.rows.invalid(),
-                self._spec.quarantine_table,
+            quarantining.write(
+                batch,
+                self._spec,
+                self._store,
+                self._session,
                 query=self._caller.query,
-                recorded_at=F.timestamp_micros(F.lit(self._now_micros)),
+                now_micros=self._now_micros,
                 commit=self._side_commit("quarantine"),
             )
 

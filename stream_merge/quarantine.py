@@ -35,6 +35,8 @@ SCHEMA = StructType(
     ]
 )
 """NULL where not applicable; the same from the first version on."""
+CORRUPT_LINE = "the line does not fit the declared format and types"
+"""`error` of an undecodable line."""
 
 
 def check(session: SparkSession, table: str) -> None:
@@ -66,9 +68,7 @@ def write(invalid: DataFrame, table: str, *, query: str, recorded_at: Column, co
         recorded_at: time of the call.
         commit: application id of the quarantine role, batch id, the sink's retry policy.
     """
-    error = F.when(
-        columns.column(names.CORRUPT_COLUMN).isNotNull(), F.lit("the line does not fit the declared format and types")
-    )
+    error = F.when(columns.column(names.CORRUPT_COLUMN).isNotNull(), F.lit(CORRUPT_LINE))
     _append(invalid, table, error=error, query=query, recorded_at=recorded_at, commit=commit)
 
 

@@ -19,7 +19,7 @@ from stream_merge.engines import log_rules
 from stream_merge.engines import native_sql as sql
 from stream_merge.engines.base import Hits
 from stream_merge.engines.delta_rs import MOST_KEPT_ROWS, NativeTable
-from stream_merge.errors import MergeFailedError
+from stream_merge.engines.native_append import append_once
 from stream_merge.layout import Layout
 from stream_merge.plan import KeyBounds
 
@@ -213,29 +213,7 @@ class NativeTombstones:
         rows = rows.append_column(names.REVIVED_COLUMN, pa.array([revived] * count, pa.bool_()))
         recorded_at = pa.array([self._now] * count, pa.timestamp("us", tz="UTC"))
         rows = rows.append_column(names.RECORDED_AT_COLUMN, recorded_at)
-        where = self._spec.tombstone_target
-
-        def recorded(table: NativeTable) -> bool:
-            known = None if commit.app_id is None else table.transaction(commit.app_id)
-            return known is not None and known >= commit.batch_id
-
-        def attempt(_: int) -> None:
-            table = self._find()
-            if table is None:
-                msg = f"{where!r} vanished while batch {commit.batch_id} was running; run the batch again"
-                raise MergeFailedError(msg, target=where, batch_id=commit.batch_id)
-            if recorded(table):
-                return
-            try:
-                table.append(rows, transaction=None if commit.app_id is None else (commit.app_id, commit.batch_id))
-            except Exception as err:
-                lost = retry.conflict(err, target=where, batch_id=commit.batch_id)
-                if lost is not None:
-                    raise lost from err
-                msg = f"writing to {where!r} for batch {commit.batch_id} failed: {err}"
-                raise MergeFailedError(msg, target=where, batch_id=commit.batch_id) from err
-
-        commit.run(attempt)
+        append_once(rows, self._spec.tombstone_target, self._find, commit)
 
     def _find(self) -> NativeTable | None:
         found = self._open_log()

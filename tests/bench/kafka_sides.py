@@ -251,8 +251,9 @@ class Job(Side):
     table = JOB_TABLE
 
     def start(self) -> SparkSession:
-        """The session that the command starts."""
-        return local_session("stream_merge bench", memory=HEAP, confs=jars.conf(str(SPARK_JARS)))
+        """The session that the command starts; it keeps the files of all micro-batches, whose times are the measure."""
+        confs = {"spark.sql.streaming.minBatchesToRetain": "100000", **jars.conf(str(SPARK_JARS))}
+        return local_session("stream_merge bench", memory=HEAP, confs=confs)
 
     def merge(self, topic: str, target: str, checkpoint: Path, *, batch: int, batches: int | None) -> dict[str, Any]:
         """Until everything has been merged; the engines that did it, and where their calls' time went."""

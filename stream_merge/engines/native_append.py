@@ -1,0 +1,48 @@
+"""Side tables by delta-rs: `commits.append_once` for rows that the driver has already."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pyarrow as pa
+
+from stream_merge import retry
+from stream_merge.commits import SideCommit
+from stream_merge.engines.delta_rs import NativeTable
+from stream_merge.errors import MergeFailedError
+
+
+def append_once(rows: pa.Table, table: str, find: Callable[[], NativeTable | None], commit: SideCommit) -> None:
+    """Append rows in one commit; a second append under the same application and batch id does nothing.
+
+    delta-rs writes transaction ids but does not check them (1.6): each attempt reads the id from the very
+    version that it is based on, and any commit in between makes it lose.
+
+    Args:
+        rows: in the table's types.
+        table: its name, for messages.
+        find: the table up to date, or None where it is gone.
+        commit: application id of the commit's role (None: no transaction id), batch id, the sink's retry policy.
+
+    Raises: `CommitConflictError` when the policy is exhausted, `MergeFailedError` for any other failure.
+    """
+
+    def attempt(_: int) -> None:
+        found = find()
+        if found is None:
+            msg = f"{table!r} vanished while batch {commit.batch_id} was running; run the batch again"
+            raise MergeFailedError(msg, target=table, batch_id=commit.batch_id)
+        if commit.app_id is not None:
+            recorded = found.transaction(commit.app_id)
+            if recorded is not None and recorded >= commit.batch_id:
+                return
+        try:
+            found.append(rows, transaction=None if commit.app_id is None else (commit.app_id, commit.batch_id))
+        except Exception as err:
+            lost = retry.conflict(err, target=table, batch_id=commit.batch_id)
+            if lost is not None:
+                raise lost from err
+            msg = f"writing to {table!r} for batch {commit.batch_id} failed: {err}"
+            raise MergeFailedError(msg, target=table, batch_id=commit.batch_id) from err
+
+    commit.run(attempt)

@@ -1,0 +1,63 @@
+"""The quarantine's append by delta-rs: a bad event in a small batch costs hundredths of a second, not a Spark job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.pandas.types import to_arrow_type
+
+from stream_merge import contract, names, quarantine
+from stream_merge.commits import SideCommit
+from stream_merge.engines.delta_rs import NativeTable
+from stream_merge.engines.eligibility import of_table
+from stream_merge.engines.native_append import append_once
+
+
+def write(
+    invalid: pa.Table,
+    table: str,
+    find: Callable[[], NativeTable | None],
+    *,
+    query: str,
+    recorded_micros: int,
+    commit: SideCommit,
+) -> bool:
+    """Append the invalid events of a batch, once per batch; False where delta-rs must not, and nothing was written.
+
+    Args:
+        invalid: reasons, event, undecodable text and origin, as `contract.judged` names them.
+        table: catalog name or path.
+        find: the table up to date, or None where it is not there.
+        query: label of the query, kept with each event.
+        recorded_micros: time of the call, microseconds since the epoch.
+        commit: application id of the quarantine role, batch id, the sink's retry policy.
+    """
+    found = find()
+    if found is None:
+        return False
+    snapshot = found.snapshot()
+    wanted = [(f.name, f.dataType) for f in quarantine.SCHEMA.fields]
+    if [(f.name, f.dataType) for f in snapshot.schema.fields] != wanted or of_table(found, snapshot, "the quarantine"):
+        return False
+    append_once(_rows(invalid, query, commit.batch_id, recorded_micros), table, find, commit)
+    return True
+
+
+def _rows(invalid: pa.Table, query: str, batch_id: int, recorded_micros: int) -> pa.Table:
+    count = invalid.num_rows
+    origin, corrupt = invalid[names.ORIGIN_COLUMN], invalid[names.CORRUPT_COLUMN]
+    known = {name: pc.struct_field(origin, name) for name in contract.ORIGIN_TYPE.names}
+    known |= {
+        "reasons": invalid[names.REASONS_COLUMN],
+        "query": pa.array([query] * count),
+        "batch_id": pa.array([batch_id] * count),
+        "recorded_at": pa.array([recorded_micros] * count, pa.timestamp("us", tz="UTC")),
+        "event": invalid[names.EVENT_COLUMN],
+        "raw_value": pc.coalesce(known["raw_value"], corrupt.cast(pa.binary())),
+        "error": pc.if_else(corrupt.is_valid(), quarantine.CORRUPT_LINE, pa.scalar(None, pa.string())),
+    }
+    schema = pa.schema([(f.name, to_arrow_type(f.dataType, timezone="UTC")) for f in quarantine.SCHEMA.fields])
+    filled = [known.get(field.name, pa.nulls(count, field.type)).cast(field.type) for field in schema]
+    return pa.table(filled, schema=schema)

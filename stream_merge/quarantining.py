@@ -1,0 +1,53 @@
+"""Which way the invalid events of a batch go to the quarantine: by delta-rs where the driver has them, or by Spark."""
+
+from __future__ import annotations
+
+import logging
+
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from stream_merge import quarantine
+from stream_merge.batch import Batch
+from stream_merge.commits import SideCommit
+from stream_merge.config import MergeSpec
+from stream_merge.engines import native_quarantine
+from stream_merge.errors import MergeFailedError
+from stream_merge.spark_internals import reason
+from stream_merge.store import Store
+
+log = logging.getLogger(__name__)
+
+
+def write(
+    batch: Batch,
+    spec: MergeSpec,
+    store: Store,
+    session: SparkSession,
+    *,
+    query: str,
+    now_micros: int,
+    commit: SideCommit,
+) -> None:
+    """Append the invalid events of a batch, once per batch.
+
+    delta-rs writes only what belongs to this sink alone: a table that was named may be shared with another
+    sink, whose commit by Spark at the same moment a local disk would not keep apart from ours. It writes only
+    under a transaction id, by which Spark finds after a failure whether there is anything left to do.
+    """
+    table, invalid = spec.quarantine_table, batch.rows.invalid_at_hand()
+    if invalid is not None and commit.app_id is not None and spec.quarantine_target is None:
+        try:
+            if native_quarantine.write(
+                invalid,
+                table,
+                lambda: store.native(session, table),
+                query=query,
+                recorded_micros=now_micros,
+                commit=commit,
+            ):
+                return
+        except MergeFailedError as err:
+            log.warning("quarantine_left_to_spark", extra={"target": spec.label, "error": reason(err)})
+    recorded_at = F.timestamp_micros(F.lit(now_micros))
+    quarantine.write(batch.rows.invalid(), table, query=query, recorded_at=recorded_at, commit=commit)
