@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, SparkSession
 
 from stream_merge import names, quarantine, retry, tables
 from stream_merge.clock import PhaseClock
@@ -130,6 +130,7 @@ class MergeSink:
         self._costs = CostModel()
         self._sleep = time.sleep
         self._session = OwnSession()
+        self._place: str | None = None
         self._last_result: MergeResult | None = None
         self._failed_late = False
 
@@ -227,7 +228,7 @@ class MergeSink:
         try:
             session = self._session.of(batch_df)
             target = names.normal_path(self._spec.target)
-            with claims.held(self, who.identity, target, tables.location(session, target)):
+            with claims.held(self, who.identity, target, self._location(session)):
                 micro_batch = MicroBatch(
                     spec=self._spec,
                     source=in_session(batch_df, session),
@@ -294,7 +295,17 @@ class MergeSink:
 
     def location(self, batch_df: DataFrame) -> str:
         """Where the target lies, however it is spelled."""
-        return tables.location(self._session.of(batch_df), names.normal_path(self._spec.target))
+        return self._location(self._session.of(batch_df))
+
+    def _location(self, session: SparkSession) -> str:
+        """Looked up once where it cannot change: of a path."""
+        if self._place is not None:
+            return self._place
+        target = names.normal_path(self._spec.target)
+        found = tables.location(session, target)
+        if names.is_path(target):
+            self._place = found
+        return found
 
     def may_hold(self, batch_df: DataFrame, batch_id: int) -> bool:
         """Whether the target may hold the batch whose call failed: its commit came first, or nobody can say."""

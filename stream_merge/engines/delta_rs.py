@@ -104,18 +104,26 @@ class NativeTable:
 
     @_no_panics
     def refresh(self) -> None:
-        """Bring the handle to the newest version; a table that was dropped and made anew is opened afresh."""
+        """Bring the handle to the newest version; a table that was dropped and made anew is opened afresh.
+
+        Without a next commit there is no newer one, which two looks at the disk tell sooner than a listing of the
+        log. In this order: where the next commit was tidied away already, so was the handle's own before it.
+        """
+        is_newest = self._commit_file(self._table.version() + 1) is None
         if self._seen is None or self._last_commit() != self._seen:
             self._open()
             return
-        before = self._table.version()
+        if is_newest:
+            return
         self._table.update_incremental()
-        if self._table.version() != before:
-            self._seen = self._last_commit()
+        self._seen = self._last_commit()
 
     def _last_commit(self) -> tuple[int, int] | None:
         """Which file the handle's newest commit is; another file at its place means another table."""
-        path = os.path.join(self.location, "_delta_log", f"{self._table.version():020d}.json")
+        return self._commit_file(self._table.version())
+
+    def _commit_file(self, version: int) -> tuple[int, int] | None:
+        path = os.path.join(self.location, "_delta_log", f"{version:020d}.json")
         try:
             found = os.stat(path)
         except OSError:
