@@ -238,20 +238,21 @@ class Decoder:
     def _groups(self, reads: list[Read]) -> list[_Group]:
         """Rows that are written alike."""
         groups: dict[tuple[str, bool], _Group] = {}
+        first_known = min(self.known, default="")
         for i, read in enumerate(reads):
             is_upsert = read.kind is Kind.UPSERT
             if not is_upsert and read.kind not in (Kind.DELETE, Kind.NULL_VALUE):
                 continue
             # Keys of null-value records are written like those of the events around them.
-            schema_id = read.schema_id or next(iter(sorted(self.known)))
+            schema_id = read.schema_id or first_known
             group = groups.get((schema_id, is_upsert))
             if group is None:
                 encodings = self.format.encodings(schema_id)
                 group = _Group(encodings=encodings, is_upsert=is_upsert, may_lack=schema_id == DECLARED)
                 groups[schema_id, is_upsert] = group
-            more = read.fields.keys() - group.encodings.keys() if is_upsert else None
-            if more:
-                _spoil(reads, i, f"column(s) {sorted(more)!r} are in the row but in no schema")
+            if is_upsert and not read.fields.keys() <= group.encodings.keys():
+                more = sorted(read.fields.keys() - group.encodings.keys())
+                _spoil(reads, i, f"column(s) {more!r} are in the row but in no schema")
             else:
                 group.indexes.append(i)
         return list(groups.values())

@@ -44,7 +44,10 @@ class Encoding:
 
     def is_unavailable(self, value: Any) -> bool:
         """Whether this JSON value stands for one that the event does not carry."""
-        return any(type(value) is type(absent) and value == absent for absent in self.placeholders)
+        # Almost no value is equal to any; of those that are, `True` is not 1.
+        return value in self.placeholders and any(
+            type(value) is type(absent) and value == absent for absent in self.placeholders
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +231,7 @@ def _unscaled(raw: bytes, scale: int) -> Decimal:
     if not raw:
         refuse("a decimal without a byte")
     number = int.from_bytes(raw, "big", signed=True)
-    return Decimal((int(number < 0), tuple(map(int, str(abs(number)))), -scale))
+    return Decimal(f"{number}E{-scale}")  # as text: arithmetic would round to the context's digits
 
 
 def _fitting(number: Decimal, precision: int, scale: int) -> Decimal:
@@ -237,6 +240,8 @@ def _fitting(number: Decimal, precision: int, scale: int) -> Decimal:
     if not isinstance(exponent, int):
         refuse(f"{number} is not a number")
     shift = exponent + scale
+    if not shift and len(digits) <= precision:
+        return number
     if shift < 0 and any(digits[shift:]):
         refuse(f"{number} has more than {scale} digits after the point")
     kept = (digits[:shift] or (0,)) if shift < 0 else digits
