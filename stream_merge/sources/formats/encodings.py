@@ -231,7 +231,7 @@ def _unscaled(raw: bytes, scale: int) -> Decimal:
     if not raw:
         refuse("a decimal without a byte")
     number = int.from_bytes(raw, "big", signed=True)
-    return Decimal(f"{number}E{-scale}")  # as text: arithmetic would round to the context's digits
+    return Decimal((int(number < 0), tuple(map(int, str(abs(number)))), -scale))
 
 
 def _fitting(number: Decimal, precision: int, scale: int) -> Decimal:
