@@ -220,10 +220,16 @@ def text_of_variable_scale() -> Encoding:
     return scalar(T.StringType(), pa.string(), lambda v: format(_variable_scale(v, raw), "f"), dict)
 
 
+_MOST_DIGITS = 131_072
+"""Of PostgreSQL's numeric before the point, and more than behind it; a scale of 10^18 asks for as much memory."""
+
+
 def _variable_scale(value: dict[str, Any], raw: Encoding) -> Decimal:
     scale, text = value.get("scale"), value.get("value")
     if type(scale) is not int or type(text) is not str:
         refuse(f"{shown(value)} is not a scale and a value")
+    if not -_MOST_DIGITS <= scale <= _MOST_DIGITS:
+        refuse(f"{shown(value)} has a scale that no number of PostgreSQL has")
     return _unscaled(raw.one(text), scale)
 
 
