@@ -5,6 +5,7 @@ from __future__ import annotations
 from stream_merge import retry
 from stream_merge.engines.base import Commits, CommitTag, MergeReport
 from stream_merge.errors import CommitStateUnknownError, MergeFailedError, StreamMergeError
+from stream_merge.snapshot import is_applied
 from stream_merge.spark_internals import reason
 
 
@@ -33,10 +34,8 @@ def landed(commits: Commits, tag: CommitTag, *, since: int) -> MergeReport | Non
                 version=commit.version,
                 metrics=commit.metrics,
             )
-    if tag.app_id is not None:
-        recorded = found.transaction(tag.app_id)
-        if recorded is not None and recorded >= tag.batch_id:
-            return MergeReport(already_applied=True)
+    if is_applied(found.transaction, tag.app_id, tag.batch_id):
+        return MergeReport(already_applied=True)
     return None
 
 

@@ -27,7 +27,7 @@ from stream_merge.ledger import settle
 from stream_merge.metrics import MergeMetrics
 from stream_merge.results import MergeResult, Outcome
 from stream_merge.selection import Selector
-from stream_merge.snapshot import TableSnapshot
+from stream_merge.snapshot import TableSnapshot, is_applied
 from stream_merge.spark_internals import exceeds_driver_results, reason
 from stream_merge.store import Store
 
@@ -440,9 +440,7 @@ class MicroBatch:
         return SideCommit(app_id=app_id, batch_id=self._batch_id, run=self._run)
 
     def _is_recorded(self, found: TableSnapshot) -> bool:
-        app_id = self._caller.app_id("target")
-        recorded = None if app_id is None else found.transaction(app_id)
-        return recorded is not None and recorded >= self._batch_id
+        return is_applied(found.transaction, self._caller.app_id("target"), self._batch_id)
 
     def _look_again(self) -> TableSnapshot:
         return self._store.find(self._session, self._spec.target) or self._existing()

@@ -25,6 +25,7 @@ from stream_merge.microbatch import MicroBatch
 from stream_merge.own_session import OwnSession
 from stream_merge.results import TARGET_FAILED, FailedBatch, MergeResult
 from stream_merge.selection import Selector
+from stream_merge.snapshot import is_applied
 from stream_merge.spark_internals import in_session, is_classic, reason
 from stream_merge.store import Store
 
@@ -314,13 +315,12 @@ class MergeSink:
         app_id = caller(batch_df, self._spec).app_id("target")
         try:
             found = self._store.find(self._session.of(batch_df), self._spec.target)
-            recorded = None if found is None or app_id is None else found.transaction(app_id)
+            return found is not None and is_applied(found.transaction, app_id, batch_id)
         except ConfigError:
             return False  # what is there is no Delta table
         except Exception:
             log.warning("target_unreadable", extra={"target": self._spec.label, "batch_id": batch_id}, exc_info=True)
             return True
-        return recorded is not None and recorded >= batch_id
 
     def set_aside(self, batch_df: DataFrame, batch_id: int, error: Exception) -> int:
         """Commit all events of a batch to the quarantine table instead of merging them, once per batch.

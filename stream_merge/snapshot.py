@@ -26,6 +26,12 @@ class TableSnapshot:
     """Who read the log."""
 
 
+def is_applied(transaction: Callable[[str], int | None], app_id: str | None, batch_id: int) -> bool:
+    """Whether a table's log shows that this batch, or a later one, was committed; False without an application id."""
+    recorded = None if app_id is None else transaction(app_id)
+    return recorded is not None and recorded >= batch_id
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CommitRecord:
     """One commit, from the table's history."""

@@ -17,7 +17,7 @@ from stream_merge.engines.native_log import NativeHits, NativeTombstones
 from stream_merge.engines.remembering import RemembersNatively
 from stream_merge.layout import Layout
 from stream_merge.plan import KeyBounds
-from stream_merge.snapshot import CommitRecord, TableSnapshot
+from stream_merge.snapshot import CommitRecord, TableSnapshot, is_applied
 
 
 class NativeEngine(RemembersNatively):
@@ -109,10 +109,8 @@ class NativeEngine(RemembersNatively):
     def _commit(self, source: pa.Table, clauses: object, tag: CommitTag) -> MergeReport:
         table = self._table
         table.refresh()
-        if tag.app_id is not None:
-            recorded = table.transaction(tag.app_id)
-            if recorded is not None and recorded >= tag.batch_id:
-                return MergeReport(already_applied=True)
+        if is_applied(table.transaction, tag.app_id, tag.batch_id):
+            return MergeReport(already_applied=True)
         before = table.version
         metrics = table.merge(
             source,

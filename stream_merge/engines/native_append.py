@@ -10,6 +10,7 @@ from stream_merge import retry
 from stream_merge.commits import SideCommit
 from stream_merge.engines.delta_rs import NativeTable
 from stream_merge.errors import MergeFailedError
+from stream_merge.snapshot import is_applied
 
 
 def append_once(rows: pa.Table, table: str, find: Callable[[], NativeTable | None], commit: SideCommit) -> None:
@@ -32,10 +33,8 @@ def append_once(rows: pa.Table, table: str, find: Callable[[], NativeTable | Non
         if found is None:
             msg = f"{table!r} vanished while batch {commit.batch_id} was running; run the batch again"
             raise MergeFailedError(msg, target=table, batch_id=commit.batch_id)
-        if commit.app_id is not None:
-            recorded = found.transaction(commit.app_id)
-            if recorded is not None and recorded >= commit.batch_id:
-                return
+        if is_applied(found.transaction, commit.app_id, commit.batch_id):
+            return
         try:
             found.append(rows, transaction=None if commit.app_id is None else (commit.app_id, commit.batch_id))
         except Exception as err:
