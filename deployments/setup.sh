@@ -94,7 +94,9 @@ copy_jars() {
     fi
     say "getting the jars of $pom (a minute the first time)"
     mkdir -p "$folder"
-    mvn -q -B -f "$pom" dependency:copy-dependencies -DoutputDirectory="$(cd "$folder" && pwd)" -DincludeScope=runtime \
+    # A repository of its own: in ~/.m2 Maven leaves descriptions of jars that it did not need, and Spark, which looks
+    # there first for spark.jars.packages, takes them for the whole and fails.
+    mvn -q -B -f "$pom" -Dmaven.repo.local="$PWD/.jars/maven" dependency:copy-dependencies -DoutputDirectory="$(cd "$folder" && pwd)" -DincludeScope=runtime \
         || fail "mvn could not get the jars of $pom; what it said is above."
 }
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Mapping
@@ -159,6 +160,13 @@ def failed_start(output: str, packages: str) -> ConfigError:
         output: everything that spark-submit, Ivy and the JVM wrote.
         packages: the Maven coordinates that were asked for.
     """
+    halves = _without_jar(output)
+    if halves:
+        names, remains = ", ".join(sorted(halves)), shlex.join(_remains(halves))
+        return ConfigError(
+            f"Delta's jars could not be downloaded: Maven's folder holds {names} without the jar, and Spark looks there"
+            f" first; remove {remains} and run the same command again"
+        )
     for sign, sentence in _START_PROBLEMS:
         match = re.search(sign, output, re.MULTILINE | re.IGNORECASE)
         if match is not None:
@@ -167,6 +175,25 @@ def failed_start(output: str, packages: str) -> ConfigError:
     said = [line.strip() for line in output.splitlines() if line.strip() and not line.lstrip().startswith("at ")]
     last = f"; the last thing it said: {said[-1][:300]!r}" if said else " and said nothing"
     return ConfigError(f"Spark's JVM did not start{last}; run `java -version` and check JAVA_HOME, memory and disk")
+
+
+def _without_jar(output: str) -> dict[str, Path]:
+    """Artifacts whose download failed because ~/.m2 has their description alone: Ivy (2.5) then looks nowhere else."""
+    found = {}
+    for group, name, version in set(re.findall(r"download failed: ([\w.-]+)#([\w.-]+);([\w.-]+)!", output)):
+        folder = Path.home() / ".m2" / "repository" / Path(*group.split(".")) / name / version
+        if (folder / f"{name}-{version}.pom").exists() and not (folder / f"{name}-{version}.jar").exists():
+            found[f"{group}:{name}:{version}"] = folder
+    return found
+
+
+def _remains(halves: Mapping[str, Path]) -> list[str]:
+    """What has to go: Maven's folders, and those in which Ivy has noted what it found there."""
+    noted = []
+    for artifact in halves:
+        group, name, _ = artifact.split(":")
+        noted += [str(path) for path in Path.home().glob(f".ivy2*/cache/{group}/{name}")]
+    return sorted([*map(str, halves.values()), *noted])
 
 
 _START_PROBLEMS = (

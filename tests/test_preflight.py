@@ -224,6 +224,25 @@ def test_what_a_dying_jvm_wrote_decides_the_sentence(output, start):
     assert "\n" not in str(error)
 
 
+def test_a_description_without_its_jar_is_named_with_what_to_remove(tmp_path, monkeypatch):
+    """Maven leaves those in ~/.m2 for what it did not need; Spark's resolver then looks nowhere else."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    folder = tmp_path / ".m2/repository/org/slf4j/slf4j-api/2.0.13"
+    noted = tmp_path / ".ivy2.5.2/cache/org.slf4j/slf4j-api"
+    for path in (folder, noted):
+        path.mkdir(parents=True)
+    (folder / "slf4j-api-2.0.13.pom").touch()
+    said = "java.lang.RuntimeException: [download failed: org.slf4j#slf4j-api;2.0.13!slf4j-api.jar]"
+
+    assert str(preflight.failed_start(said, "io.delta:d:1")) == (
+        "Delta's jars could not be downloaded: Maven's folder holds org.slf4j:slf4j-api:2.0.13 without the jar, and"
+        f" Spark looks there first; remove {noted} {folder} and run the same command again"
+    )
+
+    (folder / "slf4j-api-2.0.13.jar").touch()
+    assert "check the network or the mirror" in str(preflight.failed_start(said, "io.delta:d:1"))
+
+
 def test_jars_that_do_not_resolve_are_one_sentence_from_a_real_start(tmp_path):
     """A version that nobody published, with an empty Ivy cache and a repository that is not there."""
     settings = tmp_path / "ivysettings.xml"
