@@ -8,6 +8,7 @@ from datetime import date, datetime
 from decimal import Decimal
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import types as T
 
@@ -281,9 +282,20 @@ def decoder(**changes: Any) -> Decoder:
 
 
 def decoded(*records: tuple[bytes | None, bytes | None], by: Decoder | None = None) -> list[dict[str, Any]]:
-    keys, values = [key for key, _ in records], [value for _, value in records]
-    found: list[dict[str, Any]] = (by or decoder()).decode(keys, values, [0] * len(records), set()).to_pylist()
-    return found
+    return decoded_as_one([key for key, _ in records], [value for _, value in records], by=by)
+
+
+def decoded_as_one(
+    keys: list[bytes | None],
+    values: list[bytes | None],
+    old_keys: list[bytes | None] | None = None,
+    *,
+    by: Decoder | None = None,
+) -> list[dict[str, Any]]:
+    columns = [pa.array(column, pa.binary()) for column in (keys, values, old_keys or [None] * len(keys))]
+    partitions = pa.array([0] * len(keys), pa.int32())
+    found = (by or decoder()).decode(columns[0], columns[1], partitions, set(), columns[2])
+    return list(found.to_pylist())
 
 
 def test_each_operation_is_told() -> None:
@@ -545,7 +557,7 @@ def test_an_event_that_lacks_a_value_says_which_key_its_row_had() -> None:
     old_keys = [raw({"id": 1}), b"Struct{id=1}", None, raw({"id": 1})]
     keys = [raw({"id": 2})] * 3 + [raw({"id": 3})]
 
-    found = decoder().decode(keys, [lacking] * 3 + [whole], [0] * 4, set(), old_keys).to_pylist()
+    found = decoded_as_one(keys, [lacking] * 3 + [whole], old_keys)
 
     assert [row["old_key"] for row in found] == [{"id": 1}, None, None, None]
     assert [row["raw_value"] for row in found] == [lacking, lacking, lacking, None]

@@ -19,8 +19,8 @@ from stream_merge.job.earlier import (
 )
 from stream_merge.job.sequence import DELETE, EPOCH, OFFSET, PARTITION, POSITION, STREAMED, TOPIC
 from stream_merge.job.settings import QuerySettings
-from stream_merge.sources import decoding
-from stream_merge.sources.decoding import ROW
+from stream_merge.sources.events import OLD_KEY as FORMER_KEY
+from stream_merge.sources.events import ROW
 from stream_merge.sources.formats.base import Kind
 
 _ORIGIN = "$origin"
@@ -84,7 +84,7 @@ def _stop_for_unavailable(events: DataFrame, settings: QuerySettings) -> None:
 
 def _shaped(records: DataFrame, batch: DecodedBatch, settings: QuerySettings) -> DataFrame:
     """Decoded records as events: the row, its sequence, whether it is a delete, and what it does not carry."""
-    row, old_key = columns.column(ROW), columns.column(decoding.OLD_KEY)
+    row, old_key = columns.column(ROW), columns.column(FORMER_KEY)
     fields = {f.name: row.getField(f.name) for f in batch.row.fields}
     old = {key: old_key.getField(key) for key in settings.event_keys}
     if settings.topic_column is not None:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import pyarrow as pa
 from kafka import KafkaConsumer, TopicPartition
 from kafka.errors import KafkaError
 
@@ -199,9 +200,10 @@ def _decoded(
 ) -> tuple[list[str], str | None]:
     """Kinds of the records, and why one of them cannot be read."""
     rows.admit_declared()
+    records = (pa.array(keys, pa.binary()), pa.array(values, pa.binary()), pa.array(partitions, pa.int32()))
     for _ in range(2):  # the second time in the schemas that the first one found
         decoder = rows.decoder(query.limits.max_value_bytes)
-        found = decoder.decode(keys, values, partitions, set()).to_pylist()
+        found = decoder.decode(*records, set()).to_pylist()
         new = {row["note"] for row in found if row["kind"] == Kind.OTHER_SCHEMA and row["note"]}
         for schema_id in sorted(new):
             rows.admit(schema_id)

@@ -15,7 +15,8 @@ from stream_merge.errors import ConfigError
 from stream_merge.job.offsets import Range
 from stream_merge.job.row_schema import RowSchema
 from stream_merge.job.sequence import PARTITION, TOPIC
-from stream_merge.sources.decoding import OLD_KEY, ROW, events
+from stream_merge.sources.decoding import events
+from stream_merge.sources.events import OLD_KEY, ROW
 from stream_merge.sources.formats.base import Kind
 from stream_merge.spark_internals import release
 

@@ -2,53 +2,34 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.pandas.functions import arrow_udf
-from pyspark.sql.pandas.types import to_arrow_type
 
-from stream_merge.sources.formats.base import Format, Kind, Read
+from stream_merge.sources.at_once import Piece, pieces
+from stream_merge.sources.events import META, OLD_KEY, PLACE, ROW, Reading, arrow_type, is_time
+from stream_merge.sources.formats.base import Kind, Read
 from stream_merge.sources.formats.connect_json import DECLARED
 from stream_merge.sources.formats.encodings import Encoding, decode
+from stream_merge.sources.formats.json_table import FEWEST
 from stream_merge.sources.formats.keys import JsonKey
 from stream_merge.sources.formats.strict_json import UndecodableError
 
 NO_KEY = "the record has neither key nor value"
 
-META = T.StructType(
-    [
-        T.StructField("kind", T.StringType()),
-        T.StructField("note", T.StringType()),
-        T.StructField("raw_key", T.BinaryType()),
-        T.StructField("raw_value", T.BinaryType()),
-        T.StructField("raw_old_key", T.BinaryType()),
-        T.StructField("position", T.LongType()),
-        T.StructField("is_snapshot", T.BooleanType()),
-        T.StructField("source_millis", T.LongType()),
-        T.StructField("connector", T.StringType()),
-        T.StructField("unavailable", T.ArrayType(T.StringType())),
-        T.StructField("absent", T.ArrayType(T.StringType())),
-    ]
-)
-"""What is known of each record. What starts with `raw_` is kept only where somebody may have to look at them again;
-`unavailable` names the columns whose value the source left out of the event, `absent` those that the event's own
-schema lacks; NULL where there are none."""
-OLD_KEY = "old_key"
-"""Column with the key that the row had before, where an event with unavailable values says so; else NULL."""
-ROW = "row"
-"""Column with the decoded row; for deletes only its keys."""
+log = logging.getLogger(__name__)
 
 _KEPT_RAW = frozenset({Kind.UNDECODABLE, Kind.NULL_VALUE, Kind.OTHER_SCHEMA})
 
 
-PLACE = ("topic", "partition", "offset", "timestamp")
-"""Where a record stands; Spark's Kafka source names them so."""
 _DECODED = "decoded"
 _OLD_KEY_HEADER = "__debezium.oldkey"
 """On the create of a key change (Debezium 3.4, RelationalChangeRecordEmitter)."""
@@ -74,43 +55,27 @@ def events(records: DataFrame, decoder: Decoder) -> DataFrame:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decoder:
+class Decoder(Reading):
     """Turns records into events; sent to the workers.
 
     Guarantees: one row out for each row in, in order. Never raises for what is in a record.
     """
 
-    format: Format
-    columns: T.StructType
-    """Columns of the row, in the target's types."""
-    keys: tuple[str, ...]
-    known: frozenset[str]
-    """Ids of the schemas whose columns are all in `columns`; an event in another is left for a second look."""
-    broken: Mapping[str, str] = field(default_factory=dict)
-    """Ids of schemas that nothing can be stored in, and why: their events are undecodable."""
-    max_value_bytes: int
-
-    @property
-    def schema(self) -> T.StructType:
-        """What it gives."""
-        return T.StructType([*META.fields, T.StructField(OLD_KEY, self._key_columns), T.StructField(ROW, self.columns)])
-
     def __call__(self, batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
         """Decode what one task reads: record keys, values and partitions, in the order of their offsets."""
         deleted: set[tuple[int, bytes]] = set()
-        for columns in batches:
-            keys, values, partitions, old_keys = (column.to_pylist() for column in columns)
+        for keys, values, partitions, old_keys in batches:
             yield self.decode(keys, values, partitions, deleted, old_keys)
 
     def decode(
         self,
-        keys: list[bytes | None],
-        values: list[bytes | None],
-        partitions: list[int],
+        keys: pa.BinaryArray,
+        values: pa.BinaryArray,
+        partitions: pa.Int32Array,
         deleted: set[tuple[int, bytes]],
-        old_keys: list[bytes | None] | None = None,
+        old_keys: pa.BinaryArray | None = None,
     ) -> pa.StructArray:
-        """Decode one batch.
+        """Decode one batch: what is written as expected all at once, the others one by one.
 
         Args:
             keys: of the records, in the order of their offsets within each partition.
@@ -119,30 +84,27 @@ class Decoder:
             deleted: partition and record key of each delete so far; added to.
             old_keys: of the records, the header that names the key of before; None: no record has it.
         """
-        old_keys = old_keys or [None] * len(keys)
-        reads = [self._read(key, value) for key, value in zip(keys, values, strict=True)]
-        self._mark_redundant(reads, keys, partitions, deleted)
-        missing = _Missing()
-        rows = self._rows(reads, missing)
-        to_look_at = missing.to_look_at
-        kept = [read.kind in _KEPT_RAW or i in to_look_at for i, read in enumerate(reads)]
-        found: dict[str, list[Any]] = {
-            "kind": [str(read.kind) for read in reads],
-            "note": [read.note for read in reads],
-            "raw_key": [key if keep else None for key, keep in zip(keys, kept, strict=True)],
-            "raw_value": [value if keep else None for value, keep in zip(values, kept, strict=True)],
-            "raw_old_key": [key if keep else None for key, keep in zip(old_keys, kept, strict=True)],
-            "position": [read.position for read in reads],
-            "is_snapshot": [read.is_snapshot for read in reads],
-            "source_millis": [read.source_millis if _is_time(read.source_millis) else None for read in reads],
-            "connector": [read.connector for read in reads],
-            "unavailable": [missing.unavailable.get(i) for i in range(len(reads))],
-            "absent": [missing.absent.get(i) for i in range(len(reads))],
-        }
-        types = {field.name: _arrow_type(field.dataType) for field in META.fields}
-        arrays = [pa.array(found[name], dtype) for name, dtype in types.items()]
-        old = self._old_keys(reads, old_keys, missing)
-        return pa.StructArray.from_arrays([*arrays, old, rows], names=[*types, OLD_KEY, ROW])
+        if old_keys is None:
+            old_keys = pa.nulls(len(keys), pa.binary())
+        at_once = self._at_once(keys, values)
+        rest = _others(len(values), at_once)
+        records = _Records(rest.to_pylist(), *(c.take(rest).to_pylist() for c in (keys, values, partitions, old_keys)))
+        reads = [self._read(key, value) for key, value in zip(records.keys, records.values, strict=True)]
+        passed = [piece.indexes for piece in at_once if piece.are_deletes]
+        _mark_redundant(reads, records, _deletes_at(passed, keys, partitions), deleted)
+        events = self._events(reads, records)
+        if not at_once:
+            return events
+        order = pc.sort_indices(pa.concat_arrays([*(piece.indexes for piece in at_once), rest]))
+        return pa.concat_arrays([*(piece.events for piece in at_once), events]).take(order)
+
+    def _at_once(self, keys: pa.BinaryArray, values: pa.BinaryArray) -> list[Piece]:
+        try:
+            return list(pieces(self, keys, values)) if len(values) >= FEWEST else []
+        except Exception as err:
+            # As with one record below: whatever the records hold, they must not stop the query.
+            log.warning("not_decoded_at_once", extra={"error": f"{type(err).__name__}: {err}"})
+            return []
 
     # -- one record --------------------------------------------------------------------------
 
@@ -178,19 +140,30 @@ class Decoder:
             return Read(Kind.OTHER_SCHEMA, note=read.schema_id)
         return read
 
-    def _mark_redundant(
-        self, reads: list[Read], keys: list[bytes | None], partitions: list[int], deleted: set[tuple[int, bytes]]
-    ) -> None:
-        """A null-value record behind the delete of its key says the same again (Debezium's `tombstones.on.delete`)."""
-        for i, (read, key, partition) in enumerate(zip(reads, keys, partitions, strict=True)):
-            if key is None:
-                continue
-            if read.kind is Kind.DELETE:
-                deleted.add((partition, key))
-            elif read.kind is Kind.NULL_VALUE and (partition, key) in deleted:
-                reads[i] = Read(Kind.REDUNDANT)
-
     # -- all columns -------------------------------------------------------------------------
+
+    def _events(self, reads: list[Read], records: _Records) -> pa.StructArray:
+        missing = _Missing()
+        rows = self._rows(reads, missing)
+        to_look_at = missing.to_look_at
+        kept = [read.kind in _KEPT_RAW or i in to_look_at for i, read in enumerate(reads)]
+        found: dict[str, list[Any]] = {
+            "kind": [str(read.kind) for read in reads],
+            "note": [_storable(read.note) for read in reads],
+            "raw_key": [key if keep else None for key, keep in zip(records.keys, kept, strict=True)],
+            "raw_value": [value if keep else None for value, keep in zip(records.values, kept, strict=True)],
+            "raw_old_key": [key if keep else None for key, keep in zip(records.old_keys, kept, strict=True)],
+            "position": [read.position for read in reads],
+            "is_snapshot": [read.is_snapshot for read in reads],
+            "source_millis": [read.source_millis if is_time(read.source_millis) else None for read in reads],
+            "connector": [_storable(read.connector) for read in reads],
+            "unavailable": [missing.unavailable.get(i) for i in range(len(reads))],
+            "absent": [missing.absent.get(i) for i in range(len(reads))],
+        }
+        types = {field.name: arrow_type(field.dataType) for field in META.fields}
+        arrays = [pa.array(found[name], dtype) for name, dtype in types.items()]
+        old = self._old_keys(reads, records.old_keys, missing)
+        return pa.StructArray.from_arrays([*arrays, old, rows], names=[*types, OLD_KEY, ROW])
 
     def _rows(self, reads: list[Read], missing: _Missing) -> pa.StructArray:
         """The rows as one struct column; spoils reads that do not fit."""
@@ -202,7 +175,7 @@ class Decoder:
                 pieces[fld.name].append(self._column(fld, group, reads, missing))
         place = {row: i for i, row in enumerate(order)}
         where = pa.array([place.get(i) for i in range(len(reads))], pa.int64())
-        fields = [pa.field(f.name, _arrow_type(f.dataType)) for f in self.columns.fields]
+        fields = [pa.field(f.name, arrow_type(f.dataType)) for f in self.columns.fields]
         if not fields:  # no schema is known yet; from_arrays would make an array without rows
             return pa.nulls(len(reads), pa.struct([]))
         arrays = [
@@ -211,13 +184,9 @@ class Decoder:
         ]
         return pa.StructArray.from_arrays(arrays, fields=fields)
 
-    @property
-    def _key_columns(self) -> T.StructType:
-        return T.StructType([fld for fld in self.columns.fields if fld.name in self.keys])
-
     def _old_keys(self, reads: list[Read], old_keys: list[bytes | None], missing: _Missing) -> pa.StructArray:
         """The former keys of rows that lack something; one that cannot be read helps nobody and is left out."""
-        dtype = _arrow_type(self._key_columns)
+        dtype = arrow_type(self.key_columns)
         found: list[dict[str, Any] | None] = [None] * len(reads)
         for i in missing.unavailable:
             raw = old_keys[i]
@@ -258,7 +227,7 @@ class Decoder:
         return list(groups.values())
 
     def _column(self, fld: T.StructField, group: _Group, reads: list[Read], missing: _Missing) -> pa.Array:
-        name, dtype, indexes = fld.name, _arrow_type(fld.dataType), group.indexes
+        name, dtype, indexes = fld.name, arrow_type(fld.dataType), group.indexes
         encoding, is_key = group.encodings.get(name), name in self.keys
         if encoding is None or not (group.is_upsert or is_key):
             if group.is_upsert:
@@ -301,8 +270,55 @@ _ABSENT = object()
 _BIGINT = 2**63
 
 
-def _is_time(millis: int | None) -> bool:
-    return millis is not None and 0 <= millis < 2**53
+class _Records(NamedTuple):
+    """Records that are read one by one."""
+
+    indexes: list[int]
+    """Which of the batch's they are, ascending."""
+    keys: list[bytes | None]
+    values: list[bytes | None]
+    partitions: list[int]
+    old_keys: list[bytes | None]
+
+
+def _others(count: int, at_once: list[Piece]) -> pa.Int64Array:
+    """The records that are in no piece."""
+    everything = pa.array(range(count), pa.int64())
+    if not at_once:
+        return everything
+    done = pa.concat_arrays([piece.indexes for piece in at_once])
+    return everything.filter(pc.invert(pc.is_in(everything, value_set=done)))
+
+
+def _deletes_at(
+    passed: list[pa.Int64Array], keys: pa.BinaryArray, partitions: pa.Int32Array
+) -> list[tuple[int, tuple[int, bytes]]]:
+    """Place in the batch, partition and record key of these deletes."""
+    found: list[tuple[int, tuple[int, bytes]]] = []
+    for indexes in passed:
+        columns = (indexes, partitions.take(indexes), keys.take(indexes))
+        for i, partition, key in zip(*(column.to_pylist() for column in columns), strict=True):
+            if key is not None:
+                found.append((i, (partition, key)))
+    return found
+
+
+def _mark_redundant(
+    reads: list[Read],
+    records: _Records,
+    deletes: list[tuple[int, tuple[int, bytes]]],
+    deleted: set[tuple[int, bytes]],
+) -> None:
+    """A null-value record behind the delete of its key says the same again (Debezium's `tombstones.on.delete`)."""
+    said: list[tuple[int, int | None, tuple[int, bytes]]] = [(i, None, place) for i, place in deletes]
+    for n, (read, key) in enumerate(zip(reads, records.keys, strict=True)):
+        if key is not None and read.kind in (Kind.DELETE, Kind.NULL_VALUE):
+            said.append((records.indexes[n], n, (records.partitions[n], key)))
+    for _, at, place in sorted(said, key=lambda one: one[0]):
+        if at is None or reads[at].kind is Kind.DELETE:
+            deleted.add(place)
+        elif place in deleted:
+            reads[at] = Read(Kind.REDUNDANT)
 
 
 @dataclass(slots=True)
@@ -319,6 +335,11 @@ class _Missing:
         return self.null_keys | self.unavailable.keys()
 
 
+def _storable(text: str | None) -> str | None:
+    """A text out of a record; JSON can write halves of characters, UTF-8 cannot."""
+    return None if text is None else text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
 def _note(missing: dict[int, list[str]], indexes: Iterable[int], name: str) -> None:
     for i in indexes:
         missing.setdefault(i, []).append(name)
@@ -327,7 +348,3 @@ def _note(missing: dict[int, list[str]], indexes: Iterable[int], name: str) -> N
 def _spoil(reads: list[Read], i: int, note: str) -> None:
     if reads[i].kind is not Kind.UNDECODABLE:
         reads[i] = Read(Kind.UNDECODABLE, note=note)
-
-
-def _arrow_type(dtype: T.DataType) -> pa.DataType:
-    return to_arrow_type(dtype, timezone="UTC")

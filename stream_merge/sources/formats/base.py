@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
+
+import pyarrow as pa
 
 from stream_merge.sources.formats.encodings import Encoding
 from stream_merge.sources.formats.keys import KeyFormat
@@ -54,6 +56,38 @@ class Read(NamedTuple):
     note: str | None = None
 
 
+class ReadMany(NamedTuple):
+    """Records in one schema, taken apart all at once: each is a row event, and `Format.read` says the same of it.
+
+    All arrays have a row per record.
+    """
+
+    indexes: pa.Int64Array
+    """Which of the given records they are, ascending."""
+    schema_id: str
+    is_delete: pa.BooleanArray
+    image: pa.StructArray
+    """The row, its columns as `Encoding.wire` says; NULL where a delete has none."""
+    position: pa.Int64Array
+    is_snapshot: pa.BooleanArray
+    source_millis: pa.Int64Array
+    connector: pa.StringArray
+    key_completes: bool
+    """Whether the record key has the keys that the image of a delete lacks."""
+
+    def where(self, mask: pa.BooleanArray) -> ReadMany:
+        """Some of them."""
+        return self._of(lambda values: values.filter(mask))
+
+    def slice(self, first: int, length: int) -> ReadMany:
+        """So many of them behind each other."""
+        return self._of(lambda values: values.slice(first, length))
+
+    def _of(self, part: Callable[[pa.Array], pa.Array]) -> ReadMany:
+        arrays = {name: values for name, values in self._asdict().items() if isinstance(values, pa.Array)}
+        return self._replace(**{name: part(values) for name, values in arrays.items()})
+
+
 class Format(Protocol):
     """One way of writing change events; sent to the workers."""
 
@@ -67,6 +101,14 @@ class Format(Protocol):
 
         Raises:
             UndecodableError: it is not written in this format.
+        """
+        ...
+
+    def read_many(self, values: pa.BinaryArray) -> Iterator[ReadMany]:
+        """Take apart what is surely written as expected; the other records are left to `read`.
+
+        Args:
+            values: none of them NULL.
         """
         ...
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import types as T
 
-from stream_merge.sources.formats import connect_schema
+from stream_merge.sources.formats import connect_schema, json_table
 from stream_merge.sources.formats.encodings import Encoding
 from stream_merge.sources.formats.keys import WITH_BLOCK, JsonKey, KeyFormat
 from stream_merge.sources.formats.strict_json import UndecodableError, parse, text_of
@@ -17,8 +20,18 @@ from stream_merge.sources.formats.strict_json import UndecodableError, parse, te
 DECLARED = ""
 """Id of the schema that the job declares."""
 _SCHEMA_START, _PAYLOAD_START = '{"schema":{', ',"payload":'
+_SAMPLES = 16
 _MOST_STARTS = 100
 """So many different schema blocks are remembered by their text; each costs a comparison per record."""
+
+
+class Payloads(NamedTuple):
+    """Payloads in one schema."""
+
+    indexes: pa.Int64Array
+    """Which of the given records they are, ascending."""
+    texts: pa.BinaryArray
+    schema_id: str
 
 
 @dataclass(kw_only=True)
@@ -36,6 +49,8 @@ class ConnectJson:
     _known_starts: dict[str, str | None] = field(default_factory=dict, repr=False)
     """Text of a record up to its payload -> schema id."""
     _known: dict[str, Mapping[str, Encoding]] = field(default_factory=dict, repr=False)
+    _shapes: dict[str, pa.StructType] = field(default_factory=dict, repr=False)
+    """Schema id -> what is around the rows."""
 
     def row_schema(self, block: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """The schema of the row inside a record's schema; None for records that hold no row."""
@@ -77,6 +92,48 @@ class ConnectJson:
         _, end = json.JSONDecoder().raw_decode(text, len(_SCHEMA_START) - 1)
         if text.startswith(_PAYLOAD_START, end):
             self._known_starts[text[: end + len(_PAYLOAD_START)]] = schema_id
+
+    def payloads(self, values: pa.BinaryArray) -> Iterator[Payloads]:
+        """The payloads of records, by the schema of their row; without those that `unwrapped` has yet to tell.
+
+        Args:
+            values: none of them NULL.
+        """
+        rest = pa.array(range(len(values)), pa.int64())
+        for start, schema_id in self._known_starts.items():
+            if schema_id is None or not len(rest):
+                continue
+            begun, texts = start.encode(), values.take(rest)
+            found = pc.and_(pc.starts_with(texts, begun), pc.ends_with(texts, pattern=b"}"))
+            yield Payloads(rest.filter(found), pc.binary_slice(texts.filter(found), len(begun), -1), schema_id)
+            rest = rest.filter(pc.invert(found))
+        if self.declared is not None and len(rest):
+            yield Payloads(rest, values.take(rest), DECLARED)
+
+    def wire(self, schema_id: str) -> pa.DataType | None:
+        """A row as Arrow's JSON reader reads it; None where it cannot read one of the columns."""
+        try:
+            types = {name: encoding.wire for name, encoding in self.encodings(schema_id).items()}
+        except UndecodableError:
+            return None
+        return None if None in types.values() else pa.struct(list(types.items()))
+
+    def shape(self, schema_id: str, texts: pa.BinaryArray, *, without: frozenset[str]) -> pa.StructType:
+        """What payloads hold beside their rows, as far as it has been seen.
+
+        Args:
+            schema_id: of the rows.
+            texts: payloads; some of them are looked at.
+            without: fields that are or hold the row.
+        """
+        samples = []
+        for text in texts.take(pa.array(range(0, len(texts), len(texts) // _SAMPLES + 1))).to_pylist():
+            with suppress(UndecodableError):
+                sample = parse(text_of(text))
+                if isinstance(sample, dict):
+                    samples.append({name: value for name, value in sample.items() if name not in without})
+        self._shapes[schema_id] = json_table.shape_of(samples, self._shapes.get(schema_id, pa.struct([])))
+        return self._shapes[schema_id]
 
     def encodings(self, schema_id: str) -> Mapping[str, Encoding]:
         """As `Format.encodings`."""

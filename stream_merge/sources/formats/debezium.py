@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from stream_merge.sources.formats import base, connect_schema
-from stream_merge.sources.formats.base import Kind, Read
-from stream_merge.sources.formats.connect_json import ConnectJson, refuse
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stream_merge.sources.formats import base, connect_schema, json_table
+from stream_merge.sources.formats.base import Kind, Read, ReadMany
+from stream_merge.sources.formats.connect_json import ConnectJson, Payloads, refuse
 from stream_merge.sources.formats.strict_json import parse
 
 UPSERTS = frozenset("cur")
 SNAPSHOT_READS = frozenset({True, "true", "first", "first_in_data_collection", "last_in_data_collection", "last"})
 """Values of `source.snapshot` in initial and blocking snapshots; "incremental" reads go with the stream."""
+_IMAGES = frozenset({"before", "after"})
 
 
 class DebeziumJson(ConnectJson):
@@ -59,6 +63,60 @@ class DebeziumJson(ConnectJson):
             millis if type(millis) is int else None,
             name if isinstance(name, str) else None,
         )
+
+    def read_many(self, values: pa.BinaryArray) -> Iterator[ReadMany]:
+        """As `Format.read_many`."""
+        for indexes, texts, schema_id in self.payloads(values):
+            row = self.wire(schema_id)
+            around = self.shape(schema_id, texts, without=_IMAGES)
+            if row is None or not _names_position(around):
+                continue
+            schema = pa.schema([*around, *((name, row) for name in sorted(_IMAGES))])
+            for first, rows in json_table.read_parts(texts, schema):
+                known = (indexes.slice(first, len(rows)), texts.slice(first, len(rows)), schema_id)
+                yield _row_events(Payloads(*known), rows)
+
+
+def _names_position(around: pa.StructType) -> bool:
+    types = {field.name: field.type for field in around}
+    source = types.get("source", pa.null())
+    return types.get("op") == pa.string() and pa.types.is_struct(source) and ("lsn", pa.int64()) in _named(source)
+
+
+def _named(struct: pa.StructType) -> set[tuple[str, pa.DataType]]:
+    return {(field.name, field.type) for field in struct}
+
+
+def _row_events(payloads: Payloads, rows: pa.StructArray) -> ReadMany:
+    op, source, after = rows.field("op"), rows.field("source"), rows.field("after")
+    is_delete = pc.fill_null(pc.equal(op, "d"), False)
+    is_upsert = pc.is_in(op, value_set=pa.array(sorted(UPSERTS)))
+    position = inner(source, "lsn", pa.int64())
+    whole = json_table.lack_nothing(payloads.texts, rows, after)
+    return ReadMany(
+        indexes=payloads.indexes,
+        schema_id=payloads.schema_id,
+        is_delete=is_delete,
+        image=pc.if_else(is_delete, rows.field("before"), after),
+        position=position,
+        is_snapshot=are_snapshot_reads(source, "snapshot"),
+        source_millis=inner(source, "ts_ms", pa.int64()),
+        connector=inner(source, "name", pa.string()),
+        key_completes=True,
+    ).where(pc.and_(pc.or_(is_delete, pc.and_(is_upsert, whole)), position.is_valid()))
+
+
+def are_snapshot_reads(about: pa.StructArray, name: str) -> pa.BooleanArray:
+    """Which events a snapshot has read, by a field of what is said about them."""
+    if (name, pa.bool_()) in _named(about.type):
+        return pc.fill_null(about.field(name), False)
+    texts = [value for value in SNAPSHOT_READS if isinstance(value, str)]
+    return pc.is_in(inner(about, name, pa.string()), value_set=pa.array(texts))
+
+
+def inner(objects: pa.StructArray, name: str, dtype: pa.DataType) -> pa.Array:
+    """A field of objects; NULL where it is of another type."""
+    return objects.field(name) if (name, dtype) in _named(objects.type) else pa.nulls(len(objects), dtype)
 
 
 def log_position(source: Mapping[str, Any]) -> int:

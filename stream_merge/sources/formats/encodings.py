@@ -6,7 +6,7 @@ import base64
 import binascii
 import math
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Any, NoReturn
@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import pyarrow as pa
 from pyspark.sql import types as T
 
+from stream_merge.sources.formats import many as M
 from stream_merge.sources.formats.strict_json import UndecodableError
 
 _FLOAT_MAX = struct.unpack("<f", b"\xff\xff\x7f\x7f")[0]
@@ -41,6 +42,10 @@ class Encoding:
     """Whether null is a value."""
     placeholders: tuple[Any, ...] = ()
     """The JSON values that say "not in this event" (Debezium's unavailable values); compared exactly."""
+    wire: pa.DataType | None = None
+    """What Arrow's JSON reader reads such values as, exactly; None where it cannot."""
+    many: M.Many | None = None
+    """Reads values of the type `wire`, all at once."""
 
     def is_unavailable(self, value: Any) -> bool:
         """Whether this JSON value stands for one that the event does not carry."""
@@ -120,7 +125,7 @@ def integer(bits: int) -> Encoding:
             refuse(f"{value} is out of range for {dtype.simpleString()}")
         return value
 
-    return scalar(dtype, arrow, one, int, is_as_written=True)
+    return scalar(dtype, arrow, one, int, is_as_written=True, wire=arrow, many=M.as_they_are)
 
 
 def floating(bits: int) -> Encoding:
@@ -140,7 +145,7 @@ def floating(bits: int) -> Encoding:
             refuse(f"{shown(value)} is out of range for {dtype.simpleString()}")
         return number
 
-    return scalar(dtype, arrow, one, float, int, Decimal, str)
+    return scalar(dtype, arrow, one, float, int, Decimal, str, wire=pa.float64(), many=M.floats(bits, exact))
 
 
 def _nearest(value: int, bits: int) -> float:
@@ -163,7 +168,7 @@ def binary() -> Encoding:
             msg = f"{shown(value)} is not base64"
             raise UndecodableError(msg) from None
 
-    return scalar(T.BinaryType(), pa.binary(), one, str)
+    return scalar(T.BinaryType(), pa.binary(), one, str, wire=pa.string())
 
 
 # -- numbers with a scale ----------------------------------------------------------------------
@@ -176,13 +181,16 @@ def decimal_of_bytes(precision: int, scale: int) -> Encoding:
     def one(value: str) -> Decimal:
         return _fitting(_unscaled(raw.one(value), scale), precision, scale)
 
-    return scalar(T.DecimalType(precision, scale), pa.decimal128(precision, scale), one, str)
+    dtype, arrow = T.DecimalType(precision, scale), pa.decimal128(precision, scale)
+    return scalar(dtype, arrow, one, str, wire=pa.string(), many=M.decimals_of_bytes(precision, scale))
 
 
 def text_of_bytes(scale: int) -> Encoding:
     """Connect's Decimal as the text of the number: exact whatever its size."""
     raw = binary()
-    return scalar(T.StringType(), pa.string(), lambda v: format(_unscaled(raw.one(v), scale), "f"), str)
+    return scalar(
+        T.StringType(), pa.string(), lambda v: format(_unscaled(raw.one(v), scale), "f"), str, wire=pa.string()
+    )
 
 
 def decimal_of_text(precision: int, scale: int) -> Encoding:
@@ -200,7 +208,8 @@ def decimal_of_text(precision: int, scale: int) -> Encoding:
         return _fitting(number, precision, scale)
 
     dtype = T.DecimalType(precision, scale)
-    return scalar(dtype, pa.decimal128(precision, scale), one, str, int, Decimal)
+    arrow = pa.decimal128(precision, scale)
+    return scalar(dtype, arrow, one, str, int, Decimal, wire=arrow, many=M.as_they_are)
 
 
 def decimal_of_struct(precision: int, scale: int) -> Encoding:
@@ -211,15 +220,18 @@ def decimal_of_struct(precision: int, scale: int) -> Encoding:
         return _fitting(_variable_scale(value, raw), precision, scale)
 
     dtype = T.DecimalType(precision, scale)
-    return scalar(dtype, pa.decimal128(precision, scale), one, dict)
+    return scalar(dtype, pa.decimal128(precision, scale), one, dict, wire=_VARIABLE_SCALE)
 
 
 def text_of_variable_scale() -> Encoding:
     """Debezium's VariableScaleDecimal as the text of the number: a numeric of any size, exactly."""
     raw = binary()
-    return scalar(T.StringType(), pa.string(), lambda v: format(_variable_scale(v, raw), "f"), dict)
+    return scalar(
+        T.StringType(), pa.string(), lambda v: format(_variable_scale(v, raw), "f"), dict, wire=_VARIABLE_SCALE
+    )
 
 
+_VARIABLE_SCALE = pa.struct([("scale", pa.int32()), ("value", pa.string())])
 _MOST_DIGITS = 131_072
 """Of PostgreSQL's numeric before the point, and more than behind it; a scale of 10^18 asks for as much memory."""
 
@@ -272,7 +284,7 @@ def array_of(items: Encoding) -> Encoding:
         return [_optional(items, value, "an element") for value in values]
 
     dtype = T.ArrayType(items.dtype, containsNull=True)
-    return scalar(dtype, pa.list_(items.arrow), one, list)
+    return scalar(dtype, pa.list_(items.arrow), one, list, wire=_wire_of([items], pa.list_))
 
 
 def map_of(values: Encoding) -> Encoding:
@@ -296,7 +308,14 @@ def struct_of(fields: dict[str, Encoding]) -> Encoding:
 
     dtype = T.StructType([T.StructField(name, inner.dtype) for name, inner in fields.items()])
     arrow = pa.struct([pa.field(name, inner.arrow) for name, inner in fields.items()])
-    return scalar(dtype, arrow, one, dict)
+    wire = _wire_of(fields.values(), lambda *inner: pa.struct(list(zip(fields, inner, strict=True))))
+    return scalar(dtype, arrow, one, dict, wire=wire)
+
+
+def _wire_of(inner: Iterable[Encoding], outer: Callable[..., pa.DataType]) -> pa.DataType | None:
+    """Inside of others a double has forgotten whether it was an integer."""
+    wires = [encoding.wire for encoding in inner]
+    return None if None in wires or pa.float64() in wires else outer(*wires)
 
 
 def _optional(encoding: Encoding, value: Any, where: str) -> Any:
@@ -313,7 +332,7 @@ def _optional(encoding: Encoding, value: Any, where: str) -> Any:
 
 
 def _as_written(dtype: T.DataType, arrow: pa.DataType, kind: type) -> Encoding:
-    return scalar(dtype, arrow, lambda value: value, kind, is_as_written=True)
+    return scalar(dtype, arrow, lambda value: value, kind, is_as_written=True, wire=arrow, many=M.as_they_are)
 
 
 def scalar(
@@ -322,6 +341,8 @@ def scalar(
     one: Callable[[Any], Any],
     *kinds: type,
     is_as_written: bool = False,
+    wire: pa.DataType | None = None,
+    many: M.Many | None = None,
 ) -> Encoding:
     """An encoding of one value.
 
@@ -331,6 +352,8 @@ def scalar(
         one: reads a JSON value.
         kinds: Python types of the JSON values that it takes.
         is_as_written: whether it only checks ranges that Arrow checks, too.
+        wire: what Arrow's JSON reader reads such values as; None: it must not.
+        many: reads values of that type all at once; None: `one` does it.
     """
     return Encoding(
         dtype=dtype,
@@ -338,6 +361,8 @@ def scalar(
         json_types=frozenset(kinds),
         one=one,
         is_as_written=is_as_written,
+        wire=wire,
+        many=many or (None if wire is None else M.one_by_one(one, arrow)),
     )
 
 

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stream_merge.sources.formats.base import Kind, Read
-from stream_merge.sources.formats.connect_json import ConnectJson, refuse
-from stream_merge.sources.formats.debezium import SNAPSHOT_READS, log_position
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stream_merge.sources.formats import json_table
+from stream_merge.sources.formats.base import Kind, Read, ReadMany
+from stream_merge.sources.formats.connect_json import ConnectJson, Payloads, refuse
+from stream_merge.sources.formats.debezium import SNAPSHOT_READS, are_snapshot_reads, inner, log_position
 from stream_merge.sources.formats.strict_json import UndecodableError
 
 _ABOUT = frozenset(
     ("op", "deleted", "db", "schema", "table", "lsn", "txId", "xmin", "sequence", "snapshot", "ts_ms", "ts_us", "ts_ns")
 )
 """What ExtractNewRecordState can add (`add.fields`), and `__deleted`."""
+_SNAPSHOT = ("snapshot", "source_snapshot")
 
 
 @dataclass(kw_only=True)
@@ -53,9 +58,50 @@ class FlattenedJson(ConnectJson):
             row,
             schema_id,
             self._position(about),
-            about.get("snapshot", about.get("source_snapshot")) in SNAPSHOT_READS,
+            about.get(_SNAPSHOT[0], about.get(_SNAPSHOT[1])) in SNAPSHOT_READS,
             millis if type(millis) is int else None,
         )
+
+    def read_many(self, values: pa.BinaryArray) -> Iterator[ReadMany]:
+        """As `Format.read_many`."""
+        for indexes, texts, schema_id in self.payloads(values):
+            row = self.wire(schema_id)
+            if row is None or any(self._is_about(field.name) for field in row):
+                continue
+            around = self.shape(schema_id, texts, without=frozenset(field.name for field in row))
+            around = pa.struct([field for field in around if self._is_about(field.name)])
+            place = self._place(around)
+            if place is None:
+                continue
+            for first, rows in json_table.read_parts(texts, pa.schema([*around, *row])):
+                part = Payloads(indexes.slice(first, len(rows)), texts.slice(first, len(rows)), schema_id)
+                yield self._row_events(part, rows, row, place)
+
+    def _place(self, around: pa.StructType) -> str | None:
+        """The field with the position; None where there is none, or not just one."""
+        if self.ordered_by_offset:
+            return ""
+        found = {field.name for field in around} & {f"{self.prefix}lsn", f"{self.prefix}source_lsn"}
+        return next(iter(found)) if len(found) == 1 else None
+
+    def _row_events(self, payloads: Payloads, rows: pa.StructArray, row: pa.StructType, place: str) -> ReadMany:
+        image = pa.StructArray.from_arrays([rows.field(field.name) for field in row], fields=list(row))
+        said = [inner(rows, f"{self.prefix}{name}", pa.string()) for name in ("deleted", "op")]
+        is_delete = pc.fill_null(pc.or_kleene(pc.equal(said[0], "true"), pc.equal(said[1], "d")), False)
+        position = inner(rows, place, pa.int64()) if place else pa.repeat(pa.scalar(0, pa.int64()), len(rows))
+        snapshot = next((n for n in _SNAPSHOT if rows.type.get_field_index(self.prefix + n) >= 0), _SNAPSHOT[0])
+        whole = json_table.lack_nothing(payloads.texts, rows, image)
+        return ReadMany(
+            indexes=payloads.indexes,
+            schema_id=payloads.schema_id,
+            is_delete=is_delete,
+            image=image,
+            position=position,
+            is_snapshot=are_snapshot_reads(rows, self.prefix + snapshot),
+            source_millis=inner(rows, f"{self.prefix}source_ts_ms", pa.int64()),
+            connector=pa.nulls(len(rows), pa.string()),
+            key_completes=True,
+        ).where(pc.and_(pc.or_(is_delete, whole), position.is_valid()))
 
     def _is_about(self, name: str) -> bool:
         """Whether a field is about the event: the others are columns, whatever their names start with."""

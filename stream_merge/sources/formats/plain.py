@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from stream_merge.sources.formats import encodings as E
-from stream_merge.sources.formats import times
-from stream_merge.sources.formats.base import Kind, Read
+from stream_merge.sources.formats import json_table, times
+from stream_merge.sources.formats.base import Kind, Read, ReadMany
 from stream_merge.sources.formats.connect_json import DECLARED, refuse
 from stream_merge.sources.formats.encodings import Encoding
+from stream_merge.sources.formats.json_table import shape_of
 from stream_merge.sources.formats.keys import JsonKey, KeyFormat
 from stream_merge.sources.formats.strict_json import parse, text_of
 
@@ -112,3 +116,39 @@ class PlainJson:
     def encodings(self, schema_id: str) -> Mapping[str, Encoding]:
         """As `Format.encodings`; there is one schema."""
         return self.declared
+
+    def read_many(self, values: pa.BinaryArray) -> Iterator[ReadMany]:
+        """As `Format.read_many`."""
+        row = {name: column.wire for name, column in self.declared.items()}
+        marker, says = self.deletes or (None, None)
+        around = {} if marker is None or marker in row else {marker: shape_of([says])}
+        types = {**row, **around}
+        if self.key_completes or None in types.values() or not self._can_compare(types):
+            return
+        for first, rows in json_table.read_parts(values, pa.schema(list(types.items()))):
+            columns = [rows.field(name) for name in row]
+            image = pa.StructArray.from_arrays(columns, fields=[pa.field(*field) for field in row.items()])
+            is_delete = pa.repeat(pa.scalar(False), len(rows))
+            if marker is not None:
+                is_delete = pc.fill_null(pc.equal(rows.field(marker), pa.scalar(says, types[marker])), False)
+            position = pa.repeat(pa.scalar(0, pa.int64()), len(rows))
+            if self.position is not None:
+                position = rows.field(self.position).cast(pa.int64())
+            whole = json_table.lack_nothing(values.slice(first, len(rows)), rows, image, frozenset(around))
+            found = ReadMany(
+                indexes=pa.array(range(first, first + len(rows)), pa.int64()),
+                schema_id=DECLARED,
+                is_delete=is_delete,
+                image=image,
+                position=position,
+                is_snapshot=pa.repeat(pa.scalar(False), len(rows)),
+                source_millis=pa.nulls(len(rows), pa.int64()),
+                connector=pa.nulls(len(rows), pa.string()),
+                key_completes=False,
+            )
+            yield found.where(pc.and_(pc.or_(is_delete, whole), position.is_valid()))
+
+    def _can_compare(self, types: Mapping[str, pa.DataType]) -> bool:
+        """Whether Arrow finds deletes and positions as Python does, for whom 1, 1.0 and True are the same."""
+        is_integer = self.position is None or pa.types.is_signed_integer(types[self.position])
+        return is_integer and (self.deletes is None or types[self.deletes[0]] == shape_of([self.deletes[1]]))

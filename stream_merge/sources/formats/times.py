@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import types as T
 
+from stream_merge.sources.formats import many as M
 from stream_merge.sources.formats.encodings import Encoding, refuse, scalar, shown
 from stream_merge.sources.formats.strict_json import UndecodableError
 
@@ -27,7 +28,8 @@ def date_of_days() -> Encoding:
             refuse(f"{value} days since 1970 is not within the years 1 to 9999")
         return value
 
-    return scalar(T.DateType(), pa.date32(), one, int)
+    many = M.days(-(-_LEAST_MICROS // _DAY_MICROS), _MOST_MICROS // _DAY_MICROS)
+    return scalar(T.DateType(), pa.date32(), one, int, wire=pa.int32(), many=many)
 
 
 def date_of_text() -> Encoding:
@@ -40,7 +42,7 @@ def date_of_text() -> Encoding:
             msg = f"{shown(value)} is not a date"
             raise UndecodableError(msg) from None
 
-    return scalar(T.DateType(), pa.date32(), one, str)
+    return scalar(T.DateType(), pa.date32(), one, str, wire=pa.string(), many=M.dates_of_text)
 
 
 def timestamp_of(units_per_second: int) -> Encoding:
@@ -52,7 +54,8 @@ def timestamp_of(units_per_second: int) -> Encoding:
             refuse(f"{value} nanoseconds is not a whole number of microseconds")
         return _within(micros, value)
 
-    return scalar(T.TimestampNTZType(), pa.timestamp("us"), one, int)
+    many = M.micros(units_per_second, _LEAST_MICROS, _MOST_MICROS)
+    return scalar(T.TimestampNTZType(), pa.timestamp("us"), one, int, wire=pa.int64(), many=many)
 
 
 _ISO = re.compile(
@@ -86,7 +89,8 @@ def timestamp_of_text(*, with_zone: bool) -> Encoding:
         return (moment - _EPOCH) // timedelta(microseconds=1) + int(fraction[:6])
 
     arrow = pa.timestamp("us", tz="UTC") if with_zone else pa.timestamp("us")
-    return scalar(dtype, arrow, one, str)
+    many = M.moments_of_text(_LEAST_MICROS, _MOST_MICROS, with_zone=with_zone)
+    return scalar(dtype, arrow, one, str, wire=pa.string(), many=many)
 
 
 def clock_time(units_per_second: int) -> Encoding:
@@ -98,7 +102,7 @@ def clock_time(units_per_second: int) -> Encoding:
             refuse(f"{value} is not a time of day in whole microseconds")
         return clock_text(micros)
 
-    return scalar(T.StringType(), pa.string(), one, int)
+    return scalar(T.StringType(), pa.string(), one, int, wire=pa.int64())
 
 
 def clock_text(micros: int) -> str:

@@ -1,0 +1,154 @@
+"""What is written as expected, decoded all at once: column by column, in a tenth of the time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stream_merge.sources.events import MOST_MILLIS, ROW, Reading, arrow_type
+from stream_merge.sources.formats.base import Kind, ReadMany
+from stream_merge.sources.formats.encodings import Encoding, decode
+from stream_merge.sources.formats.json_table import FEWEST
+from stream_merge.sources.formats.strict_json import UndecodableError
+
+
+class Piece(NamedTuple):
+    """The events of some of the records."""
+
+    indexes: pa.Int64Array
+    """Which of the given records they are, ascending."""
+    events: pa.StructArray
+    """As `Reading.schema` says."""
+    are_deletes: bool
+
+
+def pieces(reading: Reading, keys: pa.BinaryArray, values: pa.BinaryArray) -> Iterator[Piece]:
+    """Decode those records of which it is sure that reading them one by one gives the same.
+
+    Args:
+        reading: how they are to be read.
+        keys: of the records.
+        values: of the records.
+    """
+    fitting = pc.indices_nonzero(pc.less_equal(pc.binary_length(values), reading.max_value_bytes)).cast(pa.int64())
+    given = values if len(fitting) == len(values) else values.take(fitting)
+    for read in reading.format.read_many(given):
+        if read.schema_id in reading.known and read.schema_id not in reading.broken:
+            found = read._replace(indexes=fitting.take(read.indexes))
+            yield from _upserts(reading, found.where(pc.invert(found.is_delete)))
+            yield from _deletes(reading, found.where(found.is_delete), keys)
+
+
+def _upserts(reading: Reading, read: ReadMany) -> Iterator[Piece]:
+    encodings = reading.format.encodings(read.schema_id)
+    read = read.where(_have_what_they_must(reading, encodings, read.image))
+    count = len(read.indexes)
+    if not count:
+        return
+    columns = []
+    for field in reading.columns.fields:
+        encoding = encodings.get(field.name)
+        dtype = arrow_type(field.dataType)
+        found = pa.nulls(count, dtype) if encoding is None else _column(encoding, read.image.field(field.name), dtype)
+        if found is None:
+            if count >= 2 * FEWEST:  # the halves that can be read at once
+                yield from _upserts(reading, read.slice(0, count // 2))
+                yield from _upserts(reading, read.slice(count // 2, count - count // 2))
+            return
+        columns.append(found)
+    absent = [name for name in reading.columns.names if name not in encodings]
+    yield Piece(read.indexes, _events(reading, read, Kind.UPSERT, columns, absent or None), are_deletes=False)
+
+
+def _have_what_they_must(reading: Reading, encodings: Mapping[str, Encoding], image: pa.StructArray) -> pa.BooleanArray:
+    """Which rows have a value in each key and required column, and none that only stands for one."""
+    found = pa.repeat(pa.scalar(all(key in encodings for key in reading.keys)), len(image))
+    for name in set(reading.columns.names).intersection(encodings):
+        encoding, is_key, values = encodings[name], name in reading.keys, image.field(name)
+        if is_key or not encoding.is_optional:
+            found = pc.and_(found, values.is_valid())
+        if not is_key and encoding.placeholders:
+            found = pc.and_(found, pc.invert(_stand_for_one(encoding, values)))
+    return found
+
+
+def _stand_for_one(encoding: Encoding, values: pa.Array) -> pa.BooleanArray:
+    if pa.types.is_string(values.type):
+        texts = [value for value in encoding.placeholders if isinstance(value, str)]
+        return pc.is_in(values, value_set=pa.array(texts, pa.string()))
+    return pa.array([encoding.is_unavailable(value) for value in values.to_pylist()], pa.bool_())
+
+
+def _column(encoding: Encoding, values: pa.Array, dtype: pa.DataType) -> pa.Array | None:
+    found = None if encoding.many is None else encoding.many(values)
+    return found if found is None or found.type == dtype else found.cast(dtype)
+
+
+def _deletes(reading: Reading, read: ReadMany, keys: pa.BinaryArray) -> Iterator[Piece]:
+    """Deletes have their keys, from the record key where the row's image lacks them."""
+    encodings = reading.format.encodings(read.schema_id)
+    if not len(read.indexes) or not all(_is_as_in_json(encodings.get(key)) for key in reading.keys):
+        return
+    of_record: list[Mapping[str, Any] | None] = [{}] * len(read.indexes)
+    if read.key_completes:
+        of_record = _key_fields(reading, keys.take(read.indexes))
+    sure = [fields is not None for fields in of_record]
+    columns = {}
+    for name in reading.keys:
+        image = read.image.field(name).to_pylist()
+        values = [
+            (fields or {}).get(name) if value is None else value for value, fields in zip(image, of_record, strict=True)
+        ]
+        found = decode(encodings[name], values)
+        sure = [is_sure and value is not None for is_sure, value in zip(sure, values, strict=True)]
+        for row in found.errors:
+            sure[row] = False
+        columns[name] = found.values
+    mask = pa.array(sure, pa.bool_())
+    read = read.where(mask)
+    count = len(read.indexes)
+    if not count:
+        return
+    rows = []
+    for field in reading.columns.fields:
+        dtype = arrow_type(field.dataType)
+        found = columns[field.name].filter(mask).cast(dtype) if field.name in columns else pa.nulls(count, dtype)
+        rows.append(found)
+    yield Piece(read.indexes, _events(reading, read, Kind.DELETE, rows, None), are_deletes=True)
+
+
+def _is_as_in_json(encoding: Encoding | None) -> bool:
+    """Whether Arrow's reader keeps what the value was; a double may have been an integer."""
+    return encoding is not None and encoding.wire is not None and not pa.types.is_floating(encoding.wire)
+
+
+def _key_fields(reading: Reading, keys: pa.BinaryArray) -> list[Mapping[str, Any] | None]:
+    found: list[Mapping[str, Any] | None] = []
+    for key in keys.to_pylist():
+        try:
+            found.append(reading.format.key.fields(key))
+        except UndecodableError:
+            found.append(None)
+    return found
+
+
+def _events(
+    reading: Reading, read: ReadMany, kind: Kind, columns: list[pa.Array], absent: list[str] | None
+) -> pa.StructArray:
+    count = len(read.indexes)
+    is_time = pc.and_(pc.greater_equal(read.source_millis, 0), pc.less(read.source_millis, MOST_MILLIS))
+    known = {
+        "kind": pa.repeat(pa.scalar(str(kind)), count),
+        "position": read.position,
+        "is_snapshot": read.is_snapshot,
+        "source_millis": pc.if_else(is_time, read.source_millis, pa.scalar(None, pa.int64())),
+        "connector": read.connector,
+        "absent": pa.array([absent] * count, pa.list_(pa.string())),
+    }
+    types = {field.name: arrow_type(field.dataType) for field in reading.schema.fields}
+    known[ROW] = pa.StructArray.from_arrays(columns, fields=list(types[ROW]))
+    arrays = [known[name].cast(dtype) if name in known else pa.nulls(count, dtype) for name, dtype in types.items()]
+    return pa.StructArray.from_arrays(arrays, names=list(types))

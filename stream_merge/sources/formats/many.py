@@ -1,0 +1,143 @@
+"""A column of JSON values at a time, as Arrow's JSON reader gives them: what `Encoding.one` would make of each.
+
+Each function gives the column, or None where it is not sure of one of the values; then they are read one by one.
+"""
+
+from __future__ import annotations
+
+from binascii import Error, a2b_base64
+from collections.abc import Callable
+from datetime import date
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+Many = Callable[[pa.Array], pa.Array | None]
+
+_MICROS_PER_SECOND = 1_000_000
+_DATE = r"^\d{4}-\d\d-\d\dZ?$"
+_CLOCK = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?"
+_ZONE = r"(Z|[+-](0\d|1[0-4]):[0-5]\d)"
+
+
+def as_they_are(values: pa.Array) -> pa.Array:
+    """Values that the JSON reader has put into the column's own type."""
+    return values
+
+
+def one_by_one(one: Callable[[Any], Any], dtype: pa.DataType) -> Many:
+    """Values that have to be made one at a time."""
+
+    def many(values: pa.Array) -> pa.Array | None:
+        try:
+            return pa.array([None if value is None else one(value) for value in values.to_pylist()], dtype)
+        except (pa.ArrowException, ValueError, OverflowError):
+            return None
+
+    return many
+
+
+def floats(bits: int, exact: int) -> Many:
+    """Numbers as doubles; integers beyond `exact` could have lost digits on the way."""
+
+    def many(values: pa.Array) -> pa.Array | None:
+        unsure = pc.or_(pc.invert(pc.is_finite(values)), pc.equal(values.view(pa.int64()), -(2**63)))  # or -0.0
+        large = pc.greater(pc.abs(values), exact)
+        unsure = pc.or_(unsure, pc.and_(large, pc.equal(pc.floor(values), values)))
+        if pc.any(unsure).as_py():
+            return None
+        if bits == 64:  # noqa: PLR2004
+            return values
+        narrow = values.cast(pa.float32())
+        return narrow if pc.all(pc.is_finite(narrow)).as_py() is not False else None
+
+    return many
+
+
+def decimals_of_bytes(precision: int, scale: int) -> Many:
+    """Base64 of unscaled integers."""
+    most = 10**precision
+
+    def many(values: pa.Array) -> pa.Array | None:
+        try:
+            raw = [None if v is None else a2b_base64(v, strict_mode=True) for v in values.to_pylist()]
+        except (Error, ValueError):
+            return None
+        if b"" in raw:
+            return None
+        numbers = [None if v is None else int.from_bytes(v, "big", signed=True) for v in raw]
+        there = [number for number in numbers if number is not None]
+        if there and not -most < min(there) <= max(there) < most:
+            return None
+        return pa.array(numbers, pa.decimal128(_WIDEST, 0)).view(pa.decimal128(precision, scale))
+
+    return many
+
+
+_WIDEST = 38
+
+
+def days(least: int, most: int) -> Many:
+    """Days since 1970, within a range."""
+
+    def many(values: pa.Array) -> pa.Array | None:
+        return values.view(pa.date32()) if _within(values, least, most) else None
+
+    return many
+
+
+def dates_of_text(values: pa.Array) -> pa.Array | None:
+    """`yyyy-mm-dd`, with a `Z` or without."""
+    if not _all_match(values, _DATE):
+        return None
+    try:
+        found = pc.utf8_rtrim(values, "Z").cast(pa.date32())
+    except pa.ArrowException:
+        return None
+    return found if _within(found, date.min, date.max) else None
+
+
+def micros(units_per_second: int, least: int, most: int) -> Many:
+    """Units since 1970 on a clock without zone, within a range of microseconds."""
+
+    def many(values: pa.Array) -> pa.Array | None:
+        try:
+            if units_per_second <= _MICROS_PER_SECOND:
+                found = pc.multiply_checked(values, _MICROS_PER_SECOND // units_per_second)
+            else:
+                each = units_per_second // _MICROS_PER_SECOND
+                found = pc.divide(values, each)
+                if pc.any(pc.not_equal(pc.multiply(found, each), values)).as_py():
+                    return None
+        except pa.ArrowException:
+            return None
+        return found.view(pa.timestamp("us")) if _within(found, least, most) else None
+
+    return many
+
+
+def moments_of_text(least: int, most: int, *, with_zone: bool) -> Many:
+    """ISO 8601 to the microsecond, as Debezium writes it; a `Z` says nothing on a clock without zone."""
+    dtype = pa.timestamp("us", tz="UTC") if with_zone else pa.timestamp("us")
+    pattern = f"{_CLOCK}{_ZONE}$" if with_zone else f"{_CLOCK}Z?$"
+
+    def many(values: pa.Array) -> pa.Array | None:
+        if not _all_match(values, pattern):
+            return None
+        try:
+            found = (values if with_zone else pc.utf8_rtrim(values, "Z")).cast(dtype)
+        except pa.ArrowException:
+            return None
+        return found if _within(found.view(pa.int64()), least, most) else None
+
+    return many
+
+
+def _all_match(values: pa.Array, pattern: str) -> bool:
+    return pc.all(pc.match_substring_regex(values, pattern)).as_py() is not False
+
+
+def _within(values: pa.Array, least: Any, most: Any) -> bool:
+    ends = pc.min_max(values)
+    return ends["min"].as_py() is None or bool(least <= ends["min"].as_py() and ends["max"].as_py() <= most)

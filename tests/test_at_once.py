@@ -1,0 +1,317 @@
+"""Records decoded all at once become what they become one by one: only the time differs."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import types as T
+
+from stream_merge.sources import at_once, decoding
+from stream_merge.sources.decoding import Decoder
+from stream_merge.sources.formats import connect_schema, json_table, plain
+from stream_merge.sources.formats.base import Format
+from stream_merge.sources.formats.debezium import DebeziumJson
+from stream_merge.sources.formats.encodings import Encoding
+from stream_merge.sources.formats.flattened import FlattenedJson
+from stream_merge.sources.formats.plain import PlainJson
+from stream_merge.sources.formats.postgres import Modes
+from stream_merge.sources.formats.postgres import connect_schema as postgres_schema
+
+Record = tuple[bytes | None, bytes | None]
+
+MODES = Modes(
+    decimal_handling="precise", time_precision="adaptive", binary_handling="bytes", interval_handling="numeric"
+)
+COLUMNS = {
+    "id": "bigint",
+    "small": "smallint",
+    "flag": "boolean",
+    "half": "real",
+    "whole": "double precision",
+    "name": "text",
+    "total": "numeric(12,2)",
+    "any": "numeric",
+    "raw": "bytea",
+    "day": "date",
+    "clock": "time(6)",
+    "read": "timestamp(6)",
+    "moment": "timestamptz",
+    "doc": "jsonb",
+    "tags": "text[]",
+}
+ROW = {
+    "id": 7,
+    "small": -3,
+    "flag": True,
+    "half": 1.5,
+    "whole": 2.25,
+    "name": 'Jürgen \u20ac "quoted" \\ ',
+    "total": "AMg=",
+    "any": {"scale": 3, "value": "AMg="},
+    "raw": "aGVsbG8=",
+    "day": 19_000,
+    "clock": 45_296_000_000,
+    "read": 1_700_000_000_123_456,
+    "moment": "2026-11-21T07:08:09.123456Z",
+    "doc": '{"a":null}',
+    "tags": ["a", None, "b"],
+}
+ODD: dict[str, list[Any]] = {
+    "id": [None, 2**63, 1.0, "7", True, -(2**63)],
+    "small": [40_000, None, -0.0],
+    "flag": [1, "true", None],
+    "half": ["NaN", 16_777_217, 3.5e38, 1e-50, -0.0, 0, 0.1],
+    "whole": [2**53 + 1, 9_007_199_254_740_993.0, 1e300, "Infinity", -0.0, 5, 0.1],
+    "name": ["", ":null", connect_schema.PLACEHOLDER, 5, "a\u0000b", "\U0001f600"],
+    "total": ["", "////", "AQ", "fwAAAAAAAAAA", "=AMg", "AMg=\n", None, "AQIDBA=="],
+    "any": [
+        {"scale": 0},
+        {"scale": 2, "value": "AMg=", "more": 1},
+        {"value": "AMg="},
+        None,
+        {"scale": 10**6, "value": "AQ=="},
+    ],
+    "raw": ["a", "aGVsbG8", "", None],
+    "day": [2**31, -719_162, -719_163, 2_932_896, 2_932_897, None],
+    "clock": [-1, 86_400_000_000, 86_400_000_001, 1],
+    "read": [-62_135_596_800_000_001, 253_402_300_799_999_999, 253_402_300_800_000_000, 2**62],
+    "moment": [
+        "2026-11-21",
+        "2026-11-21T07:08:09+05:30",
+        "2026-11-21T07:08:60Z",
+        "0000-01-01T00:00:00Z",
+        "0001-01-01T00:00:00+01:00",
+        "2026-02-30T00:00:00Z",
+        "2026-11-21T07:08:09.1234567Z",
+        "2026-11-21T07:08:09",
+        "2026-11-21T24:00:00Z",
+    ],
+    "doc": ["{}", connect_schema.PLACEHOLDER, None],
+    "tags": [[], [":null"], None, [connect_schema.PLACEHOLDER], [None], "a"],
+}
+"""Values of each column that are unusual, wrong, or stand for another."""
+
+
+def postgres(name: str) -> Encoding:
+    return connect_schema.encoding({**postgres_schema(COLUMNS[name], MODES), "optional": name != "id"})
+
+
+def fields_of(encodings: dict[str, Encoding]) -> T.StructType:
+    return T.StructType([T.StructField(name, one.dtype) for name, one in encodings.items()])
+
+
+def raw(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def envelope(row: Any, turn: int) -> Record:
+    op = "crud"[turn % 4]
+    after, before = (None, {name: None for name in COLUMNS} | {"id": turn}) if op == "d" else (row, None)
+    source = {"name": "shop", "ts_ms": 1_700_000_000_000 + turn, "snapshot": ["false", "first"][op == "r"], "lsn": turn}
+    source |= {"db": "shop", "xmin": None}
+    value = {"before": before, "after": after, "source": source, "transaction": None, "op": op, "ts_ms": turn}
+    return raw({"id": turn}), raw(value)
+
+
+def flattened(row: Any, turn: int) -> Record:
+    about = {
+        "__op": "cud"[turn % 3],
+        "__lsn": turn,
+        "__source_ts_ms": turn,
+        "__deleted": "false",
+        "__source_snapshot": None,
+    }
+    return raw({"id": turn}), raw({**(row or {}), **about})
+
+
+def with_block(row: Any, turn: int) -> Record:
+    columns = [
+        {**postgres_schema(kind, MODES), "optional": name != "id", "field": name} for name, kind in COLUMNS.items()
+    ]
+    after = {"type": "struct", "fields": columns, "field": "after", "optional": True}
+    key, value = envelope(row, turn)
+    block = raw({"type": "struct", "fields": [after], "optional": False})
+    return key, b'{"schema":%b,"payload":%b}' % (block, value)
+
+
+def bare(row: Any, turn: int) -> Record:
+    return None, raw({**(row or {}), "turn": turn, **({"gone": True} if turn % 5 == 0 else {})})
+
+
+PLAIN = {
+    "id": "bigint",
+    "small": "smallint",
+    "flag": "boolean",
+    "half": "float",
+    "whole": "double",
+    "name": "string",
+    "total": "string",
+    "any": "struct<scale:int,value:string>",
+    "raw": "binary",
+    "day": "int",
+    "clock": "decimal(20,2)",
+    "read": "bigint",
+    "moment": "timestamp",
+    "doc": "string",
+    "tags": "array<string>",
+    "turn": "bigint",
+}
+
+
+def formats() -> dict[str, tuple[Format, dict[str, Encoding], frozenset[str], Callable[[Any, int], Record]]]:
+    declared = {name: postgres(name) for name in COLUMNS}
+    objects = {name: plain.encoding(kind) for name, kind in PLAIN.items()}
+    block = DebeziumJson()
+    key, value = with_block(ROW, 0)
+    schema_id = block.read(key, value or b"").schema_id
+    return {
+        "debezium": (DebeziumJson(declared=declared), declared, frozenset({""}), envelope),
+        "schema block": (DebeziumJson(), dict(block.encodings(schema_id)), frozenset({schema_id}), with_block),
+        "flattened": (FlattenedJson(declared=declared), declared, frozenset({""}), flattened),
+        "json": (PlainJson(declared=objects, position="turn", deletes=("gone", True)), objects, frozenset({""}), bare),
+    }
+
+
+@pytest.fixture(params=["debezium", "schema block", "flattened", "json"])
+def decoder(request: pytest.FixtureRequest) -> tuple[Decoder, Callable[[Any, int], Record]]:
+    form, encodings, known, write = formats()[request.param]
+    columns = fields_of(encodings)
+    return Decoder(format=form, columns=columns, keys=("id",), known=known, max_value_bytes=20_000), write
+
+
+def decoded(by: Decoder, records: list[Record]) -> tuple[pa.StructArray, set[Any]]:
+    deleted: set[Any] = set()
+    keys, values = (pa.array([record[i] for record in records], pa.binary()) for i in (0, 1))
+    partitions = pa.array([i % 3 for i in range(len(records))], pa.int32())
+    return by.decode(keys, values, partitions, deleted), deleted
+
+
+def expect_the_same(by: Decoder, records: list[Record], monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    at_once_found, at_once_deleted = decoded(by, records)
+    with monkeypatch.context() as one_by_one:
+        one_by_one.setattr(decoding, "FEWEST", len(records) + 1)
+        found, deleted = decoded(by, records)
+    assert at_once_found.type == found.type
+    wanted = found.to_pylist()
+    for record, got, want in zip(records, at_once_found.to_pylist(), wanted, strict=True):
+        assert repr(got) == repr(want), record  # repr tells -0.0 from 0.0, and NaN is NaN
+    assert at_once_deleted == deleted
+    return list(wanted)
+
+
+@pytest.fixture
+def read_one_by_one(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """The values that were read one by one."""
+    found: list[bytes] = []
+    read = Decoder._read
+
+    def noted(self: Decoder, key: bytes | None, value: bytes | None) -> Any:
+        found.append(value or b"")
+        return read(self, key, value)
+
+    monkeypatch.setattr(Decoder, "_read", noted)
+    return found
+
+
+def test_a_batch_as_expected_is_decoded_at_once(decoder, read_one_by_one, monkeypatch):
+    by, write = decoder
+    records = [write({**ROW, "id": turn}, turn) for turn in range(2_000)]
+    decoded(by, records[:400])  # what a schema block is like is learnt one by one
+    read_one_by_one.clear()
+
+    decoded(by, records)
+
+    assert not read_one_by_one
+    rows = expect_the_same(by, records, monkeypatch)
+    assert {"upsert", "delete"} == {row["kind"] for row in rows}
+
+
+def test_odd_values_leave_the_others_of_a_batch_alone(decoder, read_one_by_one, monkeypatch):
+    """Wherever they are, and however many: each is what it is when read alone."""
+    by, write = decoder
+    records = [write({**ROW, "id": turn}, turn) for turn in range(3_000)]
+    decoded(by, records[:400])
+    odd = [(name, value) for name, values in ODD.items() for value in values]
+    for i, (name, value) in enumerate(odd):
+        records[20 * i + 1] = write({**ROW, "id": i, name: value}, 20 * i + 1)
+    for i, name in enumerate(COLUMNS):
+        records[20 * i + 2] = write({other: value for other, value in ROW.items() if other != name}, 20 * i + 2)
+    for at, value in enumerate((None, b"", b"null", b"{}", b"{}{}", b"\n", b'{"a":1', b'{"op":"c"}', b"x" * 30_000)):
+        records[2_700 + at] = (records[2_700 + at][0], value)
+        records[2_800 + at] = (None, value)
+    read_one_by_one.clear()
+
+    decoded(by, records)
+
+    assert len(read_one_by_one) < len(records) * 0.95  # no odd value stands in the last halves
+    expect_the_same(by, records, monkeypatch)
+
+
+def test_null_value_records_see_the_deletes_before_them(decoder, monkeypatch):
+    by, write = decoder
+    records: list[Record] = []
+    for turn in range(1_200):
+        records += [write({**ROW, "id": turn}, turn), (raw({"id": turn - turn % 2}), None)]
+
+    found = expect_the_same(by, records, monkeypatch)
+
+    assert {row["kind"] for row in found} >= {"null_value"}
+
+
+PIECES = [
+    *(
+        b":null",
+        b"null",
+        b"NaN",
+        b"-0",
+        b"1e5",
+        b"}{",
+        b"}\n{",
+        b",",
+        b'"',
+        b"\\u0000",
+        b"\\ud800",
+        b"\xff",
+        b" ",
+        b"\n",
+    ),
+    *(b"[", b"]", b"{}", b'"id":1,', b'"name":null,', b'"op":"c",', b"-", b"0", b"\x00", b"9" * 20, b'\\"', b"true"),
+]
+
+
+def mutated(text: bytes, rng: random.Random) -> bytes:
+    """The text with one to three small changes."""
+    for _ in range(rng.randint(1, 3)):
+        at = rng.randrange(len(text) + 1)
+        kind = rng.randrange(4)
+        if kind == 0:
+            text = text[:at] + rng.choice(PIECES) + text[at:]
+        elif kind == 1:
+            text = text[:at] + text[at + rng.randint(1, 4) :]
+        elif kind == 2:
+            text = text[:at] + rng.choice(PIECES) + text[at + rng.randint(1, 6) :]
+        else:
+            other = rng.randrange(len(text) + 1)
+            text = text[: min(at, other)] + text[max(at, other) :] if rng.random() < 0.3 else text + text[at:other]
+    return text
+
+
+def test_whatever_is_changed_in_a_text_it_is_read_the_same(decoder, read_one_by_one, monkeypatch):
+    by, write = decoder
+    rng = random.Random(5)
+    records = [write({**ROW, "id": turn}, turn) for turn in range(300)]
+    decoded(by, records)
+    for module in (decoding, json_table, at_once):
+        monkeypatch.setattr(module, "FEWEST", 1)
+    records = [(key, mutated(value or b"", rng)) for key, value in records * 5]
+    read_one_by_one.clear()
+
+    decoded(by, records)
+
+    assert len(read_one_by_one) < len(records)  # some changes are none
+    expect_the_same(by, records, monkeypatch)
