@@ -231,19 +231,38 @@ def test_a_batch_as_expected_is_decoded_at_once(decoder, read_one_by_one, monkey
     assert {"upsert", "delete"} == {row["kind"] for row in rows}
 
 
-def test_odd_values_leave_the_others_of_a_batch_alone(decoder, read_one_by_one, monkeypatch):
-    """Wherever they are, and however many: each is what it is when read alone."""
+def test_nulls_are_told_from_missing_fields_in_either_spacing(read_one_by_one, monkeypatch):
+    """NULL in the table, and `absent` where the field is not there."""
+    form, encodings, known, _ = formats()["json"]
+    by = Decoder(format=form, columns=fields_of(encodings), keys=("id",), known=known, max_value_bytes=20_000)
+    row = {**dict.fromkeys(PLAIN), "id": 1, "turn": 1, "name": "a"}
+    spaced = [json.dumps({**row, "id": i}).encode() for i in range(300)]
+    compact = [raw({**row, "id": i}) for i in range(300)]
+    lacking = [raw({name: value for name, value in row.items() if name != "doc"}), raw({**row, "name": ": null"})]
+
+    decoded(by, [(None, value) for value in (*spaced, *compact, *lacking)])
+
+    assert read_one_by_one == lacking
+    rows = expect_the_same(by, [(None, value) for value in (*spaced, *compact, *lacking)], monkeypatch)
+    assert [row["absent"] for row in rows[-3:]] == [None, ["doc"], None]
+
+
+@pytest.mark.parametrize("fewest", [1, json_table.FEWEST])
+def test_odd_values_leave_the_others_of_a_batch_alone(decoder, fewest, read_one_by_one, monkeypatch):
+    """Wherever they are, and however many: each is what it is when read alone, also those that can be read at once."""
+    for module in (decoding, json_table, at_once):
+        monkeypatch.setattr(module, "FEWEST", fewest)
     by, write = decoder
-    records = [write({**ROW, "id": turn}, turn) for turn in range(3_000)]
+    records = [write({**ROW, "id": turn}, turn) for turn in range(2_000)]
     decoded(by, records[:400])
     odd = [(name, value) for name, values in ODD.items() for value in values]
     for i, (name, value) in enumerate(odd):
-        records[20 * i + 1] = write({**ROW, "id": i, name: value}, 20 * i + 1)
+        records[14 * i + 1] = write({**ROW, "id": i, name: value}, 14 * i + 1)
     for i, name in enumerate(COLUMNS):
-        records[20 * i + 2] = write({other: value for other, value in ROW.items() if other != name}, 20 * i + 2)
+        records[14 * i + 2] = write({other: value for other, value in ROW.items() if other != name}, 14 * i + 2)
     for at, value in enumerate((None, b"", b"null", b"{}", b"{}{}", b"\n", b'{"a":1', b'{"op":"c"}', b"x" * 30_000)):
-        records[2_700 + at] = (records[2_700 + at][0], value)
-        records[2_800 + at] = (None, value)
+        records[1_300 + at] = (records[1_300 + at][0], value)
+        records[1_400 + at] = (None, value)
     read_one_by_one.clear()
 
     decoded(by, records)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -9,7 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
 
-_NULL = b":null"
+_NULLS = (":null", ": null")
+"""As compact writers and Python's write it."""
 FEWEST = 256
 """So many records that are not all as expected are read one by one."""
 _NOTHING = pa.null()
@@ -78,8 +80,8 @@ def lack_nothing(
 ) -> pa.BooleanArray:
     """Which objects surely have all fields of their row: the table alone cannot tell null from a missing field.
 
-    A text has as many nulls as it says `:null` outside of strings. Of rows without NULL nothing is missing; of the
-    others those are not sure that have white space before their nulls, objects in arrays, or `:null` in a string.
+    A text has as many nulls as it says `:null` or `: null` outside of strings. Of rows without NULL nothing is missing;
+    of the others those are not sure that have other white space there, objects in arrays, or the same in a string.
 
     Args:
         texts: binary, as `read` took them.
@@ -93,7 +95,8 @@ def lack_nothing(
     unsure = pc.invert(found)
     if not pc.any(unsure).as_py():
         return found
-    said = pc.count_substring(texts.filter(unsure), _NULL)
+    asked = texts.filter(unsure)
+    said = functools.reduce(pc.add, (pc.count_substring(asked, null.encode()) for null in _NULLS))
     nulls, others_say_it = _nulls(rows.filter(unsure), optional)
     return pc.replace_with_mask(found, unsure, pc.and_(pc.equal(said, nulls), pc.invert(others_say_it)))
 
@@ -102,7 +105,7 @@ def _nulls(rows: pa.StructArray, optional: frozenset[str] = frozenset()) -> tupl
     """Per row: NULL fields of objects that are there, and whether anything else in it may say `:null`."""
     there = rows.is_valid()
     found = pa.repeat(pa.scalar(0, pa.int32()), len(rows))
-    unsure = pa.repeat(pa.scalar(any(_NULL.decode() in field.name for field in rows.type)), len(rows))
+    unsure = pa.repeat(pa.scalar(any(null in field.name for field in rows.type for null in _NULLS)), len(rows))
     for i, field in enumerate(rows.type):
         values = pc.if_else(there, rows.field(i), pa.scalar(None, field.type))
         if field.name not in optional:
@@ -118,7 +121,8 @@ def _nulls(rows: pa.StructArray, optional: frozenset[str] = frozenset()) -> tupl
 def _may_say_null(values: pa.Array) -> pa.BooleanArray:
     """Which values that are no objects hold a string with these characters, or objects with NULL fields."""
     if pa.types.is_string(values.type):
-        return pc.fill_null(pc.match_substring(values, _NULL.decode()), False)
+        found = functools.reduce(pc.or_, (pc.match_substring(values, null) for null in _NULLS))
+        return pc.fill_null(found, False)
     if pa.types.is_list(values.type):
         items = values.flatten()
         unsure = items.is_valid() if pa.types.is_struct(items.type) else _may_say_null(items)

@@ -39,11 +39,11 @@ def one_by_one(one: Callable[[Any], Any], dtype: pa.DataType) -> Many:
 
 
 def floats(bits: int, exact: int) -> Many:
-    """Numbers as doubles; integers beyond `exact` could have lost digits on the way."""
+    """Numbers as doubles; integers beyond `exact`, or rounded to it, could have lost digits on the way."""
 
     def many(values: pa.Array) -> pa.Array | None:
         unsure = pc.or_(pc.invert(pc.is_finite(values)), pc.equal(values.view(pa.int64()), -(2**63)))  # or -0.0
-        large = pc.greater(pc.abs(values), exact)
+        large = pc.greater_equal(pc.abs(values), exact)
         unsure = pc.or_(unsure, pc.and_(large, pc.equal(pc.floor(values), values)))
         if pc.any(unsure).as_py():
             return None
