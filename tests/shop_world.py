@@ -163,7 +163,19 @@ class World:
         return sorted((row.asDict(recursive=True) for row in frame.collect()), key=lambda row: row["id"])
 
     def feed(self) -> list[tuple[int, str, Stored]]:
-        """The change feed of the orders, with the stored order: an update may advance nothing else."""
+        """The change feed of the orders, with the stored order: an update may advance nothing else.
+
+        Delta 4.4 reads the feed through `java.sql.Date`, which shows 5 to 14 October 1582 as the 15th, whoever wrote
+        the file; with Java 8's dates it does not.
+        """
+        java8 = "spark.sql.datetime.java8API.enabled"
+        self.spark.conf.set(java8, "true")
+        try:
+            return self._feed()
+        finally:
+            self.spark.conf.unset(java8)
+
+    def _feed(self) -> list[tuple[int, str, Stored]]:
         reader = self.spark.read.format("delta").option("readChangeFeed", "true").option("startingVersion", 0)
         wanted = [*TARGET, "cast(__stream_merge_sequence AS string) position"]
         changes = reader.load(str(self.folder / "orders")).selectExpr("_commit_version", "_change_type", *wanted)
