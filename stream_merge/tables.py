@@ -48,10 +48,13 @@ def find(session: SparkSession, target: str) -> TableSnapshot | None:
     try:
         return snapshot(session, delta_table(session, target))
     except AnalysisException as err:
-        if _is_occupied(session, target, err):
-            msg = f"target {target!r} exists but is not a Delta table; convert it (CONVERT TO DELTA) or choose another"
-            raise ConfigError(msg, target=target) from err
-        return None
+        if not _is_occupied(session, target, err):
+            return None
+    try:  # another writer may have created it between the two looks
+        return snapshot(session, delta_table(session, target))
+    except AnalysisException as err:
+        msg = f"target {target!r} exists but is not a Delta table; convert it (CONVERT TO DELTA) or choose another"
+        raise ConfigError(msg, target=target) from err
 
 
 def rows(session: SparkSession, target: str) -> DataFrame:

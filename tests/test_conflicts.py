@@ -17,7 +17,16 @@ from pyspark import InheritableThread
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from stream_merge import CommitConflictError, ConfigError, MergeMetrics, MergeResult, MergeSink, RetryPolicy, names
+from stream_merge import (
+    CommitConflictError,
+    ConfigError,
+    MergeMetrics,
+    MergeResult,
+    MergeSink,
+    RetryPolicy,
+    names,
+    tables,
+)
 from stream_merge.microbatch import MicroBatch
 from stream_merge.results import FATES
 from stream_merge.testing import batch, change_rows, run, table_version, target_rows
@@ -419,6 +428,26 @@ def test_two_writers_create_one_missing_catalog_table(spark, events, at_once, fa
         assert target_rows(spark, "two_writers.orders") == [(1, 1, "mine"), (2, 1, "other")]
     finally:
         spark.sql("DROP DATABASE two_writers CASCADE")
+
+
+def test_a_catalog_table_that_appears_between_two_looks_is_there(spark, monkeypatch):
+    """The first look sees nothing; by the second, which asks what else has that name, another writer has made it."""
+    look, looks = tables.delta_table, []
+
+    def too_early_at_first(session, target):
+        looks.append(target)
+        return look(session, "not_there_yet" if len(looks) == 1 else target)
+
+    spark.sql("CREATE TABLE appears (id bigint) USING delta")
+    try:
+        monkeypatch.setattr(tables, "delta_table", too_early_at_first)
+        found = tables.find(spark, "appears")
+    finally:
+        spark.sql("DROP TABLE appears")
+
+    assert found is not None
+    assert found.version == 0
+    assert looks == ["appears", "appears"]
 
 
 def test_two_writers_prepare_one_existing_table(spark, events, log_faults, faulty_table):
