@@ -97,12 +97,16 @@ class Bench:
         )
 
     def alternate(self, make: Callable[[], T], *sides: Callable[[T], float], warm_up: int = 2) -> list[float]:
-        """Median of each side over the same batches, after some warm-up; each round starts with another side."""
+        """Median of each side over the same batches, after some warm-up.
+
+        Every other round goes backwards and each pair starts with another side, so that each side comes as often behind
+        another one as before it: what a large merge has written is still on its way to the disk when the next begins.
+        """
         seconds: list[list[float]] = [[] for _ in sides]
         for round_number in range(self.runs + warm_up):
             batch = make()
-            for turn in range(len(sides)):
-                side = (turn + round_number) % len(sides)
+            order = [(turn + round_number // 2) % len(sides) for turn in range(len(sides))]
+            for side in reversed(order) if round_number % 2 else order:
                 took = sides[side](batch)
                 if round_number >= warm_up:
                     seconds[side].append(took)
