@@ -282,6 +282,30 @@ def test_null_value_records_see_the_deletes_before_them(decoder, monkeypatch):
     assert {row["kind"] for row in found} >= {"null_value"}
 
 
+def test_who_has_read_a_row_is_told_as_one_by_one(monkeypatch):
+    """By one of two fields, whichever a record has, and by values that no connector writes."""
+    form, encodings, known, write = formats()["flattened"]
+    by = Decoder(format=form, columns=fields_of(encodings), keys=("id",), known=known, max_value_bytes=20_000)
+    records = []
+    for turn in range(1_200):
+        key, value = write({**ROW, "id": turn}, turn)
+        said = json.loads(value or b"")
+        name = "__snapshot" if turn % 3 else "__source_snapshot"
+        del said["__source_snapshot"]
+        records.append((key, raw({**said, name: "true"})))
+    assert all(row["is_snapshot"] for row in expect_the_same(by, records, monkeypatch))
+
+    form, encodings, known, write = formats()["debezium"]
+    by = Decoder(format=form, columns=fields_of(encodings), keys=("id",), known=known, max_value_bytes=20_000)
+    for odd in (b"1", b"0", b"{}", b"true", b"null"):
+        records = [write({**ROW, "id": turn}, turn) for turn in range(600)]
+        records = [
+            (key, (value or b"").replace(b'"snapshot":"false"', b'"snapshot":' + odd).replace(b'"first"', odd))
+            for key, value in records
+        ]
+        expect_the_same(by, records, monkeypatch)
+
+
 PIECES = [
     *(
         b":null",

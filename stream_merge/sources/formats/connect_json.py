@@ -33,6 +33,12 @@ class Payloads(NamedTuple):
     texts: pa.BinaryArray
     schema_id: str
 
+    def read(self, schema: pa.Schema) -> Iterator[tuple[Payloads, pa.StructArray]]:
+        """Those that `json_table` can read, each part with its rows."""
+        for first, rows in json_table.read_parts(self.texts, schema):
+            indexes, texts = (values.slice(first, len(rows)) for values in (self.indexes, self.texts))
+            yield Payloads(indexes, texts, self.schema_id), rows
+
 
 @dataclass(kw_only=True)
 class ConnectJson:
@@ -99,16 +105,18 @@ class ConnectJson:
         Args:
             values: none of them NULL.
         """
-        rest = pa.array(range(len(values)), pa.int64())
+        rest, texts = pa.array(range(len(values)), pa.int64()), values
         for start, schema_id in self._known_starts.items():
-            if schema_id is None or not len(rest):
+            if schema_id is None:
                 continue
-            begun, texts = start.encode(), values.take(rest)
+            begun = start.encode()
             found = pc.and_(pc.starts_with(texts, begun), pc.ends_with(texts, pattern=b"}"))
-            yield Payloads(rest.filter(found), pc.binary_slice(texts.filter(found), len(begun), -1), schema_id)
-            rest = rest.filter(pc.invert(found))
+            if pc.any(found).as_py():
+                yield Payloads(rest.filter(found), pc.binary_slice(texts.filter(found), len(begun), -1), schema_id)
+                others = pc.invert(found)
+                rest, texts = rest.filter(others), texts.filter(others)
         if self.declared is not None and len(rest):
-            yield Payloads(rest, values.take(rest), DECLARED)
+            yield Payloads(rest, texts, DECLARED)
 
     def wire(self, schema_id: str) -> pa.DataType | None:
         """A row as Arrow's JSON reader reads it; None where it cannot read one of the columns."""

@@ -66,21 +66,28 @@ class DebeziumJson(ConnectJson):
 
     def read_many(self, values: pa.BinaryArray) -> Iterator[ReadMany]:
         """As `Format.read_many`."""
-        for indexes, texts, schema_id in self.payloads(values):
-            row = self.wire(schema_id)
-            around = self.shape(schema_id, texts, without=_IMAGES)
-            if row is None or not _names_position(around):
+        for payloads in self.payloads(values):
+            row = self.wire(payloads.schema_id)
+            if row is None:
                 continue
-            schema = pa.schema([*around, *((name, row) for name in sorted(_IMAGES))])
-            for first, rows in json_table.read_parts(texts, schema):
-                known = (indexes.slice(first, len(rows)), texts.slice(first, len(rows)), schema_id)
-                yield _row_events(Payloads(*known), rows)
+            around = self.shape(payloads.schema_id, payloads.texts, without=_IMAGES)
+            if _is_an_envelopes(around):
+                for part, rows in payloads.read(pa.schema([*around, *((name, row) for name in sorted(_IMAGES))])):
+                    yield _row_events(part, rows)
 
 
-def _names_position(around: pa.StructType) -> bool:
+def _is_an_envelopes(around: pa.StructType) -> bool:
     types = {field.name: field.type for field in around}
     source = types.get("source", pa.null())
-    return types.get("op") == pa.string() and pa.types.is_struct(source) and ("lsn", pa.int64()) in _named(source)
+    if types.get("op") != pa.string() or not pa.types.is_struct(source):
+        return False
+    return ("lsn", pa.int64()) in _named(source) and tells_snapshot(source, "snapshot")
+
+
+def tells_snapshot(about: pa.StructType, name: str) -> bool:
+    """Whether a field, where it is there, says as connectors do who has read an event."""
+    types = [field.type for field in about if field.name == name]
+    return set(types) <= {pa.null(), pa.string(), pa.bool_()}
 
 
 def _named(struct: pa.StructType) -> set[tuple[str, pa.DataType]]:

@@ -12,7 +12,13 @@ import pyarrow.compute as pc
 from stream_merge.sources.formats import json_table
 from stream_merge.sources.formats.base import Kind, Read, ReadMany
 from stream_merge.sources.formats.connect_json import ConnectJson, Payloads, refuse
-from stream_merge.sources.formats.debezium import SNAPSHOT_READS, are_snapshot_reads, inner, log_position
+from stream_merge.sources.formats.debezium import (
+    SNAPSHOT_READS,
+    are_snapshot_reads,
+    inner,
+    log_position,
+    tells_snapshot,
+)
 from stream_merge.sources.formats.strict_json import UndecodableError
 
 _ABOUT = frozenset(
@@ -64,18 +70,17 @@ class FlattenedJson(ConnectJson):
 
     def read_many(self, values: pa.BinaryArray) -> Iterator[ReadMany]:
         """As `Format.read_many`."""
-        for indexes, texts, schema_id in self.payloads(values):
-            row = self.wire(schema_id)
+        for payloads in self.payloads(values):
+            row = self.wire(payloads.schema_id)
             if row is None or any(self._is_about(field.name) for field in row):
                 continue
-            around = self.shape(schema_id, texts, without=frozenset(field.name for field in row))
+            around = self.shape(payloads.schema_id, payloads.texts, without=frozenset(field.name for field in row))
             around = pa.struct([field for field in around if self._is_about(field.name)])
-            place = self._place(around)
-            if place is None:
+            place, snapshot = self._place(around), self._snapshot(around)
+            if place is None or snapshot is None:
                 continue
-            for first, rows in json_table.read_parts(texts, pa.schema([*around, *row])):
-                part = Payloads(indexes.slice(first, len(rows)), texts.slice(first, len(rows)), schema_id)
-                yield self._row_events(part, rows, row, place)
+            for part, rows in payloads.read(pa.schema([*around, *row])):
+                yield self._row_events(part, rows, row, place, snapshot)
 
     def _place(self, around: pa.StructType) -> str | None:
         """The field with the position; None where there is none, or not just one."""
@@ -84,12 +89,19 @@ class FlattenedJson(ConnectJson):
         found = {field.name for field in around} & {f"{self.prefix}lsn", f"{self.prefix}source_lsn"}
         return next(iter(found)) if len(found) == 1 else None
 
-    def _row_events(self, payloads: Payloads, rows: pa.StructArray, row: pa.StructType, place: str) -> ReadMany:
+    def _snapshot(self, around: pa.StructType) -> str | None:
+        """The field that says who has read an event; None where there are two, or one that says it otherwise."""
+        wanted = [self.prefix + name for name in _SNAPSHOT]
+        found = [name for name in wanted if around.get_field_index(name) >= 0] or wanted[:1]
+        return found[0] if len(found) == 1 and tells_snapshot(around, found[0]) else None
+
+    def _row_events(
+        self, payloads: Payloads, rows: pa.StructArray, row: pa.StructType, place: str, snapshot: str
+    ) -> ReadMany:
         image = pa.StructArray.from_arrays([rows.field(field.name) for field in row], fields=list(row))
         said = [inner(rows, f"{self.prefix}{name}", pa.string()) for name in ("deleted", "op")]
         is_delete = pc.fill_null(pc.or_kleene(pc.equal(said[0], "true"), pc.equal(said[1], "d")), False)
         position = inner(rows, place, pa.int64()) if place else pa.repeat(pa.scalar(0, pa.int64()), len(rows))
-        snapshot = next((n for n in _SNAPSHOT if rows.type.get_field_index(self.prefix + n) >= 0), _SNAPSHOT[0])
         whole = json_table.lack_nothing(payloads.texts, rows, image)
         return ReadMany(
             indexes=payloads.indexes,
@@ -97,7 +109,7 @@ class FlattenedJson(ConnectJson):
             is_delete=is_delete,
             image=image,
             position=position,
-            is_snapshot=are_snapshot_reads(rows, self.prefix + snapshot),
+            is_snapshot=are_snapshot_reads(rows, snapshot),
             source_millis=inner(rows, f"{self.prefix}source_ts_ms", pa.int64()),
             connector=pa.nulls(len(rows), pa.string()),
             key_completes=True,
