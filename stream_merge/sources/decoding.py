@@ -28,8 +28,6 @@ NO_KEY = "the record has neither key nor value"
 log = logging.getLogger(__name__)
 
 _KEPT_RAW = frozenset({Kind.UNDECODABLE, Kind.NULL_VALUE, Kind.OTHER_SCHEMA})
-
-
 _DECODED = "decoded"
 _OLD_KEY_HEADER = "__debezium.oldkey"
 """On the create of a key change (Debezium 3.4, RelationalChangeRecordEmitter)."""
@@ -87,7 +85,8 @@ class Decoder(Reading):
         if old_keys is None:
             old_keys = pa.nulls(len(keys), pa.binary())
         at_once = self._at_once(keys, values)
-        rest = _others(len(values), at_once)
+        done = pa.concat_arrays([piece.indexes for piece in at_once] or [pa.array([], pa.int64())])
+        rest = _others(len(values), done)
         records = _Records(rest.to_pylist(), *(c.take(rest).to_pylist() for c in (keys, values, partitions, old_keys)))
         reads = [self._read(key, value) for key, value in zip(records.keys, records.values, strict=True)]
         passed = [piece.indexes for piece in at_once if piece.are_deletes]
@@ -95,7 +94,7 @@ class Decoder(Reading):
         events = self._events(reads, records)
         if not at_once:
             return events
-        order = pc.sort_indices(pa.concat_arrays([*(piece.indexes for piece in at_once), rest]))
+        order = pc.sort_indices(pa.concat_arrays([done, rest]))
         return pa.concat_arrays([*(piece.events for piece in at_once), events]).take(order)
 
     def _at_once(self, keys: pa.BinaryArray, values: pa.BinaryArray) -> list[Piece]:
@@ -281,12 +280,9 @@ class _Records(NamedTuple):
     old_keys: list[bytes | None]
 
 
-def _others(count: int, at_once: list[Piece]) -> pa.Int64Array:
-    """The records that are in no piece."""
+def _others(count: int, done: pa.Int64Array) -> pa.Int64Array:
+    """The records that are not done yet."""
     everything = pa.array(range(count), pa.int64())
-    if not at_once:
-        return everything
-    done = pa.concat_arrays([piece.indexes for piece in at_once])
     return everything.filter(pc.invert(pc.is_in(everything, value_set=done)))
 
 
