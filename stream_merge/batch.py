@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import (
     ArrayType,
     BooleanType,
@@ -23,6 +24,7 @@ from pyspark.sql.types import (
 
 from stream_merge import columns, contract, dedup, names
 from stream_merge.arrow_dedup import latest
+from stream_merge.intake import AtHand
 from stream_merge.layout import Layout
 from stream_merge.plan import KeyBounds, bound_aggregates, boundable, key_bounds
 from stream_merge.results import REASONS
@@ -132,6 +134,39 @@ class _DriverRows:
         """Nothing is held outside this object."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _LargeRows:
+    """Valid rows in the driver that are too many to be sent from there: Spark reads and evaluates the source itself."""
+
+    events: pa.Table
+    layout: Layout
+    source: DataFrame
+    _evaluated: list[Batch] = field(default_factory=list)
+
+    def latest(self) -> DataFrame:
+        if not self._evaluated:
+            self._evaluated.append(evaluate(self.source, self.layout))
+        return self._evaluated[0].rows.latest()
+
+    def invalid(self) -> DataFrame:
+        return self.source.sparkSession.createDataFrame([], _QUARANTINED)
+
+    def invalid_at_hand(self) -> pa.Table | None:
+        return _NONE_REFUSED
+
+    def arrow(self) -> pa.Table:
+        return self.events
+
+    def keys(self) -> pa.Table:
+        return self.events.select(_keys(self.layout))
+
+    def release(self) -> None:
+        for batch in self._evaluated:
+            batch.rows.release()
+
+
+MOST_SENT = 100_000
+"""Rows that the driver sends to Spark through the heap of its JVM."""
 _QUARANTINED = StructType(
     [
         StructField(names.REASONS_COLUMN, ArrayType(StringType())),
@@ -140,6 +175,9 @@ _QUARANTINED = StructType(
         StructField(names.ORIGIN_COLUMN, contract.ORIGIN_TYPE),
     ]
 )
+_NONE_REFUSED = pa.schema(
+    [pa.field(f.name, to_arrow_type(f.dataType, timezone="UTC")) for f in _QUARANTINED.fields]
+).empty_table()
 
 
 def _schema(layout: Layout) -> StructType:
@@ -165,12 +203,40 @@ def evaluate_in_driver(source: DataFrame, layout: Layout) -> Batch:
     broken = judged[names.REASONS_COLUMN].is_valid()
     refused = judged.filter(broken).select(_QUARANTINED.names)
     valid = _as_stored(judged.filter(pc.invert(broken)).select(_merged(layout)))
+    return _in_driver(source.sparkSession, layout, valid, refused)
+
+
+def evaluate_at_hand(source: DataFrame, at_hand: AtHand, layout: Layout) -> Batch | None:
+    """As `evaluate_in_driver`, of events that are in the driver already, too.
+
+    Cost: no Spark job.
+    Returns: None where Spark has to look at them: an event breaks the contract, or a value is stored in another type.
+    """
+    events, parts = at_hand.events, at_hand.sequence
+    if not all(c.is_stored_as_it_is and c.source_name in events.column_names for c in layout.stored):
+        return None
+    stored = {c.name: events[c.source_name] for c in layout.stored}
+    sequence = {f.name: events[part] for part, f in zip(parts, layout.sequence_fields, strict=True)}
+    types = {f.name: to_arrow_type(f.dataType, timezone="UTC") for f in layout.sequence_fields}
+    needed = [*(stored[key] for key in layout.keys), *sequence.values(), events[at_hand.delete]]
+    if {name: part.type for name, part in sequence.items()} != types or any(c.null_count for c in needed):
+        return None
+    ordered_by = pa.Table.from_pydict(sequence).to_struct_array()
+    every = {**stored, names.SEQUENCE_COLUMN: ordered_by, names.DELETE_COLUMN: events[at_hand.delete]}
+    valid = _as_stored(pa.Table.from_pydict(every).combine_chunks())
+    found = _in_driver(source.sparkSession, layout, valid, _NONE_REFUSED)
+    if len(found.rows.arrow()) <= MOST_SENT:
+        return found
+    return replace(found, rows=_LargeRows(events=found.rows.arrow(), layout=layout, source=source))
+
+
+def _in_driver(session: SparkSession, layout: Layout, valid: pa.Table, refused: pa.Table) -> Batch:
     found = latest(valid, layout)
     deletes = int(pc.sum(found.rows[names.DELETE_COLUMN]).as_py() or 0)
     reasons = [reason for listed in refused[names.REASONS_COLUMN].to_pylist() for reason in listed]
     return Batch(
-        rows=_DriverRows(session=source.sparkSession, layout=layout, events=found.rows, refused=refused),
-        received=judged.num_rows,
+        rows=_DriverRows(session=session, layout=layout, events=found.rows, refused=refused),
+        received=valid.num_rows + refused.num_rows,
         quarantined=refused.num_rows,
         reasons={reason: n for reason in REASONS if (n := reasons.count(reason))},
         collapsed=found.collapsed,
@@ -183,14 +249,14 @@ def evaluate_in_driver(source: DataFrame, layout: Layout) -> Batch:
 
 def _bounds(valid: pa.Table, layout: Layout) -> KeyBounds:
     observed: dict[str, Any] = {}
-    for i, field in enumerate(boundable(layout.key_fields)):
-        values = valid[field.name]
-        if isinstance(field.dataType, TimestampType):
+    for i, key in enumerate(boundable(layout.key_fields)):
+        values = valid[key.name]
+        if isinstance(key.dataType, TimestampType):
             values = values.cast(pa.int64())
-        elif isinstance(field.dataType, DateType):
+        elif isinstance(key.dataType, DateType):
             values = values.cast(pa.int32())
         ends = pc.min_max(values).as_py()
-        if isinstance(field.dataType, DecimalType | TimestampNTZType):
+        if isinstance(key.dataType, DecimalType | TimestampNTZType):
             ends = {end: None if value is None else str(value) for end, value in ends.items()}
         observed |= {f"least_{i}": ends["min"], f"greatest_{i}": ends["max"]}
     return key_bounds(layout.key_fields, observed)

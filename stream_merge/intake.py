@@ -6,7 +6,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import pyarrow as pa
 from pyspark.sql import DataFrame
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AtHand:
+    """The events of a batch where they are in the driver already; the frame that comes with them holds the same."""
+
+    events: pa.Table
+    """The columns of the source, times in UTC."""
+    sequence: tuple[str, ...]
+    """Columns that order the events of a key."""
+    delete: str
+    """Column that tells deletes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -15,5 +28,7 @@ class Intake:
 
     recorded: Mapping[str, Any] = field(default_factory=dict)
     """Kept in the metadata of the target's commit, beside the sink's own fields: where the events came from."""
+    at_hand: AtHand | None = None
+    """The events once more, for an evaluation without Spark; None where they are not in the driver."""
     undecodable: DataFrame | None = None
     """Rows of `quarantine.SCHEMA` that never became events; committed to the quarantine before the target."""

@@ -36,6 +36,11 @@ class StoredColumn:
         """The stored type."""
         return self.field.dataType
 
+    @property
+    def is_stored_as_it_is(self) -> bool:
+        """Whether the source's values have the stored type."""
+        return columns.nullable(self.source_type) == columns.nullable(self.dtype)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Layout:

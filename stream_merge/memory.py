@@ -23,6 +23,10 @@ class Reservations:
         """Bytes that running merges were promised."""
         return self._taken
 
+    def allowed(self) -> int:
+        """Bytes that could be promised now; may be negative."""
+        return int(SHARE_OF_FREE_MEMORY * free_memory_bytes()) - self._taken
+
     def take(self, wanted: int, ceiling: int | None) -> int | None:
         """Promise that many bytes, or else say how many there are.
 
@@ -33,7 +37,7 @@ class Reservations:
         Returns: None when they are promised, else the bytes that would have been allowed.
         """
         with self._lock:
-            allowed = int(SHARE_OF_FREE_MEMORY * free_memory_bytes()) - self._taken if ceiling is None else ceiling
+            allowed = self.allowed() if ceiling is None else ceiling
             if wanted > allowed:
                 return max(0, allowed)
             self._taken += wanted

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from pyspark.sql import DataFrame
 
 from stream_merge import fate, names, quarantine, quarantining, retry, tables
-from stream_merge.batch import Batch, evaluate, evaluate_in_driver
+from stream_merge.batch import Batch, evaluate, evaluate_at_hand, evaluate_in_driver
 from stream_merge.clock import PhaseClock
 from stream_merge.commits import SideCommit
 from stream_merge.config import MergeSpec
@@ -119,6 +119,11 @@ class MicroBatch:
 
     def _evaluated_in_driver(self) -> Batch | None:
         """The batch in the driver, or None where it should not or could not go there; then nothing of it is kept."""
+        at_hand = self._intake.at_hand
+        if at_hand is not None and self._selector.reads_natively(self._session, self._found, self._layout):
+            found = evaluate_at_hand(self._source, at_hand, self._layout)
+            if found is not None:
+                return found
         if not self._selector.fits_the_driver(self._source, self._layout, self._found):
             return None
         try:

@@ -109,13 +109,19 @@ class Selector:
         Nobody knows a batch's size before it is read. The batch before is the best guess, else what
         Spark knows of a source that is in memory already.
         """
-        if self._spec.engine == "spark" or target is None or target.read_by != "native":
-            return False
-        if of_batch(layout) or of_table(self._store.handle(source.sparkSession, self._spec.target), target, "target"):
+        if not self.reads_natively(source.sparkSession, target, layout):
             return False
         if self._costs.last_events is None:
             return known_bytes(source) <= DRIVER_BYTES
         return self._costs.last_events <= DRIVER_EVENTS
+
+    def reads_natively(self, session: SparkSession, target: TableSnapshot | None, layout: Layout | None = None) -> bool:
+        """Whether delta-rs may merge into the target: batches in this layout, or any."""
+        if self._spec.engine == "spark" or target is None or target.read_by != "native":
+            return False
+        if layout is not None and of_batch(layout) is not None:
+            return False
+        return of_table(self._store.handle(session, self._spec.target), target, "target") is None
 
     def note_size(self, received: int) -> None:
         """Remember how large the batch was."""

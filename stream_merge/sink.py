@@ -20,6 +20,7 @@ from stream_merge.errors import ConfigError
 from stream_merge.identity import Caller, caller, claims
 from stream_merge.intake import Intake
 from stream_merge.layout import Layouts
+from stream_merge.memory import reservations
 from stream_merge.metrics import MergeMetrics, default_metrics
 from stream_merge.microbatch import MicroBatch
 from stream_merge.own_session import OwnSession
@@ -275,6 +276,15 @@ class MergeSink:
                 "attempts": result.attempts,
             },
         )
+
+    def wants_events_at_hand(self, batch_df: DataFrame, *, need: int) -> bool:
+        """Whether delta-rs is likely to merge a batch that takes so many bytes of memory in the driver."""
+        ceiling = self._spec.native_memory_bytes
+        if need > (reservations.allowed() if ceiling is None else ceiling):
+            return False
+        session = self._session.of(batch_df)
+        found = self._store.find(session, self._spec.target)
+        return Selector(self._spec, self._store, self._costs).reads_natively(session, found)
 
     # -- for `MergeSinks` --------------------------------------------------------------------
 

@@ -306,6 +306,39 @@ def test_who_has_read_a_row_is_told_as_one_by_one(monkeypatch):
         expect_the_same(by, records, monkeypatch)
 
 
+def test_keys_that_need_no_reading_can_be_read(read_one_by_one, monkeypatch):
+    """A delete whose image has its keys; an unreadable record key still spoils it."""
+    form, encodings, known, write = formats()["debezium"]
+    by = Decoder(format=form, columns=fields_of(encodings), keys=("id",), known=known, max_value_bytes=20_000)
+    odd = [
+        b'{"id":1}',
+        b'{"id":"a b"}',
+        b'{"id":-0}',
+        b'{"id":01}',
+        b'{"id":1}\n',
+        b'{"id":1,"id":2}',
+        b'{"id":1}x',
+        b"7",
+    ]
+    odd += [
+        b'{"id":"\xff"}',
+        b'{"id":1.5}',
+        b"{}",
+        b"",
+        b"null",
+        b'{"id":' + b"9" * 30 + b"}",
+        b'{"schema":1,"payload":2}',
+    ]
+    records = [(odd[turn % len(odd)], write(None, 4 * turn + 3)[1]) for turn in range(1_200)]
+
+    rows = expect_the_same(by, records, monkeypatch)
+
+    readable = form.key.are_readable(pa.array([*odd, None], pa.binary())).to_pylist()
+    assert [key for key, is_sure in zip(odd, readable, strict=False) if is_sure] == odd[:3]
+    assert readable[-1]
+    assert {row["kind"] for row in rows} == {"delete", "undecodable"}
+
+
 PIECES = [
     *(
         b":null",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,13 @@ import services
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
+from test_evaluated_once import jobs_so_far
 from topic_job import TopicJob, raw
 
 from stream_merge.job.topic import TopicSink
 
 PLACEHOLDER = "__debezium_unavailable_value"
+WHOLE = ("id", "small", "name", "__stream_merge_sequence")
 
 
 @pytest.fixture
@@ -112,6 +115,64 @@ def test_each_batch_of_several_is_fetched_once(job: TopicJob, queries: list[Stre
     job.merge(limits={"max_events_per_batch": 30})
 
     assert fetched(queries) == [30, 30, 30, 10]
+
+
+def change_feed(spark: SparkSession, table: str) -> list[Any]:
+    """Everything that the table's changes say, but for the time of their commits."""
+    reader = spark.read.format("delta").option("readChangeFeed", "true").option("startingVersion", 0)
+    return sorted(str(row) for row in reader.load(table).drop("_commit_timestamp").collect())
+
+
+@pytest.fixture
+def jobs_per_batch(monkeypatch: pytest.MonkeyPatch, spark: SparkSession) -> list[int]:
+    """Spark jobs of each call of the batch function."""
+    found: list[int] = []
+    merge = TopicSink.__call__
+
+    def counted(self: TopicSink, batch_df: DataFrame, batch_id: int) -> None:
+        before = jobs_so_far(spark)
+        merge(self, batch_df, batch_id)
+        found.append(jobs_so_far(spark) - before)
+
+    monkeypatch.setattr(TopicSink, "__call__", counted)
+    return found
+
+
+def test_a_batch_of_whole_rows_costs_one_spark_job(
+    stored: TopicJob, queries: list[StreamingQuery], jobs_per_batch: list[int]
+) -> None:
+    """Where the workers run on the driver's machine: decoded into its files, merged from there by delta-rs."""
+    for turn in range(40):
+        stored.send(turn % 7, stored.event("d" if turn % 5 == 0 else "u", turn % 7, f"name {turn}"))
+
+    stored.merge(limits={"max_events_per_batch": 10})
+
+    assert fetched(queries) == [10, 10, 10, 10]
+    assert jobs_per_batch[1:] == [1, 1, 1]  # the first one also looks at what is there
+
+
+def test_files_of_the_machine_and_rows_lead_to_the_same(job: TopicJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches of whole rows, among them some that are not, with ties, deliveries out of order and late events."""
+    rng = random.Random(5)
+    for turn in range(240):
+        key = rng.randrange(12)
+        value = job.event(rng.choice("cuuud"), key, f"name {turn % 9}", lsn=1_000 + turn // 2 - rng.randrange(6))
+        if 90 < turn < 120:
+            value = rng.choice([value, None, b"{", job.event("u", key, PLACEHOLDER), raw({"ts_ms": 1})])
+        job.send(key, value)
+    limited = {"limits": {"max_events_per_batch": 30}}
+    events = [result.events for result in job.merge(**limited)]
+    rows, table = job.rows(*WHOLE), job.target
+    records = [counted for _, counted in job.accounted()]
+
+    monkeypatch.setattr("stream_merge.job.topic.workers_are_here", lambda _: False)
+    job.target, job.checkpoint = f"{job.folder}/on_rows", f"{job.folder}/other_checkpoint"
+    again = [result.events for result in job.merge(**limited)]
+
+    assert again == events
+    assert job.rows(*WHOLE) == rows
+    assert [counted for _, counted in job.accounted()] == records
+    assert change_feed(job.spark, job.target) == change_feed(job.spark, table)
 
 
 def test_a_second_evaluation_would_be_counted(

@@ -122,7 +122,7 @@ class NativeTombstones:
         numbered = entries.select(keys).append_column(_ROW, pa.array(range(entries.num_rows), pa.int64()))
         rows = batch.append_column("__event", pa.array(range(batch.num_rows), pa.int64()))
         pairs = numbered.join(rows, keys, join_type="inner").select([_ROW, "__event"])
-        return self._judged(entries, events, pairs, found.version)
+        return self._judged(entries, events, _without_their_own(pairs, entries, events), found.version)
 
     def _entries(self, found: NativeTable, bounds: KeyBounds) -> pa.Table:
         """Entries that may concern keys within the bounds: from memory where the log is small."""
@@ -230,6 +230,22 @@ class NativeTombstones:
             return []
         recorded_at = sql.column("log", names.RECORDED_AT_COLUMN)
         return [f"{recorded_at} >= arrow_cast({self._oldest_micros}, 'Timestamp(Microsecond, Some(\"UTC\"))')"]
+
+
+def _without_their_own(pairs: pa.Table, entries: pa.Table, events: pa.Table) -> pa.Table:
+    """The pairs but for those of a delete and what remembers this very delete: it neither refuses nor is overtaken."""
+    entry, event = pairs[_ROW], pairs["__event"]
+    own = pc.and_(events[names.DELETE_COLUMN].take(event), pc.invert(entries[names.REVIVED_COLUMN].take(entry)))
+    one, other = (table[names.SEQUENCE_COLUMN].take(at) for table, at in ((entries, entry), (events, event)))
+    for theirs, its in zip(_parts(one), _parts(other), strict=True):
+        own = pc.and_(own, pc.fill_null(pc.equal(theirs, its), False))
+    return pairs.filter(pc.invert(own))
+
+
+def _parts(values: pa.ChunkedArray) -> list[pa.ChunkedArray]:
+    """The scalar components of a sequence."""
+    parts = values.flatten()
+    return [leaf for part in parts for leaf in (_parts(part) if pa.types.is_struct(part.type) else [part])]
 
 
 def _entries_of(found: NativeTable) -> float:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from stream_merge import columns, contract, names
 from stream_merge.errors import ConfigError, ContractError
+from stream_merge.intake import AtHand
 from stream_merge.job.decoded import DecodedBatch, counted_by_place
 from stream_merge.job.earlier import (
     ABSENT,
@@ -17,7 +20,7 @@ from stream_merge.job.earlier import (
     fill,
     fill_across_key_changes,
 )
-from stream_merge.job.sequence import DELETE, EPOCH, OFFSET, PARTITION, POSITION, STREAMED, TOPIC
+from stream_merge.job.sequence import DELETE, EPOCH, OFFSET, PARTITION, POSITION, SEQUENCE, STREAMED, TOPIC
 from stream_merge.job.settings import QuerySettings
 from stream_merge.sources.events import OLD_KEY as FORMER_KEY
 from stream_merge.sources.events import ROW
@@ -57,6 +60,28 @@ def change_events(batch: DecodedBatch, session: SparkSession, settings: QuerySet
         _stop_for_unavailable(events, settings)
     events = events.withColumnsRenamed({UNAVAILABLE: names.UNAVAILABLE_COLUMN, _ORIGIN: names.ORIGIN_COLUMN})
     return events.drop(ABSENT, TOPIC, OLD_KEY)
+
+
+def change_events_at_hand(batch: DecodedBatch, settings: QuerySettings) -> AtHand | None:
+    """The same upserts and deletes in the driver; None where the batch is not there."""
+    found = batch.at_hand
+    if found is None:
+        return None
+    changes = pa.array([str(Kind.UPSERT), str(Kind.DELETE)])
+    found = found.filter(pc.is_in(found["kind"], value_set=changes)).combine_chunks()
+    row = dict(zip(batch.row.names, found[ROW].flatten(), strict=True))
+    if settings.topic_column is not None:
+        row[settings.topic_column] = found["topic"]
+    events = {
+        **row,
+        EPOCH: pa.repeat(pa.scalar(settings.epoch, pa.int32()), found.num_rows),
+        POSITION: found["position"],
+        STREAMED: pc.invert(found["is_snapshot"]).cast(pa.int32()),
+        PARTITION: found["partition"],
+        OFFSET: found["offset"],
+        DELETE: pc.not_equal(found["kind"], str(Kind.UPSERT)),
+    }
+    return AtHand(events=pa.table(events), sequence=SEQUENCE, delete=DELETE)
 
 
 def _refuse_names(batch: DecodedBatch, settings: QuerySettings) -> None:

@@ -6,7 +6,9 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from pyspark.sql import Column, DataFrame
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
@@ -15,32 +17,12 @@ from stream_merge.errors import ConfigError
 from stream_merge.job.offsets import Range
 from stream_merge.job.row_schema import RowSchema
 from stream_merge.job.sequence import PARTITION, TOPIC
+from stream_merge.job.tally import Counts, Place, Tally, of_frame, of_table
 from stream_merge.sources.decoding import events
 from stream_merge.sources.events import OLD_KEY, ROW
 from stream_merge.sources.formats.base import Kind
+from stream_merge.sources.spool import Spool, spooled
 from stream_merge.spark_internals import release
-
-Place = tuple[str, int]
-"""Topic and partition."""
-
-
-@dataclass(kw_only=True, slots=True)
-class Counts:
-    """Records of one partition in one batch."""
-
-    kinds: Counter[str] = field(default_factory=Counter)
-    filtered: Counter[str] = field(default_factory=Counter)
-    """Reason -> records."""
-
-    @property
-    def records(self) -> int:
-        """All that the broker delivered."""
-        return sum(self.kinds.values())
-
-    def add(self, other: Counts) -> None:
-        """Count another batch's, too."""
-        self.kinds.update(other.kinds)
-        self.filtered.update(other.filtered)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -64,7 +46,10 @@ class DecodedBatch:
     row: T.StructType
     missing: list[str]
     """Columns that some event does not carry."""
+    at_hand: pa.Table | None = None
+    """The records once more, in the driver; None where they are not there, or some are not whole rows."""
     _held: list[DataFrame] = field(default_factory=list)
+    _spool: Spool | None = None
 
     def of_kinds(self, *kinds: Kind) -> DataFrame:
         """The records of some kinds, all rows in the newest columns."""
@@ -111,6 +96,8 @@ class DecodedBatch:
         """Free what was evaluated."""
         for frame in self._held:
             release(frame)
+        if self._spool is not None:
+            self._spool.remove()
 
     def _with_all_columns(self, frame: DataFrame) -> DataFrame:
         """Rows that were decoded before the batch's last column was known."""
@@ -155,34 +142,82 @@ def evaluate(records: DataFrame, rows: RowSchema, max_value_bytes: int) -> Decod
     Raises:
         ConfigError: a new schema does not fit the target.
     """
+    decoder = rows.decoder(max_value_bytes)
+    # A local checkpoint: a lost executor fails the batch instead of reading the topic again.
+    return _of_rows(events(records, decoder).localCheckpoint(eager=True), rows, max_value_bytes)
 
-    def decoded(source: DataFrame) -> DataFrame:
-        # A local checkpoint: a lost executor fails the batch instead of reading the topic again.
-        return events(source, rows.decoder(max_value_bytes)).localCheckpoint(eager=True)
 
-    held: list[DataFrame] = []
+def evaluate_here(records: DataFrame, rows: RowSchema, max_value_bytes: int) -> DecodedBatch:
+    """As `evaluate`, with the events in the driver where all of them are whole rows of known schemas.
+
+    Requires: `spool.workers_are_here`.
+    Cost: one Spark job that reads the topic; where an event is not such a one, that of `evaluate` over the files.
+
+    Raises:
+        ConfigError: as `evaluate`.
+    """
+    spool = spooled(records, rows.decoder(max_value_bytes))
+    try:
+        found = spool.table()
+        if _is_plain(found):
+            return _batch(of_table(found), [spool.frame()], rows, held=[], at_hand=found, spool=spool)
+        first = spool.frame().localCheckpoint(eager=True)
+    except BaseException:
+        spool.remove()
+        raise
+    spool.remove()
+    return _of_rows(first, rows, max_value_bytes)
+
+
+_LOOKED_AT_AGAIN = (Kind.UNDECODABLE, Kind.NULL_VALUE, Kind.OTHER_SCHEMA)
+"""Records of these kinds go elsewhere, or need more than themselves to be understood."""
+
+
+def is_plain(batch: DecodedBatch) -> bool:
+    """Whether each record is a whole row, a delete, or nothing: what `evaluate_here` is for."""
+    return not batch.missing and not any(batch.total(kind) for kind in _LOOKED_AT_AGAIN)
+
+
+def _is_plain(found: pa.Table) -> bool:
+    lacking = any(found[name].null_count < found.num_rows for name in (OLD_KEY, "unavailable", "absent"))
+    again = pa.array([str(kind) for kind in _LOOKED_AT_AGAIN])
+    return not lacking and not pc.any(pc.is_in(found["kind"], value_set=again)).as_py()
+
+
+def _of_rows(first: DataFrame, rows: RowSchema, max_value_bytes: int) -> DecodedBatch:
+    held = [first]
     before = rows.columns.names
     try:
-        first = decoded(records)
-        held.append(first)
         frames = [first]
-        tally = _tally(first)
+        tally = of_frame(first)
         if tally.new_schemas or tally.others:
             for schema_id in tally.new_schemas:
                 rows.admit(schema_id)
             other = F.col("kind") == str(Kind.OTHER_SCHEMA)
             again = first.where(other).withColumnsRenamed({"raw_key": "key", "raw_value": "value"})
-            second = decoded(again)
+            second = events(again, rows.decoder(max_value_bytes)).localCheckpoint(eager=True)
             held.append(second)
             frames = [first.where(~other), second]
             grown = set(rows.columns.names) - set(before)
-            tally = tally.replaced_by(_tally(second))
+            tally = tally.replaced_by(of_frame(second))
             if tally.upserts_before:
                 tally.missing |= grown
     except BaseException:
         for frame in held:
             release(frame)
         raise
+    return _batch(tally, frames, rows, held=held)
+
+
+def _batch(
+    tally: Tally,
+    frames: list[DataFrame],
+    rows: RowSchema,
+    *,
+    held: list[DataFrame],
+    at_hand: pa.Table | None = None,
+    spool: Spool | None = None,
+) -> DecodedBatch:
     return DecodedBatch(
         frames=frames,
         counts=tally.counts,
@@ -194,92 +229,10 @@ def evaluate(records: DataFrame, rows: RowSchema, max_value_bytes: int) -> Decod
         old_keys=tally.old_keys,
         row=rows.columns,
         missing=sorted(tally.missing),
+        at_hand=at_hand,
         _held=held,
+        _spool=spool,
     )
-
-
-@dataclass(kw_only=True, slots=True)
-class _Tally:
-    counts: dict[Place, Counts] = field(default_factory=dict)
-    new_schemas: list[str] = field(default_factory=list)
-    highest_position: int | None = None
-    lowest_positions: dict[Place, int] = field(default_factory=dict)
-    newest_millis: int | None = None
-    connector: str | None = None
-    old_keys: int = 0
-    first_truncate: tuple[str, int, int] | None = None
-    missing: set[str] = field(default_factory=set)
-    upserts_before: int = 0
-    """Upserts of the first look, whose rows lack the columns that the second one brought."""
-
-    @property
-    def others(self) -> int:
-        return sum(counts.kinds[str(Kind.OTHER_SCHEMA)] for counts in self.counts.values())
-
-    def replaced_by(self, second: _Tally) -> _Tally:
-        """With the second look instead of those that were left for it."""
-        upserts = sum(counts.kinds[str(Kind.UPSERT)] for counts in self.counts.values())
-        for place, counts in self.counts.items():
-            counts.kinds.pop(str(Kind.OTHER_SCHEMA), None)
-            again = second.counts.get(place)
-            if again is not None:
-                counts.kinds.update(again.kinds)
-                counts.filtered.update(again.filtered)
-        lowest = dict(self.lowest_positions)
-        for place, position in second.lowest_positions.items():
-            lowest[place] = min(position, lowest.get(place, position))
-        return _Tally(
-            counts=self.counts,
-            lowest_positions=lowest,
-            highest_position=_most(self.highest_position, second.highest_position),
-            newest_millis=_most(self.newest_millis, second.newest_millis),
-            connector=second.connector or self.connector,
-            old_keys=self.old_keys + second.old_keys,
-            first_truncate=self.first_truncate or second.first_truncate,
-            missing=self.missing | second.missing,
-            upserts_before=upserts,
-        )
-
-
-def _tally(frame: DataFrame) -> _Tally:
-    """Cost: one Spark job."""
-    noted = F.when(F.col("kind").isin(str(Kind.FILTERED), str(Kind.OTHER_SCHEMA)), F.col("note"))
-    grouped = frame.groupBy("topic", "partition", "kind", noted.alias("note")).agg(
-        F.count(F.lit(1)).alias("records"), *_extremes()
-    )
-    tally = _Tally()
-    for row in grouped.collect():
-        counts = tally.counts.setdefault((row["topic"], row["partition"]), Counts())
-        counts.kinds[row["kind"]] += row["records"]
-        if row["kind"] == Kind.FILTERED:
-            counts.filtered[row["note"]] += row["records"]
-        if row["kind"] == Kind.OTHER_SCHEMA and row["note"] is not None and row["note"] not in tally.new_schemas:
-            tally.new_schemas.append(row["note"])
-        if row["kind"] == Kind.TRUNCATE and tally.first_truncate is None:
-            tally.first_truncate = (row["topic"], row["partition"], row["first_offset"])
-        tally.highest_position = _most(tally.highest_position, row["highest_position"])
-        tally.newest_millis = _most(tally.newest_millis, row["newest_millis"])
-        tally.missing.update(row["missing"])
-        tally.connector = row["connector"] or tally.connector
-        tally.old_keys += row["old_keys"]
-        if row["lowest_position"] is not None:
-            place, lowest = (row["topic"], row["partition"]), row["lowest_position"]
-            tally.lowest_positions[place] = min(lowest, tally.lowest_positions.get(place, lowest))
-    tally.new_schemas.sort()
-    return tally
-
-
-def _extremes() -> list[Column]:
-    lacking = [columns.or_empty(F.col(name)) for name in ("unavailable", "absent")]
-    return [
-        F.min("offset").alias("first_offset"),
-        F.max("position").alias("highest_position"),
-        F.min("position").alias("lowest_position"),
-        F.max("source_millis").alias("newest_millis"),
-        F.max("connector").alias("connector"),
-        F.count(OLD_KEY).alias("old_keys"),
-        F.flatten(F.collect_set(F.array_union(*lacking))).alias("missing"),
-    ]
 
 
 def counted_by_place(events: DataFrame) -> tuple[DataFrame, dict[Place, int]]:
@@ -290,7 +243,3 @@ def counted_by_place(events: DataFrame) -> tuple[DataFrame, dict[Place, int]]:
     found = events.localCheckpoint(eager=True)
     rows = found.groupBy(columns.column(TOPIC), columns.column(PARTITION)).count().collect()
     return found, {(topic, partition): number for topic, partition, number in rows}
-
-
-def _most(one: int | None, other: int | None) -> int | None:
-    return max((value for value in (one, other) if value is not None), default=None)

@@ -11,10 +11,11 @@ from pyspark.sql import SparkSession
 from stream_merge import tables
 from stream_merge.errors import ConfigError, ContractError
 from stream_merge.explain import ours_in
-from stream_merge.job.decoded import Counts, DecodedBatch
+from stream_merge.job.decoded import DecodedBatch
 from stream_merge.job.offsets import Range, Ranges
 from stream_merge.job.sequence import BY_LOG_POSITION, BY_OFFSET
 from stream_merge.job.settings import QuerySettings
+from stream_merge.job.tally import Counts
 from stream_merge.results import MergeResult
 from stream_merge.snapshot import CommitRecord, TableSnapshot
 from stream_merge.sources.kafka import TopicState

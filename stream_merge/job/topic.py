@@ -15,10 +15,10 @@ from stream_merge.errors import ContractError
 from stream_merge.identity import caller_of
 from stream_merge.intake import Intake
 from stream_merge.job import decoded, loss
-from stream_merge.job.changes import SOURCE_COLUMNS, change_events
+from stream_merge.job.changes import SOURCE_COLUMNS, change_events, change_events_at_hand
 from stream_merge.job.decoded import DecodedBatch
 from stream_merge.job.lookout import Progress
-from stream_merge.job.offsets import Checkpoint
+from stream_merge.job.offsets import Checkpoint, Ranges
 from stream_merge.job.origin import SECTION, Origin
 from stream_merge.job.row_schema import RowSchema
 from stream_merge.job.sequence import DELETE, POSITION_COMPONENTS, SEQUENCE
@@ -27,9 +27,14 @@ from stream_merge.results import MergeResult
 from stream_merge.sink import MergeSink
 from stream_merge.sources.formats.base import Kind
 from stream_merge.sources.kafka import Cluster
+from stream_merge.sources.spool import workers_are_here
 
 log = logging.getLogger(__name__)
 
+_EVENT_BYTES = 500
+"""Of a decoded event, until a batch has told."""
+_COPIES = 4
+"""Of a batch in the driver while the latest event of each key is looked for."""
 _SHARE_COUNTS_FROM = 1_000
 """Records of a batch; in smaller ones a few bad records are a large share."""
 
@@ -53,6 +58,8 @@ class TopicSink:
         self._checkpoint: Checkpoint | None = None
         self._origin: Origin | None = None
         self._has_looked_at_columns = False
+        self._events_were_plain = True
+        self._event_bytes: float = _EVENT_BYTES
 
     @property
     def last_result(self) -> MergeResult | None:
@@ -82,7 +89,7 @@ class TopicSink:
         gone = loss.lost(ranges, topics)
         if self._settings.on_data_loss == "stop":
             loss.refuse(gone, self._settings.target)
-        batch = decoded.evaluate(batch_df, self._rows, self._settings.limits.max_value_bytes)
+        batch = self._decoded(batch_df, ranges)
         try:
             self._stop_for_truncate(batch, batch_id)
             self._stop_for_share(batch, batch_id)
@@ -91,14 +98,39 @@ class TopicSink:
             undecodable = self._undecodable(batch, batch_df, batch_id)
             if batch.row.fields:
                 events = change_events(batch, batch_df.sparkSession, self._settings)
-                recorded = {SECTION: self._known_origin().recorded(ranges, batch, gone)}
-                self._sink.merge(events, batch_id, Intake(recorded=recorded, undecodable=undecodable))
+                intake = Intake(
+                    recorded={SECTION: self._known_origin().recorded(ranges, batch, gone)},
+                    at_hand=change_events_at_hand(batch, self._settings),
+                    undecodable=undecodable,
+                )
+                self._sink.merge(events, batch_id, intake)
                 self._known_origin().committed(ranges, batch, self._sink.last_result)
             elif undecodable is not None:
                 self._sink.keep_undecodable(undecodable, batch_id)
             self._progress.merged(ranges, batch, gone)
         finally:
             batch.release()
+
+    def _decoded(self, batch_df: DataFrame, ranges: Ranges) -> DecodedBatch:
+        """In the driver where delta-rs will merge it there, and so it was with the batch before."""
+        most_bytes, rows, last = self._settings.limits.max_value_bytes, self._rows, self.last_result
+        records = sum(len(found) for partitions in ranges.values() for found in partitions.values())
+        need = int(records * self._event_bytes * _COPIES)
+        if not (
+            workers_are_here(batch_df.sparkSession)
+            and rows.known
+            and self._events_were_plain
+            and (last is None or last.engine == "native")
+            and self._sink.wants_events_at_hand(batch_df, need=need)
+        ):
+            batch = decoded.evaluate(batch_df, rows, most_bytes)
+            self._events_were_plain = decoded.is_plain(batch)
+            return batch
+        batch = decoded.evaluate_here(batch_df, rows, most_bytes)
+        self._events_were_plain = batch.at_hand is not None
+        if batch.at_hand is not None and batch.records:
+            self._event_bytes = batch.at_hand.nbytes / batch.records
+        return batch
 
     # -- what is there -----------------------------------------------------------------------
 

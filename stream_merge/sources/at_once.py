@@ -94,7 +94,7 @@ def _deletes(reading: Reading, read: ReadMany, keys: pa.BinaryArray) -> Iterator
         return
     of_record: list[Mapping[str, Any] | None] = [{}] * len(read.indexes)
     if read.key_completes:
-        of_record = _key_fields(reading, keys.take(read.indexes))
+        of_record = _key_fields(reading, keys.take(read.indexes), read.image)
     sure = [fields is not None for fields in of_record]
     columns = {}
     for name in reading.keys:
@@ -125,13 +125,17 @@ def _is_as_in_json(encoding: Encoding | None) -> bool:
     return encoding is not None and encoding.wire is not None and not pa.types.is_floating(encoding.wire)
 
 
-def _key_fields(reading: Reading, keys: pa.BinaryArray) -> list[Mapping[str, Any] | None]:
-    found: list[Mapping[str, Any] | None] = []
-    for key in keys.to_pylist():
+def _key_fields(reading: Reading, keys: pa.BinaryArray, image: pa.StructArray) -> list[Mapping[str, Any] | None]:
+    """What the record keys say, where the image lacks a key; None for one that cannot be read."""
+    needless = reading.format.key.are_readable(keys)
+    for name in reading.keys:
+        needless = pc.and_(needless, image.field(name).is_valid())
+    found: list[Mapping[str, Any] | None] = [{}] * len(keys)
+    for i in pc.indices_nonzero(pc.invert(needless)).to_pylist():
         try:
-            found.append(reading.format.key.fields(key))
+            found[i] = reading.format.key.fields(keys[i].as_py())
         except UndecodableError:
-            found.append(None)
+            found[i] = None
     return found
 
 

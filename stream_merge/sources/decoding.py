@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.pandas.functions import arrow_udf
@@ -45,11 +45,15 @@ def events(records: DataFrame, decoder: Decoder) -> DataFrame:
         yield from decoder(batches)
 
     decoded = arrow_udf(decode, decoder.schema)  # type: ignore[call-overload]  # the stubs know no struct there
-    old = F.col("raw_old_key") if "raw_old_key" in records.columns else F.lit(None).cast("binary")
-    if "headers" in records.columns:
-        old = F.get(F.filter("headers", lambda header: header["key"] == _OLD_KEY_HEADER), F.lit(0))["value"]
-    found = records.select(*PLACE, decoded("key", "value", "partition", old).alias(_DECODED))
+    found = records.select(*PLACE, decoded("key", "value", "partition", old_keys_of(records)).alias(_DECODED))
     return found.select(*PLACE, f"{_DECODED}.*")
+
+
+def old_keys_of(records: DataFrame) -> Column:
+    """The header of each record that names the key of its row before, as bytes; NULL where there is none."""
+    if "headers" in records.columns:
+        return F.get(F.filter("headers", lambda header: header["key"] == _OLD_KEY_HEADER), F.lit(0))["value"]
+    return F.col("raw_old_key") if "raw_old_key" in records.columns else F.lit(None).cast("binary")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,11 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from stream_merge.sources.formats import connect_schema
 from stream_merge.sources.formats.strict_json import UndecodableError, parse, text_of
 
 WITH_BLOCK = frozenset({"schema", "payload"})
 """Fields of a record of Kafka Connect's JSON converter with schemas enabled (Kafka 4.1)."""
+_OF_ONE_MEMBER = r'\A\{"[A-Za-z0-9_]+":(?:-?(?:0|[1-9][0-9]{0,17})|"[A-Za-z0-9_ -]*")\}\z'
+"""An object with a single member, a whole number or a simple text: nothing in it that a strict reading refuses."""
 
 
 class KeyFormat(Protocol):
@@ -22,6 +27,10 @@ class KeyFormat(Protocol):
         Raises:
             UndecodableError: it is not written in this way.
         """
+        ...
+
+    def are_readable(self, keys: pa.BinaryArray) -> pa.BooleanArray:
+        """Keys of which it is sure that `fields` reads them; told all at once, so others may be readable, too."""
         ...
 
     def schema(self, key: bytes) -> str | None:
@@ -50,6 +59,10 @@ class JsonKey:
             raise UndecodableError(msg)
         found: Mapping[str, Any] = value
         return found
+
+    def are_readable(self, keys: pa.BinaryArray) -> pa.BooleanArray:
+        """As `KeyFormat.are_readable`."""
+        return pc.fill_null(pc.match_substring_regex(keys, _OF_ONE_MEMBER), True)
 
     def schema(self, key: bytes) -> str | None:
         """As `KeyFormat.schema`."""
@@ -80,6 +93,10 @@ class TextKey:
             raise UndecodableError(msg)
         return {self.only: value}
 
+    def are_readable(self, keys: pa.BinaryArray) -> pa.BooleanArray:
+        """As `KeyFormat.are_readable`."""
+        return pa.repeat(pa.scalar(False), len(keys))
+
     def schema(self, key: bytes) -> str | None:
         """As `KeyFormat.schema`."""
         return None
@@ -93,6 +110,10 @@ class NoKey:
         """As `KeyFormat.fields`."""
         del key
         return {}
+
+    def are_readable(self, keys: pa.BinaryArray) -> pa.BooleanArray:
+        """As `KeyFormat.are_readable`."""
+        return pa.repeat(pa.scalar(True), len(keys))
 
     def schema(self, key: bytes) -> str | None:
         """As `KeyFormat.schema`."""

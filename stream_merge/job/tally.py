@@ -1,0 +1,158 @@
+"""What a batch of records holds, added up: by kind and partition, and where its events stand in the source."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from stream_merge import columns
+from stream_merge.sources.events import OLD_KEY
+from stream_merge.sources.formats.base import Kind
+
+Place = tuple[str, int]
+"""Topic and partition."""
+
+_GROUP = ("topic", "partition", "kind", "note")
+_NOTED = [str(Kind.FILTERED), str(Kind.OTHER_SCHEMA)]
+"""Kinds of which the note is a reason or a schema, few of which there are."""
+_EXTREMES = {
+    "first_offset": ("offset", "min"),
+    "highest_position": ("position", "max"),
+    "lowest_position": ("position", "min"),
+    "newest_millis": ("source_millis", "max"),
+    "connector": ("connector", "max"),
+}
+"""What is asked of each group: name -> column and function."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Counts:
+    """Records of one partition in one batch."""
+
+    kinds: Counter[str] = field(default_factory=Counter)
+    filtered: Counter[str] = field(default_factory=Counter)
+    """Reason -> records."""
+
+    @property
+    def records(self) -> int:
+        """All that the broker delivered."""
+        return sum(self.kinds.values())
+
+    def add(self, other: Counts) -> None:
+        """Count another batch's, too."""
+        self.kinds.update(other.kinds)
+        self.filtered.update(other.filtered)
+
+
+@dataclass(kw_only=True, slots=True)
+class Tally:
+    """What a batch holds, added up."""
+
+    counts: dict[Place, Counts] = field(default_factory=dict)
+    new_schemas: list[str] = field(default_factory=list)
+    highest_position: int | None = None
+    lowest_positions: dict[Place, int] = field(default_factory=dict)
+    newest_millis: int | None = None
+    connector: str | None = None
+    old_keys: int = 0
+    first_truncate: tuple[str, int, int] | None = None
+    missing: set[str] = field(default_factory=set)
+    upserts_before: int = 0
+    """Upserts of the first look, whose rows lack the columns that the second one brought."""
+
+    @property
+    def others(self) -> int:
+        """Records in schemas that were not known."""
+        return sum(counts.kinds[str(Kind.OTHER_SCHEMA)] for counts in self.counts.values())
+
+    def replaced_by(self, second: Tally) -> Tally:
+        """With the second look instead of those that were left for it."""
+        upserts = sum(counts.kinds[str(Kind.UPSERT)] for counts in self.counts.values())
+        for place, counts in self.counts.items():
+            counts.kinds.pop(str(Kind.OTHER_SCHEMA), None)
+            again = second.counts.get(place)
+            if again is not None:
+                counts.kinds.update(again.kinds)
+                counts.filtered.update(again.filtered)
+        lowest = dict(self.lowest_positions)
+        for place, position in second.lowest_positions.items():
+            lowest[place] = min(position, lowest.get(place, position))
+        return Tally(
+            counts=self.counts,
+            lowest_positions=lowest,
+            highest_position=_most(self.highest_position, second.highest_position),
+            newest_millis=_most(self.newest_millis, second.newest_millis),
+            connector=second.connector or self.connector,
+            old_keys=self.old_keys + second.old_keys,
+            first_truncate=self.first_truncate or second.first_truncate,
+            missing=self.missing | second.missing,
+            upserts_before=upserts,
+        )
+
+
+def of_frame(events: DataFrame) -> Tally:
+    """Of events as rows.
+
+    Cost: one Spark job.
+    """
+    noted = F.when(F.col("kind").isin(*_NOTED), F.col("note"))
+    grouped = events.groupBy(*_GROUP[:-1], noted.alias("note")).agg(F.count(F.lit(1)).alias("records"), *_extremes())
+    return _added_up(row.asDict() for row in grouped.collect())
+
+
+def of_table(events: pa.Table) -> Tally:
+    """The same, of events in the driver; none of them may lack a value."""
+    is_noted = pc.is_in(events["kind"], value_set=pa.array(_NOTED))
+    note = pc.if_else(is_noted, events["note"], pa.scalar(None, pa.string()))
+    asked = [(column, function) for column, function in _EXTREMES.values()]
+    groups = events.set_column(events.column_names.index("note"), "note", note).group_by(list(_GROUP))
+    found = groups.aggregate([([], "count_all"), *asked])
+    named = {f"{column}_{function}": name for name, (column, function) in _EXTREMES.items()}
+    named["count_all"] = "records"
+    rows = found.rename_columns([named.get(name, name) for name in found.column_names]).to_pylist()
+    return _added_up({**row, "old_keys": 0, "missing": []} for row in rows)
+
+
+def _added_up(rows: Iterable[Mapping[str, Any]]) -> Tally:
+    """Rows: one for each topic, partition, kind and noted reason."""
+    tally = Tally()
+    for row in rows:
+        counts = tally.counts.setdefault((row["topic"], row["partition"]), Counts())
+        counts.kinds[row["kind"]] += row["records"]
+        if row["kind"] == Kind.FILTERED:
+            counts.filtered[row["note"]] += row["records"]
+        if row["kind"] == Kind.OTHER_SCHEMA and row["note"] is not None and row["note"] not in tally.new_schemas:
+            tally.new_schemas.append(row["note"])
+        if row["kind"] == Kind.TRUNCATE and tally.first_truncate is None:
+            tally.first_truncate = (row["topic"], row["partition"], row["first_offset"])
+        tally.highest_position = _most(tally.highest_position, row["highest_position"])
+        tally.newest_millis = _most(tally.newest_millis, row["newest_millis"])
+        tally.missing.update(row["missing"])
+        tally.connector = row["connector"] or tally.connector
+        tally.old_keys += row["old_keys"]
+        if row["lowest_position"] is not None:
+            place, lowest = (row["topic"], row["partition"]), row["lowest_position"]
+            tally.lowest_positions[place] = min(lowest, tally.lowest_positions.get(place, lowest))
+    tally.new_schemas.sort()
+    return tally
+
+
+def _extremes() -> list[Column]:
+    lacking = [columns.or_empty(F.col(name)) for name in ("unavailable", "absent")]
+    functions = {"min": F.min, "max": F.max}
+    return [
+        *(functions[function](column).alias(name) for name, (column, function) in _EXTREMES.items()),
+        F.count(OLD_KEY).alias("old_keys"),
+        F.flatten(F.collect_set(F.array_union(*lacking))).alias("missing"),
+    ]
+
+
+def _most(one: int | None, other: int | None) -> int | None:
+    return max((value for value in (one, other) if value is not None), default=None)
