@@ -16,7 +16,9 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from test_evaluated_once import jobs_so_far
 from topic_job import TopicJob, raw
 
+from stream_merge.job import decoded
 from stream_merge.job.topic import TopicSink
+from stream_merge.memory import reservations
 
 PLACEHOLDER = "__debezium_unavailable_value"
 WHOLE = ("id", "small", "name", "__stream_merge_sequence")
@@ -149,6 +151,27 @@ def test_a_batch_of_whole_rows_costs_one_spark_job(
 
     assert fetched(queries) == [10, 10, 10, 10]
     assert jobs_per_batch[1:] == [1, 1, 1]  # the first one also looks at what is there
+
+
+def test_what_spark_merges_is_decoded_into_rows(stored: TopicJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once a batch had to be left to Spark, the next one does not take the way by the driver."""
+    here: list[int] = []
+    evaluate_here = decoded.evaluate_here
+
+    def noted(records: DataFrame, rows: Any, max_value_bytes: int) -> decoded.DecodedBatch:
+        here.append(1)
+        return evaluate_here(records, rows, max_value_bytes)
+
+    monkeypatch.setattr(decoded, "evaluate_here", noted)
+    monkeypatch.setattr(reservations, "take", lambda *_: 0)
+    for turn in range(3):
+        stored.send(2, stored.event("u", 2, f"name {turn}"))
+
+    results = stored.merge(limits={"max_events_per_batch": 1})
+
+    assert [(result.engine, result.refusal) for result in results] == [("spark", "memory")] * 3
+    assert len(here) == 1
+    assert stored.rows()[0] == (2, "name 2")
 
 
 def test_files_of_the_machine_and_rows_lead_to_the_same(job: TopicJob, monkeypatch: pytest.MonkeyPatch) -> None:

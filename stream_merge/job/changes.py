@@ -64,11 +64,12 @@ def change_events(batch: DecodedBatch, session: SparkSession, settings: QuerySet
 
 def change_events_at_hand(batch: DecodedBatch, settings: QuerySettings) -> AtHand | None:
     """The same upserts and deletes in the driver; None where the batch is not there."""
-    found = batch.at_hand
-    if found is None:
+    if batch.at_hand is None:
         return None
-    changes = pa.array([str(Kind.UPSERT), str(Kind.DELETE)])
-    found = found.filter(pc.is_in(found["kind"], value_set=changes)).combine_chunks()
+    found = batch.at_hand.select(["topic", "partition", "offset", "kind", "position", "is_snapshot", ROW])
+    are_changes = pc.is_in(found["kind"], value_set=pa.array([str(Kind.UPSERT), str(Kind.DELETE)]))
+    if not pc.all(are_changes).as_py():
+        found = found.filter(are_changes)
     row = dict(zip(batch.row.names, found[ROW].flatten(), strict=True))
     if settings.topic_column is not None:
         row[settings.topic_column] = found["topic"]

@@ -31,7 +31,7 @@ from stream_merge.sources.spool import workers_are_here
 
 log = logging.getLogger(__name__)
 
-_EVENT_BYTES = 500
+_EVENT_BYTES = 300
 """Of a decoded event, until a batch has told."""
 _COPIES = 4
 """Of a batch in the driver while the latest event of each key is looked for."""
@@ -120,7 +120,7 @@ class TopicSink:
             workers_are_here(batch_df.sparkSession)
             and rows.known
             and self._events_were_plain
-            and (last is None or last.engine == "native")
+            and (last is None or last.refusal is None)
             and self._sink.wants_events_at_hand(batch_df, need=need)
         ):
             batch = decoded.evaluate(batch_df, rows, most_bytes)

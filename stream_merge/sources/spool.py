@@ -51,11 +51,6 @@ class Spool:
     schema: T.StructType
     """Of the events: `PLACE`, then as `Reading.schema` says."""
 
-    @property
-    def bytes(self) -> int:
-        """Size of the files, which is that of the events in memory."""
-        return sum(os.path.getsize(file) for file in self.files)
-
     def table(self) -> pa.Table:
         """The events, in the order of their tasks; mapped, not read."""
         schema = _arrow_schema(self.schema)
@@ -92,17 +87,18 @@ def spooled(records: DataFrame, decoder: Decoder) -> Spool:
     # Spark removes what lies there when its JVM ends, however the driver does.
     folder = tempfile.mkdtemp(prefix="events-", dir=SparkFiles.getRootDirectory())
     schema = T.StructType([*_PLACE.fields, *decoder.schema.fields])
+    stored = _arrow_schema(schema)
 
     def spool(batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:  # PySpark reads the hints
         path = os.path.join(folder, f"{uuid.uuid4().hex}.arrow")
         deleted: set[tuple[int, bytes]] = set()
-        with pa.OSFile(path, "wb") as file, pa.ipc.new_file(file, _arrow_schema(schema)) as writer:
+        with pa.OSFile(path, "wb") as file, pa.ipc.new_file(file, stored) as writer:
             told = False
             for *place, keys, values, old_keys in batches:
                 count = len(values)
                 if count:
                     events = decoder.decode(keys, values, place[1], deleted, old_keys)
-                    writer.write_batch(_placed(place, events, schema))
+                    writer.write_batch(_placed(place, events, stored))
                 yield pa.array([None if told else path] + [None] * (count - 1) if count else [], pa.string())
                 told = told or count > 0
 
@@ -117,10 +113,9 @@ def spooled(records: DataFrame, decoder: Decoder) -> Spool:
     return Spool(session=session, folder=folder, files=tuple(files), schema=schema)
 
 
-def _placed(place: list[pa.Array], events: pa.StructArray, schema: T.StructType) -> pa.RecordBatch:
-    found = _arrow_schema(schema)
-    where = [column.cast(found.field(i).type) for i, column in enumerate(place)]
-    return pa.RecordBatch.from_arrays([*where, *events.flatten()], schema=found)
+def _placed(place: list[pa.Array], events: pa.StructArray, schema: pa.Schema) -> pa.RecordBatch:
+    where = [column.cast(schema.field(i).type) for i, column in enumerate(place)]
+    return pa.RecordBatch.from_arrays([*where, *events.flatten()], schema=schema)
 
 
 def _arrow_schema(schema: T.StructType) -> pa.Schema:
