@@ -165,8 +165,10 @@ class _LargeRows:
             batch.rows.release()
 
 
-MOST_SENT = 100_000
+MOST_SENT, MOST_SENT_BYTES = 100_000, 64 << 20
 """Rows that the driver sends to Spark through the heap of its JVM."""
+MOST_BYTES = 2**31 - 1
+"""Arrow counts the bytes of a column's texts with 31 bits when it takes rows out of them."""
 _QUARANTINED = StructType(
     [
         StructField(names.REASONS_COLUMN, ArrayType(StringType())),
@@ -210,9 +212,12 @@ def evaluate_at_hand(source: DataFrame, at_hand: AtHand, layout: Layout) -> Batc
     """As `evaluate_in_driver`, of events that are in the driver already, too.
 
     Cost: no Spark job.
-    Returns: None where Spark has to look at them: an event breaks the contract, or a value is stored in another type.
+    Returns: None where Spark has to look at them: an event breaks the contract, a value is stored in another type, or
+        they are too large for Arrow.
     """
     events, parts = at_hand.events, at_hand.sequence
+    if events.nbytes > MOST_BYTES:
+        return None
     if not all(c.is_stored_as_it_is and c.source_name in events.column_names for c in layout.stored):
         return None
     stored = {c.name: events[c.source_name] for c in layout.stored}
@@ -225,9 +230,10 @@ def evaluate_at_hand(source: DataFrame, at_hand: AtHand, layout: Layout) -> Batc
     every = {**stored, names.SEQUENCE_COLUMN: ordered_by, names.DELETE_COLUMN: events[at_hand.delete]}
     valid = _as_stored(pa.Table.from_pydict(every).combine_chunks())
     found = _in_driver(source.sparkSession, layout, valid, _NONE_REFUSED)
-    if len(found.rows.arrow()) <= MOST_SENT:
+    rows = found.rows.arrow()
+    if rows.num_rows <= MOST_SENT and rows.nbytes <= MOST_SENT_BYTES:
         return found
-    return replace(found, rows=_LargeRows(events=found.rows.arrow(), layout=layout, source=source))
+    return replace(found, rows=_LargeRows(events=rows, layout=layout, source=source))
 
 
 def _in_driver(session: SparkSession, layout: Layout, valid: pa.Table, refused: pa.Table) -> Batch:

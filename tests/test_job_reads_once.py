@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,12 +11,15 @@ from typing import Any
 
 import pytest
 import services
+from pyspark import SparkFiles
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 from test_evaluated_once import jobs_so_far
 from topic_job import TopicJob, raw
 
+from stream_merge import MergeSink, microbatch
+from stream_merge.errors import MergeFailedError
 from stream_merge.job import decoded
 from stream_merge.job.topic import TopicSink
 from stream_merge.memory import reservations
@@ -176,6 +180,15 @@ def test_what_spark_merges_is_decoded_into_rows(stored: TopicJob, monkeypatch: p
 
 def test_files_of_the_machine_and_rows_lead_to_the_same(job: TopicJob, monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches of whole rows, among them some that are not, with ties, deliveries out of order and late events."""
+    used: list[bool] = []
+    evaluate_at_hand = microbatch.evaluate_at_hand
+
+    def noted(*args: Any) -> Any:
+        found = evaluate_at_hand(*args)
+        used.append(found is not None)
+        return found
+
+    monkeypatch.setattr(microbatch, "evaluate_at_hand", noted)
     rng = random.Random(5)
     for turn in range(240):
         key = rng.randrange(12)
@@ -185,6 +198,7 @@ def test_files_of_the_machine_and_rows_lead_to_the_same(job: TopicJob, monkeypat
         job.send(key, value)
     limited = {"limits": {"max_events_per_batch": 30}}
     events = [result.events for result in job.merge(**limited)]
+    assert used.count(True) >= 3
     rows, table = job.rows(*WHOLE), job.target
     records = [counted for _, counted in job.accounted()]
 
@@ -196,6 +210,50 @@ def test_files_of_the_machine_and_rows_lead_to_the_same(job: TopicJob, monkeypat
     assert job.rows(*WHOLE) == rows
     assert [counted for _, counted in job.accounted()] == records
     assert change_feed(job.spark, job.target) == change_feed(job.spark, table)
+
+
+def test_a_batch_larger_than_those_before_is_not_brought_to_the_driver(
+    stored: TopicJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its size is known once it is decoded; what was guessed before let it pass."""
+    brought: list[Any] = []
+    monkeypatch.setattr(microbatch, "evaluate_at_hand", lambda *args: brought.append(args))
+    monkeypatch.setattr(reservations, "allowed", lambda: 100_000)
+    stored.send(1, stored.event("c", 1, "large" * 20_000))
+
+    stored.merge()
+
+    assert brought == []
+    assert stored.rows()[0] == (1, "large" * 20_000)
+    assert left_behind() == []
+
+
+def test_a_batch_that_fails_leaves_no_files(stored: TopicJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: Any) -> None:
+        assert left_behind()
+        msg = "no merge today"
+        raise MergeFailedError(msg, target=stored.target, batch_id=0)
+
+    monkeypatch.setattr(MergeSink, "merge", failing)
+    stored.send(1, stored.event("c", 1))
+
+    result = stored.run()
+
+    assert "no merge today" in str(result.failures)
+    assert left_behind() == []
+
+
+def left_behind() -> list[str]:
+    """Folders of events that are still there."""
+    return [name for name in os.listdir(SparkFiles.getRootDirectory()) if name.startswith("events-")]
+
+
+def test_an_epoch_may_be_a_time_in_milliseconds(job: TopicJob) -> None:
+    for name in ("first", "second", "third"):
+        job.send(1, job.event("u", 1, name))
+        job.merge(epoch=1_732_233_600_000)
+
+    assert job.rows() == [(1, "third")]
 
 
 def test_a_second_evaluation_would_be_counted(

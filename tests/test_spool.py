@@ -95,6 +95,14 @@ def test_files_hold_what_rows_would(mixed):
     assert not Path(spool.folder).exists()
 
 
+def test_rows_of_files_come_in_small_parts(spark, monkeypatch):
+    """Of a whole batch of large events the JVM would have to make one row."""
+    monkeypatch.setattr("stream_merge.sources.spool._AT_ONCE", 7)
+    spool = spooled(records_of(spark, whole_rows(100)), envelopes())
+
+    assert in_order(spool.frame().toArrow()) == in_order(spool.table())
+
+
 @pytest.mark.parametrize("tasks", [1, 3])
 def test_no_records_are_no_events(spark, tasks):
     spool = spooled(records_of(spark, [], tasks=tasks), envelopes())
@@ -251,6 +259,14 @@ def test_many_events_at_hand_are_not_sent_through_the_heap(spark, monkeypatch):
 
 def _numbers(batch: Batch) -> Any:
     return batch.received, batch.collapsed, batch.ties, batch.upserts, batch.deletes, batch.reasons, batch.bounds
+
+
+def test_events_too_large_for_arrow_are_left_to_spark(spark, monkeypatch):
+    frame = spark.createDataFrame(random_events(4), EVENTS)
+    events = at_hand(frame)
+    monkeypatch.setattr("stream_merge.batch.MOST_BYTES", events.events.nbytes - 1)
+
+    assert evaluate_at_hand(frame, events, plan_layout(frame, SPEC, None)) is None
 
 
 @pytest.mark.parametrize("lacking", ["id", "turn"])

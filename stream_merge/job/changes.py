@@ -56,7 +56,7 @@ def change_events(batch: DecodedBatch, session: SparkSession, settings: QuerySet
         events = fill(events, known, batch.missing)
     if settings.unavailable == "null":
         events = events.withColumn(UNAVAILABLE, F.lit(None).cast("array<string>"))
-    elif settings.unavailable == "fail":
+    elif settings.unavailable == "fail" and batch.missing:
         _stop_for_unavailable(events, settings)
     events = events.withColumnsRenamed({UNAVAILABLE: names.UNAVAILABLE_COLUMN, _ORIGIN: names.ORIGIN_COLUMN})
     return events.drop(ABSENT, TOPIC, OLD_KEY)
@@ -75,7 +75,9 @@ def change_events_at_hand(batch: DecodedBatch, settings: QuerySettings) -> AtHan
         row[settings.topic_column] = found["topic"]
     events = {
         **row,
-        EPOCH: pa.repeat(pa.scalar(settings.epoch, pa.int32()), found.num_rows),
+        EPOCH: pa.repeat(
+            pa.scalar(settings.epoch, pa.int32() if settings.epoch < 2**31 else pa.int64()), found.num_rows
+        ),
         POSITION: found["position"],
         STREAMED: pc.invert(found["is_snapshot"]).cast(pa.int32()),
         PARTITION: found["partition"],

@@ -94,10 +94,13 @@ class DecodedBatch:
 
     def release(self) -> None:
         """Free what was evaluated."""
-        for frame in self._held:
-            release(frame)
-        if self._spool is not None:
-            self._spool.remove()
+        self.at_hand = None
+        try:
+            for frame in self._held:
+                release(frame)
+        finally:
+            if self._spool is not None:
+                self._spool.remove()
 
     def _with_all_columns(self, frame: DataFrame) -> DataFrame:
         """Rows that were decoded before the batch's last column was known."""

@@ -129,7 +129,10 @@ class TopicSink:
         batch = decoded.evaluate_here(batch_df, rows, most_bytes)
         self._events_were_plain = batch.at_hand is not None
         if batch.at_hand is not None and batch.records:
-            self._event_bytes = batch.at_hand.nbytes / batch.records
+            size = batch.at_hand.nbytes
+            self._event_bytes = size / batch.records
+            if not self._sink.wants_events_at_hand(batch_df, need=size * _COPIES):
+                batch.at_hand = None  # they are larger than those before; Spark reads the files
         return batch
 
     # -- what is there -----------------------------------------------------------------------

@@ -34,6 +34,8 @@ _PLACE = T.StructType(
 )
 _LOCAL = re.compile(r"local(\[.*\])?")
 _FILE, _EVENTS = "file", "events"
+_AT_ONCE = 500
+"""Events that the JVM gets as one row, before it makes a row of each."""
 
 
 def workers_are_here(session: SparkSession) -> bool:
@@ -59,18 +61,19 @@ class Spool:
 
     def frame(self) -> DataFrame:
         """The events as rows; reads the files whenever it runs."""
-        places = [(file, i) for file in self.files for i in range(_opened(file).num_record_batches)]
+        batches = [(file, i) for file in self.files for i in range(_opened(file).num_record_batches)]
+        places = [
+            (file, i, start) for file, i in batches for start in range(0, _opened(file).get_batch(i).num_rows, _AT_ONCE)
+        ]
         dtype = T.ArrayType(self.schema)
 
         def opened(numbers: pa.Array) -> pa.Array:  # PySpark reads the hints
-            return pa.concat_arrays(
-                [_as_list(file, i, dtype) for file, i in map(places.__getitem__, numbers.to_pylist())]
-            )
+            return pa.concat_arrays([_as_list(*place, dtype) for place in map(places.__getitem__, numbers.to_pylist())])
 
         if not places:
             return self.session.createDataFrame([], self.schema)
-        one_each = self.session.range(0, len(places), 1, len(places))
-        found = one_each.select(arrow_udf(opened, dtype)("id").alias(_EVENTS))  # type: ignore[call-overload]
+        numbers = self.session.range(0, len(places), 1, len(batches))
+        found = numbers.select(arrow_udf(opened, dtype)("id").alias(_EVENTS))  # type: ignore[call-overload]
         return found.select(F.inline(_EVENTS))
 
     def remove(self) -> None:
@@ -84,7 +87,7 @@ def spooled(records: DataFrame, decoder: Decoder) -> Spool:
     Cost: one Spark job, which reads the records once.
     """
     session = records.sparkSession
-    # Spark removes what lies there when its JVM ends, however the driver does.
+    # Spark removes what lies there when its JVM ends, also after the driver was killed; not when it is killed itself.
     folder = tempfile.mkdtemp(prefix="events-", dir=SparkFiles.getRootDirectory())
     schema = T.StructType([*_PLACE.fields, *decoder.schema.fields])
     stored = _arrow_schema(schema)
@@ -126,8 +129,8 @@ def _opened(file: str) -> pa.RecordBatchFileReader:
     return pa.ipc.open_file(pa.memory_map(file))
 
 
-def _as_list(file: str, number: int, dtype: T.ArrayType) -> pa.ListArray:
-    """One batch of a file as one list."""
-    batch = _opened(file).get_batch(number)
+def _as_list(file: str, number: int, start: int, dtype: T.ArrayType) -> pa.ListArray:
+    """Part of a batch of a file as one list."""
+    batch = _opened(file).get_batch(number).slice(start, _AT_ONCE)
     events = pa.StructArray.from_arrays(batch.columns, fields=list(arrow_type(dtype).value_type))
     return pa.ListArray.from_arrays(pa.array([0, len(events)], pa.int32()), events)

@@ -7,6 +7,7 @@ import re
 import signal
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -240,6 +241,7 @@ class Running:
             raise
         except BaseException as err:
             self._failure = err
+            traceback.clear_frames(err.__traceback__)  # which hold the events of the batch
             raise
         finally:
             self._in_batch = False
