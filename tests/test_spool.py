@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import random
+import shutil
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark import SparkFiles
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -38,6 +40,16 @@ RECORD = T.StructType(
     ]
 )
 WHEN = datetime(2026, 11, 22, 7, 8, 9, 123456, UTC)
+
+
+@pytest.fixture(autouse=True)
+def _tidy(spark: SparkSession) -> Iterator[None]:
+    """Files that a test leaves would pass for a leak elsewhere."""
+    folder = Path(SparkFiles.getRootDirectory())
+    before = set(folder.iterdir())
+    yield
+    for left in set(folder.iterdir()) - before:
+        shutil.rmtree(left)
 
 
 def envelopes() -> Decoder:

@@ -65,10 +65,12 @@ class Spool:
         places = [
             (file, i, start) for file, i in batches for start in range(0, _opened(file).get_batch(i).num_rows, _AT_ONCE)
         ]
-        dtype = T.ArrayType(self.schema)
+        dtype, count = T.ArrayType(self.schema), _AT_ONCE
 
         def opened(numbers: pa.Array) -> pa.Array:  # PySpark reads the hints
-            return pa.concat_arrays([_as_list(*place, dtype) for place in map(places.__getitem__, numbers.to_pylist())])
+            return pa.concat_arrays(
+                [_as_list(*place, count, dtype) for place in map(places.__getitem__, numbers.to_pylist())]
+            )
 
         if not places:
             return self.session.createDataFrame([], self.schema)
@@ -129,8 +131,8 @@ def _opened(file: str) -> pa.RecordBatchFileReader:
     return pa.ipc.open_file(pa.memory_map(file))
 
 
-def _as_list(file: str, number: int, start: int, dtype: T.ArrayType) -> pa.ListArray:
+def _as_list(file: str, number: int, start: int, count: int, dtype: T.ArrayType) -> pa.ListArray:
     """Part of a batch of a file as one list."""
-    batch = _opened(file).get_batch(number).slice(start, _AT_ONCE)
+    batch = _opened(file).get_batch(number).slice(start, count)
     events = pa.StructArray.from_arrays(batch.columns, fields=list(arrow_type(dtype).value_type))
     return pa.ListArray.from_arrays(pa.array([0, len(events)], pa.int32()), events)
