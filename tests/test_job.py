@@ -511,3 +511,20 @@ def test_the_commit_names_the_connector(shop: Shop):
     shop.merge()
 
     assert shop.recorded()[0]["connector"] == "shop"
+
+
+@pytest.mark.parametrize("is_declared", [True, False])
+def test_the_first_commit_accounts_for_the_batches_before_it_that_changed_nothing(shop: Shop, is_declared: bool):
+    """With columns the sink was called for them; without any it could not be, as no record had told a row's columns."""
+    wanted = {"limits": {"max_events_per_batch": 2}, **({} if is_declared else {"value_format": {"type": "debezium"}})}
+    for n in range(4):
+        shop.send(raw({"id": n}), raw({"ts_ms": n}))
+    shop.send(raw({"id": 1}), with_schema({"id": "int64", "name": "string"}, {"id": 1, "name": "a"}, 1))
+
+    shop.merge(**wanted)
+
+    (commit,) = shop.recorded()
+    (found,) = (found for found in commit["topics"][shop.topic]["partitions"].values() if found["range"][1])
+    assert found["range"] == [0, 5]
+    assert found["records"] == {"filtered": 4, "upsert": 1}
+    assert shop.rows("id", "name") == [(1, "a")]

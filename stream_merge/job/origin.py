@@ -53,6 +53,8 @@ class Origin:
     topic_ids: dict[str, str] = field(default_factory=dict)
     pending: dict[tuple[str, int], Counts] = field(default_factory=dict)
     """Records of batches that changed nothing and made no commit: the next commit accounts for them."""
+    unrecorded: dict[tuple[str, int], int] = field(default_factory=dict)
+    """Topic and partition -> where the first of those batches started."""
 
     @classmethod
     def of_table(
@@ -169,8 +171,12 @@ class Origin:
         if result is None or (result.version is None and result.outcome != "skipped_duplicate"):
             for place, counts in batch.counts.items():
                 self.pending.setdefault(place, Counts()).add(counts)
+            for topic, partitions in ranges.items():
+                for partition, found in partitions.items():
+                    self.unrecorded.setdefault((topic, partition), found.start)
             return
         self.pending.clear()
+        self.unrecorded.clear()
         ends = {} if self.last is None else self.last.ends
         for topic, partitions in ranges.items():
             for partition, found in partitions.items():
@@ -194,7 +200,7 @@ class Origin:
     ) -> dict[str, Any]:
         """From the end of the last recorded commit, so that no offset is in none; `first`: there was none."""
         before = None if self.last is None else self.last.ends.get((topic, partition))
-        start = found.start if before is None else before
+        start = self.unrecorded.get((topic, partition), found.start) if before is None else before
         counts = Counts()
         for found_there in (self.pending.get((topic, partition)), batch.counts.get((topic, partition))):
             if found_there is not None:

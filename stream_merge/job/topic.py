@@ -105,8 +105,10 @@ class TopicSink:
                 )
                 self._sink.merge(events, batch_id, intake)
                 self._known_origin().committed(ranges, batch, self._sink.last_result)
-            elif undecodable is not None:
-                self._sink.keep_undecodable(undecodable, batch_id)
+            else:
+                if undecodable is not None:
+                    self._sink.keep_undecodable(undecodable, batch_id)
+                self._known_origin().committed(ranges, batch, None)
             self._progress.merged(ranges, batch, gone)
         finally:
             batch.release()
