@@ -295,6 +295,16 @@ def path_is_occupied(session: SparkSession, path: str) -> bool:
     return bool(inside) and "_delta_log" not in inside
 
 
+def root_cause(error: BaseException) -> str:
+    """What the innermost cause of an error is called and says, on one line; a cause in the JVM may say nothing."""
+    cause = getattr(error, "_origin", None)  # CapturedException (PySpark 4.2) keeps the Java object
+    if cause is None:
+        return f"{type(error).__name__}: {error}".split("\n", 1)[0]
+    while cause.getCause() is not None:
+        cause = cause.getCause()
+    return str(cause.toString()).split("\n", 1)[0]
+
+
 @contextmanager
 def jvm_signals(tell: Callable[[], None], *numbers: signal.Signals) -> Iterator[None]:
     """Have the JVM tell this process of signals, instead of ending Spark at once; nothing where no JVM runs.

@@ -9,10 +9,13 @@ import time
 from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
+from pyspark.errors.exceptions.captured import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 from rich.console import Console
 
 from stream_merge import ConfigError, EventCounts, MergeResult, MergeSink
@@ -110,6 +113,49 @@ def test_another_error_says_what_the_innermost_cause_says(spark: SparkSession, s
     with pytest.raises(queries.QueryFailedError, match=r"query 'orders' failed: .*the disk is on fire") as raised:
         queries.run([stream(spark, source, sink)], once=True, stopping=threading.Event(), on_result=lambda *_: None)
     assert "\n" not in raised.value.reason
+
+
+class Interrupted:
+    """A running query that ends, when it is stopped, with an error without a message that Spark takes for a failure."""
+
+    def __init__(self, spark: SparkSession, query: StreamingQuery) -> None:
+        self._jvm, self._query = spark._jvm, query
+        self._error: StreamingQueryException | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._query, name)
+
+    def stop(self) -> None:
+        self._query.stop()
+        self.fail()
+
+    def fail(self) -> None:
+        cause = self._jvm.java.io.UncheckedIOException(self._jvm.java.nio.channels.ClosedByInterruptException())
+        self._error = StreamingQueryException("=== Streaming Query ===\nIdentifier: orders", "")
+        self._error._origin = self._jvm.java.lang.RuntimeException(cause)
+
+    def exception(self) -> StreamingQueryException | None:
+        return self._error
+
+
+@pytest.mark.parametrize("when", ["stopped", "before"])
+def test_what_spark_raises_for_being_stopped_is_no_failure(
+    spark: SparkSession, source: Path, tmp_table: str, when: str
+) -> None:
+    """What it had raised before is one, and is called by its class where it says nothing."""
+    sink = MergeSink(target=tmp_table, keys="id", sequence_by="lsn")
+    running = queries.Running(stream(spark, source, sink), SimpleQueue(), threading.Event(), once=False)
+    query = Interrupted(spark, running._query)
+    running._query = query  # type: ignore[assignment]
+    if when == "before":
+        query.fail()
+
+    running.stop()
+
+    if when == "stopped":
+        assert running.failure is None
+    else:
+        assert str(running.failure) == "query 'orders' failed: java.nio.channels.ClosedByInterruptException"
 
 
 def test_the_first_ctrl_c_asks_and_the_second_interrupts() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import signal
@@ -20,9 +21,12 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from stream_merge.errors import StreamMergeError
 from stream_merge.results import FATES, EventCounts, MergeResult
-from stream_merge.spark_internals import jvm_signals
+from stream_merge.spark_internals import jvm_signals, root_cause
+
+log = logging.getLogger(__name__)
 
 _CAUSE = re.compile(r"^Caused by: [\w.$]+: (.*?)(?=^\s+at |^\s+\.\.\. |\Z)", re.MULTILINE | re.DOTALL)
+_QUERY_STATE = "=== Streaming Query ==="
 _POLL_SECONDS = 0.1
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -64,7 +68,9 @@ class QueryFailedError(Exception):
 
     def __init__(self, query: str, cause: BaseException) -> None:
         self.trace = str(cause)
-        self.reason = innermost_message(self.trace)
+        # Spark's text starts with the cause's message, and then describes the query; some causes have none.
+        is_mute = self.trace.lstrip().startswith(_QUERY_STATE)
+        self.reason = root_cause(cause) if is_mute else innermost_message(self.trace)
         super().__init__(f"query {query!r} failed: {self.reason}")
 
 
@@ -181,6 +187,7 @@ class Running:
         self._in_batch = False
         self._last_batch_id: int | None = None
         self._at_gate = False
+        self._is_cut_short = False
         self._failure: BaseException | None = None
         self._started = threading.Event()
         writer = stream.events.writeStream.foreachBatch(self._merge).queryName(stream.name)
@@ -204,10 +211,19 @@ class Running:
         return self._failure is not None or self._query.exception() is not None
 
     def stop(self) -> None:
-        """End the query after its running micro-batch and the record of it in the checkpoint."""
+        """End the query after its running micro-batch and the record of it in the checkpoint.
+
+        Spark interrupts the query's thread, which may be planning the next micro-batch. It knows some of the errors
+        that come of that, not all (delta-io/delta#6158 has one without a message that a file system raises), so a
+        query that ran until here is stopped, whatever it says. A source that broke in this very moment does so
+        again at the next start.
+        """
         while self._query.isActive and not self._is_between_batches():
             time.sleep(_POLL_SECONDS)
+        self._is_cut_short = self._query.isActive and self._query.exception() is None
         self._query.stop()
+        if self._is_cut_short and not self._at_gate and (error := self._query.exception()) is not None:
+            log.info("stop_interrupted", extra={"query": self._stream.name, "error": root_cause(error)})
 
     @property
     def has_delivered(self) -> bool:
@@ -219,7 +235,7 @@ class Running:
         """Why it ended: a sink's error as the sink raised it, or what Spark said; None after a clean end."""
         if isinstance(self._failure, StreamMergeError):
             return self._failure
-        error = self._failure or (None if self._at_gate else self._query.exception())
+        error = self._failure or (None if self._at_gate or self._is_cut_short else self._query.exception())
         if error is None:
             return None
         failed = QueryFailedError(self._stream.name, error)
