@@ -36,24 +36,29 @@ def latest(events: pa.Table, layout: Layout) -> Latest:
         layout: keys, sequence and stored columns.
     """
     count = events.num_rows
-    if count <= 1 or _distinct_keys(events, layout) == count:
+    if count <= 1:
         return Latest(rows=events, collapsed=0, ties=0)
     flat = _flat(events, layout)
-    ordered = flat.take(pc.sort_indices(flat, sort_keys=_order(flat)))
+    rows = pc.sort_indices(flat, sort_keys=_order(flat)).cast(pa.int64())
+    ordered = flat.take(rows)
     keys = [name for name in flat.column_names if name.startswith("k")]
     sequence = [name for name in flat.column_names if name.startswith("q")]
     same_key = _as_before(ordered, keys)
     first = pc.indices_nonzero(pa.concat_arrays([pa.array([True]), pc.invert(same_key)]))
-    taken = ordered["r"].take(first)
+    if len(first) == count:
+        return Latest(rows=events, collapsed=0, ties=0)
+    taken = rows.take(first)
     runs = list(_runs(pc.indices_nonzero(pc.and_(same_key, _as_before(ordered, sequence))).to_pylist()))
     ties = 0
     if runs:
-        inside = ordered["r"].take(pa.array([place for start, end in runs for place in range(start, end)])).to_pylist()
+        inside = rows.take(pa.array([place for start, end in runs for place in range(start, end)])).to_pylist()
         ties, winners = _winners(_contents(events, inside, layout), inside, runs)
         # Only the first row of a key can win: runs further down belong to events that are collapsed anyway.
         places = pc.index_in(first, pa.array([start for start, _ in runs]))
-        taken = pc.if_else(pc.is_valid(places), pa.array(winners, pa.int64()).take(places), taken.combine_chunks())
-    return Latest(rows=events.take(taken), collapsed=count - len(taken), ties=ties)
+        taken = pc.if_else(pc.is_valid(places), pa.array(winners, pa.int64()).take(places), taken)
+    # Filtered in their own order: picked one by one, 1.2 of 2 M rows take ten times as long.
+    wins = pc.is_valid(pc.inverse_permutation(taken, max_index=count - 1))
+    return Latest(rows=events.filter(wins), collapsed=count - len(taken), ties=ties)
 
 
 def _winners(contents: list[tuple[object, ...]], rows: list[int], runs: list[tuple[int, int]]) -> tuple[int, list[int]]:
@@ -68,17 +73,12 @@ def _winners(contents: list[tuple[object, ...]], rows: list[int], runs: list[tup
     return ties, winners
 
 
-def _distinct_keys(events: pa.Table, layout: Layout) -> int:
-    keys = list(layout.keys)
-    return int(events.select(keys).group_by(keys).aggregate([]).num_rows)
-
-
 def _flat(events: pa.Table, layout: Layout) -> pa.Table:
-    """Keys, scalar components of the sequence, and the row number, as plain columns."""
-    flat = {f"k{i}": events[key] for i, key in enumerate(layout.keys)}
+    """Keys and scalar components of the sequence as plain columns, in one piece each, which sorts faster."""
+    flat = {f"k{i}": events[key].combine_chunks() for i, key in enumerate(layout.keys)}
     sequence = events[names.SEQUENCE_COLUMN].combine_chunks()
     flat |= {f"q{i}": part for i, part in enumerate(_scalars(sequence, layout.sequence_type))}
-    return pa.table({**flat, "r": pa.array(range(events.num_rows), pa.int64())})
+    return pa.table(flat)
 
 
 def _scalars(values: pa.ChunkedArray | pa.StructArray, dtype: StructType) -> Iterator[pa.Array]:

@@ -228,7 +228,7 @@ def evaluate_at_hand(source: DataFrame, at_hand: AtHand, layout: Layout) -> Batc
         return None
     ordered_by = pa.Table.from_pydict(sequence).to_struct_array()
     every = {**stored, names.SEQUENCE_COLUMN: ordered_by, names.DELETE_COLUMN: events[at_hand.delete]}
-    valid = _as_stored(pa.Table.from_pydict(every).combine_chunks())
+    valid = _as_stored(pa.Table.from_pydict(every))
     found = _in_driver(source.sparkSession, layout, valid, _NONE_REFUSED)
     rows = found.rows.arrow()
     if rows.num_rows <= MOST_SENT and rows.nbytes <= MOST_SENT_BYTES:

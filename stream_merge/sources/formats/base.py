@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from stream_merge.sources.formats.encodings import Encoding
 from stream_merge.sources.formats.keys import KeyFormat
@@ -77,7 +78,7 @@ class ReadMany(NamedTuple):
 
     def where(self, mask: pa.BooleanArray) -> ReadMany:
         """Some of them."""
-        return self._of(lambda values: values.filter(mask))
+        return self if pc.all(mask, skip_nulls=False).as_py() else self._of(lambda values: values.filter(mask))
 
     def slice(self, first: int, length: int) -> ReadMany:
         """So many of them behind each other."""

@@ -99,8 +99,7 @@ def _nulls(rows: pa.StructArray, optional: frozenset[str] = frozenset()) -> tupl
     there = rows.is_valid()
     found = pa.repeat(pa.scalar(0, pa.int32()), len(rows))
     unsure = pa.repeat(pa.scalar(any(null in field.name for field in rows.type for null in _NULLS)), len(rows))
-    for i, field in enumerate(rows.type):
-        values = pc.if_else(there, rows.field(i), pa.scalar(None, field.type))
+    for field, values in zip(rows.type, rows.flatten(), strict=True):  # NULL where the row is
         if field.name not in optional:
             found = pc.add(found, pc.and_(there, values.is_null()).cast(pa.int32()))
         if pa.types.is_struct(field.type):
