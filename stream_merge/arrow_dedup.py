@@ -56,9 +56,17 @@ def latest(events: pa.Table, layout: Layout) -> Latest:
         # Only the first row of a key can win: runs further down belong to events that are collapsed anyway.
         places = pc.index_in(first, pa.array([start for start, _ in runs]))
         taken = pc.if_else(pc.is_valid(places), pa.array(winners, pa.int64()).take(places), taken)
-    # Filtered in their own order: picked one by one, 1.2 of 2 M rows take ten times as long.
-    wins = pc.is_valid(pc.inverse_permutation(taken, max_index=count - 1))
-    return Latest(rows=events.filter(wins), collapsed=count - len(taken), ties=ties)
+    return Latest(rows=_picked(events, taken), collapsed=count - len(taken), ties=ties)
+
+
+def _picked(events: pa.Table, taken: pa.Int64Array) -> pa.Table:
+    """These events, in this order: by key, which delta-rs merges faster.
+
+    Filtered first: `take` alone would walk over all events, or copy them into one piece before.
+    """
+    wins = pc.is_valid(pc.inverse_permutation(taken, max_index=events.num_rows - 1))
+    places = pc.inverse_permutation(pc.array_sort_indices(taken).cast(pa.int64()))
+    return events.filter(wins).combine_chunks().take(places)
 
 
 def _winners(contents: list[tuple[object, ...]], rows: list[int], runs: list[tuple[int, int]]) -> tuple[int, list[int]]:
