@@ -45,8 +45,6 @@ _LOGIN_MODULES: Mapping[str, str] = {
 _ADMIN_TIMEOUT_MILLIS = 10_000
 _LONGEST_BACKOFF_MILLIS = 1_000
 _CLEANUP_POLICY = "cleanup.policy"
-_RECORDS_PER_POLL = "5000"
-"""Ten times what Kafka's client takes at a time unless told; a large batch is read in a tenth less time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,7 +76,6 @@ class Connection:
             "kafka.bootstrap.servers": self.bootstrap,
             "kafka.isolation.level": self.isolation,
             "kafka.security.protocol": security.protocol,
-            "kafka.max.poll.records": _RECORDS_PER_POLL,
         }
         if security.mechanism is not None:
             options["kafka.sasl.mechanism"] = security.mechanism
