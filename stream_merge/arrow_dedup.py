@@ -101,7 +101,7 @@ def _scalars(values: pa.ChunkedArray | pa.StructArray, dtype: StructType) -> Ite
 
 def _order(flat: pa.Table) -> list[tuple[str, str]]:
     direction = {"k": "ascending", "q": "descending"}
-    return [(name, direction[name[0]]) for name in flat.column_names if name[0] in direction]
+    return [(name, direction[name[0]]) for name in flat.column_names]
 
 
 def _as_before(ordered: pa.Table, columns: list[str]) -> pa.Array:

@@ -229,6 +229,12 @@ def java_causes(error: BaseException) -> list[tuple[str, str]]:
     return chain
 
 
+def root_cause(error: BaseException) -> str:
+    """What the innermost cause of an error is called and says, on one line; a cause in the JVM may say nothing."""
+    class_name, message = (java_causes(error) or [(type(error).__name__, str(error))])[-1]
+    return (f"{class_name}: {message}" if message else class_name).splitlines()[0]
+
+
 def reason(error: BaseException) -> str:
     """What went wrong, in one line; the first line of a `Py4JJavaError` only names the call that failed."""
     if isinstance(error, Py4JJavaError):
@@ -293,16 +299,6 @@ def path_is_occupied(session: SparkSession, path: str) -> bool:
         return True
     inside = [str(entry.getPath().getName()) for entry in files.listStatus(hadoop_path)]
     return bool(inside) and "_delta_log" not in inside
-
-
-def root_cause(error: BaseException) -> str:
-    """What the innermost cause of an error is called and says, on one line; a cause in the JVM may say nothing."""
-    cause = getattr(error, "_origin", None)  # CapturedException (PySpark 4.2) keeps the Java object
-    if cause is None:
-        return f"{type(error).__name__}: {error}".split("\n", 1)[0]
-    while cause.getCause() is not None:
-        cause = cause.getCause()
-    return str(cause.toString()).split("\n", 1)[0]
 
 
 @contextmanager
