@@ -32,6 +32,8 @@ PROPERTY_PREFIX = "stream_merge."
 KEYS_PROPERTY = "stream_merge.keys"
 SEQUENCE_PROPERTY = "stream_merge.sequence"
 FORMAT_PROPERTY = "stream_merge.format_version"
+ROW_GROUP_PROPERTY = "parquet.block.row.count.limit"
+"""Rows per row group (Parquet 1.16); Delta gives a table's properties to Parquet's writer (Delta 4.4)."""
 TARGET_ID_PROPERTY = "stream_merge.target_table_id"
 FORMAT_VERSION = "1"
 

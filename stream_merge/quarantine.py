@@ -35,6 +35,12 @@ SCHEMA = StructType(
     ]
 )
 """NULL where not applicable; the same from the first version on."""
+PROPERTIES = {names.ROW_GROUP_PROPERTY: "100"}
+"""Of a quarantine that the sink creates.
+
+Spark reads as many rows at once as a row group has, up to 4,096, and holds each column of them in one array (Spark 4.1,
+`VectorizedParquetRecordReader`): records of megabytes would need gigabytes to be looked at, or to be replayed.
+"""
 CORRUPT_LINE = "the line does not fit the declared format and types"
 """`error` of an undecodable line."""
 
@@ -169,7 +175,7 @@ def _last_batch(session: SparkSession, table: str, app_id: str | None) -> int | 
 
 def _create_if_missing(session: SparkSession, table: str) -> None:
     if tables.find(session, table) is None:
-        tables.create(session, table, SCHEMA.fields, properties={})
+        tables.create(session, table, SCHEMA.fields, properties=PROPERTIES)
 
 
 def _append(rows: DataFrame, table: str, *, error: Column, query: str, recorded_at: Column, commit: SideCommit) -> None:

@@ -77,7 +77,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session = local_session(
         "stream_merge tests",
         cores=2,
-        memory="2g",
+        memory="3g",
         confs={
             "spark.sql.warehouse.dir": tmp_path_factory.mktemp("warehouse").as_uri(),
             "spark.local.dir": str(tmp_path_factory.mktemp("spark-local")),

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from deliveries import SCHEMA, ChangeStream, ledger, upsert
 from pyspark.sql import DataFrame, SparkSession
@@ -72,6 +73,19 @@ def test_what_a_small_batch_refuses_is_appended_by_delta_rs(stream: ChangeStream
     assert kept(stream, 2) == kept(stream, 3) == kept(stream, 4)
     recorded = stream.side_table(QUARANTINE_TABLE_PREFIX).selectExpr("max(recorded_at) - min(recorded_at) AS apart")
     assert recorded.collect()[0]["apart"].total_seconds() < 3_600
+
+
+@pytest.mark.parametrize(("engine", "writer"), [("spark", "Spark"), ("native", "delta-rs")])
+def test_a_reader_never_has_to_hold_more_than_a_hundred_rows(stream: ChangeStream, engine: str, writer: str):
+    """Records may have megabytes, and Spark reads a row group, or 4,096 rows of it, at once."""
+    twice(stream, broken(stream, *[(None, n, "u", "no key") for n in range(250)]), engine=engine)
+
+    assert writers(stream)[-1] == writer
+    files = [pq.ParquetFile(file).metadata for file in stream.folder.glob(f"{QUARANTINE_TABLE_PREFIX}table/*.parquet")]
+    groups = [file.row_group(i) for file in files for i in range(file.num_row_groups)]
+    assert sum(group.num_rows for group in groups) == 1 + 250 + len(BROKEN)
+    assert max(group.num_rows for group in groups) == 100
+    assert {group.column(0).compression for group in groups} == {"SNAPPY"}
 
 
 def test_text_and_origin_are_kept_as_spark_keeps_them(stream: ChangeStream):

@@ -8,14 +8,23 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, Literal, ParamSpec, TypeVar
+from typing import Any, Literal, ParamSpec, TypedDict, TypeVar
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, QueryBuilder, Transaction, write_deltalake
+from deltalake import (
+    CommitProperties,
+    DeltaTable,
+    PostCommitHookProperties,
+    QueryBuilder,
+    Transaction,
+    WriterProperties,
+    write_deltalake,
+)
 from deltalake.exceptions import TableNotFoundError
 from deltalake.table import TableMerger
 from pyspark.sql.types import StructType
 
+from stream_merge import names
 from stream_merge.snapshot import CommitRecord, TableSnapshot, metrics_of_history
 
 log = logging.getLogger(__name__)
@@ -56,6 +65,12 @@ class Protocol:
     writer_version: int
     features: frozenset[str]
     """Named table features; older protocol versions name none."""
+
+
+class _Parquet(TypedDict, total=False):
+    """How a write makes its files, where that is not delta-rs' own way."""
+
+    writer_properties: WriterProperties
 
 
 class NativePanicError(RuntimeError):
@@ -214,6 +229,7 @@ class NativeTable:
             source_alias="s",
             target_alias="t",
             streamed_exec=True,
+            **self._parquet(),
             commit_properties=_commit(transaction, user_metadata),
             post_commithook_properties=_NO_HOOKS,
         )
@@ -233,11 +249,20 @@ class NativeTable:
         """Put these rows in the place of all others, on the handle's very version."""
         self._write(rows, "overwrite", None)
 
+    def _parquet(self) -> _Parquet:
+        """Rows per row group as the table's properties say, which delta-rs does not look at; else its defaults."""
+        limit = self._described()[2].get(names.ROW_GROUP_PROPERTY, "")
+        if not limit.isdecimal():
+            return {}
+        # Properties without a compression would mean none (delta-rs 1.6).
+        return {"writer_properties": WriterProperties(max_row_group_size=int(limit), compression="SNAPPY")}
+
     def _write(self, rows: pa.Table, mode: Literal["append", "overwrite"], transaction: tuple[str, int] | None) -> None:
         write_deltalake(
             self._table,
             rows,
             mode=mode,
+            **self._parquet(),
             commit_properties=_commit(transaction, None),
             post_commithook_properties=_NO_HOOKS,
         )
