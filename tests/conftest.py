@@ -95,6 +95,15 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session.stop()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def delta_forgets() -> Iterator[None]:
+    """Delta keeps each table's log and its plans, 3 MB, for an hour; the tests make hundreds of tables."""
+    yield
+    session = SparkSession.getActiveSession()
+    if session is not None and session._jvm is not None:
+        session._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
+
+
 @pytest.fixture(autouse=True)
 def engine_of_the_run(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let `--engine` decide what a batch costs where a sink may choose; what is ineligible stays so."""

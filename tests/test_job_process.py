@@ -45,7 +45,8 @@ class Shop:
         self.job = JobProcesses(self.file, target=self.target, checkpoint=self.checkpoint)
         self._admin = KafkaAdminClient(bootstrap_servers=broker.bootstrap)
         self._admin.create_topics({self.topic: {"num_partitions": 2, "replication_factor": 1}})
-        self._producer = KafkaProducer(bootstrap_servers=broker.bootstrap)
+        # After an outage of a minute the client's default is to try again after half a minute: as long as we wait.
+        self._producer = KafkaProducer(bootstrap_servers=broker.bootstrap, reconnect_backoff_max_ms=1_000)
         self.file.write_text(
             f"""
 kafka: {{bootstrap: "{broker.bootstrap}"}}
