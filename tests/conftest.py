@@ -85,9 +85,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
             "spark.sql.artifact.isolation.enabled": "false",
             # This JVM lives long: the best compiler pays. Thousands of generated classes: the default code cache
             # (240 MB, segmented) fills up and compiling stops.
-            "spark.driver.extraJavaOptions": (
-                "-XX:TieredStopAtLevel=4 -XX:+UseParallelGC -XX:ReservedCodeCacheSize=512m"
-            ),
+            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=4 -XX:ReservedCodeCacheSize=512m",
             **({} if services.missing() else jars.conf(str(services.SPARK_JARS))),
         },
     )

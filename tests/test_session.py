@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
@@ -109,6 +110,49 @@ def test_python_workers_run_this_interpreter(spark: SparkSession):
     workers = spark.sparkContext.parallelize([0], 1).map(lambda _: sys.executable).collect()
 
     assert workers == [sys.executable]
+
+
+def collectors(session: SparkSession) -> set[str]:
+    """What the JVM calls its collectors."""
+    beans = session.sparkContext._jvm.java.lang.management.ManagementFactory.getGarbageCollectorMXBeans()
+    return {str(bean.getName()) for bean in beans}
+
+
+def test_the_jvm_of_a_local_session_collects_in_parallel(spark: SparkSession):
+    assert collectors(spark) == {"PS Scavenge", "PS MarkSweep"}
+
+
+@pytest.mark.parametrize("said_in", ["confs", "environment", "spark-defaults.conf"])
+def test_a_collector_of_the_users_own_stays(tmp_path: Path, said_in: str):
+    """A JVM that is told two collectors does not start."""
+    (tmp_path / "spark-defaults.conf").write_text("spark.driver.defaultJavaOptions  -XX:+UseSerialGC\n")
+    own = {
+        "confs": {"CONFS": "-XX:+UseSerialGC"},
+        "environment": {"SPARK_SUBMIT_OPTS": f"{os.environ['SPARK_SUBMIT_OPTS']} -XX:+UseSerialGC"},
+        "spark-defaults.conf": {"SPARK_CONF_DIR": str(tmp_path)},
+    }[said_in]
+    code = """
+        import os, sys
+        from stream_merge.session import local_session
+        sys.path.insert(0, "tests")
+        from test_session import collectors
+
+        options = os.environ.get("CONFS")
+        confs = {"spark.driver.extraJavaOptions": options} if options else {}
+        session = local_session("own collector", cores=1, memory="512m", confs=confs)
+        print(*sorted(collectors(session)), sep=",")
+        session.stop()
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env={**os.environ, **own},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+    assert done.stdout == "Copy,MarkSweepCompact\n", done.stderr
 
 
 def test_asking_again_gives_the_running_session(spark: SparkSession):
