@@ -23,6 +23,7 @@ from stream_merge.errors import MergeFailedError
 from stream_merge.job import decoded
 from stream_merge.job.topic import TopicSink
 from stream_merge.memory import reservations
+from stream_merge.sources.kafka import Connection
 
 PLACEHOLDER = "__debezium_unavailable_value"
 WHOLE = ("id", "small", "name", "__stream_merge_sequence")
@@ -77,6 +78,21 @@ def stored(job: TopicJob, queries: list[StreamingQuery]) -> TopicJob:
     job.merge()
     queries.clear()
     return job
+
+
+def test_spark_reads_as_it_is_told_to(spark: SparkSession) -> None:
+    services.need()
+    jvm = spark._jvm
+    options = {
+        name.removeprefix("kafka."): value for name, value in Connection(bootstrap="b:1").spark_options().items()
+    }
+    told = jvm.org.apache.spark.sql.kafka010.KafkaSourceProvider.kafkaParamsForExecutors(
+        jvm.PythonUtils.toScalaMap(options), "group"
+    )
+
+    assert options.keys() <= set(jvm.org.apache.kafka.clients.consumer.ConsumerConfig.configNames())
+    assert {name: told[name] for name in options} == options
+    assert int(told["receive.buffer.bytes"]) > 2**20  # 65,536 is what Spark takes by itself
 
 
 def test_a_batch_is_fetched_once_whatever_is_in_it(stored: TopicJob, queries: list[StreamingQuery]) -> None:
