@@ -42,14 +42,10 @@ _LOGIN_MODULES: Mapping[str, str] = {
     "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
     "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
 }
-_FETCHING: Mapping[str, str] = {
-    "kafka.receive.buffer.bytes": str(4 * 2**20),
-    "kafka.max.poll.records": "10000",
-}
-"""How Spark reads a large batch: unless told otherwise its source asks for a socket's buffer of 64 KiB (Spark 4.2,
-`KafkaSourceProvider.kafkaParamsForExecutors`), a small part of a broker's answer, and is handed 500 records at a
-time. With these a batch of 2 M records of 0.6 kB takes a quarter less. A poll still holds no more than an answer:
-1 MiB of its partition, or one record (`max.partition.fetch.bytes`)."""
+_RECEIVE_BUFFER_BYTES = 4 * 2**20
+"""Unless told otherwise Spark's source asks for a socket's buffer of 64 KiB (Spark 4.2,
+`KafkaSourceProvider.kafkaParamsForExecutors`), a small part of a broker's answer: large batches waited for it.
+Records per poll stay as Kafka's client has them: more of them, large and well compressed, end the JVM."""
 _ADMIN_TIMEOUT_MILLIS = 10_000
 _LONGEST_BACKOFF_MILLIS = 1_000
 _CLEANUP_POLICY = "cleanup.policy"
@@ -84,7 +80,7 @@ class Connection:
             "kafka.bootstrap.servers": self.bootstrap,
             "kafka.isolation.level": self.isolation,
             "kafka.security.protocol": security.protocol,
-            **_FETCHING,
+            "kafka.receive.buffer.bytes": str(_RECEIVE_BUFFER_BYTES),
         }
         if security.mechanism is not None:
             options["kafka.sasl.mechanism"] = security.mechanism
