@@ -24,7 +24,7 @@ from stream_merge.job import load
 from stream_merge.job.trail import trail
 from stream_merge.testing import change_rows, target_rows
 
-KILLS = 5
+KILLS = 3
 EVENTS_PER_BATCH = 200
 
 
