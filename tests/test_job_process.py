@@ -187,7 +187,11 @@ def test_an_outage_of_the_broker_is_waited_for(tmp_path: Path, seed: int) -> Non
         time.sleep(OUTAGE_SECONDS)
         assert process.poll() is None, process.communicate()[0]
         broker.start()
+        before = shop.job.newest_version()
         shop.write(50)
+        services.wait_until(
+            lambda: shop.job.newest_version() > before, "a version was committed", seconds=START_SECONDS
+        )
         # The job may see the first of them before the last are written, and take them in two batches.
         services.wait_until(lambda: shop.read() == shop.produced, "everything was read", seconds=START_SECONDS)
         os.kill(process.pid, signal.SIGTERM)
