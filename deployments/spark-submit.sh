@@ -47,6 +47,9 @@ for jar in "$folder"/*.jar; do
 done
 
 job=$1 && shift
-# In place of this shell: a signal to this process is one to spark-submit's.
+# A terminal sends Ctrl-C to the driver, to Spark's JVM and to the JVM's helpers, such as the 'chmod' by which Hadoop sets
+# the mode of a checkpoint's file, whose end would be the batch's. What starts from here leaves it to the driver.
+trap '' INT
+# In place of this shell: SIGTERM to this process is one to spark-submit's.
 exec "$SPARK_HOME/bin/spark-submit" --name "stream-merge $(basename "${job%.*}")" ${jars:+--jars "$jars"} \
     ${options+"${options[@]}"} "$here/job.py" run "$job" "$@"
