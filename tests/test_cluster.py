@@ -255,6 +255,7 @@ exec '{shutil.which("chmod")}' "$@"
 
     assert code == 0, said[-5000:]
     assert shop.recorded_batches() == shop.merged_batches()
+    assert not list(shop.folder.glob("*.stop"))
 
 
 def test_exit_codes_come_through(shop: Shop) -> None:
