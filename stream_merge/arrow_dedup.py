@@ -56,17 +56,7 @@ def latest(events: pa.Table, layout: Layout) -> Latest:
         # Only the first row of a key can win: runs further down belong to events that are collapsed anyway.
         places = pc.index_in(first, pa.array([start for start, _ in runs]))
         taken = pc.if_else(pc.is_valid(places), pa.array(winners, pa.int64()).take(places), taken)
-    return Latest(rows=_picked(events, taken), collapsed=count - len(taken), ties=ties)
-
-
-def _picked(events: pa.Table, taken: pa.Int64Array) -> pa.Table:
-    """These events, in this order: by key, which delta-rs merges faster.
-
-    Filtered first: `take` alone would walk over all events, or copy them into one piece before.
-    """
-    wins = pc.is_valid(pc.inverse_permutation(taken, max_index=events.num_rows - 1))
-    places = pc.inverse_permutation(pc.array_sort_indices(taken).cast(pa.int64()))
-    return events.filter(wins).combine_chunks().take(places)
+    return Latest(rows=events.take(taken), collapsed=count - len(taken), ties=ties)
 
 
 def _winners(contents: list[tuple[object, ...]], rows: list[int], runs: list[tuple[int, int]]) -> tuple[int, list[int]]:
@@ -82,10 +72,14 @@ def _winners(contents: list[tuple[object, ...]], rows: list[int], runs: list[tup
 
 
 def _flat(events: pa.Table, layout: Layout) -> pa.Table:
-    """Keys and scalar components of the sequence as plain columns, in one piece each, which sorts faster."""
+    """Keys and scalar components of the sequence as plain columns, in one piece each, which sorts faster.
+
+    Without components that are the same in all events, such as a job's epoch: they decide nothing.
+    """
     flat = {f"k{i}": events[key].combine_chunks() for i, key in enumerate(layout.keys)}
     sequence = events[names.SEQUENCE_COLUMN].combine_chunks()
-    flat |= {f"q{i}": part for i, part in enumerate(_scalars(sequence, layout.sequence_type))}
+    parts = enumerate(_scalars(sequence, layout.sequence_type))
+    flat |= {f"q{i}": part for i, part in parts if not pc.all(pc.equal(part, part[0]), skip_nulls=False).as_py()}
     return pa.table(flat)
 
 

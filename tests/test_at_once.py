@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import random
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -16,7 +18,7 @@ from stream_merge.sources.decoding import Decoder
 from stream_merge.sources.formats import connect_schema, json_table, plain
 from stream_merge.sources.formats.base import Format
 from stream_merge.sources.formats.debezium import DebeziumJson
-from stream_merge.sources.formats.encodings import Encoding
+from stream_merge.sources.formats.encodings import Encoding, decimal_of_bytes, decode
 from stream_merge.sources.formats.flattened import FlattenedJson
 from stream_merge.sources.formats.plain import PlainJson
 from stream_merge.sources.formats.postgres import Modes
@@ -391,3 +393,41 @@ def test_whatever_is_changed_in_a_text_it_is_read_the_same(decoder, read_one_by_
 
     assert len(read_one_by_one) < len(records)  # some changes are none
     expect_the_same(by, records, monkeypatch)
+
+
+ENDS = [(b"\x80", b"\0"), (b"\x7f", b"\xff"), (b"\xff", b"\xff"), (b"\0", b"\0")]
+"""First byte and those behind it, of the least and the greatest integers and those around zero."""
+
+
+@pytest.mark.parametrize("most_bytes", [6, 9])
+def test_decimals_of_bytes_are_read_as_one_by_one(most_bytes):
+    """Up to six bytes all of them at once, by shifts; a longer one has its batch read otherwise."""
+    encoding = decimal_of_bytes(15, 2)
+    assert encoding.many is not None
+    rng = random.Random(most_bytes)
+    kinds = set()
+    for _ in range(500):
+        lengths = [rng.randint(1, most_bytes) for _ in range(rng.randint(1, 12))]
+        raws = [rng.choice([rng.randbytes(n), *(a + (n - 1) * b for a, b in ENDS)]) for n in lengths]
+        texts = [None if rng.random() < 0.1 else base64.b64encode(raw).decode() for raw in raws]
+
+        wanted = decode(encoding, texts)
+
+        found = encoding.many(pa.array(texts, pa.string()))
+        kinds.add(found is None)
+        assert found is None if wanted.errors else found is not None and found.equals(wanted.values)
+    assert kinds == ({False} if most_bytes == 6 else {False, True})
+
+
+@pytest.mark.parametrize("text", ["", "AMg", "A===", "=AMg", "AM=g", "AMg=\n", "AM g", "AMg\u00e9", "\u00e9==", "****"])
+def test_decimals_that_are_no_base64_are_left_to_be_read_one_by_one(text):
+    encoding = decimal_of_bytes(14, 2)
+    assert encoding.many is not None
+    assert encoding.many(pa.array(["AMg=", text, None], pa.string())) is None
+
+
+def test_bits_behind_a_decimals_last_byte_say_nothing():
+    encoding = decimal_of_bytes(14, 2)
+    assert encoding.many is not None
+    assert encoding.many(pa.array(["AR==", "AMj="], pa.string())).to_pylist() == [Decimal("0.01"), Decimal("2.00")]
+    assert decode(encoding, ["AR==", "AMj="]).values.to_pylist() == [Decimal("0.01"), Decimal("2.00")]

@@ -25,7 +25,7 @@ from stream_merge.plan import KeyBounds
 
 log = logging.getLogger(__name__)
 
-_ROW = "__stream_merge_row"
+_ROW, _EVENT = "__stream_merge_row", "__stream_merge_event"
 TIDY_ENTRIES = 100_000
 """A log with more entries is only packed, unless it has doubled since it was last packed or cleared."""
 
@@ -116,13 +116,8 @@ class NativeTombstones:
         keys = list(self._layout.keys)
         entries = self._entries(found, bounds)
         entries = entries.cast(_with_types_of(entries.schema, events.schema))
-        # Most entries concern other keys; a set is cheaper to look into than a join is to build.
-        entries = entries.filter(pc.is_in(entries[keys[0]], value_set=events[keys[0]].combine_chunks()))
-        batch = events.select(keys)
-        numbered = entries.select(keys).append_column(_ROW, pa.array(range(entries.num_rows), pa.int64()))
-        rows = batch.append_column("__event", pa.array(range(batch.num_rows), pa.int64()))
-        pairs = numbered.join(rows, keys, join_type="inner").select([_ROW, "__event"])
-        return self._judged(entries, events, _without_their_own(pairs, entries, events), found.version)
+        pairs = _without_their_own(_pairs(entries.select(keys), events.select(keys)), entries, events)
+        return self._judged(entries, events, pairs, found.version)
 
     def _entries(self, found: NativeTable, bounds: KeyBounds) -> pa.Table:
         """Entries that may concern keys within the bounds: from memory where the log is small."""
@@ -182,7 +177,7 @@ class NativeTombstones:
         sequences = orderable(entries[names.SEQUENCE_COLUMN].take(pairs[_ROW]))
         newest: dict[int, tuple[Any, int]] = {}
         overtaken: dict[int, Any] = {}
-        for event, entry, mark, sequence in zip(pairs["__event"].to_pylist(), hit, marks, sequences, strict=True):
+        for event, entry, mark, sequence in zip(pairs[_EVENT].to_pylist(), hit, marks, sequences, strict=True):
             if mark:
                 overtaken[event] = max(overtaken.get(event, sequence), sequence)
             elif event not in newest or newest[event][0] < sequence:
@@ -232,9 +227,27 @@ class NativeTombstones:
         return [f"{recorded_at} >= arrow_cast({self._oldest_micros}, 'Timestamp(Microsecond, Some(\"UTC\"))')"]
 
 
+def _pairs(entries: pa.Table, events: pa.Table) -> pa.Table:
+    """Entries and events (row numbers `_ROW` and `_EVENT`) of the same key.
+
+    Args:
+        entries: keys.
+        events: keys.
+    """
+    key = entries.column_names[0]
+    one = entries.append_column(_ROW, pa.arange(0, entries.num_rows))
+    other = events.append_column(_EVENT, pa.arange(0, events.num_rows))
+    # Most keys of the larger one are not in the smaller; a set is cheaper to look into than a join is to build.
+    if one.num_rows > other.num_rows:
+        one = one.filter(pc.is_in(one[key], value_set=other[key].combine_chunks()))
+    else:
+        other = other.filter(pc.is_in(other[key], value_set=one[key].combine_chunks()))
+    return one.join(other, entries.column_names, join_type="inner").select([_ROW, _EVENT])
+
+
 def _without_their_own(pairs: pa.Table, entries: pa.Table, events: pa.Table) -> pa.Table:
     """The pairs but for those of a delete and what remembers this very delete: it neither refuses nor is overtaken."""
-    entry, event = pairs[_ROW], pairs["__event"]
+    entry, event = pairs[_ROW], pairs[_EVENT]
     own = pc.and_(events[names.DELETE_COLUMN].take(event), pc.invert(entries[names.REVIVED_COLUMN].take(entry)))
     one, other = (table[names.SEQUENCE_COLUMN].take(at) for table, at in ((entries, entry), (events, event)))
     for theirs, its in zip(_parts(one), _parts(other), strict=True):

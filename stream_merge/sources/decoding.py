@@ -286,7 +286,7 @@ class _Records(NamedTuple):
 
 def _others(count: int, done: pa.Int64Array) -> pa.Int64Array:
     """The records that are not done yet."""
-    everything = pa.array(range(count), pa.int64())
+    everything = pa.arange(0, count)
     return everything.filter(pc.invert(pc.is_in(everything, value_set=done)))
 
 

@@ -61,9 +61,12 @@ class Spool:
 
     def frame(self) -> DataFrame:
         """The events as rows; reads the files whenever it runs."""
-        batches = [(file, i) for file in self.files for i in range(_opened(file).num_record_batches)]
+        opened_files = {file: _opened(file) for file in self.files}
+        batches = [(file, i) for file, found in opened_files.items() for i in range(found.num_record_batches)]
         places = [
-            (file, i, start) for file, i in batches for start in range(0, _opened(file).get_batch(i).num_rows, _AT_ONCE)
+            (file, i, start)
+            for file, i in batches
+            for start in range(0, opened_files[file].get_batch(i).num_rows, _AT_ONCE)
         ]
         dtype, count = T.ArrayType(self.schema), _AT_ONCE
 

@@ -105,7 +105,7 @@ class ConnectJson:
         Args:
             values: none of them NULL.
         """
-        rest, texts = pa.array(range(len(values)), pa.int64()), values
+        rest, texts = pa.arange(0, len(values)), values
         for start, schema_id in self._known_starts.items():
             if schema_id is None:
                 continue
@@ -135,7 +135,7 @@ class ConnectJson:
             without: fields that are or hold the row.
         """
         samples = []
-        for text in texts.take(pa.array(range(0, len(texts), len(texts) // _SAMPLES + 1))).to_pylist():
+        for text in texts.take(pa.arange(0, len(texts), len(texts) // _SAMPLES + 1)).to_pylist():
             with suppress(UndecodableError):
                 sample = parse(text_of(text))
                 if isinstance(sample, dict):

@@ -73,7 +73,7 @@ class DebeziumJson(ConnectJson):
             around = self.shape(payloads.schema_id, payloads.texts, without=_IMAGES)
             if _is_an_envelopes(around):
                 for part, rows in payloads.read(pa.schema([*around, *((name, row) for name in sorted(_IMAGES))])):
-                    yield _row_events(part, rows)
+                    yield from _row_events(part, rows)
 
 
 def _is_an_envelopes(around: pa.StructType) -> bool:
@@ -94,23 +94,26 @@ def _named(struct: pa.StructType) -> set[tuple[str, pa.DataType]]:
     return {(field.name, field.type) for field in struct}
 
 
-def _row_events(payloads: Payloads, rows: pa.StructArray) -> ReadMany:
+def _row_events(payloads: Payloads, rows: pa.StructArray) -> Iterator[ReadMany]:
+    """The upserts with the row after, then the deletes with the row before."""
     op, source, after = rows.field("op"), rows.field("source"), rows.field("after")
     is_delete = pc.fill_null(pc.equal(op, "d"), False)
     is_upsert = pc.is_in(op, value_set=pa.array(sorted(UPSERTS)))
     position = inner(source, "lsn", pa.int64())
-    whole = json_table.lack_nothing(payloads.texts, rows, after)
-    return ReadMany(
+    whole = json_table.lack_nothing(payloads.texts, rows, after, spared=is_delete)
+    every = ReadMany(
         indexes=payloads.indexes,
         schema_id=payloads.schema_id,
         is_delete=is_delete,
-        image=pc.if_else(is_delete, rows.field("before"), after),
+        image=after,
         position=position,
         is_snapshot=are_snapshot_reads(source, "snapshot"),
         source_millis=inner(source, "ts_ms", pa.int64()),
         connector=inner(source, "name", pa.string()),
         key_completes=True,
-    ).where(pc.and_(pc.or_(is_delete, pc.and_(is_upsert, whole)), position.is_valid()))
+    )
+    yield every.where(pc.and_(pc.and_(is_upsert, whole), position.is_valid()))
+    yield every._replace(image=rows.field("before")).where(pc.and_(is_delete, position.is_valid()))
 
 
 def are_snapshot_reads(about: pa.StructArray, name: str) -> pa.BooleanArray:

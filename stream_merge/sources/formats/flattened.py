@@ -102,7 +102,7 @@ class FlattenedJson(ConnectJson):
         said = [inner(rows, f"{self.prefix}{name}", pa.string()) for name in ("deleted", "op")]
         is_delete = pc.fill_null(pc.or_kleene(pc.equal(said[0], "true"), pc.equal(said[1], "d")), False)
         position = inner(rows, place, pa.int64()) if place else pa.repeat(pa.scalar(0, pa.int64()), len(rows))
-        whole = json_table.lack_nothing(payloads.texts, rows, image)
+        whole = json_table.lack_nothing(payloads.texts, rows, image, spared=is_delete)
         return ReadMany(
             indexes=payloads.indexes,
             schema_id=payloads.schema_id,

@@ -69,7 +69,12 @@ def _looks_whole(texts: pa.Array) -> pa.BooleanArray:
 
 
 def lack_nothing(
-    texts: pa.Array, rows: pa.StructArray, row: pa.StructArray, optional: frozenset[str] = frozenset()
+    texts: pa.Array,
+    rows: pa.StructArray,
+    row: pa.StructArray,
+    optional: frozenset[str] = frozenset(),
+    *,
+    spared: pa.BooleanArray | None = None,
 ) -> pa.BooleanArray:
     """Which objects surely have all fields of their row: the table alone cannot tell null from a missing field.
 
@@ -81,11 +86,12 @@ def lack_nothing(
         rows: as `read` gave them.
         row: the part of `rows` that is asked about.
         optional: fields of `rows` that may well be missing.
+        spared: objects of which nobody wants to know; those that may lack something count as if they did.
     """
     found = row.is_valid()
     for values in row.flatten():
         found = pc.and_(found, values.is_valid())
-    unsure = pc.invert(found)
+    unsure = pc.invert(found) if spared is None else pc.invert(pc.or_(found, spared))
     if not pc.any(unsure).as_py():
         return found
     asked = texts.filter(unsure)
@@ -119,7 +125,7 @@ def _may_say_null(values: pa.Array) -> pa.BooleanArray:
         items = values.flatten()
         unsure = items.is_valid() if pa.types.is_struct(items.type) else _may_say_null(items)
         rows = pc.list_parent_indices(values).filter(unsure)
-        return pc.is_in(pa.array(range(len(values)), rows.type), value_set=pc.unique(rows))
+        return pc.is_in(pa.arange(0, len(values)).cast(rows.type), value_set=pc.unique(rows))
     return pa.repeat(pa.scalar(False), len(values))
 
 

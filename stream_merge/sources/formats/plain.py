@@ -136,7 +136,7 @@ class PlainJson:
                 position = rows.field(self.position).cast(pa.int64())
             whole = json_table.lack_nothing(values.slice(first, len(rows)), rows, image, frozenset(around))
             found = ReadMany(
-                indexes=pa.array(range(first, first + len(rows)), pa.int64()),
+                indexes=pa.arange(first, first + len(rows)),
                 schema_id=DECLARED,
                 is_delete=is_delete,
                 image=image,
