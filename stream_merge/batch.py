@@ -28,7 +28,7 @@ from stream_merge.intake import AtHand
 from stream_merge.layout import Layout
 from stream_merge.plan import KeyBounds, bound_aggregates, boundable, key_bounds
 from stream_merge.results import REASONS
-from stream_merge.spark_internals import materialised, release
+from stream_merge.spark_internals import exceeds_driver_results, materialised, release
 
 
 class Rows(Protocol):
@@ -196,12 +196,20 @@ def _keys(layout: Layout) -> list[str]:
     return [*layout.keys, names.SEQUENCE_COLUMN, names.DELETE_COLUMN]
 
 
-def evaluate_in_driver(source: DataFrame, layout: Layout) -> Batch:
+def evaluate_in_driver(source: DataFrame, layout: Layout) -> Batch | None:
     """Evaluate the source exactly once, into the driver: for small batches of types that Arrow compares as Spark does.
 
     Cost: one Spark job without a shuffle.
+    Returns: None where the events are too large for the driver or for Arrow; nothing of them is kept then.
     """
-    judged = contract.judged(source, layout).toArrow()
+    try:
+        judged = contract.judged(source, layout).toArrow()
+    except Exception as err:
+        if not exceeds_driver_results(err):
+            raise
+        return None
+    if judged.nbytes > MOST_BYTES:
+        return None
     broken = judged[names.REASONS_COLUMN].is_valid()
     refused = judged.filter(broken).select(_QUARANTINED.names)
     valid = _as_stored(judged.filter(pc.invert(broken)).select(_merged(layout)))

@@ -28,7 +28,7 @@ from stream_merge.metrics import MergeMetrics
 from stream_merge.results import MergeResult, Outcome
 from stream_merge.selection import Selector
 from stream_merge.snapshot import TableSnapshot, is_applied
-from stream_merge.spark_internals import exceeds_driver_results, reason
+from stream_merge.spark_internals import reason
 from stream_merge.store import Store
 
 T = TypeVar("T")
@@ -126,15 +126,12 @@ class MicroBatch:
                 return found
         if not self._selector.fits_the_driver(self._source, self._layout, self._found):
             return None
-        try:
-            return evaluate_in_driver(self._source, self._layout)
-        except Exception as err:
-            if not exceeds_driver_results(err):
-                raise
+        found = evaluate_in_driver(self._source, self._layout)
+        if found is None:
             log.warning(
                 "batch_too_large_for_the_driver", extra={"target": self._spec.label, "batch_id": self._batch_id}
             )
-            return None
+        return found
 
     def refuse_invalid_if_told_to(self) -> None:
         """Under on_invalid="fail", raise before anything is written."""

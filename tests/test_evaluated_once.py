@@ -17,6 +17,7 @@ from stream_merge import RetryPolicy
 from stream_merge.engines.native import NativeEngine
 from stream_merge.engines.spark import SparkEngine
 from stream_merge.names import QUARANTINE_TABLE_PREFIX, TOMBSTONE_TABLE_PREFIX
+from stream_merge.results import MergeResult
 from stream_merge.testing import batch, run
 
 BATCH = (
@@ -108,19 +109,33 @@ def test_lost_attempts_evaluate_nothing_again(
     assert stream.rows() == [(1, 2, "new"), (2, 9, "back"), (5, 1, "first")]
 
 
-def test_a_batch_that_outgrows_the_driver_is_merged_all_the_same(stream: ChangeStream, monkeypatch: pytest.MonkeyPatch):
-    """Sized by the batch before it; Spark stops a collection that exceeds the limit, and nothing of it is kept."""
+def outgrow(what: str, by: object, stream: ChangeStream, monkeypatch: pytest.MonkeyPatch) -> MergeResult:
+    """What becomes of a batch that is taken for small, as the one before it was, and is not."""
+    sink = stream.sink()
+    run(sink, batch(stream.spark, SCHEMA, upsert(7, "small", lsn=1)), 1)
+    monkeypatch.setattr(what, by)
+    return run(sink, batch(stream.spark, SCHEMA, *BATCH), 2)
+
+
+@pytest.mark.parametrize("stops", ["Spark", "Arrow"])
+def test_a_batch_that_outgrows_the_driver_is_merged_all_the_same(
+    stream: ChangeStream, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, stops: str
+):
+    """Spark stops a collection that exceeds the limit, Arrow 26 cannot take rows out of 2 GiB of texts."""
 
     def too_large(*_: Any) -> Any:
         msg = "Total size of serialized results is bigger than spark.driver.maxResultSize (1024.0 MiB)"
         raise RuntimeError(msg)
 
-    monkeypatch.setattr("stream_merge.microbatch.evaluate_in_driver", too_large)
+    outgrown = {
+        "Spark": ("pyspark.sql.classic.dataframe.DataFrame.toArrow", too_large),
+        "Arrow": ("stream_merge.batch.MOST_BYTES", 1),
+    }
+    result = outgrow(*outgrown[stops], stream, monkeypatch)
 
-    result = stream.deliver(*BATCH)
-
-    assert result.outcome == "committed"
-    assert stream.rows() == [(1, 2, "new"), (2, 9, "back"), (5, 1, "first")]
+    assert "batch_too_large_for_the_driver" in caplog.messages
+    assert ledger(result)["received"] == len(BATCH)
+    assert stream.rows() == [(1, 2, "new"), (2, 9, "back"), (5, 1, "first"), (7, 1, "small")]
 
 
 def test_a_replay_evaluates_once_more_only_where_a_remembered_delete_could_concern_it(

@@ -40,7 +40,7 @@ def test_a_delete_and_its_own_tombstone_are_left_out_without_a_difference(seed):
             names.REVIVED_COLUMN: pa.array([rng.random() < 0.3 for _ in range(count)]),
         }
     )
-    pairs = pa.table({"__stream_merge_row": pa.array(range(count)), "__event": pa.array(owners)})
+    pairs = pa.table({"__stream_merge_row": pa.array(range(count)), "__stream_merge_event": pa.array(owners)})
 
     left = _without_their_own(pairs, entries, events)
 

@@ -241,6 +241,7 @@ def test_events_at_hand_are_evaluated_as_those_that_spark_brings(spark, seed, co
 
     found = evaluate_at_hand(frame, at_hand(frame), layout)
 
+    assert wanted is not None
     assert found is not None
     assert _numbers(found) == _numbers(wanted)
     assert found.rows.arrow().schema == wanted.rows.arrow().schema
@@ -289,7 +290,9 @@ def test_spark_judges_where_an_event_at_hand_breaks_the_contract(spark, lacking)
     frame = spark.createDataFrame(rows, EVENTS)
 
     assert evaluate_at_hand(frame, at_hand(frame), plan_layout(frame, SPEC, None)) is None
-    assert evaluate_in_driver(frame, plan_layout(frame, SPEC, None)).quarantined == 1
+    judged = evaluate_in_driver(frame, plan_layout(frame, SPEC, None))
+    assert judged is not None
+    assert judged.quarantined == 1
 
 
 def test_spark_converts_where_the_target_stores_another_type(spark):
