@@ -12,6 +12,7 @@ import yaml
 
 from stream_merge import ConfigError
 from stream_merge.job import JobSettings, load
+from stream_merge.job.formats import DebeziumFormat, JsonFormat
 from stream_merge.job.requests import request_stop, stop_request
 
 GOOD = """
@@ -39,6 +40,39 @@ def test_defaults_hold_for_every_query_and_units_are_read(read: Read) -> None:
 
     assert (query.trigger, query.limits.max_value_bytes) == (0.5, 2**20)
     assert (query.topic, query.keys) == (("shop.public.orders",), ("id",))
+
+
+def test_defaults_also_hold_for_what_a_query_leaves_open_in_a_group(read: Read) -> None:
+    """The modes of one connector stand once, the columns with each table; another type starts from nothing."""
+    text = """
+kafka: {bootstrap: "b:9092"}
+defaults:
+  value_format: {type: debezium, time_precision_mode: microseconds}
+  limits: {max_value_bytes: 1 MiB, max_quarantine_share: 0.1}
+  start: {0: 7, 1: 7}
+queries:
+  - {name: a, topic: a, target: a, keys: id, checkpoint: a, value_format: {columns: {at: timestamp(6)}}, start: {0: 3}}
+  - {name: b, topic: b, target: b, keys: id, checkpoint: b, value_format: {type: json, columns: {id: int}},
+     limits: {max_value_bytes: 2 MiB}}
+"""
+    one, other = read(text).queries
+
+    assert isinstance(one.value_format, DebeziumFormat)
+    assert isinstance(other.value_format, JsonFormat)
+    assert (one.value_format.type, one.value_format.columns) == ("debezium", {"at": "timestamp(6)"})
+    assert one.value_format.modes.time_precision == "microseconds"
+    assert (one.limits.max_value_bytes, one.start) == (2**20, {0: 3})
+    assert (other.value_format.type, other.value_format.columns) == ("json", {"id": "int"})
+    assert (other.limits.max_value_bytes, other.limits.max_quarantine_share) == (2 * 2**20, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("written", "seconds"), [("500 ms", 0.5), ("2", 2), ("1.5 m", 90), ("2 hours", 7200), ("30 days", 2_592_000)]
+)
+def test_durations_have_units(read: Read, written: str, seconds: float) -> None:
+    (query,) = read(GOOD.replace("keys: id", f"keys: id, tombstone_retention: {written}")).queries
+
+    assert query.tombstone_retention == seconds
 
 
 def test_every_default_of_a_query_is_pinned(read: Read) -> None:

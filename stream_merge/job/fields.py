@@ -8,9 +8,10 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 _UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
-_SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>b|[kmg]i?b)?", re.IGNORECASE)
-_DURATION = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>ms|s|seconds?|m|minutes?|h|hours?)?", re.IGNORECASE)
-_SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600}
+_NUMBER = r"(?P<number>\d+(?:\.\d+)?)\s*"
+_SIZE = re.compile(_NUMBER + r"(?P<unit>b|[kmg]i?b)?", re.IGNORECASE)
+_DURATION = re.compile(_NUMBER + r"(?P<unit>ms|s(econds?)?|m(inutes?)?|h(ours?)?|d(ays?)?)?", re.IGNORECASE)
+_SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 def _bytes(value: Any) -> Any:
@@ -22,7 +23,7 @@ def _bytes(value: Any) -> Any:
 
 
 def _seconds(value: Any) -> Any:
-    """`500 ms`, `1 second`, `5 m` or a number of seconds."""
+    """`500 ms`, `1 second`, `5 m`, `30 days` or a number of seconds."""
     found = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
     if found is None:
         return value

@@ -18,6 +18,7 @@ from stream_merge.job.formats import DebeziumFormat, JsonFormat, KeySettings, Va
 from stream_merge.sources.formats.base import Format
 from stream_merge.sources.kafka import Connection, Isolation, Mechanism, Protocol, Security
 
+_GROUPS = ("key_format", "value_format", "limits")
 _VARIABLE = re.compile(r"\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)\}")
 
 
@@ -202,7 +203,7 @@ def load(path: str | Path, *, environment: Mapping[str, str] | None = None) -> J
     defaults = filled.pop("defaults", None) or {}
     problems = [f"${{{name}}} is not set in the environment" for name in dict.fromkeys(missing)]
     if isinstance(defaults, dict) and isinstance(filled.get("queries"), list):
-        filled["queries"] = [{**defaults, **q} if isinstance(q, dict) else q for q in filled["queries"]]
+        filled["queries"] = [_with(defaults, q) if isinstance(q, dict) else q for q in filled["queries"]]
     elif not isinstance(defaults, dict):
         problems.append("defaults: holds no settings of queries")
     try:
@@ -214,6 +215,17 @@ def load(path: str | Path, *, environment: Mapping[str, str] | None = None) -> J
     if problems:
         raise ConfigError([f"{path}: {problem}" for problem in problems])
     return settings
+
+
+def _with(defaults: Mapping[str, Any], query: Mapping[str, Any]) -> dict[str, Any]:
+    """A query and the defaults of what it leaves open, in its groups of settings, too; not in one of another type."""
+    found = {**defaults, **query}
+    for name in _GROUPS:
+        ours, theirs = defaults.get(name), query.get(name)
+        if isinstance(ours, dict) and isinstance(theirs, dict):
+            merged = {**ours, **theirs}
+            found[name] = merged if merged.get("type") == ours.get("type", merged.get("type")) else theirs
+    return found
 
 
 def _filled(node: Any, environment: Mapping[str, str], missing: list[str]) -> Any:
