@@ -13,6 +13,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from stream_merge import names, quarantine, retry, tables
 from stream_merge.clock import PhaseClock
 from stream_merge.commits import SideCommit
+from stream_merge.committing import Committing
 from stream_merge.config import Engine, MergeSpec, OnInvalid, RetryPolicy, as_names
 from stream_merge.costs import CostModel
 from stream_merge.engines.spark import USER_METADATA_CONF
@@ -231,18 +232,26 @@ class MergeSink:
             session = self._session.of(batch_df)
             target = names.normal_path(self._spec.target)
             with claims.held(self, who.identity, target, self._location(session)):
+                committing = Committing(
+                    spec=self._spec,
+                    caller=who,
+                    batch_id=batch_id,
+                    clock=clock,
+                    metrics=metrics,
+                    sleep=self._sleep,
+                    recorded=intake.recorded,
+                    user_metadata=batch_df.sparkSession.conf.get(USER_METADATA_CONF, None),
+                )
                 micro_batch = MicroBatch(
                     spec=self._spec,
                     source=in_session(batch_df, session),
                     batch_id=batch_id,
                     caller=who,
                     clock=clock,
-                    metrics=metrics,
+                    committing=committing,
                     layouts=self._layouts,
                     store=self._store,
                     selector=Selector(self._spec, self._store, self._costs),
-                    sleep=self._sleep,
-                    user_metadata=batch_df.sparkSession.conf.get(USER_METADATA_CONF, None),
                     first_call=self._last_result is None,
                     intake=intake,
                 )

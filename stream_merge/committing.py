@@ -1,0 +1,98 @@
+"""How the commits of one batch are marked, tried again when another writer was faster, and counted."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from stream_merge import names, quarantine, retry
+from stream_merge.clock import PhaseClock
+from stream_merge.commits import SideCommit
+from stream_merge.config import MergeSpec
+from stream_merge.engines.base import CommitTag
+from stream_merge.errors import CommitConflictError
+from stream_merge.identity import Caller
+from stream_merge.metrics import MergeMetrics
+
+T = TypeVar("T")
+
+
+class Committing:
+    """The commits of one batch: the target's and those of the tables beside it.
+
+    Args:
+        recorded: what the target's commits record of the batch beside what the sink does itself.
+        user_metadata: the user's own value of `userMetadata`, kept beside the sink's.
+        sleep: waits between two attempts.
+    """
+
+    def __init__(
+        self,
+        *,
+        spec: MergeSpec,
+        caller: Caller,
+        batch_id: int,
+        clock: PhaseClock,
+        metrics: MergeMetrics,
+        sleep: Callable[[float], None],
+        recorded: Mapping[str, Any],
+        user_metadata: str | None,
+    ) -> None:
+        self._spec = spec
+        self._caller = caller
+        self._batch_id = batch_id
+        self._clock = clock
+        self._metrics = metrics
+        self._sleep = sleep
+        self._recorded = recorded
+        self._user_metadata = user_metadata
+        self.attempts = 0
+        """Of the merge."""
+        self.conflicts: Counter[str] = Counter()
+        """Lost commits by Delta's class."""
+
+    def run(self, attempt: Callable[[int], T]) -> T:
+        """Run an attempt, which gets its number, until it wins or the policy is exhausted."""
+        return retry.run(attempt, self._spec.retry, sleep=self._wait, on_conflict=self._lost)
+
+    def count_attempt(self, number: int) -> None:
+        """Count an attempt of the merge."""
+        self.attempts = number
+        self._metrics.attempt(self._caller.query, self._spec.label)
+
+    def tag(self, role: names.Role, *, engine: str, plan: str) -> CommitTag:
+        """What a commit of the target carries; with a token that no other attempt has."""
+        token = uuid.uuid4().hex
+        ours = {
+            "identity": self._caller.identity,
+            "batch_id": self._batch_id,
+            "role": role,
+            "engine": engine,
+            "plan": plan,
+            "token": token,
+            **self._recorded,
+        }
+        metadata = json.dumps({"stream_merge": ours, "user": self._user_metadata})
+        return CommitTag(app_id=self._caller.app_id(role), batch_id=self._batch_id, user_metadata=metadata, token=token)
+
+    def beside(self, role: names.Role, *, table_id: str) -> SideCommit:
+        """How a table beside the target with that id is written."""
+        app_id = self._caller.app_id(role, about=table_id)
+        return SideCommit(app_id=app_id, batch_id=self._batch_id, run=self.run)
+
+    def undecodable(self) -> SideCommit:
+        """How what never became an event is written, for which no target has to exist."""
+        app_id = quarantine.undecodable_id(self._caller, self._spec.target)
+        return SideCommit(app_id=app_id, batch_id=self._batch_id, run=self.run)
+
+    def _lost(self, error: CommitConflictError) -> None:
+        self.conflicts[error.conflict] += 1
+        self._metrics.conflict(self._caller.query, self._spec.label, error.conflict)
+
+    def _wait(self, seconds: float) -> None:
+        with self._clock.phase("backoff"):
+            self._sleep(seconds)
+        self._metrics.backoff(self._caller.query, self._spec.label, seconds)
