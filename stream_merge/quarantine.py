@@ -113,11 +113,12 @@ def mark_replayed(places: DataFrame, table: str, *, retried: RetryPolicy) -> Non
     """Say of records that they have been replayed, in one commit; what is appended meanwhile is left alone.
 
     Args:
-        places: `topic`, `partition` and `offset`, each place once.
+        places: columns of `SCHEMA` that tell records apart, each place once. The time of a record is one of them: it
+            tells topics of one name apart, of which one was made after the other.
         table: of `SCHEMA`.
         retried: how often a commit that another writer won is tried again.
     """
-    same_place = F.expr("t.topic = s.topic AND t.partition = s.partition AND t.offset = s.offset")
+    same_place = columns.all_of(F.col(f"t.{name}").eqNullSafe(F.col(f"s.{name}")) for name in places.columns)
 
     def attempt(_: int) -> None:
         stored = tables.delta_table(places.sparkSession, table).alias("t")

@@ -15,7 +15,7 @@ from pyspark.sql import types as T
 
 from stream_merge.sources import at_once, decoding
 from stream_merge.sources.decoding import Decoder
-from stream_merge.sources.formats import connect_schema, json_table, plain
+from stream_merge.sources.formats import connect_schema, json_table, many, plain
 from stream_merge.sources.formats.base import Format
 from stream_merge.sources.formats.debezium import DebeziumJson
 from stream_merge.sources.formats.encodings import Encoding, decimal_of_bytes, decode
@@ -23,6 +23,7 @@ from stream_merge.sources.formats.flattened import FlattenedJson
 from stream_merge.sources.formats.plain import PlainJson
 from stream_merge.sources.formats.postgres import Modes
 from stream_merge.sources.formats.postgres import connect_schema as postgres_schema
+from stream_merge.sources.formats.strict_json import UndecodableError
 
 Record = tuple[bytes | None, bytes | None]
 
@@ -431,3 +432,25 @@ def test_bits_behind_a_decimals_last_byte_say_nothing():
     assert encoding.many is not None
     assert encoding.many(pa.array(["AR==", "AMj="], pa.string())).to_pylist() == [Decimal("0.01"), Decimal("2.00")]
     assert decode(encoding, ["AR==", "AMj="]).values.to_pylist() == [Decimal("0.01"), Decimal("2.00")]
+
+
+@pytest.mark.parametrize("text", ["0000-01-01", "0000-12-31Z"])
+def test_days_that_python_lacks_are_left_to_be_read_one_by_one(text):
+    assert many.dates_of_text(pa.array(["2026-11-21", text])) is None
+
+
+def test_where_a_text_is_broken_is_told_alike_whether_its_schema_block_is_known_or_not():
+    block = raw({"schema": {"type": "struct", "fields": []}, "payload": {"op": "c"}}).replace(b": ", b":")
+    block = block.replace(b", ", b",")
+    broken = block.replace(b'"op":"c"', b'"op":x')
+    told = []
+    decoder = DebeziumJson()
+    for known in (None, block):
+        if known is not None:
+            decoder.unwrapped(known)
+        with pytest.raises(UndecodableError) as raised:
+            decoder.unwrapped(broken)
+        told.append(str(raised.value))
+
+    assert told[0].startswith(f"not JSON at character {broken.index(b'x}')}")
+    assert told[0] == told[1]

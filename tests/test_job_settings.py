@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -147,6 +148,15 @@ def test_what_cannot_work_is_refused(read: Read, change: tuple[str, str], why: s
 def test_a_file_that_is_no_job_is_refused(read: Read, text: str, why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         read(text)
+
+
+@pytest.mark.parametrize("password", ["@S3cret", '"S3cret', "'S3cret", "*S3cret", "!!S3cret", "%S3cret", "S3: cret"])
+def test_a_line_that_is_no_yaml_is_not_shown(read: Read, password: str) -> None:
+    """It may be that of a password; nor is it in what the error comes from."""
+    with pytest.raises(ConfigError, match=r"is not YAML: line \d+, column \d+: ") as raised:
+        read(GOOD.replace('"b:9092"', f'"b:9092", security: {{user: me, password: {password}}}'))
+
+    assert "cret" not in "".join(traceback.format_exception(raised.value))
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:

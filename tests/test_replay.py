@@ -83,6 +83,40 @@ def test_records_older_than_the_remembered_deletes_are_refused_unless_forced(job
     assert (forced.too_old, forced.marked) == (0, 1)
 
 
+def test_a_request_that_ended_without_an_answer_takes_along_what_has_come_since(job: TopicJob) -> None:
+    """What is marked has been merged, also where the request's first try merged less."""
+    for key in (1, 2):
+        job.send(key, job.event("c", key, "x" * 300))
+    job.send(3, job.event("c", 3))
+    job.merge(limits={"max_value_bytes": 200})
+    request = Request()
+    run_again(job, Request(id=request.id, offset=0))
+
+    answer = run_again(job, request)
+
+    assert (answer.records, answer.marked, answer.changed) == (1, 1, 1)
+    assert [key for key, _ in job.rows()] == [1, 2, 3]
+
+
+def test_records_from_before_the_epoch_are_left_alone_unless_forced(job: TopicJob) -> None:
+    """Their positions are those of another source, and would win over what it brings now."""
+    job.send(1, job.event("c", 1, "x" * 300, lsn=10**9))
+    job.send(2, job.event("c", 2))
+    job.merge(limits={"max_value_bytes": 200})
+    job.send(1, job.event("c", 1, "now", lsn=5))
+    job.merge(epoch=1)
+    late = job.send(3, job.event("c", 3, "x" * 300, lsn=6))
+    job.merge(epoch=1, limits={"max_value_bytes": 200})
+
+    answer = run_again(job, epoch=1)
+
+    assert (answer.records, answer.too_old, answer.marked) == (2, 1, 1)
+    assert "1 are older than tombstone_retention or than the epoch" in answer.said()
+    assert [(key, name[:3]) for key, name in job.rows()] == [(1, "now"), (2, "n"), (3, "xxx")]
+    assert marked(job) == [(0, False), (late, True)]
+    assert run_again(job, Request(force=True), epoch=1).marked == 1
+
+
 def test_a_value_that_nobody_had_comes_from_the_row_that_is_there_by_now(job: TopicJob) -> None:
     """And one that still has no source stays as the single row that it is."""
     placeholder = "__debezium_unavailable_value"

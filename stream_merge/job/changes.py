@@ -43,7 +43,12 @@ def change_events(batch: DecodedBatch, session: SparkSession, settings: QuerySet
     """
     _refuse_names(batch, settings)
     events = _shaped(batch.of_kinds(Kind.UPSERT, Kind.DELETE), batch, settings)
-    known = Known(session=session, target=settings.target, keys=settings.keys)
+    known = Known(
+        session=session,
+        target=settings.target,
+        keys=settings.keys,
+        tombstone_retention=settings.tombstone_retention,
+    )
     if batch.total(Kind.NULL_VALUE):
         nulls = _shaped(batch.of_kinds(Kind.NULL_VALUE), batch, settings)
         found, resolved = counted_by_place(deletes_of_null_values(nulls, events, known))

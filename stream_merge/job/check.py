@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -89,7 +89,7 @@ def _query(query: QuerySettings, topics: dict[str, TopicState], connection: Conn
     missing = [topic for topic in query.topic if topic not in topics]
     if missing:
         yield Finding(query=query.name, about="topic", said=f"the broker has no {missing!r}", is_problem=True)
-    yield from _checkpoint(query)
+    yield from _checkpoint(query, topics)
     yield _storage(query)
     rows = RowSchema.of_query(query)
     yield from _table(query, rows)
@@ -97,7 +97,11 @@ def _query(query: QuerySettings, topics: dict[str, TopicState], connection: Conn
         yield from _sample(query, rows, topics, connection)
 
 
-def _checkpoint(query: QuerySettings) -> Iterator[Finding]:
+def _checkpoint(query: QuerySettings, topics: Mapping[str, TopicState]) -> Iterator[Finding]:
+    try:
+        refuse_start_elsewhere(query, {topic: state for topic, state in topics.items() if topic in query.topic})
+    except ConfigError as err:
+        yield Finding(query=query.name, about="start", said=str(err), is_problem=True)
     if local_path(query.checkpoint) is None:
         yield Finding(
             query=query.name, about="checkpoint", said=f"{query.checkpoint} is not on this disk; not looked at"
@@ -121,6 +125,21 @@ def refuse_start_of_existing(query: QuerySettings, checkpoint: Checkpoint) -> No
             " 'start', or name a new checkpoint"
         )
         raise ConfigError(msg, target=query.target)
+
+
+def refuse_start_elsewhere(query: QuerySettings, topics: Mapping[str, TopicState]) -> None:
+    """Spark takes offsets to start at for all partitions of a topic, or stops without saying which are missing.
+
+    Raises:
+        ConfigError: `start` names others.
+    """
+    for topic, state in topics.items():
+        if isinstance(query.start, Mapping) and query.start.keys() != state.ends.keys():
+            msg = (
+                f"query {query.name!r} starts at offsets of the partitions {sorted(query.start)!r}, topic {topic!r} has"
+                f" {sorted(state.ends)!r}; give an offset for each of them"
+            )
+            raise ConfigError(msg, target=query.target)
 
 
 def _storage(query: QuerySettings) -> Finding:

@@ -32,11 +32,11 @@ class DecodedBatch:
     frames: list[DataFrame]
     """Columns of `decoding.META` and the row; together each record once."""
     counts: Mapping[Place, Counts]
-    highest_position: int | None
-    lowest_positions: Mapping[Place, int]
+    highest_positions: Mapping[Place, int]
     """Of each partition that has events."""
-    newest_millis: int | None
-    """Commit time of the newest event at the source, milliseconds since the epoch."""
+    lowest_positions: Mapping[Place, int]
+    newest_millis: Mapping[str, int]
+    """Topic -> commit time of its newest event at the source, milliseconds since the epoch."""
     first_truncate: tuple[str, int, int] | None
     """Topic, partition and offset."""
     connector: str | None
@@ -224,7 +224,7 @@ def _batch(
     return DecodedBatch(
         frames=frames,
         counts=tally.counts,
-        highest_position=tally.highest_position,
+        highest_positions=tally.highest_positions,
         lowest_positions=tally.lowest_positions,
         newest_millis=tally.newest_millis,
         first_truncate=tally.first_truncate,

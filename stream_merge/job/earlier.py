@@ -10,6 +10,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from stream_merge import columns, names, plan, tables
+from stream_merge.engines.log_rules import log_of
 from stream_merge.job.sequence import (
     COMPONENTS,
     DELETE,
@@ -42,6 +43,8 @@ class Known:
     session: SparkSession
     target: str
     keys: tuple[str, ...]
+    tombstone_retention: float | None
+    """Seconds that the sink remembers deletes; None: for ever."""
 
     def rows(self, wanted: DataFrame) -> DataFrame | None:
         """The stored rows of some keys, with their sequence; None where there is no table.
@@ -52,9 +55,16 @@ class Known:
 
     def deletes(self, wanted: DataFrame) -> DataFrame | None:
         """The newest remembered delete of each of some keys; None where nothing is remembered."""
-        found = self._matching(names.sibling(self.target, names.TOMBSTONE_TABLE_PREFIX), wanted)
+        log = names.sibling(self.target, names.TOMBSTONE_TABLE_PREFIX)
+        target = tables.find(self.session, self.target)
+        if target is None or log_of(target.table_id, tables.find(self.session, log)) is None:
+            return None
+        found = self._matching(log, wanted)
         if found is None:
             return None
+        if self.tombstone_retention is not None:
+            age = F.unix_micros(F.current_timestamp()) - F.unix_micros(columns.column(names.RECORDED_AT_COLUMN))
+            found = found.where(age <= int(self.tombstone_retention * 1_000_000))
         by_key = found.groupBy(*_columns(self.keys))
         return by_key.agg(F.max(names.SEQUENCE_COLUMN).alias(names.SEQUENCE_COLUMN))
 
@@ -62,6 +72,10 @@ class Known:
         if tables.find(self.session, table) is None:
             return None
         stored = tables.rows(self.session, table)
+        spelled = {key: columns.resolve(key, stored.columns, case_sensitive=False) for key in self.keys}
+        if None in spelled.values():
+            return None  # the sink says what is wrong with such a table
+        stored = stored.withColumnsRenamed({found: key for key, found in spelled.items() if found is not None})
         fields = tuple(stored.schema[key] for key in self.keys)
         ends = wanted.agg(*plan.bound_aggregates(fields, F.lit(True))).first() if plan.boundable(fields) else None
         bounds = plan.key_bounds(fields, {} if ends is None else ends.asDict())
@@ -184,10 +198,8 @@ def _history(events: DataFrame, affected: DataFrame, known: Known) -> DataFrame:
 
 def _as_event(stored: DataFrame, wanted: T.StructType, *, is_delete: bool) -> DataFrame:
     """Stored rows in the shape of events; columns that they lack are absent, those that events lack are left out."""
-    # A row that was there before the first run has no sequence: the oldest of all.
-    has_sequence = names.SEQUENCE_COLUMN in stored.columns
-    parts = [F.col(names.SEQUENCE_COLUMN)[part] if has_sequence else F.lit(None) for part in COMPONENTS]
-    sequence = F.struct(*(F.coalesce(p, F.lit(-1)).alias(part) for p, part in zip(parts, COMPONENTS, strict=True)))
+    parts = zip(_stored_sequence(stored), COMPONENTS, strict=True)
+    sequence = F.struct(*(part.alias(name) for part, name in parts))
     own = [f.name for f in wanted.fields if not f.name.startswith("$")]
     have = {name: columns.resolve(name, stored.columns, case_sensitive=False) for name in own}
     lacks = [F.lit(name) for name, found in have.items() if found is None]
@@ -201,14 +213,22 @@ def _as_event(stored: DataFrame, wanted: T.StructType, *, is_delete: bool) -> Da
     return stored.select(*(made.get(f.name, F.lit(None)).cast(f.dataType).alias(f.name) for f in wanted.fields))
 
 
+def _stored_sequence(stored: DataFrame) -> list[Column]:
+    """Its components; a row that was there before the first run has none, and is the oldest of all."""
+    has_sequence = names.SEQUENCE_COLUMN in stored.columns
+    parts = [F.col(names.SEQUENCE_COLUMN)[part] if has_sequence else F.lit(None) for part in COMPONENTS]
+    return [F.coalesce(part, F.lit(-1)) for part in parts]
+
+
 def deletes_of_null_values(nulls: DataFrame, events: DataFrame, known: Known) -> DataFrame:
     """Null-value records that delete something, with the sequence of the delete.
 
     Such a record has no position of its own. It stands behind the newest event of its key at a lower offset
-    of its partition: one of the batch, else the stored row.
+    of its partition: one of the batch, else the stored row. Behind a row of an earlier epoch, or one from before
+    the first run, it stands at the very beginning of its own epoch: offsets and positions of then do not compare.
 
     Args:
-        nulls: the row's columns (only keys have values), `PARTITION`, `OFFSET`.
+        nulls: the row's columns (only keys have values), `EPOCH`, `PARTITION`, `OFFSET`.
         events: upserts and deletes of the batch: the row's columns, `SEQUENCE`, `DELETE`.
         known: where rows are stored.
 
@@ -216,18 +236,16 @@ def deletes_of_null_values(nulls: DataFrame, events: DataFrame, known: Known) ->
         The columns of `events`, one row for each null-value record that means something.
     """
     keys = list(known.keys)
-    position = (EPOCH, POSITION, STREAMED)
     earlier = events.select(*_columns([*keys, *SEQUENCE]), F.lit(1).alias(_RANK))
     stored = known.rows(nulls)
-    if stored is not None and names.SEQUENCE_COLUMN in stored.columns:
-        parts = [
-            F.col(names.SEQUENCE_COLUMN)[part].alias(name) for name, part in zip(SEQUENCE, COMPONENTS, strict=True)
-        ]
+    if stored is not None:
+        parts = [part.alias(name) for name, part in zip(SEQUENCE, _stored_sequence(stored), strict=True)]
         earlier = earlier.unionByName(stored.select(*_columns(keys), *parts, F.lit(0).alias(_RANK)))
     n, e = nulls.alias("n"), earlier.alias("e")
     same_key = columns.all_of(columns.column(key, "n") == columns.column(key, "e") for key in keys)
-    before = (columns.column(PARTITION, "n") == columns.column(PARTITION, "e")) & (
-        columns.column(OFFSET, "e") < columns.column(OFFSET, "n")
+    same_partition = columns.column(PARTITION, "n") == columns.column(PARTITION, "e")
+    before = (same_partition & (columns.column(OFFSET, "e") < columns.column(OFFSET, "n"))) | (
+        columns.column(EPOCH, "e") < columns.column(EPOCH, "n")
     )
     newest = F.max(F.struct(*(columns.column(name, "e").alias(name) for name in (_RANK, *SEQUENCE)))).alias(_FOUND)
     own = [columns.column(name, "n") for name in nulls.columns]
@@ -242,7 +260,9 @@ def deletes_of_null_values(nulls: DataFrame, events: DataFrame, known: Known) ->
             *(column for column, name in zip(rest, nulls.columns, strict=True) if name not in _PLACE),
         )
     )
-    given = {name: F.col(_FOUND)[name] for name in position} | {DELETE: F.lit(True)}
+    is_of_now = F.col(_FOUND)[EPOCH] == columns.column(EPOCH)
+    given = {name: F.when(is_of_now, F.col(_FOUND)[name]).otherwise(F.lit(0)) for name in (POSITION, STREAMED)}
+    given[DELETE] = F.lit(True)
     types = {f.name: f.dataType for f in events.schema.fields}
     return behind.select(
         *(

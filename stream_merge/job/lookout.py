@@ -86,12 +86,12 @@ class Progress:
                         },
                     )
         self._numbers.observe_topics(self.query, self.target, add=[*kinds, *gaps, *gone])
-        if batch.newest_millis is None:
-            return
-        delay = time.time() - batch.newest_millis / 1000
-        skewed = [(TOPIC_SKEW, (topic,), 1.0) for topic in ranges if delay < 0]
-        store = [(TOPIC_DELAY, (topic,), max(0.0, delay)) for topic in ranges]
-        store += [(TOPIC_NEWEST, (topic,), batch.newest_millis / 1000) for topic in ranges]
+        now, skewed, store = time.time(), [], []
+        for topic, millis in batch.newest_millis.items():
+            delay = now - millis / 1000
+            store += [(TOPIC_DELAY, (topic,), max(0.0, delay)), (TOPIC_NEWEST, (topic,), millis / 1000)]
+            if delay < 0:
+                skewed.append((TOPIC_SKEW, (topic,), 1.0))
         self._numbers.observe_topics(self.query, self.target, add=skewed, store=store)
 
     def seen(self, topics: dict[str, TopicState]) -> None:

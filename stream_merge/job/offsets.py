@@ -68,7 +68,7 @@ class Checkpoint:
             first: topic -> partition -> first offset that is there; where a partition starts that is new in this batch.
         """
         end = self.planned(batch_id)
-        start = (self.planned(batch_id - 1) if batch_id else self._initial()) or {}
+        start = self.planned(batch_id - 1) or {} if batch_id else self.initial()
         if end is None:
             msg = f"checkpoint {self._path!r} has no offsets of batch {batch_id}"
             raise AssertionError(msg)
@@ -105,10 +105,11 @@ class Checkpoint:
         text = self._read("metadata")
         return None if text is None else str(json.loads(text)["id"])
 
-    def _initial(self) -> Offsets | None:
+    def initial(self) -> Offsets:
+        """Where its partitions started; none of those that came later."""
         text = self._read("sources/0/0")
         # Spark writes a version line in front; older ones a zero byte, too.
-        return None if text is None else parse_offsets(text[text.index("{") :])
+        return {} if text is None else parse_offsets(text[text.index("{") :])
 
     def _read(self, name: str) -> str | None:
         return self._read_file(f"{self._path}/{name}")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -12,13 +13,14 @@ from stream_merge import tables
 from stream_merge.errors import ConfigError, ContractError
 from stream_merge.explain import ours_in
 from stream_merge.job.decoded import DecodedBatch
+from stream_merge.job.formats import FlattenedFormat
 from stream_merge.job.offsets import Range, Ranges
 from stream_merge.job.sequence import BY_LOG_POSITION, BY_OFFSET
 from stream_merge.job.settings import QuerySettings
-from stream_merge.job.tally import Counts
+from stream_merge.job.tally import Counts, Place
 from stream_merge.results import MergeResult
 from stream_merge.snapshot import CommitRecord, TableSnapshot
-from stream_merge.sources.kafka import TopicState
+from stream_merge.sources.kafka import Offsets, TopicState
 
 SECTION = "kafka"
 """Field of `stream_merge` in the commit metadata."""
@@ -34,13 +36,16 @@ class Recorded:
 
     epoch: int
     ordering: str
-    position: int | None
-    """Highest position merged so far."""
+    epoch_since: int
+    """When the epoch began, milliseconds since 1970; 0 where there was none before it."""
+    positions: dict[Place, int]
+    """Topic and partition -> highest position merged so far. Positions of other partitions say nothing: a job may
+    be far ahead in one, and topics may come from several servers."""
     topic_ids: dict[str, str]
-    ends: dict[tuple[str, int], int]
+    ends: dict[Place, int]
     """Topic and partition -> offset behind the last one that a commit of this query accounts for."""
-    seen: dict[tuple[str, int], int]
-    """The same for whichever query committed last."""
+    seen: dict[Place, int]
+    """The same for all queries that have merged this topic into the table: what lies before is no news."""
 
 
 @dataclass(kw_only=True)
@@ -50,10 +55,14 @@ class Origin:
     settings: QuerySettings
     identity: str | None
     last: Recorded | None = None
+    started: Offsets = field(default_factory=dict)
+    """Where the query's checkpoint started, as long as the table's log shows that nothing is recorded of it."""
+    since: int = field(default_factory=lambda: time.time_ns() // 1_000_000)
+    """When its epoch begins, if it is higher than the recorded one; milliseconds since 1970."""
     topic_ids: dict[str, str] = field(default_factory=dict)
-    pending: dict[tuple[str, int], Counts] = field(default_factory=dict)
+    pending: dict[Place, Counts] = field(default_factory=dict)
     """Records of batches that changed nothing and made no commit: the next commit accounts for them."""
-    unrecorded: dict[tuple[str, int], int] = field(default_factory=dict)
+    unrecorded: dict[Place, int] = field(default_factory=dict)
     """Topic and partition -> where the first of those batches started."""
 
     @classmethod
@@ -63,33 +72,41 @@ class Origin:
         found: TableSnapshot | None,
         identity: str | None,
         settings: QuerySettings,
+        *,
+        started: Offsets | None = None,
     ) -> Origin:
         """Read the newest commit of any query of a job, and of this one.
+
+        Args:
+            session: to read the table's log.
+            found: the target; None where there is none yet.
+            identity: of the query's batches; None: of no query.
+            settings: the query.
+            started: where its checkpoint started.
 
         Raises:
             ConfigError: the table is ordered in another way, or the job file's epoch is lower than the recorded one.
         """
-        origin = cls(settings=settings, identity=identity)
+        origin = cls(settings=settings, identity=identity, started=started or {})
         if found is None:
             return origin
         newest: Recorded | None = None
-        for section, whose in _sections(session, settings.target, found.version):
-            recorded = _recorded(section)
+        oldest = found.version
+        for commit in _commits(session, settings.target, found.version):
+            oldest, ours = commit.version, section_of(commit)
+            if ours is None:
+                continue
+            recorded = _recorded(ours[SECTION])
             newest = newest or recorded
-            if whose == identity:
+            if ours.get("identity") == identity:
                 origin.last = recorded
                 break
+        if oldest > 0:
+            origin.started = {}  # a commit of the query may have been tidied away with the log
         if newest is not None:
             origin._expect_same_order(newest)
             if origin.last is None:  # another checkpoint: its offsets are not ours, its positions are
-                origin.last = Recorded(
-                    epoch=newest.epoch,
-                    ordering=newest.ordering,
-                    position=newest.position,
-                    topic_ids=newest.topic_ids,
-                    ends={},
-                    seen=newest.ends,
-                )
+                origin.last = replace(newest, ends={})
         return origin
 
     def expect_same_topics(self, topics: Mapping[str, TopicState]) -> None:
@@ -114,10 +131,11 @@ class Origin:
                 )
                 raise ContractError(msg, reasons={}, target=settings.target)
             is_wider = bool(partitions) and len(state.ends) > len(partitions)
-            if self.ordering == BY_OFFSET and is_wider and settings.epoch <= last.epoch:
+            if self._compares_offsets and is_wider and settings.epoch <= last.epoch:
                 msg = (
                     f"topic {name!r} has {len(state.ends)} partitions, it had {len(partitions)}; keys may have moved,"
-                    f" and their events are ordered by partition and offset: set 'epoch: {last.epoch + 1}'"
+                    " and by partition and offset the job tells in which order their events or null-value records"
+                    f" came: set 'epoch: {last.epoch + 1}'"
                 )
                 raise ContractError(msg, reasons={}, target=settings.target)
 
@@ -128,19 +146,23 @@ class Origin:
             ContractError: a new event stands too far behind.
         """
         last, settings = self.last, self.settings
-        if last is None or last.position is None or settings.epoch > last.epoch or self.ordering != BY_LOG_POSITION:
+        if last is None or settings.epoch > last.epoch or self.ordering != BY_LOG_POSITION:
             return
-        least = last.position - settings.limits.max_position_regression
         for place, position in batch.lowest_positions.items():
-            found = ranges.get(place[0], {}).get(place[1])
+            found, highest = ranges.get(place[0], {}).get(place[1]), last.positions.get(place)
             is_new = found is not None and found.start >= last.seen.get(place, 0)
-            if is_new and position < least:
+            if is_new and highest is not None and position < highest - settings.limits.max_position_regression:
                 msg = (
                     f"topic {place[0]!r}, partition {place[1]} has an event at position {position}, more than"
-                    f" max_position_regression below the highest one merged ({last.position}): the source was restored"
-                    f" or replaced; set 'epoch: {last.epoch + 1}' if the events of now are to win over those stored"
+                    f" max_position_regression below the highest one merged ({highest}): the source was restored or"
+                    f" replaced; set 'epoch: {last.epoch + 1}' if the events of now are to win over those stored"
                 )
                 raise ContractError(msg, reasons={}, target=settings.target)
+
+    @property
+    def _compares_offsets(self) -> bool:
+        """Whether offsets tell what came later: of all events, or of the null-value records that may be all deletes."""
+        return self.ordering == BY_OFFSET or isinstance(self.settings.value_format, FlattenedFormat)
 
     @property
     def ordering(self) -> str:
@@ -150,11 +172,16 @@ class Origin:
     def recorded(self, ranges: Ranges, batch: DecodedBatch, lost: Ranges) -> dict[str, Any]:
         """What the commit of a batch says: JSON."""
         topics: dict[str, Any] = {}
+        positions = self._highest(batch)
         for topic, partitions in ranges.items():
             topics[topic] = {
                 "id": self.topic_ids.get(topic),
                 "partitions": {
-                    str(p): self._accounted(topic, p, found, batch, lost.get(topic, {}).get(p))
+                    str(p): {
+                        **self._accounted(topic, p, found, batch, lost.get(topic, {}).get(p)),
+                        **_known("position", positions.get((topic, p))),
+                        **_known("seen", self._seen(topic, p, beyond=found.end)),
+                    }
                     for p, found in partitions.items()
                 },
             }
@@ -162,8 +189,9 @@ class Origin:
             "topics": topics,
             "connector": batch.connector,
             "epoch": self.settings.epoch,
+            "epoch_since": self.epoch_since(),
             "ordering": self.ordering,
-            "position": self._highest(batch),
+            "position": max(positions.values(), default=None),
         }
 
     def committed(self, ranges: Ranges, batch: DecodedBatch, result: MergeResult | None) -> None:
@@ -178,29 +206,49 @@ class Origin:
         self.pending.clear()
         self.unrecorded.clear()
         ends = {} if self.last is None else self.last.ends
+        seen = {}
         for topic, partitions in ranges.items():
             for partition, found in partitions.items():
-                ends[topic, partition] = max(found.end, ends.get((topic, partition), 0))
+                place = topic, partition
+                ends[place] = max(found.end, ends.get(place, 0))
+                seen[place] = self._seen(*place, beyond=found.end) or found.end
         self.last = Recorded(
             epoch=self.settings.epoch,
             ordering=self.ordering,
-            position=self._highest(batch),
+            epoch_since=self.epoch_since(),
+            positions=self._highest(batch),
             topic_ids=dict(self.topic_ids),
             ends=ends,
-            seen=dict(ends),
+            seen=seen,
         )
 
-    def _highest(self, batch: DecodedBatch) -> int | None:
-        known = self.last.position if self.last is not None and self.last.epoch == self.settings.epoch else None
-        found = [position for position in (known, batch.highest_position) if position is not None]
-        return max(found, default=None)
+    def _highest(self, batch: DecodedBatch) -> dict[Place, int]:
+        """Topic and partition -> highest position of the epoch, this batch included."""
+        known = self.last.positions if self.last is not None and self.last.epoch == self.settings.epoch else {}
+        found = batch.highest_positions
+        return {**known, **{place: max(position, known.get(place, position)) for place, position in found.items()}}
+
+    def _seen(self, topic: str, partition: int, *, beyond: int) -> int | None:
+        """How far any query has merged this very topic, where that is further."""
+        last = self.last
+        if last is None or last.topic_ids.get(topic) != self.topic_ids.get(topic):
+            return None
+        seen = last.seen.get((topic, partition), 0)
+        return seen if seen > beyond else None
+
+    def epoch_since(self) -> int:
+        """When the job file's epoch began, milliseconds since 1970; 0 where there was none before it."""
+        if self.last is None:
+            return 0
+        return self.last.epoch_since if self.last.epoch == self.settings.epoch else self.since
 
     def _accounted(
         self, topic: str, partition: int, found: Range, batch: DecodedBatch, lost: Range | None
     ) -> dict[str, Any]:
         """From the end of the last recorded commit, so that no offset is in none; `first`: there was none."""
         before = None if self.last is None else self.last.ends.get((topic, partition))
-        start = self.unrecorded.get((topic, partition), found.start) if before is None else before
+        first = self.started.get(topic, {}).get(partition, found.start)
+        start = min(first, self.unrecorded.get((topic, partition), found.start)) if before is None else before
         counts = Counts()
         for found_there in (self.pending.get((topic, partition)), batch.counts.get((topic, partition))):
             if found_there is not None:
@@ -232,15 +280,14 @@ class Origin:
             raise ConfigError(msg, target=settings.target)
 
 
-def _sections(session: SparkSession, target: str, version: int) -> Iterator[tuple[Mapping[str, Any], str | None]]:
-    """The job's part of each commit, newest first, as far as the log is kept, and whose batch it was."""
+def _commits(session: SparkSession, target: str, version: int) -> Iterator[CommitRecord]:
+    """The commits of a table, newest first, as far as the log is kept."""
     seen = version + 1
     for lowest in (max(version - _LOOKED_AT_FIRST, -1), -1):
         for commit in tables.history(session, target, newer_than=lowest, up_to=version):
-            ours = section_of(commit) if commit.version < seen else None
-            seen = min(seen, commit.version)
-            if ours is not None:
-                yield ours[SECTION], ours.get("identity")
+            if commit.version < seen:
+                seen = commit.version
+                yield commit
 
 
 def section_of(commit: CommitRecord) -> Mapping[str, Any] | None:
@@ -251,16 +298,21 @@ def section_of(commit: CommitRecord) -> Mapping[str, Any] | None:
 
 def _recorded(section: Mapping[str, Any]) -> Recorded:
     topics = section["topics"]
-    ends = {
-        (name, int(partition)): found["range"][1]
+    partitions: dict[Place, Mapping[str, Any]] = {
+        (name, int(partition)): found
         for name, topic in topics.items()
         for partition, found in topic["partitions"].items()
     }
     return Recorded(
         epoch=section["epoch"],
         ordering=section["ordering"],
-        position=section["position"],
+        epoch_since=section.get("epoch_since", 0),
+        positions={place: found["position"] for place, found in partitions.items() if "position" in found},
         topic_ids={name: topic["id"] for name, topic in topics.items() if topic["id"] is not None},
-        ends=ends,
-        seen=ends,
+        ends={place: found["range"][1] for place, found in partitions.items()},
+        seen={place: found.get("seen", found["range"][1]) for place, found in partitions.items()},
     )
+
+
+def _known(name: str, value: int | None) -> dict[str, int]:
+    return {} if value is None else {name: value}

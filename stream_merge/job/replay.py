@@ -17,14 +17,15 @@ from stream_merge.intake import Intake
 from stream_merge.job import decoded
 from stream_merge.job.changes import change_events
 from stream_merge.job.decoded import DecodedBatch
-from stream_merge.job.origin import REPLAY_SECTION
+from stream_merge.job.origin import REPLAY_SECTION, Origin
 from stream_merge.job.row_schema import RowSchema
 from stream_merge.job.settings import QuerySettings
 from stream_merge.job.topic import merge_sink
 from stream_merge.metrics import MergeMetrics
+from stream_merge.results import MergeResult
+from stream_merge.sources.events import PLACE
 from stream_merge.sources.formats.base import Kind
 
-PLACE = ("topic", "partition", "offset")
 _STILL_BAD = (Kind.UNDECODABLE, Kind.TRUNCATE, Kind.OTHER_SCHEMA)
 
 
@@ -66,7 +67,7 @@ class Replayed(_Message):
     records: int = 0
     """Found in quarantine, not replayed before."""
     too_old: int = 0
-    """Left there, because deletes of their time may be forgotten."""
+    """Left there: deletes of their time may be forgotten, or they came before the epoch."""
     still: int = 0
     """Left there, because they cannot be read, or lack a value, as before."""
     merged: int = 0
@@ -95,8 +96,8 @@ class Replayed(_Message):
             parts.append(f"{self.still:,} still cannot be merged")
         if self.too_old:
             parts.append(
-                f"{self.too_old:,} are older than tombstone_retention, so that a delete after them may be forgotten"
-                " (--force replays them)"
+                f"{self.too_old:,} are older than tombstone_retention or than the epoch, so that they might win over"
+                " what came after them (--force replays them)"
             )
         return "; ".join(parts)
 
@@ -124,7 +125,9 @@ def replay(
     if kept is None:
         return Replayed(id=request.id)
     wanted = _wanted(kept, settings, request).localCheckpoint(eager=True)
-    young = wanted if request.force else wanted.where(~_is_too_old(settings))
+    origin = Origin.of_table(session, target, None, settings)
+    young = wanted if request.force else wanted.where(~_is_too_old(settings, origin.epoch_since()))
+    young = _newest_of_each_offset(young)
     found, count = wanted.count(), young.count()
     if not count:
         return Replayed(id=request.id, records=found, too_old=found)
@@ -138,9 +141,11 @@ def replay(
         merged = 0 if events is None else events.count()
         result = None
         if events is not None and merged:
-            sink = merge_sink(settings, app_id=f"replay/{request.id}", metrics=metrics)
-            sink.merge(events, 0, Intake(recorded={REPLAY_SECTION: {"id": request.id, "records": merged}}))
-            result = sink.last_result
+            intake = Intake(recorded={REPLAY_SECTION: {"id": request.id, "records": merged}})
+            result = _merge(events, intake, settings, f"replay/{request.id}", metrics)
+            if result is not None and result.outcome == "skipped_duplicate":
+                # A try before this one ended without an answer. There may be more records now; the same change nothing.
+                result = _merge(events, intake, settings, f"replay/{request.id}/{uuid.uuid4().hex}", metrics)
         done = _done(batch, events).localCheckpoint(eager=True)
         batch.hold(done)
         marked = done.count()
@@ -157,6 +162,14 @@ def replay(
         changed=0 if result is None else result.events.inserted + result.events.updated + result.events.deleted,
         version=None if result is None else result.version,
     )
+
+
+def _merge(
+    events: DataFrame, intake: Intake, settings: QuerySettings, app_id: str, metrics: MergeMetrics | None
+) -> MergeResult | None:
+    sink = merge_sink(settings, app_id=app_id, metrics=metrics)
+    sink.merge(events, 0, intake)
+    return sink.last_result
 
 
 def _mergeable(batch: DecodedBatch, session: SparkSession, settings: QuerySettings) -> DataFrame | None:
@@ -190,15 +203,25 @@ def _wanted(kept: DataFrame, settings: QuerySettings, request: Request) -> DataF
         found = found.where(F.col("offset") == request.offset)
     # A record may lie there twice: when its batch was delivered again under another query.
     found = found.dropDuplicates(list(PLACE))
-    return found.select(*PLACE, "timestamp", F.col("raw_key").alias("key"), F.col("raw_value").alias("value"))
+    values = (F.col("raw_key").alias("key"), F.col("raw_value").alias("value"))
+    return found.select(*PLACE, *values, "recorded_at")
 
 
-def _is_too_old(settings: QuerySettings) -> Column:
+def _is_too_old(settings: QuerySettings, epoch_since: int) -> Column:
+    """Whether records came before the epoch, or so long ago that deletes after them may be forgotten."""
+    is_of_before = F.unix_millis("recorded_at") < epoch_since
     retention = settings.tombstone_retention
     if retention is None:
-        return F.lit(False)
+        return is_of_before
     age = F.unix_micros(F.current_timestamp()) - F.unix_micros("timestamp")
-    return F.coalesce(age > int(retention * 1_000_000), F.lit(True))
+    return is_of_before | F.coalesce(age > int(retention * 1_000_000), F.lit(True))
+
+
+def _newest_of_each_offset(records: DataFrame) -> DataFrame:
+    """Where a topic was made anew, two records may have stood at the same offset: one replay takes one of them."""
+    offset = [name for name in PLACE if name != "timestamp"]
+    newest = F.max_by(F.struct(*records.columns), "recorded_at").alias("newest")
+    return records.groupBy(*offset).agg(newest).select("newest.*").drop("recorded_at")
 
 
 def _in_order(records: DataFrame, settings: QuerySettings) -> DataFrame:

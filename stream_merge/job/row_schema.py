@@ -34,6 +34,7 @@ class RowSchema:
         self._format = format
         self._may_grow = may_grow
         self._stored: dict[str, T.DataType] | None = None
+        """Types by name in small letters, as Spark looks names up; None where there is no target yet."""
         self.columns = T.StructType([])
         self.known: frozenset[str] = frozenset()
         self.broken: dict[str, str] = {}
@@ -52,7 +53,7 @@ class RowSchema:
         """Take the target's types as they are now; None where there is no target yet."""
         if stored is not None:
             own = [field for field in stored.fields if not names.is_reserved(field.name)]
-            self._stored = {field.name: columns.nullable(field.dataType) for field in own}
+            self._stored = {field.name.lower(): columns.nullable(field.dataType) for field in own}
 
     def admit_declared(self) -> None:
         """Let in the columns that the job declares, where it does; they count from the first event on."""
@@ -82,7 +83,9 @@ class RowSchema:
             self.broken[schema_id] = str(err)
             return
         self._refuse_without_keys(encodings)
-        have = {**(self._stored or {}), **{field.name: field.dataType for field in self.columns.fields}}
+        stored = self._stored or {}
+        have = {name: stored[name.lower()] for name in encodings if name.lower() in stored}
+        have |= {field.name: field.dataType for field in self.columns.fields}
         new = [name for name in encodings if name not in have]
         if new and self._stored is not None and not self._may_grow:
             msg = f"events for {self._target!r} have column(s) {new!r} that it lacks; add them, or set schema_evolution"

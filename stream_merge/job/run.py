@@ -13,11 +13,13 @@ from queue import SimpleQueue
 
 from pyspark.sql import SparkSession
 
-from stream_merge.errors import ConfigError
+from stream_merge import names, tables
+from stream_merge.errors import ConfigError, StreamMergeError
 from stream_merge.job import requests
-from stream_merge.job.check import refuse_start_of_existing
+from stream_merge.job.check import refuse_start_elsewhere, refuse_start_of_existing
 from stream_merge.job.lookout import Lookout, Progress
 from stream_merge.job.offsets import Checkpoint
+from stream_merge.job.origin import Origin
 from stream_merge.job.replay import Replayed, Request, replay
 from stream_merge.job.settings import JobSettings, QuerySettings
 from stream_merge.job.topic import TopicSink, merge_sink
@@ -100,7 +102,7 @@ class Job:
         """As `run`."""
         result = JobResult()
         arrived: SimpleQueue[tuple[str, MergeResult]] = SimpleQueue()
-        queries = [_Query(query, self._stream, self._replay, arrived, once=once) for query in self._settings.queries]
+        queries = [_Query(query, self, arrived, once=once) for query in self._settings.queries]
         lookout = Lookout(self._settings.kafka.connection(), self._progress.values())
 
         def hand_over() -> None:
@@ -129,10 +131,29 @@ class Job:
         result.failures = {query.name: query.failure for query in queries if query.failure is not None}
         return result
 
-    def _stream(self, query: QuerySettings) -> Stream:
+    def look_before(self, query: QuerySettings) -> None:
+        """Stop for what Spark would stumble over while it plans a batch, without a word that helps.
+
+        Raises:
+            ConfigError: `start` does not fit the checkpoint or the topic.
+            ContractError: the offsets of the checkpoint are those of a topic that was made anew.
+            kafka.errors.KafkaError: the broker is away.
+        """
         session = owned_session(self._session)
         checkpoint = Checkpoint.in_session(session, query.checkpoint)
         refuse_start_of_existing(query, checkpoint)
+        topics = self._clusters[query.name].topics(query.topic)
+        refuse_start_elsewhere(query, topics)
+        query_id = checkpoint.query_id()
+        if query_id is not None:
+            identity = names.identity(query_id=query_id, app_id=None, name=query.name)
+            found = tables.find(session, query.target)
+            Origin.of_table(session, found, identity, query).expect_same_topics(topics)
+
+    def stream(self, query: QuerySettings) -> Stream:
+        """What a query does with what it reads."""
+        session = owned_session(self._session)
+        checkpoint = Checkpoint.in_session(session, query.checkpoint)
         self._progress[query.name].goes_on_from(checkpoint.merged())
         connection = self._settings.kafka.connection()
         sink = TopicSink(
@@ -157,8 +178,8 @@ class Job:
             name=query.name, events=records, sink=sink, checkpoint=query.checkpoint, trigger_seconds=query.trigger
         )
 
-    def _replay(self, query: QuerySettings, request: Request) -> Replayed:
-        """Between two batches: a local disk takes one writer at a time."""
+    def replay(self, query: QuerySettings, request: Request) -> Replayed:
+        """What a command has asked for; between two batches: a local disk takes one writer at a time."""
         with self._turns[query.name]:
             replayed = replay(owned_session(self._session), query, request, metrics=self._metrics)
             sink = self._sinks.get(query.name)
@@ -190,15 +211,13 @@ class _Query:
     def __init__(
         self,
         settings: QuerySettings,
-        make: Callable[[QuerySettings], Stream],
-        replay: Callable[[QuerySettings, Request], Replayed],
+        job: Job,
         arrived: SimpleQueue[tuple[str, MergeResult]],
         *,
         once: bool,
     ) -> None:
         self.settings = settings
-        self._make = make
-        self._replay = replay
+        self._job = job
         self._replaying: threading.Thread | None = None
         self._arrived = arrived
         self._once = once
@@ -265,7 +284,7 @@ class _Query:
 
     def _answer(self, request: Request) -> None:
         try:
-            answer = self._replay(self.settings, request)
+            answer = self._job.replay(self.settings, request)
         except Exception as err:
             log.warning("replay_failed", extra={"query": self.name, "error": str(err)})
             answer = Replayed(id=request.id, error=str(err))
@@ -280,7 +299,8 @@ class _Query:
 
     def _start(self) -> None:
         try:
-            self._running = Running(self._make(self.settings), self._arrived, self._closing, once=self._once)
+            self._job.look_before(self.settings)
+            self._running = Running(self._job.stream(self.settings), self._arrived, self._closing, once=self._once)
         except Exception as err:
             self._failed(err)
 
@@ -293,7 +313,20 @@ class _Query:
             return
         if running.has_delivered:
             self._outage_since, self._restarts, self._refusals = None, 0, 0
-        self._failed(error)
+        self._failed(self._named(error))
+
+    def _named(self, error: Exception) -> Exception:
+        """What stands behind an error of Spark, where a look at broker and table tells."""
+        if isinstance(error, StreamMergeError) or is_outage(error) or is_refusal(error):
+            return error
+        try:
+            self._job.look_before(self.settings)
+        except StreamMergeError as found:
+            found.__cause__ = error
+            return found
+        except Exception as err:
+            log.info("cause_not_found", extra={"query": self.name, "error": type(err).__name__})
+        return error
 
     def _failed(self, error: Exception) -> None:
         is_refused = is_refusal(error)

@@ -11,6 +11,9 @@ from typing import Any, Literal
 
 import yaml
 from pydantic import Field, SecretStr, ValidationError, model_validator
+from yaml.error import MarkedYAMLError
+from yaml.parser import ParserError
+from yaml.scanner import ScannerError
 
 from stream_merge.errors import ConfigError
 from stream_merge.job.fields import Bytes, Model, Names, Seconds
@@ -193,8 +196,8 @@ def load(path: str | Path, *, environment: Mapping[str, str] | None = None) -> J
         msg = f"job file {str(path)!r} cannot be read: {err.strerror}"
         raise ConfigError(msg) from err
     except (yaml.YAMLError, UnicodeDecodeError) as err:
-        msg = f"job file {str(path)!r} is not YAML: {' '.join(str(err).split())}"
-        raise ConfigError(msg) from err
+        msg = f"job file {str(path)!r} is not YAML: {_no_yaml(err)}"
+        raise ConfigError(msg) from None  # its own text shows the line, which may hold a password
     if not isinstance(found, dict):
         msg = f"job file {str(path)!r} holds no settings; it starts with 'kafka:' and 'queries:'"
         raise ConfigError(msg)
@@ -215,6 +218,16 @@ def load(path: str | Path, *, environment: Mapping[str, str] | None = None) -> J
     if problems:
         raise ConfigError([f"{path}: {problem}" for problem in problems])
     return settings
+
+
+def _no_yaml(error: Exception) -> str:
+    """Why and where a text is no YAML, without what is written there."""
+    if not isinstance(error, MarkedYAMLError) or error.problem_mark is None:
+        return "it holds bytes or characters that YAML does not have"
+    where = f"line {error.problem_mark.line + 1}, column {error.problem_mark.column + 1}"
+    if isinstance(error, ScannerError | ParserError):
+        return f"{where}: {error.problem}"
+    return f"{where}: an alias (*) or a tag (!) that means nothing; put text that begins so in quotes"
 
 
 def _with(defaults: Mapping[str, Any], query: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,6 +18,8 @@ from stream_merge.sources.formats.base import Kind
 
 Place = tuple[str, int]
 """Topic and partition."""
+
+K = TypeVar("K")
 
 _GROUP = ("topic", "partition", "kind", "note")
 _NOTED = [str(Kind.FILTERED), str(Kind.OTHER_SCHEMA)]
@@ -57,9 +59,10 @@ class Tally:
 
     counts: dict[Place, Counts] = field(default_factory=dict)
     new_schemas: list[str] = field(default_factory=list)
-    highest_position: int | None = None
+    highest_positions: dict[Place, int] = field(default_factory=dict)
     lowest_positions: dict[Place, int] = field(default_factory=dict)
-    newest_millis: int | None = None
+    newest_millis: dict[str, int] = field(default_factory=dict)
+    """By topic."""
     connector: str | None = None
     old_keys: int = 0
     first_truncate: tuple[str, int, int] | None = None
@@ -81,14 +84,11 @@ class Tally:
             if again is not None:
                 counts.kinds.update(again.kinds)
                 counts.filtered.update(again.filtered)
-        lowest = dict(self.lowest_positions)
-        for place, position in second.lowest_positions.items():
-            lowest[place] = min(position, lowest.get(place, position))
         return Tally(
             counts=self.counts,
-            lowest_positions=lowest,
-            highest_position=_most(self.highest_position, second.highest_position),
-            newest_millis=_most(self.newest_millis, second.newest_millis),
+            lowest_positions=_by_key(min, self.lowest_positions, second.lowest_positions),
+            highest_positions=_by_key(max, self.highest_positions, second.highest_positions),
+            newest_millis=_by_key(max, self.newest_millis, second.newest_millis),
             connector=second.connector or self.connector,
             old_keys=self.old_keys + second.old_keys,
             first_truncate=self.first_truncate or second.first_truncate,
@@ -124,22 +124,23 @@ def _added_up(rows: Iterable[Mapping[str, Any]]) -> Tally:
     """Rows: one for each topic, partition, kind and noted reason."""
     tally = Tally()
     for row in rows:
-        counts = tally.counts.setdefault((row["topic"], row["partition"]), Counts())
+        place = (row["topic"], row["partition"])
+        counts = tally.counts.setdefault(place, Counts())
         counts.kinds[row["kind"]] += row["records"]
         if row["kind"] == Kind.FILTERED:
             counts.filtered[row["note"]] += row["records"]
         if row["kind"] == Kind.OTHER_SCHEMA and row["note"] is not None and row["note"] not in tally.new_schemas:
             tally.new_schemas.append(row["note"])
         if row["kind"] == Kind.TRUNCATE and tally.first_truncate is None:
-            tally.first_truncate = (row["topic"], row["partition"], row["first_offset"])
-        tally.highest_position = _most(tally.highest_position, row["highest_position"])
-        tally.newest_millis = _most(tally.newest_millis, row["newest_millis"])
+            tally.first_truncate = (*place, row["first_offset"])
         tally.missing.update(row["missing"])
         tally.connector = row["connector"] or tally.connector
         tally.old_keys += row["old_keys"]
         if row["lowest_position"] is not None:
-            place, lowest = (row["topic"], row["partition"]), row["lowest_position"]
-            tally.lowest_positions[place] = min(lowest, tally.lowest_positions.get(place, lowest))
+            tally.lowest_positions = _by_key(min, tally.lowest_positions, {place: row["lowest_position"]})
+            tally.highest_positions = _by_key(max, tally.highest_positions, {place: row["highest_position"]})
+        if row["newest_millis"] is not None:
+            tally.newest_millis = _by_key(max, tally.newest_millis, {row["topic"]: row["newest_millis"]})
     tally.new_schemas.sort()
     return tally
 
@@ -154,5 +155,6 @@ def _extremes() -> list[Column]:
     ]
 
 
-def _most(one: int | None, other: int | None) -> int | None:
-    return max((value for value in (one, other) if value is not None), default=None)
+def _by_key(of: Callable[[int, int], int], one: Mapping[K, int], other: Mapping[K, int]) -> dict[K, int]:
+    """The least or greatest number of each key."""
+    return {**one, **{key: of(number, one.get(key, number)) for key, number in other.items()}}

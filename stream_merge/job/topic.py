@@ -149,7 +149,8 @@ class TopicSink:
         if self._origin is None:
             self._rows.admit_declared()
             who = caller_of(batch_df, app_id=None, name=self._settings.name)
-            self._origin = Origin.of_table(session, found, who.identity, self._settings)
+            started = self._known_checkpoint(batch_df).initial()
+            self._origin = Origin.of_table(session, found, who.identity, self._settings, started=started)
             self._progress.may_have_gaps = self._may_have_gaps()
         self._has_looked_at_columns = True
 

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+from stream_merge import names
 from stream_merge.explain import opened, ours_in
 from stream_merge.job.offsets import Checkpoint, Range, Ranges
 from stream_merge.job.origin import REPLAY_SECTION, SECTION, section_of
@@ -49,7 +50,7 @@ def trail(query: QuerySettings) -> list[Step]:
     table = opened(query.target)
     steps = [_step(commit) for commit in reversed(table.history(None))]
     checkpoint = Checkpoint.on_disk(query.checkpoint)
-    tail = _tail(checkpoint, steps)
+    tail = _tail(checkpoint, steps, query)
     return steps if tail is None else [*steps, tail]
 
 
@@ -81,27 +82,23 @@ def _step(commit: CommitRecord) -> Step:
     )
 
 
-def _tail(checkpoint: Checkpoint, steps: list[Step]) -> Step | None:
+def _tail(checkpoint: Checkpoint, steps: list[Step], query: QuerySettings) -> Step | None:
     """What the checkpoint has planned beyond the last commit: merged without a change, or still to come."""
     query_id = checkpoint.query_id()
-    own = [
-        step
-        for step in steps
-        if step.batch_id is not None and query_id is not None and query_id in (step.identity or "")
-    ]
-    if not own:
-        return None
-    ends = {
-        (topic, partition): found.end
-        for step in own
-        for topic, partitions in step.ranges.items()
-        for partition, found in partitions.items()
+    own = [step for step in steps if query_id is not None and query_id in (step.identity or "").split("/")]
+    if query_id is None or not (own or steps[0].version == 0):
+        return None  # what the query has committed may have been tidied away with the log
+    starts = {
+        (topic, p): start for topic, partitions in checkpoint.initial().items() for p, start in partitions.items()
     }
-    planned = checkpoint.newest()
-    ranges: Ranges = {}
-    for topic, partitions in planned.items():
+    for step in own:
+        for topic, ranges in step.ranges.items():
+            starts |= {(topic, partition): found.end for partition, found in ranges.items()}
+    left: Ranges = {}
+    for topic, partitions in checkpoint.newest().items():
         for partition, end in partitions.items():
-            start = ends.get((topic, partition), 0)
+            start = starts.get((topic, partition), 0)
             if end > start:
-                ranges.setdefault(topic, {})[partition] = Range(start=start, end=end)
-    return Step(version=None, at=None, identity=own[-1].identity, batch_id=None, ranges=ranges) if ranges else None
+                left.setdefault(topic, {})[partition] = Range(start=start, end=end)
+    identity = names.identity(query_id=query_id, app_id=None, name=query.name)
+    return Step(version=None, at=None, identity=identity, batch_id=None, ranges=left) if left else None

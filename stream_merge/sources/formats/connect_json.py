@@ -76,7 +76,7 @@ class ConnectJson:
     def _unwrapped(self, text: str) -> tuple[Any, str | None]:
         for start, schema_id in self._known_starts.items():
             if text.startswith(start) and text.endswith("}"):
-                return parse(text[len(start) : -1]), schema_id
+                return parse(text[len(start) : -1], begins_at=len(start)), schema_id
         value = parse(text)
         without = None if self.declared is None else DECLARED
         if not isinstance(value, dict) or value.keys() != WITH_BLOCK:

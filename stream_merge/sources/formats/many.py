@@ -121,6 +121,10 @@ def days(least: int, most: int) -> Many:
     return many
 
 
+_DAYS = tuple((end - date(1970, 1, 1)).days for end in (date.min, date.max))
+"""As numbers: Python has no dates for those of Arrow that are beyond."""
+
+
 def dates_of_text(values: pa.Array) -> pa.Array | None:
     """`yyyy-mm-dd`, with a `Z` or without."""
     if not _all_match(values, _DATE):
@@ -129,7 +133,7 @@ def dates_of_text(values: pa.Array) -> pa.Array | None:
         found = pc.utf8_rtrim(values, "Z").cast(pa.date32())
     except pa.ArrowException:
         return None
-    return found if _within(found, date.min, date.max) else None
+    return found if _within(found.view(pa.int32()), *_DAYS) else None
 
 
 def micros(units_per_second: int, least: int, most: int) -> Many:

@@ -48,11 +48,16 @@ def text_of(value: bytes) -> str:
         raise UndecodableError(msg) from None
 
 
-def parse(text: str, *, exact: bool = False) -> Any:
+def parse(text: str, *, exact: bool = False, begins_at: int = 0) -> Any:
     """The value that a text holds: int, float (Decimal when `exact`), str, bool, None, list or dict.
 
     Integers are exact whatever their size. Refused beyond RFC 8259: a field that is there twice in an object, NaN
     and Infinity as bare words, anything after the value, and nesting beyond `MOST_NESTED`.
+
+    Args:
+        text: the value.
+        exact: see above.
+        begins_at: where the text stands in the one that errors are to name places of.
 
     Raises:
         UndecodableError: it is not one such value.
@@ -60,7 +65,7 @@ def parse(text: str, *, exact: bool = False) -> Any:
     try:
         value = (_EXACT_DECODER if exact else _DECODER).decode(text)
     except json.JSONDecodeError as err:
-        msg = f"not JSON at character {err.pos}: {err.msg}"
+        msg = f"not JSON at character {begins_at + err.pos}: {err.msg}"
         raise UndecodableError(msg) from None
     except RecursionError:
         raise UndecodableError(_TOO_DEEP) from None
