@@ -68,7 +68,7 @@ ODD: dict[str, list[Any]] = {
     "id": [None, 2**63, 1.0, "7", True, -(2**63)],
     "small": [40_000, None, -0.0],
     "flag": [1, "true", None],
-    "half": ["NaN", 16_777_217, 3.5e38, 1e-50, -0.0, 0, 0.1],
+    "half": ["NaN", 16_777_217, 3.4028235e38, -3.5e38, 1e-50, -0.0, 0, 0.1],
     "whole": [2**53 + 1, 9_007_199_254_740_993.0, 1e300, "Infinity", -0.0, 5, 0.1],
     "name": ["", ":null", connect_schema.PLACEHOLDER, 5, "a\u0000b", "\U0001f600"],
     "total": ["", "////", "AQ", "fwAAAAAAAAAA", "=AMg", "AMg=\n", None, "AQIDBA=="],

@@ -101,6 +101,7 @@ def test_bytes_that_are_not_utf8_are_refused() -> None:
         ("integer", 2147483647, 2147483647),
         ("bigint", -9223372036854775808, -9223372036854775808),
         ("real", 1.5, 1.5),
+        ("real", 3.4028235e38, float.fromhex("0x1.fffffep127")),  # the largest, as Java writes it
         ("double precision", 0.1, 0.1),
         ("double precision", "Infinity", float("inf")),
         ("double precision", 3, 3.0),
@@ -143,7 +144,8 @@ def test_a_value_is_stored_exactly(declared: str, written: Any, stored: Any) -> 
         ("integer", "1", "'1' is not how int is written"),
         ("integer", True, "True is not how int is written"),
         ("bigint", 2**63, "is out of range for bigint"),
-        ("real", 3.5e38, "is out of range for float"),
+        ("real", 3.4028236e38, "is out of range for float"),
+        ("real", 10**400, "is out of range for float"),
         ("double precision", "fast", "'fast' is not a number"),
         ("double precision", 2**53 + 1, "has no exact double"),
         ("numeric(10,2)", "!!", "is not base64"),

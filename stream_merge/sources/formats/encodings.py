@@ -17,7 +17,6 @@ from pyspark.sql import types as T
 from stream_merge.sources.formats import many as M
 from stream_merge.sources.formats.strict_json import UndecodableError
 
-_FLOAT_MAX = struct.unpack("<f", b"\xff\xff\x7f\x7f")[0]
 _NOT_NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 """How Connect's JSON converter (Kafka 4.1, Jackson) writes what JSON has no number for."""
 
@@ -131,26 +130,30 @@ def integer(bits: int) -> Encoding:
 def floating(bits: int) -> Encoding:
     """A JSON number as the nearest float of 32 or 64 bits; NaN and infinities as Connect writes them, in quotes."""
     dtype, arrow = (T.FloatType(), pa.float32()) if bits == 32 else (T.DoubleType(), pa.float64())  # noqa: PLR2004
-    most, exact = (_FLOAT_MAX, 2**24) if bits == 32 else (math.inf, 2**53)  # noqa: PLR2004
+    exact = 2**24 if bits == 32 else 2**53  # noqa: PLR2004
 
     def one(value: float | Decimal | str) -> float:
         if isinstance(value, str):
             if value not in _NOT_NUMBERS:
                 refuse(f"{shown(value)} is not a number")
             return _NOT_NUMBERS[value]
-        if isinstance(value, int) and abs(value) > exact and int(_nearest(value, bits)) != value:
-            refuse(f"{value} has no exact {dtype.simpleString()}")
-        number = float(value)
-        if math.isinf(number) or abs(number) > most:
+        number = _nearest(value, bits)
+        if math.isinf(number):
             refuse(f"{shown(value)} is out of range for {dtype.simpleString()}")
+        if isinstance(value, int) and int(number) != value:
+            refuse(f"{value} has no exact {dtype.simpleString()}")
         return number
 
     return scalar(dtype, arrow, one, float, int, Decimal, str, wire=pa.float64(), many=M.floats(bits, exact))
 
 
-def _nearest(value: int, bits: int) -> float:
-    number = float(value)
-    return float(struct.unpack("<f", struct.pack("<f", number))[0]) if bits == 32 else number  # noqa: PLR2004
+def _nearest(value: float | Decimal, bits: int) -> float:
+    """The float that a number is rounded to; infinite where it is out of range."""
+    try:
+        number = float(value)
+        return float(struct.unpack("<f", struct.pack("<f", number))[0]) if bits == 32 else number  # noqa: PLR2004
+    except OverflowError:
+        return math.inf
 
 
 def string() -> Encoding:
