@@ -113,6 +113,11 @@ def create(
                 return found
             if not left or not any(code in str(err) for code in _BEING_CREATED):
                 msg = f"table {target!r} could not be created: {reason(err)}"
+                if not names.is_path(target) and "NON_EMPTY_LOCATION" in str(err):
+                    msg += (
+                        "; without a metastore Spark forgets catalog names when a process ends, but not their folders:"
+                        " give the folder's path as target"
+                    )
                 raise ConfigError(msg, target=target) from err
             time.sleep(_CREATE_PAUSE_SECONDS)
         else:

@@ -166,6 +166,7 @@ def test_every_record_ends_somewhere_and_each_batch_continues_where_the_last_one
         "first": True,
         "records": {"delete": 1, "filtered": 1, "redundant": 1, "undecodable": 1, "upsert": 4},
         "filtered": {"transaction": 1},
+        "position": shop.lsn,
     }
 
     shop.event("u", 3, "second run")

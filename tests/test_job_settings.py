@@ -68,12 +68,37 @@ queries:
 
 
 @pytest.mark.parametrize(
-    ("written", "seconds"), [("500 ms", 0.5), ("2", 2), ("1.5 m", 90), ("2 hours", 7200), ("30 days", 2_592_000)]
+    ("written", "seconds"),
+    [("500 ms", 0.5), ("2 seconds", 2), ("1.5 m", 90), ("2 hours", 7_200), ("30 days", 2_592_000)],
 )
 def test_durations_have_units(read: Read, written: str, seconds: float) -> None:
     (query,) = read(GOOD.replace("keys: id", f"keys: id, tombstone_retention: {written}")).queries
 
     assert query.tombstone_retention == seconds
+
+
+@pytest.mark.parametrize(
+    ("setting", "why"),
+    [
+        ("tombstone_retention: 30", "30 has no unit; write '30 days'"),
+        ("tombstone_retention: '30'", "'30' has no unit"),
+        ("tombstone_retention: 1 month", "'1 month' is no duration; write a number with ms, s, minutes, hours or days"),
+        ("trigger: 5 parsecs", "'5 parsecs' is no duration"),
+        ("limits: {max_value_bytes: 16 MBit}", "'16 MBit' is no size; write a number of bytes, or one with KiB"),
+    ],
+)
+def test_what_is_no_duration_or_size_is_told_with_what_would_be(read: Read, setting: str, why: str) -> None:
+    """A retention of seconds by mistake would let old upserts bring deleted rows back."""
+    with pytest.raises(ConfigError) as raised:
+        read(GOOD.replace("keys: id", f"keys: id, {setting}"))
+
+    assert why in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["keys", "topic"])
+def test_an_empty_list_is_refused(read: Read, name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"queries\.0\.{name}: .*at least 1 item"):
+        read(re.sub(rf"{name}: [\w.]+", f"{name}: []", GOOD))
 
 
 def test_every_default_of_a_query_is_pinned(read: Read) -> None:

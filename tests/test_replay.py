@@ -14,6 +14,7 @@ from topic_job import TopicJob
 from stream_merge import ConfigError
 from stream_merge.job import requests
 from stream_merge.job.replay import Replayed, Request, replay
+from stream_merge.job.run import Job
 from stream_merge.testing import change_rows, target_rows
 
 
@@ -145,6 +146,20 @@ def test_a_job_that_runs_is_asked_and_one_that_does_not_is_not(job: TopicJob) ->
     assert requests.replay_request(query) is None
     assert requests.replay_answer(query, request) == Replayed(id=request.id, records=1)
     assert requests.replay_answer(query, Request()) is None
+
+
+def test_a_job_that_runs_with_another_job_file_is_not_taken_for_the_new_one(job: TopicJob) -> None:
+    """It would read the records as before, and nobody would know why that does not help."""
+    job.send(1, job.event("c", 1, "x" * 300))
+    job.merge(limits={"max_value_bytes": 200})
+    running = Job(job.settings(limits={"max_value_bytes": 200}), job.spark)
+    (now,), (then,) = job.settings().queries, job.settings(limits={"max_value_bytes": 200}).queries
+
+    refused = running.replay(then, Request(settings=now.digest()))
+    answer = running.replay(then, Request(settings=then.digest()))
+
+    assert "runs with another job file" in refused.said()
+    assert (answer.error, answer.still) == (None, 1)
 
 
 def test_a_run_beside_another_one_is_refused_and_leaves_its_stop_request_alone(job: TopicJob) -> None:

@@ -139,7 +139,7 @@ def replay_quarantined(
     partition: Annotated[int | None, typer.Option(help="Only records of this partition.")] = None,
     offset: Annotated[int | None, typer.Option(help="Only the record at this offset.")] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Also records older than tombstone_retention, whose deletes are forgotten.")
+        bool, typer.Option("--force", help="Also records older than tombstone_retention or than the epoch.")
     ] = False,
     conf: Confs = None,
 ) -> None:
@@ -152,7 +152,7 @@ def replay_quarantined(
     failed = False
     with errors_as_sentences(), session_starter(f"stream-merge replay {job.stem}", confs(conf or [])) as start:
         for one in _chosen(load(job), query):
-            request = Request(reason=reason, partition=partition, offset=offset, force=force)
+            request = Request(reason=reason, partition=partition, offset=offset, force=force, settings=one.digest())
             answer = _replayed(one, request, start)
             failed = failed or answer.error is not None
             OUT.print(f"{escape(one.name)}: {escape(answer.said())}", highlight=False, soft_wrap=True)

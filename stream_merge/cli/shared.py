@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import logging
+import os
 import re
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -43,7 +45,8 @@ EXIT_CODES: dict[type[Exception], int] = {
     QueryFailedError: FAILED,
 }
 
-OUT = Console()
+OUT = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 200)
+"""As wide as the terminal; elsewhere as wide as a table may need."""
 ERR = Console(stderr=True)
 MetricsPort = Annotated[
     int,

@@ -88,7 +88,8 @@ def _security(security: Security) -> Iterator[Finding]:
 def _query(query: QuerySettings, topics: dict[str, TopicState], connection: Connection) -> Iterator[Finding]:
     missing = [topic for topic in query.topic if topic not in topics]
     if missing:
-        yield Finding(query=query.name, about="topic", said=f"the broker has no {missing!r}", is_problem=True)
+        said = f"the broker has no topic {missing!r}; mend 'topic', or let the connector make it first"
+        yield Finding(query=query.name, about="topic", said=said, is_problem=True)
     yield from _checkpoint(query, topics)
     yield _storage(query)
     rows = RowSchema.of_query(query)
@@ -203,9 +204,12 @@ def _sample(
     except ConfigError as err:
         yield Finding(query=query.name, about="records", said=str(err), is_problem=True)
         return
-    bad = kinds.count(Kind.UNDECODABLE)
+    bad, most = kinds.count(Kind.UNDECODABLE), query.limits.max_quarantine_share
     said = f"{len(found)} tried, {bad} undecodable" + (f" ({example})" if example else "")
-    yield Finding(query=query.name, about="records", said=said, is_problem=bad == len(found))
+    is_problem = bad > most * len(found)
+    if is_problem:
+        said += f"; more than max_quarantine_share ({most:g}), so 'value_format' is likely not how they are written"
+    yield Finding(query=query.name, about="records", said=said, is_problem=is_problem)
     listed = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in rows.columns.fields)
     yield Finding(query=query.name, about="columns", said=listed)
 

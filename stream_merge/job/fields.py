@@ -16,23 +16,39 @@ _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 def _bytes(value: Any) -> Any:
     """`256 MiB` or a number of bytes."""
-    found = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
-    if found is None:
+    if not isinstance(value, str):
         return value
+    found = _SIZE.fullmatch(value.strip())
+    if found is None:
+        msg = f"{value!r} is no size; write a number of bytes, or one with KiB, MiB, GiB, kB, MB or GB"
+        raise ValueError(msg)
     return int(float(found["number"]) * _UNITS[(found["unit"] or "b").lower()])
 
 
 def _seconds(value: Any) -> Any:
     """`500 ms`, `1 second`, `5 m`, `30 days` or a number of seconds."""
-    found = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
-    if found is None:
+    if not isinstance(value, str):
         return value
+    found = _DURATION.fullmatch(value.strip())
+    if found is None:
+        msg = f"{value!r} is no duration; write a number with ms, s, minutes, hours or days"
+        raise ValueError(msg)
     unit = (found["unit"] or "s").lower()
     return float(found["number"]) * _SECONDS["ms" if unit == "ms" else unit[0]]
 
 
+def _seconds_by_unit(value: Any) -> Any:
+    """As `_seconds`, where a number alone would be taken for something else."""
+    is_bare = isinstance(value, int | float) or (isinstance(value, str) and value.strip().replace(".", "", 1).isdigit())
+    if is_bare:
+        msg = f"{value!r} has no unit; write '{value} days', or with s, minutes or hours"
+        raise ValueError(msg)
+    return _seconds(value)
+
+
 Bytes = Annotated[int, BeforeValidator(_bytes)]
 Seconds = Annotated[float, BeforeValidator(_seconds)]
+Retention = Annotated[float, BeforeValidator(_seconds_by_unit)]
 Names = Annotated[tuple[str, ...], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
 
 

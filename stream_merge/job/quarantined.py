@@ -6,14 +6,25 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from stream_merge import explain, names
 from stream_merge.engines import native_sql as sql
 from stream_merge.engines.delta_rs import NativeTable
 from stream_merge.job.settings import QuerySettings
 
-_SHOWN = ("recorded_at", "topic", "partition", "offset", "timestamp", "error", "event", "raw_key", "raw_value")
+_SHOWN = (
+    "recorded_at",
+    "replayed_at",
+    "topic",
+    "partition",
+    "offset",
+    "timestamp",
+    "error",
+    "event",
+    "raw_key",
+    "raw_value",
+)
 _MOST_SHOWN = 2_000
 """Characters of a record that are shown."""
 
@@ -73,7 +84,8 @@ def show_summary(query: QuerySettings, found: list[dict[str, Any]], *, console: 
     if not found:
         console.print(f"{escape(query.name)}: nothing in quarantine", highlight=False)
         return
-    table = Table("reason", "topic", "partition", "events", "offsets", "replayed", "newest (UTC)")
+    shown = ("reason", "topic", "partition", "events", "offsets", "replayed", "newest (UTC)")
+    table = Table(*(Column(name, overflow="fold") for name in shown))
     for row in found:
         place = ("", "") if row["topic"] is None else (row["topic"], f"{row['partition']}")
         offsets = "" if row["first"] is None else f"{row['first']}-{row['last']}"

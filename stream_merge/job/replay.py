@@ -55,7 +55,9 @@ class Request(_Message):
     offset: int | None = None
     """Only the record at this offset."""
     force: bool = False
-    """Also those whose key may have been deleted so long ago that nobody remembers."""
+    """Also those whose key may have been deleted so long ago that nobody remembers, and those of an earlier epoch."""
+    settings: str | None = None
+    """Digest of the query in the job file that the request comes from; None: whatever it is."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -143,6 +143,9 @@ class Job:
         checkpoint = Checkpoint.in_session(session, query.checkpoint)
         refuse_start_of_existing(query, checkpoint)
         topics = self._clusters[query.name].topics(query.topic)
+        missing = [topic for topic in query.topic if topic not in topics]
+        if missing:  # the connector may be about to make it
+            log.warning("topic_missing", extra={"query": query.name, "topics": missing})
         refuse_start_elsewhere(query, topics)
         query_id = checkpoint.query_id()
         if query_id is not None:
@@ -180,6 +183,12 @@ class Job:
 
     def replay(self, query: QuerySettings, request: Request) -> Replayed:
         """What a command has asked for; between two batches: a local disk takes one writer at a time."""
+        if request.settings not in (None, query.digest()):
+            msg = (
+                f"query {query.name!r} runs with another job file, by which it would read the records as before; stop"
+                " the job and start it again, or replay while it is stopped"
+            )
+            return Replayed(id=request.id, error=msg)
         with self._turns[query.name]:
             replayed = replay(owned_session(self._session), query, request, metrics=self._metrics)
             sink = self._sinks.get(query.name)
@@ -205,6 +214,24 @@ def _start(query: QuerySettings) -> tuple[str, int | None]:
     return f'{{"{query.topic[0]}": {{{offsets}}}}}', None
 
 
+class _Look(threading.Thread):
+    """A look at broker and table before a query starts."""
+
+    def __init__(self, job: Job, query: QuerySettings) -> None:
+        super().__init__(name=f"look {query.name}", daemon=True)
+        self._job = job
+        self._query = query
+        self.error: Exception | None = None
+        """Why the query is not to start."""
+
+    def run(self) -> None:
+        """Look once."""
+        try:
+            self._job.look_before(self._query)
+        except Exception as err:
+            self.error = err
+
+
 class _Query:
     """One query through its outages."""
 
@@ -219,6 +246,7 @@ class _Query:
         self.settings = settings
         self._job = job
         self._replaying: threading.Thread | None = None
+        self._looking: _Look | None = None
         self._arrived = arrived
         self._once = once
         self._closing = threading.Event()
@@ -266,8 +294,9 @@ class _Query:
     def stop(self) -> None:
         """End it after its running micro-batch."""
         self.has_ended = True
-        if self._replaying is not None:
-            self._replaying.join()
+        for thread in (self._replaying, self._looking):
+            if thread is not None:
+                thread.join()
         if self._running is None:
             return
         self._closing.set()
@@ -298,8 +327,17 @@ class _Query:
         return True
 
     def _start(self) -> None:
+        """Look, and when that is over start; a broker that does not answer keeps no other query waiting."""
+        if self._looking is None:
+            self._looking = _Look(self._job, self.settings)
+            self._looking.start()
+        if self._looking.is_alive():
+            return
+        looked, self._looking = self._looking, None
+        if looked.error is not None:
+            self._failed(looked.error)
+            return
         try:
-            self._job.look_before(self.settings)
             self._running = Running(self._job.stream(self.settings), self._arrived, self._closing, once=self._once)
         except Exception as err:
             self._failed(err)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -16,7 +17,7 @@ from yaml.parser import ParserError
 from yaml.scanner import ScannerError
 
 from stream_merge.errors import ConfigError
-from stream_merge.job.fields import Bytes, Model, Names, Seconds
+from stream_merge.job.fields import Bytes, Model, Names, Retention, Seconds
 from stream_merge.job.formats import DebeziumFormat, JsonFormat, KeySettings, ValueFormat
 from stream_merge.sources.formats.base import Format
 from stream_merge.sources.kafka import Connection, Isolation, Mechanism, Protocol, Security
@@ -125,13 +126,17 @@ class QuerySettings(Model):
     engine: Literal["auto", "spark", "native"] = "auto"
     group: str | None = None
     """Consumer group that shows what is merged to ordinary lag tools; None: `stream-merge-<name>`. "" for none."""
-    tombstone_retention: Seconds | None = Field(default=None, gt=0)
+    tombstone_retention: Retention | None = Field(default=None, gt=0)
     limits: Limits = Limits()
 
     @property
     def event_keys(self) -> tuple[str, ...]:
         """The key columns that events bring along."""
         return tuple(key for key in self.keys if key != self.topic_column)
+
+    def digest(self) -> str:
+        """The same for the same settings."""
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
 
     def format(self) -> Format:
         """The decoder of its records."""
@@ -213,8 +218,9 @@ def load(path: str | Path, *, environment: Mapping[str, str] | None = None) -> J
         settings = JobSettings.model_validate(filled)
     except ValidationError as err:
         found = err.errors(include_url=False, include_input=False)
-        is_counted = len(found) > 1  # a list whose entries are refused counts as too short as well
-        problems += [_problem(error) for error in found if not (is_counted and error["type"] == "too_short")]
+        # A list whose entries are refused counts as too short as well.
+        others = [error for error in found if error["type"] != "too_short"]
+        problems += [_problem(error) for error in others or found]
     if problems:
         raise ConfigError([f"{path}: {problem}" for problem in problems])
     return settings

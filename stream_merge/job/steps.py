@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from stream_merge.job.offsets import Ranges
 from stream_merge.job.settings import QuerySettings
@@ -13,7 +13,9 @@ from stream_merge.job.trail import Step
 
 def show(steps: list[Step], query: QuerySettings, *, console: Console) -> None:
     """Print a line per version, oldest first, and the sums."""
-    table = Table("version", "committed (UTC)", "batch", "offsets", "records")
+    table = Table(
+        *(Column(name, overflow="fold") for name in ("version", "committed (UTC)", "batch", "offsets", "records"))
+    )
     for step in steps:
         table.add_row(
             "tail" if step.version is None else f"{step.version}",
@@ -44,7 +46,7 @@ def _offsets(step: Step) -> str:
 
 def _ranges(ranges: Ranges) -> str:
     return ", ".join(
-        f"{topic}[{partition}] {found.start}-{found.end}"
+        f"{topic}[{partition}] {found.start}-{found.end - 1}"
         for topic, partitions in sorted(ranges.items())
         for partition, found in sorted(partitions.items())
         if len(found)

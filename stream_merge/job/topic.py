@@ -96,6 +96,17 @@ class TopicSink:
             decoded.refuse_unknown_keys(batch)
             self._known_origin().expect_no_regression(batch, ranges)
             undecodable = self._undecodable(batch, batch_df, batch_id)
+            if undecodable is not None:
+                log.warning(
+                    "records_quarantined",
+                    extra={
+                        "query": self._settings.name,
+                        "batch_id": batch_id,
+                        "undecodable": batch.total(Kind.UNDECODABLE),
+                        "records": batch.records,
+                        "remedy": "'stream-merge quarantine show' says why",
+                    },
+                )
             if batch.row.fields:
                 events = change_events(batch, batch_df.sparkSession, self._settings)
                 intake = Intake(
