@@ -11,7 +11,9 @@ import services
 from pyspark.sql import SparkSession
 from topic_job import TopicJob, raw
 
+from stream_merge import ConfigError
 from stream_merge.catalogue import TOPIC_NEWEST
+from stream_merge.job.run import Job
 from stream_merge.job.verdicts import Verdict
 from stream_merge.names import TOMBSTONE_TABLE_PREFIX
 
@@ -157,6 +159,18 @@ def test_a_start_has_to_name_every_partition(make: Make) -> None:
     assert f"starts at offsets of the partitions [0], topic {job.topic!r} has [0, 1]" in str(result.failures["rows"])
     job.merge(start={0: 0, 1: 0})
     assert job.rows() == [(1, "n")]
+
+
+def test_a_start_is_for_the_first_of_a_run_and_not_for_what_comes_after_an_outage(make: Make) -> None:
+    job = make()
+    job.send(1, job.event("c", 1))
+    settings = job.settings(start={0: 0})
+    job.merge(start={0: 0})
+    anew = Job(settings, job.spark)
+
+    anew.look_before(settings.queries[0], is_first=False)
+    with pytest.raises(ConfigError, match="has a start, but its checkpoint"):
+        anew.look_before(settings.queries[0], is_first=True)
 
 
 def test_a_null_value_record_deletes_a_row_of_an_earlier_epoch(make: Make) -> None:

@@ -131,8 +131,12 @@ class Job:
         result.failures = {query.name: query.failure for query in queries if query.failure is not None}
         return result
 
-    def look_before(self, query: QuerySettings) -> None:
+    def look_before(self, query: QuerySettings, *, is_first: bool) -> None:
         """Stop for what Spark would stumble over while it plans a batch, without a word that helps.
+
+        Args:
+            query: which.
+            is_first: whether it has not run in this process; afterwards its checkpoint says where it goes on.
 
         Raises:
             ConfigError: `start` does not fit the checkpoint or the topic.
@@ -141,12 +145,14 @@ class Job:
         """
         session = owned_session(self._session)
         checkpoint = Checkpoint.in_session(session, query.checkpoint)
-        refuse_start_of_existing(query, checkpoint)
+        if is_first:
+            refuse_start_of_existing(query, checkpoint)
         topics = self._clusters[query.name].topics(query.topic)
         missing = [topic for topic in query.topic if topic not in topics]
         if missing:  # the connector may be about to make it
             log.warning("topic_missing", extra={"query": query.name, "topics": missing})
-        refuse_start_elsewhere(query, topics)
+        if is_first:
+            refuse_start_elsewhere(query, topics)
         query_id = checkpoint.query_id()
         if query_id is not None:
             identity = names.identity(query_id=query_id, app_id=None, name=query.name)
@@ -217,17 +223,18 @@ def _start(query: QuerySettings) -> tuple[str, int | None]:
 class _Look(threading.Thread):
     """A look at broker and table before a query starts."""
 
-    def __init__(self, job: Job, query: QuerySettings) -> None:
+    def __init__(self, job: Job, query: QuerySettings, *, is_first: bool) -> None:
         super().__init__(name=f"look {query.name}", daemon=True)
         self._job = job
         self._query = query
+        self._is_first = is_first
         self.error: Exception | None = None
         """Why the query is not to start."""
 
     def run(self) -> None:
         """Look once."""
         try:
-            self._job.look_before(self._query)
+            self._job.look_before(self._query, is_first=self._is_first)
         except Exception as err:
             self.error = err
 
@@ -247,6 +254,7 @@ class _Query:
         self._job = job
         self._replaying: threading.Thread | None = None
         self._looking: _Look | None = None
+        self._has_run = False
         self._arrived = arrived
         self._once = once
         self._closing = threading.Event()
@@ -329,7 +337,7 @@ class _Query:
     def _start(self) -> None:
         """Look, and when that is over start; a broker that does not answer keeps no other query waiting."""
         if self._looking is None:
-            self._looking = _Look(self._job, self.settings)
+            self._looking = _Look(self._job, self.settings, is_first=not self._has_run)
             self._looking.start()
         if self._looking.is_alive():
             return
@@ -337,6 +345,7 @@ class _Query:
         if looked.error is not None:
             self._failed(looked.error)
             return
+        self._has_run = True
         try:
             self._running = Running(self._job.stream(self.settings), self._arrived, self._closing, once=self._once)
         except Exception as err:
@@ -358,7 +367,7 @@ class _Query:
         if isinstance(error, StreamMergeError) or is_outage(error) or is_refusal(error):
             return error
         try:
-            self._job.look_before(self.settings)
+            self._job.look_before(self.settings, is_first=False)
         except StreamMergeError as found:
             found.__cause__ = error
             return found
