@@ -217,5 +217,5 @@ def test_check_tells_what_is_missing_without_writing(shop: Shop) -> None:
     assert "id bigint, name string" in good.output
     assert bad.exit_code == 2
     assert "lacks ['spark-sql-kafka-0-10'" in bad.output
-    assert f"the broker has no ['no_{shop.topic}']" in bad.output
+    assert f"the broker has no topic ['no_{shop.topic}']" in bad.output
     assert not shop.target.exists()
