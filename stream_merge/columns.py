@@ -58,6 +58,11 @@ def column(name: str, frame: str | None = None) -> Column:
     return F.col(quote(name) if frame is None else f"{frame}.{quote(name)}")
 
 
+def is_older(at: Column, seconds: float, *, now: Column) -> Column:
+    """Whether a time lies further back than so many seconds; compared as times, so that files can be skipped by it."""
+    return at < F.timestamp_micros(F.unix_micros(now) - F.lit(int(seconds * 1_000_000)))
+
+
 def all_of(conditions: Iterable[Column]) -> Column:
     """Conjunction; TRUE when there are none."""
     return reduce(lambda left, right: left & right, conditions, F.lit(True))

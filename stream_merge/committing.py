@@ -16,6 +16,7 @@ from stream_merge.engines.base import CommitTag
 from stream_merge.errors import CommitConflictError
 from stream_merge.identity import Caller
 from stream_merge.metrics import MergeMetrics
+from stream_merge.snapshot import TableSnapshot, is_applied
 
 T = TypeVar("T")
 
@@ -62,6 +63,10 @@ class Committing:
         """Count an attempt of the merge."""
         self.attempts = number
         self._metrics.attempt(self._caller.query, self._spec.label)
+
+    def is_recorded(self, found: TableSnapshot) -> bool:
+        """Whether the target's transaction id shows the batch."""
+        return is_applied(found.transaction, self._caller.app_id("target"), self._batch_id)
 
     def tag(self, role: names.Role, *, engine: str, plan: str) -> CommitTag:
         """What a commit of the target carries; with a token that no other attempt has."""

@@ -17,9 +17,8 @@ from stream_merge.committing import Committing
 from stream_merge.config import MergeSpec
 from stream_merge.engines.base import CommitTag, Engine, Hits, MergeReport
 from stream_merge.errors import MergeFailedError, StreamMergeError
-from stream_merge.identity import Caller
 from stream_merge.selection import Selector
-from stream_merge.snapshot import TableSnapshot, is_applied
+from stream_merge.snapshot import TableSnapshot
 from stream_merge.spark_internals import reason
 from stream_merge.store import Store
 
@@ -46,7 +45,6 @@ class Merging:
         target: TableSnapshot,
         engine: Engine[Any],
         selector: Selector,
-        caller: Caller,
         committing: Committing,
         clock: PhaseClock,
         store: Store,
@@ -59,7 +57,6 @@ class Merging:
         self._target = target
         self._engine = engine
         self._selector = selector
-        self._caller = caller
         self._committing = committing
         self._clock = clock
         self._store = store
@@ -248,5 +245,4 @@ class Merging:
         return self._committing.beside(role, table_id=self._target.table_id)
 
     def _is_recorded(self) -> bool:
-        found = self._store.find(self._session, self._spec.target) or self._target
-        return is_applied(found.transaction, self._caller.app_id("target"), self._batch_id)
+        return self._committing.is_recorded(self._store.find(self._session, self._spec.target) or self._target)

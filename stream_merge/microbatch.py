@@ -22,7 +22,7 @@ from stream_merge.ledger import settle
 from stream_merge.merging import Merging
 from stream_merge.results import MergeResult, Outcome
 from stream_merge.selection import Selector
-from stream_merge.snapshot import TableSnapshot, is_applied
+from stream_merge.snapshot import TableSnapshot
 from stream_merge.store import Store
 
 log = logging.getLogger(__name__)
@@ -79,10 +79,7 @@ class MicroBatch:
             tables.check_target(self._found, spec, self._layout, case_sensitive=self._layout.case_sensitive)
             if self._first_call and spec.on_invalid == "quarantine":
                 quarantine.check(self._session, spec.quarantine_table)
-            app_id = self._caller.app_id("target")
-            self._applied_before = self._found is not None and is_applied(
-                self._found.transaction, app_id, self._batch_id
-            )
+            self._applied_before = self._found is not None and self._committing.is_recorded(self._found)
 
     def evaluate_if_deletes_are_remembered(self) -> None:
         """Read the events of an applied batch only if a remembered delete could still concern them."""
@@ -187,7 +184,6 @@ class MicroBatch:
             target=target,
             engine=engine,
             selector=self._selector,
-            caller=self._caller,
             committing=self._committing,
             clock=self._clock,
             store=self._store,

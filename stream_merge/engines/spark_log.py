@@ -218,8 +218,7 @@ class Tombstones:
         retention = self._spec.tombstone_retention_seconds
         if retention is None:
             return F.lit(False)
-        oldest = F.timestamp_micros(F.unix_micros(now) - F.lit(int(retention * 1_000_000)))
-        return columns.column(names.RECORDED_AT_COLUMN) < oldest
+        return columns.is_older(columns.column(names.RECORDED_AT_COLUMN), retention, now=now)
 
 
 def _newest(sequence: Column) -> list[Column]:

@@ -100,7 +100,7 @@ def _query(query: QuerySettings, topics: dict[str, TopicState], connection: Conn
 
 def _checkpoint(query: QuerySettings, topics: Mapping[str, TopicState]) -> Iterator[Finding]:
     try:
-        refuse_start_elsewhere(query, {topic: state for topic, state in topics.items() if topic in query.topic})
+        refuse_start_elsewhere(query, topics)
     except ConfigError as err:
         yield Finding(query=query.name, about="start", said=str(err), is_problem=True)
     if local_path(query.checkpoint) is None:
@@ -134,13 +134,16 @@ def refuse_start_elsewhere(query: QuerySettings, topics: Mapping[str, TopicState
     Raises:
         ConfigError: `start` names others.
     """
-    for topic, state in topics.items():
-        if isinstance(query.start, Mapping) and query.start.keys() != state.ends.keys():
-            msg = (
-                f"query {query.name!r} starts at offsets of the partitions {sorted(query.start)!r}, topic {topic!r} has"
-                f" {sorted(state.ends)!r}; give an offset for each of them"
-            )
-            raise ConfigError(msg, target=query.target)
+    (topic, *others), start = query.topic, query.start
+    if others or not isinstance(start, Mapping) or topic not in topics:
+        return
+    partitions = topics[topic].ends
+    if start.keys() != partitions.keys():
+        msg = (
+            f"query {query.name!r} starts at offsets of the partitions {sorted(start)!r}, topic {topic!r} has"
+            f" {sorted(partitions)!r}; give an offset for each of them"
+        )
+        raise ConfigError(msg, target=query.target)
 
 
 def _storage(query: QuerySettings) -> Finding:

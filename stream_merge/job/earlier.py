@@ -51,7 +51,7 @@ class Known:
 
         Cost: one Spark job for the bounds of the keys; the scan is left to whoever runs the frame.
         """
-        return self._matching(self.target, wanted)
+        return None if tables.find(self.session, self.target) is None else self._matching(self.target, wanted)
 
     def deletes(self, wanted: DataFrame) -> DataFrame | None:
         """The newest remembered delete of each of some keys; None where nothing is remembered."""
@@ -63,14 +63,12 @@ class Known:
         if found is None:
             return None
         if self.tombstone_retention is not None:
-            age = F.unix_micros(F.current_timestamp()) - F.unix_micros(columns.column(names.RECORDED_AT_COLUMN))
-            found = found.where(age <= int(self.tombstone_retention * 1_000_000))
+            recorded_at = columns.column(names.RECORDED_AT_COLUMN)
+            found = found.where(~columns.is_older(recorded_at, self.tombstone_retention, now=F.current_timestamp()))
         by_key = found.groupBy(*_columns(self.keys))
         return by_key.agg(F.max(names.SEQUENCE_COLUMN).alias(names.SEQUENCE_COLUMN))
 
     def _matching(self, table: str, wanted: DataFrame) -> DataFrame | None:
-        if tables.find(self.session, table) is None:
-            return None
         stored = tables.rows(self.session, table)
         spelled = {key: columns.resolve(key, stored.columns, case_sensitive=False) for key in self.keys}
         if None in spelled.values():

@@ -39,8 +39,8 @@ def _seconds(value: Any) -> Any:
 
 def _seconds_by_unit(value: Any) -> Any:
     """As `_seconds`, where a number alone would be taken for something else."""
-    is_bare = isinstance(value, int | float) or (isinstance(value, str) and value.strip().replace(".", "", 1).isdigit())
-    if is_bare:
+    found = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
+    if isinstance(value, int | float) or (found is not None and found["unit"] is None):
         msg = f"{value!r} has no unit; write '{value} days', or with s, minutes or hours"
         raise ValueError(msg)
     return _seconds(value)

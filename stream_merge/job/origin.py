@@ -17,7 +17,7 @@ from stream_merge.job.formats import FlattenedFormat
 from stream_merge.job.offsets import Range, Ranges
 from stream_merge.job.sequence import BY_LOG_POSITION, BY_OFFSET
 from stream_merge.job.settings import QuerySettings
-from stream_merge.job.tally import Counts, Place
+from stream_merge.job.tally import Counts, Place, take_in
 from stream_merge.results import MergeResult
 from stream_merge.snapshot import CommitRecord, TableSnapshot
 from stream_merge.sources.kafka import Offsets, TopicState
@@ -224,9 +224,10 @@ class Origin:
 
     def _highest(self, batch: DecodedBatch) -> dict[Place, int]:
         """Topic and partition -> highest position of the epoch, this batch included."""
-        known = self.last.positions if self.last is not None and self.last.epoch == self.settings.epoch else {}
-        found = batch.highest_positions
-        return {**known, **{place: max(position, known.get(place, position)) for place, position in found.items()}}
+        last = self.last
+        highest = dict(last.positions) if last is not None and last.epoch == self.settings.epoch else {}
+        take_in(highest, max, batch.highest_positions)
+        return highest
 
     def _seen(self, topic: str, partition: int, *, beyond: int) -> int | None:
         """How far any query has merged this very topic, where that is further."""

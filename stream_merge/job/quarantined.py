@@ -6,12 +6,12 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Column, Table
 
 from stream_merge import explain, names
 from stream_merge.engines import native_sql as sql
 from stream_merge.engines.delta_rs import NativeTable
 from stream_merge.job.settings import QuerySettings
+from stream_merge.watch.screen import whole_table
 
 _SHOWN = (
     "recorded_at",
@@ -84,8 +84,7 @@ def show_summary(query: QuerySettings, found: list[dict[str, Any]], *, console: 
     if not found:
         console.print(f"{escape(query.name)}: nothing in quarantine", highlight=False)
         return
-    shown = ("reason", "topic", "partition", "events", "offsets", "replayed", "newest (UTC)")
-    table = Table(*(Column(name, overflow="fold") for name in shown))
+    table = whole_table("reason", "topic", "partition", "events", "offsets", "replayed", "newest (UTC)")
     for row in found:
         place = ("", "") if row["topic"] is None else (row["topic"], f"{row['partition']}")
         offsets = "" if row["first"] is None else f"{row['first']}-{row['last']}"

@@ -215,8 +215,8 @@ def _is_too_old(settings: QuerySettings, epoch_since: int) -> Column:
     retention = settings.tombstone_retention
     if retention is None:
         return is_of_before
-    age = F.unix_micros(F.current_timestamp()) - F.unix_micros("timestamp")
-    return is_of_before | F.coalesce(age > int(retention * 1_000_000), F.lit(True))
+    is_older = columns.is_older(F.col("timestamp"), retention, now=F.current_timestamp())
+    return is_of_before | F.coalesce(is_older, F.lit(True))
 
 
 def _newest_of_each_offset(records: DataFrame) -> DataFrame:

@@ -13,7 +13,7 @@ from queue import SimpleQueue
 
 from pyspark.sql import SparkSession
 
-from stream_merge import names, tables
+from stream_merge import tables
 from stream_merge.errors import ConfigError, StreamMergeError
 from stream_merge.job import requests
 from stream_merge.job.check import refuse_start_elsewhere, refuse_start_of_existing
@@ -155,9 +155,8 @@ class Job:
             refuse_start_elsewhere(query, topics)
         query_id = checkpoint.query_id()
         if query_id is not None:
-            identity = names.identity(query_id=query_id, app_id=None, name=query.name)
             found = tables.find(session, query.target)
-            Origin.of_table(session, found, identity, query).expect_same_topics(topics)
+            Origin.of_table(session, found, query.identity(query_id), query).expect_same_topics(topics)
 
     def stream(self, query: QuerySettings) -> Stream:
         """What a query does with what it reads."""

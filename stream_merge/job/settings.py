@@ -16,6 +16,7 @@ from yaml.error import MarkedYAMLError
 from yaml.parser import ParserError
 from yaml.scanner import ScannerError
 
+from stream_merge import names
 from stream_merge.errors import ConfigError
 from stream_merge.job.fields import Bytes, Model, Names, Retention, Seconds
 from stream_merge.job.formats import DebeziumFormat, JsonFormat, KeySettings, ValueFormat
@@ -133,6 +134,10 @@ class QuerySettings(Model):
     def event_keys(self) -> tuple[str, ...]:
         """The key columns that events bring along."""
         return tuple(key for key in self.keys if key != self.topic_column)
+
+    def identity(self, query_id: str) -> str | None:
+        """What its commits record, in the streaming query with this id."""
+        return names.identity(query_id=query_id, app_id=None, name=self.name)
 
     def digest(self) -> str:
         """The same for the same settings."""

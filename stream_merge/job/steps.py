@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Column, Table
 
 from stream_merge.job.offsets import Ranges
 from stream_merge.job.settings import QuerySettings
 from stream_merge.job.trail import Step
+from stream_merge.watch.screen import whole_table
 
 
 def show(steps: list[Step], query: QuerySettings, *, console: Console) -> None:
     """Print a line per version, oldest first, and the sums."""
-    table = Table(
-        *(Column(name, overflow="fold") for name in ("version", "committed (UTC)", "batch", "offsets", "records"))
-    )
+    table = whole_table("version", "committed (UTC)", "batch", "offsets", "records")
     for step in steps:
         table.add_row(
             "tail" if step.version is None else f"{step.version}",

@@ -84,11 +84,14 @@ class Tally:
             if again is not None:
                 counts.kinds.update(again.kinds)
                 counts.filtered.update(again.filtered)
+        take_in(self.lowest_positions, min, second.lowest_positions)
+        take_in(self.highest_positions, max, second.highest_positions)
+        take_in(self.newest_millis, max, second.newest_millis)
         return Tally(
             counts=self.counts,
-            lowest_positions=_by_key(min, self.lowest_positions, second.lowest_positions),
-            highest_positions=_by_key(max, self.highest_positions, second.highest_positions),
-            newest_millis=_by_key(max, self.newest_millis, second.newest_millis),
+            lowest_positions=self.lowest_positions,
+            highest_positions=self.highest_positions,
+            newest_millis=self.newest_millis,
             connector=second.connector or self.connector,
             old_keys=self.old_keys + second.old_keys,
             first_truncate=self.first_truncate or second.first_truncate,
@@ -137,10 +140,10 @@ def _added_up(rows: Iterable[Mapping[str, Any]]) -> Tally:
         tally.connector = row["connector"] or tally.connector
         tally.old_keys += row["old_keys"]
         if row["lowest_position"] is not None:
-            tally.lowest_positions = _by_key(min, tally.lowest_positions, {place: row["lowest_position"]})
-            tally.highest_positions = _by_key(max, tally.highest_positions, {place: row["highest_position"]})
+            take_in(tally.lowest_positions, min, {place: row["lowest_position"]})
+            take_in(tally.highest_positions, max, {place: row["highest_position"]})
         if row["newest_millis"] is not None:
-            tally.newest_millis = _by_key(max, tally.newest_millis, {row["topic"]: row["newest_millis"]})
+            take_in(tally.newest_millis, max, {row["topic"]: row["newest_millis"]})
     tally.new_schemas.sort()
     return tally
 
@@ -155,6 +158,7 @@ def _extremes() -> list[Column]:
     ]
 
 
-def _by_key(of: Callable[[int, int], int], one: Mapping[K, int], other: Mapping[K, int]) -> dict[K, int]:
-    """The least or greatest number of each key."""
-    return {**one, **{key: of(number, one.get(key, number)) for key, number in other.items()}}
+def take_in(numbers: dict[K, int], of: Callable[[int, int], int], found: Mapping[K, int]) -> None:
+    """Let numbers become the least or greatest of each key, with those that were found."""
+    for key, number in found.items():
+        numbers[key] = of(number, numbers.get(key, number))

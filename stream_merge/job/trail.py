@@ -6,7 +6,6 @@ from collections import Counter
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from stream_merge import names
 from stream_merge.explain import opened, ours_in
 from stream_merge.job.offsets import Checkpoint, Range, Ranges
 from stream_merge.job.origin import REPLAY_SECTION, SECTION, section_of
@@ -100,5 +99,6 @@ def _tail(checkpoint: Checkpoint, steps: list[Step], query: QuerySettings) -> St
             start = starts.get((topic, partition), 0)
             if end > start:
                 left.setdefault(topic, {})[partition] = Range(start=start, end=end)
-    identity = names.identity(query_id=query_id, app_id=None, name=query.name)
-    return Step(version=None, at=None, identity=identity, batch_id=None, ranges=left) if left else None
+    if not left:
+        return None
+    return Step(version=None, at=None, identity=query.identity(query_id), batch_id=None, ranges=left)

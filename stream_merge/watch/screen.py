@@ -11,7 +11,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from stream_merge.results import FATES, PHASES, EventCounts, MergeResult
 
@@ -49,6 +49,11 @@ _EXPLAINED = {
     "updated": "changed a row",
     "deleted": "removed a row",
 }
+
+
+def whole_table(*names: str) -> Table:
+    """A table that shows every character on a narrow screen, too."""
+    return Table(*(Column(name, overflow="fold") for name in names))
 
 
 class Teller:
