@@ -22,10 +22,11 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from stream_merge import columns, contract, dedup, names
+from stream_merge import columns, contract, dedup, names, newest
 from stream_merge.arrow_dedup import latest
 from stream_merge.intake import AtHand
 from stream_merge.layout import Layout
+from stream_merge.newest import Newest
 from stream_merge.plan import KeyBounds, bound_aggregates, boundable, key_bounds
 from stream_merge.results import REASONS
 from stream_merge.spark_internals import exceeds_driver_results, materialised, release
@@ -52,6 +53,10 @@ class Rows(Protocol):
 
     def keys(self) -> pa.Table:
         """As `arrow`, of the stored columns only the keys."""
+        ...
+
+    def newest(self) -> Newest | None:
+        """The greatest sequence of the upserts in `latest`, where it compares with a table's statistics."""
         ...
 
     def release(self) -> None:
@@ -82,6 +87,7 @@ class _SparkRows:
 
     frame: DataFrame
     layout: Layout
+    greatest: Newest | None
 
     def latest(self) -> DataFrame:
         return self.frame.where(columns.column(names.REASONS_COLUMN).isNull())
@@ -101,6 +107,9 @@ class _SparkRows:
         """Cost: as `arrow`."""
         wanted = self.layout.once("keys", lambda: [columns.column(name) for name in _keys(self.layout)])
         return _as_stored(self.latest().select(*wanted).toArrow())
+
+    def newest(self) -> Newest | None:
+        return self.greatest
 
     def release(self) -> None:
         release(self.frame)
@@ -129,6 +138,9 @@ class _DriverRows:
 
     def keys(self) -> pa.Table:
         return self.events.select(_keys(self.layout))
+
+    def newest(self) -> Newest | None:
+        return newest.of_table(self.events, self.layout)
 
     def release(self) -> None:
         """Nothing is held outside this object."""
@@ -159,6 +171,9 @@ class _LargeRows:
 
     def keys(self) -> pa.Table:
         return self.events.select(_keys(self.layout))
+
+    def newest(self) -> Newest | None:
+        return newest.of_table(self.events, self.layout)
 
     def release(self) -> None:
         for batch in self._evaluated:
@@ -304,7 +319,7 @@ def evaluate(source: DataFrame, layout: Layout) -> Batch:
         keep=lambda observed: observed.where(first).drop(dedup.RANK_COLUMN, dedup.TIE_COLUMN, names.ALONE_COLUMN),
     )
     return Batch(
-        rows=_SparkRows(frame=rows, layout=layout),
+        rows=_SparkRows(frame=rows, layout=layout, greatest=newest.observed(layout, counts)),
         received=counts["received"],
         quarantined=counts["quarantined"],
         reasons={reason: n for reason in REASONS if (n := counts[f"reason_{reason}"])},
@@ -330,4 +345,5 @@ def _counts(layout: Layout) -> list[Column]:
         F.count_if(valid & first & delete).alias("deletes"),
         *(F.count_if(F.array_contains(reasons, reason)).alias(f"reason_{reason}") for reason in REASONS),
         *bound_aggregates(layout.key_fields, valid),
+        *newest.aggregates(layout, valid & first & ~delete),
     ]

@@ -68,6 +68,11 @@ class Committing:
         """Whether the target's transaction id shows the batch."""
         return is_applied(found.transaction, self._caller.app_id("target"), self._batch_id)
 
+    def is_first(self, found: TableSnapshot) -> bool:
+        """Whether the batch is a streaming query's and the target has no transaction id of the query yet."""
+        app_id = self._caller.app_id("target")
+        return self._caller.checkpoint is not None and app_id is not None and found.transaction(app_id) is None
+
     def tag(self, role: names.Role, *, engine: str, plan: str) -> CommitTag:
         """What a commit of the target carries; with a token that no other attempt has."""
         token = uuid.uuid4().hex

@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
 
 import pyarrow.compute as pc
 
@@ -118,7 +117,7 @@ def opened(target: str, storage_options: Mapping[str, str] | None = None) -> Nat
 
 def _merges(commits: list[CommitRecord]) -> Iterator[MergedVersion]:
     for commit in commits:
-        ours = ours_in(commit.user_metadata)
+        ours = commit.ours
         if ours is None:
             continue
         yield MergedVersion(
@@ -131,12 +130,3 @@ def _merges(commits: list[CommitRecord]) -> Iterator[MergedVersion]:
             plan=str(ours.get("plan", "")),
             metrics=commit.metrics,
         )
-
-
-def ours_in(user_metadata: str | None) -> dict[str, Any] | None:
-    """What the sink wrote into a commit; None for anybody else's."""
-    try:
-        found = json.loads(user_metadata or "")["stream_merge"]
-    except (ValueError, KeyError, TypeError):
-        return None
-    return found if isinstance(found, dict) and "batch_id" in found else None

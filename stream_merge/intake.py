@@ -30,5 +30,7 @@ class Intake:
     """Kept in the metadata of the target's commit, beside the sink's own fields: where the events came from."""
     at_hand: AtHand | None = None
     """The events once more, for an evaluation without Spark; None where they are not in the driver."""
+    every_batch: bool = True
+    """Whether the sink is called for each batch of its query; False: only for those with events for it."""
     undecodable: DataFrame | None = None
     """Rows of `quarantine.SCHEMA` that never became events; committed to the quarantine before the target."""

@@ -16,6 +16,7 @@ from stream_merge.commits import SideCommit
 from stream_merge.committing import Committing
 from stream_merge.config import MergeSpec
 from stream_merge.engines.base import CommitTag, Engine, Hits, MergeReport
+from stream_merge.engines.spark_commit import SparkCommits, record
 from stream_merge.errors import MergeFailedError, StreamMergeError
 from stream_merge.selection import Selector
 from stream_merge.snapshot import TableSnapshot
@@ -246,3 +247,17 @@ class Merging:
 
     def _is_recorded(self) -> bool:
         return self._committing.is_recorded(self._store.find(self._session, self._spec.target) or self._target)
+
+
+def record_first(session: SparkSession, target: str, committing: Committing, since: int) -> int | None:
+    """Commit a batch's transaction id alone; Delta's version, or None where a twin of this call was faster."""
+    commits = SparkCommits(session, target)
+    tag = committing.tag("target", engine="spark", plan="no row changed; the query's first batch at this table")
+
+    def attempt(_: int) -> MergeReport:
+        try:
+            return record(session, target, tag)
+        except Exception as err:
+            return fate.decide(err, commits, target, tag, since=since)
+
+    return committing.run(attempt).version

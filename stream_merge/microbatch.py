@@ -12,6 +12,7 @@ from stream_merge.batch import Batch, evaluate, evaluate_at_hand, evaluate_in_dr
 from stream_merge.clock import PhaseClock
 from stream_merge.committing import Committing
 from stream_merge.config import MergeSpec
+from stream_merge.delivery import Delivery
 from stream_merge.engines.base import MergeReport
 from stream_merge.engines.log_rules import log_of
 from stream_merge.errors import ContractError, MergeFailedError
@@ -19,7 +20,7 @@ from stream_merge.identity import Caller
 from stream_merge.intake import Intake
 from stream_merge.layout import Layouts
 from stream_merge.ledger import settle
-from stream_merge.merging import Merging
+from stream_merge.merging import Merging, record_first
 from stream_merge.results import MergeResult, Outcome
 from stream_merge.selection import Selector
 from stream_merge.snapshot import TableSnapshot
@@ -49,6 +50,7 @@ class MicroBatch:
         selector: Selector,
         first_call: bool,
         intake: Intake,
+        delivery: Delivery | None,
     ) -> None:
         self._spec = spec
         self._source = source
@@ -62,11 +64,13 @@ class MicroBatch:
         self._selector = selector
         self._first_call = first_call
         self._intake = intake
+        self._delivery = delivery
         self._now_micros = _now_micros()
         self._batch: Batch | None = None
         self._found: TableSnapshot | None = None
         self._merging: Merging | None = None
         self._applied_before = False
+        self._recorded_version: int | None = None
 
     # -- steps, in order ---------------------------------------------------------------------
 
@@ -75,11 +79,11 @@ class MicroBatch:
         spec = self._spec
         with self._clock.phase("plan"):
             self._found = self._store.find(self._session, spec.target)
+            self._applied_before = self._is_applied()
             self._layout = self._layouts.plan(self._source, None if self._found is None else self._found.schema)
             tables.check_target(self._found, spec, self._layout, case_sensitive=self._layout.case_sensitive)
             if self._first_call and spec.on_invalid == "quarantine":
                 quarantine.check(self._session, spec.quarantine_table)
-            self._applied_before = self._found is not None and self._committing.is_recorded(self._found)
 
     def evaluate_if_deletes_are_remembered(self) -> None:
         """Read the events of an applied batch only if a remembered delete could still concern them."""
@@ -202,6 +206,24 @@ class MicroBatch:
         if self._merging is not None:
             self._merging.merge()
 
+    def record_first_batch(self) -> None:
+        """Commit the transaction id alone where a query's first batch at the target changes no row.
+
+        By it a target without any id of a query that has merged before is known to be lost or replaced.
+        """
+        report, found = self._report(), self._found
+        if found is None or self.already_applied or not self._evaluated().received:
+            return
+        if report is None or report.version is not None or not self._committing.is_first(found):
+            return
+        with self._clock.phase("merge"):
+            self._recorded_version = record_first(self._session, self._spec.target, self._committing, found.version)
+
+    def note_target(self) -> None:
+        """Tell the checkpoint that the query has merged into this very table."""
+        if self._delivery is not None and self._found is not None and self._version is not None:
+            self._delivery.note(self._found)
+
     def recheck(self) -> None:
         """Undo upserts that a delete refuses which another writer remembered while this batch merged."""
         if self._merging is not None:
@@ -253,7 +275,7 @@ class MicroBatch:
             batch_id=self._batch_id,
             outcome=outcome,
             engine=(merging and merging.merged_by) or self._selector.name,
-            version=None if report is None else report.version,
+            version=self._version,
             attempts=self._committing.attempts,
             conflicts=dict(self._committing.conflicts),
             plan=self._plan(),
@@ -265,6 +287,23 @@ class MicroBatch:
         )
 
     # -- how ---------------------------------------------------------------------------------
+
+    def _is_applied(self) -> bool:
+        if self._delivery is not None:
+            return self._delivery.is_applied(
+                self._found,
+                self._batch_id,
+                lambda newer_than, up_to: self._store.history(
+                    self._session, self._spec.target, newer_than=newer_than, up_to=up_to
+                ),
+            )
+        return self._found is not None and self._committing.is_recorded(self._found)
+
+    @property
+    def _version(self) -> int | None:
+        """Of the target, that this call has committed."""
+        report = self._report()
+        return self._recorded_version if report is None or report.version is None else report.version
 
     def _report(self) -> MergeReport | None:
         """What was merged; None before, and where nothing was left to merge."""

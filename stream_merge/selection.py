@@ -25,6 +25,7 @@ from stream_merge.engines.spark import SparkEngine
 from stream_merge.engines.spark_log import Tombstones
 from stream_merge.layout import Layout
 from stream_merge.memory import reservations
+from stream_merge.newest import Newest, stored
 from stream_merge.results import Refusal
 from stream_merge.snapshot import TableSnapshot
 from stream_merge.spark_internals import exceeds_driver_results, known_bytes, reason
@@ -163,6 +164,7 @@ class Selector:
             batch=batch,
             target_id=self._target.table_id,
             now=now,
+            stored_newest=lambda: self._stored_newest(session, layout),
             deletion_vectors=self._deletion_vectors,
         )
         if not self._log_natively:
@@ -182,6 +184,10 @@ class Selector:
             events=events,
             bounds=batch.bounds,
         )
+
+    def _stored_newest(self, session: SparkSession, layout: Layout) -> Newest | None:
+        files = self._store.statistics(session, self._spec.target)
+        return None if files is None else stored(files, layout)
 
     def _native_log(self) -> NativeTombstones:
         session, spec = self._session, self._spec

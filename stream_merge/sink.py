@@ -16,7 +16,8 @@ from stream_merge.commits import SideCommit
 from stream_merge.committing import Committing
 from stream_merge.config import Engine, MergeSpec, OnInvalid, RetryPolicy, as_names
 from stream_merge.costs import CostModel
-from stream_merge.engines.spark import USER_METADATA_CONF
+from stream_merge.delivery import of_query
+from stream_merge.engines.spark_commit import USER_METADATA_CONF
 from stream_merge.errors import ConfigError
 from stream_merge.identity import Caller, caller, claims
 from stream_merge.intake import Intake
@@ -136,6 +137,7 @@ class MergeSink:
         self._place: str | None = None
         self._last_result: MergeResult | None = None
         self._failed_late = False
+        self._noted: set[tuple[str, str, bool]] = set()
 
     def __repr__(self) -> str:
         """Name the sink by what it was told."""
@@ -197,8 +199,10 @@ class MergeSink:
                 batch.choose_engine()
                 batch.remember_deletes()
                 batch.merge()
+                batch.record_first_batch()
             batch.recheck()
             batch.forget_revived()
+            batch.note_target()
 
     def keep_undecodable(self, rows: DataFrame, batch_id: int) -> None:
         """Commit records that never became events, where nothing is known of a target yet; once per batch.
@@ -210,7 +214,11 @@ class MergeSink:
         spec = self._spec
         app_id = quarantine.undecodable_id(caller(rows, spec), spec.target)
         commit = self._side_commit(app_id, batch_id)
-        owned = in_session(rows, self._session.of(rows))
+        session = self._session.of(rows)
+        owned = in_session(rows, session)
+        delivery = of_query(spec, caller(rows, spec), session, self._location(session), self._noted)
+        if delivery is not None:
+            delivery.note(None)
         quarantine.write_undecodable(owned, spec.quarantine_table, commit=commit)
 
     @contextmanager
@@ -231,7 +239,9 @@ class MergeSink:
         try:
             session = self._session.of(batch_df)
             target = names.normal_path(self._spec.target)
-            with claims.held(self, who.identity, target, self._location(session)):
+            location = self._location(session)
+            with claims.held(self, who.identity, target, location):
+                delivery = of_query(self._spec, who, session, location, self._noted, every_batch=intake.every_batch)
                 committing = Committing(
                     spec=self._spec,
                     caller=who,
@@ -239,7 +249,7 @@ class MergeSink:
                     clock=clock,
                     metrics=metrics,
                     sleep=self._sleep,
-                    recorded=intake.recorded,
+                    recorded={**intake.recorded, **({} if delivery is None else delivery.recorded(batch_id))},
                     user_metadata=batch_df.sparkSession.conf.get(USER_METADATA_CONF, None),
                 )
                 micro_batch = MicroBatch(
@@ -254,6 +264,7 @@ class MergeSink:
                     selector=Selector(self._spec, self._store, self._costs),
                     first_call=self._last_result is None,
                     intake=intake,
+                    delivery=delivery,
                 )
                 try:
                     yield micro_batch

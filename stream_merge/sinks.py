@@ -19,6 +19,7 @@ from stream_merge.commits import SideCommit
 from stream_merge.config import RetryPolicy
 from stream_merge.errors import CommitStateUnknownError, ConfigError, ContractError, RoutedMergeError
 from stream_merge.identity import Caller, caller_of
+from stream_merge.intake import Intake
 from stream_merge.metrics import MergeMetrics, default_metrics
 from stream_merge.own_session import OwnSession
 from stream_merge.results import UNKNOWN_ROUTE, MergeResult
@@ -248,7 +249,7 @@ class MergeSinks:
         sink, events = self._sinks[route], self._of(routed, route)
         if self._on_failure == "quarantine" and may_be_replay and sink.is_set_aside(events, batch_id):
             return None
-        sink(events, batch_id)
+        sink.merge(events, batch_id, Intake(every_batch=False))
         return sink.last_result
 
     def _of(self, routed: DataFrame, route: Route) -> DataFrame:

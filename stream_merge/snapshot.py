@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from pyspark.sql.types import StructType
 
@@ -42,6 +44,15 @@ class CommitRecord:
     user_metadata: str | None
     metrics: Mapping[str, int]
     """Numbers of the operation, under the names of Delta's MERGE."""
+
+    @property
+    def ours(self) -> dict[str, Any] | None:
+        """What the sink wrote into the commit; None for anybody else's."""
+        try:
+            found = json.loads(self.user_metadata or "")["stream_merge"]
+        except (ValueError, KeyError, TypeError):
+            return None
+        return found if isinstance(found, dict) and "batch_id" in found else None
 
 
 def metrics_of_history(history: Mapping[str, object]) -> dict[str, int]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import unquote
 
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkContext
@@ -59,6 +60,8 @@ class StreamingQueryInfo:
     id: str
     """Lives in the checkpoint: the same after a restart, new with a new checkpoint."""
     name: str | None
+    checkpoint: str | None
+    """Folder of its checkpoint, as a URI; None where the query cannot be asked any more."""
 
 
 def streaming_query(batch_df: DataFrame) -> StreamingQueryInfo | None:
@@ -74,12 +77,20 @@ def streaming_query(batch_df: DataFrame) -> StreamingQueryInfo | None:
     for i in range(len(ids)):
         query = running.get(ids[i])
         if query is not None and query.sparkSessionForStream().equals(session._jsparkSession):
-            return StreamingQueryInfo(id=query.id().toString(), name=query.name())
+            return StreamingQueryInfo(id=query.id().toString(), name=query.name(), checkpoint=_checkpoint(query))
     query_id = session.sparkContext.getLocalProperty("sql.streaming.queryId")
     if query_id is None:
         return None
     query = running.get(_jvm(session).java.util.UUID.fromString(query_id))
-    return StreamingQueryInfo(id=query_id, name=None if query is None else query.name())
+    if query is None:
+        return StreamingQueryInfo(id=query_id, name=None, checkpoint=None)
+    return StreamingQueryInfo(id=query_id, name=query.name(), checkpoint=_checkpoint(query))
+
+
+def _checkpoint(query: Any) -> str:
+    """As a local URI, else as Hadoop's paths are written: Spark 4.2 gives all of them as encoded URIs."""
+    root = str(query.resolvedCheckpointRoot())
+    return root if root.startswith("file:") else unquote(root)
 
 
 def is_stopping(batch_df: DataFrame) -> bool:
@@ -276,6 +287,17 @@ def read_text(session: SparkSession, path: str) -> str | None:
     stream = files.open(hadoop_path)
     try:
         return bytes(stream.readAllBytes()).decode("utf-8")
+    finally:
+        stream.close()
+
+
+def write_text(session: SparkSession, path: str, text: str) -> None:
+    """Write a small file wherever Hadoop's file systems reach, with the folders above it; one that is there goes."""
+    hadoop_path = _jvm(session).org.apache.hadoop.fs.Path(path)
+    files = hadoop_path.getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
+    stream = files.create(hadoop_path, True)
+    try:
+        stream.write(bytearray(text.encode("utf-8")))
     finally:
         stream.close()
 

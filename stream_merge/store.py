@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
+import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from stream_merge import names, tables
 from stream_merge.config import MergeSpec
 from stream_merge.engines.delta_rs import NativeTable, open_table
-from stream_merge.snapshot import TableSnapshot
+from stream_merge.snapshot import CommitRecord, TableSnapshot
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +29,7 @@ class Store:
     def __init__(self, spec: MergeSpec) -> None:
         self._spec = spec
         self._handles: dict[str, NativeTable] = {}
+        self._read_only: dict[str, NativeTable] = {}
 
     def find(self, session: SparkSession, table: str) -> TableSnapshot | None:
         """The table's newest snapshot, or None when nothing is there.
@@ -50,6 +53,37 @@ class Store:
             return self._at(table, names.normal_path(table), must_read=must_read)
         found = tables.find(session, table)
         return None if found is None else self._at(table, found.location, must_read=must_read)
+
+    def history(self, session: SparkSession, table: str, *, newer_than: int, up_to: int) -> Sequence[CommitRecord]:
+        """The table's commits in a range of versions, newest first."""
+        native = self.handle(session, table)
+        if native is None:
+            return tables.history(session, table, newer_than=newer_than, up_to=up_to)
+        found = native.history(max(0, native.version - newer_than))
+        return [commit for commit in found if newer_than < commit.version <= up_to]
+
+    def statistics(self, session: SparkSession, table: str) -> pa.Table | None:
+        """The table's data files with their statistics (`NativeTable.files`), up to date; None where Spark reads alone.
+
+        Reading a local log is harmless beside whatever engine writes it.
+        """
+        if self._spec.engine != "spark":
+            native = self.native(session, table)
+            return None if native is None else native.files()
+        location = names.normal_path(table) if names.is_path(table) else tables.location(session, table)
+        local = tables.local_path(location)
+        if local is None or not _is_table(local):
+            return None
+        try:
+            kept = self._read_only.get(str(local))
+            if kept is None:
+                kept = self._read_only[str(local)] = NativeTable(str(local))
+            else:
+                kept.refresh()
+            return kept.files()
+        except Exception as err:
+            log.info("statistics_left_to_spark", extra={"table": table, "error": type(err).__name__})
+            return None
 
     def handle(self, session: SparkSession, table: str) -> NativeTable | None:
         """As `native`, at the version that this batch has seen last; for what does not change within a batch."""

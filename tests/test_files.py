@@ -280,3 +280,15 @@ def test_a_source_that_gives_no_schema_says_what_to_do(
 
     with pytest.raises(ConfigError, match=r"/in'.*pass --schema"):
         Folder(path=str(tmp_path / "in"), format="json").infer(spark)
+
+
+def test_a_lost_table_is_not_built_from_the_new_files_alone(job: Job) -> None:
+    """The checkpoint has the old ones as done: they would be missing, and nobody would know."""
+    job.put("1.json", '{"id": 1, "lsn": 1}\n')
+    job()
+    shutil.rmtree(job.target)
+    job.put("2.json", '{"id": 2, "lsn": 2}\n')
+
+    with pytest.raises(ConfigError, match=r"query 'customers' has merged into .*there is no table.*new checkpoint"):
+        job()
+    assert not Path(job.target).exists()

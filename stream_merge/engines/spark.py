@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from delta.tables import DeltaMergeBuilder
@@ -16,24 +15,17 @@ from stream_merge.batch import Batch
 from stream_merge.commits import SideCommit
 from stream_merge.config import MergeSpec
 from stream_merge.engines.base import CommitTag, MergeReport
+from stream_merge.engines.spark_commit import SparkCommits, committing, executed
 from stream_merge.engines.spark_log import BROADCAST_EVENTS, SparkHits, Tombstones
 from stream_merge.layout import Layout
-from stream_merge.snapshot import CommitRecord, TableSnapshot
-from stream_merge.spark_internals import LAST_COMMIT_VERSION_CONF, merge_metrics
+from stream_merge.newest import Newest
+from stream_merge.snapshot import is_applied
 from stream_merge.tables import delta_table
 
 log = logging.getLogger(__name__)
 
-APP_ID_CONF = "spark.databricks.delta.write.txnAppId"
-BATCH_ID_CONF = "spark.databricks.delta.write.txnVersion"
-USER_METADATA_CONF = "spark.databricks.delta.commitInfo.userMetadata"
-AUTO_RESET_CONF = "spark.databricks.delta.write.txnVersion.autoReset.enabled"
-MATERIALIZE_CONF = "spark.databricks.delta.merge.materializeSource"
-DELETION_VECTORS_CONF = "spark.databricks.delta.merge.deletionVectors.persistent"
-"""Whether a MERGE into a table with deletion vectors writes any (Delta 4.4)."""
 
-
-class SparkEngine:
+class SparkEngine(SparkCommits):
     """Works on one batch in a session that belongs to the sink.
 
     MERGE takes its transaction id and user metadata only from confs of the session of the target
@@ -47,6 +39,7 @@ class SparkEngine:
         batch: the evaluated events.
         target_id: Delta table id of the target; tombstones belong to it.
         now: time of the call.
+        stored_newest: greatest sequence in the target by its files' statistics, looked up at each merge.
         deletion_vectors: on a target that has them: mark rows as deleted (True) or write their files again
             (False); None leaves it to the session.
     """
@@ -62,24 +55,17 @@ class SparkEngine:
         batch: Batch,
         target_id: str,
         now: Column,
+        stored_newest: Callable[[], Newest | None],
         deletion_vectors: bool | None = None,
     ) -> None:
-        self._session = session
+        super().__init__(session, spec.target)
         self._spec = spec
-        self._target = spec.target
         self._layout = layout
         self._batch = batch
         self._now = now
+        self._stored_newest = stored_newest
         self._deletion_vectors = deletion_vectors
         self._tombstones = Tombstones(session, spec, target_id, layout)
-
-    def find(self) -> TableSnapshot | None:
-        """The target, freshly loaded."""
-        return tables.find(self._session, self._target)
-
-    def history(self, *, newer_than: int, up_to: int) -> Sequence[CommitRecord]:
-        """Its commits in a range of versions, newest first."""
-        return tables.history(self._session, self._target, newer_than=newer_than, up_to=up_to)
 
     def log_version(self) -> int | None:
         """Newest version of the tombstone log; None while there is none for this target."""
@@ -116,10 +102,13 @@ class SparkEngine:
 
     def merge(self, hits: SparkHits, tag: CommitTag) -> MergeReport:
         """One MERGE in one commit: delete, update or insert each event, unless the row is newer."""
-        layout, batch = self._layout, self._batch
-        clauses = layout.once("spark_clauses", lambda: _clauses(layout, self._spec))
-        with self._commit(tag):
-            builder = self._matched(self._live(hits).alias("s"))
+        layout, batch, clauses = self._layout, self._batch, self._clauses()
+        live = self._live(hits)
+        if not self._is_sure(hits) and not self._would_change(live, None if hits.refused else batch.upserts):
+            # Delta would write files again for rows that stay as they are, which some readers take for changes.
+            return self._unchanged(tag)
+        with committing(self._session, tag, deletion_vectors=self._deletion_vectors):
+            builder = self._matched(live.alias("s"))
             if batch.deletes:
                 builder = builder.whenMatchedDelete(clauses.delete)
             if batch.upserts:
@@ -128,15 +117,17 @@ class SparkEngine:
                 builder = builder.whenNotMatchedInsert(clauses.insert, clauses.values)
             if self._spec.schema_evolution and layout.new_columns:
                 builder = builder.withSchemaEvolution()
-            return self._execute(builder)
+            return executed(self._session, builder)
 
     def repair(self, late: SparkHits, tag: CommitTag) -> MergeReport:
         """One MERGE that only deletes."""
         tombstone_sequence, stored_sequence = _sequences(self._layout)
-        older = stored_sequence < tombstone_sequence
-        with self._commit(tag):
+        older = F.coalesce(stored_sequence < tombstone_sequence, F.lit(True))
+        if not self._pairs(late.refusals()).where(older).take(1):
+            return self._unchanged(tag)
+        with committing(self._session, tag, deletion_vectors=self._deletion_vectors):
             builder = self._matched(late.refusals().alias("s"))
-            return self._execute(builder.whenMatchedDelete(F.coalesce(older, F.lit(True))))
+            return executed(self._session, builder.whenMatchedDelete(older))
 
     def counted_as(self, late: SparkHits, version: int) -> dict[str, int]:
         """How many of the refused keys a version's change feed shows as inserted and as updated."""
@@ -145,6 +136,56 @@ class SparkEngine:
         touched = changed.join(late.refusals().select(*keys), list(self._layout.keys), "left_semi")
         counted = {row["_change_type"]: row["count"] for row in touched.groupBy("_change_type").count().collect()}
         return {"inserted": counted.get("insert", 0), "updated": counted.get("update_postimage", 0)}
+
+    def _is_sure(self, hits: SparkHits) -> bool:
+        """Whether an upsert is newer than all that is stored, by the statistics of the target's files."""
+        newest = self._batch.rows.newest()
+        if newest is None or hits.refused or not self._batch.upserts or self._spec.skip_unchanged:
+            return False
+        return newest.is_beyond(self._stored_newest(), self._spec.position_components)
+
+    def _would_change(self, events: DataFrame, upserts: int | None) -> bool:
+        """Whether any of the events changes a row.
+
+        Args:
+            events: one per key.
+            upserts: how many of them are upserts; None: not counted yet.
+
+        Cost: one Spark job over keys and sequences of the files that the bounds leave; a second one over all columns
+            where only an event that repeats its row's sequence could change something.
+        """
+        layout, clauses = self._layout, self._clauses()
+        deletes = columns.column(names.DELETE_COLUMN, "s")
+        matched_upsert = F.when(~deletes, F.struct(*(columns.column(key, "s") for key in layout.keys)))
+        certain = clauses.newer if self._spec.position_components is None else clauses.delete
+        found = self._pairs(events).agg(
+            F.coalesce(F.bool_or(clauses.delete if self._spec.skip_unchanged else certain), F.lit(False)),
+            F.count_distinct(matched_upsert),
+        )
+        ((is_certain, matched),) = found.collect()
+        if is_certain:
+            return True
+        if upserts is None:
+            upserts = events.where(~columns.column(names.DELETE_COLUMN)).count()
+        return bool(matched < upserts or (matched and self._pairs(events).where(clauses.update).take(1)))
+
+    def _pairs(self, events: DataFrame) -> DataFrame:
+        """Events (`s`) and the rows (`t`) of their keys, as the MERGE would match them."""
+        batch = self._batch
+        if batch.upserts + batch.deletes <= BROADCAST_EVENTS:
+            events = F.broadcast(events)
+        stored = tables.rows(self._session, self._target)
+        return stored.alias("t").join(events.alias("s"), self._is_match())
+
+    def _unchanged(self, tag: CommitTag) -> MergeReport:
+        """Nothing was left to do: perhaps because a twin of this call has done it."""
+        found = self.find()
+        return MergeReport(
+            already_applied=found is not None and is_applied(found.transaction, tag.app_id, tag.batch_id)
+        )
+
+    def _clauses(self) -> _Clauses:
+        return self._layout.once("spark_clauses", lambda: _clauses(self._layout, self._spec))
 
     def _live(self, hits: SparkHits) -> DataFrame:
         """The events that no tombstone refuses."""
@@ -169,60 +210,19 @@ class SparkEngine:
             log.info("side_table_tidied_later", extra={"table": table, "conflict": retry.conflict_class(err)})
 
     def _matched(self, source: DataFrame) -> DeltaMergeBuilder:
+        return delta_table(self._session, self._target).alias("t").merge(source, self._is_match())
+
+    def _is_match(self) -> Column:
         same_keys = self._layout.once("same_keys", lambda: _same_keys(self._layout.keys))
-        bounds = self._batch.bounds.condition(self._session, "t")
-        return delta_table(self._session, self._target).alias("t").merge(source, bounds & same_keys)
-
-    def _execute(self, builder: DeltaMergeBuilder) -> MergeReport:
-        result = builder.execute()
-        rows = result.collect()
-        metrics = merge_metrics(result)
-        if not rows:
-            return MergeReport(already_applied=True)
-        counts = rows[0]
-        version = self._session.conf.get(LAST_COMMIT_VERSION_CONF, None)
-        return MergeReport(
-            inserted=counts["num_inserted_rows"],
-            updated=counts["num_updated_rows"],
-            deleted=counts["num_deleted_rows"],
-            version=None if not version else int(version),
-            metrics=metrics,
-        )
-
-    @contextmanager
-    def _commit(self, tag: CommitTag) -> Iterator[None]:
-        """Set the confs that a commit takes its identity from, and restore them whatever happens."""
-        wanted: dict[str, str | None] = {
-            APP_ID_CONF: tag.app_id,
-            BATCH_ID_CONF: None if tag.app_id is None else str(tag.batch_id),
-            USER_METADATA_CONF: tag.user_metadata,
-            # Auto-reset drops the id while the commit is built, so a second attempt would go without it.
-            AUTO_RESET_CONF: "false",
-            # The events are materialised already; Delta would write them to disk once more.
-            MATERIALIZE_CONF: "none",
-            LAST_COMMIT_VERSION_CONF: None,
-        }
-        if self._deletion_vectors is not None:
-            wanted[DELETION_VECTORS_CONF] = str(self._deletion_vectors).lower()
-        before = {key: self._session.conf.get(key, None) for key in wanted}
-        try:
-            self._set(wanted)
-            yield
-        finally:
-            self._set(before)
-
-    def _set(self, confs: dict[str, str | None]) -> None:
-        for key, value in confs.items():
-            if value is None:
-                self._session.conf.unset(key)
-            else:
-                self._session.conf.set(key, value)
+        return self._batch.bounds.condition(self._session, "t") & same_keys
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Clauses:
     """Conditions and assignments of the merge, over `s` and `t`."""
 
+    newer: Column
+    """Whether the event is newer than the row."""
     delete: Column
     update: Column
     insert: Column
@@ -241,6 +241,7 @@ def _clauses(layout: Layout, spec: MergeSpec) -> _Clauses:
     values = _assignments(layout)
     keys = {names.quote(key) for key in layout.keys}
     return _Clauses(
+        newer=newer,
         delete=delete & newer,
         update=~delete & ((newer & ~_repeats(layout, spec)) | redelivered),
         insert=~delete,

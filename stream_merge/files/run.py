@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pyspark.sql import SparkSession
 from rich.console import Console
 
-from stream_merge import names
+from stream_merge import names, tables
+from stream_merge.checkpoint import Checkpoint
+from stream_merge.delivery import expect_same_table
 from stream_merge.errors import ConfigError
 from stream_merge.files import reader
 from stream_merge.files.reader import Folder, Schema
@@ -72,6 +74,7 @@ def run(
     with console.status("starting Spark (the first time, Delta's jars are downloaded: about 90 MB)"):
         session = start_session()
     _refuse_forgetful_catalog(session, settings.target)
+    _expect_same_table(session, settings)
     with console.status(f"looking at the files in {settings.folder.path}"):
         schema, origin = _schema(session, settings)
         settings.folder.refuse_unknown_columns(session, schema)
@@ -119,6 +122,18 @@ def _refuse_forgetful_catalog(session: SparkSession, target: str) -> None:
             f" give a path ('./{names.table_name(target)}'), or a catalog with --conf"
         )
         raise ConfigError(msg, target=target)
+
+
+def _expect_same_table(session: SparkSession, settings: FilesSettings) -> None:
+    found = tables.find(session, settings.target)
+    expect_same_table(
+        Checkpoint.in_session(session, settings.checkpoint),
+        found,
+        name=settings.name,
+        label=settings.label,
+        target=settings.target,
+        location=tables.location(session, settings.target) if found is None else found.location,
+    )
 
 
 def _schema(session: SparkSession, settings: FilesSettings) -> tuple[Schema, str]:

@@ -12,6 +12,7 @@ from kafka import KafkaConsumer, TopicPartition
 from kafka.errors import KafkaError
 
 from stream_merge import names
+from stream_merge.delivery import expect_same_table
 from stream_merge.errors import ConfigError
 from stream_merge.explain import find
 from stream_merge.job import jars
@@ -94,6 +95,7 @@ def _query(query: QuerySettings, topics: dict[str, TopicState], connection: Conn
     yield _storage(query)
     rows = RowSchema.of_query(query)
     yield from _table(query, rows)
+    yield from _lineage(query)
     if not missing:
         yield from _sample(query, rows, topics, connection)
 
@@ -176,6 +178,28 @@ def _table(query: QuerySettings, rows: RowSchema) -> Iterator[Finding]:
     else:
         yield Finding(query=query.name, about="table", said=f"version {snapshot.version}, keys {list(query.keys)!r}")
     rows.start_from(snapshot.schema)
+
+
+def _lineage(query: QuerySettings) -> Iterator[Finding]:
+    """Whether the table is the one that the checkpoint's query has merged into."""
+    place = local_path(names.normal_path(query.target)) if names.is_path(query.target) else None
+    if place is None or local_path(query.checkpoint) is None:
+        return  # only Spark knows; the start of a run looks there
+    try:
+        table = find(query.target)
+    except ConfigError:
+        return  # told already
+    try:
+        expect_same_table(
+            Checkpoint.on_disk(query.checkpoint),
+            None if table is None else table.snapshot(),
+            name=query.name,
+            label=query.name,
+            target=query.target,
+            location=str(place.absolute()),
+        )
+    except ConfigError as err:
+        yield Finding(query=query.name, about="checkpoint", said=str(err), is_problem=True)
 
 
 def _sample(

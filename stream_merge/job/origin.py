@@ -11,7 +11,6 @@ from pyspark.sql import SparkSession
 
 from stream_merge import tables
 from stream_merge.errors import ConfigError, ContractError
-from stream_merge.explain import ours_in
 from stream_merge.job.decoded import DecodedBatch
 from stream_merge.job.formats import FlattenedFormat
 from stream_merge.job.offsets import Range, Ranges
@@ -293,7 +292,7 @@ def _commits(session: SparkSession, target: str, version: int) -> Iterator[Commi
 
 def section_of(commit: CommitRecord) -> Mapping[str, Any] | None:
     """What the sink wrote into a commit of a job, or None."""
-    ours = ours_in(commit.user_metadata)
+    ours = commit.ours
     return ours if ours is not None and isinstance(ours.get(SECTION), dict) else None
 
 

@@ -14,6 +14,7 @@ from queue import SimpleQueue
 from pyspark.sql import SparkSession
 
 from stream_merge import tables
+from stream_merge.delivery import expect_same_table
 from stream_merge.errors import ConfigError, StreamMergeError
 from stream_merge.job import requests
 from stream_merge.job.check import refuse_start_elsewhere, refuse_start_of_existing
@@ -156,6 +157,11 @@ class Job:
         query_id = checkpoint.query_id()
         if query_id is not None:
             found = tables.find(session, query.target)
+            if is_first:
+                location = tables.location(session, query.target) if found is None else found.location
+                expect_same_table(
+                    checkpoint, found, name=query.name, label=query.name, target=query.target, location=location
+                )
             Origin.of_table(session, found, query.identity(query_id), query).expect_same_topics(topics)
 
     def stream(self, query: QuerySettings) -> Stream:

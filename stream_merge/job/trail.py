@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from stream_merge.explain import opened, ours_in
+from stream_merge.explain import opened
 from stream_merge.job.offsets import Checkpoint, Range, Ranges
 from stream_merge.job.origin import REPLAY_SECTION, SECTION, section_of
 from stream_merge.job.settings import QuerySettings
@@ -57,7 +57,7 @@ def _step(commit: CommitRecord) -> Step:
     at = None if commit.timestamp_ms is None else datetime.fromtimestamp(commit.timestamp_ms / 1000, UTC)
     ours = section_of(commit)
     if ours is None:
-        replay = (ours_in(commit.user_metadata) or {}).get(REPLAY_SECTION, {})
+        replay = (commit.ours or {}).get(REPLAY_SECTION, {})
         return Step(version=commit.version, at=at, identity=None, batch_id=None, replayed=replay.get("records"))
     ranges: Ranges = {}
     records: Counter[str] = Counter()

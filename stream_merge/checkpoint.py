@@ -1,0 +1,210 @@
+"""What a streaming query's checkpoint says: which batches ran, what each of them read, and where they were merged."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from pyspark.sql import SparkSession
+
+from stream_merge.spark_internals import list_names, read_text, write_text
+from stream_merge.tables import local_path
+
+_TARGETS = "stream_merge_targets"
+"""Folder of the sinks; Spark's own are offsets, commits, sources, state, metadata."""
+_OFFSETS_FROM = 2
+"""Line of `offsets/N` from which on its sources follow; before them a version and the batch's time and confs."""
+_LOG_OFFSET = "logOffset"
+"""All that the offset of a file source says: a number; which files it stands for is in `sources/<i>` (Spark 4.2)."""
+_COMPACT = ".compact"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Files:
+    """Small files, wherever they lie."""
+
+    read: Callable[[str], str | None]
+    """The text of a file, None where there is none."""
+    names: Callable[[str], list[str]]
+    """The names in a folder; none where there is no folder."""
+    write: Callable[[str, str], None]
+    """Put a text into a file, with the folders above it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Destination:
+    """A table that a query's batches were given to."""
+
+    identity: str
+    """What its batch ids belong to."""
+    location: str
+    label: str
+    """The sink's name."""
+    table_id: str | None = None
+    """Delta table id; None while nothing was merged."""
+
+    @property
+    def is_merged(self) -> bool:
+        """Whether a batch was committed there, not only given to its sink."""
+        return self.table_id is not None
+
+
+class Checkpoint:
+    """The checkpoint of one query (Spark 4.2's files `metadata`, `offsets/N`, `commits/N`, `sources/<i>/N`)."""
+
+    def __init__(self, files: Files, path: str) -> None:
+        self._files = files
+        self.path = path.rstrip("/")
+
+    @classmethod
+    def in_session(cls, session: SparkSession, path: str) -> Self:
+        """Wherever Hadoop's file systems reach; a local one without them."""
+        if local_path(path) is not None:
+            return cls.on_disk(path)
+        files = Files(
+            read=lambda name: read_text(session, name),
+            names=lambda name: list_names(session, name),
+            write=lambda name, text: write_text(session, name, text),
+        )
+        return cls(files, path)
+
+    @classmethod
+    def on_disk(cls, path: str) -> Self:
+        """On this machine, without Spark."""
+        files = Files(read=_local_text, names=_local_names, write=_write_local)
+        return cls(files, str(local_path(path) or path))
+
+    @property
+    def exists(self) -> bool:
+        """Whether a query has run over it."""
+        return self._read("metadata") is not None
+
+    def query_id(self) -> str | None:
+        """The id of the query that the checkpoint belongs to."""
+        text = self._read("metadata")
+        return None if text is None else str(json.loads(text)["id"])
+
+    def newest_batch(self, log: str) -> int | None:
+        """The newest batch in one of Spark's logs: `offsets` (planned) or `commits` (done)."""
+        return max((int(name) for name in self._names(log) if name.isdigit()), default=None)
+
+    def sources(self, batch_id: int) -> list[str] | None:
+        """Where each source ends in a batch, run or not; None where there is no such batch (any more)."""
+        text = self._read(f"offsets/{batch_id}")
+        return None if text is None else text.splitlines()[_OFFSETS_FROM:]
+
+    def fingerprint(self, batch_id: int) -> str | None:
+        """What a batch reads, in few characters: the offsets of its sources, and the files that these stand for.
+
+        Returns: the same for the same content; None where the checkpoint does not tell.
+        """
+        ends = self.sources(batch_id)
+        if ends is None:
+            return None
+        before = self.sources(batch_id - 1) if batch_id else []
+        if before is None:
+            return None
+        digest = hashlib.sha256()
+        for entry in self._content(ends, before):
+            digest.update(f"{entry}\n".encode())
+        return digest.hexdigest()[:32]
+
+    def content(self, batch_id: int, *, most: int) -> list[str]:
+        """Some of what a batch reads, for people: files, or the offsets where its sources end."""
+        ends = self.sources(batch_id) or []
+        found = list(self._content(ends, (self.sources(batch_id - 1) if batch_id else None) or []))
+        files = [entry.rsplit(" ", 1)[0] for entry in found if _log_offset(entry) is None and entry not in ends]
+        shown = files or ends
+        return shown[:most] + (["..."] if len(shown) > most else [])
+
+    def _content(self, ends: Sequence[str], before: Sequence[str]) -> Iterator[str]:
+        """Where each source ends, and the files behind it."""
+        for i, end in enumerate(ends):
+            yield end
+            last = _log_offset(end)
+            if last is not None:
+                previous = _log_offset(before[i]) if i < len(before) else None
+                yield from sorted(self._entries(f"sources/{i}", after=-1 if previous is None else previous, up_to=last))
+
+    def _entries(self, folder: str, *, after: int, up_to: int) -> Iterator[str]:
+        """Paths and times of the files that a file source's log has for a range of its offsets."""
+        listed: list[str] | None = None
+        for number in range(after + 1, up_to + 1):
+            text = self._read(f"{folder}/{number}")
+            if text is None:
+                listed = self._names(folder) if listed is None else listed
+                packed = [int(name.removesuffix(_COMPACT)) for name in listed if name.endswith(_COMPACT)]
+                holder = min((n for n in packed if n >= number), default=None)
+                text = None if holder is None else self._read(f"{folder}/{holder}{_COMPACT}")
+            # The first line is a version. Newest entries stand last: a packed log holds all files since the start.
+            for line in reversed((text or "").splitlines()[1:]):
+                entry = json.loads(line)
+                if entry["batchId"] < number:
+                    break
+                if entry["batchId"] == number:
+                    yield f"{entry['path']} {entry['timestamp']}"
+
+    # -- where batches were merged -------------------------------------------------------------
+
+    def destinations(self) -> list[Destination] | None:
+        """All tables that sinks have noted; None where no sink that notes them has run over this checkpoint."""
+        listed = self._names(_TARGETS)
+        if not listed:
+            return None
+        found: dict[str, Destination] = {}
+        for name in sorted(listed):  # of each table the file of its merge behind the one of its first call
+            text = self._read(f"{_TARGETS}/{name}")
+            with_values = _json(text)
+            if name.endswith(".json") and not name.startswith(".") and with_values is not None:
+                found[name.split(".", 1)[0]] = Destination(**with_values)
+        return list(found.values())
+
+    def note(self, destination: Destination) -> None:
+        """Remember that a sink was given this query's batches, or that one of them was committed; nothing twice."""
+        key = hashlib.sha256(f"{destination.identity}\n{destination.location}".encode()).hexdigest()[:32]
+        name = f"{key}.{'merged' if destination.is_merged else 'called'}.json"
+        if name in self._names(_TARGETS):
+            return
+        values = {field: getattr(destination, field) for field in ("identity", "location", "label", "table_id")}
+        self._files.write(f"{self.path}/{_TARGETS}/{name}", json.dumps(values))
+
+    def _read(self, name: str) -> str | None:
+        return self._files.read(f"{self.path}/{name}")
+
+    def _names(self, folder: str) -> list[str]:
+        return self._files.names(f"{self.path}/{folder}")
+
+
+def _json(text: str | None) -> dict[str, Any] | None:
+    """A note; None where a crash has cut it."""
+    try:
+        found = json.loads(text or "")
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _log_offset(offset: str) -> int | None:
+    found = _json(offset)
+    return None if found is None or set(found) != {_LOG_OFFSET} else int(found[_LOG_OFFSET])
+
+
+def _local_text(path: str) -> str | None:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+
+
+def _local_names(path: str) -> list[str]:
+    folder = Path(path)
+    return [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
+
+
+def _write_local(path: str, text: str) -> None:
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).write_text(text, encoding="utf-8")

@@ -1,0 +1,96 @@
+"""One MERGE by Spark as one commit: under the sink's transaction id, with its metadata, and what it did."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from delta.tables import DeltaMergeBuilder
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from stream_merge import tables
+from stream_merge.engines.base import CommitTag, MergeReport
+from stream_merge.snapshot import CommitRecord, TableSnapshot
+from stream_merge.spark_internals import LAST_COMMIT_VERSION_CONF, merge_metrics
+from stream_merge.tables import delta_table
+
+APP_ID_CONF = "spark.databricks.delta.write.txnAppId"
+BATCH_ID_CONF = "spark.databricks.delta.write.txnVersion"
+USER_METADATA_CONF = "spark.databricks.delta.commitInfo.userMetadata"
+AUTO_RESET_CONF = "spark.databricks.delta.write.txnVersion.autoReset.enabled"
+MATERIALIZE_CONF = "spark.databricks.delta.merge.materializeSource"
+DELETION_VECTORS_CONF = "spark.databricks.delta.merge.deletionVectors.persistent"
+"""Whether a MERGE into a table with deletion vectors writes any (Delta 4.4)."""
+
+
+class SparkCommits:
+    """Where the commits of a table are looked for."""
+
+    def __init__(self, session: SparkSession, target: str) -> None:
+        self._session = session
+        self._target = target
+
+    def find(self) -> TableSnapshot | None:
+        """The target, freshly loaded."""
+        return tables.find(self._session, self._target)
+
+    def history(self, *, newer_than: int, up_to: int) -> Sequence[CommitRecord]:
+        """Its commits in a range of versions, newest first."""
+        return tables.history(self._session, self._target, newer_than=newer_than, up_to=up_to)
+
+
+def record(session: SparkSession, target: str, tag: CommitTag) -> MergeReport:
+    """Commit a tag's transaction id and metadata alone: a MERGE that matches no row."""
+    with committing(session, tag):
+        nothing = delta_table(session, target).alias("t").merge(session.range(0).alias("s"), F.lit(False))
+        return executed(session, nothing.whenMatchedDelete())
+
+
+def executed(session: SparkSession, builder: DeltaMergeBuilder) -> MergeReport:
+    """Run a MERGE and report what it did; without a row in its answer Delta knew its transaction id already."""
+    result = builder.execute()
+    rows = result.collect()
+    metrics = merge_metrics(result)
+    if not rows:
+        return MergeReport(already_applied=True)
+    counts = rows[0]
+    version = session.conf.get(LAST_COMMIT_VERSION_CONF, None)
+    return MergeReport(
+        inserted=counts["num_inserted_rows"],
+        updated=counts["num_updated_rows"],
+        deleted=counts["num_deleted_rows"],
+        version=None if not version else int(version),
+        metrics=metrics,
+    )
+
+
+@contextmanager
+def committing(session: SparkSession, tag: CommitTag, *, deletion_vectors: bool | None = None) -> Iterator[None]:
+    """Set the confs that a commit takes its identity from, and restore them whatever happens."""
+    wanted: dict[str, str | None] = {
+        APP_ID_CONF: tag.app_id,
+        BATCH_ID_CONF: None if tag.app_id is None else str(tag.batch_id),
+        USER_METADATA_CONF: tag.user_metadata,
+        # Auto-reset drops the id while the commit is built, so a second attempt would go without it.
+        AUTO_RESET_CONF: "false",
+        # The events are materialised already; Delta would write them to disk once more.
+        MATERIALIZE_CONF: "none",
+        LAST_COMMIT_VERSION_CONF: None,
+    }
+    if deletion_vectors is not None:
+        wanted[DELETION_VECTORS_CONF] = str(deletion_vectors).lower()
+    before = {key: session.conf.get(key, None) for key in wanted}
+    try:
+        _set(session, wanted)
+        yield
+    finally:
+        _set(session, before)
+
+
+def _set(session: SparkSession, confs: dict[str, str | None]) -> None:
+    for key, value in confs.items():
+        if value is None:
+            session.conf.unset(key)
+        else:
+            session.conf.set(key, value)

@@ -1,0 +1,139 @@
+"""The greatest sequence among a batch's upserts, and in a table: a batch with a greater one surely changes a row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+from pyspark.sql.types import (
+    ByteType,
+    DataType,
+    DateType,
+    IntegerType,
+    LongType,
+    ShortType,
+    TimestampType,
+)
+
+from stream_merge import columns, names
+from stream_merge.layout import Layout
+
+_TIMES_ARE_CUT_BY = 1_000
+"""Microseconds: statistics of times end at milliseconds, and the greatest may be cut, too (Delta protocol)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Newest:
+    """Leading components of a sequence, as whole numbers: times in microseconds, dates in days."""
+
+    components: tuple[int, ...]
+    is_empty: bool = False
+    """Whether there is no row at all."""
+
+    def is_beyond(self, stored: Newest | None, position_components: int | None) -> bool:
+        """Whether this sequence is greater than all in a table, and says more than another delivery of its row.
+
+        Args:
+            stored: of the table; None where nobody knows.
+            position_components: so many leading components tell where an event stands; None: all.
+        """
+        if stored is None:
+            return False
+        if stored.is_empty:
+            return True
+        count = min(len(self.components), len(stored.components))
+        if position_components is not None:
+            count = min(count, position_components)
+        return self.components[:count] > stored.components[:count]
+
+
+def aggregates(layout: Layout, upserts: Column) -> list[Column]:
+    """Aggregates whose values `observed` reads: the greatest sequence of the rows where `upserts` holds."""
+    greatest = F.max(F.when(upserts, columns.column(names.SEQUENCE_COLUMN)))
+    return [
+        _whole_number(greatest.getField(name), dtype).alias(f"newest_{name}") for name, dtype in _comparable(layout)
+    ]
+
+
+def observed(layout: Layout, values: Mapping[str, Any]) -> Newest | None:
+    """The greatest sequence from the values of `aggregates`; None where no upsert was counted."""
+    return _newest(layout, [values[f"newest_{name}"] for name, _ in _comparable(layout)])
+
+
+def of_table(events: pa.Table, layout: Layout) -> Newest | None:
+    """The greatest sequence of the upserts among events in the driver (`Rows.arrow`)."""
+    upserts = events.filter(pc.invert(events[names.DELETE_COLUMN]))
+    sequence = upserts[names.SEQUENCE_COLUMN].combine_chunks()
+    found: list[int | None] = []
+    for name, _ in _comparable(layout):
+        component = sequence.field(name)
+        greatest = pc.max(component)
+        found.append(_as_int(greatest))
+        sequence = sequence.filter(pc.fill_null(pc.equal(component, greatest), False))
+    return _newest(layout, found)
+
+
+def stored(files: pa.Table, layout: Layout) -> Newest | None:
+    """An upper bound of the sequences in a table.
+
+    Args:
+        files: its data files with statistics (`NativeTable.files`).
+        layout: how its sequence is stored.
+
+    Returns: None where the statistics do not tell.
+    """
+    if not files.num_rows:
+        return Newest(components=(), is_empty=True)
+    found: list[int | None] = []
+    for i, (name, dtype) in enumerate(_comparable(layout)):
+        stored_as = f"{names.SEQUENCE_COLUMN}.{name}" if layout.sequence_columns is None else layout.sequence_columns[i]
+        greatest = _greatest(files, stored_as)
+        if greatest is None:
+            break
+        found.append(greatest + (_TIMES_ARE_CUT_BY if isinstance(dtype, TimestampType) else 0))
+    return _newest(layout, found)
+
+
+def _greatest(files: pa.Table, column: str) -> int | None:
+    """The greatest value of a column by the statistics of all files; None where one has none."""
+    wanted = [f"{statistic}.{column}" for statistic in ("max", "null_count")]
+    if any(files.column_names.count(name) != 1 for name in (*wanted, "num_records")):
+        return None  # also of a column whose flattened name is another's, too
+    greatest, nulls = (files[name] for name in wanted)
+    only_nulls = pc.fill_null(pc.equal(nulls, files["num_records"]), False)
+    if not pc.all(pc.or_(greatest.is_valid(), only_nulls)).as_py():
+        return None
+    return _as_int(pc.max(greatest))
+
+
+def _newest(layout: Layout, values: list[int | None]) -> Newest | None:
+    known = tuple(value for value in takewhile(lambda value: value is not None, values) if value is not None)
+    return Newest(components=known) if known else None
+
+
+def _comparable(layout: Layout) -> list[tuple[str, DataType]]:
+    """The leading components whose values and statistics are whole numbers; text may be cut, floats have no order."""
+    types = (ByteType, ShortType, IntegerType, LongType, DateType, TimestampType)
+    fields = takewhile(lambda field: isinstance(field.dataType, types), layout.sequence_fields)
+    return [(field.name, field.dataType) for field in fields]
+
+
+def _whole_number(value: Column, dtype: DataType) -> Column:
+    if isinstance(dtype, TimestampType):
+        return F.unix_micros(value)
+    return F.unix_date(value) if isinstance(dtype, DateType) else value
+
+
+def _as_int(value: pa.Scalar) -> int | None:
+    if pa.types.is_timestamp(value.type):
+        value = value.cast(pa.timestamp("us", tz=value.type.tz)).cast(pa.int64())
+    elif pa.types.is_date32(value.type):
+        value = value.cast(pa.int32())
+    found = value.as_py()
+    return None if found is None else int(found)
