@@ -14,6 +14,7 @@ from stream_merge.checkpoint import Checkpoint, Destination
 from stream_merge.config import MergeSpec
 from stream_merge.errors import ConfigError
 from stream_merge.identity import Caller
+from stream_merge.logs import tell
 from stream_merge.snapshot import CommitRecord, TableSnapshot
 from stream_merge.tables import local_path
 
@@ -99,7 +100,7 @@ class Delivery:
             self.checkpoint.note(destination)
         except Exception as err:
             # The batch does not depend on it; without it a lost table may only be told by its transaction ids.
-            log.warning("target_not_noted", extra={"target": self.label, "error": str(err)})
+            tell(log.warning, "target_not_noted", target=self.label, error=str(err))
             return
         self.noted.add(told)
 
@@ -118,7 +119,7 @@ class Delivery:
         if found is not None and found.table_id in ids:
             if any(one.is_merged and one.identity == self.identity for one in here):
                 # Delta lets ids expire where the table says so (delta.setTransactionRetentionDuration).
-                log.warning("merged_before_unknown", extra=self._extra())
+                tell(log.warning, "merged_before_unknown", **self._facts())
             return  # the same table, perhaps under another name of the sink
         if ids:
             self._refuse(found, f"merged into {self.target!r} (Delta table id {', '.join(sorted(map(str, ids)))})")
@@ -137,11 +138,11 @@ class Delivery:
     def _judge_old_checkpoint(self, found: TableSnapshot | None) -> None:
         """No sink has noted anything: one of before did not, and committed nothing for batches without a change."""
         if found is not None and names.KEYS_PROPERTY in found.properties:
-            log.warning("merged_before_unknown", extra=self._extra())
+            tell(log.warning, "merged_before_unknown", **self._facts())
         elif self.every_batch:
             self._refuse(found, "run batches before")
 
-    def _extra(self) -> dict[str, object]:
+    def _facts(self) -> dict[str, object]:
         return {
             "target": self.label,
             "query": self.query,

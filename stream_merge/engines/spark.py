@@ -18,6 +18,7 @@ from stream_merge.engines.base import CommitTag, MergeReport
 from stream_merge.engines.spark_commit import SparkCommits, committing, executed
 from stream_merge.engines.spark_log import BROADCAST_EVENTS, SparkHits, Tombstones
 from stream_merge.layout import Layout
+from stream_merge.logs import tell
 from stream_merge.newest import Newest
 from stream_merge.snapshot import is_applied
 from stream_merge.tables import delta_table
@@ -207,7 +208,7 @@ class SparkEngine(SparkCommits):
         except Exception as err:
             if retry.conflict_class(err) is None:
                 raise
-            log.info("side_table_tidied_later", extra={"table": table, "conflict": retry.conflict_class(err)})
+            tell(log.info, "side_table_tidied_later", table=table, conflict=retry.conflict_class(err))
 
     def _matched(self, source: DataFrame) -> DeltaMergeBuilder:
         return delta_table(self._session, self._target).alias("t").merge(source, self._is_match())
