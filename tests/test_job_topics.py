@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import re
+import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -14,9 +16,10 @@ import pytest
 import services
 from kafka import KafkaProducer
 from pyspark.sql import SparkSession
-from topic_job import TopicJob, raw
+from topic_job import QUERY, TopicJob, raw
 
-from stream_merge import MergeResult
+from stream_merge import ConfigError, MergeResult
+from stream_merge.job.check import check
 from stream_merge.sources.formats.base import Kind
 
 HEARTBEAT = {"ts_ms": 1}
@@ -221,3 +224,20 @@ def test_of_a_compacted_topic_the_newest_records_make_the_table(make: Make, seed
 def is_compacted(job: TopicJob) -> bool:
     keys = Counter((partition, key) for (partition, _), (key, _) in job.delivered().items())
     return max(keys.values()) == 1
+
+
+def test_a_lost_table_is_told_by_check_and_stops_the_job(make: Make):
+    """A new one would lack what the checkpoint has as done; nothing of it is made."""
+    job = make()
+    job.send(1, job.event("c", 1))
+    job.merge()
+    shutil.rmtree(job.target)
+    job.send(2, job.event("c", 2))
+
+    told = [finding.said for finding in check(job.settings(), jars_in=None) if finding.is_problem]
+    stopped = job.run().failures[QUERY]
+
+    assert isinstance(stopped, ConfigError)
+    assert told == [str(stopped)]
+    assert re.search(r"query 'rows' has merged into '.*rows' \(Delta table id .*there is no table", str(stopped))
+    assert not Path(job.target).exists()
