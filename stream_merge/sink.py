@@ -200,18 +200,14 @@ class MergeSink:
             batch.recheck()
             batch.forget_revived()
 
-    def keep_undecodable(self, rows: DataFrame, batch_id: int) -> None:
-        """Commit records that never became events, where nothing is known of a target yet; once per batch.
+    def account(self, batch_df: DataFrame, batch_id: int, intake: Intake) -> None:
+        """As `merge`, for a batch without any event of which the columns of a row are known.
 
-        Args:
-            rows: of `quarantine.SCHEMA`.
-            batch_id: of the batch that they came in.
+        What is undecodable goes to the quarantine, once per batch; the target is neither looked at nor created.
         """
-        spec = self._spec
-        app_id = quarantine.undecodable_id(caller(rows, spec), spec.target)
-        commit = self._side_commit(app_id, batch_id)
-        owned = in_session(rows, self._session.of(rows))
-        quarantine.write_undecodable(owned, spec.quarantine_table, commit=commit)
+        with self._micro_batch(batch_df, batch_id, intake) as batch:
+            batch.check_quarantine()
+            batch.quarantine_undecodable()
 
     @contextmanager
     def _micro_batch(self, batch_df: DataFrame, batch_id: int, intake: Intake) -> Iterator[MicroBatch]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import time
@@ -134,6 +135,9 @@ def test_killed_again_and_again_it_still_ends_with_every_event_once(shop: Shop, 
     said, _ = process.communicate(timeout=START_SECONDS)
 
     assert process.returncode == 0, said
+    assert re.search(rf"^  done +\d+ events in \d+ micro-batch(es)? merged into {shop.target}$", said, re.MULTILINE), (
+        said
+    )
     assert unrecorded >= 1
     table = str(shop.target)
     assert target_rows(spark, table, "id", "name") == sorted(shop.rows.items(), key=repr)

@@ -20,7 +20,7 @@ from rich.console import Console
 
 from stream_merge import ConfigError, EventCounts, MergeResult, MergeSink
 from stream_merge.testing import target_rows
-from stream_merge.watch import queries, screen
+from stream_merge.watch import queries, report, screen
 
 SCHEMA = "id bigint, lsn bigint"
 
@@ -230,3 +230,43 @@ def test_lost_commits_are_summed_by_class() -> None:
         " retried after 1.5 s of waiting in all"
     )
     assert screen.conflicts(results[1:]) == "no commit was lost to another writer"
+
+
+def shown(*merged: report.Merged, width: int = 80) -> str:
+    file = StringIO()
+    report.show(merged, Console(file=file, width=width), was_stopped=False)
+    return file.getvalue()
+
+
+def test_a_run_ends_with_what_became_of_every_event() -> None:
+    results = [result(0, reasons={"undecodable": 1}), result(1, reasons={"null_key": 1})]
+    orders = report.Merged(name="orders", target="t/orders", quarantine="t/bad", results=results)
+
+    lines = [line.rstrip() for line in shown(orders).splitlines()]
+
+    assert lines[1] == "     2  quarantined  unreadable, or broke the contract; kept in quarantine"
+    assert lines[-4:] == [
+        "34,300  received     the sum of the above",
+        "",
+        "  done        34,300 events in 2 micro-batches merged into t/orders",
+        "  quarantine  2 events (1 null_key, 1 undecodable) in t/bad",
+    ]
+
+
+def test_a_run_of_several_queries_ends_with_a_line_for_each_and_their_sum() -> None:
+    orders = report.Merged(
+        name="orders", target="t/orders", quarantine="t/bad", results=[result(0, reasons={"null_key": 2}), result(1)]
+    )
+    failed = report.Merged(name="[red]", target="t/[red]", quarantine="t/q", results=[], has_failed=True)
+
+    assert [line.rstrip() for line in shown(orders, failed).splitlines()] == [
+        "",
+        "query   events  quar.  coll.  stale  unaff.  ins.    upd.  del.",
+        "orders  34,300      2     44    666   8,888    10  24,690     0",
+        "[red]        0      0      0      0       0     0       0     0",
+        "sum     34,300      2     44    666   8,888    10  24,690     0",
+        "",
+        "  done        orders: 34,300 events in 2 micro-batches merged into t/orders",
+        "  quarantine  orders: 2 events (2 null_key) in t/bad",
+        "  failed      [red]: 0 events in 0 micro-batches merged into t/[red]",
+    ]

@@ -14,7 +14,7 @@ from stream_merge.files import reader
 from stream_merge.files.reader import Folder, Schema
 from stream_merge.results import MergeResult
 from stream_merge.sink import MergeSink
-from stream_merge.watch import queries, screen
+from stream_merge.watch import queries, report, screen
 
 _CATALOG_PARTS = 3
 """Names with a catalog of their own; shorter ones live in Spark's built-in catalog."""
@@ -92,7 +92,8 @@ def run(
         except queries.QueryFailedError as err:
             failure = reader.failure(settings.folder.path, err.trace, err.reason)
             raise failure or err from err
-    _report(settings, results, console, was_stopped=stopping.is_set())
+    merged = report.Merged(name=settings.label, target=settings.target, quarantine=settings.quarantine, results=results)
+    report.show([merged], console, was_stopped=stopping.is_set())
     return results
 
 
@@ -133,19 +134,3 @@ def _schema(session: SparkSession, settings: FilesSettings) -> tuple[Schema, str
     if schema != known:
         reader.record(session, settings.checkpoint, schema)
     return schema, origin
-
-
-def _report(settings: FilesSettings, results: list[MergeResult], console: Console, *, was_stopped: bool) -> None:
-    say = screen.Teller(console)
-    counts = queries.total(results)
-    if counts.received:
-        console.print()
-        console.print(screen.ledger(counts))
-        console.print()
-    how = "stopped" if was_stopped else "done"
-    say(how, f"{counts.received:,} events in {screen.micro_batches(results)} merged into {settings.target}")
-    if counts.quarantined:
-        reasons = ", ".join(f"{number:,} {reason}" for reason, number in screen.reasons(results).items())
-        say("quarantine", f"{counts.quarantined:,} events ({reasons}) in {settings.quarantine}")
-    if any(result.conflicts for result in results):
-        say("conflicts", screen.conflicts(results))

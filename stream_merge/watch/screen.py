@@ -37,11 +37,12 @@ _SHORT = {
     "inserted": "ins.",
     "updated": "upd.",
     "deleted": "del.",
+    "received": "events",
     "version": "vers.",
     "seconds": "secs.",
 }
 _EXPLAINED = {
-    "quarantined": "broke the contract; kept in the quarantine table",
+    "quarantined": "unreadable, or broke the contract; kept in quarantine",
     "collapsed": "older than another event of the key in the same micro-batch",
     "stale": "refused: a remembered delete is newer",
     "unaffected": "changed nothing: duplicates, events older than the row, deletes of absent keys",
@@ -128,8 +129,8 @@ class Screen:
         if self._several_streams:
             table.add_column("query", no_wrap=True)
         for name in ("batch", "events", *FATES, "tries", "version", "seconds"):
-            header = name if width >= _PLAIN_WIDTH else _SHORT.get(name, name)
-            table.add_column(header, justify="right", style=_STYLES.get(name, ""), min_width=len(header))
+            column = header(name, width)
+            table.add_column(column, justify="right", style=_STYLES.get(name, ""), min_width=len(column))
         if width >= _WIDE_WIDTH:
             table.add_column("where the time went", no_wrap=True, style="dim")
         for stream, result in self._recent:
@@ -151,6 +152,11 @@ class Screen:
             f" {result.outcome}, version {_version(result)}, {result.duration_seconds:.1f} s"
             f" ({_phases(result)}){conflicts}"
         )
+
+
+def header(name: str, width: int) -> str:
+    """Of a column of numbers, on a terminal so wide."""
+    return name if width >= _PLAIN_WIDTH else _SHORT.get(name, name)
 
 
 def ledger(counts: EventCounts) -> Table:
