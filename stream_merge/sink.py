@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from pyspark.sql import Column, DataFrame, SparkSession
 
-from stream_merge import names, quarantine, retry, tables
+from stream_merge import names, quarantine, retry, tables, writers
 from stream_merge.clock import PhaseClock
 from stream_merge.commits import SideCommit
 from stream_merge.committing import Committing
@@ -225,6 +225,8 @@ class MergeSink:
         metrics.prepare(who.query, self._spec.label)
         where = {"target": self._spec.label, "query": who.query, "batch_id": batch_id}
         try:
+            if self._last_result is None:
+                writers.expect_no_other(self._spec.target)
             session = self._session.of(batch_df)
             target = names.normal_path(self._spec.target)
             with claims.held(self, who.identity, target, self._location(session)):

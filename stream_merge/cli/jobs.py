@@ -10,9 +10,9 @@ from typing import Annotated
 
 import typer
 from pyspark.sql import SparkSession
-from rich.markup import escape
 
 from stream_merge import names as table_names
+from stream_merge import writers
 from stream_merge.cli.shared import (
     CONFIGURATION,
     ERR,
@@ -35,6 +35,7 @@ from stream_merge.job.trail import trail
 from stream_merge.server import serve
 from stream_merge.session import is_submitted
 from stream_merge.watch import queries, report, screen
+from stream_merge.watch.text import escape
 
 app = typer.Typer()
 quarantine = typer.Typer(no_args_is_help=True, help="Events that a job could not merge.")
@@ -179,7 +180,8 @@ def _replayed(query: QuerySettings, request: Request, start: Callable[[], SparkS
     while True:
         with held(query) as is_ours:
             if is_ours:
-                answer = replay_answer(query, request) or replay(start(), query, request)
+                with writers.only_writer(query.target, f"quarantine replay of query {query.name!r}"):
+                    answer = replay_answer(query, request) or replay(start(), query, request)
                 if is_asked:
                     answer_replay(query, answer)
                 return answer

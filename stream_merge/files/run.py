@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from pyspark.sql import SparkSession
 from rich.console import Console
 
-from stream_merge import names
+from stream_merge import names, tables, writers
 from stream_merge.errors import ConfigError
 from stream_merge.files import reader
 from stream_merge.files.reader import Folder, Schema
 from stream_merge.results import MergeResult
 from stream_merge.sink import MergeSink
 from stream_merge.watch import queries, report, screen
+from stream_merge.watch.text import escape_line
 
 _CATALOG_PARTS = 3
 """Names with a catalog of their own; shorter ones live in Spark's built-in catalog."""
@@ -68,11 +70,40 @@ def run(
         QueryFailedError: Spark failed.
     """
     sink = _sink(settings)  # says what is wrong with the settings before Spark starts
+    with _alone(settings):
+        return _merged(sink, settings, console=console, start_session=start_session, metrics_url=metrics_url)
+
+
+@contextmanager
+def _alone(settings: FilesSettings) -> Iterator[None]:
+    """Keep other processes from the checkpoint and, on a local disk, from the table."""
+    who, place = f"query {settings.label!r}", tables.local_path(settings.checkpoint)
+    with ExitStack() as held:
+        if place is not None:
+            holder = held.enter_context(writers.locked(place.with_name(f"{place.name}.lock"), who))
+            if holder is not None:
+                msg = (
+                    f"{holder} is using the checkpoint {settings.checkpoint!r}, and by one checkpoint one process reads"
+                    " at a time; end that one first, or give this one a checkpoint of its own"
+                )
+                raise ConfigError(msg, target=settings.target)
+        held.enter_context(writers.only_writer(settings.target, who))
+        yield
+
+
+def _merged(
+    sink: MergeSink,
+    settings: FilesSettings,
+    *,
+    console: Console,
+    start_session: Callable[[], SparkSession],
+    metrics_url: str,
+) -> list[MergeResult]:
     say = screen.Teller(console)
     with console.status("starting Spark (the first time, Delta's jars are downloaded: about 90 MB)"):
         session = start_session()
     _refuse_forgetful_catalog(session, settings.target)
-    with console.status(f"looking at the files in {settings.folder.path}"):
+    with console.status(f"looking at the files in {escape_line(settings.folder.path)}"):
         schema, origin = _schema(session, settings)
         settings.folder.refuse_unknown_columns(session, schema)
     say("schema", f"{schema} ({origin})")
