@@ -221,6 +221,25 @@ def test_elsewhere_each_micro_batch_is_a_line() -> None:
     )
 
 
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_names_are_shown_as_they_are(is_terminal: bool) -> None:
+    """Brackets are no markup, which could end the job, and control characters no commands."""
+    file = StringIO()
+    console = Console(file=file, width=160, force_terminal=is_terminal, color_system=None, legacy_windows=False)
+    name = "a[/b][red]\x1b[2J\nc"
+
+    with screen.Screen(console, several_streams=True) as shown:
+        shown.add(name, result())
+    screen.Teller(console)(name, name)
+    done = report.Merged(name=name, target=name, quarantine=name, results=[result()])
+    report.show([done, done], console, was_stopped=False)
+
+    said = file.getvalue()
+    assert r"a[/b][red]\x1b[2J\nc batch 0: 17,150 events" in said or is_terminal
+    assert said.count(r"a[/b][red]\x1b[2J\nc") >= 8
+    assert "\x1b[2J\n" not in said
+
+
 def test_lost_commits_are_summed_by_class() -> None:
     lost = {"ConcurrentAppendException": 2, "MetadataChangedException": 1}
     results = [result(conflicts=lost, seconds={"backoff": 1.5}), result(conflicts={}, seconds={})]

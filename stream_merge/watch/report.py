@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Column, Table
 
 from stream_merge.results import FATES, EventCounts, MergeResult
 from stream_merge.watch import queries, screen
+from stream_merge.watch.text import escape_line
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,6 +65,6 @@ def _by_query(merged: Sequence[Merged], counts: EventCounts, width: int) -> Tabl
     names = ("received", *FATES)
     numbers = (Column(screen.header(name, width), justify="right", no_wrap=True) for name in names)
     table = Table(Column("query", overflow="fold"), *numbers, box=None, pad_edge=False, header_style="bold")
-    for title, events in [*((escape(one.name), one.events) for one in merged), ("[bold]sum[/]", counts)]:
+    for title, events in [*((escape_line(one.name), one.events) for one in merged), ("[bold]sum[/]", counts)]:
         table.add_row(title, *(f"{getattr(events, name):,}" for name in names))
     return table
