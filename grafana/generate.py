@@ -531,8 +531,8 @@ ROWS = (
         panels=(
             Panel(
                 title="Quarantined events by reason",
-                description="Events written to the quarantine table; an event with several reasons counts once for "
-                "each.",
+                description="Events written to the quarantine table, lines and records that cannot be read among them; "
+                "an event with several reasons counts once for each.",
                 unit="cpm",
                 look="bars",
                 queries=(("{{reason}}", per_minute("quarantined_events_total", "reason")),),

@@ -23,6 +23,16 @@ class AtHand:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Undecodable:
+    """What came as events and could not be read as such: received and quarantined, as the ledger has it."""
+
+    rows: DataFrame
+    """Of `quarantine.SCHEMA`; committed to the quarantine before the target."""
+    events: int
+    """How many there are."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Intake:
     """Passed along with the events of one batch; nothing of it reaches the target's rows."""
 
@@ -32,5 +42,5 @@ class Intake:
     """The events once more, for an evaluation without Spark; None where they are not in the driver."""
     every_batch: bool = True
     """Whether the sink is called for each batch of its query; False: only for those with events for it."""
-    undecodable: DataFrame | None = None
-    """Rows of `quarantine.SCHEMA` that never became events; committed to the quarantine before the target."""
+    undecodable: Undecodable | None = None
+    """Not among the events; None where there is nothing of the kind."""

@@ -14,18 +14,26 @@ log = logging.getLogger(__name__)
 
 
 def settle(
-    batch: Batch | None, report: MergeReport | None, *, refused: int, repaired: Mapping[str, int]
+    batch: Batch | None,
+    report: MergeReport | None,
+    *,
+    refused: int,
+    repaired: Mapping[str, int],
+    undecodable: int,
 ) -> EventCounts:
     """Put the counts of the evaluation, the tombstones, the merge and the re-check together.
 
     Args:
-        batch: the evaluated batch; None when a duplicate needed no evaluation.
+        batch: the evaluated batch; None when a duplicate needed no evaluation, or no event could be read.
         report: what the merge did; None when none was needed.
         refused: events that a tombstone refused before the merge.
         repaired: rows that the re-check removed, in `total` and by what they had been counted as.
+        undecodable: events that are in quarantine and not in the batch.
     """
-    if batch is None or report is None or report.already_applied:
+    if report is None or report.already_applied:
         return EventCounts()
+    if batch is None:
+        return EventCounts(received=undecodable, quarantined=undecodable)
     merged = batch.upserts + batch.deletes - refused
     inserted, updated, deleted = report.inserted, report.updated, report.deleted
     surplus = inserted + updated + deleted - merged
@@ -42,8 +50,8 @@ def settle(
     rest = undone - less_inserted - less_updated - less_unaffected
     more_inserted = min(rest, inserted - less_inserted)
     return EventCounts(
-        received=batch.received,
-        quarantined=batch.quarantined,
+        received=batch.received + undecodable,
+        quarantined=batch.quarantined + undecodable,
         collapsed=batch.collapsed,
         stale=refused + undone,
         unaffected=unaffected - less_unaffected,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 
 from pyspark.sql import DataFrame
 
@@ -25,6 +26,7 @@ from stream_merge.merging import Merging, record_first
 from stream_merge.results import MergeResult, Outcome
 from stream_merge.selection import Selector
 from stream_merge.snapshot import TableSnapshot
+from stream_merge.spark_internals import in_session
 from stream_merge.store import Store
 
 log = logging.getLogger(__name__)
@@ -83,8 +85,12 @@ class MicroBatch:
             self._applied_before = self._is_applied()
             self._layout = self._layouts.plan(self._source, None if self._found is None else self._found.schema)
             tables.check_target(self._found, spec, self._layout, case_sensitive=self._layout.case_sensitive)
-            if self._first_call and spec.on_invalid == "quarantine":
-                quarantine.check(self._session, spec.quarantine_table)
+            self.check_quarantine()
+
+    def check_quarantine(self) -> None:
+        """Before the first write: whether the quarantine can take what it may have to."""
+        if self._first_call and self._spec.on_invalid == "quarantine":
+            quarantine.check(self._session, self._spec.quarantine_table)
 
     def evaluate_if_deletes_are_remembered(self) -> None:
         """Read the events of an applied batch only if a remembered delete could still concern them."""
@@ -149,11 +155,12 @@ class MicroBatch:
 
     def quarantine_undecodable(self) -> None:
         """Write what never became an event to the quarantine table, once per batch."""
-        if self._intake.undecodable is None:
+        found = self._intake.undecodable
+        if found is None:
             return
         with self._clock.phase("quarantine"):
-            commit = self._committing.undecodable()
-            quarantine.write_undecodable(self._intake.undecodable, self._spec.quarantine_table, commit=commit)
+            rows, commit = in_session(found.rows, self._session), self._committing.undecodable()
+            quarantine.write_undecodable(rows, self._spec.quarantine_table, commit=commit)
 
     def quarantine_invalid(self) -> None:
         """Write the events that break the contract to the quarantine table, once per batch."""
@@ -218,6 +225,11 @@ class MicroBatch:
         with self._clock.phase("merge"):
             self._recorded_version = record_first(self._session, self._spec.target, self._committing, found.version)
 
+    def note_query(self) -> None:
+        """Tell the checkpoint that the query's batches are given to this sink, also where none had events for it."""
+        if self._delivery is not None:
+            self._delivery.note(None)
+
     def note_target(self) -> None:
         """Tell the checkpoint that the query has merged into this very table."""
         if self._delivery is not None and self._found is not None and self._version is not None:
@@ -260,6 +272,7 @@ class MicroBatch:
             report,
             refused=0 if merging is None else merging.refused,
             repaired={} if merging is None else merging.repaired,
+            undecodable=self._undecodable,
         )
         outcome: Outcome = "committed"
         if self.already_applied:
@@ -280,7 +293,7 @@ class MicroBatch:
             plan=self._plan(),
             refusal=self._selector.refusal,
             events=events,
-            reasons={} if self.already_applied or self._batch is None else self._batch.reasons,
+            reasons={} if self.already_applied else self._reasons(),
             metrics={} if report is None else dict(report.metrics),
             seconds=self._clock.seconds(),
         )
@@ -303,6 +316,17 @@ class MicroBatch:
         """Of the target, that this call has committed."""
         report = self._report()
         return self._recorded_version if report is None or report.version is None else report.version
+
+    @property
+    def _undecodable(self) -> int:
+        return 0 if self._intake.undecodable is None else self._intake.undecodable.events
+
+    def _reasons(self) -> dict[str, int]:
+        """Quarantined events by reason, those included that are not in the batch."""
+        reasons = Counter({} if self._batch is None else self._batch.reasons)
+        if self._undecodable:
+            reasons["undecodable"] += self._undecodable
+        return dict(reasons)
 
     def _report(self) -> MergeReport | None:
         """What was merged; None before, and where nothing was left to merge."""

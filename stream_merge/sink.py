@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from pyspark.sql import Column, DataFrame, SparkSession
 
-from stream_merge import names, quarantine, retry, tables
+from stream_merge import names, quarantine, retry, tables, writers
 from stream_merge.clock import PhaseClock
 from stream_merge.commits import SideCommit
 from stream_merge.committing import Committing
@@ -206,22 +206,15 @@ class MergeSink:
             batch.forget_revived()
             batch.note_target()
 
-    def keep_undecodable(self, rows: DataFrame, batch_id: int) -> None:
-        """Commit records that never became events, where nothing is known of a target yet; once per batch.
+    def account(self, batch_df: DataFrame, batch_id: int, intake: Intake) -> None:
+        """As `merge`, for a batch without any event of which the columns of a row are known.
 
-        Args:
-            rows: of `quarantine.SCHEMA`.
-            batch_id: of the batch that they came in.
+        What is undecodable goes to the quarantine, once per batch; the target is neither looked at nor created.
         """
-        spec = self._spec
-        app_id = quarantine.undecodable_id(caller(rows, spec), spec.target)
-        commit = self._side_commit(app_id, batch_id)
-        session = self._session.of(rows)
-        owned = in_session(rows, session)
-        delivery = of_query(spec, caller(rows, spec), session, self._location(session), self._noted)
-        if delivery is not None:
-            delivery.note(None)
-        quarantine.write_undecodable(owned, spec.quarantine_table, commit=commit)
+        with self._micro_batch(batch_df, batch_id, intake) as batch:
+            batch.check_quarantine()
+            batch.quarantine_undecodable()
+            batch.note_query()
 
     @contextmanager
     def _micro_batch(self, batch_df: DataFrame, batch_id: int, intake: Intake) -> Iterator[MicroBatch]:
@@ -239,6 +232,8 @@ class MergeSink:
         metrics.prepare(who.query, self._spec.label)
         where = {"target": self._spec.label, "query": who.query, "batch_id": batch_id}
         try:
+            if self._last_result is None:
+                writers.expect_no_other(self._spec.target)
             session = self._session.of(batch_df)
             target = names.normal_path(self._spec.target)
             location = self._location(session)

@@ -15,7 +15,7 @@ import pytest
 from pyspark.sql import SparkSession
 from rich.console import Console
 
-from stream_merge import ConfigError, ContractError, MergeResult
+from stream_merge import ConfigError, ContractError, MergeResult, MergeSink, writers
 from stream_merge.files import reader
 from stream_merge.files.reader import Folder, Schema
 from stream_merge.files.run import FilesSettings, run
@@ -292,3 +292,36 @@ def test_a_lost_table_is_not_built_from_the_new_files_alone(job: Job) -> None:
     with pytest.raises(ConfigError, match=r"query 'customers' has merged into .*there is no table.*new checkpoint"):
         job()
     assert not Path(job.target).exists()
+
+
+def test_a_second_run_beside_the_first_is_refused_before_spark_starts(job: Job) -> None:
+    """By checkpoint and by table, however the path is spelled; nothing is written."""
+    job.put("a.json", '{"id": 1, "lsn": 1}\n')
+    root = job.source.parent
+    (root / "same").symlink_to(root)
+    for lock, said in (("checkpoint.lock", "is using the checkpoint"), ("__stream_merge_lock_customers", "is writing")):
+        job.target = str(root / "same" / "customers")
+        with writers.locked(root / lock, "query 'other'"), pytest.raises(ConfigError) as refused:
+            job()
+        assert f"process {os.getpid()} (query 'other') {said}" in str(refused.value)
+        assert "end that one first" in str(refused.value)
+    assert not Path(job.checkpoint).exists()
+
+    job()
+
+    assert job.rows() == [(1, 1)]
+
+
+def test_a_sink_stays_away_from_a_table_that_a_job_of_another_process_writes(job: Job) -> None:
+    """In one process they know of each other."""
+    events = job.spark.sql("SELECT 1L AS id, 1L AS lsn")
+    sink = MergeSink(target=job.target, keys="id", sequence_by="lsn")
+    with writers.locked(job.source.parent / "__stream_merge_lock_customers", "query 'other'"):
+        with pytest.raises(ConfigError, match=r"process \d+ \(query 'other'\) is writing to '.*customers'"):
+            sink(events, 0)
+        assert not Path(job.target).exists()
+
+    with writers.only_writer(job.target, "query 'mine'"), writers.only_writer(f"{job.target}/", "query 'mine, too'"):
+        sink(events, 0)
+
+    assert job.rows() == [(1, 1)]

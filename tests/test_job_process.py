@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import time
@@ -63,6 +64,11 @@ queries:
     value_format: {{type: debezium, columns: {{id: bigint, name: text}}}}
 """
         )
+
+    def copy_with_another_checkpoint(self) -> Path:
+        copy = self.folder / "copy.yaml"
+        copy.write_text(self.file.read_text().replace(str(self.checkpoint), f"{self.checkpoint}2"))
+        return copy
 
     def close(self) -> None:
         self.job.close()
@@ -134,6 +140,9 @@ def test_killed_again_and_again_it_still_ends_with_every_event_once(shop: Shop, 
     said, _ = process.communicate(timeout=START_SECONDS)
 
     assert process.returncode == 0, said
+    assert re.search(
+        rf"^  done +[\d,]+ events in \d+ micro-batch(es)? merged into {shop.target}$", said, re.MULTILINE
+    ), said
     assert unrecorded >= 1
     table = str(shop.target)
     assert target_rows(spark, table, "id", "name") == sorted(shop.rows.items(), key=repr)
@@ -162,6 +171,9 @@ def test_sigterm_and_a_stop_request_end_it_after_the_running_batch(shop: Shop) -
         assert "orders: asking the running job" in replayed.output
         answers = ("still cannot be merged", "no such record is in quarantine")
         assert any(answer in replayed.output for answer in answers), replayed.output
+        beside = CliRunner().invoke(cli.app, ["quarantine", "replay", str(shop.copy_with_another_checkpoint())])
+        assert beside.exit_code == 2
+        assert f"process {process.pid} (query 'orders') is writing to {str(shop.target)!r}" in beside.output
         ask(process)
         said, _ = process.communicate(timeout=60)
         assert process.returncode == 0, said

@@ -15,9 +15,9 @@ import pytest
 import services
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
-from topic_job import TopicJob, raw
+from topic_job import QUERY, TopicJob, raw
 
-from stream_merge import ContractError
+from stream_merge import ContractError, EventCounts
 from stream_merge.job.verdicts import Verdict
 from stream_merge.sources.formats.strict_json import MOST_NESTED
 
@@ -176,7 +176,9 @@ def test_every_bad_payload_is_quarantined_once_and_every_good_one_merged(
         if not same or not row.raw_key or not re.search(said, row.error):
             wrong.append((kind, row.error))
     assert wrong == []
-    assert sum(result.events.received for result in results) == len(rejects.rows) == GOOD
+    assert sum(result.events.received for result in results) == GOOD + 1_000
+    assert sum(result.events.quarantined for result in results) == 1_000
+    assert len(rejects.rows) == GOOD
 
 
 def test_a_share_above_the_setting_stops_the_job_before_anything_is_written(rejects: Rejects, tmp_path: Path) -> None:
@@ -191,3 +193,55 @@ def test_a_share_above_the_setting_stops_the_job_before_anything_is_written(reje
     assert "more than max_quarantine_share (0.4)" in str(error)
     assert not (tmp_path / "rows").exists()
     assert not (tmp_path / "__stream_merge_quarantine_rows").exists()
+
+
+@pytest.fixture
+def job(spark: SparkSession, broker: services.Broker, tmp_path: Path) -> Iterator[TopicJob]:
+    job = TopicJob(spark, broker, tmp_path)
+    yield job
+    job.close()
+
+
+FATES = ("quarantined", "collapsed", "stale", "unaffected", "inserted", "updated", "deleted")
+
+
+def test_an_undecodable_record_is_an_event_of_the_ledger(job: TopicJob) -> None:
+    """Received and quarantined once, in the result and in every metric; a batch that comes again counts nothing."""
+    for key, value in enumerate([b"{", raw({"op": "m"}), b"\xff", job.event("c", 3), job.event("u", 3, "newer"), b""]):
+        job.send(key, value)
+    (result,) = job.merge()
+    for file in Path(job.checkpoint, "commits").glob("*0*"):
+        file.unlink()
+
+    (again,) = job.merge()
+
+    assert (again.outcome, again.events, again.reasons) == ("skipped_duplicate", EventCounts(), {})
+    assert (result.outcome, result.reasons) == ("committed", {"undecodable": 3})
+    assert result.events == EventCounts(received=5, quarantined=3, collapsed=1, inserted=1)
+    assert {fate: job.metric("stream_merge_events_total", fate=fate) for fate in FATES} == {
+        **dict.fromkeys(FATES, 0),
+        **{"quarantined": 3, "collapsed": 1, "inserted": 1},
+    }
+    assert job.metric("stream_merge_events_received_total") == 5
+    assert job.metric("stream_merge_quarantined_events_total", reason="undecodable") == 3
+    assert job.spark.read.format("delta").load(job.quarantine).count() == 3
+
+
+def test_undecodable_records_count_before_the_columns_of_a_row_are_known(job: TopicJob) -> None:
+    """A batch of them has a result of its own, and so has one of records that are no events."""
+    for value in (b"{", b"[]", raw({"op": "m"}), raw({"op": "m"}), b"}", job.event("c", 1)):
+        job.send(1, value)
+    limits = {"max_events_per_batch": 2}
+
+    unknown = job.run(value_format={"type": "debezium"}, limits=limits)
+    known = job.merge(limits=limits)
+
+    assert [(r.batch_id, r.outcome, r.events, r.reasons) for r in unknown.results[QUERY]] == [
+        (0, "no_change", EventCounts(received=2, quarantined=2), {"undecodable": 2}),
+        (1, "empty", EventCounts(), {}),
+        (2, "no_change", EventCounts(received=2, quarantined=2), {"undecodable": 2}),
+    ]
+    assert not known
+    assert job.metric("stream_merge_quarantined_events_total", reason="undecodable") == 4
+    assert job.metric("stream_merge_events_total", fate="quarantined") == 4
+    assert job.metric("stream_merge_batches_total", outcome="no_change") == 2

@@ -461,6 +461,20 @@ def test_a_label_of_undecodable_bytes_does_not_break_the_scrape(registry: Collec
     assert b'target="orders?"' in generate_latest(registry)
 
 
+def test_a_label_is_one_value_whatever_it_holds(registry: CollectorRegistry) -> None:
+    """A name cannot end its label, its line or its series."""
+    name = 'a"} 1\nb{c="\\\\d\\n\r\x1b[31m\u2028'
+
+    MergeMetrics(registry=registry).attempt(name, name)
+
+    for parsed in (
+        parse_text(generate_latest(registry).decode()),
+        parse_openmetrics(generate_openmetrics(registry).decode()),
+    ):
+        labels = [sample.labels for family in parsed for sample in family.samples]
+        assert {(found["query"], found["target"]) for found in labels} == {(name, name)}
+
+
 def test_both_exposition_formats_are_valid_and_hold_no_created_series(
     registry: CollectorRegistry, merge_metrics: MergeMetrics
 ) -> None:

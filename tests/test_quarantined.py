@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -82,3 +83,28 @@ def test_an_empty_quarantine_is_said_to_be_empty(job: Path) -> None:
     said = CliRunner().invoke(cli.app, ["quarantine", "list", str(job)])
 
     assert (said.exit_code, said.output) == (0, "orders: nothing in quarantine\n")
+
+
+EVIL = "\x1b]0;owned\x07[/][red]\r\x9b2J\u202e"
+"""Commands to a terminal, rich's markup, and what turns the direction of writing."""
+HARMLESS = r"\x1b]0;owned\x07[/][red]\r\x9b2J\u202e"
+
+
+def test_records_and_names_command_no_terminal(job: Path) -> None:
+    """What somebody wrote into a topic is shown on one line, as text."""
+    row = dict.fromkeys(SCHEMA.names)
+    row |= {"reasons": ["undecodable"], "batch_id": 9, "recorded_at": NOW, "topic": EVIL, "partition": 1, "offset": 1}
+    row |= {"raw_value": f"{EVIL}\nerror: none".encode(), "error": EVIL}
+    table = pa.Table.from_pylist([row], schema=to_arrow_schema(SCHEMA, timezone="UTC"))
+    write_deltalake(str(job.parent / "__stream_merge_quarantine_t"), table, mode="append")
+    job.write_text(job.read_text().replace("name: orders", f"name: {json.dumps(EVIL)}"))
+
+    said = [
+        CliRunner().invoke(cli.app, ["quarantine", *command, str(job)]).output
+        for command in (["list"], ["show", "--offset", "1"])
+    ]
+
+    assert HARMLESS in said[0]
+    assert f"error: {HARMLESS}" in said[1]
+    assert rf"raw_value: {HARMLESS}\nerror: none" in said[1]
+    assert not set("".join(said)) & {*EVIL} - {*HARMLESS}

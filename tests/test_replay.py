@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import services
 from pyspark.sql import SparkSession
 from topic_job import TopicJob
 
-from stream_merge import ConfigError
+from stream_merge import ConfigError, writers
 from stream_merge.job import requests
 from stream_merge.job.replay import Replayed, Request, replay
 from stream_merge.job.run import Job
@@ -171,6 +172,11 @@ def test_a_run_beside_another_one_is_refused_and_leaves_its_stop_request_alone(j
 
     assert isinstance(refused, ConfigError)
     assert "is being run by another process" in str(refused)
+    assert asked.exists()
+    with writers.locked(job.folder / "__stream_merge_lock_rows", "query 'copied'"):
+        beside = job.run(checkpoint=f"{job.checkpoint}2").failures["rows"]
+    assert isinstance(beside, ConfigError)
+    assert f"process {os.getpid()} (query 'copied') is writing to {job.target!r}" in str(beside)
     assert asked.exists()
     job.merge()
     assert not asked.exists()

@@ -6,6 +6,7 @@ import base64
 import logging
 import ssl
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from stream_merge import ConfigError
 from stream_merge.job.check import Finding, check
 from stream_merge.job.run import Job, JobResult
 from stream_merge.job.verdicts import Verdict
-from stream_merge.sources import pem
+from stream_merge.sources import kafka, pem
 from stream_merge.sources.kafka import Cluster, Connection, Security
 
 USER = "lake=house,1"
@@ -107,12 +108,21 @@ def places_of(secret: str, folder: Path, *texts: str) -> list[str]:
     return [place for place, content in found.items() if any(shape in content for shape in shapes(secret))]
 
 
+def commands() -> str:
+    """What `ps` shows of every process here."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        with suppress(OSError):  # it has ended
+            found.append((folder / "cmdline").read_text(errors="replace"))
+    assert any("SparkSubmit" in command for command in found)
+    return "\n".join(found)
+
+
 def test_a_job_merges_over_sasl_ssl_and_the_password_is_nowhere(
     job: TopicJob, secured: Secured, java_log: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Files of table, quarantine and checkpoint, the logs of both languages, what is printed, metrics, reprs."""
+    """Files of table, quarantine and checkpoint, both languages' logs, what is printed, metrics, reprs, plans, `ps`."""
     caplog.set_level(logging.DEBUG)
-    caplog.set_level(logging.INFO, "py4j")  # a line for each call of a Java method
     caplog.set_level(logging.WARNING, "kafka")  # as `sources.kafka` sets it
     job.send(1, job.event("c", 1))
     bad = job.send(2, b"{")
@@ -129,6 +139,17 @@ def test_a_job_merges_over_sasl_ssl_and_the_password_is_nowhere(
     assert "sasl.jaas.config = [hidden]" in logged
     connection = settings.kafka.connection()
     texts = [caplog.text, *capfd.readouterr(), generate_latest(job.registry).decode()]
+    records = kafka.records(
+        job.spark,
+        connection,
+        [job.topic],
+        starting_offsets="earliest",
+        starting_timestamp_millis=None,
+        max_records=1,
+        fail_on_data_loss=True,
+    )
+    plans = records._jdf.queryExecution()
+    texts += [repr(records), plans.toString(), plans.simpleString(), commands()]
     texts += [repr(settings), str(settings), settings.model_dump_json(), repr(connection), repr(Cluster(connection))]
     assert places_of(PASSWORD, job.folder, *texts) == []
     assert places_of("sasl.jaas.config", job.folder) == [str(java_log)]

@@ -20,7 +20,7 @@ from rich.console import Console
 
 from stream_merge import ConfigError, EventCounts, MergeResult, MergeSink
 from stream_merge.testing import target_rows
-from stream_merge.watch import queries, screen
+from stream_merge.watch import queries, report, screen
 
 SCHEMA = "id bigint, lsn bigint"
 
@@ -221,6 +221,25 @@ def test_elsewhere_each_micro_batch_is_a_line() -> None:
     )
 
 
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_names_are_shown_as_they_are(is_terminal: bool) -> None:
+    """Brackets are no markup, which could end the job, and control characters no commands."""
+    file = StringIO()
+    console = Console(file=file, width=160, force_terminal=is_terminal, color_system=None, legacy_windows=False)
+    name = "a[/b][red]\x1b[2J\nc"
+
+    with screen.Screen(console, several_streams=True) as shown:
+        shown.add(name, result())
+    screen.Teller(console)(name, name)
+    done = report.Merged(name=name, target=name, quarantine=name, results=[result()])
+    report.show([done, done], console, was_stopped=False)
+
+    said = file.getvalue()
+    assert r"a[/b][red]\x1b[2J\nc batch 0: 17,150 events" in said or is_terminal
+    assert said.count(r"a[/b][red]\x1b[2J\nc") >= 8
+    assert "\x1b[2J\n" not in said
+
+
 def test_lost_commits_are_summed_by_class() -> None:
     lost = {"ConcurrentAppendException": 2, "MetadataChangedException": 1}
     results = [result(conflicts=lost, seconds={"backoff": 1.5}), result(conflicts={}, seconds={})]
@@ -230,3 +249,43 @@ def test_lost_commits_are_summed_by_class() -> None:
         " retried after 1.5 s of waiting in all"
     )
     assert screen.conflicts(results[1:]) == "no commit was lost to another writer"
+
+
+def shown(*merged: report.Merged, width: int = 80) -> str:
+    file = StringIO()
+    report.show(merged, Console(file=file, width=width), was_stopped=False)
+    return file.getvalue()
+
+
+def test_a_run_ends_with_what_became_of_every_event() -> None:
+    results = [result(0, reasons={"undecodable": 1}), result(1, reasons={"null_key": 1})]
+    orders = report.Merged(name="orders", target="t/orders", quarantine="t/bad", results=results)
+
+    lines = [line.rstrip() for line in shown(orders).splitlines()]
+
+    assert lines[1] == "     2  quarantined  unreadable, or broke the contract; kept in quarantine"
+    assert lines[-4:] == [
+        "34,300  received     the sum of the above",
+        "",
+        "  done        34,300 events in 2 micro-batches merged into t/orders",
+        "  quarantine  2 events (1 null_key, 1 undecodable) in t/bad",
+    ]
+
+
+def test_a_run_of_several_queries_ends_with_a_line_for_each_and_their_sum() -> None:
+    orders = report.Merged(
+        name="orders", target="t/orders", quarantine="t/bad", results=[result(0, reasons={"null_key": 2}), result(1)]
+    )
+    failed = report.Merged(name="[red]", target="t/[red]", quarantine="t/q", results=[], has_failed=True)
+
+    assert [line.rstrip() for line in shown(orders, failed).splitlines()] == [
+        "",
+        "query   events  quar.  coll.  stale  unaff.  ins.    upd.  del.",
+        "orders  34,300      2     44    666   8,888    10  24,690     0",
+        "[red]        0      0      0      0       0     0       0     0",
+        "sum     34,300      2     44    666   8,888    10  24,690     0",
+        "",
+        "  done        orders: 34,300 events in 2 micro-batches merged into t/orders",
+        "  quarantine  orders: 2 events (2 null_key) in t/bad",
+        "  failed      [red]: 0 events in 0 micro-batches merged into t/[red]",
+    ]

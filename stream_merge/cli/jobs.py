@@ -10,8 +10,9 @@ from typing import Annotated
 
 import typer
 from pyspark.sql import SparkSession
-from rich.markup import escape
 
+from stream_merge import names as table_names
+from stream_merge import writers
 from stream_merge.cli.shared import (
     CONFIGURATION,
     ERR,
@@ -33,7 +34,8 @@ from stream_merge.job.settings import JobSettings, QuerySettings, load
 from stream_merge.job.trail import trail
 from stream_merge.server import serve
 from stream_merge.session import is_submitted
-from stream_merge.watch import queries, screen
+from stream_merge.watch import queries, report, screen
+from stream_merge.watch.text import escape
 
 app = typer.Typer()
 quarantine = typer.Typer(no_args_is_help=True, help="Events that a job could not merge.")
@@ -87,9 +89,21 @@ def _run(settings: JobSettings, session: SparkSession, *, once: bool, metrics_ur
     say("metrics", metrics_url)
     with (
         queries.stop_on_signal(lambda text: say("stop", text)) as stopping,
-        screen.Screen(OUT) as shown,
+        screen.Screen(OUT, several_streams=len(settings.queries) > 1) as shown,
     ):
-        return run_job(settings, session, once=once, stopping=stopping, on_result=shown.add)
+        result = run_job(settings, session, once=once, stopping=stopping, on_result=shown.add)
+    merged = [
+        report.Merged(
+            name=query.name,
+            target=query.target,
+            quarantine=table_names.sibling(query.target, table_names.QUARANTINE_TABLE_PREFIX),
+            results=result.results.get(query.name, []),
+            has_failed=query.name in result.failures,
+        )
+        for query in settings.queries
+    ]
+    report.show(merged, OUT, was_stopped=stopping.is_set() or not once)
+    return result
 
 
 @app.command()
@@ -166,7 +180,8 @@ def _replayed(query: QuerySettings, request: Request, start: Callable[[], SparkS
     while True:
         with held(query) as is_ours:
             if is_ours:
-                answer = replay_answer(query, request) or replay(start(), query, request)
+                with writers.only_writer(query.target, f"quarantine replay of query {query.name!r}"):
+                    answer = replay_answer(query, request) or replay(start(), query, request)
                 if is_asked:
                     answer_replay(query, answer)
                 return answer

@@ -18,7 +18,6 @@ from pyspark.errors import PySparkException
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 from rich.console import Console
-from rich.markup import escape
 
 from stream_merge.errors import (
     CommitConflictError,
@@ -32,6 +31,7 @@ from stream_merge.server import MetricsServer, serve
 from stream_merge.session import is_submitted, local_session, submitted_session
 from stream_merge.spark_internals import PYSPARK_ERROR_LOGGERS
 from stream_merge.watch.queries import QueryFailedError, innermost_message
+from stream_merge.watch.text import escape
 
 METRICS_PORT = 9108
 FAILED, CONFIGURATION, DATA, AGAIN, INTERRUPTED = 1, 2, 3, 4, 130

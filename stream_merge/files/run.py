@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from pyspark.sql import SparkSession
 from rich.console import Console
 
-from stream_merge import names, tables
+from stream_merge import names, tables, writers
 from stream_merge.checkpoint import Checkpoint
 from stream_merge.delivery import expect_same_table
 from stream_merge.errors import ConfigError
@@ -16,7 +17,8 @@ from stream_merge.files import reader
 from stream_merge.files.reader import Folder, Schema
 from stream_merge.results import MergeResult
 from stream_merge.sink import MergeSink
-from stream_merge.watch import queries, screen
+from stream_merge.watch import queries, report, screen
+from stream_merge.watch.text import escape_line
 
 _CATALOG_PARTS = 3
 """Names with a catalog of their own; shorter ones live in Spark's built-in catalog."""
@@ -70,12 +72,41 @@ def run(
         QueryFailedError: Spark failed.
     """
     sink = _sink(settings)  # says what is wrong with the settings before Spark starts
+    with _alone(settings):
+        return _merged(sink, settings, console=console, start_session=start_session, metrics_url=metrics_url)
+
+
+@contextmanager
+def _alone(settings: FilesSettings) -> Iterator[None]:
+    """Keep other processes from the checkpoint and, on a local disk, from the table."""
+    who, place = f"query {settings.label!r}", tables.local_path(settings.checkpoint)
+    with ExitStack() as held:
+        if place is not None:
+            holder = held.enter_context(writers.locked(place.with_name(f"{place.name}.lock"), who))
+            if holder is not None:
+                msg = (
+                    f"{holder} is using the checkpoint {settings.checkpoint!r}, and by one checkpoint one process reads"
+                    " at a time; end that one first, or give this one a checkpoint of its own"
+                )
+                raise ConfigError(msg, target=settings.target)
+        held.enter_context(writers.only_writer(settings.target, who))
+        yield
+
+
+def _merged(
+    sink: MergeSink,
+    settings: FilesSettings,
+    *,
+    console: Console,
+    start_session: Callable[[], SparkSession],
+    metrics_url: str,
+) -> list[MergeResult]:
     say = screen.Teller(console)
     with console.status("starting Spark (the first time, Delta's jars are downloaded: about 90 MB)"):
         session = start_session()
     _refuse_forgetful_catalog(session, settings.target)
     _expect_same_table(session, settings)
-    with console.status(f"looking at the files in {settings.folder.path}"):
+    with console.status(f"looking at the files in {escape_line(settings.folder.path)}"):
         schema, origin = _schema(session, settings)
         settings.folder.refuse_unknown_columns(session, schema)
     say("schema", f"{schema} ({origin})")
@@ -95,7 +126,8 @@ def run(
         except queries.QueryFailedError as err:
             failure = reader.failure(settings.folder.path, err.trace, err.reason)
             raise failure or err from err
-    _report(settings, results, console, was_stopped=stopping.is_set())
+    merged = report.Merged(name=settings.label, target=settings.target, quarantine=settings.quarantine, results=results)
+    report.show([merged], console, was_stopped=stopping.is_set())
     return results
 
 
@@ -148,19 +180,3 @@ def _schema(session: SparkSession, settings: FilesSettings) -> tuple[Schema, str
     if schema != known:
         reader.record(session, settings.checkpoint, schema)
     return schema, origin
-
-
-def _report(settings: FilesSettings, results: list[MergeResult], console: Console, *, was_stopped: bool) -> None:
-    say = screen.Teller(console)
-    counts = queries.total(results)
-    if counts.received:
-        console.print()
-        console.print(screen.ledger(counts))
-        console.print()
-    how = "stopped" if was_stopped else "done"
-    say(how, f"{counts.received:,} events in {screen.micro_batches(results)} merged into {settings.target}")
-    if counts.quarantined:
-        reasons = ", ".join(f"{number:,} {reason}" for reason, number in screen.reasons(results).items())
-        say("quarantine", f"{counts.quarantined:,} events ({reasons}) in {settings.quarantine}")
-    if any(result.conflicts for result in results):
-        say("conflicts", screen.conflicts(results))

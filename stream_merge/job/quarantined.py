@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 
 from stream_merge import explain, names
 from stream_merge.engines import native_sql as sql
 from stream_merge.engines.delta_rs import NativeTable
 from stream_merge.job.settings import QuerySettings
 from stream_merge.watch.screen import whole_table
+from stream_merge.watch.text import escape_line
 
 _SHOWN = (
     "recorded_at",
@@ -82,25 +82,26 @@ def _opened(query: QuerySettings) -> NativeTable | None:
 def show_summary(query: QuerySettings, found: list[dict[str, Any]], *, console: Console) -> None:
     """Print a line per reason, topic and partition."""
     if not found:
-        console.print(f"{escape(query.name)}: nothing in quarantine", highlight=False)
+        console.print(f"{escape_line(query.name)}: nothing in quarantine", highlight=False)
         return
     table = whole_table("reason", "topic", "partition", "events", "offsets", "replayed", "newest (UTC)")
     for row in found:
         place = ("", "") if row["topic"] is None else (row["topic"], f"{row['partition']}")
         offsets = "" if row["first"] is None else f"{row['first']}-{row['last']}"
         newest = "" if row["newest"] is None else f"{row['newest']:%Y-%m-%d %H:%M:%S}"
-        table.add_row(row["reason"], *place, f"{row['events']:,}", offsets, f"{row['replayed']:,}", newest)
-    console.print(f"{escape(query.name)}:", highlight=False)
+        what = map(escape_line, (row["reason"], *place))
+        table.add_row(*what, f"{row['events']:,}", offsets, f"{row['replayed']:,}", newest)
+    console.print(f"{escape_line(query.name)}:", highlight=False)
     console.print(table)
 
 
 def show_events(found: list[dict[str, Any]], *, console: Console) -> None:
     """Print what is known of each event."""
     for row in found:
-        console.rule(f"batch {row['batch_id']}, {', '.join(row['reasons'] or [])}")
+        console.rule(escape_line(f"batch {row['batch_id']}, {', '.join(row['reasons'] or [])}"))
         for name in _SHOWN:
             value = row[name]
             if value is not None:
                 text = value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
                 shown = text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}... ({len(text):,} characters)"
-                console.print(f"{name}: {escape(shown)}", highlight=False, soft_wrap=True)
+                console.print(f"{name}: {escape_line(shown)}", highlight=False, soft_wrap=True)

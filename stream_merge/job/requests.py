@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from stream_merge import writers
 from stream_merge.errors import ConfigError
 from stream_merge.job.replay import Replayed, Request
 from stream_merge.job.settings import JobSettings, QuerySettings
@@ -27,14 +27,8 @@ def held(query: QuerySettings) -> Iterator[bool]:
     if path is None:
         yield True
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
-        yield True
+    with writers.locked(path, f"query {query.name!r}") as holder:
+        yield holder is None
 
 
 # -- stopping ---------------------------------------------------------------------------------

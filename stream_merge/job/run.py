@@ -13,7 +13,7 @@ from queue import SimpleQueue
 
 from pyspark.sql import SparkSession
 
-from stream_merge import tables
+from stream_merge import tables, writers
 from stream_merge.delivery import expect_same_table
 from stream_merge.errors import ConfigError, StreamMergeError
 from stream_merge.job import requests
@@ -115,10 +115,14 @@ class Job:
         with lookout, ExitStack() as held:
             try:
                 for query in queries:
-                    if held.enter_context(requests.held(query.settings)):
-                        query.forget_old_requests()
-                    else:
+                    if not held.enter_context(requests.held(query.settings)):
                         query.refuse()
+                        continue
+                    try:
+                        held.enter_context(writers.only_writer(query.settings.target, f"query {query.name!r}"))
+                        query.forget_old_requests()
+                    except ConfigError as err:
+                        query.end(err)
                 while any(not query.has_ended for query in queries) and not stopping.is_set():
                     for query in queries:
                         query.step()
@@ -287,7 +291,11 @@ class _Query:
             f"query {self.name!r} is being run by another process, which holds the lock beside its checkpoint"
             f" {self.settings.checkpoint!r}; end that one first ('stream-merge stop')"
         )
-        self._keep(ConfigError(msg, target=self.settings.target))
+        self.end(ConfigError(msg, target=self.settings.target))
+
+    def end(self, error: Exception) -> None:
+        """Do not go on, for this reason."""
+        self._keep(error)
         self.has_ended = True
 
     def step(self) -> None:

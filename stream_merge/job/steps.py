@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from rich.console import Console
-from rich.markup import escape
 
 from stream_merge.job.offsets import Ranges
 from stream_merge.job.settings import QuerySettings
 from stream_merge.job.trail import Step
 from stream_merge.watch.screen import whole_table
+from stream_merge.watch.text import escape_line
 
 
 def show(steps: list[Step], query: QuerySettings, *, console: Console) -> None:
@@ -20,9 +20,9 @@ def show(steps: list[Step], query: QuerySettings, *, console: Console) -> None:
             "" if step.at is None else f"{step.at:%Y-%m-%d %H:%M:%S}",
             "" if step.batch_id is None else f"{step.batch_id}",
             _offsets(step),
-            escape(", ".join(f"{number:,} {kind}" for kind, number in sorted(step.records.items()) if number)),
+            escape_line(", ".join(f"{number:,} {kind}" for kind, number in sorted(step.records.items()) if number)),
         )
-    console.print(f"{escape(query.name)}: {escape(query.target)}", highlight=False, soft_wrap=True)
+    console.print(f"{escape_line(query.name)}: {escape_line(query.target)}", highlight=False, soft_wrap=True)
     console.print(table)
     accounted, lost = sum(step.offsets for step in steps), sum(step.lost for step in steps)
     gone = f", of which {lost:,} were lost" if lost else ""
@@ -39,7 +39,7 @@ def _offsets(step: Step) -> str:
         text += " (first of its query)"
     if step.version is None:
         text += " (not committed: no change yet, or still to come)"
-    return escape(text)
+    return escape_line(text)
 
 
 def _ranges(ranges: Ranges) -> str:

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from stream_merge import names, quarantine, tables
 from stream_merge.errors import ContractError
 from stream_merge.identity import caller_of
-from stream_merge.intake import Intake
+from stream_merge.intake import Intake, Undecodable
 from stream_merge.job import decoded, loss
 from stream_merge.job.changes import SOURCE_COLUMNS, change_events, change_events_at_hand
 from stream_merge.job.decoded import DecodedBatch
@@ -103,7 +103,7 @@ class TopicSink:
                     "records_quarantined",
                     query=self._settings.name,
                     batch_id=batch_id,
-                    undecodable=batch.total(Kind.UNDECODABLE),
+                    undecodable=undecodable.events,
                     records=batch.records,
                     remedy="'stream-merge quarantine show' says why",
                 )
@@ -117,8 +117,7 @@ class TopicSink:
                 self._sink.merge(events, batch_id, intake)
                 self._known_origin().committed(ranges, batch, self._sink.last_result)
             else:
-                if undecodable is not None:
-                    self._sink.keep_undecodable(undecodable, batch_id)
+                self._sink.account(batch_df, batch_id, Intake(undecodable=undecodable))
                 self._known_origin().committed(ranges, batch, None)
             self._progress.merged(ranges, batch, gone)
         finally:
@@ -217,8 +216,9 @@ class TopicSink:
 
     # -- what goes where ---------------------------------------------------------------------
 
-    def _undecodable(self, batch: DecodedBatch, batch_df: DataFrame, batch_id: int) -> DataFrame | None:
-        if not batch.total(Kind.UNDECODABLE):
+    def _undecodable(self, batch: DecodedBatch, batch_df: DataFrame, batch_id: int) -> Undecodable | None:
+        events = batch.total(Kind.UNDECODABLE)
+        if not events:
             return None
         query = caller_of(batch_df, app_id=None, name=None).query
         known: dict[str, Any] = {
@@ -230,9 +230,10 @@ class TopicSink:
         }
         same = ("topic", "partition", "offset", "timestamp", "raw_key", "raw_value")
         known |= {name: F.col(name) for name in same}
-        return batch.of_kinds(Kind.UNDECODABLE).select(
+        rows = batch.of_kinds(Kind.UNDECODABLE).select(
             *(known.get(f.name, F.lit(None)).cast(f.dataType).alias(f.name) for f in quarantine.SCHEMA.fields)
         )
+        return Undecodable(rows=rows, events=events)
 
 
 def merge_sink(settings: QuerySettings, **more: Any) -> MergeSink:

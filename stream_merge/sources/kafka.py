@@ -140,6 +140,15 @@ class TopicState:
 logging.getLogger("kafka").setLevel(logging.WARNING)
 
 
+def _holds_no_password(record: logging.LogRecord) -> bool:
+    return not any(module in record.getMessage() for module in _LOGIN_MODULES.values())
+
+
+# At DEBUG Py4J (0.10.9.9) logs each call of a Java method with its arguments, the options of Spark's source among them.
+for _name in ("py4j.clientserver", "py4j.java_gateway"):
+    logging.getLogger(_name).addFilter(_holds_no_password)
+
+
 def is_refusal(error: BaseException) -> bool:
     """Whether the broker was there and one side did not accept how the other proves who it is."""
     if isinstance(error, SaslAuthenticationFailedError | UnsupportedSaslMechanismError):

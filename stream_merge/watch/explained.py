@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from rich.console import Console
-from rich.markup import escape
 
 from stream_merge.explain import Explained, MergedVersion
+from stream_merge.watch.text import escape
 
 
 def show(explained: Explained, target: str, *, console: Console) -> None:

@@ -9,11 +9,11 @@ from typing import Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 
 from stream_merge.results import FATES, PHASES, EventCounts, MergeResult
+from stream_merge.watch.text import escape_line
 
 _ROWS = 12
 """Micro-batches on the screen; older ones scroll out of the table."""
@@ -37,11 +37,12 @@ _SHORT = {
     "inserted": "ins.",
     "updated": "upd.",
     "deleted": "del.",
+    "received": "events",
     "version": "vers.",
     "seconds": "secs.",
 }
 _EXPLAINED = {
-    "quarantined": "broke the contract; kept in the quarantine table",
+    "quarantined": "unreadable, or broke the contract; kept in quarantine",
     "collapsed": "older than another event of the key in the same micro-batch",
     "stale": "refused: a remembered delete is newer",
     "unaffected": "changed nothing: duplicates, events older than the row, deletes of absent keys",
@@ -71,7 +72,8 @@ class Teller:
             good: a verdict, or None where there is nothing to judge.
         """
         mark = {None: " ", True: "[green]✓[/]", False: "[bold red]✗[/]"}[good]
-        self._console.print(f"{mark} [bold]{about:<12}[/]{escape(text)}", highlight=False, soft_wrap=True)
+        subject = escape_line(about.ljust(12))
+        self._console.print(f"{mark} [bold]{subject}[/]{escape_line(text)}", highlight=False, soft_wrap=True)
 
 
 class Screen:
@@ -128,12 +130,12 @@ class Screen:
         if self._several_streams:
             table.add_column("query", no_wrap=True)
         for name in ("batch", "events", *FATES, "tries", "version", "seconds"):
-            header = name if width >= _PLAIN_WIDTH else _SHORT.get(name, name)
-            table.add_column(header, justify="right", style=_STYLES.get(name, ""), min_width=len(header))
+            column = header(name, width)
+            table.add_column(column, justify="right", style=_STYLES.get(name, ""), min_width=len(column))
         if width >= _WIDE_WIDTH:
             table.add_column("where the time went", no_wrap=True, style="dim")
         for stream, result in self._recent:
-            cells = [stream] if self._several_streams else []
+            cells = [escape_line(stream)] if self._several_streams else []
             cells += [str(result.batch_id), f"{result.events.received:,}"]
             cells += [_count(getattr(result.events, fate)) for fate in FATES]
             cells += [_tries(result), _version(result), f"{result.duration_seconds:.1f}"]
@@ -143,7 +145,7 @@ class Screen:
         return table
 
     def _line(self, stream: str, result: MergeResult) -> str:
-        where = f"{stream} batch" if self._several_streams else "batch"
+        where = f"{escape_line(stream)} batch" if self._several_streams else "batch"
         fates = ", ".join(f"{getattr(result.events, fate):,} {fate}" for fate in FATES if getattr(result.events, fate))
         conflicts = f", {sum(result.conflicts.values())} lost commits" if result.conflicts else ""
         return (
@@ -151,6 +153,11 @@ class Screen:
             f" {result.outcome}, version {_version(result)}, {result.duration_seconds:.1f} s"
             f" ({_phases(result)}){conflicts}"
         )
+
+
+def header(name: str, width: int) -> str:
+    """Of a column of numbers, on a terminal so wide."""
+    return name if width >= _PLAIN_WIDTH else _SHORT.get(name, name)
 
 
 def ledger(counts: EventCounts) -> Table:

@@ -1,0 +1,70 @@
+"""What a run ends with: what became of every event, by query and in sum."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.table import Column, Table
+
+from stream_merge.results import FATES, EventCounts, MergeResult
+from stream_merge.watch import queries, screen
+from stream_merge.watch.text import escape_line
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Merged:
+    """What one query did."""
+
+    name: str
+    target: str
+    quarantine: str
+    """Where the sink put events that it could not merge."""
+    results: Sequence[MergeResult]
+    has_failed: bool = False
+
+    @property
+    def events(self) -> EventCounts:
+        """The ledger of its micro-batches."""
+        return queries.total(self.results)
+
+
+def show(merged: Sequence[Merged], console: Console, *, was_stopped: bool) -> None:
+    """Print the ledger, where the events went, and what is not as it should be.
+
+    Args:
+        merged: each query of the run.
+        console: where to.
+        was_stopped: somebody ended the run before everything was merged.
+    """
+    say = screen.Teller(console)
+    alone = len(merged) == 1
+    everything = [result for one in merged for result in one.results]
+    counts = queries.total(everything)
+    if counts.received:
+        console.print()
+        console.print(screen.ledger(counts) if alone else _by_query(merged, counts, console.width))
+        console.print()
+    for one in merged:
+        of_query = "" if alone else f"{one.name}: "
+        how = "failed" if one.has_failed else "stopped" if was_stopped else "done"
+        say(
+            how,
+            f"{of_query}{one.events.received:,} events in {screen.micro_batches(one.results)} merged into {one.target}",
+        )
+        if one.events.quarantined:
+            reasons = ", ".join(f"{number:,} {reason}" for reason, number in screen.reasons(one.results).items())
+            say("quarantine", f"{of_query}{one.events.quarantined:,} events ({reasons}) in {one.quarantine}")
+    if any(result.conflicts for result in everything):
+        say("conflicts", screen.conflicts(everything))
+
+
+def _by_query(merged: Sequence[Merged], counts: EventCounts, width: int) -> Table:
+    """A line for each query, and one for their sum."""
+    names = ("received", *FATES)
+    numbers = (Column(screen.header(name, width), justify="right", no_wrap=True) for name in names)
+    table = Table(Column("query", overflow="fold"), *numbers, box=None, pad_edge=False, header_style="bold")
+    for title, events in [*((escape_line(one.name), one.events) for one in merged), ("[bold]sum[/]", counts)]:
+        table.add_row(title, *(f"{getattr(events, name):,}" for name in names))
+    return table
