@@ -9,6 +9,7 @@ from pyspark.sql import SparkSession
 from rich.console import Console
 
 from stream_merge import names
+from stream_merge.config import SchemaEvolution
 from stream_merge.errors import ConfigError
 from stream_merge.files import reader
 from stream_merge.files.reader import Folder, Schema
@@ -33,7 +34,7 @@ class FilesSettings:
     columns: tuple[str, ...] | None = None
     except_columns: tuple[str, ...] | None = None
     quarantine_target: str | None = None
-    schema_evolution: bool = False
+    schema_evolution: SchemaEvolution = False
     name: str | None = None
     schema: str | None = None
     """Spark DDL. None: as recorded with the checkpoint, else inferred from the files that are there."""
