@@ -212,7 +212,7 @@ def refusal(name: str, source: DataType, target: DataType) -> str | None:
         return refusal(f"{name}.key", source.keyType, target.keyType) or refusal(
             f"{name}.value", source.valueType, target.valueType
         )
-    if _holds(source, target):
+    if holds(source, target):
         return None
     return (
         f"column {name!r} is {source.simpleString()} in the source and {target.simpleString()} in the target,"
@@ -254,8 +254,8 @@ def _new_in(source: DataType, target: DataType, prefix: str, case_sensitive: boo
     return []
 
 
-def _holds(source: DataType, target: DataType) -> bool:
-    """Whether every value of the source type is a value of the target type."""
+def holds(source: DataType, target: DataType) -> bool:
+    """Whether every value of the source's scalar type is a value of the target's."""
     if isinstance(source, NullType) or type(target) in _EXACT_IN.get(type(source), ()):
         return True
     if isinstance(target, DecimalType):

@@ -14,6 +14,7 @@ from stream_merge.errors import ConfigError
 
 Engine = Literal["auto", "spark", "native"]
 OnInvalid = Literal["quarantine", "fail"]
+SchemaEvolution = bool | Literal["widen"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,8 +86,9 @@ class MergeSpec:
     """Table properties of a target that the sink creates."""
     change_data_feed: bool = True
     """Make sure that `delta.enableChangeDataFeed` is on, also on an existing target."""
-    schema_evolution: bool = False
-    """True adds new columns and nested fields, never changes a type. False: an unknown source column is an error."""
+    schema_evolution: SchemaEvolution = False
+    """True adds new columns and nested fields, never changes a type; "widen" also lets types grow, as far as Delta's
+    type widening goes. False: an unknown source column is an error."""
     engine: Engine = "auto"
     """Who runs the merge; "auto" chooses for each batch."""
     retry: RetryPolicy = field(default_factory=RetryPolicy)
@@ -183,6 +185,8 @@ def _value_problems(spec: MergeSpec) -> list[str]:
     for setting, value, allowed in choices:
         if value not in allowed:
             found.append(f"{setting}={value!r} is not known; use one of {', '.join(map(repr, allowed))}")
+    if spec.schema_evolution not in (False, True, "widen"):
+        found.append(f"schema_evolution={spec.schema_evolution!r} is not known; use False, True or 'widen'")
     if spec.tombstone_retention_seconds is not None and spec.tombstone_retention_seconds <= 0:
         found.append(
             f"tombstone_retention_seconds={spec.tombstone_retention_seconds!r} forgets deletes at once;"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from pyspark.errors import AnalysisException
@@ -12,10 +13,11 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import BooleanType, DataType, NullType, StructField, StructType
 
-from stream_merge import columns, names
+from stream_merge import columns, names, required, widening
 from stream_merge.config import MergeSpec
 from stream_merge.errors import ConfigError
 from stream_merge.spark_internals import reason
+from stream_merge.widening import TypeChange
 
 T = TypeVar("T")
 
@@ -29,7 +31,7 @@ class StoredColumn:
     source_name: str
     source_type: DataType
     field: StructField
-    """Name, type and metadata as stored; with schema evolution new nested fields included."""
+    """Name, type and metadata as stored; with schema evolution new nested fields and wider types included."""
 
     @property
     def dtype(self) -> DataType:
@@ -60,6 +62,8 @@ class Layout:
     """TRUE or not, over the source; None when there are no deletes."""
     new_columns: tuple[str, ...]
     """Columns and nested fields that this batch would add to the target."""
+    type_changes: tuple[TypeChange, ...]
+    """What has to be widened in the target before this batch is merged."""
     definition: str
     """The sequence definition as recorded with the table (JSON)."""
     case_sensitive: bool
@@ -170,6 +174,7 @@ def plan_layout(source: DataFrame, spec: MergeSpec, target: StructType | None) -
         sequence_source=tuple(sequence_source),
         deletes=deletes,
         new_columns=new,
+        type_changes=tuple(finder.type_changes),
         definition=definition,
         case_sensitive=case_sensitive,
     )
@@ -179,6 +184,8 @@ def _evolution(finder: _Finder, selected: list[StructField], target: StructType 
     if target is None:
         return ()
     new = columns.new_fields(StructType(selected), target, case_sensitive=finder.case_sensitive)
+    lacking = finder.refuse_without(new, selected, target)
+    new = [name for name in new if name not in lacking]
     if new and not finder.spec.schema_evolution:
         finder.problems.append(
             f"the source has column(s) {new!r} that the target lacks; set schema_evolution=True to add them,"
@@ -195,6 +202,7 @@ class _Finder:
         self.spec = spec
         self.case_sensitive = case_sensitive
         self.problems: list[str] = []
+        self.type_changes: list[TypeChange] = []
         self.fields = [f for f in source.schema.fields if f.name not in spec.source_columns]
         self.names = [f.name for f in self.fields]
 
@@ -258,12 +266,40 @@ class _Finder:
             kept = StructField(field.name, columns.nullable(field.dataType), True)
             return StoredColumn(name=field.name, source_name=field.name, source_type=field.dataType, field=kept)
         theirs = target[name]
-        problem = columns.refusal(field.name, field.dataType, theirs.dataType)
-        if problem:
-            self.problems.append(problem)
-        dtype = columns.merged(field.dataType, theirs.dataType)
+        held = self._held(field.name, field.dataType, theirs.dataType, name)
+        dtype = columns.merged(field.dataType, held)
         kept = StructField(name, dtype, theirs.nullable, theirs.metadata)
         return StoredColumn(name=name, source_name=field.name, source_type=field.dataType, field=kept)
+
+    def _held(self, what: str, source: DataType, stored: DataType, *path: str) -> DataType:
+        """The stored type, widened where it is to be; a problem where it cannot hold the source's values."""
+        problem = columns.refusal(what, source, stored)
+        if problem is None:
+            return stored
+        wanted = widening.wider(source, stored)
+        if wanted is None or columns.refusal(what, source, wanted) is not None:
+            self.problems.append(problem)
+            return stored
+        changes = list(widening.changes(stored, wanted, *path))
+        if self.spec.schema_evolution == "widen":
+            self.type_changes += changes
+            return wanted
+        commands = "; ".join(widening.statements(self.spec.target, changes, {}))
+        self.problems.append(f"{problem}, set schema_evolution='widen', or widen it yourself: {commands}")
+        return stored
+
+    def refuse_without(self, new: list[str], selected: list[StructField], target: StructType) -> set[str]:
+        """Keys and sequence columns that the target lacks, each with a problem: a merge compares rows by them."""
+        resolve, spec = partial(columns.resolve, case_sensitive=self.case_sensitive), self.spec
+        stored = [f.name for f in selected]
+        others = [name for name in target.names if resolve(name, stored) is None and not names.is_reserved(name)]
+        sequence = () if isinstance(spec.sequence_by, Column) else spec.sequence_by
+        lacking: set[str] = set()
+        for wanted, said in ((spec.keys, required.lacks_key), (sequence, required.lacks_sequence)):
+            own = {resolve(name, self.names) for name in wanted}.intersection(new)
+            self.problems.extend(said(spec.target, f, others) for f in selected if f.name in own)
+            lacking |= {name for name in own if name is not None}
+        return lacking
 
     def keys(self, stored: list[StoredColumn]) -> list[str]:
         """The key columns in the target's spelling."""
@@ -319,10 +355,10 @@ class _Finder:
             if stored_columns is not None:
                 target_type = by_source[name].dtype
             elif recorded is not None and i < len(recorded.fields):
-                target_type = recorded.fields[i].dataType
-                problem = columns.refusal(f"sequence component {i + 1} ({name})", dtype, target_type)
-                if problem:
-                    self.problems.append(problem)
+                component = recorded.fields[i]
+                place = (names.SEQUENCE_COLUMN, component.name)
+                target_type = self._held(f"sequence component {i + 1} ({name})", dtype, component.dataType, *place)
+                if columns.refusal(name, dtype, target_type) is not None:
                     continue
             else:
                 target_type = columns.nullable(dtype)

@@ -152,6 +152,8 @@ class MicroBatch:
                 )
                 self._expect_same_layout(self._found)
             self._found = tables.prepared(self._session, spec.target, self._found, layout, properties)
+            if layout.type_changes:  # delta-rs, too, has to see that the table is not for it any more
+                self._found = self._store.find(self._session, spec.target) or self._found
 
     def quarantine_undecodable(self) -> None:
         """Write what never became an event to the quarantine table, once per batch."""

@@ -81,6 +81,8 @@ class Selector:
         self._session, self._layout, self._batch = session, layout, batch
         self._target, self._now_micros = target, now_micros
         spec = self._spec
+        if spec.tombstones:
+            layout.once("log_of_types", self._bring_log_along)
         log_table, log_snapshot = None, None
         if spec.engine != "spark" and spec.tombstones:
             log_table = self._store.native(session, spec.tombstone_target)
@@ -104,6 +106,14 @@ class Selector:
             and log_snapshot is not None
             and of_log(layout, log_table, log_snapshot) is None
         )
+
+    def _bring_log_along(self) -> bool:
+        """Keys and sequence of the target may have been widened, by this batch or by somebody."""
+        session, spec = self._session, self._spec
+        found = log_of(self._target.table_id, self._store.find(session, spec.tombstone_target))
+        if found is not None:
+            Tombstones(session, spec, self._target.table_id, self._layout).bring_along(found)
+        return True
 
     def fits_the_driver(self, source: DataFrame, layout: Layout, target: TableSnapshot | None) -> bool:
         """Whether the batch is to be evaluated in the driver: it will be small, and delta-rs may merge it.

@@ -14,7 +14,7 @@ from stream_merge import names, quarantine, retry, tables, writers
 from stream_merge.clock import PhaseClock
 from stream_merge.commits import SideCommit
 from stream_merge.committing import Committing
-from stream_merge.config import Engine, MergeSpec, OnInvalid, RetryPolicy, as_names
+from stream_merge.config import Engine, MergeSpec, OnInvalid, RetryPolicy, SchemaEvolution, as_names
 from stream_merge.costs import CostModel
 from stream_merge.delivery import of_query
 from stream_merge.engines.spark_commit import USER_METADATA_CONF
@@ -62,7 +62,7 @@ class MergeSink:
         cluster_by: clustering columns of a created target.
         table_properties: properties of a created target.
         change_data_feed: make sure the target's change data feed is on.
-        schema_evolution: add new columns and nested fields of the source.
+        schema_evolution: True adds new columns and nested fields of the source, "widen" also widens types.
         engine: "auto", "spark" or "native".
         retry: attempts, time budget and backoff for lost commits.
         app_id: part of the idempotency identity; outside a streaming query all of it.
@@ -94,7 +94,7 @@ class MergeSink:
         cluster_by: str | Sequence[str] = (),
         table_properties: Mapping[str, str] | None = None,
         change_data_feed: bool = True,
-        schema_evolution: bool = False,
+        schema_evolution: SchemaEvolution = False,
         engine: Engine = "auto",
         retry: RetryPolicy | None = None,
         app_id: str | None = None,

@@ -15,7 +15,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
-from stream_merge import columns, names
+from stream_merge import columns, names, required, widening
 from stream_merge.config import MergeSpec
 from stream_merge.errors import ConfigError
 from stream_merge.layout import Layout
@@ -141,13 +141,21 @@ def start_over(
     identifier = names.sql_identifier(target)
     if needs_column_mapping(fields):
         session.sql(f"ALTER TABLE {identifier} SET TBLPROPERTIES ({_listed(_mapping(fields))})")
-    empty = session.createDataFrame([], StructType(list(fields)))
-    writer = empty.write.format("delta").mode("overwrite").option("overwriteSchema", "true")
+    rewrite(session.createDataFrame([], StructType(list(fields))), target)
+    session.sql(f"ALTER TABLE {identifier} SET TBLPROPERTIES ({_listed(properties)})")
+
+
+def rewrite(rows: DataFrame, target: str) -> None:
+    """Put rows of a table, in other types, in the place of all its rows, in one commit; properties stay.
+
+    The rows are read by the very transaction that replaces them (PrepareDeltaScan, Delta 4.4), so that what somebody
+    appends meanwhile is either among them or makes this commit lose.
+    """
+    writer = rows.write.format("delta").mode("overwrite").option("overwriteSchema", "true")
     if names.is_path(target):
         writer.save(names.normal_path(target))
     else:
         writer.saveAsTable(target)
-    session.sql(f"ALTER TABLE {identifier} SET TBLPROPERTIES ({_listed(properties)})")
 
 
 def _mapping(fields: Iterable[StructField]) -> dict[str, str]:
@@ -220,6 +228,8 @@ def check_target(found: TableSnapshot | None, spec: MergeSpec, layout: Layout, *
                 f"target {spec.target!r} is append-only (delta.appendOnly); a merge updates and deletes,"
                 " unset the property"
             )
+        if layout.type_changes:
+            problems.extend(_widening_problems(found, spec, layout))
         unmapped = found.properties.get("delta.columnMapping.mode", "none") == "none"
         odd = [name for name in layout.new_columns if names.needs_column_mapping(name)]
         if unmapped and odd:
@@ -256,7 +266,23 @@ def _recorded_problems(found: TableSnapshot, spec: MergeSpec, layout: Layout, *,
             f"target {spec.target!r} is sequenced by {_definition(sequence)}, now by {_definition(layout.definition)};"
             " use the recorded definition, or rebuild the table: stored sequences cannot be compared with new ones"
         )
+    elif sequence is not None and _lacks_reserved(found, layout):
+        problems.append(required.lacks_reserved(spec.target))
     return problems
+
+
+def _lacks_reserved(found: TableSnapshot, layout: Layout) -> bool:
+    return layout.sequence_columns is None and names.SEQUENCE_COLUMN not in found.schema.names
+
+
+def _widening_problems(found: TableSnapshot, spec: MergeSpec, layout: Layout) -> Iterable[str]:
+    if spec.engine == "native":
+        listed = ", ".join(map(str, layout.type_changes))
+        yield (
+            f"engine='native' cannot merge into {spec.target!r} once its columns have been widened ({listed}): delta-rs"
+            " 1.6 does not write tables with type widening; use engine='auto', or build the table anew"
+        )
+    yield from widening.obstacles(layout.type_changes, found.schema, found.properties)
 
 
 def _same_sequence(recorded: str, now: str, *, case_sensitive: bool) -> bool:
@@ -274,7 +300,7 @@ def _definition(recorded: str) -> str:
 def prepared(
     session: SparkSession, target: str, found: TableSnapshot, layout: Layout, properties: Mapping[str, str]
 ) -> TableSnapshot:
-    """Give an existing table the reserved column and the properties it lacks; often there is nothing to do."""
+    """Give an existing table the reserved column, properties and wider types that it lacks; often there are none."""
     for left in reversed(range(_PREPARE_TRIES)):
         statements = _missing(target, found, layout, properties)
         if not statements:
@@ -283,6 +309,8 @@ def prepared(
             for statement in statements:
                 session.sql(statement)
                 tell(log.info, "table_prepared", table=target, statement=statement)
+                if statement == widening.enabling(target):
+                    tell(log.warning, "type_widening_enabled", table=target, cost=widening.COST)
         except Exception as err:
             if not left:
                 msg = f"table {target!r} could not be prepared: {reason(err)}"
@@ -294,6 +322,10 @@ def prepared(
 def _missing(target: str, found: TableSnapshot, layout: Layout, properties: Mapping[str, str]) -> list[str]:
     identifier = names.sql_identifier(target)
     statements: list[str] = []
+    # Before the property that says there is one: where it is missing later, somebody has taken it away.
+    if _lacks_reserved(found, layout):
+        column = StructType([StructField(names.SEQUENCE_COLUMN, layout.sequence_type)]).toDDL()
+        statements.append(f"ALTER TABLE {identifier} ADD COLUMNS ({column})")
     absent = {
         key: value
         for key, value in properties.items()
@@ -301,10 +333,8 @@ def _missing(target: str, found: TableSnapshot, layout: Layout, properties: Mapp
     }
     if absent:
         statements.append(f"ALTER TABLE {identifier} SET TBLPROPERTIES ({_listed(absent)})")
-    if layout.sequence_columns is None and names.SEQUENCE_COLUMN not in found.schema.names:
-        column = StructType([StructField(names.SEQUENCE_COLUMN, layout.sequence_type)]).toDDL()
-        statements.append(f"ALTER TABLE {identifier} ADD COLUMNS ({column})")
-    return statements
+    pending = widening.pending(layout.type_changes, found.schema)
+    return [*statements, *widening.statements(target, pending, found.properties)]
 
 
 def _permission_problems(spec: MergeSpec, found: TableSnapshot | None) -> list[str]:

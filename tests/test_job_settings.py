@@ -150,7 +150,10 @@ def test_every_problem_is_told_at_once_with_its_place(read: Read) -> None:
     ("change", "why"),
     [
         (("keys: id", "keys: id, value_format: {type: debezium, columns: {at: timestamp(6)}}"), "time.precision.mode"),
-        (("keys: id", "keys: id, value_format: {type: debezium, types: {a: int}}"), "it can be 'string' or 'decimal"),
+        (
+            ("keys: id", "keys: id, value_format: {type: debezium, types: {a: text}}"),
+            "it can be 'decimal(p,s)' or one of",
+        ),
         (("keys: id", "keys: id, value_format: {type: json, columns: {a: blob}}"), "'blob' is not a type"),
         (("keys: id", "keys: id, value_format: {type: json, columns: {a: int}, position: b}"), "position names 'b'"),
         (("keys: id", "keys: id, value_format: {type: avro}"), "queries.0.value_format"),

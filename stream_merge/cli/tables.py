@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from stream_merge.cli.shared import (
     FAILED,
@@ -38,6 +39,26 @@ _SHORT_LIVED = {
     # compiler, Java 17 keeps only 48 MB for compiled code, which is too little for Spark.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m"
 }
+
+
+class Evolution(StrEnum):
+    """Values of `--schema-evolution`."""
+
+    TRUE = "true"
+    WIDEN = "widen"
+
+
+class _MayStandAlone(TyperCommand):
+    """Lets `--schema-evolution` stand without a value, as `true`, which Typer has no option for."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        option, values = "--schema-evolution", [str(value) for value in Evolution]
+        following = [*args[1:], ""]
+        given = [
+            f"{option}={Evolution.TRUE}" if arg == option and after not in values else arg
+            for arg, after in zip(args, following, strict=True)
+        ]
+        return super().parse_args(ctx, given)
 
 
 class Format(StrEnum):
@@ -92,7 +113,7 @@ def demo(
         raise typer.Exit(FAILED)
 
 
-@app.command()
+@app.command(cls=_MayStandAlone)
 def files(
     context: typer.Context,
     *,
@@ -115,8 +136,11 @@ def files(
         typer.Option(metavar="DDL", help="Types, such as 'id BIGINT, at TIMESTAMP'; else inferred once, then kept."),
     ] = None,
     schema_evolution: Annotated[
-        bool, typer.Option("--schema-evolution", help="Add columns to the target that it lacks.")
-    ] = False,
+        Evolution | None,
+        typer.Option(
+            metavar="[widen]", help="Add columns to the target that it lacks; with widen also make types wider."
+        ),
+    ] = None,
     header: Annotated[bool, typer.Option("--header/--no-header", help="CSV: files start with column names.")] = True,
     delimiter: Annotated[str, typer.Option(help="CSV: what separates fields.")] = ",",
     max_files_per_trigger: Annotated[
@@ -146,7 +170,7 @@ def files(
             columns=None if columns is None else names("--columns", columns),
             except_columns=None if except_columns is None else names("--except-columns", except_columns),
             quarantine_target=quarantine_target,
-            schema_evolution=schema_evolution,
+            schema_evolution="widen" if schema_evolution is Evolution.WIDEN else schema_evolution is not None,
             name=name,
             schema=schema,
             max_files_per_trigger=max_files_per_trigger,

@@ -14,19 +14,19 @@ from dataclasses import dataclass
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import BooleanType, StructField, TimestampType
+from pyspark.sql.types import BooleanType, StructField, StructType, TimestampType
 
-from stream_merge import columns, names, tables
+from stream_merge import columns, names, retry, tables, widening
 from stream_merge.commits import SideCommit, append_once
 from stream_merge.config import MergeSpec
 from stream_merge.engines import log_rules
 from stream_merge.engines.base import Hits
-from stream_merge.errors import ConfigError
+from stream_merge.errors import ConfigError, MergeFailedError
 from stream_merge.layout import Layout
 from stream_merge.logs import tell
 from stream_merge.plan import KeyBounds
 from stream_merge.snapshot import TableSnapshot
-from stream_merge.spark_internals import materialised, release
+from stream_merge.spark_internals import materialised, reason, release
 
 log = logging.getLogger(__name__)
 
@@ -177,6 +177,61 @@ class Tombstones:
             tables.delta_table(self._session, self._table).delete(expired)
         self._session.sql(f"OPTIMIZE {names.sql_identifier(self._table)}")
         tell(log.info, "tombstones_tidied", table=self._table, version=found.version, files=found.files)
+
+    def bring_along(self, found: TableSnapshot) -> None:
+        """Give the log the types that the target's keys and sequence have now, where they were widened.
+
+        The log is written again, in one commit: its entries stay valid, and it stays a plain table, which delta-rs
+        can write; with type widening of its own it would be lost for it.
+
+        Args:
+            found: the log as it was seen last.
+
+        Raises:
+            ConfigError: no type holds what it remembers and what the target has.
+        """
+        if self._outgrown(found.schema) is None:
+            return
+
+        def attempt(_: int) -> None:
+            now = self._find()
+            wanted = None if now is None else self._outgrown(now.schema)
+            if now is None or wanted is None:
+                return
+            try:
+                tables.rewrite(self._load().to(wanted), self._table)
+            except Exception as err:
+                lost = retry.conflict(err, target=self._table, batch_id=None)
+                if lost is not None:
+                    raise lost from err
+                msg = f"the tombstone table {self._table!r} could not be given wider types: {reason(err)}"
+                raise MergeFailedError(msg, target=self._table) from err
+            changed = ", ".join(map(str, widening.changes(now.schema, wanted)))
+            tell(log.warning, "tombstones_widened", table=self._table, columns=changed)
+
+        retry.run(attempt, self._spec.retry)
+
+    def _outgrown(self, schema: StructType) -> StructType | None:
+        """The log's columns in wider types, or None where the types that it has will do."""
+        own = {
+            **{f.name: f.dataType for f in self._layout.key_fields},
+            names.SEQUENCE_COLUMN: self._layout.sequence_type,
+        }
+        fields = {f.name: f for f in schema.fields}
+        for name, dtype in own.items():
+            known = fields.get(name)
+            held = None if known is None else widening.widest(dtype, known.dataType)
+            if known is None or held is None:
+                has = "no such column" if known is None else f"it as {known.dataType.simpleString()}"
+                msg = (
+                    f"column {name!r} of {self._spec.target!r} is {dtype.simpleString()}, the tombstone table"
+                    f" {self._table!r} beside it has {has}; change it back in the target, or drop the tombstone table,"
+                    " which forgets its deletes"
+                )
+                raise ConfigError(msg, target=self._spec.target)
+            fields[name] = StructField(name, columns.nullable(columns.merged(dtype, held)), True, known.metadata)
+        wanted = StructType(list(fields.values()))
+        return None if wanted.simpleString() == schema.simpleString() else wanted
 
     def _append(self, events: DataFrame, *, revived: bool, recorded_at: Column, commit: SideCommit) -> None:
         rows = events.select(

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from stream_merge import names, tables, writers
 from stream_merge.checkpoint import Checkpoint
+from stream_merge.config import SchemaEvolution
 from stream_merge.delivery import expect_same_table
 from stream_merge.errors import ConfigError
 from stream_merge.files import reader
@@ -37,7 +38,7 @@ class FilesSettings:
     columns: tuple[str, ...] | None = None
     except_columns: tuple[str, ...] | None = None
     quarantine_target: str | None = None
-    schema_evolution: bool = False
+    schema_evolution: SchemaEvolution = False
     name: str | None = None
     schema: str | None = None
     """Spark DDL. None: as recorded with the checkpoint, else inferred from the files that are there."""

@@ -7,15 +7,14 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-import pyarrow as pa
-from kafka import KafkaConsumer, TopicPartition
 from kafka.errors import KafkaError
 
-from stream_merge import names
+from stream_merge import names, widening
 from stream_merge.delivery import expect_same_table
 from stream_merge.errors import ConfigError
 from stream_merge.explain import find
 from stream_merge.job import jars
+from stream_merge.job.newest import Records, newest
 from stream_merge.job.offsets import Checkpoint
 from stream_merge.job.row_schema import RowSchema
 from stream_merge.job.settings import JobSettings, QuerySettings
@@ -23,10 +22,6 @@ from stream_merge.sources import pem
 from stream_merge.sources.formats.base import Kind
 from stream_merge.sources.kafka import Cluster, Connection, Security, TopicState, is_refusal
 from stream_merge.tables import local_path, nearest_existing
-
-SAMPLE = 200
-"""Newest records of each partition that are decoded."""
-_POLL_MILLIS = 3_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -206,56 +201,42 @@ def _sample(
     query: QuerySettings, rows: RowSchema, topics: dict[str, TopicState], connection: Connection
 ) -> Iterator[Finding]:
     """Decode the newest records as the job would."""
-    places = [TopicPartition(topic, partition) for topic in query.topic for partition in topics[topic].ends]
-    consumer = KafkaConsumer(
-        **connection.client_options(), enable_auto_commit=False, isolation_level=connection.isolation, group_id=None
-    )
     try:
-        consumer.assign(places)
-        for place in places:
-            state = topics[place.topic]
-            consumer.seek(place, max(state.starts[place.partition], state.ends[place.partition] - SAMPLE))
-        found = [record for records in consumer.poll(timeout_ms=_POLL_MILLIS).values() for record in records]
+        found = newest(connection, {topic: topics[topic] for topic in query.topic})
     except (KafkaError, OSError, TimeoutError) as err:
         said = f"no record could be read: {type(err).__name__}: {err}"
         yield Finding(query=query.name, about="records", said=said, is_problem=True)
         return
-    finally:
-        consumer.close()
-    if not found:
+    count = len(found.values)
+    if not count:
         yield Finding(query=query.name, about="records", said="the topic holds none to try")
         return
-    keys, values = [record.key for record in found], [record.value for record in found]
     try:
-        kinds, example = _decoded(query, rows, keys, values, [record.partition for record in found])
+        kinds, example = _decoded(query, rows, found)
     except ConfigError as err:
         yield Finding(query=query.name, about="records", said=str(err), is_problem=True)
         return
     bad, most = kinds.count(Kind.UNDECODABLE), query.limits.max_quarantine_share
-    said = f"{len(found)} tried, {bad} undecodable" + (f" ({example})" if example else "")
-    is_problem = bad > most * len(found)
+    said = f"{count} tried, {bad} undecodable" + (f" ({example})" if example else "")
+    is_problem = bad > most * count
     if is_problem:
         said += f"; more than max_quarantine_share ({most:g}), so 'value_format' is likely not how they are written"
     yield Finding(query=query.name, about="records", said=said, is_problem=is_problem)
     listed = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in rows.columns.fields)
     yield Finding(query=query.name, about="columns", said=listed)
+    if rows.changed:
+        changes = ", ".join(f"{name} {before} -> {after}" for name, (before, after) in rows.changed.items())
+        said = f"the first batch changes {changes}; {widening.COST}"
+        yield Finding(query=query.name, about="types", said=said)
 
 
-def _decoded(
-    query: QuerySettings,
-    rows: RowSchema,
-    keys: list[bytes | None],
-    values: list[bytes | None],
-    partitions: list[int],
-) -> tuple[list[str], str | None]:
+def _decoded(query: QuerySettings, rows: RowSchema, records: Records) -> tuple[list[str], str | None]:
     """Kinds of the records, and why one of them cannot be read."""
     rows.admit_declared()
-    records = (pa.array(keys, pa.binary()), pa.array(values, pa.binary()), pa.array(partitions, pa.int32()))
     for _ in range(2):  # the second time in the schemas that the first one found
         decoder = rows.decoder(query.limits.max_value_bytes)
         found = decoder.decode(*records, set()).to_pylist()
         new = {row["note"] for row in found if row["kind"] == Kind.OTHER_SCHEMA and row["note"]}
-        for schema_id in sorted(new):
-            rows.admit(schema_id)
+        rows.admit(*sorted(new))
     bad = next((row["note"] for row in found if row["kind"] == Kind.UNDECODABLE), None)
     return [row["kind"] for row in found], bad

@@ -107,8 +107,10 @@ class DecodedBatch:
         found, old_key = frame.schema[ROW].dataType, self.frames[-1].schema[OLD_KEY].dataType
         if found == self.row:
             return frame
-        if frame.schema[OLD_KEY].dataType != old_key:  # decoded before the key columns were known
-            frame = frame.withColumn(OLD_KEY, F.lit(None).cast(old_key))
+        theirs = frame.schema[OLD_KEY].dataType
+        if theirs != old_key:  # decoded before the key columns, or their types, were known
+            is_known = isinstance(theirs, T.StructType) and bool(theirs.fields)
+            frame = frame.withColumn(OLD_KEY, (F.col(OLD_KEY) if is_known else F.lit(None)).cast(old_key))
         row = columns.column(ROW)
         have = set(found.names) if isinstance(found, T.StructType) else set()
         fields = [
@@ -194,8 +196,7 @@ def _of_rows(first: DataFrame, rows: RowSchema, max_value_bytes: int) -> Decoded
         frames = [first]
         tally = of_frame(first)
         if tally.new_schemas or tally.others:
-            for schema_id in tally.new_schemas:
-                rows.admit(schema_id)
+            rows.admit(*tally.new_schemas)
             other = F.col("kind") == str(Kind.OTHER_SCHEMA)
             again = first.where(other).withColumnsRenamed({"raw_key": "key", "raw_value": "value"})
             second = events(again, rows.decoder(max_value_bytes)).localCheckpoint(eager=True)

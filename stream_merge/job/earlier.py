@@ -74,7 +74,8 @@ class Known:
         if None in spelled.values():
             return None  # the sink says what is wrong with such a table
         stored = stored.withColumnsRenamed({found: key for key, found in spelled.items() if found is not None})
-        fields = tuple(stored.schema[key] for key in self.keys)
+        # In the events' types: where a key is about to be widened, those of the table cannot hold all bounds.
+        fields = tuple(T.StructField(key, wanted.schema[key].dataType) for key in self.keys)
         ends = wanted.agg(*plan.bound_aggregates(fields, F.lit(True))).first() if plan.boundable(fields) else None
         bounds = plan.key_bounds(fields, {} if ends is None else ends.asDict())
         bounded = stored.alias("t").where(bounds.condition(self.session, "t"))

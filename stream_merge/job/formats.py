@@ -32,6 +32,13 @@ from stream_merge.sources.formats.postgres import (
 from stream_merge.sources.formats.strict_json import UndecodableError
 
 _DECIMAL = re.compile(r"decimal\((\d+),\s*(\d+)\)")
+_WANTED: Mapping[str, T.DataType] = {
+    "string": T.StringType(),
+    "smallint": T.ShortType(),
+    "int": T.IntegerType(),
+    "bigint": T.LongType(),
+    "double": T.DoubleType(),
+}
 
 
 class DebeziumFormat(Model):
@@ -41,7 +48,8 @@ class DebeziumFormat(Model):
     columns: Mapping[str, str] | None = None
     """Column -> PostgreSQL type, for records without a schema block."""
     types: Mapping[str, str] = {}
-    """Column -> `string` or `decimal(p,s)`, for numbers with a schema block: what they are stored as instead."""
+    """Column -> a type for numbers with a schema block: `string` or `decimal(p,s)` for a decimal, or a wider number
+    than the block says (`smallint`, `int`, `bigint`, `double`, `decimal(p,s)`) for a column that is yet to be made."""
     time_precision_mode: TimePrecision | None = None
     decimal_handling_mode: DecimalHandling | None = None
     binary_handling_mode: BinaryHandling | None = None
@@ -75,10 +83,11 @@ class DebeziumFormat(Model):
             digits = _DECIMAL.fullmatch(declared.strip())
             if digits is not None:
                 found[name] = T.DecimalType(int(digits[1]), int(digits[2]))
-            elif declared.strip() == "string":
-                found[name] = T.StringType()
+            elif declared.strip() in _WANTED:
+                found[name] = _WANTED[declared.strip()]
             else:
-                msg = f"types: {name!r} is {declared!r}; it can be 'string' or 'decimal(p,s)'"
+                others = ", ".join(map(repr, _WANTED))
+                msg = f"types: {name!r} is {declared!r}; it can be 'decimal(p,s)' or one of {others}"
                 raise ValueError(msg)
         return found
 
@@ -155,6 +164,10 @@ class JsonFormat(Model):
             position=self.position,
             deletes=None if self.deletes is None else next(iter(self.deletes.items())),
         )
+
+    def wanted(self) -> dict[str, T.DataType]:
+        """None: `columns` says all types."""
+        return {}
 
     @property
     def ordering(self) -> str:

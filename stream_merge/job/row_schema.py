@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from pyspark.sql import types as T
 
-from stream_merge import columns, names
+from stream_merge import columns, names, widening
 from stream_merge.errors import ConfigError
+from stream_merge.job.newest import Records
 from stream_merge.job.settings import QuerySettings
 from stream_merge.sources.decoding import Decoder
-from stream_merge.sources.formats.base import Format
+from stream_merge.sources.formats.base import Format, Kind
 from stream_merge.sources.formats.connect_json import DECLARED
 from stream_merge.sources.formats.encodings import Encoding
 from stream_merge.sources.formats.strict_json import UndecodableError
@@ -19,22 +20,40 @@ from stream_merge.sources.formats.strict_json import UndecodableError
 class RowSchema:
     """The columns of a query's rows: those that its events have, in the target's types.
 
-    Columns of the target that no event has are left alone.
+    Columns of the target that no event has are left alone. A column that the target does not have yet gets the widest
+    of the types that are known for it.
 
     Args:
         target: name of the table, for errors.
         keys: key columns.
         format: how events are written.
         may_grow: whether a new column may be added to an existing target.
+        widens: whether the type of a column of an existing target may be changed to a wider one.
+        wanted: column -> type that the job file wants numbers to be stored as, at least.
+        max_value_bytes: of a record that is decoded.
     """
 
-    def __init__(self, *, target: str, keys: tuple[str, ...], format: Format, may_grow: bool) -> None:
+    def __init__(
+        self,
+        *,
+        target: str,
+        keys: tuple[str, ...],
+        format: Format,
+        may_grow: bool,
+        widens: bool,
+        wanted: Mapping[str, T.DataType],
+        max_value_bytes: int,
+    ) -> None:
         self._target = target
         self._keys = keys
         self._format = format
         self._may_grow = may_grow
+        self._widens = widens
+        self._wanted = wanted
+        self._max_value_bytes = max_value_bytes
         self._stored: dict[str, T.DataType] | None = None
         """Types by name in small letters, as Spark looks names up; None where there is no target yet."""
+        self._newest: Callable[[], Records] | None = None
         self.columns = T.StructType([])
         self.known: frozenset[str] = frozenset()
         self.broken: dict[str, str] = {}
@@ -46,7 +65,10 @@ class RowSchema:
             target=settings.target,
             keys=settings.event_keys,
             format=settings.format(),
-            may_grow=settings.schema_evolution,
+            may_grow=bool(settings.schema_evolution),
+            widens=settings.schema_evolution == "widen",
+            wanted=settings.value_format.wanted(),
+            max_value_bytes=settings.limits.max_value_bytes,
         )
 
     def start_from(self, stored: T.StructType | None) -> None:
@@ -54,6 +76,10 @@ class RowSchema:
         if stored is not None:
             own = [field for field in stored.fields if not names.is_reserved(field.name)]
             self._stored = {field.name.lower(): columns.nullable(field.dataType) for field in own}
+
+    def look_ahead_in(self, newest: Callable[[], Records]) -> None:
+        """Where to see, before a column is made, which type it has by now in the newest records."""
+        self._newest = newest
 
     def admit_declared(self) -> None:
         """Let in the columns that the job declares, where it does; they count from the first event on."""
@@ -71,40 +97,97 @@ class RowSchema:
             max_value_bytes=max_value_bytes,
         )
 
-    def admit(self, schema_id: str) -> None:
-        """Let events of another schema in; one that nothing can be stored in is the fault of its events.
+    @property
+    def changed(self) -> dict[str, tuple[str, str]]:
+        """Columns of the target that are to be widened: their types now and then."""
+        stored = self._stored or {}
+        now = {field.name: (stored.get(field.name.lower()), field.dataType) for field in self.columns.fields}
+        return {
+            name: (before.simpleString(), after.simpleString())
+            for name, (before, after) in now.items()
+            if before is not None and before != after
+        }
+
+    def admit(self, *schema_ids: str) -> None:
+        """Let events of other schemas in; one that nothing can be stored in is the fault of its events.
+
+        Cost: where a column is new to the target, one look at the newest records of the topic.
 
         Raises:
             ConfigError: the target cannot hold a column exactly, lacks one that may not be added, or a key is missing.
+            kafka.errors.KafkaError: the broker cannot be reached, or refuses.
         """
-        try:
-            encodings = self._format.encodings(schema_id)
-        except UndecodableError as err:
-            self.broken[schema_id] = str(err)
-            return
-        self._refuse_without_keys(encodings)
-        stored = self._stored or {}
-        have = {name: stored[name.lower()] for name in encodings if name.lower() in stored}
-        have |= {field.name: field.dataType for field in self.columns.fields}
-        new = [name for name in encodings if name not in have]
+        found: dict[str, Mapping[str, Encoding]] = {}
+        for schema_id in schema_ids:
+            try:
+                found[schema_id] = self._format.encodings(schema_id)
+            except UndecodableError as err:
+                self.broken[schema_id] = str(err)
+                continue
+            self._refuse_without_keys(found[schema_id])
+        stored, ours = self._stored or {}, {field.name: field.dataType for field in self.columns.fields}
+        brought = [(name, encoding.dtype) for encodings in found.values() for name, encoding in encodings.items()]
+        have = {name: stored[name.lower()] for name, _ in brought if name.lower() in stored} | ours
+        new = list(dict.fromkeys(name for name, _ in brought if name not in have))
         if new and self._stored is not None and not self._may_grow:
             msg = f"events for {self._target!r} have column(s) {new!r} that it lacks; add them, or set schema_evolution"
             raise ConfigError(msg, target=self._target)
-        for name, encoding in encodings.items():
-            if name in have and _cannot_hold(name, encoding.dtype, have[name]):
-                msg = (
-                    f"column {name!r} of {self._target!r} is {have[name].simpleString()}, events now bring"
-                    f" {encoding.dtype.simpleString()}, which it cannot hold exactly; change the column's type, or"
-                    " point the job at a new table"
-                )
-                raise ConfigError(msg, target=self._target)
-        grown = [
-            T.StructField(name, have.get(name, columns.nullable(encoding.dtype)))
-            for name, encoding in encodings.items()
-            if name not in self.columns.names
-        ]
-        self.columns = T.StructType([*self.columns.fields, *grown])
-        self.known |= {schema_id}
+        have |= self._types_of_new(set(new), brought)
+        for name, dtype in brought:
+            if _cannot_hold(name, dtype, have[name]):
+                have[name] = self._wider(name, dtype, have[name])
+        self.columns = T.StructType(
+            [T.StructField(name, have[name]) for name in dict.fromkeys([*ours, *dict(brought)])]
+        )
+        self.known |= found.keys()
+
+    def _types_of_new(self, new: set[str], brought: list[tuple[str, T.DataType]]) -> dict[str, T.DataType]:
+        """For each new column the widest of the types that these events, the newest ones and the job file give it."""
+        found: dict[str, T.DataType] = {}
+        for name, dtype in [*brought, *(self._ahead() if new else ()), *self._wanted.items()]:
+            if name in new and name not in found:
+                found[name] = columns.nullable(dtype)
+            elif name in new:
+                # A type that none holds beside the others is told when events bring it.
+                found[name] = columns.nullable(widening.widest(dtype, found[name]) or found[name])
+        return found
+
+    def _ahead(self) -> Iterator[tuple[str, T.DataType]]:
+        """Columns and types of the newest records."""
+        for schema_id in () if self._newest is None else sorted(self._schemas(self._newest())):
+            try:
+                encodings = self._format.encodings(schema_id)
+            except UndecodableError:
+                continue
+            yield from ((name, encoding.dtype) for name, encoding in encodings.items())
+
+    def _wider(self, name: str, brought: T.DataType, held: T.DataType) -> T.DataType:
+        """Another type for a column that cannot hold what events bring."""
+        stored = (self._stored or {}).get(name.lower())
+        found = widening.widest(brought, held) if stored is None else widening.wider(brought, held)
+        if found is not None and not _cannot_hold(name, brought, found) and (stored is None or self._widens):
+            return found
+        said = (
+            f"column {name!r} of {self._target!r} is {held.simpleString()}, events now bring {brought.simpleString()},"
+            " which it cannot hold exactly; "
+        )
+        if stored is None:
+            msg = f"{said}no type holds both: let the job begin behind the change ('start' in the job file)"
+        elif found is None:
+            msg = f"{said}change the column's type, or point the job at a new table and a new checkpoint"
+        else:
+            changes = list(widening.changes(stored, found, name))
+            commands = "; ".join(widening.statements(self._target, changes, {}))
+            msg = (
+                f"{said}set 'schema_evolution: widen', widen it in Spark ({commands}), or point the job at a new table"
+                " and a new checkpoint"
+            )
+        raise ConfigError(msg, target=self._target)
+
+    def _schemas(self, records: Records) -> set[str]:
+        """The schemas that records are written in, without those that are let in already."""
+        found = self.decoder(self._max_value_bytes).decode(*records, set()).to_pylist()
+        return {row["note"] for row in found if row["kind"] == Kind.OTHER_SCHEMA and row["note"]}
 
     def _refuse_without_keys(self, encodings: Mapping[str, Encoding]) -> None:
         missing = [key for key in self._keys if key not in encodings]
@@ -115,7 +198,15 @@ class RowSchema:
 
 
 def _cannot_hold(name: str, found: T.DataType, stored: T.DataType) -> bool:
-    """Whether values of one type lose something in the other; nested types must be the same."""
-    if isinstance(stored, T.StructType | T.ArrayType | T.MapType):
+    """Whether values of one type lose something in the other; structs must be the same."""
+    if _has_struct(found) or _has_struct(stored):
         return columns.nullable(found) != stored
     return columns.refusal(name, found, stored) is not None
+
+
+def _has_struct(dtype: T.DataType) -> bool:
+    if isinstance(dtype, T.ArrayType):
+        return _has_struct(dtype.elementType)
+    if isinstance(dtype, T.MapType):
+        return _has_struct(dtype.keyType) or _has_struct(dtype.valueType)
+    return isinstance(dtype, T.StructType)

@@ -17,6 +17,7 @@ from yaml.parser import ParserError
 from yaml.scanner import ScannerError
 
 from stream_merge import names
+from stream_merge.config import SchemaEvolution
 from stream_merge.errors import ConfigError
 from stream_merge.job.fields import Bytes, Model, Names, Retention, Seconds
 from stream_merge.job.formats import DebeziumFormat, JsonFormat, KeySettings, ValueFormat
@@ -123,7 +124,7 @@ class QuerySettings(Model):
     on_truncate: Literal["stop", "ignore"] = "stop"
     on_data_loss: Literal["stop", "continue"] = "stop"
     unavailable: Literal["quarantine", "null", "fail"] = "quarantine"
-    schema_evolution: bool = True
+    schema_evolution: SchemaEvolution = True
     engine: Literal["auto", "spark", "native"] = "auto"
     group: str | None = None
     """Consumer group that shows what is merged to ordinary lag tools; None: `stream-merge-<name>`. "" for none."""

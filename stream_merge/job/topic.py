@@ -18,6 +18,7 @@ from stream_merge.job import decoded, loss
 from stream_merge.job.changes import SOURCE_COLUMNS, change_events, change_events_at_hand
 from stream_merge.job.decoded import DecodedBatch
 from stream_merge.job.lookout import Progress
+from stream_merge.job.newest import Records, newest
 from stream_merge.job.offsets import Checkpoint, Ranges
 from stream_merge.job.origin import SECTION, Origin
 from stream_merge.job.row_schema import RowSchema
@@ -90,6 +91,7 @@ class TopicSink:
         gone = loss.lost(ranges, topics)
         if self._settings.on_data_loss == "stop":
             loss.refuse(gone, self._settings.target)
+        known = self._rows.columns
         batch = self._decoded(batch_df, ranges)
         try:
             self._stop_for_truncate(batch, batch_id)
@@ -120,6 +122,8 @@ class TopicSink:
                 self._sink.account(batch_df, batch_id, Intake(undecodable=undecodable))
                 self._known_origin().committed(ranges, batch, None)
             self._progress.merged(ranges, batch, gone)
+            if self._rows.columns != known:
+                self.look_again()
         finally:
             batch.release()
 
@@ -156,13 +160,17 @@ class TopicSink:
         session, target = batch_df.sparkSession, self._settings.target
         found = tables.find(session, target)
         self._rows.start_from(None if found is None else found.schema)
+        self._rows.look_ahead_in(self._newest)
         if self._origin is None:
             self._rows.admit_declared()
             who = caller_of(batch_df, app_id=None, name=self._settings.name)
             started = self._known_checkpoint(batch_df).initial()
             self._origin = Origin.of_table(session, found, who.identity, self._settings, started=started)
             self._progress.may_have_gaps = self._may_have_gaps()
-        self._has_looked_at_columns = True
+        self._has_looked_at_columns = found is not None
+
+    def _newest(self) -> Records:
+        return newest(self._cluster.connection, self._cluster.topics(self._settings.topic))
 
     def _may_have_gaps(self) -> frozenset[str] | None:
         """The topics that are compacted or written in transactions; None where the broker does not tell."""

@@ -211,7 +211,8 @@ class Cluster:
     """Questions to the broker, from one thread; keeps one connection and makes another one after an error."""
 
     def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+        self.connection = connection
+        """Where it is, and who asks."""
         self._client: KafkaAdminClient | None = None
 
     def topics(self, names: Sequence[str]) -> dict[str, TopicState]:
@@ -230,7 +231,7 @@ class Cluster:
         client = self._connected()
         level = (
             IsolationLevel.READ_COMMITTED
-            if self._connection.isolation == "read_committed"
+            if self.connection.isolation == "read_committed"
             else IsolationLevel.READ_UNCOMMITTED
         )
         found = {}
@@ -292,7 +293,7 @@ class Cluster:
                 return opened[-1]
 
             try:
-                self._client = KafkaAdminClient(**self._connection.client_options() | {"kafka_client": client})
+                self._client = KafkaAdminClient(**self.connection.client_options() | {"kafka_client": client})
             except Exception:
                 for one in opened:  # kafka-python leaves its thread running
                     one.close()

@@ -1,0 +1,178 @@
+"""Which wider type a column can be given, exactly, and how: by the rules of Delta's type widening (4.4)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from pyspark.sql.types import (
+    ArrayType,
+    ByteType,
+    DataType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    MapType,
+    ShortType,
+    StructField,
+    StructType,
+)
+
+from stream_merge import columns, names
+
+PROPERTY = "delta.enableTypeWidening"
+COST = "delta-rs 1.6 does not write a table with type widening: from now on Spark merges every batch of it"
+_INTEGERS: tuple[type[DataType], ...] = (ByteType, ShortType, IntegerType, LongType)
+_WHOLE_DIGITS: dict[type[DataType], int] = {ByteType: 10, ShortType: 10, IntegerType: 10, LongType: 20}
+"""That a decimal must have before the point for Delta to make it of a column of integers: as Parquet stores these."""
+_MOST_DIGITS = 38
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TypeChange:
+    """A column, or a field inside of one, that gets another type."""
+
+    path: tuple[str, ...]
+    """Top-level column first; `element`, `key` and `value` are what arrays and maps hold."""
+    before: DataType
+    after: DataType
+
+    def __str__(self) -> str:
+        return f"{'.'.join(self.path)} {self.before.simpleString()} -> {self.after.simpleString()}"
+
+
+def wider(source: DataType, stored: DataType) -> DataType | None:
+    """The stored type with each part widened that cannot hold the source's values; None where that is no way.
+
+    Struct fields that only one of the two has stay as they are, or are left out.
+    """
+    if isinstance(source, StructType) and isinstance(stored, StructType):
+        return _wider_struct(source, stored)
+    if isinstance(source, ArrayType) and isinstance(stored, ArrayType):
+        element = wider(source.elementType, stored.elementType)
+        return None if element is None else ArrayType(element, stored.containsNull)
+    if isinstance(source, MapType) and isinstance(stored, MapType):
+        key, value = wider(source.keyType, stored.keyType), wider(source.valueType, stored.valueType)
+        return None if key is None or value is None else MapType(key, value, stored.valueContainsNull)
+    return stored if columns.holds(source, stored) else _wider_scalar(source, stored)
+
+
+def widest(one: DataType, other: DataType) -> DataType | None:
+    """The least type that holds the values of both exactly; None where there is none."""
+    return wider(one, other) or wider(other, one)
+
+
+def changes(stored: DataType, wanted: DataType, *path: str) -> Iterator[TypeChange]:
+    """What has to change in the stored type for it to hold the wanted one's values; parts that only one has do not."""
+    if isinstance(stored, StructType) and isinstance(wanted, StructType):
+        known = {field.name.lower(): field for field in stored.fields}
+        for field in wanted.fields:
+            if field.name.lower() in known:
+                theirs = known[field.name.lower()]
+                yield from changes(theirs.dataType, field.dataType, *path, theirs.name)
+    elif isinstance(stored, ArrayType) and isinstance(wanted, ArrayType):
+        yield from changes(stored.elementType, wanted.elementType, *path, "element")
+    elif isinstance(stored, MapType) and isinstance(wanted, MapType):
+        yield from changes(stored.keyType, wanted.keyType, *path, "key")
+        yield from changes(stored.valueType, wanted.valueType, *path, "value")
+    elif not columns.holds(wanted, stored):
+        yield TypeChange(path=path, before=stored, after=wanted)
+
+
+def pending(wanted: Iterable[TypeChange], schema: StructType) -> list[TypeChange]:
+    """The changes that a table with this schema still lacks."""
+    return [change for change in wanted if not _is_made(change, schema)]
+
+
+def _is_made(change: TypeChange, schema: StructType) -> bool:
+    dtype: DataType = schema
+    for part in change.path:
+        if isinstance(dtype, StructType):
+            if part not in dtype.names:
+                return False
+            dtype = dtype[part].dataType
+        elif isinstance(dtype, ArrayType):
+            dtype = dtype.elementType
+        elif isinstance(dtype, MapType):
+            dtype = dtype.keyType if part == "key" else dtype.valueType
+    return columns.holds(change.after, dtype)
+
+
+def statements(target: str, wanted: Sequence[TypeChange], properties: Mapping[str, str]) -> list[str]:
+    """The SQL that makes the changes, in a table with these properties."""
+    if not wanted:
+        return []
+    identifier = names.sql_identifier(target)
+    listed = ", ".join(
+        f"{'.'.join(map(names.quote, change.path))} TYPE {change.after.simpleString()}" for change in wanted
+    )
+    found = [] if properties.get(PROPERTY, "").lower() == "true" else [enabling(target)]
+    return [*found, f"ALTER TABLE {identifier} ALTER COLUMN {listed}"]
+
+
+def enabling(target: str) -> str:
+    """The SQL that lets a table's types be changed."""
+    return f"ALTER TABLE {names.sql_identifier(target)} SET TBLPROPERTIES ({names.sql_string(PROPERTY)} = 'true')"
+
+
+def obstacles(wanted: Iterable[TypeChange], schema: StructType, properties: Mapping[str, str]) -> Iterator[str]:
+    """Why Delta would refuse the changes, which it says only after type widening has been switched on."""
+    checks = {
+        f"the CHECK constraint {key.removeprefix('delta.constraints.')!r}": value
+        for key, value in properties.items()
+        if key.startswith("delta.constraints.")
+    }
+    generated = {
+        f"the generated column {field.name!r}": str(field.metadata["delta.generationExpression"])
+        for field in schema.fields
+        if "delta.generationExpression" in field.metadata
+    }
+    for name in dict.fromkeys(change.path[0] for change in wanted):
+        word = re.compile(rf"(?<!\w){re.escape(name)}(?!\w)", re.IGNORECASE)
+        using = [what for what, expression in {**checks, **generated}.items() if word.search(expression)]
+        if using:
+            yield (
+                f"column {name!r} cannot be widened while {' and '.join(using)} uses it; drop that, let the column be"
+                " widened, and add it again"
+            )
+
+
+def _wider_struct(source: StructType, stored: StructType) -> StructType | None:
+    theirs = {field.name.lower(): field.dataType for field in source.fields}
+    found = []
+    for field in stored.fields:
+        dtype = wider(theirs.get(field.name.lower(), field.dataType), field.dataType)
+        if dtype is None:
+            return None
+        found.append(StructField(field.name, dtype, field.nullable, field.metadata))
+    return StructType(found)
+
+
+def _wider_scalar(source: DataType, stored: DataType) -> DataType | None:
+    """The least type that Delta can make of the stored one and that holds the values of both."""
+    one, other = type(source), type(stored)
+    if one in _INTEGERS and other in _INTEGERS:
+        return source
+    if isinstance(source, DecimalType) or isinstance(stored, DecimalType):
+        return _wider_decimal(source, stored)
+    exact_in_double = (ByteType, ShortType, IntegerType, FloatType, DoubleType)
+    return DoubleType() if one in exact_in_double and other in exact_in_double else None
+
+
+def _wider_decimal(source: DataType, stored: DataType) -> DataType | None:
+    digits = [_digits(source), _digits(stored)]
+    if None in digits:
+        return None
+    whole, scale = (max(part) for part in zip(*(one for one in digits if one), strict=True))
+    return DecimalType(whole + scale, scale) if whole + scale <= _MOST_DIGITS else None
+
+
+def _digits(dtype: DataType) -> tuple[int, int] | None:
+    """Before and after the point."""
+    if isinstance(dtype, DecimalType):
+        return dtype.precision - dtype.scale, dtype.scale
+    whole = _WHOLE_DIGITS.get(type(dtype))
+    return None if whole is None else (whole, 0)
