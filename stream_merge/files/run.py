@@ -11,7 +11,8 @@ from rich.console import Console
 from stream_merge import names
 from stream_merge.errors import ConfigError
 from stream_merge.files import reader
-from stream_merge.files.reader import Folder, Schema
+from stream_merge.files.reader import Folder
+from stream_merge.files.schema import Schema, parse, record, recorded
 from stream_merge.results import MergeResult
 from stream_merge.sink import MergeSink
 from stream_merge.watch import queries, screen
@@ -107,7 +108,7 @@ def _sink(settings: FilesSettings) -> MergeSink:
         quarantine_target=settings.quarantine_target,
         schema_evolution=settings.schema_evolution,
         name=settings.name,
-    ).for_source(names.CORRUPT_COLUMN)
+    )
 
 
 def _refuse_forgetful_catalog(session: SparkSession, target: str) -> None:
@@ -123,15 +124,15 @@ def _refuse_forgetful_catalog(session: SparkSession, target: str) -> None:
 
 def _schema(session: SparkSession, settings: FilesSettings) -> tuple[Schema, str]:
     """The schema, and where it comes from."""
-    known = reader.recorded(session, settings.checkpoint)
+    known = recorded(session, settings.checkpoint)
     if settings.schema is not None:
-        schema, origin = reader.parse(settings.schema), "as given"
+        schema, origin = parse(settings.schema), "as given"
     elif known is not None:
         return known, "as in the runs before over this checkpoint; --schema changes it"
     else:
         schema, origin = settings.folder.infer(session), "inferred from the files that are there; --schema overrides it"
     if schema != known:
-        reader.record(session, settings.checkpoint, schema)
+        record(session, settings.checkpoint, schema)
     return schema, origin
 
 
