@@ -35,7 +35,7 @@ def checked(batch_df: DataFrame, layout: Layout) -> DataFrame:
     Returns:
         One row per event: the stored columns in the target's names and types, the sequence as a
         struct, whether the event is a delete, the reasons against it (NULL when it is valid) and,
-        for an invalid one only, the event as JSON or the raw text of an undecodable line, and where it came from.
+        for an invalid one only, the event as JSON or why the record could not be read, and where it came from.
 
     Cost: a projection; no scan, no shuffle.
     """
@@ -53,7 +53,7 @@ def _number_of_its_own() -> Column:
 
 
 def _projection(source_names: list[str], layout: Layout) -> list[Column]:
-    corrupt = corrupt_text(source_names)
+    corrupt = corrupt_because(source_names)
     valid_sequence = F.struct(
         *(value.alias(field.name) for value, field in zip(layout.sequence_source, layout.sequence_fields, strict=True))
     )
@@ -76,15 +76,15 @@ def event_text(source_names: list[str]) -> Column:
     return F.to_json(F.struct(*source_columns), _WHOLE_EVENT)
 
 
-def corrupt_text(source_names: list[str]) -> Column:
-    """The raw text of an undecodable line; NULL where the source has none."""
+def corrupt_because(source_names: list[str]) -> Column:
+    """Why a record could not be read; NULL for all others, and where the source does not say."""
     if names.CORRUPT_COLUMN in source_names:
         return columns.column(names.CORRUPT_COLUMN)
     return F.lit(None).cast("string")
 
 
 def origin(source_names: list[str]) -> Column:
-    """Where an event stood in its topic; NULL where the source does not say."""
+    """Where an event stood in its topic or file; NULL where the source does not say."""
     known = columns.column(names.ORIGIN_COLUMN) if names.ORIGIN_COLUMN in source_names else F.lit(None)
     return known.cast(ORIGIN_TYPE)
 

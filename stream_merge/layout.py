@@ -203,7 +203,7 @@ class _Finder:
         self.case_sensitive = case_sensitive
         self.problems: list[str] = []
         self.type_changes: list[TypeChange] = []
-        self.fields = [f for f in source.schema.fields if f.name not in spec.source_columns]
+        self.fields = [f for f in source.schema.fields if not _is_of_source(f, spec)]
         self.names = [f.name for f in self.fields]
 
     def find(self, name: str, setting: str) -> StructField | None:
@@ -398,6 +398,12 @@ class _Finder:
         except AnalysisException as err:
             self.problems.append(f"{what} does not fit the source: {reason(err)}; its columns are {self.names!r}")
             return None
+
+
+def _is_of_source(field: StructField, spec: MergeSpec) -> bool:
+    """Whether it is a column that only a source of this package may carry, and this one is such a source."""
+    is_marked = names.SOURCE_METADATA in field.metadata
+    return field.name in spec.source_columns or (field.name in names.SOURCE_COLUMNS and is_marked)
 
 
 def _recorded_sequence(target: StructType | None) -> StructType | None:

@@ -18,12 +18,15 @@ EVENT_COLUMN = "__stream_merge_event"
 ALONE_COLUMN = "__stream_merge_alone"
 ROUTE_COLUMN = "__stream_merge_route"
 CORRUPT_COLUMN = "__stream_merge_corrupt"
-"""Raw text of a line that the file reader could not parse; only `stream_merge.files` hands it to the sink."""
+"""Why a record of a file could not be read; only `stream_merge.files` hands it to the sink."""
 UNAVAILABLE_COLUMN = "__stream_merge_unavailable"
 """Columns whose value nobody has; only jobs hand it to the sink."""
 ORIGIN_COLUMN = "__stream_merge_origin"
-"""Where an event stood in its topic, and its bytes where they were kept; only jobs hand it to the sink."""
+"""Where an event stood in its topic or file, and its bytes where they were kept; only sources of this package hand it
+to the sink."""
 SOURCE_COLUMNS = frozenset({CORRUPT_COLUMN, UNAVAILABLE_COLUMN, ORIGIN_COLUMN})
+SOURCE_METADATA = "stream_merge.source"
+"""Field metadata that marks `SOURCE_COLUMNS` as this package's own, in frames that users pass on themselves."""
 
 TOMBSTONE_TABLE_PREFIX = "__stream_merge_tombstones_"
 QUARANTINE_TABLE_PREFIX = "__stream_merge_quarantine_"

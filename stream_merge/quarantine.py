@@ -21,6 +21,7 @@ from stream_merge.commits import SideCommit, append_once
 from stream_merge.config import RetryPolicy
 from stream_merge.errors import ConfigError
 from stream_merge.identity import Caller
+from stream_merge.results import UNDECODABLE
 
 SCHEMA = StructType(
     [
@@ -41,8 +42,6 @@ PROPERTIES = {names.ROW_GROUP_PROPERTY: "100"}
 Spark reads as many rows at once as a row group has, up to 4,096, and holds each column of them in one array (Spark 4.1,
 `VectorizedParquetRecordReader`): records of megabytes would need gigabytes to be looked at, or to be replayed.
 """
-CORRUPT_LINE = "the line does not fit the declared format and types"
-"""`error` of an undecodable line."""
 
 
 def check(session: SparkSession, table: str) -> None:
@@ -74,7 +73,7 @@ def write(invalid: DataFrame, table: str, *, query: str, recorded_at: Column, co
         recorded_at: time of the call.
         commit: application id of the quarantine role, batch id, the sink's retry policy.
     """
-    error = F.when(columns.column(names.CORRUPT_COLUMN).isNotNull(), F.lit(CORRUPT_LINE))
+    error = columns.column(names.CORRUPT_COLUMN)
     _append(invalid, table, error=error, query=query, recorded_at=recorded_at, commit=commit)
 
 
@@ -137,6 +136,8 @@ def mark_replayed(places: DataFrame, table: str, *, retried: RetryPolicy) -> Non
 def write_whole(events: DataFrame, table: str, *, reason: str, error: str, query: str, commit: SideCommit) -> bool:
     """Append all events of a batch as they came, valid or not; False where this batch was the last one written.
 
+    A record that could not be read at all is there for that reason.
+
     A batch older than the last one written is appended without a transaction id: under one, Delta would
     drop it as repeated, and its events would be nowhere. Such a batch is not recognised when it comes again.
 
@@ -153,14 +154,15 @@ def write_whole(events: DataFrame, table: str, *, reason: str, error: str, query
         return False
     if last is not None and last > commit.batch_id:
         commit = replace(commit, app_id=None)
-    corrupt = contract.corrupt_text(events.columns)
+    corrupt = contract.corrupt_because(events.columns)
     kept = events.select(
-        F.array(F.lit(reason)).alias(names.REASONS_COLUMN),
+        F.array(F.when(corrupt.isNull(), F.lit(reason)).otherwise(F.lit(UNDECODABLE))).alias(names.REASONS_COLUMN),
         F.when(corrupt.isNull(), contract.event_text(events.columns)).alias(names.EVENT_COLUMN),
         corrupt.alias(names.CORRUPT_COLUMN),
         contract.origin(events.columns).alias(names.ORIGIN_COLUMN),
     )
-    _append(kept, table, error=F.lit(error), query=query, recorded_at=F.current_timestamp(), commit=commit)
+    why = F.coalesce(columns.column(names.CORRUPT_COLUMN), F.lit(error))
+    _append(kept, table, error=why, query=query, recorded_at=F.current_timestamp(), commit=commit)
     return True
 
 
@@ -181,7 +183,7 @@ def _create_if_missing(session: SparkSession, table: str) -> None:
 
 def _append(rows: DataFrame, table: str, *, error: Column, query: str, recorded_at: Column, commit: SideCommit) -> None:
     _create_if_missing(rows.sparkSession, table)
-    origin, corrupt = columns.column(names.ORIGIN_COLUMN), columns.column(names.CORRUPT_COLUMN)
+    origin = columns.column(names.ORIGIN_COLUMN)
     known: dict[str, Column] = {field.name: origin[field.name] for field in contract.ORIGIN_TYPE.fields}
     known |= {
         "reasons": columns.column(names.REASONS_COLUMN),
@@ -189,7 +191,6 @@ def _append(rows: DataFrame, table: str, *, error: Column, query: str, recorded_
         "batch_id": F.lit(commit.batch_id),
         "recorded_at": recorded_at,
         "event": columns.column(names.EVENT_COLUMN),
-        "raw_value": F.coalesce(origin["raw_value"], corrupt.cast("binary")),
         "error": error,
     }
     selected = rows.select(*(known.get(f.name, F.lit(None)).cast(f.dataType).alias(f.name) for f in SCHEMA.fields))

@@ -12,7 +12,8 @@ OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 FATES = ("quarantined", "collapsed", "stale", "unaffected", "inserted", "updated", "deleted")
 """Every received event has exactly one of these."""
 
-REASONS = ("null_key", "null_sequence", "unavailable_value", "undecodable")
+UNDECODABLE = "undecodable"
+REASONS = ("null_key", "null_sequence", "unavailable_value", UNDECODABLE)
 """Why an event is quarantined; one event can have several."""
 
 CONFLICTS = (

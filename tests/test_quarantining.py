@@ -89,7 +89,7 @@ def test_a_reader_never_has_to_hold_more_than_a_hundred_rows(stream: ChangeStrea
 
 
 def test_text_and_origin_are_kept_as_spark_keeps_them(stream: ChangeStream):
-    """Of an undecodable line its text; of a record its place and bytes."""
+    """Of an undecodable record why; of each record its place and bytes."""
 
     def lines() -> DataFrame:
         return stream.spark.sql(

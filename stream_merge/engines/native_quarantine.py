@@ -27,7 +27,7 @@ def write(
     """Append the invalid events of a batch, once per batch; False where delta-rs must not, and nothing was written.
 
     Args:
-        invalid: reasons, event, undecodable text and origin, as `contract.judged` names them.
+        invalid: reasons, event, why it could not be read and origin, as `contract.judged` names them.
         table: catalog name or path.
         find: the table up to date, or None where it is not there.
         query: label of the query, kept with each event.
@@ -47,7 +47,7 @@ def write(
 
 def _rows(invalid: pa.Table, query: str, batch_id: int, recorded_micros: int) -> pa.Table:
     count = invalid.num_rows
-    origin, corrupt = invalid[names.ORIGIN_COLUMN], invalid[names.CORRUPT_COLUMN]
+    origin = invalid[names.ORIGIN_COLUMN]
     known = {name: pc.struct_field(origin, name) for name in contract.ORIGIN_TYPE.names}
     known |= {
         "reasons": invalid[names.REASONS_COLUMN],
@@ -55,8 +55,7 @@ def _rows(invalid: pa.Table, query: str, batch_id: int, recorded_micros: int) ->
         "batch_id": pa.array([batch_id] * count),
         "recorded_at": pa.array([recorded_micros] * count, pa.timestamp("us", tz="UTC")),
         "event": invalid[names.EVENT_COLUMN],
-        "raw_value": pc.coalesce(known["raw_value"], corrupt.cast(pa.binary())),
-        "error": pc.if_else(corrupt.is_valid(), quarantine.CORRUPT_LINE, pa.scalar(None, pa.string())),
+        "error": invalid[names.CORRUPT_COLUMN],
     }
     schema = pa.schema([(f.name, to_arrow_type(f.dataType, timezone="UTC")) for f in quarantine.SCHEMA.fields])
     filled = [known.get(field.name, pa.nulls(count, field.type)).cast(field.type) for field in schema]

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-import json
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+import pyarrow as pa
 from py4j.protocol import Py4JJavaError
-from pyspark.errors import AnalysisException, ParseException, PySparkException
+from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.pandas.functions import arrow_udf
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
-from stream_merge import columns, names
+from stream_merge import columns, contract, names
 from stream_merge.errors import ConfigError, ContractError
+from stream_merge.files import csv_text, values
+from stream_merge.files.decoding import OTHER_HEADER, UNKNOWN_FIELDS, CsvRecords, Decoder, JsonLines, Lines
+from stream_merge.files.schema import Schema, parse, said
+from stream_merge.sources.formats.encodings import Encoding
+from stream_merge.sources.formats.strict_json import UndecodableError
 
 Format = Literal["json", "csv", "parquet"]
 
-_RECORD = "stream_merge_schema"
-"""Folder in the checkpoint that keeps the schema; Spark's own are offsets, commits, sources, metadata."""
-
-_EMPTY = f"{names.RESERVED_PREFIX}empty"
-"""What the CSV reader gives for a quoted empty field, so that it can be told from a missing one."""
-
+_DECODED = "decoded"
+_BYTES = "ISO-8859-1"
+"""Each byte a character: so text that is not UTF-8 comes through Spark's CSV reader as it stands in the file."""
 _FILE_OPTIONS = {
     # Without it, folders named like a=b would become columns, and files below other folders an error (Spark 4.2).
     "recursiveFileLookup": "true",
@@ -32,44 +36,55 @@ _STREAM_OPTIONS = {
     # By default Spark 4.2 passes over a file that is a week older than the newest one, without a word.
     "maxFileAge": "36500d",
 }
-
-_UNKNOWN_FIELDS = "a line has field(s) that the schema lacks: "
 _NEW_FIELD_REMEDY = (
     "pass --schema: with them (and --schema-evolution, if the table lacks them too) to store them, without them to"
     " leave them out"
 )
 _READ_FAILURES = {
-    re.compile(rf"(?<=\[USER_RAISED_EXCEPTION\] ){re.escape(_UNKNOWN_FIELDS)}.*?(?= SQLSTATE)"): _NEW_FIELD_REMEDY,
-    re.compile(r"(?<=: )(CSV header does not conform|Number of column in CSV header).*?(?=\n\s+at )", re.DOTALL): (
-        "mend or remove the file, or pass --schema with the columns that all files have"
+    re.compile(rf"(?<=\[USER_RAISED_EXCEPTION\] ).*?{re.escape(UNKNOWN_FIELDS)}.*?(?= SQLSTATE)"): _NEW_FIELD_REMEDY,
+    re.compile(rf"(?<=\[USER_RAISED_EXCEPTION\] ).*?{re.escape(OTHER_HEADER)}.*?(?= SQLSTATE)"): (
+        "fix or remove the file, or pass --schema with the columns that all files have"
     ),
-    re.compile(r"(?<=reading file ).*?(?=\s+SQLSTATE)"): "mend or remove the file",
+    re.compile(r"(?<=reading file ).*?(?=\s+SQLSTATE)"): "fix or remove the file",
 }
 """What Spark 4.2 says -> what to do; the first that matches counts."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Schema:
-    """Names and types of the fields of a source."""
+def read_files(
+    spark: SparkSession,
+    path: str,
+    *,
+    format: Literal["json", "csv"],
+    schema: str | StructType,
+    header: bool = True,
+    delimiter: str = ",",
+    max_files_per_trigger: int | None = None,
+) -> DataFrame:
+    """A folder of change files as a streaming DataFrame: each value exactly as it was written, or in quarantine.
 
-    fields: StructType
-    is_inferred: bool
-    """Whether they were derived from files, so that a field outside them is a surprise rather than left out."""
+    Pass it to a `MergeSink` or `MergeSinks` with all of its columns. A record that does not fit (no JSON, another
+    number of fields, a value that its type cannot hold exactly) has NULL in each of yours; the sink quarantines it as
+    `undecodable`, with its file, its bytes and the reason, which the columns `__stream_merge_corrupt` and
+    `__stream_merge_origin` hold. A filter would lose it.
 
-    def __str__(self) -> str:
-        """Spark DDL, as `--schema` takes it."""
-        written = ((f.name if re.fullmatch(r"\w+", f.name) else names.quote(f.name), f) for f in self.fields.fields)
-        return ", ".join(f"{name} {f.dataType.simpleString()}" for name, f in written)
+    Args:
+        spark: the session, not of Spark Connect.
+        path: folder, URI or glob; files below it are read at any depth, names starting with `_` or `.` are not.
+        format: "json" (an object a line) or "csv" (RFC 4180).
+        schema: what to read, as Spark DDL or type; other fields are left out.
+        header: CSV: whether each file starts with the column names.
+        delimiter: CSV: what separates fields.
+        max_files_per_trigger: None: everything that is there makes one micro-batch.
 
-    def to_json(self) -> str:
-        """The record in the checkpoint."""
-        return json.dumps({"fields": self.fields.jsonValue(), "inferred": self.is_inferred})
-
-    @classmethod
-    def from_json(cls, text: str) -> Schema:
-        """A schema from its record."""
-        record = json.loads(text)
-        return cls(fields=StructType.fromJson(record["fields"]), is_inferred=record["inferred"])
+    Raises:
+        ConfigError: there is no such folder, or the schema cannot be used.
+    """
+    if format not in ("json", "csv"):
+        msg = f"format={format!r} is not known; use one of 'json', 'csv' (Parquet has types: use spark.readStream)"
+        raise ConfigError(msg)
+    known = parse(schema, setting="schema") if isinstance(schema, str) else Schema(fields=schema, is_inferred=False)
+    folder = Folder(path=path, format=format, header=header, delimiter=delimiter)
+    return folder.events(spark, known, max_files_per_trigger=max_files_per_trigger)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,13 +117,12 @@ class Folder:
                 case "json":
                     found = reader.option("mode", "DROPMALFORMED").json(self.path).schema
                 case "csv":
-                    found = _widened(reader.options(**self._csv_options(), inferSchema="true").csv(self.path).schema)
+                    options = {**self._csv_options(), "header": str(self.header).lower(), "inferSchema": "true"}
+                    found = _widened(reader.options(**options).csv(self.path).schema)
                 case "parquet":
                     found = reader.option("mergeSchema", "true").parquet(self.path).schema
         except (AnalysisException, Py4JJavaError) as err:
-            msg = (
-                f"source {self.path!r} gives no schema: {_said(err)}; put a {self.format} file there, or pass --schema"
-            )
+            msg = f"source {self.path!r} gives no schema: {said(err)}; put a {self.format} file there, or pass --schema"
             raise ConfigError(msg) from err
         if not found.fields:
             msg = f"source {self.path!r} holds no {self.format} events to infer types from; pass --schema"
@@ -119,13 +133,13 @@ class Folder:
         """The folder as a stream.
 
         Returns:
-            The fields of the schema and, for text formats, `__stream_merge_corrupt`: the text of a line that
-            does not fit the format or the types, NULL for all others.
+            The fields of the schema and, for text formats, two columns that only the sink looks at: why a record cannot
+            be read, NULL for all others, and where it stands.
         """
         try:
             return self._stream(session, schema, max_files_per_trigger)
         except AnalysisException as err:
-            msg = f"source {self.path!r} cannot be read: {_said(err)}; make the folder first, or name another one"
+            msg = f"source {self.path!r} cannot be read: {said(err)}; make the folder first, or name another one"
             raise ConfigError(msg) from err
 
     def _stream(self, session: SparkSession, schema: Schema, max_files_per_trigger: int | None) -> DataFrame:
@@ -134,14 +148,48 @@ class Folder:
             stream = stream.option("maxFilesPerTrigger", max_files_per_trigger)
         match self.format:
             case "json":
-                return json_events(stream.text(self.path), schema)
+                lines = stream.text(self.path).select(F.col("value").cast("binary"), *_of_file())
             case "csv":
-                texts = StructType([StructField(f.name, StringType()) for f in schema.fields.fields])
-                reader = stream.schema(texts.add(names.CORRUPT_COLUMN, StringType()))
-                reader = reader.options(**self._csv_options(), enforceSchema="false", emptyValue=_EMPTY)
-                return _csv_events(reader.csv(self.path), schema, self.delimiter)
+                found = stream.schema(_record_schema(len(schema.fields))).options(**self._csv_options(), **_AS_TEXT)
+                lines = found.csv(self.path).select(_record_text().alias("value"), *_of_file())
             case "parquet":
                 return stream.schema(schema.fields).parquet(self.path)
+        return self.decoded(lines, schema, has_header=self.header)
+
+    def decoded(self, records: DataFrame, schema: Schema, *, has_header: bool) -> DataFrame:
+        """Records as events, as `events` gives them.
+
+        Args:
+            records: `value` (binary), `path`, `modified`, `line` (NULL: count them) and `file` (a number for each file
+                whose records come from its beginning and in order, else NULL).
+            schema: what to read.
+            has_header: CSV: whether each file's first record is none.
+        """
+        fields = StructType([StructField(f.name, columns.nullable(f.dataType)) for f in schema.fields.fields])
+        decoder = Decoder(lines=self._lines(records.sparkSession, schema, fields, has_header), fields=fields)
+        return _events(records, decoder)
+
+    def _lines(self, session: SparkSession, schema: Schema, fields: StructType, has_header: bool) -> Lines:
+        encodings = self._encodings(fields, str(session.conf.get("spark.sql.session.timeZone")))
+        if self.format == "json":
+            return JsonLines(encodings=encodings, fields=fields, is_inferred=schema.is_inferred)
+        return CsvRecords(
+            encodings=encodings,
+            delimiter=csv_text.delimiter_of(self.delimiter),
+            has_header=has_header,
+            case_sensitive=str(session.conf.get("spark.sql.caseSensitive")).lower() == "true",
+        )
+
+    def _encodings(self, fields: StructType, zone: str) -> Mapping[str, Encoding]:
+        encoding = values.of_json if self.format == "json" else values.of_csv
+        found = {}
+        for one in fields.fields:
+            try:
+                found[one.name] = encoding(one.dataType, zone)
+            except UndecodableError as err:
+                msg = f"column {one.name!r} of the schema cannot be read: {err}; name another type, or leave it out"
+                raise ConfigError(msg) from err
+        return found
 
     def refuse_unknown_columns(self, session: SparkSession, schema: Schema) -> None:
         """Compare an inferred schema with the Parquet files of now: Spark leaves out columns that it was not told of.
@@ -159,58 +207,66 @@ class Folder:
             raise ContractError(msg, reasons={})
 
     def _csv_options(self) -> dict[str, str]:
-        return {
-            "header": str(self.header).lower(),
-            "sep": self.delimiter,
-            "quote": '"',
-            "escape": '"',
-            "multiLine": "true",
-            "mode": "PERMISSIVE",
-            "columnNameOfCorruptRecord": names.CORRUPT_COLUMN,
-        }
+        return {"sep": self.delimiter, "quote": '"', "escape": '"', "multiLine": "true", "mode": "PERMISSIVE"}
 
 
-def parse(ddl: str) -> Schema:
-    """A schema that a person wrote; PySpark needs a running session to read it.
+def _events(records: DataFrame, decoder: Decoder) -> DataFrame:
+    """An Arrow UDF, as for topics; what it gives depends on the order, so Spark must not move or repeat it."""
 
-    Raises:
-        ConfigError: it is not Spark DDL.
-    """
-    try:
-        fields = StructType.fromDDL(ddl)
-    except ParseException as err:
-        msg = f"--schema {ddl!r} is not a list of columns like 'id BIGINT, name STRING': {_said(err)}"
-        raise ConfigError(msg) from err
-    if not isinstance(fields, StructType) or not fields.fields:
-        msg = f"--schema {ddl!r} names no columns; write it like 'id BIGINT, name STRING'"
-        raise ConfigError(msg)
-    if re.search(r"char\(", fields.simpleString()):
-        msg = f"--schema {ddl!r} has CHAR or VARCHAR, which Spark does not read from files; write STRING"
-        raise ConfigError(msg)
-    return Schema(fields=fields, is_inferred=False)
+    def decode(batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:  # PySpark reads the hints
+        yield from decoder(batches)
+
+    udf: Any = arrow_udf(decode, decoder.schema)  # type: ignore[call-overload]  # the stubs know no struct there
+    decoded = F.col(_DECODED)
+    found = records.withColumn(_DECODED, udf.asNondeterministic()("value", "file")).where(decoded["is_event"])
+    because = F.raise_error(F.concat("path", F.lit(": "), decoded["fatal"])).cast("string")
+    corrupt = F.when(decoded["fatal"].isNotNull(), because).otherwise(decoded["error"])
+    place: dict[str, Column] = {
+        "topic": F.col("path"),
+        "offset": F.coalesce("line", decoded["line"]),
+        "timestamp": F.col("modified"),
+        "raw_value": F.col("value"),
+    }
+    origin = F.struct(
+        *(place.get(f.name, F.lit(None)).cast(f.dataType).alias(f.name) for f in contract.ORIGIN_TYPE.fields)
+    )
+    own = {names.SOURCE_METADATA: "files"}
+    return found.select(
+        *(decoded["row"][f.name].alias(f.name) for f in decoder.fields.fields),
+        corrupt.alias(names.CORRUPT_COLUMN, metadata=own),
+        origin.alias(names.ORIGIN_COLUMN, metadata=own),
+    )
 
 
-def recorded(session: SparkSession, checkpoint: str) -> Schema | None:
-    """The schema that earlier runs over this checkpoint used, or None."""
-    try:
-        lines = session.read.text(f"{checkpoint}/{_RECORD}").collect()
-    except AnalysisException:
-        return None
-    return Schema.from_json(lines[0][0]) if lines else None
+def _of_file() -> list[Column]:
+    """Where a record comes from. Files of lines may be cut into parts: only in the first one lines can be counted."""
+    is_first = F.col("_metadata.file_block_start") == 0
+    return [
+        F.col("_metadata.file_path").alias("path"),
+        F.col("_metadata.file_modification_time").alias("modified"),
+        F.lit(None).cast("bigint").alias("line"),
+        F.when(is_first, F.xxhash64("_metadata.file_path")).alias("file"),
+    ]
 
 
-def record(session: SparkSession, checkpoint: str, schema: Schema) -> None:
-    """Keep the schema with the checkpoint, wherever that lies, so that a restart reads the same types.
+_TOKEN, _WHOLE = f"{names.RESERVED_PREFIX}token", f"{names.RESERVED_PREFIX}whole"
+_AS_TEXT = {
+    "header": "false",
+    "encoding": _BYTES,
+    "columnPruning": "false",
+    "columnNameOfCorruptRecord": _WHOLE,
+}
+"""Let Spark's CSV reader only find where records end. It gives the text of those that do not fit its schema, and to a
+schema of one column none fits that has more."""
 
-    Raises:
-        ConfigError: nothing can be written there.
-    """
-    line = session.createDataFrame([(schema.to_json(),)], "value STRING")
-    try:
-        line.coalesce(1).write.mode("overwrite").text(f"{checkpoint}/{_RECORD}")
-    except (PySparkException, Py4JJavaError) as err:
-        msg = f"checkpoint {checkpoint!r} cannot be written: {_said(err)}; name a folder that this user may write to"
-        raise ConfigError(msg) from err
+
+def _record_schema(width: int) -> StructType:
+    tokens = [StructField(f"{_TOKEN}{n}", StringType()) for n in range(1 if width > 1 else 2)]
+    return StructType([*tokens, StructField(_WHOLE, StringType())])
+
+
+def _record_text() -> Column:
+    return F.encode(F.coalesce(F.col(_WHOLE), F.col(f"{_TOKEN}0")), _BYTES)
 
 
 def failure(path: str, trace: str, reason: str) -> ContractError | None:
@@ -224,69 +280,14 @@ def failure(path: str, trace: str, reason: str) -> ContractError | None:
     for pattern, remedy in _READ_FAILURES.items():
         found = pattern.search(trace)
         if found is not None:
-            said = " ".join(found.group().split())
-            cause = "" if reason in said or said in reason else f" ({reason})"
-            return ContractError(f"a file in {path!r} cannot be read: {said}{cause}; {remedy}", reasons={})
+            text = " ".join(found.group().split())
+            cause = "" if reason in text or text in reason else f" ({reason})"
+            return ContractError(f"a file in {path!r} cannot be read: {text}{cause}; {remedy}", reasons={})
     return None
-
-
-def json_events(lines: DataFrame, schema: Schema) -> DataFrame:
-    """The events of text lines; a blank line is none.
-
-    Not Spark's JSON source, which drops `[]` and everything behind the first value of a line (Spark 4.2).
-
-    Args:
-        lines: a column `value`.
-        schema: what the fields are; fields outside an inferred one fail the query.
-    """
-    line = F.col("value")
-    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": names.CORRUPT_COLUMN}
-    with_corrupt = StructType([*schema.fields.fields, StructField(names.CORRUPT_COLUMN, StringType())])
-    event = F.from_json(line, with_corrupt, options)
-    is_one_value = F.json_array_length(F.concat(F.lit("["), line, F.lit("]"))) == 1
-    corrupt = F.when(is_one_value, event.getField(names.CORRUPT_COLUMN)).otherwise(line)
-    if schema.is_inferred:  # Spark would leave the other fields out without a word
-        known = F.array(*(F.lit(name) for name in schema.fields.fieldNames()))
-        unknown = F.array_except(F.json_object_keys(line), known)
-        surprise = F.raise_error(F.concat(F.lit(_UNKNOWN_FIELDS), F.array_join(unknown, ", ")))
-        corrupt = F.when(F.size(unknown) > 0, surprise.cast("string")).otherwise(corrupt)
-    values = [event.getField(f.name).alias(f.name) for f in schema.fields.fields]
-    return lines.where(F.trim(line) != "").select(*values, corrupt.alias(names.CORRUPT_COLUMN))
-
-
-def _csv_events(texts: DataFrame, schema: Schema, delimiter: str) -> DataFrame:
-    """Typed here: the CSV reader would look only at the columns that a query needs (Spark 4.2)."""
-    values: list[Column] = []
-    unfit: list[Column] = []
-    as_written: list[Column] = []
-    for f in schema.fields.fields:
-        text = columns.column(f.name)
-        unquoted = F.when(text == _EMPTY, F.lit("")).otherwise(text)
-        as_written.append(unquoted.alias(f.name))
-        if isinstance(f.dataType, StringType):
-            values.append(unquoted.alias(f.name))
-            continue
-        # Tools that quote everything write "" for a missing number.
-        number = F.when(text != _EMPTY, text)
-        values.append(number.try_cast(f.dataType).alias(f.name))
-        unfit.append(number.isNotNull() & number.try_cast(f.dataType).isNull())
-    line_again = F.to_csv(F.struct(*as_written), {"sep": delimiter, "quote": '"', "escape": '"'})
-    corrupt = F.coalesce(columns.column(names.CORRUPT_COLUMN), F.when(columns.any_of(unfit), line_again))
-    return texts.select(*values, corrupt.alias(names.CORRUPT_COLUMN))
 
 
 def _widened(inferred: StructType) -> StructType:
     """Integers with room to grow: the reader takes the narrowest type that holds what it has seen."""
-    return StructType(
-        [
-            StructField(f.name, LongType() if isinstance(f.dataType, IntegerType) else f.dataType)
-            for f in inferred.fields
-        ]
-    )
-
-
-def _said(err: BaseException) -> str:
-    """What Spark said, without where in its code."""
-    first, _, rest = str(err).strip().partition("\n")
-    java = re.match(r": [\w.$]+: (.*)", rest)  # Py4J: the first line names its own object
-    return java[1] if java is not None else first
+    types = [LongType() if isinstance(f.dataType, IntegerType) else f.dataType for f in inferred.fields]
+    found = [name.removeprefix("\ufeff") for name in inferred.names]
+    return StructType([StructField(name, dtype) for name, dtype in zip(found, types, strict=True)])

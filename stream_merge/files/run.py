@@ -15,7 +15,8 @@ from stream_merge.config import SchemaEvolution
 from stream_merge.delivery import expect_same_table
 from stream_merge.errors import ConfigError
 from stream_merge.files import reader
-from stream_merge.files.reader import Folder, Schema
+from stream_merge.files.reader import Folder
+from stream_merge.files.schema import Schema, parse, record, recorded
 from stream_merge.results import MergeResult
 from stream_merge.sink import MergeSink
 from stream_merge.watch import queries, report, screen
@@ -143,7 +144,7 @@ def _sink(settings: FilesSettings) -> MergeSink:
         quarantine_target=settings.quarantine_target,
         schema_evolution=settings.schema_evolution,
         name=settings.name,
-    ).for_source(names.CORRUPT_COLUMN)
+    )
 
 
 def _refuse_forgetful_catalog(session: SparkSession, target: str) -> None:
@@ -171,13 +172,13 @@ def _expect_same_table(session: SparkSession, settings: FilesSettings) -> None:
 
 def _schema(session: SparkSession, settings: FilesSettings) -> tuple[Schema, str]:
     """The schema, and where it comes from."""
-    known = reader.recorded(session, settings.checkpoint)
+    known = recorded(session, settings.checkpoint)
     if settings.schema is not None:
-        schema, origin = reader.parse(settings.schema), "as given"
+        schema, origin = parse(settings.schema), "as given"
     elif known is not None:
         return known, "as in the runs before over this checkpoint; --schema changes it"
     else:
         schema, origin = settings.folder.infer(session), "inferred from the files that are there; --schema overrides it"
     if schema != known:
-        reader.record(session, settings.checkpoint, schema)
+        record(session, settings.checkpoint, schema)
     return schema, origin

@@ -1,0 +1,96 @@
+"""What is in files of a source: given, derived once and kept with the checkpoint, always the same types."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import AnalysisException, ParseException, PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
+
+from stream_merge import names
+from stream_merge.errors import ConfigError
+
+_RECORD = "stream_merge_schema"
+"""Folder in the checkpoint that keeps the schema; Spark's own are offsets, commits, sources, metadata."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Schema:
+    """Names and types of the fields of a source."""
+
+    fields: StructType
+    is_inferred: bool
+    """Whether they were derived from files, so that a field outside them is a surprise rather than left out."""
+
+    def __str__(self) -> str:
+        """Spark DDL, as `--schema` takes it."""
+        written = ((f.name if re.fullmatch(r"\w+", f.name) else names.quote(f.name), f) for f in self.fields.fields)
+        return ", ".join(f"{name} {f.dataType.simpleString()}" for name, f in written)
+
+    def to_json(self) -> str:
+        """The record in the checkpoint."""
+        return json.dumps({"fields": self.fields.jsonValue(), "inferred": self.is_inferred})
+
+    @classmethod
+    def from_json(cls, text: str) -> Schema:
+        """A schema from its record."""
+        record = json.loads(text)
+        return cls(fields=StructType.fromJson(record["fields"]), is_inferred=record["inferred"])
+
+
+def parse(ddl: str, *, setting: str = "--schema") -> Schema:
+    """A schema that a person wrote; PySpark needs a running session to read it.
+
+    Args:
+        ddl: Spark DDL.
+        setting: where it was written, for errors.
+
+    Raises:
+        ConfigError: it is not Spark DDL.
+    """
+    try:
+        fields = StructType.fromDDL(ddl)
+    except ParseException as err:
+        msg = f"{setting} {ddl!r} is not a list of columns like 'id BIGINT, name STRING': {said(err)}"
+        raise ConfigError(msg) from err
+    if not isinstance(fields, StructType) or not fields.fields:
+        msg = f"{setting} {ddl!r} names no columns; write it like 'id BIGINT, name STRING'"
+        raise ConfigError(msg)
+    if re.search(r"char\(", fields.simpleString()):
+        msg = f"{setting} {ddl!r} has CHAR or VARCHAR, which Spark does not read from files; write STRING"
+        raise ConfigError(msg)
+    return Schema(fields=fields, is_inferred=False)
+
+
+def recorded(session: SparkSession, checkpoint: str) -> Schema | None:
+    """The schema that earlier runs over this checkpoint used, or None."""
+    try:
+        lines = session.read.text(f"{checkpoint}/{_RECORD}").collect()
+    except AnalysisException:
+        return None
+    return Schema.from_json(lines[0][0]) if lines else None
+
+
+def record(session: SparkSession, checkpoint: str, schema: Schema) -> None:
+    """Keep the schema with the checkpoint, wherever that lies, so that a restart reads the same types.
+
+    Raises:
+        ConfigError: nothing can be written there.
+    """
+    line = session.createDataFrame([(schema.to_json(),)], "value STRING")
+    try:
+        line.coalesce(1).write.mode("overwrite").text(f"{checkpoint}/{_RECORD}")
+    except (PySparkException, Py4JJavaError) as err:
+        msg = f"checkpoint {checkpoint!r} cannot be written: {said(err)}; name a folder that this user may write to"
+        raise ConfigError(msg) from err
+
+
+def said(err: BaseException) -> str:
+    """What Spark said, without where in its code."""
+    first, _, rest = str(err).strip().partition("\n")
+    java = re.match(r": [\w.$]+: (.*)", rest)  # Py4J: the first line names its own object
+    return java[1] if java is not None else first
