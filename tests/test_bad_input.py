@@ -82,6 +82,7 @@ def problems_of(sink: MergeSink, events: DataFrame) -> tuple[str, ...]:
         ),
         ({"except_column_list": ["id"]}, "except_column_list drops key(s) ['id']; remove them from the list"),
         ({"engine": "quick"}, "engine='quick' is not known; use one of 'auto', 'spark', 'native'"),
+        ({"schema_evolution": "always"}, "schema_evolution='always' is not known; use False, True or 'widen'"),
         ({"on_invalid": "drop"}, "on_invalid='drop' is not known; use one of 'quarantine', 'fail'"),
         ({"target": " "}, "target is empty; give a catalog name, a path or a URI"),
         ({"keys": []}, "keys is empty; name at least one column"),
@@ -296,7 +297,9 @@ def orders(spark: SparkSession, source: DataFrame, tmp_path_factory: pytest.Temp
             {},
             ["id", "CAST(lsn AS decimal(38, 0)) AS lsn", "name"],
             "column 'lsn' is decimal(38,0) in the source and bigint in the target, which cannot hold it exactly; cast"
-            " it in the stream to bigint",
+            " it in the stream to bigint, set schema_evolution='widen', or widen it yourself: ALTER TABLE"
+            " delta.`{target}` SET TBLPROPERTIES ('delta.enableTypeWidening' = 'true'); ALTER TABLE delta.`{target}`"
+            " ALTER COLUMN `lsn` TYPE decimal(38,0)",
         ),
         (
             {},

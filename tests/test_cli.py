@@ -25,6 +25,7 @@ from stream_merge import (
 from stream_merge.cli import shared, tables
 from stream_merge.demo.run import DemoSettings
 from stream_merge.demo.run import run as run_demo
+from stream_merge.files.run import FilesSettings
 from stream_merge.watch.queries import QueryFailedError
 
 SMALL = DemoSettings(events=400, keys=80, batches=2)
@@ -104,6 +105,28 @@ def test_a_folder_of_something_else_is_not_taken_for_a_demo(invoke: Invoke, tmp_
         f"stream-merge: --keep '{tmp_path}' exists and holds no demo; name a new or empty folder, or one that a demo"
         " left\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("", False),
+        ("--schema-evolution --once", True),
+        ("--once --schema-evolution", True),
+        ("--schema-evolution true", True),
+        ("--schema-evolution widen --once", "widen"),
+        ("--schema-evolution=widen", "widen"),
+    ],
+)
+def test_schema_evolution_may_stand_alone_or_say_how_far(
+    invoke: Invoke, monkeypatch: pytest.MonkeyPatch, given: str, meant: bool | str
+) -> None:
+    started: list[FilesSettings] = []
+    monkeypatch.setattr(tables, "run_files", lambda settings, **_: started.append(settings))
+
+    result = invoke(f"{FILES} {given}")
+
+    assert (result.exit_code, [settings.schema_evolution for settings in started]) == (0, [meant])
 
 
 def test_the_version_is_the_installed_one(invoke: Invoke) -> None:

@@ -217,7 +217,7 @@ class Tombstones:
             **{f.name: f.dataType for f in self._layout.key_fields},
             names.SEQUENCE_COLUMN: self._layout.sequence_type,
         }
-        fields = {f.name: f for f in schema.fields}
+        fields = {f.name: StructField(f.name, f.dataType) for f in schema.fields}  # without ids of column mapping
         for name, dtype in own.items():
             known = fields.get(name)
             held = None if known is None else widening.widest(dtype, known.dataType)
@@ -229,7 +229,7 @@ class Tombstones:
                     " which forgets its deletes"
                 )
                 raise ConfigError(msg, target=self._spec.target)
-            fields[name] = StructField(name, columns.nullable(columns.merged(dtype, held)), True, known.metadata)
+            fields[name] = StructField(name, columns.nullable(columns.merged(dtype, held)))
         wanted = StructType(list(fields.values()))
         return None if wanted.simpleString() == schema.simpleString() else wanted
 

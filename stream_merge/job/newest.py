@@ -14,6 +14,7 @@ from stream_merge.sources.kafka import Connection, TopicState
 SAMPLE = 200
 """Newest records of each partition that are read."""
 _LONGEST_SECONDS = 3.0
+_MOST_BYTES = 64 * 2**20
 
 
 class Records(NamedTuple):
@@ -25,7 +26,7 @@ class Records(NamedTuple):
 
 
 def newest(connection: Connection, topics: Mapping[str, TopicState]) -> Records:
-    """The newest records of each partition, as far as they come within seconds.
+    """The newest records of each partition, as far as they come within seconds and have their place in memory.
 
     Raises:
         kafka.errors.KafkaError: the broker cannot be reached, or refuses.
@@ -34,15 +35,19 @@ def newest(connection: Connection, topics: Mapping[str, TopicState]) -> Records:
     consumer = KafkaConsumer(
         **connection.client_options(), enable_auto_commit=False, isolation_level=connection.isolation, group_id=None
     )
-    found = []
+    found, size = [], 0
     try:
         consumer.assign(list(ends))
         for place, end in ends.items():
             consumer.seek(place, max(topics[place.topic].starts[place.partition], end - SAMPLE))
         until = time.monotonic() + _LONGEST_SECONDS
-        while any(consumer.position(place) < end for place, end in ends.items()) and time.monotonic() < until:
-            left = max(0, int((until - time.monotonic()) * 1000))
-            found += [record for records in consumer.poll(timeout_ms=left).values() for record in records]
+        while any(consumer.position(place) < end for place, end in ends.items()):
+            left = int((until - time.monotonic()) * 1000)
+            if left <= 0 or size > _MOST_BYTES:
+                break
+            arrived = [record for records in consumer.poll(timeout_ms=left).values() for record in records]
+            size += sum(len(record.value or b"") for record in arrived)
+            found += arrived
     finally:
         consumer.close()
     return Records(

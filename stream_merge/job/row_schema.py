@@ -132,7 +132,7 @@ class RowSchema:
         if new and self._stored is not None and not self._may_grow:
             msg = f"events for {self._target!r} have column(s) {new!r} that it lacks; add them, or set schema_evolution"
             raise ConfigError(msg, target=self._target)
-        have |= self._types_of_new(set(new), brought)
+        have |= self._types_of_new(set(new), brought, ahead=bool(found.keys() - {DECLARED}))
         for name, dtype in brought:
             if _cannot_hold(name, dtype, have[name]):
                 have[name] = self._wider(name, dtype, have[name])
@@ -141,10 +141,12 @@ class RowSchema:
         )
         self.known |= found.keys()
 
-    def _types_of_new(self, new: set[str], brought: list[tuple[str, T.DataType]]) -> dict[str, T.DataType]:
+    def _types_of_new(
+        self, new: set[str], brought: list[tuple[str, T.DataType]], *, ahead: bool
+    ) -> dict[str, T.DataType]:
         """For each new column the widest of the types that these events, the newest ones and the job file give it."""
         found: dict[str, T.DataType] = {}
-        for name, dtype in [*brought, *(self._ahead() if new else ()), *self._wanted.items()]:
+        for name, dtype in [*brought, *(self._ahead() if new and ahead else ()), *self._wanted.items()]:
             if name in new and name not in found:
                 found[name] = columns.nullable(dtype)
             elif name in new:

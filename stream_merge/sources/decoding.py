@@ -14,6 +14,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.pandas.functions import arrow_udf
 
+from stream_merge.columns import holds
 from stream_merge.logs import tell
 from stream_merge.sources.at_once import Piece, pieces
 from stream_merge.sources.events import META, OLD_KEY, PLACE, ROW, Reading, arrow_type, is_time
@@ -211,13 +212,13 @@ class Decoder(Reading):
     def _groups(self, reads: list[Read]) -> list[_Group]:
         """Rows that are written alike."""
         groups: dict[tuple[str, bool], _Group] = {}
-        first_known = min(self.known, default="")
+        of_keys = self._schema_of_keys()
         for i, read in enumerate(reads):
             is_upsert = read.kind is Kind.UPSERT
             if not is_upsert and read.kind not in (Kind.DELETE, Kind.NULL_VALUE):
                 continue
             # Keys of null-value records are written like those of the events around them.
-            schema_id = read.schema_id or first_known
+            schema_id = read.schema_id or of_keys
             group = groups.get((schema_id, is_upsert))
             if group is None:
                 encodings = self.format.encodings(schema_id)
@@ -229,6 +230,18 @@ class Decoder(Reading):
             else:
                 group.indexes.append(i)
         return list(groups.values())
+
+    def _schema_of_keys(self) -> str:
+        """The schema to read a key by that does not say its own: of those that are known one with the widest types."""
+        found: str | None = None
+        for schema_id in sorted(self.known):
+            if found is None or self._has_wider_keys(self.format.encodings(schema_id), self.format.encodings(found)):
+                found = schema_id
+        return found or ""
+
+    def _has_wider_keys(self, one: Mapping[str, Encoding], other: Mapping[str, Encoding]) -> bool:
+        types = [(one[key].dtype, other[key].dtype) for key in self.keys if key in one and key in other]
+        return any(wide != narrow for wide, narrow in types) and all(holds(narrow, wide) for wide, narrow in types)
 
     def _column(self, fld: T.StructField, group: _Group, reads: list[Read], missing: _Missing) -> pa.Array:
         name, dtype, indexes = fld.name, arrow_type(fld.dataType), group.indexes

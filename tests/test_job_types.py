@@ -1,0 +1,191 @@
+"""Columns whose type grew at the source: in a table that is yet to be made, and in one that is there."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator, Mapping
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import services
+from pyspark.sql import SparkSession
+from topic_job import TopicJob, raw
+
+from stream_merge.job.check import check
+from stream_merge.job.row_schema import RowSchema
+from stream_merge.names import TOMBSTONE_TABLE_PREFIX, sql_identifier
+from stream_merge.sources.formats.connect_schema import canonical
+
+WITH_SCHEMAS = {"type": "debezium"}
+FAR = 2**40
+
+
+def numeric(precision: int, scale: int) -> dict[str, Any]:
+    parameters = {"scale": str(scale), "connect.decimal.precision": str(precision)}
+    return {"type": "bytes", "name": "org.apache.kafka.connect.data.Decimal", "parameters": parameters}
+
+
+def unscaled(value: int) -> str:
+    return base64.b64encode(value.to_bytes(8, "big", signed=True)).decode()
+
+
+def struct(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """A Connect schema of these columns, all of them optional but the key."""
+    types = {name: dtype if isinstance(dtype, dict) else {"type": dtype} for name, dtype in columns.items()}
+    return {
+        "type": "struct",
+        "fields": [{"field": name, "optional": name != "id", **dtype} for name, dtype in types.items()],
+        "optional": True,
+    }
+
+
+class Source:
+    """A table at the source that is altered now and then, and its topic."""
+
+    def __init__(self, job: TopicJob) -> None:
+        self.job = job
+        self._lsn = 0
+
+    def write(self, columns: Mapping[str, Any], *, op: str = "c", **row: Any) -> None:
+        """An event and its key, both with the schema of now."""
+        self._lsn += 1
+        block = struct(columns)
+        images = [{**block, "field": image} for image in ("before", "after")]
+        source = {"lsn": self._lsn, "ts_ms": 1, "snapshot": "false"}
+        empty = dict.fromkeys(columns)
+        images_of = (
+            {"before": {**empty, "id": row["id"]}, "after": None} if op == "d" else {"before": None, "after": row}
+        )
+        value = {"schema": {"type": "struct", "fields": images}, "payload": {"op": op, **images_of, "source": source}}
+        self._send(self.key(columns, row["id"]), raw(value))
+
+    def forget(self, columns: Mapping[str, Any], key: int) -> None:
+        """A null value."""
+        self._send(self.key(columns, key), None)
+
+    @staticmethod
+    def key(columns: Mapping[str, Any], key: int) -> bytes:
+        return raw({"schema": struct({"id": columns["id"]}), "payload": {"id": key}})
+
+    def _send(self, key: bytes, value: bytes | None) -> None:
+        self.job.producer.send(self.job.topic, key=key, value=value).get(30)
+
+    def said(self, **query: Any) -> dict[str, str]:
+        """What `check` finds out about the query."""
+        found = check(self.job.settings(value_format=WITH_SCHEMAS, **query), jars_in=None)
+        return {finding.about: finding.said for finding in found if finding.query is not None}
+
+
+@pytest.fixture
+def source(spark: SparkSession, broker: services.Broker, tmp_path: Path) -> Iterator[Source]:
+    job = TopicJob(spark, broker, tmp_path)
+    yield Source(job)
+    job.close()
+
+
+@pytest.mark.parametrize("batch", [1, 100], ids=["one by one", "all at once"])
+def test_a_new_table_and_a_new_column_take_the_widest_type_that_is_known(source: Source, batch: int) -> None:
+    """The key becomes a bigint, a column that is added later, too; what was written before is widened exactly."""
+    first: dict[str, Any] = {"id": "int32", "r": "float", "tags": {"type": "array", "items": {"type": "int32"}}}
+    second = {**first, "qty": "int16", "price": numeric(6, 2)}
+    third = {**second, "id": "int64", "r": "double", "qty": "int64", "price": numeric(12, 4)}
+    third["tags"] = {"type": "array", "items": {"type": "int64"}}
+    source.write(first, id=1, r=0.5, tags=[1])
+    source.write(second, id=2, r=None, tags=None, qty=7, price=unscaled(125))
+    source.write(third, id=FAR, r=0.1, tags=[FAR], qty=FAR, price=unscaled(12345))
+    limits = {"limits": {"max_events_per_batch": batch}}
+
+    said = source.said()
+    source.job.merge(value_format=WITH_SCHEMAS, **limits)
+
+    assert said["columns"] == "id bigint, r double, tags array<bigint>, qty bigint, price decimal(12,4)"
+    assert sorted(source.job.rows("id", "r", "tags", "qty", "price")) == [
+        (1, 0.5, [1], None, None),
+        (2, None, None, 7, Decimal("1.2500")),
+        (FAR, 0.1, [FAR], FAR, Decimal("1.2345")),
+    ]
+    stored = source.job.spark.read.format("delta").load(source.job.target)
+    types = "id bigint, r double, tags array<bigint>, qty bigint, price decimal(12,4)"
+    assert [f"{name} {dtype}" for name, dtype in stored.dtypes if not name.startswith("__")] == types.split(", ")
+
+
+def test_a_type_that_grows_in_an_existing_table_stops_the_job_or_widens_it(source: Source) -> None:
+    """Key and remembered deletes included; null values and narrow events go on."""
+    narrow, wide = {"id": "int32", "qty": "int32"}, {"id": "int64", "qty": "int64"}
+    source.write(narrow, id=1, qty=1)
+    source.write(narrow, id=2, qty=1)
+    source.job.merge(value_format=WITH_SCHEMAS)
+    source.write(narrow, op="d", id=1)
+    source.job.merge(value_format=WITH_SCHEMAS)
+    source.write(wide, id=FAR, qty=FAR)
+    source.write(wide, id=FAR + 1, qty=FAR)
+    source.write(wide, op="d", id=FAR)
+    source.forget(wide, FAR + 1)
+    source.write(narrow, id=2, qty=2)
+    before = source.job.rows("id", "qty")
+
+    failure = source.job.run(value_format=WITH_SCHEMAS).failures["rows"]
+    told = source.said()
+    (widened,) = source.job.merge(value_format=WITH_SCHEMAS, schema_evolution="widen")
+
+    table = sql_identifier(source.job.target)
+    sentence = (
+        f"column 'id' of {source.job.target!r} is int, events now bring bigint, which it cannot hold exactly; set"
+        f" 'schema_evolution: widen', widen it in Spark (ALTER TABLE {table} SET TBLPROPERTIES"
+        f" ('delta.enableTypeWidening' = 'true'); ALTER TABLE {table} ALTER COLUMN `id` TYPE bigint), or point the job"
+        " at a new table and a new checkpoint"
+    )
+    assert sentence in str(failure)
+    assert told["records"] == sentence
+    assert before == [(2, 1)]
+    assert source.job.rows("id", "qty") == [(2, 2)]
+    assert (widened.engine, widened.refusal) == ("spark", "table_feature")
+    log = source.job.spark.table(sql_identifier(str(source.job.folder / f"{TOMBSTONE_TABLE_PREFIX}rows")))
+    assert sorted(row["id"] for row in log.select("id").collect()) == [1, FAR, FAR + 1]
+    assert source.said(schema_evolution="widen")["columns"] == "id bigint, qty bigint"
+
+
+def test_check_says_which_types_the_first_batch_will_change(source: Source) -> None:
+    source.write({"id": "int32", "qty": "int32"}, id=1, qty=1)
+    source.job.merge(value_format=WITH_SCHEMAS)
+    source.write({"id": "int32", "qty": "double"}, id=1, qty=0.5)
+
+    assert source.said(schema_evolution="widen")["types"] == (
+        "the first batch changes qty int -> double; delta-rs 1.6 does not write a table with type widening: from now on"
+        " Spark merges every batch of it"
+    )
+
+
+@pytest.mark.parametrize(
+    ("brought", "wanted", "stored"),
+    [
+        ("int32", "bigint", "bigint"),
+        ("int64", "int", "bigint"),
+        ("int16", "decimal(12,2)", "decimal(12,2)"),
+        ("int32", "double", "double"),
+        (numeric(10, 2), "decimal(20,4)", "decimal(20,4)"),
+        (numeric(10, 2), "string", "string"),
+    ],
+)
+def test_the_job_file_may_want_a_column_wider_than_its_events(
+    source: Source, brought: Any, wanted: str, stored: str
+) -> None:
+    """Never narrower: what the events bring has to find its place."""
+    (query,) = source.job.settings(value_format={**WITH_SCHEMAS, "types": {"n": wanted}}).queries
+    rows = RowSchema.of_query(query)
+
+    rows.admit(canonical(struct({"id": "int64", "n": brought})))
+
+    assert [field.dataType.simpleString() for field in rows.columns.fields] == ["bigint", stored]
+
+
+def test_types_that_no_type_holds_both_are_told(source: Source) -> None:
+    (query,) = source.job.settings(value_format=WITH_SCHEMAS).queries
+    schemas = [canonical(struct({"id": "int64", "n": dtype})) for dtype in ("int64", "string")]
+
+    with pytest.raises(
+        ValueError, match=r"'n' of .* is bigint, events now bring string.*no type holds both: let the job"
+    ):
+        RowSchema.of_query(query).admit(*schemas)
