@@ -276,16 +276,16 @@ def test_an_older_batch_is_quarantined_too(fleet: Fleet):
 
 def test_events_whose_commit_nobody_knows_are_not_quarantined(fleet: Fleet, monkeypatch: pytest.MonkeyPatch):
     sinks = fleet.tolerant()
-    merge = MergeSink.__call__
+    merge = MergeSink.merge
 
-    def lost(self: MergeSink, batch_df: DataFrame, batch_id: int) -> None:
-        merge(self, batch_df, batch_id)
+    def lost(self: MergeSink, batch_df: DataFrame, batch_id: int, intake: Intake) -> None:
+        merge(self, batch_df, batch_id, intake)
         if self.label == "orders":
             msg = "no answer"
             raise CommitStateUnknownError(msg, target=self.target, batch_id=batch_id)
 
     with monkeypatch.context() as patch:
-        patch.setattr(MergeSink, "__call__", lost)
+        patch.setattr(MergeSink, "merge", lost)
         with pytest.raises(RoutedMergeError, match="no answer"):
             sinks(fleet.batch(event("orders", 2), event("customers", 2)), 1)
 
