@@ -127,7 +127,7 @@ def ledger(result: MergeResult) -> dict[str, int]:
 
 
 def _changed_files(commit: Path, *, rewrites: bool) -> int:
-    actions = [json.loads(line) for line in commit.read_text().splitlines()]
+    actions = [json.loads(line) for line in commit.read_text().split("\n") if line]
     files = [(kind, file) for action in actions for kind, file in action.items() if kind in ("add", "remove", "cdc")]
     if not rewrites and {kind for kind, _ in files} == {"add", "remove"}:
         return 0

@@ -86,7 +86,7 @@ class Checkpoint:
     def planned(self, batch_id: int) -> Offsets | None:
         """End offsets of a batch, run or not; None where there is no such batch (any more)."""
         text = self._read(f"offsets/{batch_id}")
-        return None if text is None else parse_offsets(text.splitlines()[2])
+        return None if text is None else parse_offsets(text.split("\n")[2])
 
     def newest(self) -> Offsets:
         """End offsets of the newest planned batch, run or not."""
