@@ -95,7 +95,7 @@ class Checkpoint:
     def sources(self, batch_id: int) -> list[str] | None:
         """Where each source ends in a batch, run or not; None where there is no such batch (any more)."""
         text = self._read(f"offsets/{batch_id}")
-        return None if text is None else text.splitlines()[_OFFSETS_FROM:]
+        return None if text is None else text.rstrip("\n").split("\n")[_OFFSETS_FROM:]
 
     def fingerprint(self, batch_id: int) -> str | None:
         """What a batch reads, in few characters: the offsets of its sources, and the files that these stand for.
@@ -141,7 +141,7 @@ class Checkpoint:
                 holder = min((n for n in packed if n >= number), default=None)
                 text = None if holder is None else self._read(f"{folder}/{holder}{_COMPACT}")
             # The first line is a version. Newest entries stand last: a packed log holds all files since the start.
-            for line in reversed((text or "").splitlines()[1:]):
+            for line in reversed((text or "").rstrip("\n").split("\n")[1:]):
                 entry = json.loads(line)
                 if entry["batchId"] < number:
                     break

@@ -118,6 +118,6 @@ def ledger(result: MergeResult) -> dict[str, int]:
 
 
 def _changed_files(commit: Path) -> int:
-    actions = [json.loads(line) for line in commit.read_text().splitlines()]
+    actions = [json.loads(line) for line in commit.read_text().split("\n") if line]
     files = [(kind, file) for action in actions for kind, file in action.items() if kind in ("add", "remove", "cdc")]
     return sum(kind == "cdc" or file["dataChange"] for kind, file in files)

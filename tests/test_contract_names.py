@@ -11,6 +11,7 @@ from deliveries import SCHEMA, ChangeStream, delete, ledger, upsert
 from pyspark.sql import SparkSession
 
 from stream_merge import ConfigError, MergeSink
+from stream_merge.explain import explain
 from stream_merge.names import QUARANTINE_TABLE_PREFIX, TOMBSTONE_TABLE_PREFIX, quote
 
 KEYS = ["k.e`y 1", "select"]
@@ -83,6 +84,49 @@ def test_hostile_names_work_everywhere(
     assert [(row[0], row[1]) for row in stream.side_table(TOMBSTONE_TABLE_PREFIX).collect()] == [(2, "a")]
     events = [json.loads(row["event"]) for row in stream.side_table(QUARANTINE_TABLE_PREFIX).collect()]
     assert sorted(event[PAYLOAD] for event in events) == ["no key", "no sequence"]
+
+
+HOSTILE = "a\"b\\c{d}$[red]\x1b[2J\u2028\n'e"
+"""Ends texts, lines, labels and markup, and commands a terminal."""
+
+
+@pytest.mark.parametrize("engine", ["spark", "native"])
+def test_names_end_nothing_that_they_stand_in(spark: SparkSession, tmp_path: Path, engine: str):
+    """Identity, label, path and values, in transaction ids, commit metadata, quarantine and predicates."""
+    target = str(tmp_path / "gl[1]{a,b}* \"q'")
+    stream = ChangeStream(spark, target, app_id=HOSTILE, name=HOSTILE, engine=engine)
+    stream.deliver(upsert(1, "a", lsn=1), upsert(2, "b", lsn=1), (None, 1, "u", HOSTILE))
+    stream.deliver(delete(1, lsn=2), upsert(2, HOSTILE, lsn=2))
+
+    late = stream.deliver(upsert(1, "late", lsn=1))
+
+    assert stream.rows() == [(2, 2, HOSTILE)]
+    assert (late.target, ledger(late)) == (HOSTILE, {"received": 1, "stale": 1})
+    assert {(merge.identity, merge.engine) for merge in explain(target).merges} == {(HOSTILE, engine)}
+    ((event,),) = stream.side_table(QUARANTINE_TABLE_PREFIX).select("event").collect()
+    assert json.loads(event)["name"] == HOSTILE
+
+
+def test_columns_with_control_characters_and_quotes_are_left_to_spark(spark: SparkSession, tmp_table: str):
+    columns = ['k"e\\y', "l\ns\x1bn", "o[red]\tp", "v\u2028\r"]
+    stream = ChangeStream(
+        spark,
+        tmp_table,
+        ", ".join(
+            f"{quote(name)} {dtype}" for name, dtype in zip(columns, ("string", "int", "string", "string"), strict=True)
+        ),
+        keys=[columns[0]],
+        sequence_by=columns[1],
+        apply_as_deletes=f"{quote(columns[2])} = 'd'",
+        except_column_list=[columns[2]],
+    )
+    stream.deliver((HOSTILE, 1, "u", "a"), ("k", 1, "u", "a"), (None, 1, "u", "a"))
+    stream.deliver((HOSTILE, 2, "u", HOSTILE), ("k", 2, "d", None))
+
+    late = stream.deliver((HOSTILE, 1, "u", "late"), ("k", 1, "u", "late"))
+
+    assert (late.engine, ledger(late)) == ("spark", {"received": 2, "stale": 1, "unaffected": 1})
+    assert stream.rows() == [(HOSTILE, 2, HOSTILE)]
 
 
 def test_a_backtick_in_a_column_and_the_change_feed_exclude_each_other(spark: SparkSession, tmp_table: str):

@@ -104,7 +104,7 @@ class Shop:
     def merge(self, **changes: Any) -> list[MergeResult]:
         result = self.run(**changes)
         assert result.failures == {}
-        return result.results.get("orders", [])
+        return list(result.results.get("orders", []))
 
     def failure(self, **changes: Any) -> Exception:
         return self.run(**changes).failures["orders"]

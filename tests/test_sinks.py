@@ -27,6 +27,7 @@ from stream_merge import (
     MergeSinks,
     RoutedMergeError,
 )
+from stream_merge.intake import Intake
 from stream_merge.memory import reservations
 from stream_merge.microbatch import MicroBatch
 from stream_merge.names import sibling

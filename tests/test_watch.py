@@ -231,7 +231,8 @@ def test_names_are_shown_as_they_are(is_terminal: bool) -> None:
     with screen.Screen(console, several_streams=True) as shown:
         shown.add(name, result())
     screen.Teller(console)(name, name)
-    done = report.Merged(name=name, target=name, quarantine=name, results=[result()])
+    done = report.Merged(name=name, target=name, quarantine=name)
+    done.add(result())
     report.show([done, done], console, was_stopped=False)
 
     said = file.getvalue()
@@ -259,7 +260,9 @@ def shown(*merged: report.Merged, width: int = 80) -> str:
 
 def test_a_run_ends_with_what_became_of_every_event() -> None:
     results = [result(0, reasons={"undecodable": 1}), result(1, reasons={"null_key": 1})]
-    orders = report.Merged(name="orders", target="t/orders", quarantine="t/bad", results=results)
+    orders = report.Merged(name="orders", target="t/orders", quarantine="t/bad")
+    for one in results:
+        orders.add(one)
 
     lines = [line.rstrip() for line in shown(orders).splitlines()]
 
@@ -273,10 +276,10 @@ def test_a_run_ends_with_what_became_of_every_event() -> None:
 
 
 def test_a_run_of_several_queries_ends_with_a_line_for_each_and_their_sum() -> None:
-    orders = report.Merged(
-        name="orders", target="t/orders", quarantine="t/bad", results=[result(0, reasons={"null_key": 2}), result(1)]
-    )
-    failed = report.Merged(name="[red]", target="t/[red]", quarantine="t/q", results=[], has_failed=True)
+    orders = report.Merged(name="orders", target="t/orders", quarantine="t/bad")
+    for one in (result(0, reasons={"null_key": 2}), result(1)):
+        orders.add(one)
+    failed = report.Merged(name="[red]", target="t/[red]", quarantine="t/q", has_failed=True)
 
     assert [line.rstrip() for line in shown(orders, failed).splitlines()] == [
         "",

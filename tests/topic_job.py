@@ -134,7 +134,7 @@ class TopicJob:
     def merge(self, **changes: Any) -> list[MergeResult]:
         result = self.run(**changes)
         assert result.failures == {}
-        return result.results.get(QUERY, [])
+        return list(result.results.get(QUERY, []))
 
     # -- what came of it ---------------------------------------------------------------------------
 

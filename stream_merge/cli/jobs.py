@@ -32,6 +32,7 @@ from stream_merge.job.requests import answer_replay, ask_for_replay, held, repla
 from stream_merge.job.run import JobResult
 from stream_merge.job.settings import JobSettings, QuerySettings, load
 from stream_merge.job.trail import trail
+from stream_merge.results import MergeResult
 from stream_merge.server import serve
 from stream_merge.session import is_submitted
 from stream_merge.watch import queries, report, screen
@@ -87,22 +88,27 @@ def _run(settings: JobSettings, session: SparkSession, *, once: bool, metrics_ur
     for query in settings.queries:
         say(query.name, f"{', '.join(query.topic)} into {query.target}")
     say("metrics", metrics_url)
+    merged = {
+        query.name: report.Merged(
+            name=query.name,
+            target=query.target,
+            quarantine=table_names.sibling(query.target, table_names.QUARANTINE_TABLE_PREFIX),
+        )
+        for query in settings.queries
+    }
     with (
         queries.stop_on_signal(lambda text: say("stop", text)) as stopping,
         screen.Screen(OUT, several_streams=len(settings.queries) > 1) as shown,
     ):
-        result = run_job(settings, session, once=once, stopping=stopping, on_result=shown.add)
-    merged = [
-        report.Merged(
-            name=query.name,
-            target=query.target,
-            quarantine=table_names.sibling(query.target, table_names.QUARANTINE_TABLE_PREFIX),
-            results=result.results.get(query.name, []),
-            has_failed=query.name in result.failures,
-        )
-        for query in settings.queries
-    ]
-    report.show(merged, OUT, was_stopped=stopping.is_set() or not once)
+
+        def arrived(name: str, batch: MergeResult) -> None:
+            merged[name].add(batch)
+            shown.add(name, batch)
+
+        result = run_job(settings, session, once=once, stopping=stopping, on_result=arrived)
+    for name in result.failures:
+        merged[name].has_failed = True
+    report.show(list(merged.values()), OUT, was_stopped=stopping.is_set() or not once)
     return result
 
 

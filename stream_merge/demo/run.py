@@ -76,7 +76,7 @@ def run(
             with screen.Screen(console, batches=batches, several_streams=len(streams) > 1) as shown:
                 results = queries.run(streams, once=True, stopping=stopping, on_result=shown.add)
             if stopping.is_set():
-                say("stopped", f"after {screen.micro_batches(results)}; the table was not compared")
+                say("stopped", f"after {screen.micro_batches(len(results))}; the table was not compared")
                 return True
             report = _Report(session, folder, results, console)
             as_expected = report.show(None if continued else len(delivered))
@@ -220,7 +220,7 @@ class _Report:
         self._console.print(screen.ledger(counts))
         self._console.print()
         complete = delivered is None or counts.received == delivered
-        text = f"{counts.received:,} events in {screen.micro_batches(self._results)}, each with one fate"
+        text = f"{counts.received:,} events in {screen.micro_batches(len(self._results))}, each with one fate"
         if not complete:
             text += f", but {delivered:,} were delivered"
         self._say("ledger", text, good=complete)

@@ -65,7 +65,7 @@ def run(
     """Merge the files.
 
     Returns:
-        The results of all micro-batches.
+        The results of the newest micro-batches.
 
     Raises:
         ConfigError: settings, source or target cannot work.
@@ -119,16 +119,23 @@ def _merged(
         sink=sink,
         checkpoint=settings.checkpoint,
     )
+    merged = report.Merged(name=settings.label, target=settings.target, quarantine=settings.quarantine)
     with (
         queries.stop_on_signal(lambda text: say("stop", text)) as stopping,
         screen.Screen(console) as shown,
     ):
+
+        def arrived(name: str, result: MergeResult) -> None:
+            merged.add(result)
+            shown.add(name, result)
+
         try:
-            results = queries.run([stream], once=settings.once, stopping=stopping, on_result=shown.add)
+            results = queries.run(
+                [stream], once=settings.once, stopping=stopping, on_result=arrived, keep=queries.MOST_KEPT
+            )
         except queries.QueryFailedError as err:
             failure = reader.failure(settings.folder.path, err.trace, err.reason)
             raise failure or err from err
-    merged = report.Merged(name=settings.label, target=settings.target, quarantine=settings.quarantine, results=results)
     report.show([merged], console, was_stopped=stopping.is_set())
     return results
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -30,8 +31,8 @@ from stream_merge.metrics import MergeMetrics
 from stream_merge.results import MergeResult
 from stream_merge.sources import kafka
 from stream_merge.sources.kafka import Cluster
-from stream_merge.spark_internals import owned_session
-from stream_merge.watch.queries import Running, Stream, drained
+from stream_merge.spark_internals import owned_session, reason
+from stream_merge.watch.queries import MOST_KEPT, Running, Stream, drained
 
 log = logging.getLogger(__name__)
 
@@ -49,8 +50,8 @@ _MOST_REFUSALS = 2
 class JobResult:
     """How a job ended."""
 
-    results: dict[str, list[MergeResult]] = field(default_factory=dict)
-    """Query name -> its micro-batches."""
+    results: dict[str, deque[MergeResult]] = field(default_factory=dict)
+    """Query name -> its newest micro-batches."""
     failures: dict[str, Exception] = field(default_factory=dict)
     """Query name -> why it ended."""
 
@@ -109,7 +110,7 @@ class Job:
 
         def hand_over() -> None:
             for name, merged in drained(arrived):
-                result.results.setdefault(name, []).append(merged)
+                result.results.setdefault(name, deque(maxlen=MOST_KEPT)).append(merged)
                 on_result(name, merged)
 
         with lookout, ExitStack() as held:
@@ -405,7 +406,7 @@ class _Query:
         wait = _BACKOFF_SECONDS[min(self._restarts, len(_BACKOFF_SECONDS) - 1)]
         self._restarts += 1
         self._not_before = now + wait
-        tell(log.warning, "query_restarts", query=self.name, seconds=wait, error=str(error).splitlines()[0])
+        tell(log.warning, "query_restarts", query=self.name, seconds=wait, error=reason(error))
 
     def _keep(self, error: Exception | None) -> None:
         if error is not None and self.failure is None:

@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ log = logging.getLogger(__name__)
 
 _CAUSE = re.compile(r"^Caused by: [\w.$]+: (.*?)(?=^\s+at |^\s+\.\.\. |\Z)", re.MULTILINE | re.DOTALL)
 _QUERY_STATE = "=== Streaming Query ==="
+MOST_KEPT = 1_000
+"""Results of a run without an end that are kept, 5 KB each: of all of them a day would take hundreds of megabytes."""
 _POLL_SECONDS = 0.1
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -81,6 +84,7 @@ def run(
     once: bool,
     stopping: threading.Event,
     on_result: Callable[[str, MergeResult], None],
+    keep: int | None = None,
 ) -> list[MergeResult]:
     """Run streaming queries until they end, one of them fails, or someone stops them.
 
@@ -89,16 +93,17 @@ def run(
         once: end when everything that is there now has been merged.
         stopping: set it, from any thread, to end after the running micro-batches.
         on_result: called in this thread for each micro-batch, with the stream's name.
+        keep: how many results to return; None: all, which take memory for as long as this runs.
 
     Returns:
-        The results of all micro-batches, in the order of their ends.
+        The results of the newest micro-batches, in the order of their ends.
 
     Raises:
         StreamMergeError: the first error of a sink, as the sink raised it.
         QueryFailedError: any other end of a query.
     """
     arrived: SimpleQueue[tuple[str, MergeResult]] = SimpleQueue()
-    results: list[MergeResult] = []
+    results: deque[MergeResult] = deque(maxlen=keep)
 
     def hand_over() -> None:
         for name, result in drained(arrived):
@@ -123,15 +128,20 @@ def run(
     for query in running:
         if query.failure is not None:
             raise query.failure
-    return results
+    return list(results)
 
 
 def total(results: Iterable[MergeResult]) -> EventCounts:
     """The ledger of several micro-batches."""
+    return sum_of(result.events for result in results)
+
+
+def sum_of(counts: Iterable[EventCounts]) -> EventCounts:
+    """Several ledgers as one."""
     sums = dict.fromkeys(("received", *FATES, "ties"), 0)
-    for result in results:
+    for one in counts:
         for name in sums:
-            sums[name] += getattr(result.events, name)
+            sums[name] += getattr(one, name)
     return EventCounts(**sums)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rich.console import Console
 from rich.table import Column, Table
@@ -13,21 +14,27 @@ from stream_merge.watch import queries, screen
 from stream_merge.watch.text import escape_line
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class Merged:
-    """What one query did."""
+    """What one query did, in sums: it may have run for months."""
 
     name: str
     target: str
     quarantine: str
     """Where the sink put events that it could not merge."""
-    results: Sequence[MergeResult]
     has_failed: bool = False
+    micro_batches: int = 0
+    events: EventCounts = field(default_factory=EventCounts)
+    reasons: Counter[str] = field(default_factory=Counter)
+    """Quarantined events by reason; one event can have several."""
+    lost: screen.LostCommits = field(default_factory=screen.LostCommits)
 
-    @property
-    def events(self) -> EventCounts:
-        """The ledger of its micro-batches."""
-        return queries.total(self.results)
+    def add(self, result: MergeResult) -> None:
+        """Count one more micro-batch."""
+        self.micro_batches += 1
+        self.events = queries.sum_of([self.events, result.events])
+        self.reasons.update(result.reasons)
+        self.lost.add(result)
 
 
 def show(merged: Sequence[Merged], console: Console, *, was_stopped: bool) -> None:
@@ -40,8 +47,7 @@ def show(merged: Sequence[Merged], console: Console, *, was_stopped: bool) -> No
     """
     say = screen.Teller(console)
     alone = len(merged) == 1
-    everything = [result for one in merged for result in one.results]
-    counts = queries.total(everything)
+    counts = queries.sum_of(one.events for one in merged)
     if counts.received:
         console.print()
         console.print(screen.ledger(counts) if alone else _by_query(merged, counts, console.width))
@@ -49,15 +55,13 @@ def show(merged: Sequence[Merged], console: Console, *, was_stopped: bool) -> No
     for one in merged:
         of_query = "" if alone else f"{one.name}: "
         how = "failed" if one.has_failed else "stopped" if was_stopped else "done"
-        say(
-            how,
-            f"{of_query}{one.events.received:,} events in {screen.micro_batches(one.results)} merged into {one.target}",
-        )
+        batches = screen.micro_batches(one.micro_batches)
+        say(how, f"{of_query}{one.events.received:,} events in {batches} merged into {one.target}")
         if one.events.quarantined:
-            reasons = ", ".join(f"{number:,} {reason}" for reason, number in screen.reasons(one.results).items())
+            reasons = ", ".join(f"{number:,} {reason}" for reason, number in sorted(one.reasons.items()))
             say("quarantine", f"{of_query}{one.events.quarantined:,} events ({reasons}) in {one.quarantine}")
-    if any(result.conflicts for result in everything):
-        say("conflicts", screen.conflicts(everything))
+        if one.lost.by_class:
+            say("conflicts", f"{of_query}{one.lost.said()}")
 
 
 def _by_query(merged: Sequence[Merged], counts: EventCounts, width: int) -> Table:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
@@ -172,33 +173,42 @@ def ledger(counts: EventCounts) -> Table:
     return table
 
 
-def micro_batches(results: Sequence[MergeResult]) -> str:
+def micro_batches(number: int) -> str:
     """How many, with the noun."""
-    return f"{len(results):,} micro-batch{'' if len(results) == 1 else 'es'}"
+    return f"{number:,} micro-batch{'' if number == 1 else 'es'}"
 
 
-def reasons(results: Iterable[MergeResult]) -> dict[str, int]:
-    """Quarantined events by reason; one event can have several."""
-    return dict(sorted(_sums(result.reasons for result in results).items()))
+@dataclass(kw_only=True, slots=True)
+class LostCommits:
+    """How often other writers won."""
+
+    by_class: Counter[str] = field(default_factory=Counter)
+    micro_batches: int = 0
+    waited_seconds: float = 0.0
+
+    def add(self, result: MergeResult) -> None:
+        """Count one more micro-batch."""
+        self.by_class.update(result.conflicts)
+        self.micro_batches += bool(result.conflicts)
+        self.waited_seconds += result.seconds.get("backoff", 0.0)
+
+    def said(self) -> str:
+        """In one sentence."""
+        if not self.by_class:
+            return "no commit was lost to another writer"
+        named = ", ".join(f"{times} {name}" for name, times in sorted(self.by_class.items()))
+        return (
+            f"{self.by_class.total()} lost commits ({named}) in {micro_batches(self.micro_batches)}, retried after"
+            f" {self.waited_seconds:.1f} s of waiting in all"
+        )
 
 
-def conflicts(results: Sequence[MergeResult]) -> str:
+def conflicts(results: Iterable[MergeResult]) -> str:
     """How often other writers won, in one sentence."""
-    by_class = _sums(result.conflicts for result in results)
-    if not by_class:
-        return "no commit was lost to another writer"
-    named = ", ".join(f"{times} {name}" for name, times in sorted(by_class.items()))
-    retried = micro_batches([result for result in results if result.conflicts])
-    waited = sum(result.seconds.get("backoff", 0.0) for result in results)
-    lost = sum(by_class.values())
-    return f"{lost} lost commits ({named}) in {retried}, retried after {waited:.1f} s of waiting in all"
-
-
-def _sums(counts: Iterable[Mapping[str, int]]) -> Counter[str]:
-    found: Counter[str] = Counter()
-    for one in counts:
-        found.update(one)
-    return found
+    lost = LostCommits()
+    for result in results:
+        lost.add(result)
+    return lost.said()
 
 
 def _count(number: int) -> str:

@@ -270,7 +270,7 @@ class Job(Side):
         done = run(settings, self.session, once=True, metrics=MergeMetrics(CollectorRegistry()))
         for error in done.failures.values():
             raise error
-        return _about(done.results["orders"])
+        return _about(list(done.results["orders"]))
 
 
 def _about(results: list[MergeResult]) -> dict[str, Any]:
