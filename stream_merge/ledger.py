@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from stream_merge.batch import Batch
 from stream_merge.engines.base import MergeReport
+from stream_merge.logs import tell
 from stream_merge.results import EventCounts
 
 log = logging.getLogger(__name__)
@@ -30,7 +31,7 @@ def settle(
     surplus = inserted + updated + deleted - merged
     if surplus > 0:
         # Only a target that holds a key twice has more affected rows than events.
-        log.warning("target_holds_duplicate_keys", extra={"surplus_rows": surplus})
+        tell(log.warning, "target_holds_duplicate_keys", surplus_rows=surplus)
         less = min(surplus, updated)
         updated, deleted = updated - less, deleted - (surplus - less)
     unaffected = merged - inserted - updated - deleted

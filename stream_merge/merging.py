@@ -17,6 +17,7 @@ from stream_merge.committing import Committing
 from stream_merge.config import MergeSpec
 from stream_merge.engines.base import CommitTag, Engine, Hits, MergeReport
 from stream_merge.errors import MergeFailedError, StreamMergeError
+from stream_merge.logs import tell
 from stream_merge.selection import Selector
 from stream_merge.snapshot import TableSnapshot
 from stream_merge.spark_internals import reason
@@ -236,7 +237,7 @@ class Merging:
         try:
             self._engine.tidy()
         except Exception as err:
-            log.warning("tombstones_not_tidied", extra={"target": self._spec.label, "error": reason(err)})
+            tell(log.warning, "tombstones_not_tidied", target=self._spec.label, error=reason(err))
 
     def _tag(self, role: names.Role) -> CommitTag:
         return self._committing.tag(role, engine=self._engine.name, plan=self._selector.why)

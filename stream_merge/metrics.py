@@ -45,6 +45,7 @@ from stream_merge.catalogue import (
     UNKNOWN_DELTA_METRICS,
     Instrument,
 )
+from stream_merge.logs import tell
 from stream_merge.results import FATES, FailedBatch, MergeResult
 
 logger = logging.getLogger(__name__)
@@ -66,7 +67,7 @@ def _never_fails_a_batch(method: Callable[P, None]) -> Callable[P, None]:
         try:
             method(*args, **kwargs)
         except Exception:
-            logger.exception("stream_merge.metrics_error")
+            tell(logger.error, "stream_merge.metrics_error", exc_info=True)
 
     return guarded
 
@@ -223,7 +224,7 @@ class _Numbers(Collector):
             new = [name for name in unknown if name not in self._warned]
             self._warned.update(new)
         for name in new:
-            logger.warning("stream_merge.unknown_delta_metric name=%r", name, extra={"delta_metric": name})
+            tell(logger.warning, "stream_merge.unknown_delta_metric", delta_metric=name)
 
     def describe(self) -> Iterator[Family]:
         """Families without samples, for the registry's check of names."""

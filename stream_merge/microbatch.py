@@ -19,6 +19,7 @@ from stream_merge.identity import Caller
 from stream_merge.intake import Intake
 from stream_merge.layout import Layouts
 from stream_merge.ledger import settle
+from stream_merge.logs import tell
 from stream_merge.merging import Merging
 from stream_merge.results import MergeResult, Outcome
 from stream_merge.selection import Selector
@@ -109,9 +110,7 @@ class MicroBatch:
             return None
         found = evaluate_in_driver(self._source, self._layout)
         if found is None:
-            log.warning(
-                "batch_too_large_for_the_driver", extra={"target": self._spec.label, "batch_id": self._batch_id}
-            )
+            tell(log.warning, "batch_too_large_for_the_driver", target=self._spec.label, batch_id=self._batch_id)
         return found
 
     def refuse_invalid_if_told_to(self) -> None:

@@ -13,6 +13,7 @@ from stream_merge.commits import SideCommit
 from stream_merge.config import MergeSpec
 from stream_merge.engines import native_quarantine
 from stream_merge.errors import MergeFailedError
+from stream_merge.logs import tell
 from stream_merge.spark_internals import reason
 from stream_merge.store import Store
 
@@ -48,6 +49,6 @@ def write(
             ):
                 return
         except MergeFailedError as err:
-            log.warning("quarantine_left_to_spark", extra={"target": spec.label, "error": reason(err)})
+            tell(log.warning, "quarantine_left_to_spark", target=spec.label, error=reason(err))
     recorded_at = F.timestamp_micros(F.lit(now_micros))
     quarantine.write(batch.rows.invalid(), table, query=query, recorded_at=recorded_at, commit=commit)

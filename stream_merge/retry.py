@@ -20,6 +20,7 @@ from tenacity import (
 
 from stream_merge.config import RetryPolicy
 from stream_merge.errors import CommitConflictError
+from stream_merge.logs import tell
 from stream_merge.results import CONFLICTS
 from stream_merge.spark_internals import java_causes
 
@@ -172,15 +173,14 @@ def conflict(error: BaseException, *, target: str, batch_id: int | None) -> Comm
 def _warn(state: RetryCallState) -> None:
     error = state.outcome.exception() if state.outcome else None
     if isinstance(error, CommitConflictError):
-        log.warning(
+        tell(
+            log.warning,
             "commit_conflict",
-            extra={
-                "target": error.target,
-                "batch_id": error.batch_id,
-                "conflict": error.conflict,
-                "attempt": error.attempts,
-                "wait_seconds": round(state.next_action.sleep, 3) if state.next_action else None,
-            },
+            target=error.target,
+            batch_id=error.batch_id,
+            conflict=error.conflict,
+            attempt=error.attempts,
+            wait_seconds=round(state.next_action.sleep, 3) if state.next_action else None,
         )
 
 

@@ -24,6 +24,7 @@ from stream_merge.engines.native_log import NativeTombstones
 from stream_merge.engines.spark import SparkEngine
 from stream_merge.engines.spark_log import Tombstones
 from stream_merge.layout import Layout
+from stream_merge.logs import tell
 from stream_merge.memory import reservations
 from stream_merge.results import Refusal
 from stream_merge.snapshot import TableSnapshot
@@ -215,7 +216,7 @@ class Selector:
         if not (choice.native or self._log_natively) or self._spec.engine == "native":
             return False
         self._log_natively = False
-        log.warning("native_engine_failed", extra={"target": self._spec.label, "error": reason(error)})
+        tell(log.warning, "native_engine_failed", target=self._spec.label, error=reason(error))
         self.release()
         if not choice.native:
             self._choice = replace(choice, why=f"{choice.why}; delta-rs failed on the tombstones ({reason(error)})")

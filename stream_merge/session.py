@@ -26,6 +26,7 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from stream_merge import preflight
+from stream_merge.logs import tell
 
 _log = logging.getLogger(__name__)
 
@@ -238,7 +239,7 @@ def _start_quietly(builder: SparkSession.Builder) -> SparkSession:
             raise preflight.failed_start(stderr.text_to_the_end(), conf.get(_PACKAGES) or "") from err
         SparkContext._ensure_initialized(gateway=gateway, conf=conf)
         session = builder.getOrCreate()
-    _log.debug("spark_started", extra={"app_name": session.sparkContext.appName, "jvm_stderr": stderr.text()})
+    tell(_log.debug, "spark_started", app_name=session.sparkContext.appName, jvm_stderr=stderr.text())
     return session
 
 

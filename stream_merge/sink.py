@@ -21,6 +21,7 @@ from stream_merge.errors import ConfigError
 from stream_merge.identity import Caller, caller, claims
 from stream_merge.intake import Intake
 from stream_merge.layout import Layouts
+from stream_merge.logs import tell
 from stream_merge.memory import reservations
 from stream_merge.metrics import MergeMetrics, default_metrics
 from stream_merge.microbatch import MicroBatch
@@ -28,7 +29,7 @@ from stream_merge.own_session import OwnSession
 from stream_merge.results import TARGET_FAILED, FailedBatch, MergeResult
 from stream_merge.selection import Selector
 from stream_merge.snapshot import is_applied
-from stream_merge.spark_internals import in_session, is_classic, reason
+from stream_merge.spark_internals import in_session, is_classic, reason, spark_errors_unlogged
 from stream_merge.store import Store
 
 log = logging.getLogger(__name__)
@@ -182,6 +183,7 @@ class MergeSink:
         """
         self.merge(batch_df, batch_id, Intake())
 
+    @spark_errors_unlogged()
     def merge(self, batch_df: DataFrame, batch_id: int, intake: Intake) -> None:
         """As a call, with what the source tells about the batch beside its events."""
         with self._micro_batch(batch_df, batch_id, intake) as batch:
@@ -269,21 +271,20 @@ class MergeSink:
                     target=self._spec.label, query=who.query, batch_id=batch_id, error=error, seconds=clock.seconds()
                 )
             )
-            log.warning("micro_batch_failed", extra={**where, "error": error})
+            tell(log.warning, "micro_batch_failed", **where, error=error, reason=reason(err))
             raise
         result = micro_batch.result()
         self._last_result = result
         metrics.observe(result)
-        log.info(
+        tell(
+            log.info,
             "micro_batch_merged",
-            extra={
-                **where,
-                "outcome": result.outcome,
-                "version": result.version,
-                "events": result.events,
-                "seconds": result.seconds,
-                "attempts": result.attempts,
-            },
+            **where,
+            outcome=result.outcome,
+            version=result.version,
+            events=result.events,
+            seconds=result.seconds,
+            attempts=result.attempts,
         )
 
     def wants_events_at_hand(self, batch_df: DataFrame, *, need: int) -> bool:
@@ -338,7 +339,7 @@ class MergeSink:
         except ConfigError:
             return False  # what is there is no Delta table
         except Exception:
-            log.warning("target_unreadable", extra={"target": self._spec.label, "batch_id": batch_id}, exc_info=True)
+            tell(log.warning, "target_unreadable", target=self._spec.label, batch_id=batch_id, exc_info=True)
             return True
 
     def set_aside(self, batch_df: DataFrame, batch_id: int, error: Exception) -> int:

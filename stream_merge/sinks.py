@@ -19,6 +19,7 @@ from stream_merge.commits import SideCommit
 from stream_merge.config import RetryPolicy
 from stream_merge.errors import CommitStateUnknownError, ConfigError, ContractError, RoutedMergeError
 from stream_merge.identity import Caller, caller_of
+from stream_merge.logs import tell
 from stream_merge.metrics import MergeMetrics, default_metrics
 from stream_merge.own_session import OwnSession
 from stream_merge.results import UNKNOWN_ROUTE, MergeResult
@@ -201,7 +202,7 @@ class MergeSinks:
                 " or use on_failure='quarantine'"
             )
             raise ContractError(msg, reasons={UNKNOWN_ROUTE: count}, batch_id=batch_id)
-        log.warning("events_without_a_sink", extra={"query": who.query, "batch_id": batch_id, "routes": shown})
+        tell(log.warning, "events_without_a_sink", query=who.query, batch_id=batch_id, routes=shown)
         written = quarantine.write_whole(
             in_session(lost.drop(names.ROUTE_COLUMN), self._session.of(routed)),
             self._quarantine_target,
@@ -266,9 +267,13 @@ class MergeSinks:
         except Exception as again:
             again.add_note(f"while events were quarantined that could not be merged: {reason(error)}")
             return again
-        log.error(
+        tell(
+            log.error,
             "events_of_a_failed_table_quarantined",
-            extra={"target": sink.label, "batch_id": batch_id, "events": count, "error": reason(error)},
+            target=sink.label,
+            batch_id=batch_id,
+            events=count,
+            error=reason(error),
         )
         return None
 

@@ -7,15 +7,18 @@ Spark 4.2.0 with Delta 4.4.0; an upgrade starts with this file.
 from __future__ import annotations
 
 import json
+import logging
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkContext
 from pyspark.java_gateway import ensure_callback_server_started
+from pyspark.logger import PySparkLogger
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql.types import DataType, DateType, DecimalType, StructType, TimestampNTZType, TimestampType
 
@@ -241,6 +244,27 @@ def reason(error: BaseException) -> str:
         for class_name, message in java_causes(error):
             return f"{class_name.rsplit('.', 1)[-1]}: {message}".splitlines()[0]
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+PYSPARK_ERROR_LOGGERS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
+"""PySpark 4.2 writes each error that Spark raises to stderr, as a line of JSON with its trace, caught or not."""
+_errors_are_ours: ContextVar[bool] = ContextVar("stream_merge_errors_are_ours", default=False)
+
+
+@contextmanager
+def spark_errors_unlogged() -> Iterator[None]:
+    """Keep PySpark from logging Spark's errors in this thread for a while: they become sentences, or are handled."""
+    for name in PYSPARK_ERROR_LOGGERS:
+        PySparkLogger.getLogger(name).addFilter(_not_ours)  # which adds the same one once
+    token = _errors_are_ours.set(True)
+    try:
+        yield
+    finally:
+        _errors_are_ours.reset(token)
+
+
+def _not_ours(_record: logging.LogRecord) -> bool:
+    return not _errors_are_ours.get()
 
 
 def _jvm(session: SparkSession) -> Any:

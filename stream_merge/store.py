@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 from stream_merge import names, tables
 from stream_merge.config import MergeSpec
 from stream_merge.engines.delta_rs import NativeTable, open_table
+from stream_merge.logs import tell
 from stream_merge.snapshot import TableSnapshot
 
 log = logging.getLogger(__name__)
@@ -71,7 +72,7 @@ class Store:
             if must_read:
                 raise
             # Whatever delta-rs cannot read, Spark may: it decides what is wrong with the table.
-            log.info("table_left_to_spark", extra={"table": table, "error": type(err).__name__})
+            tell(log.info, "table_left_to_spark", table=table, error=type(err).__name__)
             return None
         if found is not None:
             self._handles[table] = found

@@ -19,6 +19,7 @@ from stream_merge import columns, names
 from stream_merge.config import MergeSpec
 from stream_merge.errors import ConfigError
 from stream_merge.layout import Layout
+from stream_merge.logs import tell
 from stream_merge.snapshot import CommitRecord, TableSnapshot, metrics_of_history
 from stream_merge.spark_internals import path_is_occupied, qualified_path, reason, snapshot
 
@@ -121,7 +122,7 @@ def create(
                 raise ConfigError(msg, target=target) from err
             time.sleep(_CREATE_PAUSE_SECONDS)
         else:
-            log.info("table_created", extra={"table": target})
+            tell(log.info, "table_created", table=target)
             break
     created = find(session, target)
     if created is None:
@@ -281,7 +282,7 @@ def prepared(
         try:
             for statement in statements:
                 session.sql(statement)
-                log.info("table_prepared", extra={"table": target, "statement": statement})
+                tell(log.info, "table_prepared", table=target, statement=statement)
         except Exception as err:
             if not left:
                 msg = f"table {target!r} could not be prepared: {reason(err)}"

@@ -157,7 +157,7 @@ def test_a_merge_that_loses_against_optimize_is_tried_again(spark, events, log_f
     ]
     assert (result.attempts, dict(result.conflicts)) == (2, {"ConcurrentAppendException": 1})
     assert fates(result) == {"updated": 1, "deleted": 1}
-    warnings = [record for record in caplog.records if record.message == "commit_conflict"]
+    warnings = [record for record in caplog.records if record.event == "commit_conflict"]
     assert [(r.target, r.batch_id, r.conflict, r.attempt) for r in warnings] == [
         (faulty_table, 2, "ConcurrentAppendException", 1)
     ]

@@ -205,4 +205,4 @@ def test_a_target_made_anew_does_not_meet_the_tombstones_of_the_old_one(
 
     assert stream.rows() == [(2, 1, "new life")]
     assert remembered(stream) == [(1, 2, False)]
-    assert "tombstones_of_dropped_target_discarded" in caplog.messages
+    assert "tombstones_of_dropped_target_discarded" in caplog.text

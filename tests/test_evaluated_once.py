@@ -133,7 +133,7 @@ def test_a_batch_that_outgrows_the_driver_is_merged_all_the_same(
     }
     result = outgrow(*outgrown[stops], stream, monkeypatch)
 
-    assert "batch_too_large_for_the_driver" in caplog.messages
+    assert "batch_too_large_for_the_driver" in caplog.text
     assert ledger(result)["received"] == len(BATCH)
     assert stream.rows() == [(1, 2, "new"), (2, 9, "back"), (5, 1, "first"), (7, 1, "small")]
 

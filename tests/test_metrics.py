@@ -317,7 +317,7 @@ def test_a_number_that_delta_adds_is_counted_and_named_once_in_the_log(
     assert value(registry, "unknown_delta_metrics_total") == 2
     assert value(registry, "target_rows_inserted_total") == 2
     assert [record.getMessage() for record in caplog.records] == [
-        "stream_merge.unknown_delta_metric name='numTargetUnicorns'"
+        "stream_merge.unknown_delta_metric delta_metric=numTargetUnicorns"
     ]
 
 

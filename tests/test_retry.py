@@ -356,7 +356,7 @@ def test_one_warning_is_logged_per_retry(clock, caplog):
     with caplog.at_level(logging.WARNING, logger="stream_merge.retry"):
         retry.run(losing(2), QUICK, sleep=clock.sleep)
 
-    records = [record for record in caplog.records if record.message == "commit_conflict"]
+    records = [record for record in caplog.records if record.event == "commit_conflict"]
     assert [(r.target, r.batch_id, r.conflict, r.attempt, r.wait_seconds) for r in records] == [
         ("shop.orders", 7, "ConcurrentAppendException", 1, 0.2),
         ("shop.orders", 7, "ConcurrentAppendException", 2, 0.4),

@@ -30,6 +30,7 @@ from stream_merge.errors import (
 )
 from stream_merge.server import MetricsServer, serve
 from stream_merge.session import is_submitted, local_session, submitted_session
+from stream_merge.spark_internals import PYSPARK_ERROR_LOGGERS
 from stream_merge.watch.queries import QueryFailedError, innermost_message
 
 METRICS_PORT = 9108
@@ -128,20 +129,9 @@ def log_to_screen(level: int) -> None:
     """Show what the sink logs from a level on, except what ends in a sentence anyway."""
     handler = logging.StreamHandler()
     handler.setLevel(level)
-    handler.addFilter(lambda record: record.msg != "micro_batch_failed")
-    handler.setFormatter(_Fields("%(levelname)s %(name)s %(message)s"))
+    handler.addFilter(lambda record: getattr(record, "event", None) != "micro_batch_failed")
+    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s %(message)s"))
     logging.getLogger("stream_merge").handlers = [handler]
-    for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):  # PySpark 4.2: each error as a line of JSON
+    for name in PYSPARK_ERROR_LOGGERS:
         PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
     logging.getLogger("py4j").setLevel(logging.CRITICAL)  # a stack trace for an interrupt
-
-
-class _Fields(logging.Formatter):
-    """Appends the fields of a structured log line."""
-
-    _USUAL = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
-
-    def format(self, record: logging.LogRecord) -> str:
-        """The line."""
-        fields = [f"{name}={value!r}" for name, value in record.__dict__.items() if name not in self._USUAL]
-        return " ".join([super().format(record), *fields])

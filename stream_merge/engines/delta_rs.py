@@ -25,6 +25,7 @@ from deltalake.table import TableMerger
 from pyspark.sql.types import StructType
 
 from stream_merge import names
+from stream_merge.logs import tell
 from stream_merge.snapshot import CommitRecord, TableSnapshot, metrics_of_history
 
 log = logging.getLogger(__name__)
@@ -298,7 +299,7 @@ class NativeTable:
             self._rows = (self.version, rows.combine_chunks() if rows[0].num_chunks > _MOST_CHUNKS else rows)
         except (pa.ArrowException, KeyError):
             # The append has landed; the rows are read again when they are wanted.
-            log.warning("rows_not_kept", extra={"table": self.location}, exc_info=True)
+            tell(log.warning, "rows_not_kept", table=self.location, exc_info=True)
 
     @_no_panics
     def changes(self, version: int) -> pa.Table:
@@ -317,7 +318,7 @@ class NativeTable:
                 self._table.cleanup_metadata()
         except Exception:
             # The commit has landed; without this checkpoint readers only have more commits to read.
-            log.warning("checkpoint_failed", extra={"table": self.location, "version": self.version}, exc_info=True)
+            tell(log.warning, "checkpoint_failed", table=self.location, version=self.version, exc_info=True)
 
 
 _NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)

@@ -21,6 +21,7 @@ from stream_merge.engines.base import Hits
 from stream_merge.engines.delta_rs import MOST_KEPT_ROWS, NativeTable
 from stream_merge.engines.native_append import append_once
 from stream_merge.layout import Layout
+from stream_merge.logs import tell
 from stream_merge.plan import KeyBounds
 
 log = logging.getLogger(__name__)
@@ -146,9 +147,9 @@ class NativeTombstones:
         except Exception as err:
             if retry.conflict_class(err) is None:
                 raise
-            log.info("side_table_tidied_later", extra={"table": self._spec.tombstone_target})
+            tell(log.info, "side_table_tidied_later", table=self._spec.tombstone_target)
         else:
-            log.info("tombstones_tidied", extra={"table": self._spec.tombstone_target, "files": before})
+            tell(log.info, "tombstones_tidied", table=self._spec.tombstone_target, files=before)
 
     def _worth_clearing(self, found: NativeTable) -> bool:
         counts = found.files()["num_records"].to_pylist()

@@ -18,6 +18,7 @@ from stream_merge.config import MergeSpec
 from stream_merge.engines.base import CommitTag, MergeReport
 from stream_merge.engines.spark_log import BROADCAST_EVENTS, SparkHits, Tombstones
 from stream_merge.layout import Layout
+from stream_merge.logs import tell
 from stream_merge.snapshot import CommitRecord, TableSnapshot
 from stream_merge.spark_internals import LAST_COMMIT_VERSION_CONF, merge_metrics
 from stream_merge.tables import delta_table
@@ -166,7 +167,7 @@ class SparkEngine:
         except Exception as err:
             if retry.conflict_class(err) is None:
                 raise
-            log.info("side_table_tidied_later", extra={"table": table, "conflict": retry.conflict_class(err)})
+            tell(log.info, "side_table_tidied_later", table=table, conflict=retry.conflict_class(err))
 
     def _matched(self, source: DataFrame) -> DeltaMergeBuilder:
         same_keys = self._layout.once("same_keys", lambda: _same_keys(self._layout.keys))

@@ -23,6 +23,7 @@ from stream_merge.engines import log_rules
 from stream_merge.engines.base import Hits
 from stream_merge.errors import ConfigError
 from stream_merge.layout import Layout
+from stream_merge.logs import tell
 from stream_merge.plan import KeyBounds
 from stream_merge.snapshot import TableSnapshot
 from stream_merge.spark_internals import materialised, release
@@ -175,7 +176,7 @@ class Tombstones:
         if self._spec.tombstone_retention_seconds is not None:
             tables.delta_table(self._session, self._table).delete(expired)
         self._session.sql(f"OPTIMIZE {names.sql_identifier(self._table)}")
-        log.info("tombstones_tidied", extra={"table": self._table, "version": found.version, "files": found.files})
+        tell(log.info, "tombstones_tidied", table=self._table, version=found.version, files=found.files)
 
     def _append(self, events: DataFrame, *, revived: bool, recorded_at: Column, commit: SideCommit) -> None:
         rows = events.select(
@@ -202,9 +203,11 @@ class Tombstones:
         properties = {**tables.recorded_properties(self._layout), names.TARGET_ID_PROPERTY: self._target_id}
         left_over = tables.find(self._session, self._table)
         if left_over is not None:
-            log.warning(
+            tell(
+                log.warning,
                 "tombstones_of_dropped_target_discarded",
-                extra={"table": self._table, "target_id": left_over.properties.get(names.TARGET_ID_PROPERTY)},
+                table=self._table,
+                target_id=left_over.properties.get(names.TARGET_ID_PROPERTY),
             )
             tables.start_over(self._session, self._table, fields, properties=properties)
         else:

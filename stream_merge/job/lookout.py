@@ -24,6 +24,7 @@ from stream_merge.catalogue import (
 )
 from stream_merge.job.decoded import DecodedBatch
 from stream_merge.job.offsets import Ranges
+from stream_merge.logs import tell
 from stream_merge.metrics import MergeMetrics, default_metrics
 from stream_merge.sources.kafka import Cluster, Connection, Offsets, TopicState
 
@@ -73,17 +74,16 @@ class Progress:
                 gaps.append((TOPIC_GAPS, (topic,), without_record))
                 if without_record and self.may_have_gaps is not None and topic not in self.may_have_gaps:
                     gaps.append((TOPIC_UNEXPECTED_GAPS, (topic,), without_record))
-                    log.error(
+                    tell(
+                        log.error,
                         "offsets_without_records",
-                        extra={
-                            "query": self.query,
-                            "topic": topic,
-                            "partition": partition,
-                            "first": found.start,
-                            "last": found.end - 1,
-                            "offsets": without_record,
-                            "remedy": "set 'transactional: true' if producers of the topic use transactions",
-                        },
+                        query=self.query,
+                        topic=topic,
+                        partition=partition,
+                        first=found.start,
+                        last=found.end - 1,
+                        offsets=without_record,
+                        remedy="set 'transactional: true' if producers of the topic use transactions",
                     )
         self._numbers.observe_topics(self.query, self.target, add=[*kinds, *gaps, *gone])
         now, skewed, store = time.time(), [], []
@@ -157,7 +157,7 @@ class Lookout:
         try:
             topics = self._cluster.topics(wanted)
         except (KafkaError, OSError, TimeoutError) as err:
-            log.info("broker_not_asked", extra={"error": type(err).__name__})
+            tell(log.info, "broker_not_asked", error=type(err).__name__)
             return
         for progress in self._progress:
             progress.seen(topics)
@@ -173,7 +173,7 @@ class Lookout:
         try:
             self._cluster.commit(progress.group, ends)
         except (KafkaError, OSError, TimeoutError) as err:
-            log.warning("offsets_not_mirrored", extra={"group": progress.group, "error": type(err).__name__})
+            tell(log.warning, "offsets_not_mirrored", group=progress.group, error=type(err).__name__)
             progress.mirror_failed()
             return
         progress.mirrored, progress.mirrored_at = ends, now

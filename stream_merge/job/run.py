@@ -24,6 +24,7 @@ from stream_merge.job.replay import Replayed, Request, replay
 from stream_merge.job.settings import JobSettings, QuerySettings
 from stream_merge.job.topic import TopicSink, merge_sink
 from stream_merge.job.verdicts import Verdict, is_outage, is_refusal, refused, worst
+from stream_merge.logs import tell
 from stream_merge.metrics import MergeMetrics
 from stream_merge.results import MergeResult
 from stream_merge.sources import kafka
@@ -150,7 +151,7 @@ class Job:
         topics = self._clusters[query.name].topics(query.topic)
         missing = [topic for topic in query.topic if topic not in topics]
         if missing:  # the connector may be about to make it
-            log.warning("topic_missing", extra={"query": query.name, "topics": missing})
+            tell(log.warning, "topic_missing", query=query.name, topics=missing)
         if is_first:
             refuse_start_elsewhere(query, topics)
         query_id = checkpoint.query_id()
@@ -322,7 +323,7 @@ class _Query:
         try:
             answer = self._job.replay(self.settings, request)
         except Exception as err:
-            log.warning("replay_failed", extra={"query": self.name, "error": str(err)})
+            tell(log.warning, "replay_failed", query=self.name, error=str(err))
             answer = Replayed(id=request.id, error=str(err))
         requests.answer_replay(self.settings, answer)
 
@@ -371,7 +372,7 @@ class _Query:
             found.__cause__ = error
             return found
         except Exception as err:
-            log.info("cause_not_found", extra={"query": self.name, "error": type(err).__name__})
+            tell(log.info, "cause_not_found", query=self.name, error=type(err).__name__)
         return error
 
     def _failed(self, error: Exception) -> None:
@@ -390,7 +391,7 @@ class _Query:
         wait = _BACKOFF_SECONDS[min(self._restarts, len(_BACKOFF_SECONDS) - 1)]
         self._restarts += 1
         self._not_before = now + wait
-        log.warning("query_restarts", extra={"query": self.name, "seconds": wait, "error": str(error).splitlines()[0]})
+        tell(log.warning, "query_restarts", query=self.name, seconds=wait, error=str(error).splitlines()[0])
 
     def _keep(self, error: Exception | None) -> None:
         if error is not None and self.failure is None:

@@ -23,6 +23,7 @@ from stream_merge.job.origin import SECTION, Origin
 from stream_merge.job.row_schema import RowSchema
 from stream_merge.job.sequence import DELETE, POSITION_COMPONENTS, SEQUENCE
 from stream_merge.job.settings import QuerySettings
+from stream_merge.logs import tell
 from stream_merge.results import MergeResult
 from stream_merge.sink import MergeSink
 from stream_merge.sources.formats.base import Kind
@@ -97,15 +98,14 @@ class TopicSink:
             self._known_origin().expect_no_regression(batch, ranges)
             undecodable = self._undecodable(batch, batch_df, batch_id)
             if undecodable is not None:
-                log.warning(
+                tell(
+                    log.warning,
                     "records_quarantined",
-                    extra={
-                        "query": self._settings.name,
-                        "batch_id": batch_id,
-                        "undecodable": batch.total(Kind.UNDECODABLE),
-                        "records": batch.records,
-                        "remedy": "'stream-merge quarantine show' says why",
-                    },
+                    query=self._settings.name,
+                    batch_id=batch_id,
+                    undecodable=batch.total(Kind.UNDECODABLE),
+                    records=batch.records,
+                    remedy="'stream-merge quarantine show' says why",
                 )
             if batch.row.fields:
                 events = change_events(batch, batch_df.sparkSession, self._settings)
@@ -172,7 +172,7 @@ class TopicSink:
         try:
             return frozenset(self._cluster.compacted(self._settings.topic))
         except (AuthorizationError, UnsupportedVersionError) as err:
-            log.warning("compaction_unknown", extra={"topics": self._settings.topic, "error": type(err).__name__})
+            tell(log.warning, "compaction_unknown", topics=self._settings.topic, error=type(err).__name__)
             return None
 
     def _known_checkpoint(self, batch_df: DataFrame) -> Checkpoint:
@@ -193,7 +193,7 @@ class TopicSink:
             return
         topic, partition, offset = batch.first_truncate
         if self._settings.on_truncate == "ignore":
-            log.warning("truncate_ignored", extra={"topic": topic, "partition": partition, "offset": offset})
+            tell(log.warning, "truncate_ignored", topic=topic, partition=partition, offset=offset)
             return
         msg = (
             f"topic {topic!r}, partition {partition}, offset {offset} says that the source table was truncated, which"

@@ -14,6 +14,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.pandas.functions import arrow_udf
 
+from stream_merge.logs import tell
 from stream_merge.sources.at_once import Piece, pieces
 from stream_merge.sources.events import META, OLD_KEY, PLACE, ROW, Reading, arrow_type, is_time
 from stream_merge.sources.formats.base import Kind, Read
@@ -106,7 +107,7 @@ class Decoder(Reading):
             return list(pieces(self, keys, values)) if len(values) >= FEWEST else []
         except Exception as err:
             # As with one record below: whatever the records hold, they must not stop the query.
-            log.warning("not_decoded_at_once", extra={"error": f"{type(err).__name__}: {err}"})
+            tell(log.warning, "not_decoded_at_once", error=f"{type(err).__name__}: {err}")
             return []
 
     # -- one record --------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
 from stream_merge.errors import StreamMergeError
+from stream_merge.logs import tell
 from stream_merge.results import FATES, EventCounts, MergeResult
 from stream_merge.spark_internals import jvm_signals, root_cause
 
@@ -223,7 +224,7 @@ class Running:
         self._is_cut_short = self._query.isActive and self._query.exception() is None
         self._query.stop()
         if self._is_cut_short and not self._at_gate and (error := self._query.exception()) is not None:
-            log.info("stop_interrupted", extra={"query": self._stream.name, "error": root_cause(error)})
+            tell(log.info, "stop_interrupted", query=self._stream.name, error=root_cause(error))
 
     @property
     def has_delivered(self) -> bool:
