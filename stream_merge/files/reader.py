@@ -13,7 +13,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
-from stream_merge import columns, names
+from stream_merge import columns, names, outside
 from stream_merge.errors import ConfigError, ContractError
 
 Format = Literal["json", "csv", "parquet"]
@@ -287,6 +287,9 @@ def _widened(inferred: StructType) -> StructType:
 
 def _said(err: BaseException) -> str:
     """What Spark said, without where in its code."""
+    from_outside = outside.said(err)
+    if from_outside is not None:
+        return from_outside
     first, _, rest = str(err).strip().partition("\n")
     java = re.match(r": [\w.$]+: (.*)", rest)  # Py4J: the first line names its own object
     return java[1] if java is not None else first

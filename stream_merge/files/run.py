@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pyspark.sql import SparkSession
 from rich.console import Console
 
-from stream_merge import names
+from stream_merge import names, tables
 from stream_merge.errors import ConfigError
 from stream_merge.files import reader
 from stream_merge.files.reader import Folder, Schema
@@ -68,6 +68,9 @@ def run(
         QueryFailedError: Spark failed.
     """
     sink = _sink(settings)  # says what is wrong with the settings before Spark starts
+    closed = tables.not_writable(settings.checkpoint)
+    if closed is not None:
+        raise ConfigError(closed, target=settings.target)
     say = screen.Teller(console)
     with console.status("starting Spark (the first time, Delta's jars are downloaded: about 90 MB)"):
         session = start_session()
