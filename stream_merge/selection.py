@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from stream_merge import outside
 from stream_merge.batch import Batch
 from stream_merge.choice import Choice, choose, left_to_spark
 from stream_merge.config import MergeSpec
@@ -230,6 +231,8 @@ class Selector:
         """Leave everything to Spark after delta-rs failed and left nothing behind; False where that is no way out."""
         choice = self._chosen()
         if not (choice.native or self._log_natively) or self._spec.engine == "native":
+            return False
+        if outside.said(error) is not None:  # on the same disk, Spark would fail as well
             return False
         self._log_natively = False
         tell(log.warning, "native_engine_failed", target=self._spec.label, error=reason(error))

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from pyspark.sql import Column, DataFrame, SparkSession
 
-from stream_merge import names, quarantine, retry, tables, writers
+from stream_merge import names, outside, quarantine, retry, tables, writers
 from stream_merge.clock import PhaseClock
 from stream_merge.commits import SideCommit
 from stream_merge.committing import Committing
@@ -18,7 +18,7 @@ from stream_merge.config import Engine, MergeSpec, OnInvalid, RetryPolicy, Schem
 from stream_merge.costs import CostModel
 from stream_merge.delivery import of_query
 from stream_merge.engines.spark_commit import USER_METADATA_CONF
-from stream_merge.errors import ConfigError
+from stream_merge.errors import ConfigError, StreamMergeError
 from stream_merge.identity import Caller, caller, claims
 from stream_merge.intake import Intake
 from stream_merge.layout import Layouts
@@ -278,7 +278,11 @@ class MergeSink:
                 )
             )
             tell(log.warning, "micro_batch_failed", **where, error=error, reason=reason(err))
-            raise
+            from_outside = None if isinstance(err, StreamMergeError) else outside.said(err)
+            if from_outside is None:
+                raise
+            msg = f"batch {batch_id} for {self._spec.target!r} could not be merged: {from_outside}"
+            raise ConfigError(msg, target=self._spec.target, batch_id=batch_id) from err
         result = micro_batch.result()
         self._last_result = result
         metrics.observe(result)

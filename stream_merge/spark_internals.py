@@ -23,6 +23,7 @@ from pyspark.logger import PySparkLogger
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql.types import DataType, DateType, DecimalType, StructType, TimestampNTZType, TimestampType
 
+from stream_merge import outside
 from stream_merge.snapshot import TableSnapshot
 
 LAST_COMMIT_VERSION_CONF = "spark.databricks.delta.lastCommitVersionInSession"
@@ -251,6 +252,9 @@ def root_cause(error: BaseException) -> str:
 
 def reason(error: BaseException) -> str:
     """What went wrong, in one line; the first line of a `Py4JJavaError` only names the call that failed."""
+    from_outside = outside.said(error)
+    if from_outside is not None:
+        return from_outside
     if isinstance(error, Py4JJavaError):
         for class_name, message in java_causes(error):
             return f"{class_name.rsplit('.', 1)[-1]}: {message}".splitlines()[0]

@@ -347,16 +347,32 @@ def _permission_problems(spec: MergeSpec, found: TableSnapshot | None) -> list[s
     siblings = [spec.quarantine_table if spec.on_invalid == "quarantine" else None]
     siblings.append(spec.tombstone_target if spec.tombstones else None)
     wanted.extend(names.normal_path(table) for table in siblings if table is not None and names.is_path(table))
-    problems: dict[Path, str] = {}
+    problems: dict[Path | None, str] = {}
     for location in wanted:
-        local = local_path(location)
-        nearest = local and nearest_existing(local)
-        if nearest and nearest not in problems and not os.access(nearest, os.R_OK | os.W_OK | os.X_OK):
-            problems[nearest] = (
-                f"this process (uid {os.geteuid()}) may not write to {str(nearest)!r}, where {location!r} lies;"
-                " grant it write permission or choose another path"
-            )
+        problem = not_writable(location)
+        if problem is not None:
+            problems.setdefault(_nearest(location), problem)
     return list(problems.values())
+
+
+def not_writable(location: str) -> str | None:
+    """Why this process cannot make or write a folder at a place on a local disk, or None."""
+    nearest = _nearest(location)
+    if nearest is None:
+        return None
+    if not nearest.is_dir():
+        return f"{str(nearest)!r} is a file, where {location!r} needs a folder; name another path"
+    if not os.access(nearest, os.R_OK | os.W_OK | os.X_OK):
+        return (
+            f"this process (uid {os.geteuid()}) may not write to {str(nearest)!r}, where {location!r} lies;"
+            " grant it write permission or choose another path"
+        )
+    return None
+
+
+def _nearest(location: str) -> Path | None:
+    local = local_path(location)
+    return None if local is None else nearest_existing(local)
 
 
 def local_path(location: str) -> Path | None:

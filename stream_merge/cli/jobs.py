@@ -15,9 +15,10 @@ from stream_merge import names as table_names
 from stream_merge import writers
 from stream_merge.cli.shared import (
     CONFIGURATION,
-    ERR,
     OUT,
     Confs,
+    Debug,
+    complain,
     confs,
     errors_as_sentences,
     log_to_screen,
@@ -27,6 +28,7 @@ from stream_merge.errors import ConfigError
 from stream_merge.job import jars, quarantined, steps
 from stream_merge.job import run as run_job
 from stream_merge.job.check import check as look
+from stream_merge.job.check import refuse_closed_checkpoints
 from stream_merge.job.replay import Replayed, Request, replay
 from stream_merge.job.requests import answer_replay, ask_for_replay, held, replay_answer, request_stop
 from stream_merge.job.run import JobResult
@@ -63,14 +65,16 @@ def run(
     once: Annotated[bool, typer.Option("--once", help="End when everything that is there has been merged.")] = False,
     jars_in: Jars = None,
     conf: Confs = None,
+    debug: Debug = False,
 ) -> None:
     """Merge topics into tables as a job file says, until Ctrl-C, SIGTERM or 'stream-merge stop'.
 
     Exit codes: 0 stopped or done; 2 the job file or the environment has to change; 3 the data; 4 run it again.
     """
     log_to_screen(logging.WARNING)
-    with errors_as_sentences():
+    with errors_as_sentences(debug=debug):
         settings = load(job)
+        refuse_closed_checkpoints(settings)
         connector = {} if is_submitted() else jars.conf(jars_in)
         with (
             serve(settings.metrics.port, settings.metrics.host) as server,
@@ -78,7 +82,7 @@ def run(
         ):
             result = _run(settings, start(), once=once, metrics_url=server.url)
     for name, error in result.failures.items():
-        ERR.print(f"stream-merge: query {name!r}: {escape(str(error))}", highlight=False, soft_wrap=True)
+        complain(error, about="" if isinstance(error, queries.QueryFailedError) else f"query {name!r}: ", debug=debug)
     if result.verdict.value:
         raise typer.Exit(result.verdict.value)
 
@@ -162,6 +166,7 @@ def replay_quarantined(
         bool, typer.Option("--force", help="Also records older than tombstone_retention or than the epoch.")
     ] = False,
     conf: Confs = None,
+    debug: Debug = False,
 ) -> None:
     """Run quarantined records through decoder and sink again, as the job file is now, and mark those that are done.
 
@@ -170,7 +175,10 @@ def replay_quarantined(
     """
     log_to_screen(logging.WARNING)
     failed = False
-    with errors_as_sentences(), session_starter(f"stream-merge replay {job.stem}", confs(conf or [])) as start:
+    with (
+        errors_as_sentences(debug=debug),
+        session_starter(f"stream-merge replay {job.stem}", confs(conf or [])) as start,
+    ):
         for one in _chosen(load(job), query):
             request = Request(reason=reason, partition=partition, offset=offset, force=force, settings=one.digest())
             answer = _replayed(one, request, start)

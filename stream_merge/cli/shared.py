@@ -8,17 +8,19 @@ import os
 import re
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Annotated
 
 import typer
-from py4j.protocol import Py4JJavaError
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 from rich.console import Console
 
+from stream_merge import outside
 from stream_merge.errors import (
     CommitConflictError,
     CommitStateUnknownError,
@@ -52,6 +54,9 @@ ERR = Console(stderr=True)
 MetricsPort = Annotated[
     int,
     typer.Option(min=0, max=65535, metavar="PORT", help="Serve /metrics on this loopback port; 0 takes a free one."),
+]
+Debug = Annotated[
+    bool, typer.Option("--debug", help="Show an error whole: where it was raised, and all that Spark said.")
 ]
 Confs = Annotated[
     list[str] | None, typer.Option(metavar="KEY=VALUE", help="A Spark conf, as for spark-submit; repeatable.")
@@ -110,24 +115,67 @@ def metrics_server(context: typer.Context, port: int) -> Iterator[MetricsServer]
 
 
 @contextmanager
-def errors_as_sentences() -> Iterator[None]:
-    """Turn every error that a person can act on into one sentence and an exit code."""
+def errors_as_sentences(*, debug: bool = False) -> Iterator[None]:
+    """Turn every error that a person can act on into one sentence and an exit code.
+
+    Args:
+        debug: show all of it behind the sentence.
+    """
     try:
         yield
     except tuple(EXIT_CODES) as err:
-        ERR.print(f"stream-merge: {escape(str(err))}", highlight=False, soft_wrap=True)
-        raise typer.Exit(next(code for kind, code in EXIT_CODES.items() if isinstance(err, kind))) from err
-    except (PySparkException, Py4JJavaError) as err:
-        ERR.print(f"stream-merge: Spark failed: {escape(innermost_message(str(err)))}", highlight=False, soft_wrap=True)
-        raise typer.Exit(FAILED) from err
+        complain(err, debug=debug)
+        raise typer.Exit(_exit_code(err)) from err
+    except (PySparkException, Py4JError) as err:
+        from_outside = outside.said(err)
+        complain(err, from_outside or f"Spark failed: {innermost_message(str(err))}", debug=debug)
+        raise typer.Exit(FAILED if from_outside is None else CONFIGURATION) from err
+    except OSError as err:
+        if err.errno not in outside.REFUSALS:
+            raise
+        complain(err, outside.not_writable(str(err.filename), err), debug=debug)
+        raise typer.Exit(CONFIGURATION) from err
     except KeyboardInterrupt:
         ERR.print("stream-merge: interrupted; what was merged stays, the rest comes with the next run")
         raise typer.Exit(INTERRUPTED) from None
 
 
+def complain(error: Exception, sentence: str | None = None, *, about: str = "", debug: bool = False) -> None:
+    """Say what went wrong.
+
+    Args:
+        error: what was raised.
+        sentence: what it means; None: what it says.
+        about: what it concerns, with a colon behind.
+        debug: show all of it, with where it was raised and what Spark said.
+    """
+    said = escape(f"{about}{sentence or error}")
+    ERR.print(f"stream-merge: {said}", highlight=False, soft_wrap=True)
+    if debug:
+        ERR.print("".join(traceback.format_exception(error)), highlight=False, markup=False, soft_wrap=True)
+
+
+def _exit_code(error: Exception) -> int:
+    if not isinstance(error, CommitStateUnknownError) and outside.said(error) is not None:
+        return CONFIGURATION
+    return next(code for kind, code in EXIT_CODES.items() if isinstance(error, kind))
+
+
+class _ScreenHandler(logging.Handler):
+    """Prints through the console that draws the running table, above it; where stderr is a file, to that."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print a line."""
+        console = OUT if OUT.is_terminal and ERR.is_terminal else ERR
+        try:
+            console.print(self.format(record), highlight=False, markup=False, soft_wrap=True)
+        except Exception:
+            self.handleError(record)
+
+
 def log_to_screen(level: int) -> None:
     """Show what the sink logs from a level on, except what ends in a sentence anyway."""
-    handler = logging.StreamHandler()
+    handler = _ScreenHandler()
     handler.setLevel(level)
     handler.addFilter(lambda record: getattr(record, "event", None) != "micro_batch_failed")
     handler.setFormatter(logging.Formatter("%(levelname)s %(name)s %(message)s"))

@@ -15,6 +15,7 @@ from stream_merge.cli.shared import (
     METRICS_PORT,
     OUT,
     Confs,
+    Debug,
     MetricsPort,
     confs,
     errors_as_sentences,
@@ -153,13 +154,14 @@ def files(
     name: Annotated[str | None, typer.Option(help="Label of metrics; the name of the table if not given.")] = None,
     metrics_port: MetricsPort = METRICS_PORT,
     conf: Confs = None,
+    debug: Debug = False,
 ) -> None:
     """Merge a folder of change files into a Delta table, until it is stopped or --once.
 
     Lines that cannot be read go to the quarantine table. Put files into the folder by renaming: a file is read once.
     """
     log_to_screen(logging.WARNING)
-    with errors_as_sentences():
+    with errors_as_sentences(debug=debug):
         settings = FilesSettings(
             folder=Folder(path=source, format=format.value, header=header, delimiter=delimiter),
             target=target,

@@ -74,6 +74,9 @@ def run(
         QueryFailedError: Spark failed.
     """
     sink = _sink(settings)  # says what is wrong with the settings before Spark starts
+    closed = tables.not_writable(settings.checkpoint)
+    if closed is not None:
+        raise ConfigError(closed, target=settings.target)
     with _alone(settings):
         return _merged(sink, settings, console=console, start_session=start_session, metrics_url=metrics_url)
 

@@ -11,7 +11,7 @@ from pyspark.errors import AnalysisException, ParseException, PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
-from stream_merge import names
+from stream_merge import names, outside
 from stream_merge.errors import ConfigError
 
 _RECORD = "stream_merge_schema"
@@ -91,6 +91,9 @@ def record(session: SparkSession, checkpoint: str, schema: Schema) -> None:
 
 def said(err: BaseException) -> str:
     """What Spark said, without where in its code."""
+    from_outside = outside.said(err)
+    if from_outside is not None:
+        return from_outside
     first, _, rest = str(err).strip().partition("\n")
     java = re.match(r": [\w.$]+: (.*)", rest)  # Py4J: the first line names its own object
     return java[1] if java is not None else first

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -21,7 +20,7 @@ from stream_merge.job.settings import JobSettings, QuerySettings
 from stream_merge.sources import pem
 from stream_merge.sources.formats.base import Kind
 from stream_merge.sources.kafka import Cluster, Connection, Security, TopicState, is_refusal
-from stream_merge.tables import local_path, nearest_existing
+from stream_merge.tables import local_path, nearest_existing, not_writable
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,10 +104,25 @@ def _checkpoint(query: QuerySettings, topics: Mapping[str, TopicState]) -> Itera
             query=query.name, about="checkpoint", said=f"{query.checkpoint} is not on this disk; not looked at"
         )
         return
+    closed = not_writable(query.checkpoint)
+    if closed is not None:
+        yield Finding(query=query.name, about="checkpoint", said=closed, is_problem=True)
+        return
     try:
         refuse_start_of_existing(query, Checkpoint.on_disk(query.checkpoint))
     except ConfigError as err:
         yield Finding(query=query.name, about="checkpoint", said=str(err), is_problem=True)
+
+
+def refuse_closed_checkpoints(settings: JobSettings) -> None:
+    """Spark would be started for nothing, and say so in a trace.
+
+    Raises:
+        ConfigError: this process cannot write to some of them.
+    """
+    closed = [problem for query in settings.queries if (problem := not_writable(query.checkpoint)) is not None]
+    if closed:
+        raise ConfigError(closed)
 
 
 def refuse_start_of_existing(query: QuerySettings, checkpoint: Checkpoint) -> None:
@@ -148,8 +162,9 @@ def _storage(query: QuerySettings) -> Finding:
     there = place and nearest_existing(place)
     if there is None:
         return Finding(query=query.name, about="storage", said=f"{query.target} is not on this disk; not looked at")
-    if not os.access(there, os.W_OK | os.X_OK):
-        return Finding(query=query.name, about="storage", said=f"{there} cannot be written", is_problem=True)
+    closed = not_writable(names.normal_path(query.target))
+    if closed is not None:
+        return Finding(query=query.name, about="storage", said=closed, is_problem=True)
     return Finding(query=query.name, about="storage", said=f"{there} can be written")
 
 

@@ -26,7 +26,7 @@ from stream_merge.job.decoded import DecodedBatch
 from stream_merge.job.offsets import Ranges
 from stream_merge.logs import tell
 from stream_merge.metrics import MergeMetrics, default_metrics
-from stream_merge.sources.kafka import Cluster, Connection, Offsets, TopicState
+from stream_merge.sources.kafka import Cluster, Connection, Offsets, TopicState, is_refusal
 
 log = logging.getLogger(__name__)
 
@@ -131,6 +131,7 @@ class Lookout:
         self._cluster = Cluster(connection)
         self._progress = list(progress)
         self._over = threading.Event()
+        self._away_since: float | None = None
         self._thread = threading.Thread(target=self._run, name="stream-merge-lookout", daemon=True)
 
     def __enter__(self) -> Lookout:
@@ -157,11 +158,23 @@ class Lookout:
         try:
             topics = self._cluster.topics(wanted)
         except (KafkaError, OSError, TimeoutError) as err:
-            tell(log.info, "broker_not_asked", error=type(err).__name__)
+            self._is_away(err)
             return
+        self._is_back()
         for progress in self._progress:
             progress.seen(topics)
             self._mirror(progress)
+
+    def _is_away(self, error: Exception) -> None:
+        """Say so, once in an outage; a broker that refuses the job ends its queries, which say it themselves."""
+        if self._away_since is None and not self._over.is_set() and not is_refusal(error):
+            self._away_since = time.monotonic()
+            tell(log.warning, "broker_away", error=type(error).__name__)
+
+    def _is_back(self) -> None:
+        if self._away_since is not None:
+            tell(log.warning, "broker_back", seconds=round(time.monotonic() - self._away_since))
+            self._away_since = None
 
     def _mirror(self, progress: Progress) -> None:
         ends = dict(progress.ends)

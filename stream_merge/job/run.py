@@ -12,13 +12,15 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from queue import SimpleQueue
 
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from stream_merge import tables, writers
 from stream_merge.delivery import expect_same_table
 from stream_merge.errors import ConfigError, StreamMergeError
 from stream_merge.job import requests
-from stream_merge.job.check import refuse_start_elsewhere, refuse_start_of_existing
+from stream_merge.job.check import refuse_closed_checkpoints, refuse_start_elsewhere, refuse_start_of_existing
 from stream_merge.job.lookout import Lookout, Progress
 from stream_merge.job.offsets import Checkpoint
 from stream_merge.job.origin import Origin
@@ -32,7 +34,7 @@ from stream_merge.results import MergeResult
 from stream_merge.sources import kafka
 from stream_merge.sources.kafka import Cluster
 from stream_merge.spark_internals import owned_session, reason
-from stream_merge.watch.queries import MOST_KEPT, Running, Stream, drained
+from stream_merge.watch.queries import MOST_KEPT, QueryFailedError, Running, Stream, drained
 
 log = logging.getLogger(__name__)
 
@@ -103,6 +105,7 @@ class Job:
 
     def run(self, *, once: bool, stopping: threading.Event, on_result: Callable[[str, MergeResult], None]) -> JobResult:
         """As `run`."""
+        refuse_closed_checkpoints(self._settings)
         result = JobResult()
         arrived: SimpleQueue[tuple[str, MergeResult]] = SimpleQueue()
         queries = [_Query(query, self, arrived, once=once) for query in self._settings.queries]
@@ -246,6 +249,9 @@ class _Look(threading.Thread):
         """Look once."""
         try:
             self._job.look_before(self._query, is_first=self._is_first)
+        except (PySparkException, Py4JError) as err:
+            self.error = QueryFailedError(self._query.name, err)
+            self.error.__cause__ = err
         except Exception as err:
             self.error = err
 

@@ -8,6 +8,7 @@ from enum import Enum
 
 from kafka.errors import KafkaError
 
+from stream_merge import outside
 from stream_merge.errors import CommitConflictError, CommitStateUnknownError, ConfigError, StreamMergeError
 from stream_merge.sources import kafka
 from stream_merge.spark_internals import java_causes
@@ -57,7 +58,11 @@ def verdict(error: Exception) -> Verdict:
     """What has to change after an error."""
     if isinstance(error, ConfigError):
         return Verdict.CONFIGURATION
-    if isinstance(error, CommitConflictError | CommitStateUnknownError) or is_outage(error):
+    if isinstance(error, CommitConflictError | CommitStateUnknownError):
+        return Verdict.AGAIN
+    if outside.said(error) is not None:
+        return Verdict.CONFIGURATION
+    if is_outage(error):
         return Verdict.AGAIN
     return Verdict.DATA if isinstance(error, StreamMergeError) else Verdict.AGAIN
 

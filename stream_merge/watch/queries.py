@@ -20,6 +20,7 @@ from typing import Protocol
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
+from stream_merge import outside
 from stream_merge.errors import StreamMergeError
 from stream_merge.logs import tell
 from stream_merge.results import FATES, EventCounts, MergeResult
@@ -75,6 +76,7 @@ class QueryFailedError(Exception):
         # Spark's text starts with the cause's message, and then describes the query; some causes have none.
         is_mute = self.trace.lstrip().startswith(_QUERY_STATE)
         self.reason = root_cause(cause) if is_mute else innermost_message(self.trace)
+        self.reason = outside.said(cause) or self.reason
         super().__init__(f"query {query!r} failed: {self.reason}")
 
 
@@ -287,7 +289,11 @@ class Running:
             return True
         if self._in_batch:
             return False
-        if self._failure is not None or self._last_batch_id is None:
+        if self._failure is not None:
+            # It ends by itself. Stopped meanwhile, Spark 4.2 would search the error's text for an interrupt, by an
+            # expression that overflows the stack on a long one: a thousand lines on the screen.
+            return False
+        if self._last_batch_id is None:
             return True
         # Spark reports a micro-batch after it has recorded it; stopped earlier, it would be delivered again.
         progress = self._query.lastProgress

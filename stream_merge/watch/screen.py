@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import sys
+import time
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -12,10 +15,12 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
+from rich.text import Text
 
 from stream_merge.results import FATES, PHASES, EventCounts, MergeResult
 from stream_merge.watch.text import escape_line
 
+_LOG = logging.getLogger("stream_merge")
 _ROWS = 12
 """Micro-batches on the screen; older ones scroll out of the table."""
 _PLAIN_WIDTH, _WIDE_WIDTH = 108, 140
@@ -99,11 +104,18 @@ class Screen:
             console=console,
         )
         self._task = self._progress.add_task("merging", total=batches)
-        self._live = Live(get_renderable=self._render, console=console, refresh_per_second=5)
+        self._quarantined = 0
+        self._notes: dict[str, str] = {}
+        self._listener = _Listener(self)
+        shares_terminal = sys.stderr is not None and sys.stderr.isatty()
+        self._live = Live(
+            get_renderable=self._render, console=console, refresh_per_second=5, redirect_stderr=shares_terminal
+        )
 
     def __enter__(self) -> Self:
         """Start drawing, on a terminal."""
         if self._console.is_terminal:
+            _LOG.addHandler(self._listener)
             self._live.start()
         return self
 
@@ -112,18 +124,31 @@ class Screen:
     ) -> None:
         """Stop drawing; the table stays."""
         if self._console.is_terminal:
+            _LOG.removeHandler(self._listener)
             self._progress.stop_task(self._task)
             self._live.stop()
 
     def add(self, stream: str, result: MergeResult) -> None:
         """Show one more micro-batch."""
         self._recent.append((stream, result))
+        self._quarantined += result.events.quarantined
         self._progress.advance(self._task)
         if not self._console.is_terminal:
             self._console.print(self._line(stream, result), highlight=False, soft_wrap=True)
 
+    def note(self, about: str, text: str | None) -> None:
+        """Keep a line below the table until it is replaced, or taken away by None; elsewhere the log has it."""
+        if text is None:
+            self._notes.pop(about, None)
+        else:
+            self._notes[about] = text
+
     def _render(self) -> RenderableType:
-        return Group(self._table(), self._progress)
+        notes = dict(self._notes)
+        if self._quarantined:
+            notes["quarantine"] = f"holds {self._quarantined:,} events of this run, with the reasons"
+        lines = (Text(f"{about}: {text}", style="bold yellow") for about, text in notes.items())
+        return Group(self._table(), *lines, self._progress)
 
     def _table(self) -> Table:
         width = self._console.width
@@ -159,6 +184,24 @@ class Screen:
 def header(name: str, width: int) -> str:
     """Of a column of numbers, on a terminal so wide."""
     return name if width >= _PLAIN_WIDTH else _SHORT.get(name, name)
+
+
+class _Listener(logging.Handler):
+    """Hears what the job logs, and keeps what lasts on the screen."""
+
+    def __init__(self, screen: Screen) -> None:
+        super().__init__(logging.WARNING)
+        self._screen = screen
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Note it."""
+        fields = record.__dict__
+        match fields.get("event"):
+            case "broker_away":
+                at = time.strftime("%H:%M:%S", time.localtime(record.created))
+                self._screen.note("broker", f"does not answer since {at} ({fields['error']}); it is waited for")
+            case "broker_back":
+                self._screen.note("broker", None)
 
 
 def ledger(counts: EventCounts) -> Table:

@@ -1,0 +1,85 @@
+"""Errors that come from the machine, not from the data: a full disk, a place closed to us, storage nobody taught Spark.
+
+Spark, Hadoop and delta-rs wrap them in what they were doing; what a person has to know stands at the bottom of a trace.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Iterator
+
+REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
+"""Of an `OSError` that `not_writable` has a sentence for."""
+_FULL = "the disk is full ({0}); free space where table, checkpoint and spark.local.dir lie, and run it again"
+_CLOSED = "{0} cannot be written ({1}); grant this process (uid {uid}) write permission there, or name another place"
+_STORAGE = (
+    "Spark has no file system for {scheme}:// ({0}); give it the jars, for instance by the Spark conf"
+    " spark.jars.packages={package}"
+)
+_SIGNS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
+    (re.compile(pattern, re.MULTILINE), sentence)
+    for pattern, sentence in (
+        (r"(?:Exception|Error): (?:.*: )?(No space left on device|Disk quota exceeded)$", _FULL),
+        (r"(No space left on device|Disk quota exceeded) \(os error \d+\)", _FULL),
+        (r"java\.io\.FileNotFoundException: (.+) \((Permission denied|Read-only file system)\)$", _CLOSED),
+        (
+            r"java\.nio\.file\.(?:FileSystemException: (.+): (Read-only file system)|AccessDeniedException: (.+))$",
+            _CLOSED,
+        ),
+        (r"chmod: changing permissions of '(.+)': (Operation not permitted|Read-only file system)$", _CLOSED),
+        (r"java\.io\.IOException: (?:Mkdirs failed to create|mkdir of) (?:file:)?([^\s(]+)", _CLOSED),
+        (r"object at location (\S+):.* (Permission denied|Read-only file system) \(os error \d+\)", _CLOSED),
+        (r"(Class (?:org\.apache\.hadoop\.fs|com\.google\.cloud\.hadoop)\.[\w.]+ not found)$", _STORAGE),
+        (r"(No FileSystem for scheme \"?\w+\"?)$", _STORAGE),
+    )
+)
+"""What stands in Java's traces and in delta-rs' sentences -> what to say."""
+_STORES = {
+    "s3a": ("s3a", "org.apache.hadoop:hadoop-aws:3.5.0"),
+    "azurebfs": ("abfss", "org.apache.hadoop:hadoop-azure:3.5.0"),
+    "gcs": ("gs", "com.google.cloud.bigdataoss:gcs-connector:hadoop3-2.2.26"),
+}
+"""What a class or a scheme holds -> scheme and Maven coordinates (Spark 4.2 brings Hadoop 3.5)."""
+_NOTHING_SAID = "no permission"
+
+
+def said(error: BaseException) -> str | None:
+    """What the machine has against it, with what to do, if that is what stands behind an error; else None."""
+    for text in _texts(error):
+        for pattern, sentence in _SIGNS:
+            found = pattern.search(text)
+            if found is not None:
+                return _filled(sentence, [part for part in found.groups() if part is not None])
+    return None
+
+
+def not_writable(path: str, error: OSError) -> str:
+    """The sentence for a place where Python was refused."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return _filled(_FULL, [str(error.strerror)])
+    return _filled(_CLOSED, [path, error.strerror or _NOTHING_SAID])
+
+
+def _filled(sentence: str, parts: list[str]) -> str:
+    scheme, package = next(
+        ((scheme, package) for sign, (scheme, package) in _STORES.items() if sign in parts[0] or scheme in parts[0]),
+        (parts[0].split()[-1].strip('"'), "the coordinates of its connector"),
+    )
+    shown = [repr(parts[0]) if sentence is _CLOSED else parts[0], *parts[1:], _NOTHING_SAID]
+    return sentence.format(*shown, uid=os.geteuid(), scheme=scheme, package=package)
+
+
+def _texts(error: BaseException) -> Iterator[str]:
+    """What an error and its causes say, in Python and, where it comes from there, in Java with the whole trace."""
+    found: BaseException | None = error
+    seen: list[BaseException] = []
+    while found is not None and found not in seen:
+        seen.append(found)
+        yield str(found)
+        for kept in ("trace", "_stackTrace"):  # of `QueryFailedError` and of PySpark's errors, whose text may lack it
+            text = getattr(found, kept, None)
+            if isinstance(text, str):
+                yield text
+        found = found.__cause__ or getattr(found, "_cause", None)
