@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import datetime
 import string
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from urllib.parse import quote, unquote
 
 import pyarrow as pa
@@ -13,21 +12,23 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql.types import ArrayType, DataType, DateType, MapType, StructType, TimestampNTZType, TimestampType
 
-_CALENDAR_CHANGE = datetime.date(1900, 1, 1)
+_OLD_CALENDAR = datetime.date(1900, 1, 1)
 """Before it Spark 2 and its legacy modes count days and hours otherwise (`spark.sql.parquet.*RebaseMode*`)."""
-_LAST_NANOSECOND = datetime.date(2262, 4, 11)
-_FIRST_NANOSECOND = datetime.date(1677, 9, 22)
-"""Days that 64 bits of nanoseconds hold; delta-rs 1.6 reads INT96 through them, and what is outside wraps around."""
-_MICROSECONDS_A_DAY = 86_400_000_000
+_EPOCH = datetime.date(1970, 1, 1)
+_FIRST_NANOSECOND, _LAST_NANOSECOND = datetime.date(1677, 9, 22), datetime.date(2262, 4, 11)
+NANOSECONDS = (_FIRST_NANOSECOND - _EPOCH).days * 86_400_000_000, (_LAST_NANOSECOND - _EPOCH).days * 86_400_000_000 - 1
+"""Microseconds since 1970 that 64 bits of nanoseconds hold: delta-rs 1.6 reads INT96 as such, and the rest wraps."""
+DAYS = -96_000_000, 95_000_000
+"""Days since 1970 that delta-rs can spell: it panics beyond the year 262,142 (chrono)."""
 
 _NOT_ENCODED = "".join(c for c in string.printable if c.isalnum()) + "/=_.-~+&!@$,;()'"
 """What delta-rs 1.6 leaves as it is when it encodes the path of a file that it removes, as far as it was tried."""
-
 _SURELY_PLAIN = r"^[A-Za-z0-9_=.\-][A-Za-z0-9/_=.\-]*$"
 
 _LEGACY_KEYS = (b"org.apache.spark.legacyINT96", b"org.apache.spark.legacyDateTime")
 _SPARK_VERSION = b"org.apache.spark.version"
 _FIRST_WITHOUT_LEGACY = (3, 1)
+_MOST_KNOWN = 100_000
 
 
 def misnamed(files: pa.Table) -> str | None:
@@ -39,9 +40,7 @@ def misnamed(files: pa.Table) -> str | None:
     Args:
         files: `NativeTable.files`.
     """
-    odd = files["path"].filter(
-        pc.invert(pc.match_substring_regex(files["path"], r"^[A-Za-z0-9_=.\-][A-Za-z0-9/_=.\-]*$"))
-    )
+    odd = files["path"].filter(pc.invert(pc.match_substring_regex(files["path"], _SURELY_PLAIN)))
     return next((path for path in odd.to_pylist() if not _is_plain(path)), None)
 
 
@@ -56,12 +55,12 @@ class Times:
         opened: opens a data file by its path in the log.
     """
 
-    def __init__(self, opened: Callable[[str], Any]) -> None:
+    def __init__(self, opened: Callable[[str], pa.NativeFile]) -> None:
         self._open = opened
         self._known: dict[tuple[str, int], str | None] = {}
 
     def misread(self, files: pa.Table, schema: StructType) -> str | None:
-        """Why delta-rs would read a file among these wrongly, in one sentence; None where it reads all as Spark does.
+        """Why delta-rs would read a file among these wrongly; None where it reads all as Spark does.
 
         Cost: the log's statistics; files for which they do not tell are looked into, once each.
 
@@ -84,32 +83,56 @@ class Times:
         with self._open(path) as source, pq.ParquetFile(source, coerce_int96_timestamp_unit="us") as file:
             if _counts_days_otherwise(file.metadata.metadata or {}):
                 return "holds dates or times in the calendar of Spark 2, which delta-rs does not know"
-            schema = file.metadata.schema
-            leaves = [schema.column(i) for i in range(len(schema))]
-            names = sorted({leaf.path for leaf in leaves if leaf.physical_type == "INT96"})
-            for name in names:
-                for batch in file.iter_batches(columns=[name]):
-                    if any(_exceeds_nanoseconds(values) for values in _timestamps(batch.columns)):
-                        return f"keeps {name!r} as INT96 with times outside of 1677 to 2262, which delta-rs misreads"
+            leaves = [file.schema.column(i) for i in range(len(file.schema))]
+            nanoseconds = sorted({leaf.path for leaf in leaves if leaf.physical_type == "INT96"})
+            if any(exceeds(values, NANOSECONDS) for values in _read(file, nanoseconds)):
+                return f"keeps {nanoseconds!r} as INT96, with times outside of 1677 to 2262, which delta-rs misreads"
+            days = sorted({leaf.path for leaf in leaves if leaf.logical_type.type == "DATE"})
+            if any(exceeds(values, DAYS) for values in _read(file, days)):
+                return f"holds dates in {days!r} that delta-rs cannot spell"
         return None
 
 
-_MOST_KNOWN = 100_000
+def times(columns: Iterable[pa.Array]) -> Iterator[pa.Array]:
+    """The dates and times in these columns, at any depth."""
+    for values in columns:
+        if pa.types.is_temporal(values.type):
+            yield values
+        elif pa.types.is_struct(values.type):
+            yield from times(values.flatten())
+        elif pa.types.is_map(values.type):
+            yield from times([values.keys, values.items])
+        elif pa.types.is_list(values.type):
+            yield from times([values.flatten()])
+
+
+def exceeds(values: pa.Array, bounds: tuple[int, int]) -> bool:
+    """Whether a value lies outside: days of dates, microseconds of times."""
+    ends = pc.min_max(values.cast(pa.int32() if pa.types.is_date32(values.type) else pa.int64()))
+    least, greatest = ends["min"].as_py(), ends["max"].as_py()
+    return least is not None and bool(least < bounds[0] or greatest > bounds[1])
+
+
+def _read(file: pq.ParquetFile, names: list[str]) -> Iterator[pa.Array]:
+    for name in names:
+        for batch in file.iter_batches(columns=[name]):
+            yield from times(batch.columns)
 
 
 def _unclear(files: pa.Table, schema: StructType) -> pa.Table:
     """The files for which the log does not say that all their dates and times are near enough."""
-    clear: Any = pa.array([True] * files.num_rows, pa.bool_())
-    for name, dtype in _times(schema):
+    clear = pa.array([True] * files.num_rows, pa.bool_())
+    for name, dtype in _times_of(schema):
+        if f"partition.{name}" in files.column_names:
+            continue
         if any(files.column_names.count(f"{what}.{name}") != 1 for what in ("min", "max", "null_count")):
-            clear = pa.array([False] * files.num_rows, pa.bool_())
-            break
+            return files
         least, greatest = files[f"min.{name}"], files[f"max.{name}"]
-        near = pc.greater_equal(least, _like(_CALENDAR_CHANGE, least))
+        near = pc.greater_equal(least, _like(_OLD_CALENDAR, least))
         if not isinstance(dtype, DateType):
             near = pc.and_kleene(near, pc.less(greatest, _like(_LAST_NANOSECOND, greatest)))
         empty = pc.equal(files[f"null_count.{name}"], files["num_records"])
-        clear = pc.and_(clear, pc.or_kleene(pc.fill_null(near, False), pc.fill_null(empty, False)))
+        clear = pc.and_(clear, pc.or_(pc.fill_null(near, False), pc.fill_null(empty, False)))
     return files.filter(pc.invert(clear))
 
 
@@ -117,18 +140,18 @@ def _like(day: datetime.date, values: pa.ChunkedArray) -> pa.Scalar:
     return pa.scalar(day, pa.date32()).cast(values.type)
 
 
-def _times(dtype: DataType, prefix: str = "") -> Iterator[tuple[str, DataType]]:
+def _times_of(dtype: DataType, prefix: str = "") -> Iterator[tuple[str, DataType]]:
     """Dates and times anywhere in a type; inside of arrays and maps under names that no statistics have."""
     if isinstance(dtype, StructType):
         for field in dtype.fields:
             # Under column mapping statistics go by the physical name.
             name = field.metadata.get("delta.columnMapping.physicalName", field.name)
-            yield from _times(field.dataType, f"{prefix}.{name}" if prefix else str(name))
+            yield from _times_of(field.dataType, f"{prefix}.{name}" if prefix else str(name))
     elif isinstance(dtype, ArrayType):
-        yield from _times(dtype.elementType, f"{prefix}[]")
+        yield from _times_of(dtype.elementType, f"{prefix}[]")
     elif isinstance(dtype, MapType):
-        yield from _times(dtype.keyType, f"{prefix}[]")
-        yield from _times(dtype.valueType, f"{prefix}[]")
+        yield from _times_of(dtype.keyType, f"{prefix}[]")
+        yield from _times_of(dtype.valueType, f"{prefix}[]")
     elif isinstance(dtype, DateType | TimestampType | TimestampNTZType):
         yield prefix, dtype
 
@@ -138,28 +161,3 @@ def _counts_days_otherwise(metadata: Mapping[bytes, bytes]) -> bool:
         return True
     version = metadata.get(_SPARK_VERSION)
     return version is not None and tuple(map(int, version.decode().split(".")[:2])) < _FIRST_WITHOUT_LEGACY
-
-
-def _timestamps(columns: list[pa.Array]) -> Iterator[pa.Array]:
-    for values in columns:
-        if pa.types.is_timestamp(values.type):
-            yield values
-        elif pa.types.is_struct(values.type):
-            yield from _timestamps(values.flatten())
-        elif pa.types.is_map(values.type):
-            yield from _timestamps([values.keys, values.items])
-        elif pa.types.is_list(values.type):
-            yield from _timestamps([values.flatten()])
-
-
-def _exceeds_nanoseconds(values: pa.Array) -> bool:
-    ends = pc.min_max(values.cast(pa.int64()))
-    least, greatest = ends["min"].as_py(), ends["max"].as_py()
-    if least is None:
-        return False
-    first, last = (_microseconds(day) for day in (_FIRST_NANOSECOND, _LAST_NANOSECOND))
-    return bool(least < first or greatest >= last)
-
-
-def _microseconds(day: datetime.date) -> int:
-    return (day - datetime.date(1970, 1, 1)).days * _MICROSECONDS_A_DAY

@@ -156,6 +156,10 @@ def of_events(events: pa.Table, partition_columns: Sequence[str]) -> Ineligible 
     """Whether delta-rs can carry the very values of a batch."""
     if not is_legible(events):
         return Ineligible(reason="column", detail="the batch holds text that is not valid UTF-8")
+    found = data_files.times(chunk for column in events.columns for chunk in column.chunks)
+    dates = (values for values in found if pa.types.is_date32(values.type))
+    if any(data_files.exceeds(values, data_files.DAYS) for values in dates):
+        return Ineligible(reason="column", detail="the batch holds dates beyond those that delta-rs can spell")
     texts = {field.name for field in events.schema if pa.types.is_string(field.type)}
     for name in texts.intersection(partition_columns):
         # Delta takes an empty partition value for NULL; delta-rs 1.6 reads it back as an empty text.
