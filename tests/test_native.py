@@ -191,7 +191,7 @@ def test_what_delta_rs_cannot_write_is_left_to_spark(
         ("id double, lsn bigint, op string", (1.5, 1, "u"), "'id' is double"),
         ("id bigint, lsn float, op string", (1, 1.5, "u"), "'c1' is float"),
         ("id bigint, lsn bigint, op string, m map<string, int>", (1, 1, "u", {"a": 1}), "is map<string,int>"),
-        ("id bigint, lsn bigint, op string, a array<double>", (1, 1, "u", [0.5]), "floats inside another type"),
+        ("id bigint, lsn bigint, op string, a array<double>", (1, 1, "u", [0.5]), "holds double inside another type"),
         ("id decimal(20,0), lsn bigint, op string", (Decimal(18446744073709551615), 1, "u"), "statistics"),
         ("id bigint, lsn bigint, op string, d decimal(16,2)", (1, 1, "u", Decimal("1.50")), "statistics"),
     ],

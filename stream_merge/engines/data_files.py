@@ -128,9 +128,10 @@ def _unclear(files: pa.Table, schema: StructType) -> pa.Table:
         if any(files.column_names.count(f"{what}.{name}") != 1 for what in ("min", "max", "null_count")):
             return files
         least, greatest = files[f"min.{name}"], files[f"max.{name}"]
-        near = pc.greater_equal(least, _like(_OLD_CALENDAR, least))
-        if not isinstance(dtype, DateType):
-            near = pc.and_kleene(near, pc.less(greatest, _like(_LAST_NANOSECOND, greatest)))
+        last = datetime.date.max if isinstance(dtype, DateType) else _LAST_NANOSECOND
+        near = pc.and_kleene(
+            pc.greater_equal(least, _like(_OLD_CALENDAR, least)), pc.less(greatest, _like(last, greatest))
+        )
         empty = pc.equal(files[f"null_count.{name}"], files["num_records"])
         clear = pc.and_(clear, pc.or_(pc.fill_null(near, False), pc.fill_null(empty, False)))
     return files.filter(pc.invert(clear))
