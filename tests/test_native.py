@@ -221,16 +221,6 @@ def test_short_decimals_are_keys_on_either_engine(spark: SparkSession, tmp_table
     assert stream.rows("id", "lsn") == [(ids[2], 1)]
 
 
-def test_an_empty_text_in_a_partition_column_is_left_to_spark(spark: SparkSession, tmp_table: str):
-    """Delta reads an empty partition value as NULL, delta-rs as an empty text."""
-    stream = ChangeStream(spark, tmp_table, engine="auto", partition_by="name")
-    fine = stream.deliver(upsert(1, "a", lsn=1))
-    empty = stream.deliver(upsert(2, "", lsn=1))
-
-    assert (fine.engine, empty.engine, empty.refusal) == ("native", "spark", "column")
-    assert stream.rows("id", "name") == [(1, "a"), (2, None)]
-
-
 def test_an_unreadable_log_does_not_pass_for_an_empty_one(stream: ChangeStream, monkeypatch: pytest.MonkeyPatch):
     """A stale upsert would revive a deleted key; under engine="auto" Spark reads the log instead."""
     stream.deliver(delete(1, lsn=9))

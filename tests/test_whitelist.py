@@ -70,7 +70,7 @@ SCALARS: dict[type[DataType], Values] = {
             "'+12000-02-29 00:00:00.5'",
         )
     },
-    StringType: {"string": ("''", "'\\u0000'", "' %/= '", "'é'", f"'{'z' * 80}'", "'\\uffff'", "'\\U0001F600'")},
+    StringType: {"string": ("''", "'\\u0000'", "' %/= '", f"'{'z' * 80}'", "'é'", "'\\uffff'", "'\\U0001F600'")},
     BinaryType: {"binary": ("X''", "X'00FF'", "X'80'")},
     FloatType: {"float": ("'-Infinity'", "'-0.0'", "1.4e-45", "3.4028235e38", "'NaN'")},
     DoubleType: {"double": ("'-Infinity'", "'-0.0'", "4.9e-324", "1.7e308", "'NaN'")},

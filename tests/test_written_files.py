@@ -226,6 +226,18 @@ def test_a_merge_that_removes_a_file_under_another_name_does_not_pass_for_one_th
         table.merge("SELECT 1L AS id, 2L AS lsn, 'Zürich' AS city")
 
 
+@pytest.mark.parametrize("city", ["", "__HIVE_DEFAULT_PARTITION__"])
+def test_partition_texts_that_spark_keeps_as_null_are_left_to_spark(table: Table, city: str):
+    """delta-rs would keep them as they are."""
+    table.settings["partition_by"] = "city"
+    results = [
+        table.merge(f"SELECT {n}L AS id, 1L AS lsn, '{name}' AS city") for n, name in enumerate(("x", "a", city))
+    ]
+
+    assert [result.engine for result in results[1:]] == ["native", "spark"]
+    assert table.rows("coalesce(city, 'null')") == [("a",), ("null",), ("x",)]
+
+
 PARTITIONS = {
     "timestamp": ("TIMESTAMP'2026-11-24 12:00:00Z'", "2026-11-24 17:45:00"),
     "decimal": ("CAST(-1.25 AS decimal(10,2))", "-1.25"),
@@ -263,8 +275,8 @@ def test_a_key_that_is_not_utf8_is_not_doubled(table: Table, engine: str):
 
     def batch(lsn: int, op: str, keys: Sequence[str]) -> str:
         # A second event of each key: equal ones are told apart in the driver, too.
-        rows = [f"SELECT CAST(X'{key}' AS string) AS id, {lsn}L AS lsn, '{op}' AS op" for key in keys]
-        return " UNION ALL ".join(rows * 2)
+        values = ", ".join(f"('{key}')" for key in (*keys, *keys))
+        return f"SELECT CAST(unhex(k) AS string) AS id, {lsn}L AS lsn, '{op}' AS op FROM VALUES {values} AS t(k)"
 
     inserted = [table.merge(batch(1, "u", keys), engine=engine).events.inserted for keys in files]
     updated = [table.merge(batch(2, "u", [key]), engine=engine).events.updated for *_, key in files]

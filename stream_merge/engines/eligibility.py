@@ -104,6 +104,7 @@ _COMPUTED_BY_SPARK = {
 _FLOAT_DIGITS = 15
 _LONG_DIGITS = 18
 """delta-rs 1.6 writes a decimal's statistics through a float or a long: with more digits they miss the file's rows."""
+_HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 _ODD_NAME = re.compile(r"[\"`\\\x00-\x1f]")
 
 
@@ -165,6 +166,8 @@ def of_events(events: pa.Table, partition_columns: Sequence[str]) -> Ineligible 
         # Delta takes an empty partition value for NULL; delta-rs 1.6 reads it back as an empty text.
         if pc.any(pc.equal(events[name], "")).as_py():
             return Ineligible(reason="column", detail=f"partition column {name!r} holds an empty text")
+        if pc.any(pc.equal(events[name], _HIVE_NULL)).as_py():
+            return Ineligible(reason="column", detail=f"partition column {name!r} holds what Spark keeps as NULL")
     return None
 
 
