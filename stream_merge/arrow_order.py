@@ -15,7 +15,7 @@ def orderable(values: pa.ChunkedArray | pa.Array) -> list[Any]:
     """Values that compare as in Spark's ascending order and are equal where Spark's `<=>` says so.
 
     NULL is less than anything; NaN is greater than any number and equals itself; 0.0 equals -0.0;
-    text compares by code point; structs and arrays compare item by item, a shorter array first.
+    text compares by its bytes, which is by code point; structs and arrays compare item by item, a shorter array first.
     """
     if isinstance(values, pa.ChunkedArray):
         return [item for chunk in values.chunks for item in orderable(chunk)]
@@ -29,6 +29,8 @@ def orderable(values: pa.ChunkedArray | pa.Array) -> list[Any]:
         rows = values.cast(pa.int64()).to_pylist()
     elif pa.types.is_date(dtype):
         rows = values.cast(pa.int32()).to_pylist()
+    elif pa.types.is_string(dtype):
+        rows = values.cast(pa.binary()).to_pylist()  # not every string of Spark's is UTF-8
     elif pa.types.is_floating(dtype):
         rows = [None if value is None else _float(value) for value in values.to_pylist()]
     else:

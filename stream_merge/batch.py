@@ -22,7 +22,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from stream_merge import columns, contract, dedup, names, newest
+from stream_merge import arrow_text, columns, contract, dedup, names, newest
 from stream_merge.arrow_dedup import latest
 from stream_merge.intake import AtHand
 from stream_merge.layout import Layout
@@ -280,12 +280,15 @@ def _bounds(valid: pa.Table, layout: Layout) -> KeyBounds:
     observed: dict[str, Any] = {}
     for i, key in enumerate(boundable(layout.key_fields)):
         values = valid[key.name]
-        if isinstance(key.dataType, TimestampType):
+        if isinstance(key.dataType, StringType) and not arrow_text.is_legible(values):
+            observed |= {f"least_{i}": None, f"greatest_{i}": None, f"legible_{i}": False}
+            continue
+        if isinstance(key.dataType, TimestampType | TimestampNTZType):
             values = values.cast(pa.int64())
         elif isinstance(key.dataType, DateType):
             values = values.cast(pa.int32())
         ends = pc.min_max(values).as_py()
-        if isinstance(key.dataType, DecimalType | TimestampNTZType):
+        if isinstance(key.dataType, DecimalType):
             ends = {end: None if value is None else str(value) for end, value in ends.items()}
         observed |= {f"least_{i}": ends["min"], f"greatest_{i}": ends["max"]}
     return key_bounds(layout.key_fields, observed)

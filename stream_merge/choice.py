@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from decimal import Decimal
-from typing import Any
-
-import pyarrow as pa
-import pyarrow.compute as pc
-from pyspark.sql.types import DateType, DecimalType, StringType, TimestampNTZType, TimestampType
 
 from stream_merge.batch import Batch
 from stream_merge.config import MergeSpec
 from stream_merge.costs import CostModel, Work
 from stream_merge.engines.delta_rs import NativeTable
-from stream_merge.engines.eligibility import Ineligible, of_batch, of_table
+from stream_merge.engines.eligibility import Ineligible, of_batch, of_files, of_table
+from stream_merge.engines.touched import size_of, touched_files
 from stream_merge.errors import ConfigError
 from stream_merge.layout import Layout
 from stream_merge.memory import reservations
-from stream_merge.plan import KeyBounds
 from stream_merge.results import Refusal
 from stream_merge.snapshot import TableSnapshot
 
@@ -38,6 +32,8 @@ class Choice:
     work: Work
     refusal: Refusal | None = None
     """Why not native; None when it was chosen, or Spark was asked for."""
+    version: int = -1
+    """Of the target, as delta-rs was chosen for it."""
     reserved_bytes: int = 0
     """Memory promised to the native merge until it is over (`memory.reservations`)."""
 
@@ -67,9 +63,9 @@ def choose(
     refused = of_batch(layout) or of_table(target, snapshot, "the target")
     if refused is None and log_snapshot is not None:
         refused = of_table(log, log_snapshot, "the tombstone table")
-    touched, rows = (0, 0) if target is None else touched_files(target, batch.bounds)
+    touched, rows = (0, 0) if target is None else size_of(touched_files(target, batch.bounds))
     if log is not None and log_snapshot is not None:
-        remembered, entries = touched_files(log, batch.bounds)
+        remembered, entries = size_of(touched_files(log, batch.bounds))
         touched, rows = touched + remembered, rows + entries
     work = Work(events=events, bytes=touched, cores=cores)
     if refused is not None:
@@ -81,13 +77,19 @@ def choose(
     )
     if spec.engine == "auto" and native > spark:
         return Choice(native=False, why=estimate, work=work, refusal="cost")
+    refused = None if target is None else of_files(target, snapshot, "the target", batch.bounds)
+    if refused is None and log is not None and log_snapshot is not None:
+        refused = of_files(log, log_snapshot, "the tombstone table")
+    if refused is not None:
+        return left_to_spark(spec, refused, work)
     need = _memory_needed(work, rows)
     allowed = reservations.take(need, spec.native_memory_bytes)
     if allowed is not None:
         detail = f"delta-rs might need {need / 1e6:,.0f} MB of the driver's memory, of {allowed / 1e6:,.0f} MB allowed"
         return left_to_spark(spec, Ineligible(reason="memory", detail=detail), work)
     why = estimate if spec.engine == "auto" else f"asked for; {estimate}"
-    return Choice(native=True, why=why, work=work, reserved_bytes=need)
+    version = -1 if target is None else target.version
+    return Choice(native=True, why=why, work=work, version=version, reserved_bytes=need)
 
 
 def left_to_spark(spec: MergeSpec, refused: Ineligible, work: Work) -> Choice:
@@ -100,39 +102,6 @@ def left_to_spark(spec: MergeSpec, refused: Ineligible, work: Work) -> Choice:
         msg = f"engine='native' cannot merge this batch: {refused.detail}; use engine='auto' or 'spark'"
         raise ConfigError(msg, target=spec.target)
     return Choice(native=False, why=refused.detail, work=work, refusal=refused.reason)
-
-
-def touched_files(table: NativeTable, bounds: KeyBounds) -> tuple[int, int]:
-    """Bytes and rows of the files whose statistics do not rule out the keys within the bounds. Reads the log only."""
-    files = table.files()
-    keep: Any = pa.array([True] * files.num_rows, pa.bool_())
-    for field, low, high in zip(bounds.fields, bounds.least, bounds.greatest, strict=True):
-        least, greatest = f"min.{field.name}", f"max.{field.name}"
-        if files.column_names.count(least) != 1 or files.column_names.count(greatest) != 1:
-            continue  # no statistics, or a nested field of the same flattened name
-        try:
-            lowest, highest = _scalar(low, field.dataType, files[least]), _scalar(high, field.dataType, files[greatest])
-            may_hold = pc.and_kleene(pc.less_equal(files[least], highest), pc.greater_equal(files[greatest], lowest))
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError):
-            continue
-        keep = pc.and_(keep, pc.fill_null(may_hold, True))
-    kept = files.filter(keep)
-    rows = pc.sum(kept["num_records"]).as_py() if "num_records" in kept.column_names else 0
-    return int(pc.sum(kept["size_bytes"]).as_py() or 0), int(rows or 0)
-
-
-def _scalar(value: Any, dtype: object, like: pa.ChunkedArray) -> pa.Scalar:
-    if isinstance(dtype, StringType):
-        return pa.scalar(value, pa.string()).cast(like.type)
-    if isinstance(dtype, DecimalType):
-        return pa.scalar(Decimal(value)).cast(like.type)
-    if isinstance(dtype, TimestampType):
-        return pa.scalar(value, pa.timestamp("us", tz="UTC")).cast(like.type)
-    if isinstance(dtype, TimestampNTZType):
-        return pa.scalar(value, pa.string()).cast(pa.timestamp("us")).cast(like.type)
-    if isinstance(dtype, DateType):
-        return pa.scalar(value, pa.int32()).cast(pa.date32()).cast(like.type)
-    return pa.scalar(value, pa.int64()).cast(like.type)
 
 
 def _memory_needed(work: Work, rows: int) -> int:

@@ -48,7 +48,10 @@ def decide(error: Exception, commits: Commits, target: str, tag: CommitTag, *, s
         CommitConflictError: it lost; nothing was written and another attempt may win.
         CommitStateUnknownError: the table cannot be read to find out; never try blindly.
         MergeFailedError: it failed and did not land.
+        StreamMergeError: the engine itself knows what happened, and raised it.
     """
+    if isinstance(error, StreamMergeError):
+        raise error
     lost = retry.conflict(error, target=target, batch_id=tag.batch_id)
     if lost is not None and retry.VERDICTS[lost.conflict] is retry.Verdict.RETRY:
         raise lost from error

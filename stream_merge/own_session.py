@@ -7,6 +7,10 @@ from pyspark.sql import DataFrame, SparkSession
 from stream_merge.engines.spark_commit import APP_ID_CONF, BATCH_ID_CONF
 from stream_merge.spark_internals import owned_session, same_session
 
+TIMESTAMP_CONF = "spark.sql.parquet.outputTimestampType"
+TIMESTAMP_MICROS = "TIMESTAMP_MICROS"
+"""Spark's default is INT96, from which delta-rs reads years outside of 1677 to 2262 wrongly (1.6)."""
+
 
 class OwnSession:
     """A copy of the session that the batches come from, with the confs it had when it was first seen."""
@@ -22,5 +26,6 @@ class OwnSession:
             for conf in (APP_ID_CONF, BATCH_ID_CONF):
                 # Ids of the user's own writes: under them Delta would drop appends to the side tables as repeated.
                 ours.conf.unset(conf)
+            ours.conf.set(TIMESTAMP_CONF, TIMESTAMP_MICROS)
             self._sessions = (theirs, ours)
         return self._sessions[1]

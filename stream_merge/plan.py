@@ -55,17 +55,50 @@ def bound_aggregates(keys: tuple[StructField, ...], counted: Column) -> list[Col
         value = F.when(counted, columns.column(field.name))
         found.append(_transport(F.min(value), field.dataType).alias(f"least_{i}"))
         found.append(_transport(F.max(value), field.dataType).alias(f"greatest_{i}"))
+        if isinstance(field.dataType, StringType):
+            found.append(F.bool_and(F.is_valid_utf8(value)).alias(f"legible_{i}"))
     return found
 
 
 def key_bounds(keys: tuple[StructField, ...], observed: Mapping[str, Any]) -> KeyBounds:
-    """The bounds from the observed values of `bound_aggregates`; empty when no row was counted."""
-    fields = boundable(keys)
-    least = tuple(observed[f"least_{i}"] for i in range(len(fields)))
-    greatest = tuple(observed[f"greatest_{i}"] for i in range(len(fields)))
-    if None in least or None in greatest:
-        return KeyBounds()
-    return KeyBounds(fields=fields, least=least, greatest=greatest)
+    """The bounds from the observed values of `bound_aggregates`; empty when no row was counted.
+
+    A text column of which a key is not valid UTF-8 has none: neither Python nor a file's statistics can express it.
+    """
+    bounds: list[tuple[StructField, Any, Any]] = []
+    for i, field in enumerate(boundable(keys)):
+        least, greatest = observed[f"least_{i}"], observed[f"greatest_{i}"]
+        if least is None or greatest is None:
+            if observed.get(f"legible_{i}") is not False:
+                return KeyBounds()
+        elif observed.get(f"legible_{i}", True):
+            if isinstance(field.dataType, StringType):
+                least, greatest = _below(least), _above(greatest)
+            bounds.append((field, least, greatest))
+    return KeyBounds(
+        fields=tuple(field for field, _, _ in bounds),
+        least=tuple(least for _, least, _ in bounds),
+        greatest=tuple(greatest for _, _, greatest in bounds),
+    )
+
+
+_REPLACEMENT, _GREATEST = "\ufffd", "\U0010ffff"
+
+
+def _below(text: str) -> str:
+    """A text that is not above the statistics of a file whose greatest key is `text` or more.
+
+    In statistics each byte that is not UTF-8 has become U+FFFD (Delta 4.4), which may put them on the other side of
+    keys with characters beyond ASCII.
+    """
+    at = next((i for i, character in enumerate(text) if character > _REPLACEMENT), None)
+    return text if at is None else text[:at] + _REPLACEMENT
+
+
+def _above(text: str) -> str:
+    """A text that is not below the statistics of a file whose least key is `text` or less; see `_below`."""
+    at = next((i for i, character in enumerate(text) if not character.isascii()), None)
+    return text if at is None else text[:at] + _GREATEST
 
 
 def boundable(keys: tuple[StructField, ...]) -> tuple[StructField, ...]:
@@ -83,11 +116,17 @@ def _has_usable_statistics(dtype: DataType) -> bool:
 
 
 def _transport(value: Column, dtype: DataType) -> Column:
-    """A form that survives the way through Python unchanged; `exact_literal` turns it back."""
+    """A form that survives the way through Python unchanged; `exact_literal` turns it back.
+
+    Dates and times are numbers: Python knows none beyond the year 9999.
+    """
     if isinstance(dtype, TimestampType):
         return F.unix_micros(value)
     if isinstance(dtype, DateType):
         return F.unix_date(value)
-    if isinstance(dtype, DecimalType | TimestampNTZType):
+    if isinstance(dtype, TimestampNTZType):
+        since = value - F.lit("1970-01-01").cast("timestamp_ntz")
+        return (since.cast("interval second").cast("decimal(20,6)") * 1_000_000).cast("bigint")
+    if isinstance(dtype, DecimalType):
         return value.cast("string")
     return value

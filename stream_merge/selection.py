@@ -6,8 +6,6 @@ import logging
 from dataclasses import replace
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -17,7 +15,7 @@ from stream_merge.choice import Choice, choose, left_to_spark
 from stream_merge.config import MergeSpec
 from stream_merge.costs import CostModel, favours_deletion_vectors
 from stream_merge.engines.base import Engine
-from stream_merge.engines.eligibility import Ineligible, of_batch, of_log, of_table
+from stream_merge.engines.eligibility import Ineligible, of_batch, of_events, of_log, of_table
 from stream_merge.engines.log_rules import log_of
 from stream_merge.engines.mixed import MixedEngine
 from stream_merge.engines.native import NativeEngine
@@ -163,6 +161,7 @@ class Selector:
             layout=layout,
             events=self._events,
             bounds=batch.bounds,
+            chosen_at=choice.version,
         )
 
     def _on_spark(self, choice: Choice, now: Column) -> Engine[Any]:
@@ -186,6 +185,9 @@ class Selector:
         except Exception as err:
             if not exceeds_driver_results(err):
                 raise
+            self._log_natively = False
+            return spark
+        if of_events(events, ()) is not None:
             self._log_natively = False
             return spark
         return MixedEngine(
@@ -220,12 +222,7 @@ class Selector:
             if not exceeds_driver_results(err):
                 raise
             return Ineligible(reason="memory", detail="the events exceed spark.driver.maxResultSize")
-        texts = {field.name for field in self._events.schema if pa.types.is_string(field.type)}
-        for name in texts.intersection(self._target.partition_columns):
-            # Delta takes an empty partition value for NULL; delta-rs 1.6 reads it back as an empty text.
-            if pc.any(pc.equal(self._events[name], "")).as_py():
-                return Ineligible(reason="column", detail=f"partition column {name!r} holds an empty text")
-        return None
+        return of_events(self._events, self._target.partition_columns)
 
     def fall_back(self, error: Exception) -> bool:
         """Leave everything to Spark after delta-rs failed and left nothing behind; False where that is no way out."""

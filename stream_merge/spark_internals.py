@@ -211,8 +211,8 @@ def exact_literal(session: SparkSession, value: object, dtype: DataType) -> Colu
 
     Args:
         session: whose JVM makes the literal.
-        value: microseconds for timestamps, days for dates, text for decimals and timestamps
-            without zone, else the value itself.
+        value: microseconds for timestamps with and without zone, days for dates, text for decimals, else the value
+            itself.
         dtype: the column's type.
     """
     jvm = _jvm(session)
@@ -220,7 +220,8 @@ def exact_literal(session: SparkSession, value: object, dtype: DataType) -> Colu
     if isinstance(dtype, TimestampType):
         java = jvm.java.time.Instant.EPOCH.plus(value, jvm.java.time.temporal.ChronoUnit.MICROS)
     elif isinstance(dtype, TimestampNTZType):
-        java = jvm.java.time.LocalDateTime.parse(str(value).replace(" ", "T"))
+        at = jvm.java.time.Instant.EPOCH.plus(value, jvm.java.time.temporal.ChronoUnit.MICROS)
+        java = jvm.java.time.LocalDateTime.ofInstant(at, jvm.java.time.ZoneOffset.UTC)
     elif isinstance(dtype, DateType):
         java = jvm.java.time.LocalDate.ofEpochDay(value)
     elif isinstance(dtype, DecimalType):

@@ -102,6 +102,8 @@ class Store:
                 found: NativeTable | None = kept
             else:
                 found = open_table(place, self._spec.storage_options)
+            if found is not None:
+                found.snapshot()  # reads the log's file list, too
         except Exception as err:
             if must_read:
                 raise

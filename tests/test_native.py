@@ -191,7 +191,7 @@ def test_what_delta_rs_cannot_write_is_left_to_spark(
         ("id double, lsn bigint, op string", (1.5, 1, "u"), "'id' is double"),
         ("id bigint, lsn float, op string", (1, 1.5, "u"), "'c1' is float"),
         ("id bigint, lsn bigint, op string, m map<string, int>", (1, 1, "u", {"a": 1}), "is map<string,int>"),
-        ("id bigint, lsn bigint, op string, a array<double>", (1, 1, "u", [0.5]), "floats inside another type"),
+        ("id bigint, lsn bigint, op string, a array<double>", (1, 1, "u", [0.5]), "holds double inside another type"),
         ("id decimal(20,0), lsn bigint, op string", (Decimal(18446744073709551615), 1, "u"), "statistics"),
         ("id bigint, lsn bigint, op string, d decimal(16,2)", (1, 1, "u", Decimal("1.50")), "statistics"),
     ],
@@ -219,16 +219,6 @@ def test_short_decimals_are_keys_on_either_engine(spark: SparkSession, tmp_table
 
     assert ledger(late) == {"received": 3, "stale": 2, "unaffected": 1}
     assert stream.rows("id", "lsn") == [(ids[2], 1)]
-
-
-def test_an_empty_text_in_a_partition_column_is_left_to_spark(spark: SparkSession, tmp_table: str):
-    """Delta reads an empty partition value as NULL, delta-rs as an empty text."""
-    stream = ChangeStream(spark, tmp_table, engine="auto", partition_by="name")
-    fine = stream.deliver(upsert(1, "a", lsn=1))
-    empty = stream.deliver(upsert(2, "", lsn=1))
-
-    assert (fine.engine, empty.engine, empty.refusal) == ("native", "spark", "column")
-    assert stream.rows("id", "name") == [(1, "a"), (2, None)]
 
 
 def test_an_unreadable_log_does_not_pass_for_an_empty_one(stream: ChangeStream, monkeypatch: pytest.MonkeyPatch):

@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 
 from stream_merge.cli import jobs, tables
+from stream_merge.cli.panics import panics_in_the_log
 
 app = typer.Typer(
     add_completion=False,
@@ -28,7 +29,8 @@ app.add_typer(jobs.app)
 
 def main() -> None:
     """Run the command that the arguments name."""
-    app()
+    with panics_in_the_log():
+        app()
 
 
 def _show_version(wanted: bool) -> None:

@@ -28,6 +28,7 @@ from stream_merge.errors import (
     ContractError,
     MergeFailedError,
     RoutedMergeError,
+    StreamMergeError,
 )
 from stream_merge.server import MetricsServer, serve
 from stream_merge.session import is_submitted, local_session, submitted_session
@@ -46,6 +47,7 @@ EXIT_CODES: dict[type[Exception], int] = {
     CommitConflictError: AGAIN,
     CommitStateUnknownError: AGAIN,
     QueryFailedError: FAILED,
+    StreamMergeError: DATA,
 }
 
 OUT = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 200)

@@ -13,11 +13,16 @@ from stream_merge.config import MergeSpec
 from stream_merge.engines import native_sql as sql
 from stream_merge.engines.base import CommitTag, MergeReport
 from stream_merge.engines.delta_rs import NativeTable
+from stream_merge.engines.eligibility import of_files, of_table
 from stream_merge.engines.native_log import NativeHits, NativeTombstones
 from stream_merge.engines.remembering import RemembersNatively
 from stream_merge.layout import Layout
 from stream_merge.plan import KeyBounds
 from stream_merge.snapshot import CommitRecord, TableSnapshot, is_applied
+
+
+class NoLongerEligibleError(RuntimeError):
+    """Another writer has changed the table so that delta-rs must not merge into it; nothing was written."""
 
 
 class NativeEngine(RemembersNatively):
@@ -33,6 +38,7 @@ class NativeEngine(RemembersNatively):
         layout: how the batch's columns map onto the target.
         events: `Rows.arrow` of the batch, one row per key.
         bounds: least and greatest keys.
+        chosen_at: version of the target for which delta-rs was found eligible.
     """
 
     name = "native"
@@ -46,10 +52,12 @@ class NativeEngine(RemembersNatively):
         layout: Layout,
         events: pa.Table,
         bounds: KeyBounds,
+        chosen_at: int,
     ) -> None:
         super().__init__(tombstones, events, bounds)
         self._spec = spec
         self._table = target
+        self._chosen_at = chosen_at
         self._layout = layout
 
     def find(self) -> TableSnapshot | None:
@@ -106,12 +114,22 @@ class NativeEngine(RemembersNatively):
         kinds = touched["_change_type"].to_pylist()
         return {"inserted": kinds.count("insert"), "updated": kinds.count("update_postimage")}
 
+    def _expect_still_eligible(self) -> None:
+        """What other writers have done to the table since the engine was chosen may be not for delta-rs."""
+        snapshot = self._table.snapshot()
+        refused = of_table(self._table, snapshot, "the target")
+        refused = refused or of_files(self._table, snapshot, "the target", self._bounds)
+        if refused is not None:
+            raise NoLongerEligibleError(refused.detail)
+
     def _commit(self, source: pa.Table, clauses: object, tag: CommitTag) -> MergeReport:
         table = self._table
         table.refresh()
         if is_applied(table.transaction, tag.app_id, tag.batch_id):
             return MergeReport(already_applied=True)
         before = table.version
+        if before != self._chosen_at:
+            self._expect_still_eligible()
         metrics = table.merge(
             source,
             sql.matched(self._layout, self._bounds),

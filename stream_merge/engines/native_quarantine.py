@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 from pyspark.sql.pandas.types import to_arrow_type
 
 from stream_merge import contract, names, quarantine
+from stream_merge.arrow_text import is_legible
 from stream_merge.commits import SideCommit
 from stream_merge.engines.delta_rs import NativeTable
 from stream_merge.engines.eligibility import of_table
@@ -35,7 +36,7 @@ def write(
         commit: application id of the quarantine role, batch id, the sink's retry policy.
     """
     found = find()
-    if found is None:
+    if found is None or not is_legible(invalid):
         return False
     snapshot = found.snapshot()
     wanted = [(f.name, f.dataType) for f in quarantine.SCHEMA.fields]

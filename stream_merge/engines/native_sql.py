@@ -23,6 +23,8 @@ from stream_merge.config import MergeSpec
 from stream_merge.layout import Layout
 from stream_merge.plan import KeyBounds
 
+_LAST_MICROSECOND = 253_402_300_799_999_999
+"""Of the year 9999."""
 DELETE = f's."{names.DELETE_COLUMN}"'
 
 
@@ -49,7 +51,7 @@ def literal(value: Any, dtype: DataType) -> str:
     if isinstance(dtype, TimestampType):
         return f"arrow_cast({int(value)}, 'Timestamp(Microsecond, Some(\"UTC\"))')"
     if isinstance(dtype, TimestampNTZType):
-        return f"arrow_cast({text(str(value))}, 'Timestamp(Microsecond, None)')"
+        return f"arrow_cast({int(value)}, 'Timestamp(Microsecond, None)')"
     if isinstance(dtype, DateType):
         return f"arrow_cast(arrow_cast({int(value)}, 'Int32'), 'Date32')"
     if isinstance(dtype, DecimalType):
@@ -59,11 +61,13 @@ def literal(value: Any, dtype: DataType) -> str:
 
 
 def bounds(found: KeyBounds, frame: str) -> list[str]:
-    """Literal bounds on key columns, for file skipping."""
+    """Literal bounds on key columns, for file skipping; none on times beyond the years that delta-rs can spell."""
     return [
         f"({column(frame, field.name)} >= {literal(low, field.dataType)}"
         f" AND {column(frame, field.name)} <= {literal(high, field.dataType)})"
         for field, low, high in zip(found.fields, found.least, found.greatest, strict=True)
+        if not isinstance(field.dataType, TimestampType | TimestampNTZType)
+        or (low >= -_LAST_MICROSECOND and high <= _LAST_MICROSECOND)
     ]
 
 
@@ -133,11 +137,12 @@ def _scalars(dtype: StructType) -> Iterator[tuple[str, ...]]:
 
 
 def _lexicographic(pairs: list[tuple[str, str]]) -> str:
-    (source, stored), *rest = pairs
-    decided = f"{stored} IS NULL OR {source} > {stored}"
-    if not rest:
-        return f"({decided})"
-    return f"({decided} OR ({source} = {stored} AND {_lexicographic(rest)}))"
+    decided = []
+    for i, (source, stored) in enumerate(pairs):
+        same = [f"{one} = {other}" for one, other in pairs[:i]]
+        decided.append(f"({' AND '.join([*same, f'({stored} IS NULL OR {source} > {stored})'])})")
+    # Side by side, not one inside the other: DataFusion's parser gives up after a dozen levels.
+    return f"({' OR '.join(decided)})"
 
 
 def _differs(one: str, other: str, dtype: DataType) -> str:

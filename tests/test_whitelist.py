@@ -1,0 +1,388 @@
+"""Every type at every place for which delta-rs is taken: values at the edges, both engines in turn, read by both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, QueryBuilder
+from prometheus_client import CollectorRegistry
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    ByteType,
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    MapType,
+    ShortType,
+    StringType,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+from stream_merge import MergeMetrics, MergeSink
+from stream_merge.engines.eligibility import PROVEN, Place
+from stream_merge.names import quote
+from stream_merge.own_session import TIMESTAMP_CONF
+from stream_merge.testing import run
+
+Values = Mapping[str, Sequence[str]]
+SCALARS: dict[type[DataType], Values] = {
+    BooleanType: {"boolean": ("false", "true")},
+    ByteType: {"tinyint": ("-128", "0", "127")},
+    ShortType: {"smallint": ("-32768", "0", "32767")},
+    IntegerType: {"int": ("-2147483648", "0", "2147483647")},
+    LongType: {"bigint": ("-9223372036854775808", "0", "9223372036854775807")},
+    DecimalType: {
+        "decimal(15,4)": ("-99999999999.9999", "-1.25", "0", "0.0001"),
+        "decimal(18,0)": ("-999999999999999999", "0", "999999999999999999"),
+    },
+    DateType: {"date": ("'0001-01-01'", "'1582-10-04'", "'1969-12-31'", "'9999-12-31'", "'+12000-02-29'")},
+    TimestampType: {
+        "timestamp": (
+            "timestamp_micros(-70000000000000001)",
+            "'0001-01-01 00:00:00.000001Z'",
+            "'1677-09-21 00:12:43.145223Z'",
+            "'2026-03-29 01:30:00Z'",
+            "'9999-12-31 23:59:59.999999Z'",
+            "timestamp_micros(9223372036854775807)",
+        )
+    },
+    TimestampNTZType: {
+        "timestamp_ntz": (
+            "'-0001-01-01 00:00:00.000001'",
+            "'1582-10-04 00:00:00'",
+            "'2026-03-29 02:30:00'",
+            "'9999-12-31 23:59:59.999999'",
+            "'+12000-02-29 00:00:00.5'",
+        )
+    },
+    StringType: {"string": ("''", "'\\u0000'", "' %/= '", f"'{'z' * 80}'", "'é'", "'\\uffff'", "'\\U0001F600'")},
+    BinaryType: {"binary": ("X''", "X'00FF'", "X'80'")},
+    FloatType: {"float": ("'-Infinity'", "'-0.0'", "1.4e-45", "3.4028235e38", "'NaN'")},
+    DoubleType: {"double": ("'-Infinity'", "'-0.0'", "4.9e-324", "1.7e308", "'NaN'")},
+}
+"""Edges of the types that have no other inside, in ascending order."""
+PARTITIONS: dict[type[DataType], Values] = {
+    # What a path can hold in ASCII; empty and other texts are for `test_written_files`.
+    StringType: {
+        "string": (
+            "'a b'",
+            "'__HIVE_DEFAULT_PARTITION__'",
+            "'a/b=%25 %:?#'",
+            "' '",
+            "'it\\'s+&~!@$,;()'",
+            "'\"<>[]{}^|*'",
+            f"'{'z' * 99}'",
+        ),
+    },
+    DateType: {"date": SCALARS[DateType]["date"][:4]},
+}
+"""Edges of partition values, where they are others."""
+PAYLOADS: dict[type[DataType], Values] = {
+    ArrayType: {"array<int>": ("array()", "array(1, NULL)")},
+    StructType: {"struct<x: int, y: string>": ("struct(1, '')", "struct(NULL, NULL)")},
+}
+NESTED: dict[type[DataType], Values] = {
+    ArrayType: {"array<array<int>>": ("array(array(), NULL)", "array(array(1, NULL))")},
+    StructType: {"array<struct<x: struct<y: int>>>": ("array(struct(struct(1)))", "array(struct(struct(NULL)), NULL)")},
+}
+CARRIED: dict[type[DataType], Callable[[str], str]] = {
+    ArrayType: "array<{0}>".format,
+    StructType: "struct<x: {0}>".format,
+    MapType: "map<{0}, {0}>".format,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Edges:
+    """A column of values at the edges, and for which cell of the whitelist it stands."""
+
+    kind: type[DataType]
+    place: Place
+    dtype: str
+    values: tuple[str, ...]
+
+    def at(self, index: int) -> str:
+        """A value as SQL; the one before the first is NULL but for keys and sequences."""
+        found = self.values if self.place in ("key", "sequence") else ("NULL", *self.values)
+        return f"CAST({found[index % len(found)]} AS {self.dtype})"
+
+
+def columns(place: Place) -> dict[str, Edges]:
+    """Columns for each type that the whitelist has at a place."""
+    found: dict[str, Edges] = {}
+    for kind in (kind for kind, places in PROVEN.items() if place in places):
+        for dtype, values in _values(kind, place):
+            found[f"{place}_{len(found)}"] = Edges(kind=kind, place=place, dtype=dtype, values=tuple(values))
+    return found
+
+
+def _values(kind: type[DataType], place: Place) -> Iterator[tuple[str, Iterable[str]]]:
+    if place == "carried" and kind in CARRIED:
+        for values in SCALARS.values():
+            for dtype, (*_, last) in values.items():
+                one = f"CAST({last} AS {dtype})"
+                holding = {
+                    ArrayType: f"array({one}, NULL)",
+                    StructType: f"struct({one})",
+                    MapType: f"map({one}, {one})",
+                }
+                yield CARRIED[kind](dtype), [holding[kind]]
+    elif place == "nested" and kind in SCALARS:
+        for dtype, values in SCALARS[kind].items():
+            cast = [f"CAST({value} AS {dtype})" for value in values]
+            yield f"struct<x: {dtype}, y: array<{dtype}>>", [f"struct({one}, array({one}, NULL))" for one in cast]
+    else:
+        elsewhere = {"partition": PARTITIONS, "payload": PAYLOADS, "nested": NESTED}.get(place, {})
+        yield from (elsewhere.get(kind) or SCALARS[kind]).items()
+
+
+Event = dict[str, str]
+"""Values of a row by column, as SQL."""
+
+
+@dataclass(kw_only=True)
+class History:
+    """A table that both engines merge into in turn, and what it and its change feed must hold."""
+
+    spark: SparkSession
+    path: Path
+    types: dict[str, str]
+    """Of all stored columns."""
+    settings: dict[str, Any]
+    partition_by: Sequence[str] = ()
+    rows: dict[str, Event] = field(default_factory=dict)
+    """By the text of their id."""
+    feed: list[tuple[str, Event]] = field(default_factory=list)
+    batches: int = 0
+
+    def start(self, rows: Iterable[Event]) -> None:
+        """Let Spark write the table, one file per row and partition."""
+        self.rows = {row["id"]: row for row in rows}
+        self.feed = [("insert", row) for row in self.rows.values()]
+        writer = self._frame(self.rows.values()).write.format("delta").option("delta.enableChangeDataFeed", "true")
+        writer.partitionBy(*self.partition_by).save(str(self.path))
+
+    def merge(
+        self, engine: str, upserts: Sequence[Event], refused: Sequence[Event] = (), deletes: Sequence[str] = ()
+    ) -> None:
+        """Merge these events; `refused` are older than their rows, `deletes` are ids."""
+        events = [{**event, "op": "'u'"} for event in (*upserts, *refused)]
+        events += [{**self.rows[deleted], **self._newest(upserts), "op": "'d'"} for deleted in deletes]
+        wanted = [name for name in self.types if name in events[0]]
+        sink = MergeSink(
+            target=str(self.path),
+            engine=engine,
+            apply_as_deletes="op = 'd'",
+            except_column_list=["op"],
+            app_id="whitelist",
+            metrics=MergeMetrics(CollectorRegistry()),
+            **self.settings,
+        )
+        result = run(
+            sink, self._frame([{name: event[name] for name in (*wanted, "op")} for event in events]), self.batches
+        )
+        self.batches += 1
+        assert result.engine == engine
+        for event in upserts:
+            before = self.rows.get(event["id"])
+            after = {**dict.fromkeys(self.types, "NULL"), **(before or {}), **event}
+            self.feed += [("update_preimage", before), ("update_postimage", after)] if before else [("insert", after)]
+            self.rows[event["id"]] = after
+        self.feed += [("delete", self.rows.pop(deleted)) for deleted in deletes]
+
+    def _newest(self, upserts: Sequence[Event]) -> Event:
+        return {name: upserts[0][name] for name in self.settings["sequence_by"]}
+
+    def check(self) -> None:
+        """Rows and change feed are what they must be, for Spark and for delta-rs."""
+        every = told(self._frame([*self.rows.values(), *(row for _, row in self.feed)]).coalesce(1))
+        rows, changed = every[: len(self.rows)], every[len(self.rows) :]
+        feed = [(change.encode().hex().upper(), *row) for (change, _), row in zip(self.feed, changed, strict=True)]
+        for reader in (self._as_spark_reads, self._as_delta_rs_reads):
+            found_rows, found_feed = reader()
+            assert_same(told(found_rows.select(*self._columns())), rows, self.types)
+            columns = ["_change_type", *self._columns()]
+            assert_same(told(found_feed.select(*columns)), feed, {"_change_type": "string", **self.types})
+
+    def _as_spark_reads(self) -> tuple[DataFrame, DataFrame]:
+        feed = self.spark.read.format("delta").option("readChangeFeed", "true").option("startingVersion", 0)
+        return self.spark.read.format("delta").load(str(self.path)), feed.load(str(self.path))
+
+    def _as_delta_rs_reads(self) -> tuple[DataFrame, DataFrame]:
+        table = DeltaTable(str(self.path))
+        rows = pa.table(QueryBuilder().register("t", table).execute("SELECT * FROM t").read_all())
+        return self._in_spark(rows, {}), self._in_spark(
+            pa.table(table.load_cdf(starting_version=0).read_all()), {"_change_type": "string"}
+        )
+
+    def _in_spark(self, found: pa.Table, more: Mapping[str, str]) -> DataFrame:
+        types = {**self.types, **more}
+        chosen = found.select(list(types))
+        plain = chosen.cast(pa.schema([pa.field(f.name, viewless(f.type)) for f in chosen.schema]))
+        return self.spark.createDataFrame(plain, ", ".join(f"{quote(name)} {dtype}" for name, dtype in types.items()))
+
+    def _columns(self) -> list[str]:
+        return [quote(name) for name in self.types]
+
+    def _frame(self, rows: Iterable[Event]) -> DataFrame:
+        types = {**self.types, "op": "string"}
+        selected = (
+            "SELECT "
+            + ", ".join(f"CAST({row[name]} AS {types[name]}) AS {quote(name)}" for name in types if name in row)
+            for row in rows
+        )
+        return self.spark.sql(" UNION ALL ".join(selected))
+
+
+def told(frame: DataFrame) -> list[tuple[str | None, ...]]:
+    """Every row as text that tells -0.0 from 0.0, and knows years beyond 9999."""
+    exact = {"string": F.hex, "binary": F.hex, "timestamp": F.unix_micros}
+    return [
+        tuple(row)
+        for row in frame.select(
+            *(exact.get(dtype, lambda c: c)(F.col(quote(name))).cast("string") for name, dtype in frame.dtypes)
+        )
+        .na.fill("NULL")
+        .collect()
+    ]
+
+
+def assert_same(found: list[tuple[Any, ...]], expected: list[tuple[Any, ...]], types: Mapping[str, str]) -> None:
+    """The same rows in whatever order; says which columns differ."""
+    assert len(found) == len(expected)
+    for place, (name, dtype) in enumerate(types.items()):
+        assert sorted(row[place] for row in found) == sorted(row[place] for row in expected), f"{name} {dtype}"
+    assert sorted(found) == sorted(expected)
+
+
+def viewless(dtype: pa.DataType) -> pa.DataType:
+    """The type without views, which Spark does not read."""
+    if pa.types.is_string_view(dtype):
+        return pa.string()
+    if pa.types.is_binary_view(dtype):
+        return pa.binary()
+    if pa.types.is_struct(dtype):
+        return pa.struct([pa.field(f.name, viewless(f.type)) for f in dtype])
+    if pa.types.is_map(dtype):
+        return pa.map_(viewless(dtype.key_type), viewless(dtype.item_type))
+    if pa.types.is_list(dtype):
+        return pa.list_(pa.field(dtype.value_field.name, viewless(dtype.value_type)))
+    return dtype
+
+
+@pytest.fixture(scope="module")
+def elsewhere(spark: SparkSession) -> Iterator[SparkSession]:
+    """A session far from UTC, whose files keep all of a timestamp."""
+    confs = {"spark.sql.session.timeZone": "Asia/Kathmandu", TIMESTAMP_CONF: "TIMESTAMP_MICROS"}
+    before = {name: spark.conf.get(name) for name in confs}
+    for name, value in confs.items():
+        spark.conf.set(name, value)
+    yield spark
+    for name, value in before.items():
+        spark.conf.set(name, value)
+
+
+ENGINES = ("spark", "native", "spark", "native")
+ROWS = 8
+
+
+def test_keys_payloads_and_carried_columns(elsewhere: SparkSession, tmp_path: Path):
+    """Each batch takes every other row, so that bounds of each key leave some files and not others."""
+    keys, carried = columns("key"), columns("carried")
+    moving = columns("payload") | columns("nested")
+    every = keys | carried | moving
+    types = {"id": "bigint", "lsn": "bigint"} | {name: edges.dtype for name, edges in every.items()}
+    history = History(
+        spark=elsewhere, path=tmp_path / "table", types=types, settings={"keys": ["id", *keys], "sequence_by": ["lsn"]}
+    )
+
+    def event(number: int, lsn: int) -> Event:
+        fixed = {name: edges.at(number) for name, edges in keys.items()}
+        return {"id": str(number), "lsn": str(lsn), **fixed, **{n: e.at(number + lsn) for n, e in moving.items()}}
+
+    history.start({**event(number, 0), **{n: e.at(number) for n, e in carried.items()}} for number in range(ROWS))
+    for lsn, engine in enumerate(ENGINES, start=1):
+        numbers = [number for number in range(ROWS + lsn) if number % 4 != lsn - 1 and number % 2 == lsn % 2]
+        stale = [event(number, -1) for number in range(ROWS) if number % 4 == lsn - 1 and str(number) in history.rows]
+        history.merge(engine, [event(number, lsn) for number in numbers], stale[:1], deletes=[str(lsn + 3)])
+
+    history.check()
+
+
+def test_sequences(elsewhere: SparkSession, tmp_path: Path):
+    """Of each type a row whose sequence grows, and one whose sequence sinks and which therefore stays."""
+    sequence = columns("sequence")
+    types = {"id": "string", "note": "int"} | {name: edges.dtype for name, edges in sequence.items()}
+    history = History(
+        spark=elsewhere, path=tmp_path / "table", types=types, settings={"keys": ["id"], "sequence_by": list(sequence)}
+    )
+
+    def event(name: str, position: int, note: int) -> Event:
+        """At that position among the edges of one column, at the first one of all others."""
+        last = len(sequence[name].values) - 1
+        at = {other: edges.at(0) for other, edges in sequence.items()}
+        return {"note": str(note), **at, name: sequence[name].at(min(max(position, 0), last))}
+
+    def rising(note: int) -> list[Event]:
+        return [{"id": f"'{name} up'", **event(name, note, note)} for name in sequence]
+
+    def sinking(note: int) -> list[Event]:
+        tops = {name: len(edges.values) - 1 for name, edges in sequence.items()}
+        return [{"id": f"'{name} down'", **event(name, tops[name] - note, note)} for name in sequence]
+
+    history.start([*rising(0), *sinking(0)])
+    for note, engine in enumerate(ENGINES, start=1):
+        history.merge(engine, rising(note), sinking(note))
+
+    history.check()
+
+
+def test_partitions(elsewhere: SparkSession, tmp_path: Path):
+    """Rows move from partition to partition, one partition column is a key, and values come back."""
+    partitions = columns("partition")
+    types = {"id": "bigint", "lsn": "bigint", "day": "date"} | {name: e.dtype for name, e in partitions.items()}
+    history = History(
+        spark=elsewhere,
+        path=tmp_path / "table",
+        types=types,
+        settings={"keys": ["id", "day"], "sequence_by": ["lsn"]},
+        partition_by=["day", *partitions],
+    )
+
+    def event(number: int, lsn: int) -> Event:
+        moved = {name: edges.at(number + lsn // 2) for name, edges in partitions.items()}
+        return {"id": str(number), "lsn": str(lsn), "day": f"DATE'20{number:02}-01-01'", **moved}
+
+    history.start(event(number, 0) for number in range(ROWS))
+    for lsn, engine in enumerate(ENGINES, start=1):
+        history.merge(
+            engine, [event(number, lsn) for number in range(lsn % 2, ROWS + 1, 2)], deletes=["1"] * (lsn == 2)
+        )
+
+    history.check()
+
+
+def test_every_entry_of_the_whitelist_is_tried():
+    """Whoever adds one has to say which values are at its edges."""
+    tried = {(edges.kind, place) for place in _EVERY_PLACE for edges in columns(place).values()}
+
+    assert tried == {(kind, place) for kind, places in PROVEN.items() for place in places}
+    assert not {place for _, place in tried} - set(_EVERY_PLACE)
+
+
+_EVERY_PLACE: tuple[Place, ...] = ("key", "sequence", "payload", "nested", "carried", "partition")
