@@ -142,7 +142,7 @@ class MergeSink:
         """Name the sink by what it was told."""
         return f"MergeSink(target={self._spec.target!r}, keys={list(self._spec.keys)!r}, name={self._spec.name!r})"
 
-    def for_source(
+    def _for_source(
         self, *carries: str, position_components: int | None = None, skip_unchanged: bool = False
     ) -> MergeSink:
         """The same sink for a source of this package.
@@ -181,10 +181,10 @@ class MergeSink:
             CommitStateUnknownError: nobody can say whether the commit landed.
             MergeFailedError: the merge failed and did not land.
         """
-        self.merge(batch_df, batch_id, Intake())
+        self._merge(batch_df, batch_id, Intake())
 
     @spark_errors_unlogged()
-    def merge(self, batch_df: DataFrame, batch_id: int, intake: Intake) -> None:
+    def _merge(self, batch_df: DataFrame, batch_id: int, intake: Intake) -> None:
         """As a call, with what the source tells about the batch beside its events."""
         with self._micro_batch(batch_df, batch_id, intake) as batch:
             batch.read_schemas()
@@ -202,7 +202,7 @@ class MergeSink:
             batch.recheck()
             batch.forget_revived()
 
-    def keep_undecodable(self, rows: DataFrame, batch_id: int) -> None:
+    def _keep_undecodable(self, rows: DataFrame, batch_id: int) -> None:
         """Commit records that never became events, where nothing is known of a target yet; once per batch.
 
         Args:
@@ -291,7 +291,7 @@ class MergeSink:
             attempts=result.attempts,
         )
 
-    def wants_events_at_hand(self, batch_df: DataFrame, *, need: int) -> bool:
+    def _wants_events_at_hand(self, batch_df: DataFrame, *, need: int) -> bool:
         """Whether delta-rs is likely to merge a batch that takes so many bytes of memory in the driver."""
         ceiling = self._spec.native_memory_bytes
         if need > (reservations.allowed() if ceiling is None else ceiling):
@@ -303,22 +303,22 @@ class MergeSink:
     # -- for `MergeSinks` --------------------------------------------------------------------
 
     @property
-    def target(self) -> str:
+    def _target(self) -> str:
         """Catalog name, path or URI of the target."""
         return self._spec.target
 
     @property
-    def label(self) -> str:
+    def _label(self) -> str:
         """The `target` label of metrics and logs."""
         return self._spec.label
 
-    def announce(self, batch_df: DataFrame, *, at_most: int) -> None:
+    def _announce(self, batch_df: DataFrame, *, at_most: int) -> None:
         """Let the sink's series exist before its first event, and tell how many events a first batch can hold."""
         who = caller(batch_df, self._spec)
         (self._metrics or default_metrics()).prepare(who.query, self._spec.label)
         self._costs.expect(at_most)
 
-    def location(self, batch_df: DataFrame) -> str:
+    def _location_for(self, batch_df: DataFrame) -> str:
         """Where the target lies, however it is spelled."""
         return self._location(self._session.of(batch_df))
 
@@ -332,7 +332,7 @@ class MergeSink:
             self._place = found
         return found
 
-    def may_hold(self, batch_df: DataFrame, batch_id: int) -> bool:
+    def _may_hold(self, batch_df: DataFrame, batch_id: int) -> bool:
         """Whether the target may hold the batch whose call failed: its commit came first, or nobody can say."""
         if self._failed_late:
             return True
@@ -346,7 +346,7 @@ class MergeSink:
             tell(log.warning, "target_unreadable", target=self._spec.label, batch_id=batch_id, exc_info=True)
             return True
 
-    def set_aside(self, batch_df: DataFrame, batch_id: int, error: Exception) -> int:
+    def _set_aside(self, batch_df: DataFrame, batch_id: int, error: Exception) -> int:
         """Commit all events of a batch to the quarantine table instead of merging them, once per batch.
 
         An event that also breaks the contract may be there already, for that reason.
@@ -365,7 +365,7 @@ class MergeSink:
             (self._metrics or default_metrics()).set_aside(who.query, spec.label, TARGET_FAILED, count)
         return count
 
-    def is_set_aside(self, batch_df: DataFrame, batch_id: int) -> bool:
+    def _is_set_aside(self, batch_df: DataFrame, batch_id: int) -> bool:
         """Whether `set_aside` has committed this batch before: then it must not be merged any more."""
         session, app_id = self._session.of(batch_df), self._set_aside_id(caller(batch_df, self._spec))
         return quarantine.is_written(session, self._spec.quarantine_table, app_id=app_id, batch_id=batch_id)

@@ -280,9 +280,9 @@ def test_events_whose_commit_nobody_knows_are_not_quarantined(fleet: Fleet, monk
 
     def lost(self: MergeSink, batch_df: DataFrame, batch_id: int) -> None:
         merge(self, batch_df, batch_id)
-        if self.label == "orders":
+        if self._label == "orders":
             msg = "no answer"
-            raise CommitStateUnknownError(msg, target=self.target, batch_id=batch_id)
+            raise CommitStateUnknownError(msg, target=self._target, batch_id=batch_id)
 
     with monkeypatch.context() as patch:
         patch.setattr(MergeSink, "__call__", lost)

@@ -8,16 +8,13 @@ from dataclasses import dataclass
 from pyspark.sql import SparkSession
 from rich.console import Console
 
-from stream_merge import names, tables
+from stream_merge import names, preflight, tables
 from stream_merge.errors import ConfigError
 from stream_merge.files import reader
 from stream_merge.files.reader import Folder, Schema
 from stream_merge.results import MergeResult
 from stream_merge.sink import MergeSink
 from stream_merge.watch import queries, screen
-
-_CATALOG_PARTS = 3
-"""Names with a catalog of their own; shorter ones live in Spark's built-in catalog."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,13 +65,14 @@ def run(
         QueryFailedError: Spark failed.
     """
     sink = _sink(settings)  # says what is wrong with the settings before Spark starts
-    closed = tables.not_writable(settings.checkpoint)
+    closed = tables.not_writable(settings.checkpoint) or preflight.occupied(settings.target)
     if closed is not None:
         raise ConfigError(closed, target=settings.target)
     say = screen.Teller(console)
     with console.status("starting Spark (the first time, Delta's jars are downloaded: about 90 MB)"):
         session = start_session()
-    _refuse_forgetful_catalog(session, settings.target)
+    preflight.refuse_forgetful_catalog(session, settings.target)
+    _refuse_other_keys(session, settings)
     with console.status(f"looking at the files in {settings.folder.path}"):
         schema, origin = _schema(session, settings)
         settings.folder.refuse_unknown_columns(session, schema)
@@ -110,18 +108,15 @@ def _sink(settings: FilesSettings) -> MergeSink:
         quarantine_target=settings.quarantine_target,
         schema_evolution=settings.schema_evolution,
         name=settings.name,
-    ).for_source(names.CORRUPT_COLUMN)
+    )._for_source(names.CORRUPT_COLUMN)
 
 
-def _refuse_forgetful_catalog(session: SparkSession, target: str) -> None:
-    if names.is_path(target) or len(names.split_identifier(target)) >= _CATALOG_PARTS:
-        return
-    if session.conf.get("spark.sql.catalogImplementation") == "in-memory":
-        msg = (
-            f"target {target!r} is a catalog name, and this command's catalog forgets tables when it ends;"
-            f" give a path ('./{names.table_name(target)}'), or a catalog with --conf"
-        )
-        raise ConfigError(msg, target=target)
+def _refuse_other_keys(session: SparkSession, settings: FilesSettings) -> None:
+    """The sink would say so at the first batch, and without new files there is none."""
+    found = tables.find(session, settings.target)
+    problem = found and tables.keys_problem(found, settings.target, settings.keys, case_sensitive=False)
+    if problem:
+        raise ConfigError(problem, target=settings.target)
 
 
 def _schema(session: SparkSession, settings: FilesSettings) -> tuple[Schema, str]:

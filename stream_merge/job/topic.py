@@ -114,11 +114,11 @@ class TopicSink:
                     at_hand=change_events_at_hand(batch, self._settings),
                     undecodable=undecodable,
                 )
-                self._sink.merge(events, batch_id, intake)
+                self._sink._merge(events, batch_id, intake)
                 self._known_origin().committed(ranges, batch, self._sink.last_result)
             else:
                 if undecodable is not None:
-                    self._sink.keep_undecodable(undecodable, batch_id)
+                    self._sink._keep_undecodable(undecodable, batch_id)
                 self._known_origin().committed(ranges, batch, None)
             self._progress.merged(ranges, batch, gone)
         finally:
@@ -134,7 +134,7 @@ class TopicSink:
             and rows.known
             and self._events_were_plain
             and (last is None or last.refusal is None)
-            and self._sink.wants_events_at_hand(batch_df, need=need)
+            and self._sink._wants_events_at_hand(batch_df, need=need)
         ):
             batch = decoded.evaluate(batch_df, rows, most_bytes)
             self._events_were_plain = decoded.is_plain(batch)
@@ -144,7 +144,7 @@ class TopicSink:
         if batch.at_hand is not None and batch.records:
             size = batch.at_hand.nbytes
             self._event_bytes = size / batch.records
-            if not self._sink.wants_events_at_hand(batch_df, need=size * _COPIES):
+            if not self._sink._wants_events_at_hand(batch_df, need=size * _COPIES):
                 batch.at_hand = None  # they are larger than those before; Spark reads the files
         return batch
 
@@ -248,7 +248,7 @@ def merge_sink(settings: QuerySettings, **more: Any) -> MergeSink:
         engine=settings.engine,
         name=settings.name,
         **more,
-    ).for_source(
+    )._for_source(
         *SOURCE_COLUMNS,
         position_components=POSITION_COMPONENTS,
         skip_unchanged=settings.unchanged == "skip",
