@@ -19,6 +19,7 @@ help:  ## this list
 
 setup: $(INSTALLED)  ## virtual environment, locked packages, JDK
 	@deployments/setup.sh java >/dev/null
+	@echo "ready: 'make demo' shows a merge, 'make shop ARGS=shop' starts a database to try a job on, '.venv/bin/stream-merge --help' lists the commands"
 
 demo: $(INSTALLED)  ## merge a generated change stream and watch it; ARGS="--conflict" and others
 	@$(WITH_JAVA) .venv/bin/stream-merge demo $(ARGS)

@@ -45,6 +45,10 @@ _STORES = {
 _NOTHING_SAID = "no permission"
 
 
+_ROW_BELOW = "violated by row with values:"
+_TABLE_BELOW = "Preview of invalid data:"
+
+
 def said(error: BaseException) -> str | None:
     """What the machine has against it, with what to do, if that is what stands behind an error; else None."""
     for text in _texts(error):
@@ -53,6 +57,19 @@ def said(error: BaseException) -> str | None:
             if found is not None:
                 return _filled(sentence, [part for part in found.groups() if part is not None])
     return None
+
+
+def first_line(text: str) -> str:
+    """What an error says first, with the row that breaks a constraint, which stands below it."""
+    first, _, rest = text.partition("\n")
+    if first.endswith(_ROW_BELOW):  # Delta 4.4: a line for each value, which may hold lines itself
+        values = rest.split("\n\nJVM stacktrace:")[0].removeprefix(" - ").split("\n - ")
+        return f"{first} {', '.join(value.replace(' : ', '=', 1) for value in values)}".replace("\n", "\\n")
+    if rest.startswith(_TABLE_BELOW):  # delta-rs 1.6: a table
+        header, *rows = ([cell.strip() for cell in line.split("|")[1:-1]] for line in rest.splitlines() if "|" in line)
+        found = ["=".join(pair) for row in rows for pair in zip(header, row, strict=False) if pair[1]]
+        return f"{first.removesuffix('.')}: {', '.join(found)}"
+    return first
 
 
 def not_writable(path: str, error: OSError) -> str:

@@ -16,7 +16,11 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from pyspark.sql import SparkSession
+
 from stream_merge.errors import ConfigError
+from stream_merge.names import is_path, normal_path, split_identifier, table_name
+from stream_merge.tables import local_path, no_table
 
 OLDEST_JAVA = 17
 """Spark 4.2 is compiled for it."""
@@ -34,6 +38,10 @@ _INSTALL_JDK = (
 )
 _PINS = "install the versions that belong together: pip install 'pyspark==4.2.0' 'delta-spark==4.4.0'"
 _CLASSIC = "use a classic session: SparkSession.builder.master(...), without remote() and without SPARK_REMOTE"
+
+
+_CATALOG_PARTS = 3
+"""Names with a catalog of their own; shorter ones live in Spark's built-in catalog."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -151,6 +159,37 @@ def describe_java(command: str) -> Java | None:
     version = _output(command, "-version")
     old = re.search(r'version "(?:1\.)?(\d+)', version) if version is not None else None
     return Java(command=command, major=int(old.group(1)), has_vector_module=False) if old is not None else None
+
+
+def refuse_forgetful_catalog(session: SparkSession, target: str) -> None:
+    """A table that only the catalog of this process knows would be lost with it, and the checkpoint would stay.
+
+    Raises:
+        ConfigError: the target is the name of such a table.
+    """
+    if is_path(target) or len(split_identifier(target)) >= _CATALOG_PARTS:
+        return
+    if session.conf.get("spark.sql.catalogImplementation") == "in-memory":
+        msg = (
+            f"target {target!r} is a catalog name, and the catalog of this process forgets tables when it ends;"
+            f" give a path ('./{table_name(target)}'), or a catalog with --conf"
+        )
+        raise ConfigError(msg, target=target)
+
+
+def occupied(target: str) -> str | None:
+    """As the error of `tables.find`, without Spark: what is said of a place on a local disk that is taken, or None.
+
+    An empty folder is free, and one that this process may not look into is not judged.
+    """
+    local = local_path(normal_path(target)) if is_path(target) else None
+    try:
+        if local is None or not local.exists():
+            return None
+        is_free = local.is_dir() and ((local / "_delta_log").is_dir() or not any(local.iterdir()))
+    except PermissionError:
+        return None
+    return None if is_free else no_table(target)
 
 
 def failed_start(output: str, packages: str) -> ConfigError:

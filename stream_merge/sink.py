@@ -144,7 +144,7 @@ class MergeSink:
         """Name the sink by what it was told."""
         return f"MergeSink(target={self._spec.target!r}, keys={list(self._spec.keys)!r}, name={self._spec.name!r})"
 
-    def for_source(
+    def _for_source(
         self, *carries: str, position_components: int | None = None, skip_unchanged: bool = False
     ) -> MergeSink:
         """The same sink for a source of this package.
@@ -183,10 +183,10 @@ class MergeSink:
             CommitStateUnknownError: nobody can say whether the commit landed.
             MergeFailedError: the merge failed and did not land.
         """
-        self.merge(batch_df, batch_id, Intake())
+        self._merge(batch_df, batch_id, Intake())
 
     @spark_errors_unlogged()
-    def merge(self, batch_df: DataFrame, batch_id: int, intake: Intake) -> None:
+    def _merge(self, batch_df: DataFrame, batch_id: int, intake: Intake) -> None:
         """As a call, with what the source tells about the batch beside its events."""
         with self._micro_batch(batch_df, batch_id, intake) as batch:
             batch.read_schemas()
@@ -206,8 +206,8 @@ class MergeSink:
             batch.forget_revived()
             batch.note_target()
 
-    def account(self, batch_df: DataFrame, batch_id: int, intake: Intake) -> None:
-        """As `merge`, for a batch without any event of which the columns of a row are known.
+    def _account(self, batch_df: DataFrame, batch_id: int, intake: Intake) -> None:
+        """As `_merge`, for a batch without any event of which the columns of a row are known.
 
         What is undecodable goes to the quarantine, once per batch; the target is neither looked at nor created.
         """
@@ -297,7 +297,7 @@ class MergeSink:
             attempts=result.attempts,
         )
 
-    def wants_events_at_hand(self, batch_df: DataFrame, *, need: int) -> bool:
+    def _wants_events_at_hand(self, batch_df: DataFrame, *, need: int) -> bool:
         """Whether delta-rs is likely to merge a batch that takes so many bytes of memory in the driver."""
         ceiling = self._spec.native_memory_bytes
         if need > (reservations.allowed() if ceiling is None else ceiling):
@@ -309,22 +309,22 @@ class MergeSink:
     # -- for `MergeSinks` --------------------------------------------------------------------
 
     @property
-    def target(self) -> str:
+    def _target(self) -> str:
         """Catalog name, path or URI of the target."""
         return self._spec.target
 
     @property
-    def label(self) -> str:
+    def _label(self) -> str:
         """The `target` label of metrics and logs."""
         return self._spec.label
 
-    def announce(self, batch_df: DataFrame, *, at_most: int) -> None:
+    def _announce(self, batch_df: DataFrame, *, at_most: int) -> None:
         """Let the sink's series exist before its first event, and tell how many events a first batch can hold."""
         who = caller(batch_df, self._spec)
         (self._metrics or default_metrics()).prepare(who.query, self._spec.label)
         self._costs.expect(at_most)
 
-    def location(self, batch_df: DataFrame) -> str:
+    def _location_for(self, batch_df: DataFrame) -> str:
         """Where the target lies, however it is spelled."""
         return self._location(self._session.of(batch_df))
 
@@ -338,7 +338,7 @@ class MergeSink:
             self._place = found
         return found
 
-    def may_hold(self, batch_df: DataFrame, batch_id: int) -> bool:
+    def _may_hold(self, batch_df: DataFrame, batch_id: int) -> bool:
         """Whether the target may hold the batch whose call failed: its commit came first, or nobody can say."""
         if self._failed_late:
             return True
@@ -352,7 +352,7 @@ class MergeSink:
             tell(log.warning, "target_unreadable", target=self._spec.label, batch_id=batch_id, exc_info=True)
             return True
 
-    def set_aside(self, batch_df: DataFrame, batch_id: int, error: Exception) -> int:
+    def _set_aside(self, batch_df: DataFrame, batch_id: int, error: Exception) -> int:
         """Commit all events of a batch to the quarantine table instead of merging them, once per batch.
 
         An event that also breaks the contract may be there already, for that reason.
@@ -371,7 +371,7 @@ class MergeSink:
             (self._metrics or default_metrics()).set_aside(who.query, spec.label, TARGET_FAILED, count)
         return count
 
-    def is_set_aside(self, batch_df: DataFrame, batch_id: int) -> bool:
+    def _is_set_aside(self, batch_df: DataFrame, batch_id: int) -> bool:
         """Whether `set_aside` has committed this batch before: then it must not be merged any more."""
         session, app_id = self._session.of(batch_df), self._set_aside_id(caller(batch_df, self._spec))
         return quarantine.is_written(session, self._spec.quarantine_table, app_id=app_id, batch_id=batch_id)

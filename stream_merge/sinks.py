@@ -139,7 +139,7 @@ class MergeSinks:
                 self._expect_different_places(routed)
                 (self._metrics or default_metrics()).prepare(who.query, self._name)
                 for sink in self._sinks.values():
-                    sink.announce(batch_df, at_most=found["received"])
+                    sink._announce(batch_df, at_most=found["received"])
                 self._announced = True
             if found["unrouted"]:
                 self._keep_unrouted(routed, batch_id, who, found["unrouted"])
@@ -175,10 +175,10 @@ class MergeSinks:
         """Two names of one table would share its transaction ids: one sink would skip the other's events."""
         places: dict[str, Route] = {}
         for route, sink in self._sinks.items():
-            place = _canonical(sink.location(batch_df))
+            place = _canonical(sink._location_for(batch_df))
             if place in places:
                 msg = f"routes {places[place]!r} and {route!r} lead to one table ({place}); give each its own target"
-                raise ConfigError(msg, target=sink.target)
+                raise ConfigError(msg, target=sink._target)
             places[place] = route
 
     def _check_type(self, with_route: DataFrame) -> None:
@@ -248,9 +248,9 @@ class MergeSinks:
 
     def _merge_one(self, routed: DataFrame, batch_id: int, route: Route, may_be_replay: bool) -> MergeResult | None:
         sink, events = self._sinks[route], self._of(routed, route)
-        if self._on_failure == "quarantine" and may_be_replay and sink.is_set_aside(events, batch_id):
+        if self._on_failure == "quarantine" and may_be_replay and sink._is_set_aside(events, batch_id):
             return None
-        sink.merge(events, batch_id, Intake(every_batch=False))
+        sink._merge(events, batch_id, Intake(every_batch=False))
         return sink.last_result
 
     def _of(self, routed: DataFrame, route: Route) -> DataFrame:
@@ -261,17 +261,17 @@ class MergeSinks:
         if is_stopping(routed) or was_cancelled(error):
             return error  # nothing is wrong with the table
         sink, events = self._sinks[route], self._of(routed, route)
-        if isinstance(error, CommitStateUnknownError) or sink.may_hold(events, batch_id):
+        if isinstance(error, CommitStateUnknownError) or sink._may_hold(events, batch_id):
             return error  # a replay finds out, and does what was left undone
         try:
-            count = sink.set_aside(events, batch_id, error)
+            count = sink._set_aside(events, batch_id, error)
         except Exception as again:
             again.add_note(f"while events were quarantined that could not be merged: {reason(error)}")
             return again
         tell(
             log.error,
             "events_of_a_failed_table_quarantined",
-            target=sink.label,
+            target=sink._label,
             batch_id=batch_id,
             events=count,
             error=reason(error),
@@ -279,13 +279,13 @@ class MergeSinks:
         return None
 
     def _failure(self, lost: Mapping[Route, Exception], batch_id: int, tables: int) -> RoutedMergeError:
-        listed = "; ".join(f"{route!r} ({self._sinks[route].target}): {reason(e)}" for route, e in lost.items())
+        listed = "; ".join(f"{route!r} ({self._sinks[route]._target}): {reason(e)}" for route, e in lost.items())
         msg = (
             f"{len(lost)} of {tables} tables failed in batch {batch_id}; the others hold their events and skip them"
             f" when the batch is delivered again: {listed}"
         )
         route, first = next(iter(lost.items()))
-        error = RoutedMergeError(msg, failures=lost, target=self._sinks[route].target, batch_id=batch_id)
+        error = RoutedMergeError(msg, failures=lost, target=self._sinks[route]._target, batch_id=batch_id)
         error.__cause__ = first
         return error
 
@@ -312,8 +312,8 @@ def _problems(
     if len(kinds) > 1 or not kinds <= {str, int}:
         problems.append(f"sinks are named by {sorted(k.__name__ for k in kinds)}; name all by text or all by int")
     for what, values in (
-        ("target", [names.normal_path(sink.target) for sink in sinks.values()]),
-        ("name= (label of metrics)", [sink.label for sink in sinks.values()]),
+        ("target", [names.normal_path(sink._target) for sink in sinks.values()]),
+        ("name= (label of metrics)", [sink._label for sink in sinks.values()]),
     ):
         twice = sorted({value for value in values if values.count(value) > 1})
         if twice:

@@ -258,8 +258,8 @@ def reason(error: BaseException) -> str:
         return from_outside
     if isinstance(error, Py4JJavaError):
         for class_name, message in java_causes(error):
-            return f"{class_name.rsplit('.', 1)[-1]}: {message}".splitlines()[0]
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+            return outside.first_line(f"{class_name.rsplit('.', 1)[-1]}: {message}")
+    return outside.first_line(str(error).strip()) or type(error).__name__
 
 
 PYSPARK_ERROR_LOGGERS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")

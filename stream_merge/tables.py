@@ -54,8 +54,12 @@ def find(session: SparkSession, target: str) -> TableSnapshot | None:
     try:  # another writer may have created it between the two looks
         return snapshot(session, delta_table(session, target))
     except AnalysisException as err:
-        msg = f"target {target!r} exists but is not a Delta table; convert it (CONVERT TO DELTA) or choose another"
-        raise ConfigError(msg, target=target) from err
+        raise ConfigError(no_table(target), target=target) from err
+
+
+def no_table(target: str) -> str:
+    """The sentence for a place where something else lies."""
+    return f"target {target!r} exists but is not a Delta table; convert it (CONVERT TO DELTA) or choose another"
 
 
 def rows(session: SparkSession, target: str) -> DataFrame:
@@ -243,9 +247,6 @@ def check_target(found: TableSnapshot | None, spec: MergeSpec, layout: Layout, *
 
 
 def _recorded_problems(found: TableSnapshot, spec: MergeSpec, layout: Layout, *, case_sensitive: bool) -> list[str]:
-    def folded(keys: Iterable[str]) -> set[str]:
-        return {key if case_sensitive else key.lower() for key in keys}
-
     problems: list[str] = []
     version = found.properties.get(names.FORMAT_PROPERTY)
     if version is not None and version != names.FORMAT_VERSION:
@@ -254,12 +255,9 @@ def _recorded_problems(found: TableSnapshot, spec: MergeSpec, layout: Layout, *,
             f" knows {names.FORMAT_VERSION!r}); upgrade stream_merge"
         )
         return problems
-    keys = found.properties.get(names.KEYS_PROPERTY)
-    if keys is not None and folded(json.loads(keys)) != folded(layout.keys):
-        problems.append(
-            f"target {spec.target!r} is merged by keys {json.loads(keys)!r}, now keys={list(layout.keys)!r}; use the"
-            " recorded keys, or rebuild the table: rows and remembered deletes were matched by the old ones"
-        )
+    problem = keys_problem(found, spec.target, layout.keys, case_sensitive=case_sensitive)
+    if problem is not None:
+        problems.append(problem)
     sequence = found.properties.get(names.SEQUENCE_PROPERTY)
     if sequence is not None and not _same_sequence(sequence, layout.definition, case_sensitive=case_sensitive):
         problems.append(
@@ -283,6 +281,21 @@ def _widening_problems(found: TableSnapshot, spec: MergeSpec, layout: Layout) ->
             " 1.6 does not write tables with type widening; use engine='auto', or build the table anew"
         )
     yield from widening.obstacles(layout.type_changes, found.schema, found.properties)
+
+
+def keys_problem(found: TableSnapshot, target: str, keys: Iterable[str], *, case_sensitive: bool) -> str | None:
+    """Why rows cannot be matched by these keys in a table that others are recorded with, or None."""
+
+    def folded(keys: Iterable[str]) -> set[str]:
+        return {key if case_sensitive else key.lower() for key in keys}
+
+    recorded = json.loads(found.properties.get(names.KEYS_PROPERTY, "null"))
+    if recorded is None or folded(recorded) == folded(keys):
+        return None
+    return (
+        f"target {target!r} is merged by keys {recorded!r}, now keys={list(keys)!r}; use the recorded keys, or rebuild"
+        " the table: rows and remembered deletes were matched by the old ones"
+    )
 
 
 def _same_sequence(recorded: str, now: str, *, case_sensitive: bool) -> bool:

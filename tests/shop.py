@@ -43,7 +43,8 @@ def main(folder: Path) -> None:
         signal.signal(number, lambda *_: over.set())
     with services.running(broker, postgres):
         postgres.run(SCHEMA)
-        connector = services.postgres_connector(postgres, tables="public.orders")
+        # By default Debezium tells nobody of a TRUNCATE.
+        connector = services.postgres_connector(postgres, tables="public.orders", **{"skipped.operations": "none"})
         with services.running(services.Connect(folder / "connect", broker, connector, schemas=True)):
             (folder / "job.yaml").write_text(JOB.format(bootstrap=broker.bootstrap, folder=folder))
             print(f"job:        {folder / 'job.yaml'}")

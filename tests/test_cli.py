@@ -231,11 +231,11 @@ def test_the_default_metrics_port_gives_way(invoke: Invoke, monkeypatch: pytest.
     """Two demos on one machine must both run."""
     urls: list[str] = []
 
-    def taken_once(port: int) -> shared.MetricsServer:
+    def taken_once(port: int, host: str) -> shared.MetricsServer:
         if port == shared.METRICS_PORT:
             msg = "taken"
             raise ConfigError(msg)
-        return serve(port)
+        return serve(port, host)
 
     serve = shared.serve
     monkeypatch.setattr(shared, "serve", taken_once)

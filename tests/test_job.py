@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 
 from stream_merge import ConfigError, ContractError, MergeMetrics, MergeResult
 from stream_merge.job import JobSettings, run
+from stream_merge.job.check import check
 from stream_merge.job.run import JobResult
 from stream_merge.job.verdicts import Verdict
 from stream_merge.testing import change_rows, target_rows
@@ -530,3 +531,47 @@ def test_the_first_commit_accounts_for_the_batches_before_it_that_changed_nothin
     assert found["range"] == [0, 5]
     assert found["records"] == {"filtered": 4, "upsert": 1}
     assert shop.rows("id", "name") == [(1, "a")]
+
+
+def test_a_topic_that_never_existed_is_not_waited_for_by_once(shop: Shop):
+    """A typing error, in cron: as a broker that is away it would take ten minutes, and exit code 4."""
+    error = shop.failure(topic=f"no_{shop.topic}")
+
+    assert isinstance(error, ConfigError)
+    assert str(error).startswith(f"query 'orders' reads topic(s) ['no_{shop.topic}'], which the broker does not have;")
+
+
+def test_other_keys_are_refused_though_nothing_is_new(shop: Shop):
+    """The sink would say so at the next batch; until then the job would run and say nothing."""
+    shop.event("c", 1)
+    shop.merge()
+
+    error = shop.failure(keys="name")
+
+    assert isinstance(error, ConfigError)
+    assert "is merged by keys ['id'], now keys=['name']; use the recorded keys" in str(error)
+    said = [f.said for f in check(shop.settings(keys="name"), jars_in=None) if f.about == "table" and f.is_problem]
+    assert said == [str(error)]
+
+
+def test_check_sees_what_lies_at_the_target(shop: Shop):
+    shop.event("c", 1)
+    shop.producer.flush()
+    Path(shop.target).mkdir()
+    (Path(shop.target) / "part-0.parquet").touch()
+
+    found = [f.said for f in check(shop.settings(), jars_in=None) if f.is_problem]
+
+    assert found == [
+        f"target {shop.target!r} exists but is not a Delta table; convert it (CONVERT TO DELTA) or choose another"
+    ]
+
+
+def test_a_name_in_a_catalog_that_forgets_is_refused(shop: Shop):
+    """The table would go with the process, and the checkpoint stay."""
+    shop.event("c", 1)
+
+    error = shop.failure(target="orders")
+
+    assert isinstance(error, ConfigError)
+    assert "forgets tables when it ends; give a path ('./orders')" in str(error)

@@ -14,7 +14,7 @@ import yaml
 from stream_merge import ConfigError
 from stream_merge.job import JobSettings, load
 from stream_merge.job.formats import DebeziumFormat, JsonFormat
-from stream_merge.job.requests import request_stop, stop_request
+from stream_merge.job.requests import held, request_stop, stop_request
 
 GOOD = """
 kafka: {bootstrap: "b:9092"}
@@ -220,7 +220,9 @@ def test_reading_is_committed_unless_told_otherwise(read: Read) -> None:
 def test_a_stop_is_asked_for_beside_the_checkpoint(read: Read, tmp_path: Path) -> None:
     settings = read(GOOD.replace("c/orders", f"file://{tmp_path}/orders/"))
 
-    assert request_stop(settings) == [("orders", tmp_path / "orders.stop")]
+    with held(settings.queries[0]) as is_ours:
+        assert is_ours
+        assert request_stop(settings) == [("orders", tmp_path / "orders.stop")]
     assert (tmp_path / "orders.stop").exists()
     remote = read(GOOD.replace("c/orders", "s3a://bucket/orders"))
     assert stop_request(remote.queries[0]) is None

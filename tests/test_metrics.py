@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import urllib.error
 import urllib.request
 from collections.abc import Mapping
 
@@ -494,6 +495,9 @@ def test_a_scrape_over_http_gives_what_was_counted(registry: CollectorRegistry, 
         assert server.url == f"http://127.0.0.1:{server.port}/metrics"
         with urllib.request.urlopen(server.url, timeout=10) as response:  # a loopback URL of ours
             families = {family.name: family for family in parse_text(response.read().decode())}
+        for path in ("", "healthz", "metrics/"):
+            with pytest.raises(urllib.error.HTTPError, match="404"):
+                urllib.request.urlopen(f"http://127.0.0.1:{server.port}/{path}", timeout=10)
 
     assert set(families) == {instrument.name.removesuffix("_total") for instrument in CATALOGUE}
     for instrument in CATALOGUE:

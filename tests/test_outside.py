@@ -185,3 +185,27 @@ def test_the_whole_error_is_shown_when_asked_for(commands: CliRunner, tmp_path: 
     assert result.exit_code == 2
     assert result.output.startswith("stream-merge: ")
     assert "Traceback (most recent call last):" in result.output
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (
+            "[X] CHECK constraint pos (price > 0) violated by row with values:\n - note : a : b\nc\n - price : -7",
+            "[X] CHECK constraint pos (price > 0) violated by row with values: note=a : b\\nc, price=-7",
+        ),
+        (
+            "CHECK constraint a violated by row with values:\n - a : 1\n\nJVM stacktrace:\nx\n - b : 2",
+            "CHECK constraint a violated by row with values: a=1",
+        ),
+        (
+            "1 rows failed validation check.\nPreview of invalid data:\n\n+----+------+\n| id | note |\n+----+------+\n"
+            "| 2  | b    |\n+----+------+",
+            "1 rows failed validation check: id=2, note=b",
+        ),
+        ("[UNRESOLVED_COLUMN] opp;\n'Project ['opp]\n+- Relation", "[UNRESOLVED_COLUMN] opp;"),
+        ("", ""),
+    ],
+)
+def test_the_row_that_breaks_a_constraint_is_part_of_the_sentence(text: str, line: str) -> None:
+    assert outside.first_line(text) == line

@@ -59,6 +59,7 @@ def test_the_list_counts_by_reason_topic_and_partition(job: Path, monkeypatch: p
     lines = [[cell.strip() for cell in line.split("│")[1:-1]] for line in said.output.splitlines() if "│" in line]
     assert ["undecodable", "orders", "1", "2", "7-9", "0", "2026-01-02 03:04:05"] in lines
     assert [line[0] for line in lines] == ["null_key", "null_sequence", "undecodable"]
+    assert "2 records to replay" in said.output
 
 
 def test_an_event_is_shown_with_its_bytes_and_the_reason(job: Path) -> None:

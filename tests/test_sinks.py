@@ -277,16 +277,16 @@ def test_an_older_batch_is_quarantined_too(fleet: Fleet):
 
 def test_events_whose_commit_nobody_knows_are_not_quarantined(fleet: Fleet, monkeypatch: pytest.MonkeyPatch):
     sinks = fleet.tolerant()
-    merge = MergeSink.merge
+    merge = MergeSink._merge
 
     def lost(self: MergeSink, batch_df: DataFrame, batch_id: int, intake: Intake) -> None:
         merge(self, batch_df, batch_id, intake)
-        if self.label == "orders":
+        if self._label == "orders":
             msg = "no answer"
-            raise CommitStateUnknownError(msg, target=self.target, batch_id=batch_id)
+            raise CommitStateUnknownError(msg, target=self._target, batch_id=batch_id)
 
     with monkeypatch.context() as patch:
-        patch.setattr(MergeSink, "merge", lost)
+        patch.setattr(MergeSink, "_merge", lost)
         with pytest.raises(RoutedMergeError, match="no answer"):
             sinks(fleet.batch(event("orders", 2), event("customers", 2)), 1)
 

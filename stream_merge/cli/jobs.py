@@ -22,20 +22,20 @@ from stream_merge.cli.shared import (
     confs,
     errors_as_sentences,
     log_to_screen,
+    metrics_server,
     session_starter,
 )
 from stream_merge.errors import ConfigError
 from stream_merge.job import jars, quarantined, steps
 from stream_merge.job import run as run_job
 from stream_merge.job.check import check as look
-from stream_merge.job.check import refuse_closed_checkpoints
+from stream_merge.job.check import refuse_places
 from stream_merge.job.replay import Replayed, Request, replay
 from stream_merge.job.requests import answer_replay, ask_for_replay, held, replay_answer, request_stop
 from stream_merge.job.run import JobResult
 from stream_merge.job.settings import JobSettings, QuerySettings, load
 from stream_merge.job.trail import trail
 from stream_merge.results import MergeResult
-from stream_merge.server import serve
 from stream_merge.session import is_submitted
 from stream_merge.watch import queries, report, screen
 from stream_merge.watch.text import escape
@@ -74,10 +74,14 @@ def run(
     log_to_screen(logging.WARNING)
     with errors_as_sentences(debug=debug):
         settings = load(job)
-        refuse_closed_checkpoints(settings)
+        refuse_places(settings)
         connector = {} if is_submitted() else jars.conf(jars_in)
         with (
-            serve(settings.metrics.port, settings.metrics.host) as server,
+            metrics_server(
+                settings.metrics.port,
+                settings.metrics.host,
+                is_wish="port" not in settings.metrics.model_fields_set,
+            ) as server,
             session_starter(f"stream-merge {job.stem}", {**connector, **confs(conf or [])}) as start,
         ):
             result = _run(settings, start(), once=once, metrics_url=server.url)
@@ -136,7 +140,7 @@ def list_quarantined(job: JobFile) -> None:
     """Count what is in quarantine, by reason, topic and partition. Needs no Java."""
     with errors_as_sentences():
         for query in load(job).queries:
-            quarantined.show_summary(query, quarantined.summary(query), console=OUT)
+            quarantined.show_summary(query, quarantined.summary(query), quarantined.replayable(query), console=OUT)
 
 
 @quarantine.command()

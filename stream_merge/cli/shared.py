@@ -101,16 +101,21 @@ def session_starter(app_name: str, more: dict[str, str]) -> Iterator[Callable[[]
         yield lambda: local_session(app_name, confs={**quiet, **more})
 
 
+def is_default(context: typer.Context, option: str) -> bool:
+    """Whether nobody has given an option."""
+    source = context.get_parameter_source(option)
+    return source is not None and source.name == "DEFAULT"
+
+
 @contextmanager
-def metrics_server(context: typer.Context, port: int) -> Iterator[MetricsServer]:
+def metrics_server(port: int, host: str = "127.0.0.1", *, is_wish: bool) -> Iterator[MetricsServer]:
     """`/metrics` for as long as a command runs; the default port is a wish, a given one is an order."""
     try:
-        server = serve(port)
+        server = serve(port, host)
     except ConfigError:
-        source = context.get_parameter_source("metrics_port")
-        if source is None or source.name != "DEFAULT":
+        if not is_wish:
             raise
-        server = serve(0)
+        server = serve(0, host)
         ERR.print(f"port {port} is taken, so /metrics is on port {server.port}", highlight=False)
     with server:
         yield server
@@ -151,8 +156,9 @@ def complain(error: Exception, sentence: str | None = None, *, about: str = "", 
         about: what it concerns, with a colon behind.
         debug: show all of it, with where it was raised and what Spark said.
     """
-    said = escape(f"{about}{sentence or error}")
-    ERR.print(f"stream-merge: {said}", highlight=False, soft_wrap=True)
+    said = (sentence,) if sentence else error.problems if isinstance(error, ConfigError) else (str(error),)
+    for line in said:
+        ERR.print(f"stream-merge: {escape(about + line)}", highlight=False, soft_wrap=True)
     if debug:
         ERR.print("".join(traceback.format_exception(error)), highlight=False, markup=False, soft_wrap=True)
 

@@ -19,6 +19,7 @@ from stream_merge.cli.shared import (
     MetricsPort,
     confs,
     errors_as_sentences,
+    is_default,
     log_to_screen,
     metrics_server,
     names,
@@ -106,7 +107,7 @@ def demo(
     )
     with (
         errors_as_sentences(),
-        metrics_server(context, metrics_port) as server,
+        metrics_server(metrics_port, is_wish=is_default(context, "metrics_port")) as server,
         session_starter("stream-merge demo", _SHORT_LIVED) as start,
     ):
         as_expected = run_demo(settings, console=OUT, start_session=start, metrics_url=server.url)
@@ -179,7 +180,7 @@ def files(
             once=once,
         )
         with (
-            metrics_server(context, metrics_port) as server,
+            metrics_server(metrics_port, is_wish=is_default(context, "metrics_port")) as server,
             session_starter(f"stream-merge files {settings.label}", confs(conf or [])) as start,
         ):
             run_files(settings, console=OUT, start_session=start, metrics_url=server.url)

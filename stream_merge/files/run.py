@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pyspark.sql import SparkSession
 from rich.console import Console
 
-from stream_merge import names, tables, writers
+from stream_merge import names, preflight, tables, writers
 from stream_merge.checkpoint import Checkpoint
 from stream_merge.config import SchemaEvolution
 from stream_merge.delivery import expect_same_table
@@ -21,9 +21,6 @@ from stream_merge.results import MergeResult
 from stream_merge.sink import MergeSink
 from stream_merge.watch import queries, report, screen
 from stream_merge.watch.text import escape_line
-
-_CATALOG_PARTS = 3
-"""Names with a catalog of their own; shorter ones live in Spark's built-in catalog."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,7 +71,7 @@ def run(
         QueryFailedError: Spark failed.
     """
     sink = _sink(settings)  # says what is wrong with the settings before Spark starts
-    closed = tables.not_writable(settings.checkpoint)
+    closed = tables.not_writable(settings.checkpoint) or preflight.occupied(settings.target)
     if closed is not None:
         raise ConfigError(closed, target=settings.target)
     with _alone(settings):
@@ -109,8 +106,8 @@ def _merged(
     say = screen.Teller(console)
     with console.status("starting Spark (the first time, Delta's jars are downloaded: about 90 MB)"):
         session = start_session()
-    _refuse_forgetful_catalog(session, settings.target)
-    _expect_same_table(session, settings)
+    preflight.refuse_forgetful_catalog(session, settings.target)
+    _expect_table(session, settings)
     with console.status(f"looking at the files in {escape_line(settings.folder.path)}"):
         schema, origin = _schema(session, settings)
         settings.folder.refuse_unknown_columns(session, schema)
@@ -157,19 +154,12 @@ def _sink(settings: FilesSettings) -> MergeSink:
     )
 
 
-def _refuse_forgetful_catalog(session: SparkSession, target: str) -> None:
-    if names.is_path(target) or len(names.split_identifier(target)) >= _CATALOG_PARTS:
-        return
-    if session.conf.get("spark.sql.catalogImplementation") == "in-memory":
-        msg = (
-            f"target {target!r} is a catalog name, and this command's catalog forgets tables when it ends;"
-            f" give a path ('./{names.table_name(target)}'), or a catalog with --conf"
-        )
-        raise ConfigError(msg, target=target)
-
-
-def _expect_same_table(session: SparkSession, settings: FilesSettings) -> None:
+def _expect_table(session: SparkSession, settings: FilesSettings) -> None:
+    """The sink would say at the first batch what is wrong with the table, and without new files there is none."""
     found = tables.find(session, settings.target)
+    problem = found and tables.keys_problem(found, settings.target, settings.keys, case_sensitive=False)
+    if problem:
+        raise ConfigError(problem, target=settings.target)
     expect_same_table(
         Checkpoint.in_session(session, settings.checkpoint),
         found,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -17,10 +16,11 @@ from stream_merge.job.newest import Records, newest
 from stream_merge.job.offsets import Checkpoint
 from stream_merge.job.row_schema import RowSchema
 from stream_merge.job.settings import JobSettings, QuerySettings
+from stream_merge.preflight import occupied
 from stream_merge.sources import pem
 from stream_merge.sources.formats.base import Kind
 from stream_merge.sources.kafka import Cluster, Connection, Security, TopicState, is_refusal
-from stream_merge.tables import local_path, nearest_existing, not_writable
+from stream_merge.tables import keys_problem, local_path, nearest_existing, not_writable
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,15 +114,16 @@ def _checkpoint(query: QuerySettings, topics: Mapping[str, TopicState]) -> Itera
         yield Finding(query=query.name, about="checkpoint", said=str(err), is_problem=True)
 
 
-def refuse_closed_checkpoints(settings: JobSettings) -> None:
-    """Spark would be started for nothing, and say so in a trace.
+def refuse_places(settings: JobSettings) -> None:
+    """Spark would be started for nothing, and say so late, or in a trace.
 
     Raises:
-        ConfigError: this process cannot write to some of them.
+        ConfigError: checkpoints that this process cannot write, targets where something else lies.
     """
-    closed = [problem for query in settings.queries if (problem := not_writable(query.checkpoint)) is not None]
-    if closed:
-        raise ConfigError(closed)
+    problems = [not_writable(query.checkpoint) or occupied(query.target) for query in settings.queries]
+    found = [problem for problem in problems if problem is not None]
+    if found:
+        raise ConfigError(found)
 
 
 def refuse_start_of_existing(query: QuerySettings, checkpoint: Checkpoint) -> None:
@@ -175,14 +176,15 @@ def _table(query: QuerySettings, rows: RowSchema) -> Iterator[Finding]:
         yield Finding(query=query.name, about="table", said=f"not looked at: {err}")
         return
     if table is None:
-        yield Finding(query=query.name, about="table", said="will be made from the first batch")
+        said = occupied(query.target)
+        is_problem, said = said is not None, said or "will be made from the first batch"
+        yield Finding(query=query.name, about="table", said=said, is_problem=is_problem)
         return
     snapshot = table.snapshot()
-    recorded = json.loads(snapshot.properties.get(names.KEYS_PROPERTY, "null"))
     absent = [key for key in query.keys if key not in snapshot.schema.names]
-    if recorded is not None and recorded != list(query.keys):
-        said = f"it is keyed by {recorded!r}, the job by {list(query.keys)!r}; keep the keys, or name a new table"
-        yield Finding(query=query.name, about="table", said=said, is_problem=True)
+    others = keys_problem(snapshot, query.target, query.keys, case_sensitive=False)
+    if others is not None:
+        yield Finding(query=query.name, about="table", said=others, is_problem=True)
     elif absent:
         yield Finding(query=query.name, about="table", said=f"it has no key column(s) {absent!r}", is_problem=True)
     else:

@@ -10,6 +10,7 @@ from stream_merge import explain, names
 from stream_merge.engines import native_sql as sql
 from stream_merge.engines.delta_rs import NativeTable
 from stream_merge.job.settings import QuerySettings
+from stream_merge.sources.events import PLACE
 from stream_merge.watch.screen import whole_table
 from stream_merge.watch.text import escape_line
 
@@ -48,6 +49,24 @@ def summary(query: QuerySettings) -> list[dict[str, Any]]:
     return rows
 
 
+def replayable(query: QuerySettings) -> int:
+    """Records that `quarantine replay` would take: with their bytes, not replayed before, each place once.
+
+    Raises:
+        ConfigError: the table cannot be read without Spark.
+    """
+    table = _opened(query)
+    if table is None:
+        return 0
+    topics = ", ".join(map(sql.text, query.topic))
+    place = ", ".join(f'"{name}"' for name in PLACE)
+    found = table.query(
+        f"SELECT count(*) AS records FROM (SELECT DISTINCT {place} FROM log WHERE replayed_at IS NULL AND topic IN"
+        f' ({topics}) AND "offset" IS NOT NULL AND (raw_key IS NOT NULL OR raw_value IS NOT NULL))'
+    )
+    return int(found["records"][0].as_py())
+
+
 def events(query: QuerySettings, *, reason: str | None, offset: int | None, most: int) -> list[dict[str, Any]]:
     """Single events, the newest first.
 
@@ -79,8 +98,8 @@ def _opened(query: QuerySettings) -> NativeTable | None:
     return explain.find(names.sibling(query.target, names.QUARANTINE_TABLE_PREFIX))
 
 
-def show_summary(query: QuerySettings, found: list[dict[str, Any]], *, console: Console) -> None:
-    """Print a line per reason, topic and partition."""
+def show_summary(query: QuerySettings, found: list[dict[str, Any]], replayable: int, *, console: Console) -> None:
+    """Print a line per reason, topic and partition, and how many records `replay` would take."""
     if not found:
         console.print(f"{escape_line(query.name)}: nothing in quarantine", highlight=False)
         return
@@ -93,6 +112,9 @@ def show_summary(query: QuerySettings, found: list[dict[str, Any]], *, console: 
         table.add_row(*what, f"{row['events']:,}", offsets, f"{row['replayed']:,}", newest)
     console.print(f"{escape_line(query.name)}:", highlight=False)
     console.print(table)
+    records = "record" if replayable == 1 else "records"
+    said = f"{replayable:,} {records} to replay; above, one counts for each of its reasons and deliveries"
+    console.print(said, highlight=False)
 
 
 def show_events(found: list[dict[str, Any]], *, console: Console) -> None:

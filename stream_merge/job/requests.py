@@ -39,18 +39,31 @@ def stop_request(query: QuerySettings) -> Path | None:
     return _beside(query, "stop")
 
 
+def is_running(query: QuerySettings) -> bool:
+    """Whether a process holds the query; where there is no lock of it, none has ever run there."""
+    path = _beside(query, "lock")
+    if path is None or not path.exists():
+        return False
+    with held(query) as is_ours:
+        return not is_ours
+
+
 def request_stop(settings: JobSettings) -> list[tuple[str, Path]]:
-    """Ask the queries of a running job to stop; each by the file whose path is returned with its name.
+    """Ask the running queries of a job to stop; each by the file whose path is returned with its name.
 
     Raises:
-        ConfigError: checkpoints are not on this disk.
+        ConfigError: checkpoints are not on this disk, or nothing is running.
     """
     requests = [(query.name, stop_request(query)) for query in settings.queries]
     remote = [name for name, path in requests if path is None]
     if remote:
         msg = f"the checkpoints of {remote!r} are not on this disk; send SIGTERM to the job's process"
         raise ConfigError(msg)
-    asked = [(name, path) for name, path in requests if path is not None]
+    running = {query.name for query in settings.queries if is_running(query)}
+    if not running:
+        msg = "no process runs this job, so there is nothing to stop; paths in the job file begin in the working folder"
+        raise ConfigError(msg)
+    asked = [(name, path) for name, path in requests if path is not None and name in running]
     for _, path in asked:
         path.touch()
     return asked

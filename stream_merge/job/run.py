@@ -12,15 +12,14 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from queue import SimpleQueue
 
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from stream_merge import tables, writers
 from stream_merge.delivery import expect_same_table
 from stream_merge.errors import ConfigError, StreamMergeError
 from stream_merge.job import requests
-from stream_merge.job.check import refuse_closed_checkpoints, refuse_start_elsewhere, refuse_start_of_existing
+from stream_merge.job.check import refuse_places, refuse_start_elsewhere, refuse_start_of_existing
+from stream_merge.job.look import Look
 from stream_merge.job.lookout import Lookout, Progress
 from stream_merge.job.offsets import Checkpoint
 from stream_merge.job.origin import Origin
@@ -30,11 +29,12 @@ from stream_merge.job.topic import TopicSink, merge_sink
 from stream_merge.job.verdicts import Verdict, is_outage, is_refusal, refused, worst
 from stream_merge.logs import tell
 from stream_merge.metrics import MergeMetrics
+from stream_merge.preflight import refuse_forgetful_catalog
 from stream_merge.results import MergeResult
 from stream_merge.sources import kafka
 from stream_merge.sources.kafka import Cluster
 from stream_merge.spark_internals import owned_session, reason
-from stream_merge.watch.queries import MOST_KEPT, QueryFailedError, Running, Stream, drained
+from stream_merge.watch.queries import MOST_KEPT, Running, Stream, drained
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +105,7 @@ class Job:
 
     def run(self, *, once: bool, stopping: threading.Event, on_result: Callable[[str, MergeResult], None]) -> JobResult:
         """As `run`."""
-        refuse_closed_checkpoints(self._settings)
+        refuse_places(self._settings)
         result = JobResult()
         arrived: SimpleQueue[tuple[str, MergeResult]] = SimpleQueue()
         queries = [_Query(query, self, arrived, once=once) for query in self._settings.queries]
@@ -141,15 +141,16 @@ class Job:
         result.failures = {query.name: query.failure for query in queries if query.failure is not None}
         return result
 
-    def look_before(self, query: QuerySettings, *, is_first: bool) -> None:
+    def look_before(self, query: QuerySettings, *, is_first: bool, once: bool) -> None:
         """Stop for what Spark would stumble over while it plans a batch, without a word that helps.
 
         Args:
             query: which.
             is_first: whether it has not run in this process; afterwards its checkpoint says where it goes on.
+            once: whether nothing is waited for that was never there.
 
         Raises:
-            ConfigError: `start` does not fit the checkpoint or the topic.
+            ConfigError: `start` does not fit the checkpoint or the topic, `keys` not the table, or there is no topic.
             ContractError: the offsets of the checkpoint are those of a topic that was made anew.
             kafka.errors.KafkaError: the broker is away.
         """
@@ -159,13 +160,23 @@ class Job:
             refuse_start_of_existing(query, checkpoint)
         topics = self._clusters[query.name].topics(query.topic)
         missing = [topic for topic in query.topic if topic not in topics]
+        if once and set(missing) - set(checkpoint.merged()):
+            msg = (
+                f"query {query.name!r} reads topic(s) {missing!r}, which the broker does not have; put 'topic' right,"
+                " or let the connector make them first (without --once they are waited for)"
+            )
+            raise ConfigError(msg, target=query.target)
         if missing:  # the connector may be about to make it
             tell(log.warning, "topic_missing", query=query.name, topics=missing)
         if is_first:
             refuse_start_elsewhere(query, topics)
+        refuse_forgetful_catalog(session, query.target)
+        found = tables.find(session, query.target)
+        others = found and tables.keys_problem(found, query.target, query.keys, case_sensitive=False)
+        if others:  # the sink would say so at the next batch, which may be long in coming
+            raise ConfigError(others, target=query.target)
         query_id = checkpoint.query_id()
         if query_id is not None:
-            found = tables.find(session, query.target)
             if is_first:
                 location = tables.location(session, query.target) if found is None else found.location
                 expect_same_table(
@@ -234,28 +245,6 @@ def _start(query: QuerySettings) -> tuple[str, int | None]:
     return f'{{"{query.topic[0]}": {{{offsets}}}}}', None
 
 
-class _Look(threading.Thread):
-    """A look at broker and table before a query starts."""
-
-    def __init__(self, job: Job, query: QuerySettings, *, is_first: bool) -> None:
-        super().__init__(name=f"look {query.name}", daemon=True)
-        self._job = job
-        self._query = query
-        self._is_first = is_first
-        self.error: Exception | None = None
-        """Why the query is not to start."""
-
-    def run(self) -> None:
-        """Look once."""
-        try:
-            self._job.look_before(self._query, is_first=self._is_first)
-        except (PySparkException, Py4JError) as err:
-            self.error = QueryFailedError(self._query.name, err)
-            self.error.__cause__ = err
-        except Exception as err:
-            self.error = err
-
-
 class _Query:
     """One query through its outages."""
 
@@ -270,7 +259,7 @@ class _Query:
         self.settings = settings
         self._job = job
         self._replaying: threading.Thread | None = None
-        self._looking: _Look | None = None
+        self._looking: Look | None = None
         self._has_run = False
         self._arrived = arrived
         self._once = once
@@ -358,7 +347,7 @@ class _Query:
     def _start(self) -> None:
         """Look, and when that is over start; a broker that does not answer keeps no other query waiting."""
         if self._looking is None:
-            self._looking = _Look(self._job, self.settings, is_first=not self._has_run)
+            self._looking = Look(self.name, self._look)
             self._looking.start()
         if self._looking.is_alive():
             return
@@ -371,6 +360,9 @@ class _Query:
             self._running = Running(self._job.stream(self.settings), self._arrived, self._closing, once=self._once)
         except Exception as err:
             self._failed(err)
+
+    def _look(self) -> None:
+        self._job.look_before(self.settings, is_first=not self._has_run, once=self._once)
 
     def _look_at_the_end(self, running: Running) -> None:
         running.stop()
@@ -388,7 +380,7 @@ class _Query:
         if isinstance(error, StreamMergeError) or is_outage(error) or is_refusal(error):
             return error
         try:
-            self._job.look_before(self.settings, is_first=False)
+            self._look()
         except StreamMergeError as found:
             found.__cause__ = error
             return found

@@ -155,7 +155,7 @@ class QuerySettings(Model):
     def _fits_together(self) -> QuerySettings:
         problems = list(self._problems())
         if problems:
-            raise ValueError("; ".join(problems))
+            raise ValueError("\n".join(problems))
         return self
 
     def _problems(self) -> Iterator[str]:
@@ -226,7 +226,7 @@ def load(path: str | Path, *, environment: Mapping[str, str] | None = None) -> J
         found = err.errors(include_url=False, include_input=False)
         # A list whose entries are refused counts as too short as well.
         others = [error for error in found if error["type"] != "too_short"]
-        problems += [_problem(error) for error in others or found]
+        problems += [problem for error in others or found for problem in _problems_of(error)]
     if problems:
         raise ConfigError([f"{path}: {problem}" for problem in problems])
     return settings
@@ -270,11 +270,12 @@ def _filled(node: Any, environment: Mapping[str, str], missing: list[str]) -> An
     return _VARIABLE.sub(value_of, node)
 
 
-def _problem(error: Mapping[str, Any]) -> str:
+def _problems_of(error: Mapping[str, Any]) -> list[str]:
+    """A sentence for each problem, with its place."""
     place = ".".join(str(part) for part in error["loc"])
     said = str(error["msg"]).removeprefix("Value error, ").replace("valid tuple", "list")
     if error["type"] == "extra_forbidden":
         said = "is not a setting"
     elif error["type"] == "missing":
         said = "is missing"
-    return f"{place}: {said}" if place else said
+    return [f"{place}: {line}" if place else line for line in said.splitlines()]

@@ -116,10 +116,10 @@ class TopicSink:
                     at_hand=change_events_at_hand(batch, self._settings),
                     undecodable=undecodable,
                 )
-                self._sink.merge(events, batch_id, intake)
+                self._sink._merge(events, batch_id, intake)
                 self._known_origin().committed(ranges, batch, self._sink.last_result)
             else:
-                self._sink.account(batch_df, batch_id, Intake(undecodable=undecodable))
+                self._sink._account(batch_df, batch_id, Intake(undecodable=undecodable))
                 self._known_origin().committed(ranges, batch, None)
             self._progress.merged(ranges, batch, gone)
             if self._rows.columns != known:
@@ -137,7 +137,7 @@ class TopicSink:
             and rows.known
             and self._events_were_plain
             and (last is None or last.refusal is None)
-            and self._sink.wants_events_at_hand(batch_df, need=need)
+            and self._sink._wants_events_at_hand(batch_df, need=need)
         ):
             batch = decoded.evaluate(batch_df, rows, most_bytes)
             self._events_were_plain = decoded.is_plain(batch)
@@ -147,7 +147,7 @@ class TopicSink:
         if batch.at_hand is not None and batch.records:
             size = batch.at_hand.nbytes
             self._event_bytes = size / batch.records
-            if not self._sink.wants_events_at_hand(batch_df, need=size * _COPIES):
+            if not self._sink._wants_events_at_hand(batch_df, need=size * _COPIES):
                 batch.at_hand = None  # they are larger than those before; Spark reads the files
         return batch
 
@@ -257,7 +257,7 @@ def merge_sink(settings: QuerySettings, **more: Any) -> MergeSink:
         engine=settings.engine,
         name=settings.name,
         **more,
-    ).for_source(
+    )._for_source(
         *SOURCE_COLUMNS,
         position_components=POSITION_COMPONENTS,
         skip_unchanged=settings.unchanged == "skip",

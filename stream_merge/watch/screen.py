@@ -132,6 +132,7 @@ class Screen:
         """Show one more micro-batch."""
         self._recent.append((stream, result))
         self._quarantined += result.events.quarantined
+        self.note(_topics(stream), None)
         self._progress.advance(self._task)
         if not self._console.is_terminal:
             self._console.print(self._line(stream, result), highlight=False, soft_wrap=True)
@@ -202,6 +203,12 @@ class _Listener(logging.Handler):
                 self._screen.note("broker", f"does not answer since {at} ({fields['error']}); it is waited for")
             case "broker_back":
                 self._screen.note("broker", None)
+            case "topic_missing":
+                self._screen.note(_topics(fields["query"]), f"the broker has no {fields['topics']!r}; waiting for it")
+
+
+def _topics(query: str) -> str:
+    return f"topics of {query}"
 
 
 def ledger(counts: EventCounts) -> Table:
