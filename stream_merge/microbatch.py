@@ -26,7 +26,7 @@ from stream_merge.merging import Merging, record_first
 from stream_merge.results import MergeResult, Outcome
 from stream_merge.selection import Selector
 from stream_merge.snapshot import TableSnapshot
-from stream_merge.spark_internals import in_session
+from stream_merge.spark_internals import in_session, keeps_state, run_through
 from stream_merge.store import Store
 
 log = logging.getLogger(__name__)
@@ -102,6 +102,15 @@ class MicroBatch:
         if log is not None and log.files != 0:
             self.evaluate()
             self.choose_engine()
+
+    def keep_state(self) -> None:
+        """Read an applied batch that nobody has read where stateful operators made it.
+
+        Their state of this batch was lost in the crash, and without it no later batch can start.
+        """
+        if self._batch is None and keeps_state(self._source):
+            with self._clock.phase("prepare"):
+                run_through(self._source)
 
     def evaluate(self) -> None:
         """Contract, latest event per key, counts and key bounds: the only evaluation of the source."""

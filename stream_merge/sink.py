@@ -192,6 +192,7 @@ class MergeSink:
             batch.read_schemas()
             if batch.already_applied:
                 batch.evaluate_if_deletes_are_remembered()
+                batch.keep_state()
             else:
                 batch.evaluate()
                 batch.refuse_invalid_if_told_to()

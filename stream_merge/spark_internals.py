@@ -97,6 +97,21 @@ def _checkpoint(query: Any) -> str:
     return root if root.startswith("file:") else unquote(root)
 
 
+def keeps_state(batch_df: DataFrame) -> bool:
+    """Whether the batch comes out of stateful operators of its streaming query: reading it writes their state.
+
+    The batch's plan stands on the RDD of the streaming plan (Spark 4.2, `ForeachBatchSink`).
+    """
+    leaves = batch_df._jdf.queryExecution().logical().collectLeaves()
+    rdds = [leaf.rdd() for leaf in map(leaves.apply, range(leaves.size())) if leaf.nodeName() == "LogicalRDD"]
+    return any("StateStore" in rdd.toDebugString() for rdd in rdds)
+
+
+def run_through(batch_df: DataFrame) -> None:
+    """Compute all rows of a batch, and keep none."""
+    batch_df.write.format("noop").mode("overwrite").save()
+
+
 def is_stopping(batch_df: DataFrame) -> bool:
     """Whether the streaming query that this thread works for has been told to stop; its jobs are cancelled then."""
     session = batch_df.sparkSession
