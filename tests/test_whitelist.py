@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -100,10 +100,10 @@ NESTED: dict[type[DataType], Values] = {
     ArrayType: {"array<array<int>>": ("array(array(), NULL)", "array(array(1, NULL))")},
     StructType: {"array<struct<x: struct<y: int>>>": ("array(struct(struct(1)))", "array(struct(struct(NULL)), NULL)")},
 }
-CARRIED: dict[type[DataType], Callable[[str], str]] = {
-    ArrayType: "array<{0}>".format,
-    StructType: "struct<x: {0}>".format,
-    MapType: "map<{0}, {0}>".format,
+CARRIED: dict[type[DataType], tuple[str, str]] = {
+    ArrayType: ("array<{0}>", "array({0}, NULL)"),
+    StructType: ("struct<x: {0}>", "struct({0})"),
+    MapType: ("map<{0}, {0}>", "map({0}, {0})"),
 }
 
 
@@ -133,15 +133,11 @@ def columns(place: Place) -> dict[str, Edges]:
 
 def _values(kind: type[DataType], place: Place) -> Iterator[tuple[str, Iterable[str]]]:
     if place == "carried" and kind in CARRIED:
-        for values in SCALARS.values():
-            for dtype, (*_, last) in values.items():
-                one = f"CAST({last} AS {dtype})"
-                holding = {
-                    ArrayType: f"array({one}, NULL)",
-                    StructType: f"struct({one})",
-                    MapType: f"map({one}, {one})",
-                }
-                yield CARRIED[kind](dtype), [holding[kind]]
+        # One column with each scalar inside this type: what is carried is neither compared nor looked up.
+        dtypes, holding = CARRIED[kind]
+        last = [(dtype, f"CAST({values[-1]} AS {dtype})") for one in SCALARS.values() for dtype, values in one.items()]
+        fields = ", ".join(f"f{number}: {dtypes.format(dtype)}" for number, (dtype, _) in enumerate(last))
+        yield f"struct<{fields}>", [f"struct({', '.join(holding.format(value) for _, value in last)})"]
     elif place == "nested" and kind in SCALARS:
         for dtype, values in SCALARS[kind].items():
             cast = [f"CAST({value} AS {dtype})" for value in values]

@@ -165,6 +165,27 @@ def test_dates_in_the_calendar_of_spark_2_are_left_to_spark(table: Table):
     assert table.rows("id", "day") == [("0", "1500-01-01"), ("1", "1500-01-02")]
 
 
+def test_files_in_sparks_legacy_format_are_read_by_delta_rs_as_by_spark(table: Table):
+    """Lists and maps of two levels, decimals in bytes, milliseconds; compressed otherwise than Spark does by itself."""
+    confs = {"spark.sql.parquet.writeLegacyFormat": "true", TIMESTAMP_CONF: "TIMESTAMP_MILLIS"}
+    for name, value in confs.items():
+        table.spark.conf.set(name, value)
+    try:
+        nested = "array(id) AS a, map('k', array(id)) AS m, struct(array(1, NULL) AS x) AS s"
+        flat = "CAST(-id * 1.25 AS decimal(9,2)) AS short, CAST(id * 1.25 AS decimal(15,2)) AS long"
+        time = "TIMESTAMP'2026-01-01 00:00:00.123' AS at"
+        table.write(f"SELECT id, 1L AS lsn, {nested}, {flat}, {time} FROM range(2)", compression="zstd")
+    finally:
+        for name in confs:
+            table.spark.conf.unset(name)
+    before = table.rows("a", "m", "s", "short", "long", "at")
+    result = table.merge("SELECT 1L AS id, 2L AS lsn")
+
+    assert (result.engine, ledger(result)) == ("native", {"received": 1, "updated": 1})
+    assert table.rows("a", "m", "s", "short", "long", "at") == before
+    assert before[1] == ("[1]", "{k -> [1]}", "{[1, NULL]}", "-1.25", "1.25", "2026-01-01 00:00:00.123")
+
+
 def test_a_file_that_comes_after_the_choice_counts_too(table: Table, monkeypatch: pytest.MonkeyPatch):
     table.write("SELECT id, 1L AS lsn, TIMESTAMP'2026-01-01 00:00:00Z' AS until FROM range(2)")
     merge = NativeEngine.merge
