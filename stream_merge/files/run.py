@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from pyspark.sql import SparkSession
@@ -11,11 +12,13 @@ from rich.console import Console
 from stream_merge import names
 from stream_merge.errors import ConfigError
 from stream_merge.files import reader
+from stream_merge.files.parquet import TypesChecked
 from stream_merge.files.reader import Folder
+from stream_merge.files.replay import Replayed, replay, replay_id
 from stream_merge.files.schema import Schema, parse, record, recorded
 from stream_merge.results import MergeResult
 from stream_merge.sink import MergeSink
-from stream_merge.watch import queries, screen
+from stream_merge.watch import lock, queries, screen
 
 _CATALOG_PARTS = 3
 """Names with a catalog of their own; shorter ones live in Spark's built-in catalog."""
@@ -69,6 +72,59 @@ def run(
         QueryFailedError: Spark failed.
     """
     sink = _sink(settings)  # says what is wrong with the settings before Spark starts
+    with _alone(settings):
+        return _run(settings, sink, console=console, start_session=start_session, metrics_url=metrics_url)
+
+
+def replay_quarantine(
+    settings: FilesSettings, *, console: Console, start_session: Callable[[], SparkSession]
+) -> Replayed:
+    """Merge those quarantined records of the files that can be read by now, and mark them.
+
+    Raises: as `run`.
+    """
+    sink = _sink(settings, app_id=replay_id())
+    say = screen.Teller(console)
+    with _alone(settings):
+        with console.status("starting Spark"):
+            session = start_session()
+        _refuse_forgetful_catalog(session, settings.target)
+        schema, origin = _schema(session, settings)
+        say("schema", f"{schema} ({origin})")
+        with console.status("replaying"):
+            found = replay(
+                session,
+                settings.folder,
+                schema,
+                sink,
+                quarantine_table=settings.quarantine,
+                keys=settings.keys,
+                sequence_by=settings.sequence_by,
+            )
+    say("replayed", found.said())
+    return found
+
+
+@contextmanager
+def _alone(settings: FilesSettings) -> Iterator[None]:
+    with lock.held(settings.checkpoint) as is_ours:
+        if not is_ours:
+            msg = (
+                f"another process merges over checkpoint {settings.checkpoint!r}; wait for its end or stop it, two at a"
+                " time would lose events"
+            )
+            raise ConfigError(msg, target=settings.target)
+        yield
+
+
+def _run(
+    settings: FilesSettings,
+    sink: MergeSink,
+    *,
+    console: Console,
+    start_session: Callable[[], SparkSession],
+    metrics_url: str,
+) -> list[MergeResult]:
     say = screen.Teller(console)
     with console.status("starting Spark (the first time, Delta's jars are downloaded: about 90 MB)"):
         session = start_session()
@@ -81,7 +137,7 @@ def run(
     stream = queries.Stream(
         name=settings.label,
         events=settings.folder.events(session, schema, max_files_per_trigger=settings.max_files_per_trigger),
-        sink=sink,
+        sink=TypesChecked(sink, schema) if settings.folder.format == "parquet" else sink,
         checkpoint=settings.checkpoint,
     )
     with (
@@ -97,7 +153,7 @@ def run(
     return results
 
 
-def _sink(settings: FilesSettings) -> MergeSink:
+def _sink(settings: FilesSettings, *, app_id: str | None = None) -> MergeSink:
     return MergeSink(
         target=settings.target,
         keys=settings.keys,
@@ -108,6 +164,7 @@ def _sink(settings: FilesSettings) -> MergeSink:
         quarantine_target=settings.quarantine_target,
         schema_evolution=settings.schema_evolution,
         name=settings.name,
+        app_id=app_id,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 from rich.console import Console
 from rich.markup import escape
@@ -10,7 +10,6 @@ from rich.markup import escape
 from stream_merge import explain, names
 from stream_merge.engines import native_sql as sql
 from stream_merge.engines.delta_rs import NativeTable
-from stream_merge.job.settings import QuerySettings
 from stream_merge.watch.screen import whole_table
 
 _SHOWN = (
@@ -29,7 +28,28 @@ _MOST_SHOWN = 2_000
 """Characters of a record that are shown."""
 
 
-def summary(query: QuerySettings) -> list[dict[str, Any]]:
+class Table(Protocol):
+    """A table that events are merged into."""
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        ...
+
+    @property
+    def target(self) -> str:
+        """Where it lies."""
+        ...
+
+
+class NamedTable(NamedTuple):
+    """A table that no job file tells of."""
+
+    name: str
+    target: str
+
+
+def summary(query: Table) -> list[dict[str, Any]]:
     """Events by reason, topic and partition: how many, between which offsets, and when the last one came.
 
     Raises:
@@ -48,7 +68,7 @@ def summary(query: QuerySettings) -> list[dict[str, Any]]:
     return rows
 
 
-def events(query: QuerySettings, *, reason: str | None, offset: int | None, most: int) -> list[dict[str, Any]]:
+def events(query: Table, *, reason: str | None, offset: int | None, most: int) -> list[dict[str, Any]]:
     """Single events, the newest first.
 
     Args:
@@ -75,18 +95,20 @@ def events(query: QuerySettings, *, reason: str | None, offset: int | None, most
     return rows
 
 
-def _opened(query: QuerySettings) -> NativeTable | None:
-    return explain.find(names.sibling(query.target, names.QUARANTINE_TABLE_PREFIX))
+def _opened(query: Table) -> NativeTable | None:
+    """The quarantine of a table; a quarantine is its own."""
+    is_one = names.table_name(query.target).startswith(names.QUARANTINE_TABLE_PREFIX)
+    return explain.find(query.target if is_one else names.sibling(query.target, names.QUARANTINE_TABLE_PREFIX))
 
 
-def show_summary(query: QuerySettings, found: list[dict[str, Any]], *, console: Console) -> None:
+def show_summary(query: Table, found: list[dict[str, Any]], *, console: Console) -> None:
     """Print a line per reason, topic and partition."""
     if not found:
         console.print(f"{escape(query.name)}: nothing in quarantine", highlight=False)
         return
     table = whole_table("reason", "topic", "partition", "events", "offsets", "replayed", "newest (UTC)")
     for row in found:
-        place = ("", "") if row["topic"] is None else (row["topic"], f"{row['partition']}")
+        place = tuple("" if row[name] is None else f"{row[name]}" for name in ("topic", "partition"))
         offsets = "" if row["first"] is None else f"{row['first']}-{row['last']}"
         newest = "" if row["newest"] is None else f"{row['newest']:%Y-%m-%d %H:%M:%S}"
         table.add_row(row["reason"], *place, f"{row['events']:,}", offsets, f"{row['replayed']:,}", newest)

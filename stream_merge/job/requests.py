@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from stream_merge.errors import ConfigError
 from stream_merge.job.replay import Replayed, Request
 from stream_merge.job.settings import JobSettings, QuerySettings
 from stream_merge.tables import local_path
+from stream_merge.watch import lock
 
 
 def _beside(query: QuerySettings, suffix: str) -> Path | None:
@@ -23,18 +23,8 @@ def _beside(query: QuerySettings, suffix: str) -> Path | None:
 @contextmanager
 def held(query: QuerySettings) -> Iterator[bool]:
     """Whether this process may run the query: on a disk one at a time may, until it ends, however it ends."""
-    path = _beside(query, "lock")
-    if path is None:
-        yield True
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
-        yield True
+    with lock.held(query.checkpoint) as is_ours:
+        yield is_ours
 
 
 # -- stopping ---------------------------------------------------------------------------------
