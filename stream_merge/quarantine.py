@@ -108,6 +108,14 @@ def records(session: SparkSession, table: str) -> DataFrame | None:
     return tables.rows(session, table).where(is_open)
 
 
+def records_of_files(session: SparkSession, table: str) -> DataFrame | None:
+    """As `records`, of files: `topic` is the file, and `partition` NULL."""
+    if tables.find(session, table) is None:
+        return None
+    is_open = F.col("replayed_at").isNull() & F.col("topic").isNotNull() & F.col("partition").isNull()
+    return tables.rows(session, table).where(is_open & F.col("raw_value").isNotNull())
+
+
 def mark_replayed(places: DataFrame, table: str, *, retried: RetryPolicy) -> None:
     """Say of records that they have been replayed, in one commit; what is appended meanwhile is left alone.
 

@@ -14,7 +14,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import IntegralType, StringType
 
-from stream_merge import columns, names, quarantine, retry, tables
+from stream_merge import columns, contract, names, quarantine, retry, tables
 from stream_merge.commits import SideCommit
 from stream_merge.config import RetryPolicy
 from stream_merge.errors import CommitStateUnknownError, ConfigError, ContractError, RoutedMergeError
@@ -23,7 +23,7 @@ from stream_merge.intake import Intake
 from stream_merge.logs import tell
 from stream_merge.metrics import MergeMetrics, default_metrics
 from stream_merge.own_session import OwnSession
-from stream_merge.results import UNKNOWN_ROUTE, MergeResult
+from stream_merge.results import UNDECODABLE, UNKNOWN_ROUTE, MergeResult
 from stream_merge.sink import MergeSink
 from stream_merge.spark_internals import (
     in_session,
@@ -195,6 +195,8 @@ class MergeSinks:
     def _keep_unrouted(self, routed: DataFrame, batch_id: int, who: Caller, count: int) -> None:
         """Events without a sink: refused, or committed to the quarantine table before any table is merged."""
         lost = routed.where(self._is_unrouted())
+        corrupt = contract.corrupt_because(lost.columns)
+        unreadable = lost.where(corrupt.isNotNull()).count() if names.CORRUPT_COLUMN in lost.columns else 0
         values = [row[0] for row in lost.select(names.ROUTE_COLUMN).distinct().limit(_SHOWN + 1).collect()]
         shown = ", ".join(map(repr, values[:_SHOWN])) + (", ..." if len(values) > _SHOWN else "")
         if self._on_failure == "fail" or self._quarantine_target is None:
@@ -202,7 +204,14 @@ class MergeSinks:
                 f"{count} events of batch {batch_id} have a route that no sink takes ({shown}); add a sink for it,"
                 " or use on_failure='quarantine'"
             )
-            raise ContractError(msg, reasons={UNKNOWN_ROUTE: count}, batch_id=batch_id)
+            if unreadable == count:
+                why, where = lost.select(corrupt, contract.origin(lost.columns)["topic"]).first() or ("", "")
+                msg = (
+                    f"{count} records of batch {batch_id} cannot be read, so no sink takes them (one of them, in"
+                    f" {where}: {why}); fix the source or its schema, or use on_failure='quarantine'"
+                )
+            reasons = {UNKNOWN_ROUTE: count - unreadable, UNDECODABLE: unreadable}
+            raise ContractError(msg, reasons={r: n for r, n in reasons.items() if n}, batch_id=batch_id)
         tell(log.warning, "events_without_a_sink", query=who.query, batch_id=batch_id, routes=shown)
         written = quarantine.write_whole(
             in_session(lost.drop(names.ROUTE_COLUMN), self._session.of(routed)),
@@ -217,7 +226,9 @@ class MergeSinks:
             ),
         )
         if written:
-            (self._metrics or default_metrics()).set_aside(who.query, self._name, UNKNOWN_ROUTE, count)
+            for kind, events in ((UNKNOWN_ROUTE, count - unreadable), (UNDECODABLE, unreadable)):
+                if events:
+                    (self._metrics or default_metrics()).set_aside(who.query, self._name, kind, events)
 
     def _merge(self, routed: DataFrame, batch_id: int, routes: list[Route], may_be_replay: bool) -> None:
         """Each sink its events, side by side; failures are dealt with when all have ended."""

@@ -408,3 +408,31 @@ class _SignalHandler:
         """Read by Py4J."""
 
         implements = ("sun.misc.SignalHandler",)
+
+
+def matching_paths(session: SparkSession, path: str) -> str:
+    """A regular expression for the full paths that a path or glob means to Spark, as `scheme:/...`."""
+    hadoop = _jvm(session).org.apache.hadoop.fs
+    given = hadoop.Path(path)
+    whole = given.getFileSystem(session._jsparkSession.sessionState().newHadoopConf()).makeQualified(given).toString()
+    return str(hadoop.GlobPattern(whole.rstrip("/")).compiled().pattern())
+
+
+def files_of(batch_df: DataFrame) -> list[str]:
+    """The files that a micro-batch of a file source reads; `inputFiles` does not know them inside of `foreachBatch`.
+
+    Spark has planned them by then: they are in the scan at the root of the batch's RDD (FileScanRDD, Spark 4.2).
+    """
+    found: list[str] = []
+    todo = [batch_df._jdf.queryExecution().toRdd()]
+    while todo:
+        rdd = todo.pop()
+        if rdd.getClass().getSimpleName() == "FileScanRDD":
+            for part in _each(rdd.filePartitions()):
+                found += [str(file.urlEncodedPath()) for file in part.files()]
+        todo += [dependency.rdd() for dependency in _each(rdd.dependencies())]
+    return sorted(set(found))
+
+
+def _each(seq: Any) -> Iterator[Any]:
+    return (seq.apply(i) for i in range(seq.size()))

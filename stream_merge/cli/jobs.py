@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -47,6 +47,9 @@ app.add_typer(quarantine, name="quarantine")
 _POLL_SECONDS = 0.2
 
 JobFile = Annotated[Path, typer.Argument(metavar="JOB", help="The job file (YAML).")]
+JobOrTable = Annotated[
+    str, typer.Argument(metavar="JOB_OR_TABLE", help="The job file (YAML), or a table that 'files' or a sink fills.")
+]
 Jars = Annotated[
     str | None,
     typer.Option(
@@ -136,16 +139,16 @@ def check(job: JobFile, *, jars_in: Jars = None) -> None:
 
 
 @quarantine.command(name="list")
-def list_quarantined(job: JobFile) -> None:
-    """Count what is in quarantine, by reason, topic and partition. Needs no Java."""
+def list_quarantined(job: JobOrTable) -> None:
+    """Count what is in quarantine, by reason, topic (or file) and partition. Needs no Java."""
     with errors_as_sentences():
-        for query in load(job).queries:
+        for query in _tables_of(job, None):
             quarantined.show_summary(query, quarantined.summary(query), quarantined.replayable(query), console=OUT)
 
 
 @quarantine.command()
 def show(
-    job: JobFile,
+    job: JobOrTable,
     *,
     query: Annotated[str | None, typer.Option(help="One of the job's queries; the first if not given.")] = None,
     reason: Annotated[str | None, typer.Option(help="Only events with this reason.")] = None,
@@ -154,7 +157,7 @@ def show(
 ) -> None:
     """Show events in quarantine with their bytes and the reason. Needs no Java."""
     with errors_as_sentences():
-        (one, *_) = _chosen(load(job), query)
+        (one, *_) = _tables_of(job, query)
         quarantined.show_events(quarantined.events(one, reason=reason, offset=offset, most=last), console=OUT)
 
 
@@ -213,6 +216,13 @@ def _replayed(query: QuerySettings, request: Request, start: Callable[[], SparkS
         if found is not None:
             return found
         time.sleep(_POLL_SECONDS)
+
+
+def _tables_of(job_or_table: str, name: str | None) -> Sequence[quarantined.Table]:
+    file = Path(job_or_table)
+    if file.is_file() or file.suffix in (".yaml", ".yml"):
+        return _chosen(load(file), name)
+    return [quarantined.NamedTable(name=job_or_table, target=job_or_table)]
 
 
 def _chosen(settings: JobSettings, name: str | None) -> list[QuerySettings]:

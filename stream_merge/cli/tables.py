@@ -30,6 +30,7 @@ from stream_merge.demo.run import run as run_demo
 from stream_merge.explain import explain as explain_table
 from stream_merge.files.reader import Folder
 from stream_merge.files.run import FilesSettings
+from stream_merge.files.run import replay_quarantine as replay_files
 from stream_merge.files.run import run as run_files
 from stream_merge.watch.explained import show as show_explained
 
@@ -153,6 +154,12 @@ def files(
         str | None, typer.Option(metavar="PATH", help="Where broken events go; beside the target if not given.")
     ] = None,
     name: Annotated[str | None, typer.Option(help="Label of metrics; the name of the table if not given.")] = None,
+    replay_quarantine: Annotated[
+        bool,
+        typer.Option(
+            "--replay-quarantine", help="Merge quarantined records of these files that can be read by now, then end."
+        ),
+    ] = False,
     metrics_port: MetricsPort = METRICS_PORT,
     conf: Confs = None,
     debug: Debug = False,
@@ -183,7 +190,10 @@ def files(
             metrics_server(metrics_port, is_wish=is_default(context, "metrics_port")) as server,
             session_starter(f"stream-merge files {settings.label}", confs(conf or [])) as start,
         ):
-            run_files(settings, console=OUT, start_session=start, metrics_url=server.url)
+            if replay_quarantine:
+                replay_files(settings, console=OUT, start_session=start)
+            else:
+                run_files(settings, console=OUT, start_session=start, metrics_url=server.url)
 
 
 @app.command()

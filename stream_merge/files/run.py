@@ -15,7 +15,9 @@ from stream_merge.config import SchemaEvolution
 from stream_merge.delivery import expect_same_table
 from stream_merge.errors import ConfigError
 from stream_merge.files import reader
+from stream_merge.files.parquet import TypesChecked
 from stream_merge.files.reader import Folder
+from stream_merge.files.replay import Replayed, replay, replay_id
 from stream_merge.files.schema import Schema, parse, record, recorded
 from stream_merge.results import MergeResult
 from stream_merge.sink import MergeSink
@@ -75,7 +77,36 @@ def run(
     if closed is not None:
         raise ConfigError(closed, target=settings.target)
     with _alone(settings):
-        return _merged(sink, settings, console=console, start_session=start_session, metrics_url=metrics_url)
+        return _run(settings, sink, console=console, start_session=start_session, metrics_url=metrics_url)
+
+
+def replay_quarantine(
+    settings: FilesSettings, *, console: Console, start_session: Callable[[], SparkSession]
+) -> Replayed:
+    """Merge those quarantined records of the files that can be read by now, and mark them.
+
+    Raises: as `run`.
+    """
+    sink = _sink(settings, app_id=replay_id())
+    say = screen.Teller(console)
+    with _alone(settings):
+        with console.status("starting Spark"):
+            session = start_session()
+        preflight.refuse_forgetful_catalog(session, settings.target)
+        schema, origin = _schema(session, settings)
+        say("schema", f"{schema} ({origin})")
+        with console.status("replaying"):
+            found = replay(
+                session,
+                settings.folder,
+                schema,
+                sink,
+                quarantine_table=settings.quarantine,
+                keys=settings.keys,
+                sequence_by=settings.sequence_by,
+            )
+    say("replayed", found.said())
+    return found
 
 
 @contextmanager
@@ -95,9 +126,9 @@ def _alone(settings: FilesSettings) -> Iterator[None]:
         yield
 
 
-def _merged(
-    sink: MergeSink,
+def _run(
     settings: FilesSettings,
+    sink: MergeSink,
     *,
     console: Console,
     start_session: Callable[[], SparkSession],
@@ -116,7 +147,7 @@ def _merged(
     stream = queries.Stream(
         name=settings.label,
         events=settings.folder.events(session, schema, max_files_per_trigger=settings.max_files_per_trigger),
-        sink=sink,
+        sink=TypesChecked(sink, schema) if settings.folder.format == "parquet" else sink,
         checkpoint=settings.checkpoint,
     )
     merged = report.Merged(name=settings.label, target=settings.target, quarantine=settings.quarantine)
@@ -140,7 +171,7 @@ def _merged(
     return results
 
 
-def _sink(settings: FilesSettings) -> MergeSink:
+def _sink(settings: FilesSettings, *, app_id: str | None = None) -> MergeSink:
     return MergeSink(
         target=settings.target,
         keys=settings.keys,
@@ -151,6 +182,7 @@ def _sink(settings: FilesSettings) -> MergeSink:
         quarantine_target=settings.quarantine_target,
         schema_evolution=settings.schema_evolution,
         name=settings.name,
+        app_id=app_id,
     )
 
 

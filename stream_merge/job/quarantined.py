@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 from rich.console import Console
 
@@ -30,7 +30,28 @@ _MOST_SHOWN = 2_000
 """Characters of a record that are shown."""
 
 
-def summary(query: QuerySettings) -> list[dict[str, Any]]:
+class Table(Protocol):
+    """A table that events are merged into."""
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        ...
+
+    @property
+    def target(self) -> str:
+        """Where it lies."""
+        ...
+
+
+class NamedTable(NamedTuple):
+    """A table that no job file tells of."""
+
+    name: str
+    target: str
+
+
+def summary(query: Table) -> list[dict[str, Any]]:
     """Events by reason, topic and partition: how many, between which offsets, and when the last one came.
 
     Raises:
@@ -49,12 +70,16 @@ def summary(query: QuerySettings) -> list[dict[str, Any]]:
     return rows
 
 
-def replayable(query: QuerySettings) -> int:
+def replayable(query: Table) -> int | None:
     """Records that `quarantine replay` would take: with their bytes, not replayed before, each place once.
+
+    Returns: None where no job file tells of the table.
 
     Raises:
         ConfigError: the table cannot be read without Spark.
     """
+    if not isinstance(query, QuerySettings):
+        return None
     table = _opened(query)
     if table is None:
         return 0
@@ -67,7 +92,7 @@ def replayable(query: QuerySettings) -> int:
     return int(found["records"][0].as_py())
 
 
-def events(query: QuerySettings, *, reason: str | None, offset: int | None, most: int) -> list[dict[str, Any]]:
+def events(query: Table, *, reason: str | None, offset: int | None, most: int) -> list[dict[str, Any]]:
     """Single events, the newest first.
 
     Args:
@@ -94,24 +119,28 @@ def events(query: QuerySettings, *, reason: str | None, offset: int | None, most
     return rows
 
 
-def _opened(query: QuerySettings) -> NativeTable | None:
-    return explain.find(names.sibling(query.target, names.QUARANTINE_TABLE_PREFIX))
+def _opened(query: Table) -> NativeTable | None:
+    """The quarantine of a table; a quarantine is its own."""
+    is_one = names.table_name(query.target).startswith(names.QUARANTINE_TABLE_PREFIX)
+    return explain.find(query.target if is_one else names.sibling(query.target, names.QUARANTINE_TABLE_PREFIX))
 
 
-def show_summary(query: QuerySettings, found: list[dict[str, Any]], replayable: int, *, console: Console) -> None:
+def show_summary(query: Table, found: list[dict[str, Any]], replayable: int | None, *, console: Console) -> None:
     """Print a line per reason, topic and partition, and how many records `replay` would take."""
     if not found:
         console.print(f"{escape_line(query.name)}: nothing in quarantine", highlight=False)
         return
     table = whole_table("reason", "topic", "partition", "events", "offsets", "replayed", "newest (UTC)")
     for row in found:
-        place = ("", "") if row["topic"] is None else (row["topic"], f"{row['partition']}")
+        place = tuple("" if row[name] is None else f"{row[name]}" for name in ("topic", "partition"))
         offsets = "" if row["first"] is None else f"{row['first']}-{row['last']}"
         newest = "" if row["newest"] is None else f"{row['newest']:%Y-%m-%d %H:%M:%S}"
         what = map(escape_line, (row["reason"], *place))
         table.add_row(*what, f"{row['events']:,}", offsets, f"{row['replayed']:,}", newest)
     console.print(f"{escape_line(query.name)}:", highlight=False)
     console.print(table)
+    if replayable is None:
+        return
     records = "record" if replayable == 1 else "records"
     said = f"{replayable:,} {records} to replay; above, one counts for each of its reasons and deliveries"
     console.print(said, highlight=False)

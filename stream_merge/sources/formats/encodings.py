@@ -212,7 +212,7 @@ def decimal_of_text(precision: int, scale: int) -> Encoding:
 
     dtype = T.DecimalType(precision, scale)
     arrow = pa.decimal128(precision, scale)
-    return scalar(dtype, arrow, one, str, int, Decimal, wire=arrow, many=M.as_they_are)
+    return scalar(dtype, arrow, one, str, int, Decimal, wire=arrow, many=M.decimals(precision, scale))
 
 
 def decimal_of_struct(precision: int, scale: int) -> Encoding:

@@ -10,6 +10,7 @@ from array import array
 from binascii import Error, a2b_base64
 from collections.abc import Callable
 from datetime import date
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -53,6 +54,19 @@ def floats(bits: int, exact: int) -> Many:
             return values
         narrow = values.cast(pa.float32())
         return narrow if pc.all(pc.is_finite(narrow)).as_py() is not False else None
+
+    return many
+
+
+def decimals(precision: int, scale: int) -> Many:
+    """Decimals as the JSON reader gives them: it has looked at the digits as they are written, not as they are stored.
+
+    Of a decimal(10,2) it takes 100000000, which has eleven digits then (Arrow 26).
+    """
+    end = Decimal(10) ** (precision - scale)
+
+    def many(values: pa.Array) -> pa.Array | None:
+        return values if _within(values, -end, end, are_in=False) else None
 
     return many
 
@@ -176,6 +190,9 @@ def _all_match(values: pa.Array, pattern: str) -> bool:
     return pc.all(pc.match_substring_regex(values, pattern)).as_py() is not False
 
 
-def _within(values: pa.Array, least: Any, most: Any) -> bool:
+def _within(values: pa.Array, least: Any, most: Any, *, are_in: bool = True) -> bool:
     ends = pc.min_max(values)
-    return ends["min"].as_py() is None or bool(least <= ends["min"].as_py() and ends["max"].as_py() <= most)
+    low, high = ends["min"].as_py(), ends["max"].as_py()
+    if low is None:
+        return True
+    return bool(least <= low and high <= most) if are_in else bool(least < low and high < most)

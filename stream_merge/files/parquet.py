@@ -1,0 +1,106 @@
+"""Parquet files bring their own types: each must be held exactly by the schema's, or the file is not merged.
+
+Spark looks at how a value is stored, not at what it means: it wraps an int into a tinyint, takes it for the days of a
+date, and a time for a number (Spark 4.2, `ParquetVectorUpdaterFactory`).
+"""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import unquote
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import ArrayType, DataType, MapType, StructType
+
+from stream_merge import columns
+from stream_merge.errors import ContractError
+from stream_merge.files.schema import Schema, said
+from stream_merge.results import MergeResult
+from stream_merge.sink import MergeSink
+from stream_merge.spark_internals import files_of
+
+_GLOB = re.compile(r"[\\\[\]{}*?]")
+_REMEDY = "write the file again with the schema's types, or pass --schema with types that hold both"
+
+
+class TypesChecked:
+    """A sink that looks at the types in the files of each batch before it reads them.
+
+    Cost: the footers of the batch's files.
+    """
+
+    def __init__(self, sink: MergeSink, schema: Schema) -> None:
+        self._sink = sink
+        self._schema = schema
+
+    @property
+    def last_result(self) -> MergeResult | None:
+        """What the sink did last."""
+        return self._sink.last_result
+
+    def __call__(self, batch_df: DataFrame, batch_id: int) -> None:
+        """Merge a micro-batch.
+
+        Raises:
+            ContractError: a file has a type that the schema's does not hold.
+        """
+        refuse_other_types(batch_df.sparkSession, files_of(batch_df), self._schema)
+        self._sink(batch_df, batch_id)
+
+
+def refuse_other_types(session: SparkSession, files: list[str], schema: Schema) -> None:
+    """Compare the files' own types with the schema's.
+
+    Raises:
+        ContractError: a file has a type that the schema's does not hold, or one that Spark does not know.
+    """
+    paths = [unquote(file) for file in files]
+    if not paths:
+        return
+    try:
+        problem = _problem(_types_in(session, paths), schema.fields)
+    except (PySparkException, Py4JJavaError):  # they differ among each other, or there is a type of another world
+        problem = "they differ"
+    if problem is None:
+        return
+    for path in paths:
+        try:
+            problem = _problem(_types_in(session, [path]), schema.fields)
+        except (PySparkException, Py4JJavaError) as err:
+            problem = said(err)
+        if problem is not None:
+            msg = f"a file cannot be read: {path}: {problem}; {_REMEDY}"
+            raise ContractError(msg, reasons={})
+
+
+def _types_in(session: SparkSession, paths: list[str]) -> StructType:
+    exactly = [_GLOB.sub(r"\\\g<0>", path) for path in paths]
+    return session.read.option("mergeSchema", "true").parquet(*exactly).schema
+
+
+def _problem(found: StructType, wanted: StructType) -> str | None:
+    types = {f.name.lower(): f.dataType for f in found.fields}
+    for field in wanted.fields:
+        theirs = types.get(field.name.lower())
+        if theirs is not None and not _holds(field.dataType, theirs):
+            return (
+                f"column {field.name!r} is {theirs.simpleString()} there, and the schema's"
+                f" {field.dataType.simpleString()} does not hold each of its values"
+            )
+    return None
+
+
+def _holds(wanted: DataType, theirs: DataType) -> bool:
+    """Whether a type holds each value of another one; fields of structs may be missing on either side."""
+    match wanted, theirs:
+        case StructType(), StructType():
+            types = {f.name.lower(): f.dataType for f in theirs.fields}
+            return all(_holds(f.dataType, types[f.name.lower()]) for f in wanted.fields if f.name.lower() in types)
+        case ArrayType(), ArrayType():
+            return _holds(wanted.elementType, theirs.elementType)
+        case MapType(), MapType():
+            return _holds(wanted.keyType, theirs.keyType) and _holds(wanted.valueType, theirs.valueType)
+        case _:
+            return columns.refusal("", theirs, wanted) is None

@@ -1,0 +1,118 @@
+"""Quarantined records of a folder's files, run again with the schema and the options of now."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from dataclasses import dataclass
+from urllib.parse import unquote
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from stream_merge import columns, names, quarantine
+from stream_merge.config import RetryPolicy
+from stream_merge.files.reader import Folder
+from stream_merge.files.schema import Schema
+from stream_merge.sink import MergeSink
+from stream_merge.spark_internals import matching_paths
+
+_PLACE = ("topic", "offset", "timestamp", "raw_value")
+"""What tells quarantined records of files apart."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Replayed:
+    """What became of the records."""
+
+    records: int = 0
+    """Found in quarantine, not replayed before."""
+    marked: int = 0
+    """Merged, so that they are done with."""
+    changed: int = 0
+    """Rows that they changed; the others were older than what is stored."""
+    version: int | None = None
+    """Of the target; None where nothing was committed."""
+
+    def said(self) -> str:
+        """In one sentence."""
+        if not self.records:
+            return "no record of these files is in quarantine with its bytes and not replayed yet"
+        where = "nothing to commit" if self.version is None else f"version {self.version}"
+        done = f"{self.marked:,} of {self.records:,} records replayed ({self.changed:,} rows changed, {where})"
+        still = self.records - self.marked
+        return f"{done}; {still:,} still cannot be merged" if still else done
+
+
+def replay(
+    session: SparkSession,
+    folder: Folder,
+    schema: Schema,
+    sink: MergeSink,
+    *,
+    quarantine_table: str,
+    keys: tuple[str, ...],
+    sequence_by: tuple[str, ...],
+) -> Replayed:
+    """Merge quarantined records that can be read by now, and mark them; the others stay as they are.
+
+    Guarantees: a crash at any point and another replay end the same: what is merged again changes nothing, for it is
+    not newer than what is stored. Nobody else may merge over the checkpoint meanwhile.
+
+    Args:
+        session: not used by anybody else meanwhile.
+        folder: where the files of the records lay; only theirs are looked at.
+        schema: what to read.
+        sink: with an `app_id` of this replay alone.
+        quarantine_table: where the records lie.
+        keys: of the sink; records that lack one stay.
+        sequence_by: likewise.
+    """
+    kept = quarantine.records_of_files(session, quarantine_table)
+    files = [] if kept is None else _files_of(kept, session, folder)
+    if kept is None or not files:
+        return Replayed()
+    place = {"topic": "path", "offset": "line", "timestamp": "modified", "raw_value": "value"}
+    wanted = kept.where(F.col("topic").isin(files)).select(*(F.col(name).alias(place[name]) for name in _PLACE))
+    records = wanted.distinct().withColumn("file", F.lit(None).cast("bigint"))
+    events = folder.decoded(records, schema, has_header=False).localCheckpoint(eager=True)
+    good = events.where(_is_mergeable(events, keys, sequence_by))
+    found, marked = events.count(), good.count()
+    if not marked:
+        return Replayed(records=found)
+    sink(good, 0)
+    result = sink.last_result
+    origin = columns.column(names.ORIGIN_COLUMN)
+    quarantine.mark_replayed(
+        good.select(*(origin[name].alias(name) for name in _PLACE)), quarantine_table, retried=RetryPolicy()
+    )
+    counts = None if result is None else result.events
+    return Replayed(
+        records=found,
+        marked=marked,
+        changed=0 if counts is None else counts.inserted + counts.updated + counts.deleted,
+        version=None if result is None else result.version,
+    )
+
+
+def replay_id() -> str:
+    """An identity that no other replay has."""
+    return f"replay/{uuid.uuid4().hex}"
+
+
+def _is_mergeable(events: DataFrame, keys: tuple[str, ...], sequence_by: tuple[str, ...]) -> Column:
+    """What the contract lets through: the others would come back to the quarantine as new rows."""
+    case_sensitive = str(events.sparkSession.conf.get("spark.sql.caseSensitive")).lower() == "true"
+    lacking = [columns.column(names.CORRUPT_COLUMN).isNotNull()]
+    for name in (*keys, *sequence_by):
+        found = columns.resolve(name, events.columns, case_sensitive=case_sensitive)
+        if found is not None:  # else the sink says what is wrong
+            lacking.append(columns.holds_null(columns.column(found), events.schema[found].dataType))
+    return ~columns.any_of(lacking)
+
+
+def _files_of(kept: DataFrame, session: SparkSession, folder: Folder) -> list[str]:
+    """Those files of quarantined records that lie in the folder, whether they are still there or not."""
+    pattern = re.compile(matching_paths(session, folder.path) + r"(/.*)?", re.DOTALL)
+    found = [row[0] for row in kept.select("topic").distinct().collect()]
+    return [path for path in found if pattern.fullmatch(re.sub(r"^(\w+):/(//)?(?=[^/])", r"\1:/", unquote(path)))]

@@ -1,0 +1,212 @@
+"""`read_files`: what users pass to their own sinks; nothing of a file is lost, and the quarantine can be replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from rich.console import Console
+from typer.testing import CliRunner
+
+from stream_merge import ConfigError, ContractError, MergeSink, MergeSinks, writers
+from stream_merge.cli import app
+from stream_merge.files import read_files
+from stream_merge.files.reader import Folder
+from stream_merge.files.run import FilesSettings, replay_quarantine, run
+from stream_merge.names import CORRUPT_COLUMN
+from stream_merge.testing import target_rows
+
+SCHEMA = "kind string, id bigint, lsn bigint, price decimal(9,2)"
+GOOD = b'{"kind": "a", "id": 1, "lsn": 1, "price": 10.50}'
+ROUNDED = b'{"kind": "a", "id": 1, "lsn": 2, "price": 10.505}'
+TORN = b'{"kind": "b", "id": 2, "ls\xff'
+KEYLESS = b'{"kind": "b", "lsn": 3, "price": 1}'
+
+
+class World:
+    """A folder of files, and the table beside it."""
+
+    def __init__(self, spark: SparkSession, root: Path) -> None:
+        self.spark = spark
+        self.root = root
+        self.source = root / "in (1)"
+        self.source.mkdir()
+        self.target = str(root / "table")
+        self.said = ""
+
+    def put(self, name: str, *lines: bytes) -> str:
+        """A file, as Spark spells its place."""
+        (self.source / name).write_bytes(b"\n".join(lines))
+        return f"{(self.source / name).as_uri()}".replace("file://", "file:").replace("%28", "(").replace("%29", ")")
+
+    def merge(self, sink: Callable[[DataFrame, int], None], **options: Any) -> None:
+        events = read_files(self.spark, str(self.source), **{"format": "json", "schema": SCHEMA, **options})
+        writer = events.writeStream.foreachBatch(sink).option("checkpointLocation", str(self.root / "checkpoint"))
+        writer.trigger(availableNow=True).start().awaitTermination()
+
+    def sink(self, table: str = "table", **settings: Any) -> MergeSink:
+        return MergeSink(target=str(self.root / table), keys="id", sequence_by="lsn", **settings)
+
+    def quarantined(self, table: str = "table") -> list[tuple[Any, ...]]:
+        """(reasons, file, line, bytes, error, replayed) of what is in quarantine."""
+        path = str(self.root / f"__stream_merge_quarantine_{table}")
+        wanted = "reasons, topic, offset, raw_value, error, replayed_at IS NOT NULL"
+        rows = self.spark.read.format("delta").load(path).selectExpr(*wanted.split(", ")).collect()
+        return sorted((row[0], row[1], row[2], bytes(row[3]), *row[4:]) for row in rows)
+
+    def settings(self, **options: Any) -> FilesSettings:
+        folder = Folder(path=str(self.source), format=options.pop("format", "json"))
+        given = {"schema": SCHEMA, "keys": ("id",), "sequence_by": ("lsn",), "once": True, **options}
+        return FilesSettings(folder=folder, target=self.target, checkpoint=str(self.root / "checkpoint"), **given)
+
+    def files(self, **options: Any) -> None:
+        console = Console(file=StringIO(), width=200)
+        run(self.settings(**options), console=console, start_session=lambda: self.spark, metrics_url="nowhere")
+
+    def replay(self, **options: Any) -> str:
+        console = Console(file=StringIO(), width=200)
+        return replay_quarantine(self.settings(**options), console=console, start_session=lambda: self.spark).said()
+
+
+@pytest.fixture
+def world(spark: SparkSession, tmp_path: Path) -> World:
+    return World(spark, tmp_path)
+
+
+def test_a_plain_sink_quarantines_what_does_not_fit_with_place_and_bytes(world: World) -> None:
+    """A stored value is never overwritten by NULL because a newer one does not fit its type."""
+    file = world.put("a.json", GOOD, b"", ROUNDED, TORN, KEYLESS)
+    sink = world.sink()
+
+    world.merge(sink)
+
+    assert [tuple(map(str, row)) for row in target_rows(world.spark, world.target)] == [("a", "1", "1", "10.50")]
+    assert sink.last_result is not None
+    assert sink.last_result.reasons == {"null_key": 1, "undecodable": 2}
+    assert world.quarantined() == [
+        (["null_key"], file, 5, KEYLESS, None, False),
+        (["undecodable"], file, 3, ROUNDED, "column 'price': 10.505 has more than 2 digits after the point", False),
+        (["undecodable"], file, 4, TORN, "byte 26 is not UTF-8", False),
+    ]
+
+
+def test_records_of_a_csv_are_quarantined_as_they_stand_in_the_file(world: World) -> None:
+    """Also what is not UTF-8, behind a byte order mark, with other line ends and line breaks inside of quotes."""
+    file = world.put(
+        "a.csv", b"\xef\xbb\xbfid,lsn,name\r", b'1,1,"two\r', b'lines"\r', b"2,1,\xff\r", b'"3",x,"a\r', b'b"'
+    )
+
+    world.merge(world.sink(), format="csv", schema="id bigint, lsn bigint, name string")
+
+    assert target_rows(world.spark, world.target) == [(1, 1, "two\r\nlines")]
+    assert world.quarantined() == [
+        (["undecodable"], file, None, b'"3",x,"a\r\nb"', "column 'lsn': 'x' is not an integer", False),
+        (["undecodable"], file, None, b"2,1,\xff", "byte 4 is not UTF-8", False),
+    ]
+
+
+def test_a_column_with_a_reserved_name_is_refused_from_others(world: World) -> None:
+    """Only `read_files` may say that an event is none."""
+    events = world.spark.sql(f"SELECT 1L AS id, 1L AS lsn, 'x' AS {CORRUPT_COLUMN}")
+
+    with pytest.raises(ConfigError, match=f"{CORRUPT_COLUMN}.*belong to the sink"):
+        world.sink()(events, 0)
+
+
+def test_a_router_quarantines_what_it_cannot_read(world: World) -> None:
+    """It belongs to no table, for its route is unknown."""
+    file = world.put("a.json", GOOD, ROUNDED)
+    sinks = {kind: world.sink(kind) for kind in ("a", "b")}
+
+    with pytest.raises(StreamingQueryException, match=r"1 records of batch 0 cannot be read.*a\.json.*10\.505"):
+        world.merge(MergeSinks(sinks, route_by="kind"))
+
+    lost = str(world.root / "__stream_merge_quarantine_lost")
+    world.merge(MergeSinks(sinks, route_by="kind", on_failure="quarantine", quarantine_target=lost))
+
+    assert len(target_rows(world.spark, str(world.root / "a"))) == 1
+    error = "column 'price': 10.505 has more than 2 digits after the point"
+    assert world.quarantined("lost") == [(["undecodable"], file, 2, ROUNDED, error, False)]
+
+
+def test_quarantined_records_of_files_are_replayed_with_another_schema(world: World) -> None:
+    """Once; what still cannot be read stays, and what is older than the stored row changes nothing."""
+    file = world.put("a.json", GOOD, ROUNDED, TORN, b'{"kind": "a", "id": 1, "lsn": 0, "price": 1.001}')
+    world.files(schema=SCHEMA.replace("decimal(9,2)", "decimal(9,2)"))
+    world.spark.sql(f"ALTER TABLE delta.`{world.target}` SET TBLPROPERTIES ('delta.enableTypeWidening' = 'true')")
+    world.spark.sql(f"ALTER TABLE delta.`{world.target}` ALTER COLUMN price TYPE decimal(10,3)")
+    wider = SCHEMA.replace("decimal(9,2)", "decimal(10,3)")
+
+    assert world.replay(schema=wider) == (
+        "2 of 3 records replayed (1 rows changed, version 4); 1 still cannot be merged"
+    )
+    assert [str(row[3]) for row in target_rows(world.spark, world.target)] == ["10.505"]
+    assert [(line, replayed) for _, where, line, _, _, replayed in world.quarantined() if where == file] == [
+        (2, True),
+        (3, False),
+        (4, True),
+    ]
+    assert (
+        world.replay(schema=wider)
+        == "0 of 1 records replayed (0 rows changed, nothing to commit); 1 still cannot be merged"
+    )
+
+
+def test_records_of_other_folders_are_not_replayed(world: World, tmp_path: Path) -> None:
+    """The same text may mean something else there."""
+    world.put("a.json", ROUNDED)
+    world.files()
+    world.source = tmp_path / "in"
+    world.source.mkdir()
+
+    assert world.replay() == "no record of these files is in quarantine with its bytes and not replayed yet"
+
+
+def test_only_one_process_merges_over_a_checkpoint(world: World) -> None:
+    """A replay beside the running command would be a second writer."""
+    with writers.locked(world.root / "checkpoint.lock", "query 'other'"):
+        for work in (world.replay, world.files):
+            with pytest.raises(ConfigError, match=r"query 'other'\) is using the checkpoint"):
+                work()
+
+
+def test_the_quarantine_of_a_table_is_listed_without_a_job_file(world: World) -> None:
+    """By the table, for who has no job file."""
+    world.put("a.json", GOOD, ROUNDED)
+    world.files()
+
+    listed = CliRunner().invoke(app, ["quarantine", "list", world.target])
+    shown = CliRunner().invoke(app, ["quarantine", "show", world.target])
+
+    assert (listed.exit_code, shown.exit_code) == (0, 0), listed.output + shown.output
+    assert "undecodable" in listed.output
+    assert "a.json" in listed.output
+    assert ROUNDED.decode() in shown.output
+
+
+@pytest.mark.parametrize(
+    ("written", "ddl"),
+    [
+        pytest.param(pa.int32(), "tinyint", id="wrapped by Spark"),
+        pytest.param(pa.int32(), "date", id="taken for days by Spark"),
+        pytest.param(pa.date32(), "int", id="days by Spark"),
+        pytest.param(pa.uint32(), "double", id="negative by Spark"),
+        pytest.param(pa.timestamp("ms", tz="UTC"), "bigint", id="a number by Spark"),
+    ],
+)
+def test_a_parquet_file_whose_types_the_schema_does_not_hold_is_refused(
+    world: World, written: pa.DataType, ddl: str
+) -> None:
+    """Also one that comes later: each batch's files are looked at."""
+    table = pa.table({"id": pa.array([1], pa.int64()), "lsn": pa.array([1], pa.int64())})
+    pq.write_table(table.append_column("v", pa.array([300]).cast(pa.int32()).cast(written)), world.source / "a.parquet")
+
+    with pytest.raises(ContractError, match=r"a\.parquet: column 'v' is .* does not hold"):
+        world.files(format="parquet", schema=f"id bigint, lsn bigint, v {ddl}")
