@@ -81,7 +81,6 @@ PARTITIONS: dict[type[DataType], Values] = {
     StringType: {
         "string": (
             "'a b'",
-            "'__HIVE_DEFAULT_PARTITION__'",
             "'a/b=%25 %:?#'",
             "' '",
             "'it\\'s+&~!@$,;()'",
