@@ -88,7 +88,6 @@ PARTITIONS: dict[type[DataType], Values] = {
             f"'{'z' * 99}'",
         ),
     },
-    DateType: {"date": SCALARS[DateType]["date"][:4]},
 }
 """Edges of partition values, where they are others."""
 PAYLOADS: dict[type[DataType], Values] = {
