@@ -81,7 +81,6 @@ PARTITIONS: dict[type[DataType], Values] = {
     StringType: {
         "string": (
             "'a b'",
-            "'__HIVE_DEFAULT_PARTITION__'",
             "'a/b=%25 %:?#'",
             "' '",
             "'it\\'s+&~!@$,;()'",
@@ -89,7 +88,6 @@ PARTITIONS: dict[type[DataType], Values] = {
             f"'{'z' * 99}'",
         ),
     },
-    DateType: {"date": SCALARS[DateType]["date"][:4]},
 }
 """Edges of partition values, where they are others."""
 PAYLOADS: dict[type[DataType], Values] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import string
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from urllib.parse import quote, unquote
@@ -46,6 +47,14 @@ def misnamed(files: pa.Table) -> str | None:
 
 def _is_plain(path: str) -> bool:
     return not path.startswith("/") and path == quote(unquote(path), safe=_NOT_ENCODED)
+
+
+def strays(commit: bytes, live: pa.ChunkedArray) -> list[str]:
+    """The paths that a commit (the text of its file in the log) removes although no live file has them."""
+    removed = [json.loads(line)["remove"]["path"] for line in commit.splitlines() if line.startswith(b'{"remove"')]
+    paths = pa.array(removed, pa.string())
+    found: list[str] = paths.filter(pc.invert(pc.is_in(paths, live))).to_pylist()
+    return found
 
 
 class Times:

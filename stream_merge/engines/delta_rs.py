@@ -12,7 +12,6 @@ from typing import Any, Literal, ParamSpec, TypedDict, TypeVar
 from urllib.parse import unquote
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.fs as pafs
 from deltalake import (
     CommitProperties,
@@ -29,7 +28,7 @@ from deltalake.table import TableMerger
 from pyspark.sql.types import StructType
 
 from stream_merge import names
-from stream_merge.engines.data_files import Times
+from stream_merge.engines.data_files import Times, strays
 from stream_merge.errors import StreamMergeError
 from stream_merge.logs import tell
 from stream_merge.snapshot import CommitRecord, TableSnapshot, metrics_of_history
@@ -260,12 +259,11 @@ class NativeTable:
 
         delta-rs itself does not notice (1.6): it compares decoded paths.
         """
-        actions = self.opened(f"_delta_log/{self.version:020d}.json").read().splitlines()
-        removed = [json.loads(line)["remove"]["path"] for line in actions if line.startswith(b'{"remove"')]
-        stray = pc.filter(pa.array(removed, pa.string()), pc.invert(pc.is_in(pa.array(removed, pa.string()), live)))
-        if len(stray):
+        with self.opened(f"_delta_log/{self.version:020d}.json") as commit:
+            stray = strays(commit.read(), live)
+        if stray:
             msg = (
-                f"version {self.version} of {self.location!r} removes file(s) {stray.to_pylist()[:3]!r} that the table"
+                f"version {self.version} of {self.location!r} removes file(s) {stray[:3]!r} that the table"
                 " does not hold, so that rows which it replaces are still there, too: restore version"
                 f" {self.version - 1}, then merge the same events again with engine='spark' and a new checkpoint (or"
                 " another app_id)"
