@@ -289,17 +289,16 @@ class _Finder:
         return stored
 
     def refuse_without(self, new: list[str], selected: list[StructField], target: StructType) -> set[str]:
-        """Keys and sequence columns that the target lacks, each with a problem: a merge compares rows by them."""
+        """What of keys and sequence the target lacks, each with a problem: a merge compares rows by them."""
         resolve, spec = partial(columns.resolve, case_sensitive=self.case_sensitive), self.spec
-        stored = [f.name for f in selected]
-        others = [name for name in target.names if resolve(name, stored) is None and not names.is_reserved(name)]
         sequence = () if isinstance(spec.sequence_by, Column) else spec.sequence_by
-        lacking: set[str] = set()
-        for wanted, said in ((spec.keys, required.lacks_key), (sequence, required.lacks_sequence)):
-            own = {resolve(name, self.names) for name in wanted}.intersection(new)
-            self.problems.extend(said(spec.target, f, others) for f in selected if f.name in own)
-            lacking |= {name for name in own if name is not None}
-        return lacking
+        roles = [{resolve(name, self.names) for name in wanted} for wanted in (spec.keys, sequence)]
+        keys, ordering = ([f for f in selected if f.name in own] for own in roles)
+        stored = [f.name for f in selected]
+        unknown = [name for name in target.names if resolve(name, stored) is None and not names.is_reserved(name)]
+        found = required.lacking(spec.target, keys, ordering, new, unknown)
+        self.problems.extend(dict.fromkeys(found.values()))
+        return set(found)
 
     def keys(self, stored: list[StoredColumn]) -> list[str]:
         """The key columns in the target's spelling."""

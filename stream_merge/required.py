@@ -4,23 +4,48 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pyspark.sql.types import StructField
+from pyspark.sql.types import StructField, StructType
 
 from stream_merge import names
 
 
-def lacks_key(target: str, key: StructField, unknown: Sequence[str]) -> str:
-    """A target without a key column; `unknown` are columns of it that the source does not have."""
-    return _lacks(target, key, "a key", unknown)
+def lacking(
+    target: str,
+    keys: Sequence[StructField],
+    sequence: Sequence[StructField],
+    new: Sequence[str],
+    unknown: Sequence[str],
+) -> dict[str, str]:
+    """Which of the columns and nested fields that are new to a target must be there, and what to say.
 
-
-def lacks_sequence(target: str, component: StructField, unknown: Sequence[str]) -> str:
-    """As `lacks_key`, of a stored column that orders the events."""
-    added = f"{names.quote(component.name)} {component.dataType.simpleString()}"
-    return (
-        f"{_lacks(target, component, 'the sequence (sequence_by)', unknown)}, or, if all its rows may count as the"
-        f" oldest, add it: ALTER TABLE {names.sql_identifier(target)} ADD COLUMN {added}"
-    )
+    Args:
+        target: the table.
+        keys: key columns.
+        sequence: stored columns that order the events.
+        new: names and dotted paths.
+        unknown: columns of the target that the source does not have.
+    """
+    table = names.sql_identifier(target)
+    perhaps = f"perhaps it was renamed to one of {list(unknown)!r}" if unknown else "it was dropped"
+    found: dict[str, str] = {}
+    for what, fields in (("a key", keys), ("the sequence (sequence_by)", sequence)):
+        for field in fields:
+            column = names.quote(field.name)
+            if field.name in new:
+                added = f"ALTER TABLE {table} ADD COLUMN {column} {field.dataType.simpleString()}"
+                or_add = "" if fields is keys else f", or, if all its rows may count as the oldest, add it: {added}"
+                found[field.name] = (
+                    f"target {target!r} has no column {field.name!r}, which is {what}; {perhaps}; rename it back (ALTER"
+                    f" TABLE {table} RENAME COLUMN … TO {column}){or_add}"
+                )
+            elif isinstance(field.dataType, StructType):
+                inside = [path for path in new if path.startswith(f"{field.name}.")]
+                found |= dict.fromkeys(
+                    inside,
+                    f"column {field.name!r} of target {target!r}, which is {what}, lacks the field(s) {inside!r}; rows"
+                    f" cannot be compared while they are added: ALTER TABLE {table} ADD COLUMN for each, first",
+                )
+    return found
 
 
 def lacks_reserved(target: str) -> str:
@@ -32,12 +57,4 @@ def lacks_reserved(target: str) -> str:
         f" {table} RENAME COLUMN … TO {names.quote(names.SEQUENCE_COLUMN)}), store the columns as before, or, if all"
         f" its rows may count as the oldest: ALTER TABLE {table} UNSET TBLPROPERTIES"
         f" ({names.sql_string(names.SEQUENCE_PROPERTY)})"
-    )
-
-
-def _lacks(target: str, column: StructField, what: str, unknown: Sequence[str]) -> str:
-    found = f"perhaps it was renamed to one of {list(unknown)!r}" if unknown else "it was dropped"
-    return (
-        f"target {target!r} has no column {column.name!r}, which is {what}; {found}; rename it back (ALTER TABLE"
-        f" {names.sql_identifier(target)} RENAME COLUMN … TO {names.quote(column.name)})"
     )

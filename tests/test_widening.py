@@ -304,3 +304,32 @@ def test_a_key_or_sequence_that_somebody_renamed_or_dropped_is_named_before_anyt
 
         assert caught.value.problems == (problem.format(target=tmp_table, table=sql_identifier(tmp_table)),)
     assert stream.versions() == before
+
+
+def test_a_new_field_of_a_key_is_named_until_it_is_added_and_the_remembered_deletes_follow(
+    spark: SparkSession, tmp_table: str
+):
+    """Rows and remembered deletes of before have NULL there."""
+    narrow, wide = "k struct<a:int>, lsn int, op string", "k struct<a:int,b:int>, lsn int, op string"
+    stream = ChangeStream(
+        spark,
+        tmp_table,
+        narrow,
+        keys="k",
+        sequence_by="lsn",
+        apply_as_deletes="op = 'd'",
+        except_column_list=["op"],
+        schema_evolution=True,
+    )
+    run(stream.sink(), batch(spark, narrow, ((1,), 1, "u"), ((2,), 5, "d")), 0)
+    events = batch(spark, wide, ((1, None), 2, "u"), ((1, 1), 2, "u"), ((2, None), 4, "u"), ((3, 3), 4, "d"))
+    before = stream.versions()
+
+    with pytest.raises(ConfigError, match=r"'k' of target .* is a key, lacks the field\(s\) \['k\.b'\]; .* ADD COLUMN"):
+        run(stream.sink(), events, 1)
+
+    assert stream.versions() == before
+    stream.sql("ALTER TABLE {target} ADD COLUMN k.b int")
+    result = run(stream.sink(), events, 1)
+    assert ledger(result) == {"received": 4, "stale": 1, "updated": 1, "inserted": 1, "unaffected": 1}
+    assert stream.rows() == [((1, 1), 2), ((1, None), 2)]
