@@ -89,7 +89,8 @@ def run(
         ):
             result = _run(settings, start(), once=once, metrics_url=server.url)
     for name, error in result.failures.items():
-        complain(error, about="" if isinstance(error, queries.QueryFailedError) else f"query {name!r}: ", debug=debug)
+        named = f"query {name!r}"
+        complain(error, about="" if str(error).startswith(named) else f"{named}: ", debug=debug)
     if result.verdict.value:
         raise typer.Exit(result.verdict.value)
 
