@@ -11,8 +11,8 @@ from typing import Any, Self
 
 from pyspark.sql import SparkSession
 
-from stream_merge.spark_internals import list_names, read_text, write_text
-from stream_merge.tables import local_path
+from stream_merge.hadoop_files import list_names, read_text, write_text
+from stream_merge.places import local_path
 
 _TARGETS = "stream_merge_targets"
 """Folder of the sinks; Spark's own are offsets, commits, sources, state, metadata."""

@@ -15,8 +15,8 @@ from stream_merge.config import MergeSpec
 from stream_merge.errors import ConfigError
 from stream_merge.identity import Caller
 from stream_merge.logs import tell
+from stream_merge.places import local_path
 from stream_merge.snapshot import CommitRecord, TableSnapshot
-from stream_merge.tables import local_path
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import IntegralType, StringType
 
-from stream_merge import columns, contract, names, quarantine, retry, tables
+from stream_merge import columns, contract, names, places, quarantine, retry
 from stream_merge.commits import SideCommit
 from stream_merge.config import RetryPolicy
 from stream_merge.errors import CommitStateUnknownError, ConfigError, ContractError, RoutedMergeError
@@ -303,7 +303,7 @@ class MergeSinks:
 
 def _canonical(place: str) -> str:
     """One spelling per table, as far as that can be told from outside."""
-    local = tables.local_path(place) if names.is_path(place) else None
+    local = places.local_path(place) if names.is_path(place) else None
     if local is not None:
         return os.path.realpath(local)
     return place if names.is_path(place) else place.casefold()

@@ -315,58 +315,6 @@ def _string_map(scala_map: Any) -> dict[str, str]:
     return found
 
 
-def qualified_path(session: SparkSession, path: str) -> str:
-    """A path with its scheme: the same for every spelling of a place."""
-    hadoop_path = _jvm(session).org.apache.hadoop.fs.Path(path)
-    files = hadoop_path.getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
-    return str(files.makeQualified(hadoop_path).toString())
-
-
-def read_text(session: SparkSession, path: str) -> str | None:
-    """The text of a small file wherever Hadoop's file systems reach; None where there is none."""
-    hadoop_path = _jvm(session).org.apache.hadoop.fs.Path(path)
-    files = hadoop_path.getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
-    if not files.exists(hadoop_path):
-        return None
-    stream = files.open(hadoop_path)
-    try:
-        return bytes(stream.readAllBytes()).decode("utf-8")
-    finally:
-        stream.close()
-
-
-def write_text(session: SparkSession, path: str, text: str) -> None:
-    """Write a small file wherever Hadoop's file systems reach, with the folders above it; one that is there goes."""
-    hadoop_path = _jvm(session).org.apache.hadoop.fs.Path(path)
-    files = hadoop_path.getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
-    stream = files.create(hadoop_path, True)
-    try:
-        stream.write(bytearray(text.encode("utf-8")))
-    finally:
-        stream.close()
-
-
-def list_names(session: SparkSession, path: str) -> list[str]:
-    """The names in a folder wherever Hadoop's file systems reach; none where there is no folder."""
-    hadoop_path = _jvm(session).org.apache.hadoop.fs.Path(path)
-    files = hadoop_path.getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
-    if not files.exists(hadoop_path):
-        return []
-    return [str(entry.getPath().getName()) for entry in files.listStatus(hadoop_path)]
-
-
-def path_is_occupied(session: SparkSession, path: str) -> bool:
-    """Whether something lies at a path, other than an empty folder or a Delta table that is being created."""
-    hadoop_path = _jvm(session).org.apache.hadoop.fs.Path(path)
-    files = hadoop_path.getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
-    if not files.exists(hadoop_path):
-        return False
-    if not files.getFileStatus(hadoop_path).isDirectory():
-        return True
-    inside = [str(entry.getPath().getName()) for entry in files.listStatus(hadoop_path)]
-    return bool(inside) and "_delta_log" not in inside
-
-
 @contextmanager
 def jvm_signals(tell: Callable[[], None], *numbers: signal.Signals) -> Iterator[None]:
     """Have the JVM tell this process of signals, instead of ending Spark at once; nothing where no JVM runs.
@@ -408,14 +356,6 @@ class _SignalHandler:
         """Read by Py4J."""
 
         implements = ("sun.misc.SignalHandler",)
-
-
-def matching_paths(session: SparkSession, path: str) -> str:
-    """A regular expression for the full paths that a path or glob means to Spark, as `scheme:/...`."""
-    hadoop = _jvm(session).org.apache.hadoop.fs
-    given = hadoop.Path(path)
-    whole = given.getFileSystem(session._jsparkSession.sessionState().newHadoopConf()).makeQualified(given).toString()
-    return str(hadoop.GlobPattern(whole.rstrip("/")).compiled().pattern())
 
 
 def files_of(batch_df: DataFrame) -> list[str]:

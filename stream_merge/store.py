@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from stream_merge import names, tables
+from stream_merge import names, places, tables
 from stream_merge.config import MergeSpec
 from stream_merge.engines.delta_rs import NativeTable, open_table
 from stream_merge.logs import tell
@@ -72,7 +72,7 @@ class Store:
             native = self.native(session, table)
             return None if native is None else native.files()
         location = names.normal_path(table) if names.is_path(table) else tables.location(session, table)
-        local = tables.local_path(location)
+        local = places.local_path(location)
         if local is None or not _is_table(local):
             return None
         try:
@@ -118,7 +118,7 @@ class Store:
         """A location as delta-rs is given it; None where it must not read."""
         if self._spec.engine == "spark":
             return None
-        local = tables.local_path(location)
+        local = places.local_path(location)
         if local is not None:
             return str(local) if _is_table(local) else None
         return location if self._spec.single_writer else None

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from urllib.parse import unquote, urlparse
 
 from delta.tables import DeltaTable
 from pyspark.errors import AnalysisException
@@ -18,10 +15,12 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructT
 from stream_merge import columns, names, required, widening
 from stream_merge.config import MergeSpec
 from stream_merge.errors import ConfigError
+from stream_merge.hadoop_files import path_is_occupied, qualified_path
 from stream_merge.layout import Layout
 from stream_merge.logs import tell
+from stream_merge.places import permission_problems
 from stream_merge.snapshot import CommitRecord, TableSnapshot, metrics_of_history
-from stream_merge.spark_internals import path_is_occupied, qualified_path, reason, snapshot
+from stream_merge.spark_internals import reason, snapshot
 
 log = logging.getLogger(__name__)
 
@@ -241,7 +240,7 @@ def check_target(found: TableSnapshot | None, spec: MergeSpec, layout: Layout, *
                 f"new column(s) {odd!r} need column mapping, which target {spec.target!r} does not have;"
                 " set delta.columnMapping.mode='name' on it or rename them in the stream"
             )
-    problems.extend(_permission_problems(spec, found))
+    problems.extend(permission_problems(spec, found))
     if problems:
         raise ConfigError(problems, target=spec.target)
 
@@ -348,64 +347,6 @@ def _missing(target: str, found: TableSnapshot, layout: Layout, properties: Mapp
         statements.append(f"ALTER TABLE {identifier} SET TBLPROPERTIES ({_listed(absent)})")
     pending = widening.pending(layout.type_changes, found.schema)
     return [*statements, *widening.statements(target, pending, found.properties)]
-
-
-def _permission_problems(spec: MergeSpec, found: TableSnapshot | None) -> list[str]:
-    """Folders on a local disk that this process may not write to."""
-    wanted: list[str] = []
-    if found is not None:
-        wanted.append(found.location)
-    elif names.is_path(spec.target):
-        wanted.append(names.normal_path(spec.target))
-    siblings = [spec.quarantine_table if spec.on_invalid == "quarantine" else None]
-    siblings.append(spec.tombstone_target if spec.tombstones else None)
-    wanted.extend(names.normal_path(table) for table in siblings if table is not None and names.is_path(table))
-    problems: dict[Path | None, str] = {}
-    for location in wanted:
-        problem = not_writable(location)
-        if problem is not None:
-            problems.setdefault(_nearest(location), problem)
-    return list(problems.values())
-
-
-def not_writable(location: str) -> str | None:
-    """Why this process cannot make or write a folder at a place on a local disk, or None."""
-    nearest = _nearest(location)
-    if nearest is None:
-        return None
-    if not nearest.is_dir():
-        return f"{str(nearest)!r} is a file, where {location!r} needs a folder; name another path"
-    if not os.access(nearest, os.R_OK | os.W_OK | os.X_OK):
-        return (
-            f"this process (uid {os.geteuid()}) may not write to {str(nearest)!r}, where {location!r} lies;"
-            " grant it write permission or choose another path"
-        )
-    return None
-
-
-def _nearest(location: str) -> Path | None:
-    local = local_path(location)
-    return None if local is None else nearest_existing(local)
-
-
-def local_path(location: str) -> Path | None:
-    """A location as a path of this machine's file system, or None for any other storage."""
-    parsed = urlparse(location)
-    if parsed.scheme not in ("", "file"):
-        return None
-    return Path(unquote(parsed.path) if parsed.scheme else location)
-
-
-def nearest_existing(path: Path) -> Path | None:
-    """The path itself, or the first folder above it that is there and can be seen."""
-    return next((p for p in (path.absolute(), *path.absolute().parents) if _exists(p)), None)
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except PermissionError:
-        return False
 
 
 def history(session: SparkSession, target: str, *, newer_than: int, up_to: int) -> list[CommitRecord]:

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from stream_merge import names, tables
+from stream_merge import names
 from stream_merge.errors import ConfigError
+from stream_merge.places import local_path
 
 _LOCK_PREFIX = f"{names.RESERVED_PREFIX}lock_"
 _LOOKS, _LOOK_SECONDS = 5, 0.05
@@ -108,7 +109,7 @@ def _taken(target: str, holder: str) -> ConfigError:
 
 def _lock_of(target: str) -> Path | None:
     """Beside the table, however its path is spelled; None where it is not known to lie on this machine's disks."""
-    place = tables.local_path(names.normal_path(target)) if names.is_path(target) else None
+    place = local_path(names.normal_path(target)) if names.is_path(target) else None
     if place is None:
         return None
     place = place.resolve()

@@ -14,8 +14,8 @@ from stream_merge import columns, names, quarantine
 from stream_merge.config import RetryPolicy
 from stream_merge.files.reader import Folder
 from stream_merge.files.schema import Schema
+from stream_merge.hadoop_files import matching_paths
 from stream_merge.sink import MergeSink
-from stream_merge.spark_internals import matching_paths
 
 _PLACE = ("topic", "offset", "timestamp", "raw_value")
 """What tells quarantined records of files apart."""

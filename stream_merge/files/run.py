@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pyspark.sql import SparkSession
 from rich.console import Console
 
-from stream_merge import names, preflight, tables, writers
+from stream_merge import names, places, preflight, tables, writers
 from stream_merge.checkpoint import Checkpoint
 from stream_merge.config import SchemaEvolution
 from stream_merge.delivery import expect_same_table
@@ -73,7 +73,7 @@ def run(
         QueryFailedError: Spark failed.
     """
     sink = _sink(settings)  # says what is wrong with the settings before Spark starts
-    closed = tables.not_writable(settings.checkpoint) or preflight.occupied(settings.target)
+    closed = places.not_writable(settings.checkpoint) or preflight.occupied(settings.target)
     if closed is not None:
         raise ConfigError(closed, target=settings.target)
     with _alone(settings):
@@ -112,7 +112,7 @@ def replay_quarantine(
 @contextmanager
 def _alone(settings: FilesSettings) -> Iterator[None]:
     """Keep other processes from the checkpoint and, on a local disk, from the table."""
-    who, place = f"query {settings.label!r}", tables.local_path(settings.checkpoint)
+    who, place = f"query {settings.label!r}", places.local_path(settings.checkpoint)
     with ExitStack() as held:
         if place is not None:
             holder = held.enter_context(writers.locked(place.with_name(f"{place.name}.lock"), who))

@@ -1,0 +1,69 @@
+"""Where tables and checkpoints lie on this machine's disk, and whether this process may write there."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from urllib.parse import unquote, urlparse
+
+from stream_merge import names
+from stream_merge.config import MergeSpec
+from stream_merge.snapshot import TableSnapshot
+
+
+def permission_problems(spec: MergeSpec, found: TableSnapshot | None) -> list[str]:
+    """Folders on a local disk that this process may not write to."""
+    wanted: list[str] = []
+    if found is not None:
+        wanted.append(found.location)
+    elif names.is_path(spec.target):
+        wanted.append(names.normal_path(spec.target))
+    siblings = [spec.quarantine_table if spec.on_invalid == "quarantine" else None]
+    siblings.append(spec.tombstone_target if spec.tombstones else None)
+    wanted.extend(names.normal_path(table) for table in siblings if table is not None and names.is_path(table))
+    problems: dict[Path | None, str] = {}
+    for location in wanted:
+        problem = not_writable(location)
+        if problem is not None:
+            problems.setdefault(_nearest(location), problem)
+    return list(problems.values())
+
+
+def not_writable(location: str) -> str | None:
+    """Why this process cannot make or write a folder at a place on a local disk, or None."""
+    nearest = _nearest(location)
+    if nearest is None:
+        return None
+    if not nearest.is_dir():
+        return f"{str(nearest)!r} is a file, where {location!r} needs a folder; name another path"
+    if not os.access(nearest, os.R_OK | os.W_OK | os.X_OK):
+        return (
+            f"this process (uid {os.geteuid()}) may not write to {str(nearest)!r}, where {location!r} lies;"
+            " grant it write permission or choose another path"
+        )
+    return None
+
+
+def _nearest(location: str) -> Path | None:
+    local = local_path(location)
+    return None if local is None else nearest_existing(local)
+
+
+def local_path(location: str) -> Path | None:
+    """A location as a path of this machine's file system, or None for any other storage."""
+    parsed = urlparse(location)
+    if parsed.scheme not in ("", "file"):
+        return None
+    return Path(unquote(parsed.path) if parsed.scheme else location)
+
+
+def nearest_existing(path: Path) -> Path | None:
+    """The path itself, or the first folder above it that is there and can be seen."""
+    return next((p for p in (path.absolute(), *path.absolute().parents) if _exists(p)), None)
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except PermissionError:
+        return False
