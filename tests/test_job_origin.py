@@ -168,9 +168,9 @@ def test_a_start_is_for_the_first_of_a_run_and_not_for_what_comes_after_an_outag
     job.merge(start={0: 0})
     anew = Job(settings, job.spark)
 
-    anew.look_before(settings.queries[0], is_first=False)
+    anew.look_before(settings.queries[0], is_first=False, once=True)
     with pytest.raises(ConfigError, match="has a start, but its checkpoint"):
-        anew.look_before(settings.queries[0], is_first=True)
+        anew.look_before(settings.queries[0], is_first=True, once=True)
 
 
 def test_a_null_value_record_deletes_a_row_of_an_earlier_epoch(make: Make) -> None:

@@ -250,7 +250,7 @@ def test_a_batch_that_fails_leaves_no_files(stored: TopicJob, monkeypatch: pytes
         msg = "no merge today"
         raise MergeFailedError(msg, target=stored.target, batch_id=0)
 
-    monkeypatch.setattr(MergeSink, "merge", failing)
+    monkeypatch.setattr(MergeSink, "_merge", failing)
     stored.send(1, stored.event("c", 1))
 
     result = stored.run()
