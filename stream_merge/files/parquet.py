@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from stream_merge import columns
-from stream_merge.errors import ContractError
+from stream_merge.errors import ConfigError, ContractError
 from stream_merge.files.schema import Schema, said
 from stream_merge.results import MergeResult
 from stream_merge.sink import MergeSink
@@ -45,8 +45,16 @@ class TypesChecked:
 
         Raises:
             ContractError: a file has a type that the schema's does not hold.
+            ConfigError: Spark does not tell which files the batch reads.
         """
-        refuse_other_types(batch_df.sparkSession, files_of(batch_df), self._schema)
+        files = files_of(batch_df)
+        if not files:  # each batch of a file source has some
+            msg = (
+                f"batch {batch_id} does not tell which files it reads, so that their types cannot be compared with the"
+                " schema's; use the Spark version that this package names"
+            )
+            raise ConfigError(msg, batch_id=batch_id)
+        refuse_other_types(batch_df.sparkSession, files, self._schema)
         self._sink(batch_df, batch_id)
 
 
@@ -57,8 +65,6 @@ def refuse_other_types(session: SparkSession, files: list[str], schema: Schema) 
         ContractError: a file has a type that the schema's does not hold, or one that Spark does not know.
     """
     paths = [unquote(file) for file in files]
-    if not paths:
-        return
     try:
         problem = _problem(_types_in(session, paths), schema.fields)
     except (PySparkException, Py4JJavaError):  # they differ among each other, or there is a type of another world
