@@ -149,7 +149,7 @@ def test_a_job_merges_over_sasl_ssl_and_the_password_is_nowhere(
         fail_on_data_loss=True,
     )
     plans = records._jdf.queryExecution()
-    texts += [repr(records), plans.toString(), plans.simpleString(), commands()]
+    texts += [repr(records), plans.logical().toString(), plans.analyzed().toString(), commands()]
     texts += [repr(settings), str(settings), settings.model_dump_json(), repr(connection), repr(Cluster(connection))]
     assert places_of(PASSWORD, job.folder, *texts) == []
     assert places_of("sasl.jaas.config", job.folder) == [str(java_log)]
