@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
+from uuid import uuid4
 
 from pyspark.sql import SparkSession
 
+from stream_merge.errors import ConfigError
 from stream_merge.hadoop_files import list_names, read_text, write_text
 from stream_merge.places import local_path
 
@@ -21,6 +23,7 @@ _OFFSETS_FROM = 2
 _LOG_OFFSET = "logOffset"
 """All that the offset of a file source says: a number; which files it stands for is in `sources/<i>` (Spark 4.2)."""
 _COMPACT = ".compact"
+_TAIL_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,7 +35,9 @@ class Files:
     names: Callable[[str], list[str]]
     """The names in a folder; none where there is no folder."""
     write: Callable[[str, str], None]
-    """Put a text into a file, with the folders above it."""
+    """Put a text into a file, with the folders above it; it is there whole or not at all."""
+    tail: Callable[[str], str | None]
+    """As `read`, perhaps only the end of a long file."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,13 +74,14 @@ class Checkpoint:
             read=lambda name: read_text(session, name),
             names=lambda name: list_names(session, name),
             write=lambda name, text: write_text(session, name, text),
+            tail=lambda name: read_text(session, name),
         )
         return cls(files, path)
 
     @classmethod
     def on_disk(cls, path: str) -> Self:
         """On this machine, without Spark."""
-        files = Files(read=_local_text, names=_local_names, write=_write_local)
+        files = Files(read=_local_text, names=_local_names, write=_write_local, tail=_local_tail)
         return cls(files, str(local_path(path) or path))
 
     @property
@@ -86,7 +92,16 @@ class Checkpoint:
     def query_id(self) -> str | None:
         """The id of the query that the checkpoint belongs to."""
         text = self._read("metadata")
-        return None if text is None else str(json.loads(text)["id"])
+        if text is None:
+            return None
+        found = _json(text)
+        if found is None or "id" not in found:
+            msg = (
+                f"the file 'metadata' in checkpoint {self.path!r} does not name its query, as after a full disk; bring"
+                " it back, or start a new checkpoint"
+            )
+            raise ConfigError(msg)
+        return str(found["id"])
 
     def newest_batch(self, log: str) -> int | None:
         """The newest batch in one of Spark's logs: `offsets` (planned) or `commits` (done)."""
@@ -95,7 +110,15 @@ class Checkpoint:
     def sources(self, batch_id: int) -> list[str] | None:
         """Where each source ends in a batch, run or not; None where there is no such batch (any more)."""
         text = self._read(f"offsets/{batch_id}")
-        return None if text is None else text.rstrip("\n").split("\n")[_OFFSETS_FROM:]
+        if text is None:
+            return None
+        version, *lines = text.rstrip("\n").split("\n")
+        ends = lines[_OFFSETS_FROM - 1 :]
+        if version.strip() == "v1":
+            return ends
+        # spark.sql.streaming.offsetLog.formatVersion=2 (Spark 4.2): each line has the source's name before its offset.
+        named = (end.partition(":") for end in ends)
+        return [offset for _, _, offset in sorted(named, key=lambda parts: parts[0])]
 
     def fingerprint(self, batch_id: int) -> str | None:
         """What a batch reads, in few characters: the offsets of its sources, and the files that these stand for.
@@ -139,14 +162,14 @@ class Checkpoint:
                 listed = self._names(folder) if listed is None else listed
                 packed = [int(name.removesuffix(_COMPACT)) for name in listed if name.endswith(_COMPACT)]
                 holder = min((n for n in packed if n >= number), default=None)
-                text = None if holder is None else self._read(f"{folder}/{holder}{_COMPACT}")
-            # The first line is a version. Newest entries stand last: a packed log holds all files since the start.
-            for line in reversed((text or "").rstrip("\n").split("\n")[1:]):
-                entry = json.loads(line)
-                if entry["batchId"] < number:
-                    break
-                if entry["batchId"] == number:
-                    yield f"{entry['path']} {entry['timestamp']}"
+                yield from [] if holder is None else self._packed(f"{folder}/{holder}{_COMPACT}", number)
+            else:
+                yield from _entries_of(text, number)[0]
+
+    def _packed(self, name: str, number: int) -> list[str]:
+        """As `_entries`, of a log that holds all files since the start; the newest stand last."""
+        found, is_whole = _entries_of(self._files.tail(f"{self.path}/{name}") or "", number)
+        return found if is_whole else _entries_of(self._read(name) or "", number)[0]
 
     # -- where batches were merged -------------------------------------------------------------
 
@@ -161,13 +184,13 @@ class Checkpoint:
             with_values = _json(text)
             if name.endswith(".json") and not name.startswith(".") and with_values is not None:
                 found[name.split(".", 1)[0]] = Destination(**with_values)
-        return list(found.values())
+        return list(found.values()) or None
 
     def note(self, destination: Destination) -> None:
         """Remember that a sink was given this query's batches, or that one of them was committed; nothing twice."""
         key = hashlib.sha256(f"{destination.identity}\n{destination.location}".encode()).hexdigest()[:32]
         name = f"{key}.{'merged' if destination.is_merged else 'called'}.json"
-        if name in self._names(_TARGETS):
+        if name in self._names(_TARGETS) and _json(self._read(f"{_TARGETS}/{name}")) is not None:
             return
         values = {field: getattr(destination, field) for field in ("identity", "location", "label", "table_id")}
         self._files.write(f"{self.path}/{_TARGETS}/{name}", json.dumps(values))
@@ -177,6 +200,20 @@ class Checkpoint:
 
     def _names(self, folder: str) -> list[str]:
         return self._files.names(f"{self.path}/{folder}")
+
+
+def _entries_of(text: str, number: int) -> tuple[list[str], bool]:
+    """Files of one offset in a file source's log, and whether the text reaches further back."""
+    found: list[str] = []
+    for line in reversed(text.rstrip("\n").split("\n")):
+        entry = _json(line)
+        if entry is None:  # the version in the first line, or a line that the text begins in the middle of
+            continue
+        if entry["batchId"] < number:
+            return found, True
+        if entry["batchId"] == number:
+            found.append(f"{entry['path']} {entry['timestamp']}")
+    return found, False
 
 
 def _json(text: str | None) -> dict[str, Any] | None:
@@ -200,6 +237,15 @@ def _local_text(path: str) -> str | None:
         return None
 
 
+def _local_tail(path: str) -> str | None:
+    try:
+        with Path(path).open("rb") as file:
+            file.seek(max(0, Path(path).stat().st_size - _TAIL_BYTES))
+            return file.read().decode(errors="replace")
+    except FileNotFoundError:
+        return None
+
+
 def _local_names(path: str) -> list[str]:
     folder = Path(path)
     return [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
@@ -207,4 +253,6 @@ def _local_names(path: str) -> list[str]:
 
 def _write_local(path: str, text: str) -> None:
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    Path(path).write_text(text, encoding="utf-8")
+    unfinished = Path(path).with_name(f".{Path(path).name}.{uuid4().hex}")
+    unfinished.write_text(text, encoding="utf-8")
+    unfinished.replace(path)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pyspark.sql import DataFrame
 
-from stream_merge import names, retry
+from stream_merge import names, retry, tables
 from stream_merge.errors import MergeFailedError
 from stream_merge.spark_internals import reason
 
@@ -23,6 +23,14 @@ class SideCommit:
     """Application id of the commit's role; None writes no transaction id."""
     batch_id: int
     run: Runner
+    refuse: Callable[[int, int], None] | None = None
+    """Called with the recorded id and the batch's where the first is greater; None: such a batch is skipped."""
+
+    def expect_newest(self, transaction: Callable[[str], int | None]) -> None:
+        """Let no batch of a stream pass for a repeated one because a later one is recorded."""
+        recorded = None if self.app_id is None or self.refuse is None else transaction(self.app_id)
+        if recorded is not None and self.refuse is not None and recorded > self.batch_id:
+            self.refuse(recorded, self.batch_id)
 
 
 def append_once(rows: DataFrame, table: str, commit: SideCommit) -> None:
@@ -32,6 +40,10 @@ def append_once(rows: DataFrame, table: str, commit: SideCommit) -> None:
     Cost: one Spark job per attempt.
     Raises: `CommitConflictError` when the policy is exhausted, `MergeFailedError` for any other failure.
     """
+    if commit.refuse is not None:
+        found = tables.find(rows.sparkSession, table)
+        if found is not None:
+            commit.expect_newest(found.transaction)
     writer = rows.write.format("delta").mode("append")
     if commit.app_id is not None:
         writer = writer.option("txnAppId", commit.app_id).option("txnVersion", str(commit.batch_id))

@@ -25,6 +25,7 @@ class Committing:
     """The commits of one batch: the target's and those of the tables beside it.
 
     Args:
+        refuse: what a stream does about an id that a side table records above the batch's; None outside of one.
         recorded: what the target's commits record of the batch beside what the sink does itself.
         user_metadata: the user's own value of `userMetadata`, kept beside the sink's.
         sleep: waits between two attempts.
@@ -39,6 +40,7 @@ class Committing:
         clock: PhaseClock,
         metrics: MergeMetrics,
         sleep: Callable[[float], None],
+        refuse: Callable[[int, int], None] | None,
         recorded: Mapping[str, Any],
         user_metadata: str | None,
     ) -> None:
@@ -48,6 +50,7 @@ class Committing:
         self._clock = clock
         self._metrics = metrics
         self._sleep = sleep
+        self._refuse = refuse
         self._recorded = recorded
         self._user_metadata = user_metadata
         self.attempts = 0
@@ -91,12 +94,12 @@ class Committing:
     def beside(self, role: names.Role, *, table_id: str) -> SideCommit:
         """How a table beside the target with that id is written."""
         app_id = self._caller.app_id(role, about=table_id)
-        return SideCommit(app_id=app_id, batch_id=self._batch_id, run=self.run)
+        return SideCommit(app_id=app_id, batch_id=self._batch_id, run=self.run, refuse=self._refuse)
 
     def undecodable(self) -> SideCommit:
         """How what never became an event is written, for which no target has to exist."""
         app_id = quarantine.undecodable_id(self._caller, self._spec.target)
-        return SideCommit(app_id=app_id, batch_id=self._batch_id, run=self.run)
+        return SideCommit(app_id=app_id, batch_id=self._batch_id, run=self.run, refuse=self._refuse)
 
     def _lost(self, error: CommitConflictError) -> None:
         self.conflicts[error.conflict] += 1

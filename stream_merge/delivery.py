@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from pyspark.sql import SparkSession
@@ -14,20 +12,18 @@ from stream_merge.checkpoint import Checkpoint, Destination
 from stream_merge.config import MergeSpec
 from stream_merge.errors import ConfigError
 from stream_merge.identity import Caller
+from stream_merge.intake import Calls
 from stream_merge.logs import tell
-from stream_merge.places import local_path
-from stream_merge.snapshot import CommitRecord, TableSnapshot
+from stream_merge.places import canonical
+from stream_merge.snapshot import History, TableSnapshot, newest_first
+from stream_merge.spark_internals import reason
 
 log = logging.getLogger(__name__)
 
 FINGERPRINT = "source"
 """Field of a commit's metadata: `Checkpoint.fingerprint` of its batch."""
-_LOOKED_AT_FIRST = 50
-"""Versions; where none of them is the batch's, all that the log has."""
 _SHOWN = 3
-
-History = Callable[[int, int], Sequence[CommitRecord]]
-"""The commits of a table in a range of versions (newer than, up to), newest first."""
+_SECOND_SINK = "; a second sink of the query's function, that begins now, needs a name= of its own"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,8 +40,8 @@ class Delivery:
     location: str
     label: str
     """The sink's name."""
-    every_batch: bool
-    """Whether the sink is called for each batch of its query, and not only for those that have events for it."""
+    calls: Calls
+    """For which batches of its query the sink is called."""
     noted: set[tuple[str, str, bool]] = field(default_factory=set)
     """What the checkpoint was told before, by this sink: identity, location, whether a batch was merged."""
 
@@ -81,8 +77,12 @@ class Delivery:
         return True
 
     def recorded(self, batch_id: int) -> dict[str, str]:
-        """What the target's commit says of the batch's content."""
-        fingerprint = self.checkpoint.fingerprint(batch_id)
+        """What the target's commit says of the batch's content; without it a replay counts as one by its id alone."""
+        try:
+            fingerprint = self.checkpoint.fingerprint(batch_id)
+        except Exception as err:
+            tell(log.warning, "batch_without_fingerprint", target=self.label, batch_id=batch_id, error=reason(err))
+            return {}
         return {} if fingerprint is None else {FINGERPRINT: fingerprint}
 
     def note(self, merged: TableSnapshot | None) -> None:
@@ -90,19 +90,23 @@ class Delivery:
         told = (self.identity, self.location, merged is not None)
         if told in self.noted:
             return
-        destination = Destination(
-            identity=self.identity,
-            location=self.location,
-            label=self.label,
-            table_id=None if merged is None else merged.table_id,
+        self.checkpoint.note(
+            Destination(
+                identity=self.identity,
+                location=self.location,
+                label=self.label,
+                table_id=None if merged is None else merged.table_id,
+            )
         )
-        try:
-            self.checkpoint.note(destination)
-        except Exception as err:
-            # The batch does not depend on it; without it a lost table may only be told by its transaction ids.
-            tell(log.warning, "target_not_noted", target=self.label, error=str(err))
-            return
         self.noted.add(told)
+
+    def refuse_recorded(self, recorded: int, batch_id: int) -> None:
+        """What a side table says about a batch older than the one that it records.
+
+        Raises:
+            ConfigError: always.
+        """
+        self._refuse_restored(batch_id, f"a table beside it holds batches of this query up to {recorded}")
 
     def expect_same_table(self, found: TableSnapshot | None) -> None:
         """Stop where the query has merged batches, and this table has none of their ids.
@@ -110,11 +114,13 @@ class Delivery:
         Raises:
             ConfigError: the table was dropped, replaced, or is another one; what it lacks would never come.
         """
-        known = self.checkpoint.destinations()
-        if known is None:
+        query_id = self.checkpoint.query_id()
+        noted = self.checkpoint.destinations() or []
+        known = [one for one in noted if query_id in one.identity.split("/")]
+        if not known:
             self._judge_old_checkpoint(found)
             return
-        here = [one for one in known if _same_place(one.location, self.location)]
+        here = [one for one in known if canonical(one.location) == canonical(self.location)]
         ids = {one.table_id for one in here if one.is_merged}
         if found is not None and found.table_id in ids:
             if any(one.is_merged and one.identity == self.identity for one in here):
@@ -123,24 +129,24 @@ class Delivery:
             return  # the same table, perhaps under another name of the sink
         if ids:
             self._refuse(found, f"merged into {self.target!r} (Delta table id {', '.join(sorted(map(str, ids)))})")
-        if any(one.identity == self.identity for one in here):
-            return  # called before, never with events
-        others = [
-            one
-            for one in known
-            if one.is_merged and one.identity == self.identity and (self.every_batch or one.label == self.label)
-        ]
+        ours = [one for one in known if one.identity == self.identity]
+        others = [one for one in ours if one.is_merged and (self.calls != "routed" or one.label == self.label)]
         if others:
-            self._refuse(found, f"merged into {', '.join(repr(one.location) for one in others[:_SHOWN])}")
-        if self.every_batch:
+            places = ", ".join(repr(one.location) for one in others[:_SHOWN])
+            self._refuse(found, f"merged into {places}", hint=_SECOND_SINK if self.calls == "some" else "")
+        if self.calls == "every" and not ours:
             self._refuse(found, "run batches that were not given to this sink")
 
     def _judge_old_checkpoint(self, found: TableSnapshot | None) -> None:
-        """No sink has noted anything: one of before did not, and committed nothing for batches without a change."""
-        if found is not None and names.KEYS_PROPERTY in found.properties:
-            tell(log.warning, "merged_before_unknown", **self._facts())
-        elif self.every_batch:
+        """No sink has noted anything: one of before did not, and committed nothing for batches without a change.
+
+        Of a query whose batches another function has merged until now there is no note either, but a table with rows.
+        """
+        is_theirs = found is not None and (names.KEYS_PROPERTY in found.properties or found.files != 0)
+        if self.calls == "every" and not is_theirs:
             self._refuse(found, "run batches before")
+        if self.calls != "routed":
+            tell(log.warning, "merged_before_unknown", **self._facts())
 
     def _facts(self) -> dict[str, object]:
         return {
@@ -150,12 +156,12 @@ class Delivery:
             "remedy": "the table has no transaction id of this query; if it was replaced, start a new checkpoint",
         }
 
-    def _refuse(self, found: TableSnapshot | None, what: str) -> None:
+    def _refuse(self, found: TableSnapshot | None, what: str, hint: str = "") -> None:
         there = f"there is no table at {self.target!r}" if found is None else f"{self.target!r} holds none of them"
         msg = (
             f"query {self.query!r} has {what} by its checkpoint {self.checkpoint.path!r}, and {there}: the table was"
             " dropped or replaced, or the target was changed, and what those batches held would be missing from it;"
-            " bring the table back, or start a new checkpoint, which builds the table from the source again"
+            f" bring the table back, or start a new checkpoint, which builds the table from the source again{hint}"
         )
         raise ConfigError(msg, target=self.target)
 
@@ -171,7 +177,7 @@ class Delivery:
 
     def _recorded_fingerprint(self, found: TableSnapshot, batch_id: int, history: History) -> str | None:
         """What the commit of a batch says of its content; None where it says nothing, or the log has it no longer."""
-        for commit in _newest_first(found.version, history):
+        for commit in newest_first(found.version, history):
             ours = commit.ours
             if ours is None or ours.get("identity") != self.identity or ours.get("role") != "target":
                 continue
@@ -184,14 +190,18 @@ class Delivery:
 def of_query(
     spec: MergeSpec,
     caller: Caller,
+    batch_id: int,
     session: SparkSession,
+    *,
     location: str,
     noted: set[tuple[str, str, bool]],
-    *,
-    every_batch: bool = True,
+    calls: Calls,
 ) -> Delivery | None:
-    """The way of a caller's batches to a sink's target; None outside of a streaming query."""
-    if caller.checkpoint is None or caller.identity is None:
+    """The way of a caller's batches to a sink's target; None outside of a streaming query, and for ids of another kind.
+
+    A user's own function may number what it makes of a batch: such ids only have to grow.
+    """
+    if caller.checkpoint is None or caller.identity is None or caller.batch_id not in (None, batch_id):
         return None
     return Delivery(
         checkpoint=Checkpoint.in_session(session, caller.checkpoint),
@@ -200,7 +210,7 @@ def of_query(
         target=spec.target,
         location=location,
         label=spec.label,
-        every_batch=every_batch,
+        calls=calls,
         noted=noted,
     )
 
@@ -231,22 +241,7 @@ def expect_same_table(
         target=target,
         location=location,
         label=label,
-        every_batch=True,
+        calls="every",
     )
     if found is None or found.transaction(delivery.app_id) is None:
         delivery.expect_same_table(found)
-
-
-def _newest_first(version: int, history: History) -> Iterator[CommitRecord]:
-    middle = max(version - _LOOKED_AT_FIRST, -1)
-    yield from history(middle, version)
-    if middle >= 0:
-        yield from history(-1, middle)
-
-
-def _same_place(one: str, other: str) -> bool:
-    """Whether two locations are one, as far as that can be told from outside."""
-    paths = [local_path(location) if names.is_path(location) else None for location in (one, other)]
-    if None in paths:
-        return one == other
-    return len({os.path.realpath(path) for path in paths if path is not None}) == 1

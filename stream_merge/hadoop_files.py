@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from uuid import uuid4
 
 from pyspark.sql import SparkSession
 
@@ -28,14 +29,20 @@ def read_text(session: SparkSession, path: str) -> str | None:
 
 
 def write_text(session: SparkSession, path: str, text: str) -> None:
-    """Write a small file wherever Hadoop's file systems reach, with the folders above it; one that is there goes."""
+    """Write a small file wherever Hadoop's file systems reach, folders included; it is there whole or not at all."""
     hadoop_path = _jvm(session).org.apache.hadoop.fs.Path(path)
     files = hadoop_path.getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
-    stream = files.create(hadoop_path, True)
+    unfinished = _jvm(session).org.apache.hadoop.fs.Path(
+        hadoop_path.getParent(), f".{hadoop_path.getName()}.{uuid4().hex}"
+    )
+    stream = files.create(unfinished, True)
     try:
         stream.write(bytearray(text.encode("utf-8")))
     finally:
         stream.close()
+    if not files.rename(unfinished, hadoop_path):  # something is there
+        files.delete(hadoop_path, False)
+        files.rename(unfinished, hadoop_path)
 
 
 def list_names(session: SparkSession, path: str) -> list[str]:

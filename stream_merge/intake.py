@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
+
+Calls = Literal["every", "some", "routed"]
+"""For which batches of its query a sink is called: each; perhaps not each, by a function of the user's own; those with
+events for it, by `MergeSinks`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,7 +44,7 @@ class Intake:
     """Kept in the metadata of the target's commit, beside the sink's own fields: where the events came from."""
     at_hand: AtHand | None = None
     """The events once more, for an evaluation without Spark; None where they are not in the driver."""
-    every_batch: bool = True
-    """Whether the sink is called for each batch of its query; False: only for those with events for it."""
+    calls: Calls = "some"
+    """For which batches of its query the sink is called."""
     undecodable: Undecodable | None = None
     """Not among the events; None where there is nothing of the kind."""

@@ -11,6 +11,9 @@ TIMESTAMP_CONF = "spark.sql.parquet.outputTimestampType"
 TIMESTAMP_MICROS = "TIMESTAMP_MICROS"
 """Spark's default is INT96, from which delta-rs reads years outside of 1677 to 2262 wrongly (1.6)."""
 
+STALENESS_CONF = "spark.databricks.delta.stalenessLimit"
+"""Lets reads go without the newest version of a table for a while; 0 unless somebody sets it."""
+
 
 class OwnSession:
     """A copy of the session that the batches come from, with the confs it had when it was first seen."""
@@ -27,5 +30,7 @@ class OwnSession:
                 # Ids of the user's own writes: under them Delta would drop appends to the side tables as repeated.
                 ours.conf.unset(conf)
             ours.conf.set(TIMESTAMP_CONF, TIMESTAMP_MICROS)
+            # A look at the rows must see what a MERGE would: it always takes the newest version (Delta 4.4).
+            ours.conf.set(STALENESS_CONF, "0")
             self._sessions = (theirs, ours)
         return self._sessions[1]

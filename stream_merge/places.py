@@ -57,6 +57,14 @@ def local_path(location: str) -> Path | None:
     return Path(unquote(parsed.path) if parsed.scheme else location)
 
 
+def canonical(location: str) -> str:
+    """One spelling per table, as far as that can be told from outside."""
+    local = local_path(location) if names.is_path(location) else None
+    if local is not None:
+        return os.path.realpath(local)
+    return location if names.is_path(location) else location.casefold()
+
+
 def nearest_existing(path: Path) -> Path | None:
     """The path itself, or the first folder above it that is there and can be seen."""
     return next((p for p in (path.absolute(), *path.absolute().parents) if _exists(p)), None)

@@ -30,7 +30,7 @@ from stream_merge.own_session import OwnSession
 from stream_merge.results import TARGET_FAILED, FailedBatch, MergeResult
 from stream_merge.selection import Selector
 from stream_merge.snapshot import is_applied
-from stream_merge.spark_internals import in_session, is_classic, reason, spark_errors_unlogged
+from stream_merge.spark_internals import in_session, is_called_by_query, is_classic, reason, spark_errors_unlogged
 from stream_merge.store import Store
 
 log = logging.getLogger(__name__)
@@ -183,7 +183,7 @@ class MergeSink:
             CommitStateUnknownError: nobody can say whether the commit landed.
             MergeFailedError: the merge failed and did not land.
         """
-        self._merge(batch_df, batch_id, Intake())
+        self._merge(batch_df, batch_id, Intake(calls="every" if is_called_by_query() else "some"))
 
     @spark_errors_unlogged()
     def _merge(self, batch_df: DataFrame, batch_id: int, intake: Intake) -> None:
@@ -239,7 +239,9 @@ class MergeSink:
             target = names.normal_path(self._spec.target)
             location = self._location(session)
             with claims.held(self, who.identity, target, location):
-                delivery = of_query(self._spec, who, session, location, self._noted, every_batch=intake.every_batch)
+                delivery = of_query(
+                    self._spec, who, batch_id, session, location=location, noted=self._noted, calls=intake.calls
+                )
                 committing = Committing(
                     spec=self._spec,
                     caller=who,
@@ -247,6 +249,7 @@ class MergeSink:
                     clock=clock,
                     metrics=metrics,
                     sleep=self._sleep,
+                    refuse=None if delivery is None else delivery.refuse_recorded,
                     recorded={**intake.recorded, **({} if delivery is None else delivery.recorded(batch_id))},
                     user_metadata=batch_df.sparkSession.conf.get(USER_METADATA_CONF, None),
                 )

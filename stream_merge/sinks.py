@@ -14,7 +14,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import IntegralType, StringType
 
-from stream_merge import columns, contract, names, places, quarantine, retry
+from stream_merge import columns, contract, names, quarantine, retry
 from stream_merge.commits import SideCommit
 from stream_merge.config import RetryPolicy
 from stream_merge.errors import CommitStateUnknownError, ConfigError, ContractError, RoutedMergeError
@@ -23,6 +23,7 @@ from stream_merge.intake import Intake
 from stream_merge.logs import tell
 from stream_merge.metrics import MergeMetrics, default_metrics
 from stream_merge.own_session import OwnSession
+from stream_merge.places import canonical
 from stream_merge.results import UNDECODABLE, UNKNOWN_ROUTE, MergeResult
 from stream_merge.sink import MergeSink
 from stream_merge.spark_internals import (
@@ -175,7 +176,7 @@ class MergeSinks:
         """Two names of one table would share its transaction ids: one sink would skip the other's events."""
         places: dict[str, Route] = {}
         for route, sink in self._sinks.items():
-            place = _canonical(sink._location_for(batch_df))
+            place = canonical(sink._location_for(batch_df))
             if place in places:
                 msg = f"routes {places[place]!r} and {route!r} lead to one table ({place}); give each its own target"
                 raise ConfigError(msg, target=sink._target)
@@ -261,7 +262,7 @@ class MergeSinks:
         sink, events = self._sinks[route], self._of(routed, route)
         if self._on_failure == "quarantine" and may_be_replay and sink._is_set_aside(events, batch_id):
             return None
-        sink._merge(events, batch_id, Intake(every_batch=False))
+        sink._merge(events, batch_id, Intake(calls="routed"))
         return sink.last_result
 
     def _of(self, routed: DataFrame, route: Route) -> DataFrame:
@@ -299,14 +300,6 @@ class MergeSinks:
         error = RoutedMergeError(msg, failures=lost, target=self._sinks[route]._target, batch_id=batch_id)
         error.__cause__ = first
         return error
-
-
-def _canonical(place: str) -> str:
-    """One spelling per table, as far as that can be told from outside."""
-    local = places.local_path(place) if names.is_path(place) else None
-    if local is not None:
-        return os.path.realpath(local)
-    return place if names.is_path(place) else place.casefold()
 
 
 def _problems(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,6 +53,28 @@ class CommitRecord:
         except (ValueError, KeyError, TypeError):
             return None
         return found if isinstance(found, dict) and "batch_id" in found else None
+
+
+History = Callable[[int, int], Sequence[CommitRecord]]
+"""The commits of a table in a range of versions (newer than, up to its newest), newest first."""
+
+_LOOKED_AT_FIRST = 200
+"""Versions; where what is looked for is not among them, all that the log has."""
+
+
+def newest_first(version: int, history: History) -> Iterator[CommitRecord]:
+    """The commits of a table, as far as its log is kept.
+
+    Args:
+        version: the table's newest.
+        history: gives them; of Delta's own the newest commits come, however old the range is (4.4).
+    """
+    seen = version + 1
+    for lowest in dict.fromkeys((max(version - _LOOKED_AT_FIRST, -1), -1)):
+        for commit in history(lowest, version):
+            if commit.version < seen:
+                seen = commit.version
+                yield commit
 
 
 def metrics_of_history(history: Mapping[str, object]) -> dict[str, int]:

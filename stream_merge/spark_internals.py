@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -22,6 +23,7 @@ from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.logger import PySparkLogger
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql.types import DataType, DateType, DecimalType, StructType, TimestampNTZType, TimestampType
+from pyspark.sql.utils import ForeachBatchFunction
 
 from stream_merge import outside
 from stream_merge.snapshot import TableSnapshot
@@ -64,6 +66,8 @@ class StreamingQueryInfo:
     id: str
     """Lives in the checkpoint: the same after a restart, new with a new checkpoint."""
     name: str | None
+    batch_id: int | None
+    """Of the batch that it runs now, where this thread knows."""
     checkpoint: str | None
     """Folder of its checkpoint, as a URI; None where the query cannot be asked any more."""
 
@@ -75,26 +79,40 @@ def streaming_query(batch_df: DataFrame) -> StreamingQueryInfo | None:
     is called on; the thread-local `sql.streaming.queryId` covers frames of other sessions.
     """
     session = batch_df.sparkSession
+    context = session.sparkContext
     running = session._jsparkSession.sharedState().activeStreamingQueries()
     # By index: Py4J ends a loop over a Java collection with an exception, whose conversion takes 45 ms.
     ids = running.keySet().toArray()
     for i in range(len(ids)):
         query = running.get(ids[i])
         if query is not None and query.sparkSessionForStream().equals(session._jsparkSession):
-            return StreamingQueryInfo(id=query.id().toString(), name=query.name(), checkpoint=_checkpoint(query))
-    query_id = session.sparkContext.getLocalProperty("sql.streaming.queryId")
+            return _described(query, query.id().toString(), context)
+    query_id = context.getLocalProperty("sql.streaming.queryId")
     if query_id is None:
         return None
-    query = running.get(_jvm(session).java.util.UUID.fromString(query_id))
-    if query is None:
-        return StreamingQueryInfo(id=query_id, name=None, checkpoint=None)
-    return StreamingQueryInfo(id=query_id, name=query.name(), checkpoint=_checkpoint(query))
+    return _described(running.get(_jvm(session).java.util.UUID.fromString(query_id)), query_id, context)
+
+
+def _described(query: Any, query_id: str, context: SparkContext) -> StreamingQueryInfo:
+    batch_id = context.getLocalProperty("streaming.sql.batchId")  # MicroBatchExecution.BATCH_ID_KEY
+    return StreamingQueryInfo(
+        id=query_id,
+        name=None if query is None else query.name(),
+        batch_id=None if batch_id is None else int(batch_id),
+        checkpoint=None if query is None else _checkpoint(query),
+    )
 
 
 def _checkpoint(query: Any) -> str:
     """As a local URI, else as Hadoop's paths are written: Spark 4.2 gives all of them as encoded URIs."""
     root = str(query.resolvedCheckpointRoot())
     return root if root.startswith("file:") else unquote(root)
+
+
+def is_called_by_query() -> bool:
+    """Whether the function that asks is what a query's `foreachBatch` was given, and not called by a user's own."""
+    caller = sys._getframe(2).f_locals.get("self")
+    return isinstance(caller, ForeachBatchFunction)
 
 
 def keeps_state(batch_df: DataFrame) -> bool:

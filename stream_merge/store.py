@@ -31,6 +31,8 @@ class Store:
         self._spec = spec
         self._handles: dict[str, NativeTable] = {}
         self._read_only: dict[str, NativeTable] = {}
+        self._unreadable: set[str] = set()
+        """Logs that delta-rs failed on while Spark merges alone: not tried again for each batch."""
 
     def find(self, session: SparkSession, table: str) -> TableSnapshot | None:
         """The table's newest snapshot, or None when nothing is there.
@@ -73,7 +75,7 @@ class Store:
             return None if native is None else native.files()
         location = names.normal_path(table) if names.is_path(table) else tables.location(session, table)
         local = places.local_path(location)
-        if local is None or not _is_table(local):
+        if local is None or str(local) in self._unreadable or not _is_table(local):
             return None
         try:
             kept = self._read_only.get(str(local))
@@ -84,6 +86,7 @@ class Store:
             return kept.files()
         except Exception as err:
             tell(log.info, "statistics_left_to_spark", table=table, error=type(err).__name__)
+            self._unreadable.add(str(local))
             return None
 
     def handle(self, session: SparkSession, table: str) -> NativeTable | None:

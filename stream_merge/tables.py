@@ -350,7 +350,7 @@ def _missing(target: str, found: TableSnapshot, layout: Layout, properties: Mapp
 
 
 def history(session: SparkSession, target: str, *, newer_than: int, up_to: int) -> list[CommitRecord]:
-    """The commits in a range of versions, newest first."""
+    """The commits in a range of versions up to the table's newest, newest first; Delta counts from there (4.4)."""
     wanted = up_to - newer_than
     if wanted <= 0:
         return []

@@ -147,7 +147,51 @@ def test_an_older_versions_checkpoint_does_not_build_a_missing_table(query: Quer
     shutil.rmtree(query.checkpoint / "stream_merge_targets")
     query.add("(1, 20, 'u', 'uno')")
 
-    query.is_refused("has run batches before by its checkpoint.*there is no table")
+    query.is_refused(
+        "has run batches before by its checkpoint.*there is no table", each=scenario.sink(query.table, engine="auto")
+    )
+
+
+def test_a_table_that_was_merged_by_hand_goes_on_with_the_sink(query: Query, caplog: pytest.LogCaptureFixture):
+    """The checkpoint is the hand-written function's, and so are the rows."""
+    shutil.rmtree(query.table)
+    shutil.rmtree(query.checkpoint / "stream_merge_targets")
+    rows = scenario.events(query.spark, "(1, 10, 'c', 'one'), (2, 10, 'c', 'two')").drop("op")
+    rows.write.format("delta").save(query.table)
+    query.add("(1, 20, 'u', 'uno')")
+    with caplog.at_level(logging.WARNING, logger="stream_merge"):
+        query.run(each=scenario.sink(query.table))
+
+    assert "merged_before_unknown" in caplog.text
+    assert target_rows(query.spark, query.table) == [(1, 20, "uno"), (2, 10, "two")]
+
+
+def test_a_function_may_call_its_sink_when_there_is_something_to_merge(spark: SparkSession, tmp_path: Path):
+    """A table that starts with batch 1 is not a lost one; once it has, it is missed."""
+    query = Query(spark, tmp_path, "auto")
+
+    def each(batch_df: DataFrame, batch_id: int) -> None:
+        wanted = batch_df.where("id > 1")
+        if not wanted.isEmpty():
+            scenario.sink(query.table)(wanted, batch_id)
+
+    query.add("(1, 10, 'c', 'one')", "(2, 10, 'c', 'two')")
+    query.run(each=each)
+    assert target_rows(spark, query.table) == [(2, 10, "two")]
+
+    shutil.rmtree(query.table)
+    query.add("(3, 10, 'c', 'three')")
+    query.is_refused("has merged into", each=each)
+
+
+def test_a_sink_that_a_function_gets_later_needs_a_name(query: Query):
+    """Without one it might be the first one under a changed target."""
+    query.add("(3, 10, 'c', 'three')")
+    other = query.table + "_other"
+    query.is_refused("a second sink of the query's function, that begins now, needs a name=", table=other)
+
+    query.run(each=scenario.sink(other, name="other"))
+    assert target_rows(query.spark, other) == [(3, 10, "three")]
 
 
 def test_ids_that_delta_has_let_expire_get_a_warning(query: Query, caplog: pytest.LogCaptureFixture):
@@ -202,6 +246,19 @@ def test_a_restored_checkpoint_loses_no_events(query: Query, tmp_path: Path):
         r"batch 1 of query .* comes from a checkpoint .* older than the table.*holds batches of this query up to 2.*"
         r"would be skipped \(file:.*0001.json\); bring the newest checkpoint back, or start a new one"
     )
+
+
+@both_engines
+def test_a_restored_checkpoint_loses_no_deletes_of_batches_that_changed_no_row(query: Query, tmp_path: Path):
+    """Their ids are recorded beside the target alone, with the deletes that they remember."""
+    shutil.copytree(query.checkpoint, tmp_path / "copy")
+    query.add("(7, 10, 'd', null)", "(8, 10, 'd', null)")
+    query.run()
+    shutil.rmtree(query.checkpoint)
+    shutil.copytree(tmp_path / "copy", query.checkpoint)
+    query.add("(9, 10, 'd', null)")
+
+    query.is_refused("a table beside it holds batches of this query up to 2, so its events would be skipped")
 
 
 @both_engines

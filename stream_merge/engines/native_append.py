@@ -33,6 +33,7 @@ def append_once(rows: pa.Table, table: str, find: Callable[[], NativeTable | Non
         if found is None:
             msg = f"{table!r} vanished while batch {commit.batch_id} was running; run the batch again"
             raise MergeFailedError(msg, target=table, batch_id=commit.batch_id)
+        commit.expect_newest(found.transaction)
         if is_applied(found.transaction, commit.app_id, commit.batch_id):
             return
         try:

@@ -200,11 +200,13 @@ def _lineage(query: QuerySettings) -> Iterator[Finding]:
         return  # only Spark knows; the start of a run looks there
     try:
         table = find(query.target)
-    except ConfigError:
+        checkpoint = Checkpoint.on_disk(query.checkpoint)
+        checkpoint.newest_batch("commits")
+    except (ConfigError, OSError):
         return  # told already
     try:
         expect_same_table(
-            Checkpoint.on_disk(query.checkpoint),
+            checkpoint,
             None if table is None else table.snapshot(),
             name=query.name,
             label=query.name,

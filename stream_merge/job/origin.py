@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,15 +18,13 @@ from stream_merge.job.sequence import BY_LOG_POSITION, BY_OFFSET
 from stream_merge.job.settings import QuerySettings
 from stream_merge.job.tally import Counts, Place, take_in
 from stream_merge.results import MergeResult
-from stream_merge.snapshot import CommitRecord, TableSnapshot
+from stream_merge.snapshot import CommitRecord, TableSnapshot, newest_first
 from stream_merge.sources.kafka import Offsets, TopicState
 
 SECTION = "kafka"
 """Field of `stream_merge` in the commit metadata."""
 REPLAY_SECTION = "replay"
 """The same where the records came from quarantine: their offsets are accounted for already."""
-_LOOKED_AT_FIRST = 200
-"""Versions; where none of them is a job's, all that the log has."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -91,7 +89,10 @@ class Origin:
             return origin
         newest: Recorded | None = None
         oldest = found.version
-        for commit in _commits(session, settings.target, found.version):
+        for commit in newest_first(
+            found.version,
+            lambda newer_than, up_to: tables.history(session, settings.target, newer_than=newer_than, up_to=up_to),
+        ):
             oldest, ours = commit.version, section_of(commit)
             if ours is None:
                 continue
@@ -278,16 +279,6 @@ class Origin:
                 f" {settings.epoch}, so every new event would be stale; set 'epoch: {newest.epoch}' or more"
             )
             raise ConfigError(msg, target=settings.target)
-
-
-def _commits(session: SparkSession, target: str, version: int) -> Iterator[CommitRecord]:
-    """The commits of a table, newest first, as far as the log is kept."""
-    seen = version + 1
-    for lowest in (max(version - _LOOKED_AT_FIRST, -1), -1):
-        for commit in tables.history(session, target, newer_than=lowest, up_to=version):
-            if commit.version < seen:
-                seen = commit.version
-                yield commit
 
 
 def section_of(commit: CommitRecord) -> Mapping[str, Any] | None:

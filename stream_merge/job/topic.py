@@ -112,6 +112,7 @@ class TopicSink:
             if batch.row.fields:
                 events = change_events(batch, batch_df.sparkSession, self._settings)
                 intake = Intake(
+                    calls="every",
                     recorded={SECTION: self._known_origin().recorded(ranges, batch, gone)},
                     at_hand=change_events_at_hand(batch, self._settings),
                     undecodable=undecodable,
@@ -119,7 +120,7 @@ class TopicSink:
                 self._sink._merge(events, batch_id, intake)
                 self._known_origin().committed(ranges, batch, self._sink.last_result)
             else:
-                self._sink._account(batch_df, batch_id, Intake(undecodable=undecodable))
+                self._sink._account(batch_df, batch_id, Intake(calls="every", undecodable=undecodable))
                 self._known_origin().committed(ranges, batch, None)
             self._progress.merged(ranges, batch, gone)
             if self._rows.columns != known:
