@@ -105,6 +105,8 @@ _FLOAT_DIGITS = 15
 _LONG_DIGITS = 18
 """delta-rs 1.6 writes a decimal's statistics through a float or a long: with more digits they miss the file's rows."""
 _HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
+_ODD_PLACE = re.compile(r"[\[\]^|@\\]")
+"""delta-rs 1.6 makes a host name of a table's path when it appends: these a host may not have, and a path keeps."""
 _ODD_NAME = re.compile(r"[\"`\\\x00-\x1f]")
 
 
@@ -122,6 +124,11 @@ def of_table(table: NativeTable | None, snapshot: TableSnapshot, what: str) -> I
     """Whether delta-rs can write this table."""
     if table is None:
         return Ineligible(reason="storage", detail=f"{what} is not where delta-rs can read it")
+    odd = _ODD_PLACE.search(table.location)
+    if odd is not None:
+        return Ineligible(
+            reason="storage", detail=f"{what} lies in a path with {odd.group()!r}, at which delta-rs panics"
+        )
     return _of_protocol(table.protocol, what) or _of_fields(snapshot, what)
 
 
