@@ -190,7 +190,8 @@ def test_a_sink_that_a_function_gets_later_needs_a_name(query: Query):
     other = query.table + "_other"
     query.is_refused("a second sink of the query's function, that begins now, needs a name=", table=other)
 
-    query.run(each=scenario.sink(other, name="other"))
+    second = scenario.sink(other, name="other")
+    query.run(each=lambda batch_df, batch_id: second(batch_df, batch_id))
     assert target_rows(query.spark, other) == [(3, 10, "three")]
 
 

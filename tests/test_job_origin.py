@@ -136,17 +136,21 @@ def test_what_a_query_did_before_its_first_commit_is_accounted_for_by_another_ru
     assert sum(step.offsets for step in job.history()) == 4
 
 
-def test_history_shows_what_a_query_has_read_before_its_first_commit(make: Make) -> None:
-    """Here into a table that another job has made."""
+def test_history_shows_what_a_query_has_read_without_a_commit(make: Make) -> None:
+    """Here into a table that another job has made: the first batch commits its id alone, the second one nothing."""
     job = make()
     job.send(1, job.event("c", 1))
     job.merge()
     checkpoint = f"{job.checkpoint}2"
     job.merge(checkpoint=checkpoint)
+    job.send(1, job.event("u", 1, "late", lsn=1))
+    job.merge(checkpoint=checkpoint)
 
-    (tail,) = (step for step in job.history(checkpoint=checkpoint) if step.version is None)
+    steps = job.history(checkpoint=checkpoint)
 
-    assert [(found.start, found.end) for found in tail.ranges[job.topic].values()] == [(0, 1)]
+    read = [(s.version is None, [(r.start, r.end) for r in s.ranges.get(job.topic, {}).values()]) for s in steps]
+    assert (True, [(1, 2)]) in read
+    assert [ranges for is_tail, ranges in read if ranges and not is_tail] == [[(0, 1)], [(0, 1)]]
 
 
 def test_a_start_has_to_name_every_partition(make: Make) -> None:
