@@ -191,7 +191,11 @@ def test_a_sink_that_a_function_gets_later_needs_a_name(query: Query):
     query.is_refused("a second sink of the query's function, that begins now, needs a name=", table=other)
 
     second = scenario.sink(other, name="other")
-    query.run(each=lambda batch_df, batch_id: second(batch_df, batch_id))
+
+    def each(batch_df: DataFrame, batch_id: int) -> None:
+        second(batch_df, batch_id)
+
+    query.run(each=each)
     assert target_rows(query.spark, other) == [(3, 10, "three")]
 
 
