@@ -75,6 +75,8 @@ def test_a_failed_batch_says_why_and_pyspark_does_not_say_it_before(
     listener.emit = lambda record: noise.append(record.getMessage())  # type: ignore[method-assign]
     pyspark = PySparkLogger.getLogger("SQLQueryContextLogger")
     pyspark.addHandler(listener)
+    before = pyspark.level  # commands that ran in this process have silenced it
+    pyspark.setLevel(logging.NOTSET)
     try:
         with pytest.raises(ConfigError, match="opp"):
             stream.deliver(upsert(1, "row", lsn=1))
@@ -84,6 +86,7 @@ def test_a_failed_batch_says_why_and_pyspark_does_not_say_it_before(
         assert len(noise) == 1
     finally:
         pyspark.removeHandler(listener)
+        pyspark.setLevel(before)
 
     (record,) = caplog.records
     assert record.getMessage().startswith(
