@@ -454,3 +454,25 @@ def test_where_a_text_is_broken_is_told_alike_whether_its_schema_block_is_known_
 
     assert told[0].startswith(f"not JSON at character {broken.index(b'x}')}")
     assert told[0] == told[1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "written"),
+    [
+        ("decimal(38,38)", b"2147483648"),
+        ("decimal(38,18)", b"22242774718563417756883513693"),
+        ("decimal(18,0)", b"3562e-39"),
+        ("decimal(18,1)", b"1e-40"),
+        ("array<decimal(38,18)>", b"[22242774718563417756883513693]"),
+        ("struct<a:decimal(18,0)>", b'{"a":3562e-39}'),
+    ],
+)
+def test_a_decimal_that_arrows_reader_wraps_or_makes_zero_is_refused(kind, written, monkeypatch):
+    declared = {"turn": plain.encoding("bigint"), "v": plain.encoding(kind)}
+    form, columns = PlainJson(declared=declared, position="turn"), fields_of(declared)
+    by = Decoder(format=form, columns=columns, keys=("turn",), known=frozenset({""}), max_value_bytes=20_000)
+    records: list[Record] = [(None, b'{"turn":%d,"v":%b}' % (turn, written)) for turn in range(600)]
+
+    rows = expect_the_same(by, records, monkeypatch)
+
+    assert {row["kind"] for row in rows} == {"undecodable"}

@@ -49,6 +49,13 @@ JSON: dict[str, dict[str, Any]] = {
         "-0.001": Refused("more than 2 digits"),
     },
     "decimal(38,0)": {"9" * 38: Decimal("9" * 38), "9" * 39: Refused("does not fit")},
+    "decimal(38,18)": {
+        "22242774718563417756883513693": Refused("does not fit"),
+        "-22242774718563417756.5": Decimal("-22242774718563417756.500000000000000000"),
+    },
+    "decimal(38,38)": {"2147483648": Refused("does not fit"), "0.5": Decimal(f"0.5{'0' * 37}")},
+    "decimal(18,0)": {"3562e-39": Refused("more than 0 digits"), "35620e-1": Decimal(3562)},
+    "decimal(18,1)": {"1e-40": Refused("more than 1 digits"), "10E-01": Decimal("1.0"), "0e-41": Decimal("0.0")},
     "double": {
         "0.1": 0.1,
         "9007199254740992": 9007199254740992.0,
@@ -96,6 +103,9 @@ JSON: dict[str, dict[str, Any]] = {
         '"2024-05-01T10:00:00+02:00"': Refused("without zone"),
         '"2024-13-01T10:00:00"': Refused("2024-13-01"),
     },
+    "array<decimal(38,38)>": {"[2147483648]": Refused("does not fit"), "[0.5]": [Decimal(f"0.5{'0' * 37}")]},
+    "array<decimal(18,0)>": {"[3562e-39]": Refused("more than 0 digits"), "[1e3]": [Decimal(1000)]},
+    "struct<a:decimal(10,2)>": {'{"a": 100000000}': Refused("does not fit"), '{"a": 1.5}': {"a": Decimal("1.50")}},
     "array<tinyint>": {"[1, null]": [1, None], "[200]": Refused("200"), "1": Refused("array")},
     "array<struct<a:int>>": {'[{"a": 1, "b": 2}]': [{"a": 1}], '[{"a": 1.5}]': Refused("1.5")},
     "struct<a:decimal(3,1),b:date>": {

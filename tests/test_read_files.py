@@ -112,6 +112,53 @@ def test_records_of_a_csv_are_quarantined_as_they_stand_in_the_file(world: World
     ]
 
 
+def test_a_csv_record_that_spark_sees_as_one_field_is_taken_as_it_is_written(world: World) -> None:
+    """Without its quotes it would be split once more: values that nobody has written."""
+    world.put("a.csv", b"id,lsn,name", b'"1,1,abc"', b'""', b"5,1,c", b'"2,1,y')
+    world.put("b.csv", b'""', b"7,1,d")
+    events: list[Any] = []
+
+    def collect(batch_df: DataFrame, _: int) -> None:
+        place = f"__stream_merge_origin.topic, {CORRUPT_COLUMN}, decode(__stream_merge_origin.raw_value, 'UTF-8')"
+        events.extend(map(tuple, batch_df.selectExpr("*", *place.split(", ", 2)).collect()))
+
+    with pytest.raises(StreamingQueryException, match=r"b\.csv: CSV header does not conform"):
+        world.merge(collect, format="csv", schema="id bigint, lsn bigint, name string")
+    (world.source / "b.csv").unlink()
+    events.clear()
+    world.merge(collect, format="csv", schema="id bigint, lsn bigint, name string")
+
+    one = "the record has 1 field(s), the schema 3"
+    assert sorted((row[0], row[-2], row[-1]) for row in events if row[0] is not None) == [(5, None, "5,1,c")]
+    assert {row[-1]: row[-2] for row in events if row[0] is None} == {
+        '"1,1,abc"': one,
+        '""': one,
+        '"2,1,y': "the quote at character 1 is not closed, or something but a delimiter stands behind it",
+    }
+
+
+def test_a_record_of_two_fields_is_refused_by_a_schema_of_one_and_lone_carriage_returns_end_records(
+    world: World,
+) -> None:
+    """Half of it would be stored, or nothing."""
+    (world.source / "a.csv").write_bytes(b'x\r1,5\r,5\r""\r"y"\r')
+    events: list[Any] = []
+
+    def collect(batch_df: DataFrame, _: int) -> None:
+        events.extend(map(tuple, batch_df.select("v", CORRUPT_COLUMN, "__stream_merge_origin.raw_value").collect()))
+
+    world.merge(collect, format="csv", schema="v string", header=False)
+
+    two = "the record has 2 field(s), the schema 1"
+    assert [(value, error, bytes(raw)) for value, error, raw in events] == [
+        ("x", None, b"x"),
+        (None, two, b"1,5"),
+        (None, two, b",5"),
+        ("", None, b'""'),
+        ("y", None, b'"y"'),
+    ]
+
+
 def test_a_column_with_a_reserved_name_is_refused_from_others(world: World) -> None:
     """Only `read_files` may say that an event is none."""
     events = world.spark.sql(f"SELECT 1L AS id, 1L AS lsn, 'x' AS {CORRUPT_COLUMN}")
@@ -206,7 +253,7 @@ def test_a_parquet_file_whose_types_the_schema_does_not_hold_is_refused(
 ) -> None:
     """Also one that comes later: each batch's files are looked at."""
     table = pa.table({"id": pa.array([1], pa.int64()), "lsn": pa.array([1], pa.int64())})
-    pq.write_table(table.append_column("v", pa.array([300]).cast(pa.int32()).cast(written)), world.source / "a.parquet")
+    pq.write_table(table.append_column("v", pa.array([300], written)), world.source / "a.parquet")
 
     with pytest.raises(ContractError, match=r"a\.parquet: column 'v' is .* does not hold"):
         world.files(format="parquet", schema=f"id bigint, lsn bigint, v {ddl}")

@@ -21,6 +21,8 @@ _log = logging.getLogger(__name__)
 
 _STDERR = 2
 _FIRST_LINE, _LAST_LINE = re.compile(rb"thread '.*panicked at "), b"note: "
+_MOST_LINES = 200
+"""Of a panic; where its last line is another one, all that others say would be lost."""
 
 
 @contextmanager
@@ -29,6 +31,7 @@ def panics_in_the_log() -> Iterator[None]:
     if os.environ.get("RUST_BACKTRACE") == "full" or sys.stderr is None:
         yield
         return
+    os.environ["RUST_BACKTRACE"] = "1"  # without one, the first panic alone has a last line that is known
     before, screen = sys.stderr, os.dup(_STDERR)
     read_end, write_end = os.pipe()
     os.dup2(write_end, _STDERR)
@@ -55,16 +58,23 @@ def without_panics(lines: Iterable[bytes]) -> Iterator[bytes]:
     panic: list[bytes] = []
     blank: list[bytes] = []
     for line in lines:
-        if panic:
-            panic.append(line)
-            if line.startswith(_LAST_LINE):
-                tell(_log.debug, "native_panic", text=b"".join(panic).decode(errors="replace"))
-                panic = []
-        elif _FIRST_LINE.match(line):
+        if _FIRST_LINE.match(line):
+            _note(panic)
             panic, blank = [line], []
+        elif panic:
+            panic.append(line)
+            if line.startswith(_LAST_LINE) or len(panic) >= _MOST_LINES:
+                _note(panic)
+                panic = []
         elif not line.strip():
             blank.append(line)
         else:
             yield from (*blank, line)
             blank = []
+    _note(panic)
     yield from blank
+
+
+def _note(panic: list[bytes]) -> None:
+    if panic:
+        tell(_log.debug, "native_panic", text=b"".join(panic).decode(errors="replace"))

@@ -351,8 +351,8 @@ def _column(encoding: Encoding, values: pa.Array, errors: dict[int, str], name: 
     found = None if encoding.many is None else encoding.many(values)
     if found is not None:
         return found
-    if encoding.wire is None or pa.types.is_floating(encoding.wire):  # a double may have been an integer
-        return None
+    if encoding.wire is None or pa.types.is_floating(encoding.wire) or json_table.holds_decimal(encoding.wire):
+        return None  # a double may have been an integer, and a decimal has another number of digits
     decoded = decode(encoding, values.to_pylist())
     _note(errors, decoded.errors, name)
     return decoded.values

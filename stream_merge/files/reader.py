@@ -13,7 +13,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.functions import arrow_udf
-from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import DateType, IntegerType, LongType, StringType, StructField, StructType
 
 from stream_merge import columns, contract, names
 from stream_merge.errors import ConfigError, ContractError
@@ -150,7 +150,7 @@ class Folder:
             case "json":
                 lines = stream.text(self.path).select(F.col("value").cast("binary"), *_of_file())
             case "csv":
-                found = stream.schema(_record_schema(len(schema.fields))).options(**self._csv_options(), **_AS_TEXT)
+                found = stream.schema(_RECORD).options(**self._csv_options(), **_AS_TEXT)
                 lines = found.csv(self.path).select(_record_text().alias("value"), *_of_file())
             case "parquet":
                 return stream.schema(schema.fields).parquet(self.path)
@@ -249,24 +249,29 @@ def _of_file() -> list[Column]:
     ]
 
 
-_TOKEN, _WHOLE = f"{names.RESERVED_PREFIX}token", f"{names.RESERVED_PREFIX}whole"
+_NEVER, _WHOLE = f"{names.RESERVED_PREFIX}never", f"{names.RESERVED_PREFIX}whole"
 _AS_TEXT = {
     "header": "false",
     "encoding": _BYTES,
     "columnPruning": "false",
     "columnNameOfCorruptRecord": _WHOLE,
+    "dateFormat": f"'{_NEVER}'yyyy-MM-dd",
+    "enableDateTimeParsingFallback": "false",
+    "emptyValue": '""',
 }
-"""Let Spark's CSV reader only find where records end. It gives the text of those that do not fit its schema, and to a
-schema of one column none fits that has more."""
-
-
-def _record_schema(width: int) -> StructType:
-    tokens = [StructField(f"{_TOKEN}{n}", StringType()) for n in range(1 if width > 1 else 2)]
-    return StructType([*tokens, StructField(_WHOLE, StringType())])
+"""Let Spark's CSV reader only find where records end. It gives the text of those that do not fit its schema: a single
+date, written as no field is. To it a quoted empty field is text as well, not NULL."""
+_RECORD = StructType([StructField(_NEVER, DateType()), StructField(_WHOLE, StringType())])
 
 
 def _record_text() -> Column:
-    return F.encode(F.coalesce(F.col(_WHOLE), F.col(f"{_TOKEN}0")), _BYTES)
+    """The text of a record without its line end: Spark 4.2 leaves a carriage return that stands alone.
+
+    The date is named because Spark lets no query read the text of misfits alone.
+    """
+    none = F.raise_error(F.lit("Spark's CSV reader gave a record without its text")).cast("string")
+    text = F.coalesce(F.col(_WHOLE), F.col(_NEVER).cast("string"), none)
+    return F.encode(F.regexp_replace(text, r"\r\z", ""), _BYTES)
 
 
 def failure(path: str, trace: str, reason: str) -> ContractError | None:

@@ -161,7 +161,7 @@ class Screen:
             table.add_column(column, justify="right", style=_STYLES.get(name, ""), min_width=len(column))
         if width >= _WIDE_WIDTH:
             table.add_column("where the time went", no_wrap=True, style="dim")
-        for stream, result in self._recent:
+        for stream, result in list(self._recent):  # drawn by a thread of rich's, while others come
             cells = [escape_line(stream)] if self._several_streams else []
             cells += [str(result.batch_id), f"{result.events.received:,}"]
             cells += [_count(getattr(result.events, fate)) for fate in FATES]

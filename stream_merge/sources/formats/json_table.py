@@ -15,6 +15,7 @@ _NULLS = (":null", ": null")
 FEWEST = 256
 """So many records that are not all as expected are read one by one."""
 _NOTHING = pa.null()
+_SMALL_EXPONENT = "[0-9][eE]-[0-9]{2}"
 _LARGEST_BYTES = 2**30
 """Of one table's texts; Arrow counts the bytes of strings with 31 bits."""
 
@@ -26,7 +27,8 @@ def read(texts: pa.Array, schema: pa.Schema) -> pa.StructArray | None:
     not there is NULL. Each text has to begin with a brace and to end with one, and a line feed parts them: closing
     brace, line feed, opening brace stand nowhere inside of a JSON value, so each text begins a row, and with as many
     rows as texts each of them is one object. Arrow's reader (26) refuses fields that are there twice, numbers that
-    the type does not hold and, told so, fields that the schema has not.
+    the type does not hold and, told so, fields that the schema has not. Not so with decimals: of exponents below -38
+    it makes zeros, so none of two digits are given to it; and precision and scale must not be above 38 together.
 
     Args:
         texts: binary.
@@ -36,6 +38,11 @@ def read(texts: pa.Array, schema: pa.Schema) -> pa.StructArray | None:
         A row per text; None where one of them is not such an object, or may not be.
     """
     if not len(texts) or texts.nbytes > _LARGEST_BYTES or not pc.all(_looks_whole(texts)).as_py():
+        return None
+    if (
+        any(holds_decimal(field.type) for field in schema)
+        and pc.any(pc.match_substring_regex(texts, _SMALL_EXPONENT)).as_py()
+    ):
         return None
     try:
         lines = pa.ListArray.from_arrays(pa.array([0, len(texts)], pa.int32()), texts.cast(pa.string()))  # or not UTF-8
@@ -51,6 +58,11 @@ def read(texts: pa.Array, schema: pa.Schema) -> pa.StructArray | None:
         return None
     rows = table.to_struct_array()
     return rows.chunk(0) if rows.num_chunks == 1 else pa.concat_arrays(rows.chunks)
+
+
+def holds_decimal(dtype: pa.DataType) -> bool:
+    """Whether there are decimals in it, at any depth."""
+    return pa.types.is_decimal(dtype) or any(holds_decimal(dtype.field(i).type) for i in range(dtype.num_fields))
 
 
 def read_parts(texts: pa.Array, schema: pa.Schema, first: int = 0) -> Iterator[tuple[int, pa.StructArray]]:

@@ -18,6 +18,8 @@ import pyarrow.compute as pc
 
 Many = Callable[[pa.Array], pa.Array | None]
 
+WIDEST = 38
+"""Digits of the widest decimal."""
 _MICROS_PER_SECOND = 1_000_000
 _DATE = r"^\d{4}-\d\d-\d\dZ?$"
 _CLOCK = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?"
@@ -61,7 +63,8 @@ def floats(bits: int, exact: int) -> Many:
 def decimals(precision: int, scale: int) -> Many:
     """Decimals as the JSON reader gives them: it has looked at the digits as they are written, not as they are stored.
 
-    Of a decimal(10,2) it takes 100000000, which has eleven digits then (Arrow 26).
+    Of a decimal(10,2) it takes 100000000, which has eleven digits then (Arrow 26). Precision and scale are WIDEST at
+    most together: else it could have wrapped.
     """
     end = Decimal(10) ** (precision - scale)
 
@@ -83,17 +86,16 @@ def decimals_of_bytes(precision: int, scale: int) -> Many:
             if numbers is None:
                 raw = [None if v is None else a2b_base64(v, strict_mode=True) for v in values.to_pylist()]
                 whole = [None if v is None else int.from_bytes(v, "big", signed=True) for v in raw]
-                numbers = pa.array(whole, pa.decimal128(_WIDEST, 0))
+                numbers = pa.array(whole, pa.decimal128(WIDEST, 0))
         except (Error, pa.ArrowException, ValueError):
             return None
         if not _within(numbers, 1 - most, most - 1):
             return None
-        return numbers.cast(pa.decimal128(_WIDEST, 0)).view(pa.decimal128(precision, scale))
+        return numbers.cast(pa.decimal128(WIDEST, 0)).view(pa.decimal128(precision, scale))
 
     return many
 
 
-_WIDEST = 38
 _SMALL, _DIGITS = pa.array([4, 8, None], pa.int32()), 12
 """Characters of base64 texts of six bytes at most; and of the nine bytes that eight are taken from."""
 
