@@ -183,7 +183,7 @@ def test_files_in_sparks_legacy_format_are_read_by_delta_rs_as_by_spark(table: T
 
     assert (result.engine, ledger(result)) == ("native", {"received": 1, "updated": 1})
     assert table.rows("a", "m", "s", "short", "long", "at") == before
-    assert before[1] == ("[1]", "{k -> [1]}", "{[1, NULL]}", "-1.25", "1.25", "2026-01-01 00:00:00.123")
+    assert before[1] == ("[1]", "{k -> [1]}", "{[1, null]}", "-1.25", "1.25", "2026-01-01 00:00:00.123")
 
 
 def test_a_file_that_comes_after_the_choice_counts_too(table: Table, monkeypatch: pytest.MonkeyPatch):
