@@ -202,27 +202,30 @@ class History:
     def _newest(self, upserts: Sequence[Event]) -> Event:
         return {name: upserts[0][name] for name in self.settings["sequence_by"]}
 
-    def check(self) -> None:
+    def check(self, *, delta_rs_finds_the_feed: bool = True) -> None:
         """Rows and change feed are what they must be, for Spark and for delta-rs."""
-        every = told(self._frame([*self.rows.values(), *(row for _, row in self.feed)]).coalesce(1))
-        rows, changed = every[: len(self.rows)], every[len(self.rows) :]
-        feed = [(change.encode().hex().upper(), *row) for (change, _), row in zip(self.feed, changed, strict=True)]
-        for reader in (self._as_spark_reads, self._as_delta_rs_reads):
-            found_rows, found_feed = reader()
-            assert_same(told(found_rows.select(*self._columns())), rows, self.types)
+        distinct = list({_key(row): row for row in (*self.rows.values(), *(row for _, row in self.feed))}.values())
+        spelled = dict(zip(map(_key, distinct), told(self._frame(distinct).coalesce(1)), strict=True))
+        rows = [spelled[_key(row)] for row in self.rows.values()]
+        feed = [(change.encode().hex().upper(), *spelled[_key(row)]) for change, row in self.feed]
+        for found in (self.spark.read.format("delta").load(str(self.path)), self._rows_of_delta_rs()):
+            assert_same(told(found.select(*self._columns())), rows, self.types)
+        reader = self.spark.read.format("delta").option("readChangeFeed", "true").option("startingVersion", 0)
+        feeds = [reader.load(str(self.path))]
+        if delta_rs_finds_the_feed:
+            feeds.append(self.feed_of_delta_rs())
+        for found in feeds:
             columns = ["_change_type", *self._columns()]
-            assert_same(told(found_feed.select(*columns)), feed, {"_change_type": "string", **self.types})
+            assert_same(told(found.select(*columns)), feed, {"_change_type": "string", **self.types})
 
-    def _as_spark_reads(self) -> tuple[DataFrame, DataFrame]:
-        feed = self.spark.read.format("delta").option("readChangeFeed", "true").option("startingVersion", 0)
-        return self.spark.read.format("delta").load(str(self.path)), feed.load(str(self.path))
+    def _rows_of_delta_rs(self) -> DataFrame:
+        table = QueryBuilder().register("t", DeltaTable(str(self.path)))
+        return self._in_spark(pa.table(table.execute("SELECT * FROM t").read_all()), {})
 
-    def _as_delta_rs_reads(self) -> tuple[DataFrame, DataFrame]:
-        table = DeltaTable(str(self.path))
-        rows = pa.table(QueryBuilder().register("t", table).execute("SELECT * FROM t").read_all())
-        return self._in_spark(rows, {}), self._in_spark(
-            pa.table(table.load_cdf(starting_version=0).read_all()), {"_change_type": "string"}
-        )
+    def feed_of_delta_rs(self) -> DataFrame:
+        """The whole change feed by delta-rs."""
+        changes = DeltaTable(str(self.path)).load_cdf(starting_version=0)
+        return self._in_spark(pa.table(changes.read_all()), {"_change_type": "string"})
 
     def _in_spark(self, found: pa.Table, more: Mapping[str, str]) -> DataFrame:
         types = {**self.types, **more}
@@ -241,6 +244,10 @@ class History:
             for row in rows
         )
         return self.spark.sql(" UNION ALL ".join(selected))
+
+
+def _key(row: Event) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted(row.items()))
 
 
 def told(frame: DataFrame) -> list[tuple[str | None, ...]]:
@@ -291,7 +298,8 @@ def elsewhere(spark: SparkSession) -> Iterator[SparkSession]:
         spark.conf.set(name, value)
 
 
-ENGINES = ("spark", "native", "spark", "native")
+ENGINES = ("native", "spark", "native")
+"""After Spark, which writes the table."""
 ROWS = 8
 
 
@@ -368,7 +376,10 @@ def test_partitions(elsewhere: SparkSession, tmp_path: Path):
             engine, [event(number, lsn) for number in range(lsn % 2, ROWS + 1, 2)], deletes=["1"] * (lsn == 2)
         )
 
-    history.check()
+    history.check(delta_rs_finds_the_feed=False)
+    with pytest.raises(Exception, match=r"_change_data.*not found"):
+        # Whoever wrote it: delta-rs 1.6 takes the paths of change files as they are, `%20` for a blank.
+        history.feed_of_delta_rs()
 
 
 def test_every_entry_of_the_whitelist_is_tried():

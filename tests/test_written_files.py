@@ -183,7 +183,7 @@ def test_files_in_sparks_legacy_format_are_read_by_delta_rs_as_by_spark(table: T
 
     assert (result.engine, ledger(result)) == ("native", {"received": 1, "updated": 1})
     assert table.rows("a", "m", "s", "short", "long", "at") == before
-    assert before[1] == ("[1]", "{k -> [1]}", "{[1, NULL]}", "-1.25", "1.25", "2026-01-01 00:00:00.123")
+    assert before[1] == ("[1]", "{k -> [1]}", "{[1, null]}", "-1.25", "1.25", "2026-01-01 00:00:00.123")
 
 
 def test_a_file_that_comes_after_the_choice_counts_too(table: Table, monkeypatch: pytest.MonkeyPatch):
@@ -328,3 +328,26 @@ def test_keys_beyond_the_years_of_python_are_found(table: Table, engine: str):
     assert fates == [{"received": 1, fate: 1} for fate in ("inserted", "updated") for _ in ends]
     assert (ledger(gone), ledger(late)) == ({"received": 3, "deleted": 3}, {"received": 3, "stale": 3})
     assert "bounds on a timestamp_ntz, a timestamp, a date" in gone.plan
+
+
+def test_a_repair_in_a_partition_whose_feed_delta_rs_does_not_find_is_counted(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+):
+    """It takes `%20` in the path of a change file as it is; the ledger then does without."""
+    table.settings["partition_by"] = "city"
+    event = "SELECT {}L AS id, {}L AS lsn, 'a b' AS city, '{}' AS op"
+    table.merge(event.format(1, 1, "u"), engine="native")
+    table.merge(event.format(9, 1, "d"), engine="native")
+    merge = NativeEngine.merge
+
+    def overtaken(self: NativeEngine, *args: Any) -> Any:
+        monkeypatch.setattr(NativeEngine, "merge", merge)
+        rival = Table(table.spark, table.path, app_id="rival", partition_by="city")
+        rival.merge(event.format(2, 9, "d"), engine="native")
+        return merge(self, *args)
+
+    monkeypatch.setattr(NativeEngine, "merge", overtaken)
+    result = table.merge(event.format(2, 5, "u"), engine="native")
+
+    assert table.rows("id", "city") == [("1", "a b")]
+    assert ledger(result)["stale"] == 1

@@ -57,6 +57,12 @@ def strays(commit: bytes, live: pa.ChunkedArray) -> list[str]:
     return found
 
 
+def adds_escaped(commit: bytes) -> bool:
+    """Whether a commit (the text of its file in the log) adds a file under a path with a character that URLs escape."""
+    actions = (json.loads(line) for line in commit.splitlines() if line.startswith((b'{"add"', b'{"cdc"')))
+    return any("%" in action["path"] for of_kind in actions for action in of_kind.values())
+
+
 class Times:
     """Whether delta-rs reads the dates and times of a table's files as Spark does; what it found is kept.
 

@@ -210,6 +210,11 @@ class NativeTable:
         handler = DeltaStorageHandler.from_table(self._table._table, self._options)
         return pafs.PyFileSystem(handler).open_input_file(unquote(path))
 
+    def commit(self, version: int) -> bytes:
+        """The text of a commit's file in the log."""
+        with self.opened(f"_delta_log/{version:020d}.json") as file:
+            return bytes(file.read())
+
     @_no_panics
     def history(self, limit: int | None) -> list[CommitRecord]:
         """The newest commits, newest first; None: all that the log still has."""
@@ -259,8 +264,7 @@ class NativeTable:
 
         delta-rs itself does not notice (1.6): it compares decoded paths.
         """
-        with self.opened(f"_delta_log/{self.version:020d}.json") as commit:
-            stray = strays(commit.read(), live)
+        stray = strays(self.commit(self.version), live)
         if stray:
             msg = (
                 f"version {self.version} of {self.location!r} removes file(s) {stray[:3]!r} that the table"

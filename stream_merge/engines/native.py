@@ -10,6 +10,7 @@ from deltalake.table import TableMerger
 
 from stream_merge import names
 from stream_merge.config import MergeSpec
+from stream_merge.engines import data_files
 from stream_merge.engines import native_sql as sql
 from stream_merge.engines.base import CommitTag, MergeReport
 from stream_merge.engines.delta_rs import NativeTable
@@ -107,6 +108,8 @@ class NativeEngine(RemembersNatively):
         keys = list(self._layout.keys)
         if self._table.snapshot().properties.get("delta.columnMapping.mode", "none") != "none":
             return {}  # delta-rs 1.6 cannot read their feed; the ledger then takes repaired events from the unaffected
+        if data_files.adds_escaped(self._table.commit(version)):
+            return {}  # nor does it find change files under paths with escapes
         changed = self._table.changes(version).select([*keys, "_change_type"])
         refused = late.refusals(self._layout.keys).select(keys)
         schema = pa.schema([*refused.schema, pa.field("_change_type", pa.string())])
