@@ -165,9 +165,8 @@ def test_a_job_that_runs_with_another_job_file_is_not_taken_for_the_new_one(job:
 
 def test_a_run_beside_another_one_is_refused_and_leaves_its_stop_request_alone(job: TopicJob) -> None:
     query = job.settings().queries[0]
-    ((_, asked),) = requests.request_stop(job.settings())
-
     with requests.held(query):
+        ((_, asked),) = requests.request_stop(job.settings())
         refused = job.run().failures["rows"]
 
     assert isinstance(refused, ConfigError)
