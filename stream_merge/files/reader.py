@@ -191,8 +191,11 @@ class Folder:
 
     def _encodings(self, fields: StructType, zone: str) -> Mapping[str, Encoding]:
         encoding = values.of_json if self.format == "json" else values.of_csv
-        found = {}
+        found: dict[str, Encoding] = {}
         for one in fields.fields:
+            if one.name in found:
+                msg = f"column {one.name!r} is there twice in the schema; leave one of the two out"
+                raise ConfigError(msg)
             try:
                 found[one.name] = encoding(one.dataType, zone)
             except UndecodableError as err:
