@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 from uuid import uuid4
 
 from pyspark.sql import SparkSession
+
+_GLOB = re.compile(r"[\\\[\]{}*?]")
 
 
 def qualified_path(session: SparkSession, path: str) -> str:
@@ -72,6 +75,11 @@ def matching_paths(session: SparkSession, path: str) -> str:
     given = hadoop.Path(path)
     whole = given.getFileSystem(session._jsparkSession.sessionState().newHadoopConf()).makeQualified(given).toString()
     return str(hadoop.GlobPattern(whole.rstrip("/")).compiled().pattern())
+
+
+def exactly(path: str) -> str:
+    """The glob that means this path alone."""
+    return _GLOB.sub(r"\\\g<0>", path)
 
 
 def _jvm(session: SparkSession) -> Any:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 from datetime import date, datetime
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import SparkSession
 from pyspark.sql import types as T
 
-from stream_merge.files import values
+from stream_merge import ConfigError
+from stream_merge.files import read_files, values
 from stream_merge.files.decoding import CsvRecords, Decoder, JsonLines
 from stream_merge.files.schema import parse
 
@@ -205,6 +208,17 @@ def test_a_value_is_exact_or_refused(kind: str, ddl: str, text: str, expected: A
     else:
         assert same(alone, expected)
     assert all(same(one, alone) for one in many)
+
+
+@pytest.mark.parametrize("kind", ["json", "csv"])
+def test_a_column_that_is_twice_in_the_schema_is_refused(spark: SparkSession, tmp_path: Path, kind: Any) -> None:
+    """Workers would fail for it, with another error."""
+    fields = T.StructType([T.StructField("id", T.LongType()), T.StructField("id", T.StringType())])
+
+    with pytest.raises(ConfigError, match="column 'id' is there twice in the schema"):
+        read_files(spark, str(tmp_path), format=kind, schema=fields)
+    with pytest.raises(ConfigError, match=r"has a field twice|holds no struct"):
+        read_files(spark, str(tmp_path), format=kind, schema=T.StructType([T.StructField("v", fields)]))
 
 
 @pytest.mark.usefixtures("spark")

@@ -86,6 +86,39 @@ def test_an_empty_quarantine_is_said_to_be_empty(job: Path) -> None:
     assert (said.exit_code, said.output) == (0, "orders: nothing in quarantine\n")
 
 
+def test_a_quarantine_that_lies_elsewhere_is_given_by_its_own_path(job: Path) -> None:
+    """As --quarantine-target names it."""
+    (job.parent / "__stream_merge_quarantine_t").rename(job.parent / "bad")
+
+    listed = CliRunner().invoke(cli.app, ["quarantine", "list", str(job.parent / "bad")])
+
+    assert listed.exit_code == 0, listed.output
+    assert "undecodable" in listed.output
+
+
+def test_a_path_without_a_table_is_no_empty_quarantine(job: Path) -> None:
+    """Somebody has mistyped it."""
+    write_deltalake(str(job.parent / "clean"), pa.table({"id": [1]}))
+
+    clean, mistyped = (
+        CliRunner().invoke(cli.app, ["quarantine", "list", str(job.parent / name)]) for name in ("clean", "claen")
+    )
+
+    assert clean.output.endswith("nothing in quarantine\n")
+    assert (clean.exit_code, mistyped.exit_code) == (0, 2)
+    assert "there is no Delta table at" in mistyped.output
+
+
+def test_a_quarantine_whose_files_are_gone_is_said_in_a_sentence(job: Path) -> None:
+    for file in (job.parent / "__stream_merge_quarantine_t").glob("*.parquet"):
+        file.unlink()
+
+    said = CliRunner().invoke(cli.app, ["quarantine", "list", str(job)])
+
+    assert said.exit_code == 2
+    assert "cannot be read without Spark" in said.output
+
+
 EVIL = "\x1b]0;owned\x07[/][red]\r\x9b2J\u202e"
 """Commands to a terminal, rich's markup, and what turns the direction of writing."""
 HARMLESS = r"\x1b]0;owned\x07[/][red]\r\x9b2J\u202e"

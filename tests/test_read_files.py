@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
@@ -18,8 +19,10 @@ from typer.testing import CliRunner
 from stream_merge import ConfigError, ContractError, MergeSink, MergeSinks, writers
 from stream_merge.cli import app
 from stream_merge.files import read_files
+from stream_merge.files.parquet import refuse_other_types
 from stream_merge.files.reader import Folder
 from stream_merge.files.run import FilesSettings, replay_quarantine, run
+from stream_merge.files.schema import Schema, parse, recorded
 from stream_merge.names import CORRUPT_COLUMN
 from stream_merge.testing import target_rows
 
@@ -204,6 +207,30 @@ def test_quarantined_records_of_files_are_replayed_with_another_schema(world: Wo
         world.replay(schema=wider)
         == "0 of 1 records replayed (0 rows changed, nothing to commit); 1 still cannot be merged"
     )
+    kept = recorded(world.spark, str(world.root / "checkpoint"))
+    assert str(kept) == SCHEMA.replace(",lsn", ", lsn")  # later runs read as before
+
+
+def test_records_of_a_csv_are_replayed_only_with_the_columns_of_its_header(world: World) -> None:
+    """They have none of their own, and with another order values would change places; nor do they make a table."""
+    schema, swapped = "id bigint, lsn bigint, price decimal(9,2)", "lsn bigint, id bigint, price decimal(9,2)"
+    world.put("a.csv", b"\xef\xbb\xbfid,lsn,price", b"1,1,1.50", b"1,2,2.505")
+    world.files(format="csv", schema=schema)
+
+    with pytest.raises(ContractError, match=r"a\.csv cannot be replayed: .*it has id, lsn, price; the schema lsn, id"):
+        world.replay(format="csv", schema=swapped)
+    (world.source / "a.csv").unlink()
+    with pytest.raises(ContractError, match=r"a\.csv cannot be replayed: .*it has id, lsn, price; the schema lsn, id"):
+        world.replay(format="csv", schema=swapped)
+    assert world.replay(format="csv", schema=schema).startswith("0 of 1 records replayed")
+
+    shutil.rmtree(world.target)
+    with pytest.raises(ConfigError, match=r"merged into"):
+        world.replay(format="csv", schema=schema)
+    shutil.rmtree(world.root / "checkpoint")
+    with pytest.raises(ConfigError, match=r"there is no table .* to replay into"):
+        world.replay(format="csv", schema=schema)
+    assert not Path(world.target).exists()
 
 
 def test_records_of_other_folders_are_not_replayed(world: World, tmp_path: Path) -> None:
@@ -257,3 +284,15 @@ def test_a_parquet_file_whose_types_the_schema_does_not_hold_is_refused(
 
     with pytest.raises(ContractError, match=r"a\.parquet: column 'v' is .* does not hold"):
         world.files(format="parquet", schema=f"id bigint, lsn bigint, v {ddl}")
+
+
+def test_a_later_parquet_file_with_columns_that_an_inferred_schema_lacks_is_refused(world: World) -> None:
+    """Spark leaves out what it was not told of, nested fields as well; a schema that was given says so."""
+    file = world.source / "b.parquet"
+    row = pa.array([{"a": 1, "b": 2}], pa.struct([("a", pa.int64()), ("b", pa.int64())]))
+    pq.write_table(pa.table({"id": pa.array([1], pa.int64()), "v": row, "w": pa.array(["x"])}), file)
+    given = parse("id bigint, v struct<a:bigint>")
+
+    refuse_other_types(world.spark, [str(file)], given)
+    with pytest.raises(ContractError, match=r"b\.parquet: it has column\(s\) \['v\.b', 'w'\] that the schema lacks"):
+        refuse_other_types(world.spark, [str(file)], Schema(fields=given.fields, is_inferred=True))

@@ -129,7 +129,7 @@ class Decoder:
         for start in starts:
             first: bytes = records[start].as_py()
             if first.startswith(_BOM):
-                first = changed[start] = first.removeprefix(_BOM)
+                first = changed[start] = without_mark(first)
             if self.lines.has_header:
                 headers[start] = self.lines.refuse_header(first)
         if changed:
@@ -171,6 +171,11 @@ class _Counted:
                 self.count += length
             self.file, begin = file, end
         return pa.concat_arrays(pieces or [pa.array([], pa.int64())]), starts
+
+
+def without_mark(record: bytes) -> bytes:
+    """A file's first record without the byte order mark before it."""
+    return record.removeprefix(_BOM)
 
 
 # -- JSON --------------------------------------------------------------------------------------

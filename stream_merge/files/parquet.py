@@ -6,7 +6,6 @@ date, and a time for a number (Spark 4.2, `ParquetVectorUpdaterFactory`).
 
 from __future__ import annotations
 
-import re
 from urllib.parse import unquote
 
 from py4j.protocol import Py4JJavaError
@@ -16,12 +15,13 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from stream_merge import columns
 from stream_merge.errors import ConfigError, ContractError
+from stream_merge.files.reader import NEW_FIELD_REMEDY
 from stream_merge.files.schema import Schema, said
+from stream_merge.hadoop_files import exactly
 from stream_merge.results import MergeResult
 from stream_merge.sink import MergeSink
 from stream_merge.spark_internals import files_of
 
-_GLOB = re.compile(r"[\\\[\]{}*?]")
 _REMEDY = "write the file again with the schema's types, or pass --schema with types that hold both"
 
 
@@ -66,36 +66,37 @@ def refuse_other_types(session: SparkSession, files: list[str], schema: Schema) 
     """
     paths = [unquote(file) for file in files]
     try:
-        problem = _problem(_types_in(session, paths), schema.fields)
+        problem = _problem(_types_in(session, paths), schema)
     except (PySparkException, Py4JJavaError):  # they differ among each other, or there is a type of another world
         problem = "they differ"
     if problem is None:
         return
     for path in paths:
         try:
-            problem = _problem(_types_in(session, [path]), schema.fields)
+            problem = _problem(_types_in(session, [path]), schema)
         except (PySparkException, Py4JJavaError) as err:
-            problem = said(err)
+            problem = f"{said(err)}; {_REMEDY}"
         if problem is not None:
-            msg = f"a file cannot be read: {path}: {problem}; {_REMEDY}"
+            msg = f"a file cannot be read: {path}: {problem}"
             raise ContractError(msg, reasons={})
 
 
 def _types_in(session: SparkSession, paths: list[str]) -> StructType:
-    exactly = [_GLOB.sub(r"\\\g<0>", path) for path in paths]
-    return session.read.option("mergeSchema", "true").parquet(*exactly).schema
+    return session.read.option("mergeSchema", "true").parquet(*map(exactly, paths)).schema
 
 
-def _problem(found: StructType, wanted: StructType) -> str | None:
+def _problem(found: StructType, wanted: Schema) -> str | None:
+    """What is wrong with the types of a file, and what to do."""
     types = {f.name.lower(): f.dataType for f in found.fields}
-    for field in wanted.fields:
+    for field in wanted.fields.fields:
         theirs = types.get(field.name.lower())
         if theirs is not None and not _holds(field.dataType, theirs):
             return (
                 f"column {field.name!r} is {theirs.simpleString()} there, and the schema's"
-                f" {field.dataType.simpleString()} does not hold each of its values"
+                f" {field.dataType.simpleString()} does not hold each of its values; {_REMEDY}"
             )
-    return None
+    more = columns.new_fields(found, wanted.fields, case_sensitive=False) if wanted.is_inferred else []
+    return f"it has column(s) {more!r} that the schema lacks; {NEW_FIELD_REMEDY}" if more else None
 
 
 def _holds(wanted: DataType, theirs: DataType) -> bool:

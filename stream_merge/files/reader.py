@@ -18,8 +18,17 @@ from pyspark.sql.types import DateType, IntegerType, LongType, StringType, Struc
 from stream_merge import columns, contract, names
 from stream_merge.errors import ConfigError, ContractError
 from stream_merge.files import csv_text, values
-from stream_merge.files.decoding import OTHER_HEADER, UNKNOWN_FIELDS, CsvRecords, Decoder, JsonLines, Lines
+from stream_merge.files.decoding import (
+    OTHER_HEADER,
+    UNKNOWN_FIELDS,
+    CsvRecords,
+    Decoder,
+    JsonLines,
+    Lines,
+    without_mark,
+)
 from stream_merge.files.schema import Schema, parse, said
+from stream_merge.hadoop_files import exactly
 from stream_merge.sources.formats.encodings import Encoding
 from stream_merge.sources.formats.strict_json import UndecodableError
 
@@ -36,12 +45,12 @@ _STREAM_OPTIONS = {
     # By default Spark 4.2 passes over a file that is a week older than the newest one, without a word.
     "maxFileAge": "36500d",
 }
-_NEW_FIELD_REMEDY = (
+NEW_FIELD_REMEDY = (
     "pass --schema: with them (and --schema-evolution, if the table lacks them too) to store them, without them to"
     " leave them out"
 )
 _READ_FAILURES = {
-    re.compile(rf"(?<=\[USER_RAISED_EXCEPTION\] ).*?{re.escape(UNKNOWN_FIELDS)}.*?(?= SQLSTATE)"): _NEW_FIELD_REMEDY,
+    re.compile(rf"(?<=\[USER_RAISED_EXCEPTION\] ).*?{re.escape(UNKNOWN_FIELDS)}.*?(?= SQLSTATE)"): NEW_FIELD_REMEDY,
     re.compile(rf"(?<=\[USER_RAISED_EXCEPTION\] ).*?{re.escape(OTHER_HEADER)}.*?(?= SQLSTATE)"): (
         "fix or remove the file, or pass --schema with the columns that all files have"
     ),
@@ -182,14 +191,40 @@ class Folder:
 
     def _encodings(self, fields: StructType, zone: str) -> Mapping[str, Encoding]:
         encoding = values.of_json if self.format == "json" else values.of_csv
-        found = {}
+        found: dict[str, Encoding] = {}
         for one in fields.fields:
+            if one.name in found:
+                msg = f"column {one.name!r} is there twice in the schema; leave one of the two out"
+                raise ConfigError(msg)
             try:
                 found[one.name] = encoding(one.dataType, zone)
             except UndecodableError as err:
                 msg = f"column {one.name!r} of the schema cannot be read: {err}; name another type, or leave it out"
                 raise ConfigError(msg) from err
         return found
+
+    def header_problem(self, session: SparkSession, schema: Schema, file: str, *, before: Schema | None) -> str | None:
+        """Why records of a CSV file, without its header, must not be read with a schema; None where they may.
+
+        Args:
+            session: reads the file's first record.
+            schema: what to read.
+            file: of this folder.
+            before: what the file was read with; it stands for a header that is gone.
+        """
+        reader = session.read.schema(_RECORD).options(**self._csv_options(), **_AS_TEXT)
+        try:
+            first = reader.csv(exactly(file)).select(_record_text()).head()
+        except AnalysisException:
+            first = None
+        if first is not None:
+            header = without_mark(bytes(first[0]))
+        elif before is not None:
+            quoted = ('"' + name.replace('"', '""') + '"' for name in before.fields.names)
+            header = csv_text.delimiter_of(self.delimiter).join(quoted).encode()
+        else:
+            return "the file is gone, and with it the order of its columns"
+        return self._lines(session, schema, schema.fields, has_header=True).refuse_header(header)
 
     def refuse_unknown_columns(self, session: SparkSession, schema: Schema) -> None:
         """Compare an inferred schema with the Parquet files of now: Spark leaves out columns that it was not told of.
@@ -203,7 +238,7 @@ class Folder:
             return
         more = [name for name in self.infer(session).fields.names if name not in schema.fields.names]
         if more:
-            msg = f"files in {self.path!r} have column(s) {more!r} that the schema lacks; {_NEW_FIELD_REMEDY}"
+            msg = f"files in {self.path!r} have column(s) {more!r} that the schema lacks; {NEW_FIELD_REMEDY}"
             raise ContractError(msg, reasons={})
 
     def _csv_options(self) -> dict[str, str]:

@@ -12,6 +12,7 @@ from pyspark.sql import functions as F
 
 from stream_merge import columns, names, quarantine
 from stream_merge.config import RetryPolicy
+from stream_merge.errors import ContractError
 from stream_merge.files.reader import Folder
 from stream_merge.files.schema import Schema
 from stream_merge.hadoop_files import matching_paths
@@ -50,6 +51,7 @@ def replay(
     schema: Schema,
     sink: MergeSink,
     *,
+    before: Schema | None,
     quarantine_table: str,
     keys: tuple[str, ...],
     sequence_by: tuple[str, ...],
@@ -64,14 +66,23 @@ def replay(
         folder: where the files of the records lay; only theirs are looked at.
         schema: what to read.
         sink: with an `app_id` of this replay alone.
+        before: what the runs over the checkpoint read; it tells the order of columns in CSV files that are gone.
         quarantine_table: where the records lie.
         keys: of the sink; records that lack one stay.
         sequence_by: likewise.
+
+    Raises:
+        ContractError: a CSV file has other columns than the schema, or the same ones in another order.
     """
     kept = quarantine.records_of_files(session, quarantine_table)
     files = [] if kept is None else _files_of(kept, session, folder)
     if kept is None or not files:
         return Replayed()
+    for file in files if folder.format == "csv" and folder.header else ():
+        problem = folder.header_problem(session, schema, unquote(file), before=before)
+        if problem is not None:
+            msg = f"records of {file} cannot be replayed: {problem}; pass --schema with the file's columns in its order"
+            raise ContractError(msg, reasons={})
     place = {"topic": "path", "offset": "line", "timestamp": "modified", "raw_value": "value"}
     wanted = kept.where(F.col("topic").isin(files)).select(*(F.col(name).alias(place[name]) for name in _PLACE))
     records = wanted.distinct().withColumn("file", F.lit(None).cast("bigint"))

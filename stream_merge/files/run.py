@@ -93,7 +93,13 @@ def replay_quarantine(
         with console.status("starting Spark"):
             session = start_session()
         preflight.refuse_forgetful_catalog(session, settings.target)
-        schema, origin = _schema(session, settings)
+        if not _expect_table(session, settings):
+            msg = (
+                f"there is no table {settings.target!r} to replay into, and quarantined records alone would make one"
+                " that lacks all others; merge the files first (with a new checkpoint, if the table was dropped)"
+            )
+            raise ConfigError(msg, target=settings.target)
+        schema, origin = _schema(session, settings, keep=False)
         say("schema", f"{schema} ({origin})")
         with console.status("replaying"):
             found = replay(
@@ -101,6 +107,7 @@ def replay_quarantine(
                 settings.folder,
                 schema,
                 sink,
+                before=recorded(session, settings.checkpoint),
                 quarantine_table=settings.quarantine,
                 keys=settings.keys,
                 sequence_by=settings.sequence_by,
@@ -186,8 +193,11 @@ def _sink(settings: FilesSettings, *, app_id: str | None = None) -> MergeSink:
     )
 
 
-def _expect_table(session: SparkSession, settings: FilesSettings) -> None:
-    """The sink would say at the first batch what is wrong with the table, and without new files there is none."""
+def _expect_table(session: SparkSession, settings: FilesSettings) -> bool:
+    """The sink would say at the first batch what is wrong with the table, and without new files there is none.
+
+    Returns: whether it is there.
+    """
     found = tables.find(session, settings.target)
     problem = found and tables.keys_problem(found, settings.target, settings.keys, case_sensitive=False)
     if problem:
@@ -200,10 +210,11 @@ def _expect_table(session: SparkSession, settings: FilesSettings) -> None:
         target=settings.target,
         location=tables.location(session, settings.target) if found is None else found.location,
     )
+    return found is not None
 
 
-def _schema(session: SparkSession, settings: FilesSettings) -> tuple[Schema, str]:
-    """The schema, and where it comes from."""
+def _schema(session: SparkSession, settings: FilesSettings, *, keep: bool = True) -> tuple[Schema, str]:
+    """The schema, and where it comes from; later runs read the one that is kept."""
     known = recorded(session, settings.checkpoint)
     if settings.schema is not None:
         schema, origin = parse(settings.schema), "as given"
@@ -211,6 +222,6 @@ def _schema(session: SparkSession, settings: FilesSettings) -> tuple[Schema, str
         return known, "as in the runs before over this checkpoint; --schema changes it"
     else:
         schema, origin = settings.folder.infer(session), "inferred from the files that are there; --schema overrides it"
-    if schema != known:
+    if keep and schema != known:
         record(session, settings.checkpoint, schema)
     return schema, origin

@@ -50,6 +50,8 @@ def of_json(dtype: T.DataType, zone: str) -> Encoding:
         case T.MapType(keyType=T.StringType()):
             return E.map_of(of_json(dtype.valueType, zone))
         case T.StructType():
+            if len(set(dtype.names)) < len(dtype.names):
+                refuse(f"{dtype.simpleString()} has a field twice")
             return E.struct_of({field.name: of_json(field.dataType, zone) for field in dtype.fields})
         case T.DecimalType():
             return E.decimal_of_text(dtype.precision, dtype.scale)

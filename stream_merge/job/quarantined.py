@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Protocol
 
+import pyarrow as pa
 from rich.console import Console
 
-from stream_merge import explain, names
+from stream_merge import explain, names, quarantine
 from stream_merge.engines import native_sql as sql
 from stream_merge.engines.delta_rs import NativeTable
+from stream_merge.errors import ConfigError
 from stream_merge.job.settings import QuerySettings
 from stream_merge.sources.events import PLACE
 from stream_merge.watch.screen import whole_table
@@ -60,11 +62,13 @@ def summary(query: Table) -> list[dict[str, Any]]:
     table = _opened(query)
     if table is None:
         return []
-    found = table.query(
+    found = _answer(
+        query,
+        table,
         'SELECT reason, topic, "partition", count(*) AS events, min("offset") AS first, max("offset") AS last,'
         " count(replayed_at) AS replayed, max(recorded_at) AS newest"
         ' FROM (SELECT unnest(reasons) AS reason, topic, "partition", "offset", replayed_at, recorded_at FROM log)'
-        ' GROUP BY reason, topic, "partition" ORDER BY reason, topic, "partition"'
+        ' GROUP BY reason, topic, "partition" ORDER BY reason, topic, "partition"',
     )
     rows: list[dict[str, Any]] = found.to_pylist()
     return rows
@@ -85,9 +89,11 @@ def replayable(query: Table) -> int | None:
         return 0
     topics = ", ".join(map(sql.text, query.topic))
     place = ", ".join(f'"{name}"' for name in PLACE)
-    found = table.query(
+    found = _answer(
+        query,
+        table,
         f"SELECT count(*) AS records FROM (SELECT DISTINCT {place} FROM log WHERE replayed_at IS NULL AND topic IN"
-        f' ({topics}) AND "offset" IS NOT NULL AND (raw_key IS NOT NULL OR raw_value IS NOT NULL))'
+        f' ({topics}) AND "offset" IS NOT NULL AND (raw_key IS NOT NULL OR raw_value IS NOT NULL))',
     )
     return int(found["records"][0].as_py())
 
@@ -112,17 +118,43 @@ def events(query: Table, *, reason: str | None, offset: int | None, most: int) -
         wanted.append(f"array_has(reasons, {sql.text(reason)})")
     if offset is not None:
         wanted.append(f'"offset" = {int(offset)}')
-    found = table.query(
-        f'SELECT * FROM log WHERE {" AND ".join(wanted)} ORDER BY recorded_at DESC, "offset" DESC LIMIT {int(most)}'
+    found = _answer(
+        query,
+        table,
+        f'SELECT * FROM log WHERE {" AND ".join(wanted)} ORDER BY recorded_at DESC, "offset" DESC LIMIT {int(most)}',
     )
     rows: list[dict[str, Any]] = found.to_pylist()
     return rows
 
 
 def _opened(query: Table) -> NativeTable | None:
-    """The quarantine of a table; a quarantine is its own."""
-    is_one = names.table_name(query.target).startswith(names.QUARANTINE_TABLE_PREFIX)
-    return explain.find(query.target if is_one else names.sibling(query.target, names.QUARANTINE_TABLE_PREFIX))
+    """The quarantine of a table; a quarantine, wherever it lies, is its own.
+
+    Raises:
+        ConfigError: where nobody but a person told of the table, there is neither it nor a quarantine beside it.
+    """
+    if isinstance(query, QuerySettings):
+        return explain.find(names.sibling(query.target, names.QUARANTINE_TABLE_PREFIX))
+    given = explain.find(query.target)
+    if given is not None and _is_quarantine(given):
+        return given
+    beside = explain.find(names.sibling(query.target, names.QUARANTINE_TABLE_PREFIX))
+    if given is None and beside is None:
+        msg = f"there is no Delta table at {query.target!r}; give the path of a sink's target, or of its quarantine"
+        raise ConfigError(msg, target=query.target)
+    return beside
+
+
+def _is_quarantine(table: NativeTable) -> bool:
+    return set(quarantine.SCHEMA.names) <= {field.name for field in table.snapshot().schema.fields}
+
+
+def _answer(query: Table, table: NativeTable, sql_text: str) -> pa.Table:
+    try:
+        return table.query(sql_text)
+    except Exception as err:
+        msg = f"the quarantine of {query.target!r} cannot be read without Spark: {err}; read it as a table in Spark"
+        raise ConfigError(msg, target=query.target) from err
 
 
 def show_summary(query: Table, found: list[dict[str, Any]], replayable: int | None, *, console: Console) -> None:
