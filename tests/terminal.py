@@ -71,7 +71,8 @@ def run(program: str, *, columns: int = 120, errors_to: Path | None = None) -> l
     """The lines that a Python program leaves on a terminal of its own."""
     ours, theirs = pty.openpty()
     ioctl(theirs, TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
-    env = {**os.environ, "TERM": "xterm-256color", "PYTHONPATH": str(Path(__file__).parents[1])}
+    inherited = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    env = {**inherited, "TERM": "xterm-256color", "PYTHONPATH": str(Path(__file__).parents[1])}
     with errors_to.open("w") if errors_to else os.fdopen(os.dup(theirs), "w") as errors:
         process = subprocess.Popen([sys.executable, "-c", program], stdout=theirs, stderr=errors, stdin=theirs, env=env)
     os.close(theirs)

@@ -17,7 +17,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from stream_merge import ConfigError, ContractError, MergeSink, MergeSinks, writers
-from stream_merge.cli import app
+from stream_merge.cli import app, shared
 from stream_merge.files import read_files
 from stream_merge.files.parquet import refuse_other_types
 from stream_merge.files.reader import Folder
@@ -251,8 +251,9 @@ def test_only_one_process_merges_over_a_checkpoint(world: World) -> None:
                 work()
 
 
-def test_the_quarantine_of_a_table_is_listed_without_a_job_file(world: World) -> None:
+def test_the_quarantine_of_a_table_is_listed_without_a_job_file(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the table, for who has no job file."""
+    monkeypatch.setattr(shared.OUT, "width", 400)
     world.put("a.json", GOOD, ROUNDED)
     world.files()
 
