@@ -262,12 +262,6 @@ def exact_literal(session: SparkSession, value: object, dtype: DataType) -> Colu
     return Column(jvm.org.apache.spark.sql.functions.lit(java)).cast(dtype)
 
 
-def parse_identifier(session: SparkSession, name: str) -> list[str]:
-    """The parts of a catalog name, by Spark's own parser; raises its ParseException."""
-    parts = session._jsparkSession.sessionState().sqlParser().parseMultipartIdentifier(name)
-    return list(_strings(parts))
-
-
 def java_causes(error: BaseException) -> list[tuple[str, str]]:
     """(class name, message) of the Java exception behind a Python one and of its causes, outermost first."""
     java = getattr(error, "java_exception", None) or getattr(error, "_origin", None)

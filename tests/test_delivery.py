@@ -51,6 +51,11 @@ class Query:
             self.run(**how)
         assert self.files() == before
 
+    def restore(self, copy: Path) -> None:
+        """Put an older copy of the checkpoint in its place."""
+        shutil.rmtree(self.checkpoint)
+        shutil.copytree(copy, self.checkpoint)
+
     def files(self) -> set[Path]:
         """Everything that tables have on the disk."""
         tables = [found for found in self.folder.glob("*") if found.name not in ("source", "checkpoint", "copy")]
@@ -102,7 +107,7 @@ def test_a_moved_table_is_the_same_table(query: Query):
     assert target_rows(query.spark, query.table + "_moved") == [(1, 20, "uno"), (2, 10, "two")]
 
 
-@pytest.mark.parametrize("engine", ["auto", "spark"])
+@ENGINES
 def test_batches_without_events_leave_the_table_for_later(spark: SparkSession, tmp_path: Path, engine: str):
     """A table that a query has not needed yet is not a lost one."""
     query = Query(spark, tmp_path, engine)
@@ -113,7 +118,7 @@ def test_batches_without_events_leave_the_table_for_later(spark: SparkSession, t
     assert target_rows(spark, query.table) == [(2, 10, "two")]
 
 
-@pytest.mark.parametrize("engine", ["auto", "spark"])
+@ENGINES
 def test_a_first_batch_that_changes_nothing_commits_its_id_alone(spark: SparkSession, tmp_path: Path, engine: str):
     """The only commit without a changed row; by it the table is known to the query. Later ones commit nothing."""
     query = Query(spark, tmp_path, engine)
@@ -243,8 +248,7 @@ def test_a_restored_checkpoint_loses_no_events(query: Query, tmp_path: Path):
     shutil.copytree(query.checkpoint, tmp_path / "copy")
     query.add("(3, 10, 'c', 'three')", "(4, 10, 'c', 'four')")
     query.run()
-    shutil.rmtree(query.checkpoint)
-    shutil.copytree(tmp_path / "copy", query.checkpoint)
+    query.restore(tmp_path / "copy")
     query.add("(5, 10, 'c', 'five')")
 
     query.is_refused(
@@ -259,8 +263,7 @@ def test_a_restored_checkpoint_loses_no_deletes_of_batches_that_changed_no_row(q
     shutil.copytree(query.checkpoint, tmp_path / "copy")
     query.add("(7, 10, 'd', null)", "(8, 10, 'd', null)")
     query.run()
-    shutil.rmtree(query.checkpoint)
-    shutil.copytree(tmp_path / "copy", query.checkpoint)
+    query.restore(tmp_path / "copy")
     query.add("(9, 10, 'd', null)")
 
     query.is_refused("a table beside it holds batches of this query up to 2, so its events would be skipped")
@@ -271,8 +274,7 @@ def test_the_recorded_id_with_other_events_is_no_replay(query: Query, tmp_path: 
     shutil.copytree(query.checkpoint, tmp_path / "copy")
     query.add("(3, 10, 'c', 'three')")
     query.run()
-    shutil.rmtree(query.checkpoint)
-    shutil.copytree(tmp_path / "copy", query.checkpoint)
+    query.restore(tmp_path / "copy")
     query.add("(4, 10, 'c', 'four')")
 
     query.is_refused("the table holds another batch of this query under this id", at_once=2)

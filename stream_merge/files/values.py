@@ -138,7 +138,7 @@ def _integer(text: str) -> int:
 
 def _integers(dtype: pa.DataType) -> M.Many:
     def many(texts: pa.Array) -> pa.Array | None:
-        return _cast(texts, dtype) if _all_match(texts, "^-?[0-9]{1,19}$") else None
+        return _cast(texts, dtype) if M.all_match(texts, "^-?[0-9]{1,19}$") else None
 
     return many
 
@@ -155,7 +155,7 @@ def _decimals(dtype: T.DecimalType) -> M.Many:
     behind = rf"(\.[0-9]{{1,{scale}}})?" if scale else ""
 
     def many(texts: pa.Array) -> pa.Array | None:
-        if not whole or not _all_match(texts, f"^-?[0-9]{{1,{whole}}}{behind}$"):
+        if not whole or not M.all_match(texts, f"^-?[0-9]{{1,{whole}}}{behind}$"):
             return None
         return _cast(texts, pa.decimal128(dtype.precision, scale))
 
@@ -171,16 +171,12 @@ def _floating(text: str) -> int | Decimal | str:
 
 def _floats(inner: Encoding) -> M.Many:
     def many(texts: pa.Array) -> pa.Array | None:
-        if not _all_match(texts, r"^-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]{1,5})?$"):
+        if not M.all_match(texts, r"^-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]{1,5})?$"):
             return None
         found = _cast(texts, pa.float64())
         return None if found is None or inner.many is None else inner.many(found)
 
     return many
-
-
-def _all_match(texts: pa.Array, pattern: str) -> bool:
-    return pc.all(pc.match_substring_regex(texts, pattern)).as_py() is not False
 
 
 def _cast(texts: pa.Array, dtype: pa.DataType) -> pa.Array | None:
@@ -231,7 +227,7 @@ def _reading(text: str) -> int:
 
 
 def _readings(texts: pa.Array) -> pa.Array | None:
-    if not _all_match(texts, f"{_WELL_WRITTEN}Z?$"):
+    if not M.all_match(texts, f"{_WELL_WRITTEN}Z?$"):
         return None
     return _within(_cast(pc.utf8_rtrim(texts, "Z"), pa.timestamp("us")))
 
@@ -252,9 +248,9 @@ def _moments(zone: str) -> M.Many:
     utc = pa.timestamp("us", tz="UTC")
 
     def many(texts: pa.Array) -> pa.Array | None:
-        if _all_match(texts, f"{_WELL_WRITTEN}{_OFFSET}$"):
+        if M.all_match(texts, f"{_WELL_WRITTEN}{_OFFSET}$"):
             return _within(_cast(texts, utc))
-        if not _all_match(texts, f"{_WELL_WRITTEN}$"):
+        if not M.all_match(texts, f"{_WELL_WRITTEN}$"):
             return None
         clocks = _cast(texts, pa.timestamp("us"))
         if clocks is None:
@@ -330,9 +326,7 @@ def _existing(make: Callable[[], _R], text: str) -> _R:
 def _within(moments: pa.Array | None) -> pa.Array | None:
     if moments is None:
         return None
-    ends = pc.min_max(moments.view(pa.int64()))
-    fits = ends["min"].as_py() is None or (ends["min"].as_py() >= _LEAST and ends["max"].as_py() <= _MOST)
-    return moments if fits else None
+    return moments if M.within(moments.view(pa.int64()), _LEAST, _MOST) else None
 
 
 _JSON: dict[type[T.DataType], Callable[[], Encoding]] = {

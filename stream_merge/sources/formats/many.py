@@ -69,7 +69,7 @@ def decimals(precision: int, scale: int) -> Many:
     end = Decimal(10) ** (precision - scale)
 
     def many(values: pa.Array) -> pa.Array | None:
-        return values if _within(values, -end, end, are_in=False) else None
+        return values if within(values, -end, end, are_in=False) else None
 
     return many
 
@@ -89,7 +89,7 @@ def decimals_of_bytes(precision: int, scale: int) -> Many:
                 numbers = pa.array(whole, pa.decimal128(WIDEST, 0))
         except (Error, pa.ArrowException, ValueError):
             return None
-        if not _within(numbers, 1 - most, most - 1):
+        if not within(numbers, 1 - most, most - 1):
             return None
         return numbers.cast(pa.decimal128(WIDEST, 0)).view(pa.decimal128(precision, scale))
 
@@ -132,7 +132,7 @@ def days(least: int, most: int) -> Many:
     """Days since 1970, within a range."""
 
     def many(values: pa.Array) -> pa.Array | None:
-        return values.view(pa.date32()) if _within(values, least, most) else None
+        return values.view(pa.date32()) if within(values, least, most) else None
 
     return many
 
@@ -143,13 +143,13 @@ _DAYS = tuple((end - date(1970, 1, 1)).days for end in (date.min, date.max))
 
 def dates_of_text(values: pa.Array) -> pa.Array | None:
     """`yyyy-mm-dd`, with a `Z` or without."""
-    if not _all_match(values, _DATE):
+    if not all_match(values, _DATE):
         return None
     try:
         found = pc.utf8_rtrim(values, "Z").cast(pa.date32())
     except pa.ArrowException:
         return None
-    return found if _within(found.view(pa.int32()), *_DAYS) else None
+    return found if within(found.view(pa.int32()), *_DAYS) else None
 
 
 def micros(units_per_second: int, least: int, most: int) -> Many:
@@ -166,7 +166,7 @@ def micros(units_per_second: int, least: int, most: int) -> Many:
                     return None
         except pa.ArrowException:
             return None
-        return found.view(pa.timestamp("us")) if _within(found, least, most) else None
+        return found.view(pa.timestamp("us")) if within(found, least, most) else None
 
     return many
 
@@ -177,22 +177,24 @@ def moments_of_text(least: int, most: int, *, with_zone: bool) -> Many:
     pattern = f"{_CLOCK}{_ZONE}$" if with_zone else f"{_CLOCK}Z?$"
 
     def many(values: pa.Array) -> pa.Array | None:
-        if not _all_match(values, pattern):
+        if not all_match(values, pattern):
             return None
         try:
             found = (values if with_zone else pc.utf8_rtrim(values, "Z")).cast(dtype)
         except pa.ArrowException:
             return None
-        return found if _within(found.view(pa.int64()), least, most) else None
+        return found if within(found.view(pa.int64()), least, most) else None
 
     return many
 
 
-def _all_match(values: pa.Array, pattern: str) -> bool:
+def all_match(values: pa.Array, pattern: str) -> bool:
+    """Whether all texts but NULL match."""
     return pc.all(pc.match_substring_regex(values, pattern)).as_py() is not False
 
 
-def _within(values: pa.Array, least: Any, most: Any, *, are_in: bool = True) -> bool:
+def within(values: pa.Array, least: Any, most: Any, *, are_in: bool = True) -> bool:
+    """Whether all values but NULL lie between two, which count themselves if `are_in`."""
     ends = pc.min_max(values)
     low, high = ends["min"].as_py(), ends["max"].as_py()
     if low is None:
