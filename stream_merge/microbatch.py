@@ -86,11 +86,17 @@ class MicroBatch:
             self._layout = self._layouts.plan(self._source, None if self._found is None else self._found.schema)
             tables.check_target(self._found, spec, self._layout, case_sensitive=self._layout.case_sensitive)
             self.check_quarantine()
+            self._check_tombstones()
 
     def check_quarantine(self) -> None:
         """Before the first write: whether the quarantine can take what it may have to."""
         if self._first_call and self._spec.on_invalid == "quarantine":
             quarantine.check(self._session, self._spec.quarantine_table)
+
+    def _check_tombstones(self) -> None:
+        """Before the first write: whether the remembered deletes are in a format that this version reads."""
+        if self._first_call and self._spec.tombstones and self._found is not None:
+            log_of(self._found.table_id, self._store.find(self._session, self._spec.tombstone_target))
 
     def evaluate_if_deletes_are_remembered(self) -> None:
         """Read the events of an applied batch only if a remembered delete could still concern them."""
@@ -139,7 +145,7 @@ class MicroBatch:
             reasons = ", ".join(f"{reason}: {n}" for reason, n in batch.reasons.items())
             msg = (
                 f"{batch.quarantined} of {batch.received} events of batch {self._batch_id} for {self._spec.target!r}"
-                f" break the contract ({reasons}); mend the source, or use on_invalid='quarantine'"
+                f" break the contract ({reasons}); fix the source, or use on_invalid='quarantine'"
             )
             raise ContractError(msg, reasons=batch.reasons, target=self._spec.target, batch_id=self._batch_id)
 

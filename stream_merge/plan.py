@@ -1,4 +1,4 @@
-"""What is known about a batch before the merge: the bounds of its keys, and the engine that follows from it."""
+"""The bounds of a batch's keys: the condition by which a merge leaves files unread."""
 
 from __future__ import annotations
 

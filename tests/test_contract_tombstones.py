@@ -11,7 +11,8 @@ from pyspark.sql import SparkSession
 
 from stream_merge import microbatch
 from stream_merge.engines import log_rules
-from stream_merge.names import TOMBSTONE_TABLE_PREFIX
+from stream_merge.errors import ConfigError
+from stream_merge.names import FORMAT_PROPERTY, TOMBSTONE_TABLE_PREFIX, sibling, sql_identifier
 
 
 @pytest.fixture
@@ -206,3 +207,16 @@ def test_a_target_made_anew_does_not_meet_the_tombstones_of_the_old_one(
     assert stream.rows() == [(2, 1, "new life")]
     assert remembered(stream) == [(1, 2, False)]
     assert "tombstones_of_dropped_target_discarded" in caplog.text
+
+
+def test_deletes_remembered_in_another_format_are_not_misread(stream: ChangeStream):
+    """A later version may write its tombstones in another way: this one stops before it writes anything."""
+    stream.deliver(upsert(1, "row", lsn=1), delete(2, lsn=5))
+    log = sql_identifier(sibling(stream.target, TOMBSTONE_TABLE_PREFIX))
+    stream.spark.sql(f"ALTER TABLE {log} SET TBLPROPERTIES ('{FORMAT_PROPERTY}' = '9')")
+    before = stream.versions()
+
+    with pytest.raises(ConfigError, match=r"tombstone table at .*format '9', this one knows '1'.*upgrade stream_merge"):
+        stream.deliver(upsert(2, "ghost", lsn=4), (None, 6, "u", "no key"))
+
+    assert stream.versions() == before

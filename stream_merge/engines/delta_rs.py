@@ -35,6 +35,9 @@ from stream_merge.snapshot import CommitRecord, TableSnapshot, metrics_of_histor
 
 log = logging.getLogger(__name__)
 
+Merger = TableMerger
+"""What the clauses of a merge are added to."""
+
 P = ParamSpec("P")
 R = TypeVar("R")
 

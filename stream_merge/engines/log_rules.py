@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from stream_merge import names
+from stream_merge.errors import ConfigError
 from stream_merge.snapshot import TableSnapshot
 
 TIDY_FILES = 64
@@ -10,7 +11,18 @@ TIDY_FILES = 64
 
 
 def log_of(target_id: str, found: TableSnapshot | None) -> TableSnapshot | None:
-    """The log, if it belongs to this very target: one that was dropped and made anew starts without."""
+    """The log, if it belongs to this very target: one that was dropped and re-created starts without.
+
+    Raises:
+        ConfigError: the log is in a format that this version does not know, so its deletes would be misread.
+    """
     if found is None or found.properties.get(names.TARGET_ID_PROPERTY) != target_id:
         return None
+    version = found.properties.get(names.FORMAT_PROPERTY)
+    if version not in (None, names.FORMAT_VERSION):
+        msg = (
+            f"the tombstone table at {found.location!r} was written by another version of stream_merge (format"
+            f" {version!r}, this one knows {names.FORMAT_VERSION!r}); upgrade stream_merge"
+        )
+        raise ConfigError(msg)
     return found

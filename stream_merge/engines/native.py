@@ -6,14 +6,13 @@ from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake.table import TableMerger
 
 from stream_merge import names
 from stream_merge.config import MergeSpec
 from stream_merge.engines import data_files
 from stream_merge.engines import native_sql as sql
 from stream_merge.engines.base import CommitTag, MergeReport
-from stream_merge.engines.delta_rs import NativeTable
+from stream_merge.engines.delta_rs import Merger, NativeTable
 from stream_merge.engines.eligibility import of_files, of_table
 from stream_merge.engines.native_log import NativeHits, NativeTombstones
 from stream_merge.engines.remembering import RemembersNatively
@@ -84,7 +83,7 @@ class NativeEngine(RemembersNatively):
         keys = {sql.quote(key) for key in layout.keys}
         updates = {name: value for name, value in values.items() if name not in keys}
 
-        def clauses(merger: TableMerger) -> TableMerger:
+        def clauses(merger: Merger) -> Merger:
             if any_delete:
                 merger = merger.when_matched_delete(f"{sql.DELETE} AND {newer}")
             if any_upsert:

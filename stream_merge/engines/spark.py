@@ -1,4 +1,4 @@
-"""Delta's MERGE on Spark: distributed, all table features. The only place that calls `DeltaTable.merge`."""
+"""Delta's MERGE on Spark: distributed, with every table feature."""
 
 from __future__ import annotations
 

@@ -81,15 +81,6 @@ class Tombstones:
         self._target_id = target_id
         self._layout = layout
 
-    def check(self) -> None:
-        """Refuse a log that another configuration wrote; writes nothing."""
-        found = self._find()
-        if found is not None and found.properties.get(names.FORMAT_PROPERTY) not in (None, names.FORMAT_VERSION):
-            msg = (
-                f"tombstone table {self._table!r} was written by another version of stream_merge; upgrade stream_merge"
-            )
-            raise ConfigError(msg, target=self._spec.target)
-
     def version(self) -> int | None:
         """The log's newest version, or None while there is none for this target. Reads the log's listing only."""
         found = self._find()

@@ -84,7 +84,7 @@ def _security(security: Security) -> Iterator[Finding]:
 def _query(query: QuerySettings, topics: dict[str, TopicState], connection: Connection) -> Iterator[Finding]:
     missing = [topic for topic in query.topic if topic not in topics]
     if missing:
-        said = f"the broker has no topic {missing!r}; mend 'topic', or let the connector make it first"
+        said = f"the broker has no topic {missing!r}; fix 'topic', or let the connector make it first"
         yield Finding(query=query.name, about="topic", said=said, is_problem=True)
     yield from _checkpoint(query, topics)
     yield _storage(query)
