@@ -22,7 +22,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from stream_merge import arrow_text, columns, contract, dedup, names, newest
+from stream_merge import arrow_text, columns, contract, dedup, intake, names, newest
 from stream_merge.arrow_dedup import latest
 from stream_merge.intake import AtHand
 from stream_merge.layout import Layout
@@ -189,7 +189,7 @@ _QUARANTINED = StructType(
         StructField(names.REASONS_COLUMN, ArrayType(StringType())),
         StructField(names.EVENT_COLUMN, StringType()),
         StructField(names.CORRUPT_COLUMN, StringType()),
-        StructField(names.ORIGIN_COLUMN, contract.ORIGIN_TYPE),
+        StructField(names.ORIGIN_COLUMN, intake.ORIGIN_TYPE),
     ]
 )
 _NONE_REFUSED = pa.schema(

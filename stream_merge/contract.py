@@ -4,22 +4,9 @@ from __future__ import annotations
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
-from stream_merge import columns, names
+from stream_merge import columns, intake, names
 from stream_merge.layout import Layout
-
-ORIGIN_TYPE = StructType(
-    [
-        StructField("topic", StringType()),
-        StructField("partition", IntegerType()),
-        StructField("offset", LongType()),
-        StructField("timestamp", TimestampType()),
-        StructField("raw_key", BinaryType()),
-        StructField("raw_value", BinaryType()),
-    ]
-)
-"""Of `names.ORIGIN_COLUMN`."""
 
 _WHOLE_EVENT = {
     "ignoreNullFields": "false",
@@ -86,7 +73,7 @@ def corrupt_because(source_names: list[str]) -> Column:
 def origin(source_names: list[str]) -> Column:
     """Where an event stood in its topic or file; NULL where the source does not say."""
     known = columns.column(names.ORIGIN_COLUMN) if names.ORIGIN_COLUMN in source_names else F.lit(None)
-    return known.cast(ORIGIN_TYPE)
+    return known.cast(intake.ORIGIN_TYPE)
 
 
 def _reasons(layout: Layout, source_names: list[str], corrupt: Column) -> Column:

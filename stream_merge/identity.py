@@ -1,17 +1,13 @@
-"""Whose batch this is, and that nobody else in this process works under the same name."""
+"""Whose batch this is: the streaming query that delivers it, and what its batch ids belong to."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 from pyspark.sql import DataFrame
 
 from stream_merge import names
 from stream_merge.config import MergeSpec
-from stream_merge.errors import ConfigError
 from stream_merge.spark_internals import streaming_query
 
 DIRECT = "direct"
@@ -50,40 +46,3 @@ def caller_of(batch_df: DataFrame, *, app_id: str | None, name: str | None) -> C
         return Caller(query=DIRECT, identity=names.identity(query_id=None, app_id=app_id, name=name))
     identity = names.identity(query_id=query.id, app_id=app_id, name=name)
     return Caller(query=query.name or query.id, identity=identity, checkpoint=query.checkpoint, batch_id=query.batch_id)
-
-
-class _Claims:
-    """Identities at work in this process. Process-wide: two sinks can only collide if they see each other."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._owners: dict[tuple[str, str], int] = {}
-
-    @contextmanager
-    def held(self, owner: object, identity: str | None, target: str, location: str) -> Iterator[None]:
-        """Hold (identity, table) for one call; the table by its name, too, since it may not be anywhere yet.
-
-        Raises:
-            ConfigError: another sink object's call holds it.
-        """
-        if identity is None:
-            yield
-            return
-        wanted = {(identity, target), (identity, location)}
-        with self._lock:
-            if any(self._owners.get(claim, id(owner)) != id(owner) for claim in wanted):
-                msg = (
-                    f"another sink is merging into {target!r} under the same identity {identity!r}, so one would skip"
-                    " the other's batches; give each sink of a query its own name="
-                )
-                raise ConfigError(msg, target=target)
-            self._owners.update(dict.fromkeys(wanted, id(owner)))
-        try:
-            yield
-        finally:
-            with self._lock:
-                for claim in wanted:
-                    self._owners.pop(claim, None)
-
-
-claims = _Claims()

@@ -8,6 +8,19 @@ from typing import Any, Literal
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
+from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType, TimestampType
+
+ORIGIN_TYPE = StructType(
+    [
+        StructField("topic", StringType()),
+        StructField("partition", IntegerType()),
+        StructField("offset", LongType()),
+        StructField("timestamp", TimestampType()),
+        StructField("raw_key", BinaryType()),
+        StructField("raw_value", BinaryType()),
+    ]
+)
+"""Of `names.ORIGIN_COLUMN`."""
 
 Calls = Literal["every", "some", "routed"]
 """For which batches of its query a sink is called: each; perhaps not each, by a function of the user's own; those with

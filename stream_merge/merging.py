@@ -15,7 +15,8 @@ from stream_merge.clock import PhaseClock
 from stream_merge.commits import SideCommit
 from stream_merge.committing import Committing
 from stream_merge.config import MergeSpec
-from stream_merge.engines.base import CommitTag, Engine, Hits, MergeReport
+from stream_merge.engines.base import CommitTag, Engine, MergeReport
+from stream_merge.engines.hits import Hits
 from stream_merge.engines.spark_commit import SparkCommits, record
 from stream_merge.errors import MergeFailedError, StreamMergeError
 from stream_merge.logs import tell

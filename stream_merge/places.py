@@ -75,3 +75,8 @@ def _exists(path: Path) -> bool:
         return path.exists()
     except PermissionError:
         return False
+
+
+def no_table(target: str) -> str:
+    """The sentence for a place where something else lies."""
+    return f"target {target!r} exists but is not a Delta table; convert it (CONVERT TO DELTA) or choose another"

@@ -16,7 +16,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from stream_merge import columns, contract, names, retry, tables
+from stream_merge import columns, contract, intake, names, retry, tables
 from stream_merge.commits import SideCommit, append_once
 from stream_merge.config import RetryPolicy
 from stream_merge.errors import ConfigError
@@ -30,7 +30,7 @@ SCHEMA = StructType(
         StructField("batch_id", LongType()),
         StructField("recorded_at", TimestampType()),
         StructField("event", StringType()),
-        *contract.ORIGIN_TYPE.fields,
+        *intake.ORIGIN_TYPE.fields,
         StructField("error", StringType()),
         StructField("replayed_at", TimestampType()),
     ]
@@ -192,7 +192,7 @@ def _create_if_missing(session: SparkSession, table: str) -> None:
 def _append(rows: DataFrame, table: str, *, error: Column, query: str, recorded_at: Column, commit: SideCommit) -> None:
     _create_if_missing(rows.sparkSession, table)
     origin = columns.column(names.ORIGIN_COLUMN)
-    known: dict[str, Column] = {field.name: origin[field.name] for field in contract.ORIGIN_TYPE.fields}
+    known: dict[str, Column] = {field.name: origin[field.name] for field in intake.ORIGIN_TYPE.fields}
     known |= {
         "reasons": columns.column(names.REASONS_COLUMN),
         "query": F.lit(query),

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pyspark.sql import Column, DataFrame, SparkSession
 
 from stream_merge import names, outside, quarantine, retry, tables, writers
+from stream_merge.claims import claims
 from stream_merge.clock import PhaseClock
 from stream_merge.commits import SideCommit
 from stream_merge.committing import Committing
@@ -19,7 +20,7 @@ from stream_merge.costs import CostModel
 from stream_merge.delivery import of_query
 from stream_merge.engines.spark_commit import USER_METADATA_CONF
 from stream_merge.errors import ConfigError, StreamMergeError
-from stream_merge.identity import Caller, caller, claims
+from stream_merge.identity import Caller, caller
 from stream_merge.intake import Intake
 from stream_merge.layout import Layouts
 from stream_merge.logs import tell

@@ -12,13 +12,12 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
-from stream_merge import columns, names, required, widening
+from stream_merge import columns, names, places, required, widening
 from stream_merge.config import MergeSpec
 from stream_merge.errors import ConfigError
 from stream_merge.hadoop_files import path_is_occupied, qualified_path
 from stream_merge.layout import Layout
 from stream_merge.logs import tell
-from stream_merge.places import permission_problems
 from stream_merge.snapshot import CommitRecord, TableSnapshot, metrics_of_history
 from stream_merge.spark_internals import reason, snapshot
 
@@ -53,12 +52,7 @@ def find(session: SparkSession, target: str) -> TableSnapshot | None:
     try:  # another writer may have created it between the two looks
         return snapshot(session, delta_table(session, target))
     except AnalysisException as err:
-        raise ConfigError(no_table(target), target=target) from err
-
-
-def no_table(target: str) -> str:
-    """The sentence for a place where something else lies."""
-    return f"target {target!r} exists but is not a Delta table; convert it (CONVERT TO DELTA) or choose another"
+        raise ConfigError(places.no_table(target), target=target) from err
 
 
 def rows(session: SparkSession, target: str) -> DataFrame:
@@ -240,7 +234,7 @@ def check_target(found: TableSnapshot | None, spec: MergeSpec, layout: Layout, *
                 f"new column(s) {odd!r} need column mapping, which target {spec.target!r} does not have;"
                 " set delta.columnMapping.mode='name' on it or rename them in the stream"
             )
-    problems.extend(permission_problems(spec, found))
+    problems.extend(places.permission_problems(spec, found))
     if problems:
         raise ConfigError(problems, target=spec.target)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from stream_merge.commits import SideCommit
+from stream_merge.engines.hits import Hits
 from stream_merge.snapshot import CommitRecord, TableSnapshot
 
 
@@ -20,21 +21,6 @@ class CommitTag:
     user_metadata: str
     """JSON for the commit's `userMetadata`, with a token that no other call uses."""
     token: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Hits:
-    """The events of a batch whose key has a tombstone; each engine adds them in its own form."""
-
-    refused: int = 0
-    """Events that are older than the tombstone of their key."""
-    revived: int = 0
-    """Upserts that are not older: they bring their key back."""
-    version: int | None = None
-    """Version of the log that was at least read; None while there is no log."""
-
-    def release(self) -> None:
-        """Free what was materialised."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

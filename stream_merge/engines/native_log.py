@@ -17,8 +17,8 @@ from stream_merge.commits import SideCommit
 from stream_merge.config import MergeSpec
 from stream_merge.engines import log_rules
 from stream_merge.engines import native_sql as sql
-from stream_merge.engines.base import Hits
 from stream_merge.engines.delta_rs import MOST_KEPT_ROWS, NativeTable
+from stream_merge.engines.hits import Hits
 from stream_merge.engines.native_append import append_once
 from stream_merge.layout import Layout
 from stream_merge.logs import tell

@@ -20,7 +20,7 @@ from stream_merge import columns, names, retry, tables, widening
 from stream_merge.commits import SideCommit, append_once
 from stream_merge.config import MergeSpec
 from stream_merge.engines import log_rules
-from stream_merge.engines.base import Hits
+from stream_merge.engines.hits import Hits
 from stream_merge.errors import ConfigError, MergeFailedError
 from stream_merge.layout import Layout
 from stream_merge.logs import tell

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.functions import arrow_udf
 from pyspark.sql.types import DateType, IntegerType, LongType, StringType, StructField, StructType
 
-from stream_merge import columns, contract, names
+from stream_merge import columns, intake, names
 from stream_merge.errors import ConfigError, ContractError
 from stream_merge.files import csv_text, values
 from stream_merge.files.decoding import (
@@ -263,7 +263,7 @@ def _events(records: DataFrame, decoder: Decoder) -> DataFrame:
         "raw_value": F.col("value"),
     }
     origin = F.struct(
-        *(place.get(f.name, F.lit(None)).cast(f.dataType).alias(f.name) for f in contract.ORIGIN_TYPE.fields)
+        *(place.get(f.name, F.lit(None)).cast(f.dataType).alias(f.name) for f in intake.ORIGIN_TYPE.fields)
     )
     own = {names.SOURCE_METADATA: "files"}
     return found.select(

@@ -7,7 +7,7 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from stream_merge import columns, contract, names
+from stream_merge import columns, intake, names
 from stream_merge.errors import ConfigError, ContractError
 from stream_merge.intake import AtHand
 from stream_merge.job.decoded import DecodedBatch, counted_by_place
@@ -122,7 +122,7 @@ def _shaped(records: DataFrame, batch: DecodedBatch, settings: QuerySettings) ->
     old = {key: old_key.getField(key) for key in settings.event_keys}
     if settings.topic_column is not None:
         fields[settings.topic_column] = old[settings.topic_column] = F.col("topic")
-    origin = F.struct(*(F.col(f.name).cast(f.dataType).alias(f.name) for f in contract.ORIGIN_TYPE.fields))
+    origin = F.struct(*(F.col(f.name).cast(f.dataType).alias(f.name) for f in intake.ORIGIN_TYPE.fields))
     return records.select(
         *(value.alias(name) for name, value in fields.items()),
         F.lit(settings.epoch).alias(EPOCH),
