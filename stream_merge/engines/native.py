@@ -9,15 +9,17 @@ import pyarrow.compute as pc
 
 from stream_merge import names
 from stream_merge.config import MergeSpec
-from stream_merge.engines import data_files
+from stream_merge.engines import data_files, native_render
 from stream_merge.engines import native_sql as sql
 from stream_merge.engines.base import CommitTag, MergeReport
-from stream_merge.engines.delta_rs import Merger, NativeTable
+from stream_merge.engines.delta_rs import NativeTable
 from stream_merge.engines.eligibility import of_files, of_table
 from stream_merge.engines.native_log import NativeHits, NativeTombstones
 from stream_merge.engines.remembering import RemembersNatively
 from stream_merge.layout import Layout
 from stream_merge.plan import KeyBounds
+from stream_merge.shapes import changes
+from stream_merge.shapes.clauses import Clause, Delete, Newer
 from stream_merge.snapshot import CommitRecord, TableSnapshot, is_applied
 
 
@@ -78,29 +80,13 @@ class NativeEngine(RemembersNatively):
         layout = self._layout
         any_delete = bool(pc.any(events[names.DELETE_COLUMN]).as_py())
         any_upsert = not bool(pc.all(events[names.DELETE_COLUMN]).as_py())
-        newer = sql.newer(layout)
-        values = sql.assignments(layout)
-        keys = {sql.quote(key) for key in layout.keys}
-        updates = {name: value for name, value in values.items() if name not in keys}
-
-        def clauses(merger: Merger) -> Merger:
-            if any_delete:
-                merger = merger.when_matched_delete(f"{sql.DELETE} AND {newer}")
-            if any_upsert:
-                if updates:
-                    changes = (
-                        f"NOT {sql.DELETE} AND ({sql.newer_version(layout, self._spec)} OR {sql.redelivered(layout)})"
-                    )
-                    merger = merger.when_matched_update(updates, changes)
-                merger = merger.when_not_matched_insert(values, f"NOT {sql.DELETE}")
-            return merger
-
-        return self._commit(events, clauses, tag)
+        wanted = changes.clauses(layout, self._spec, deletes=any_delete, upserts=any_upsert)
+        return self._commit(events, wanted, tag)
 
     def repair(self, late: NativeHits, tag: CommitTag) -> MergeReport:
         """One merge that only deletes."""
-        older = sql.newer(self._layout)  # the tombstone than the row
-        return self._commit(late.refusals(self._layout.keys), lambda m: m.when_matched_delete(older), tag)
+        older = Delete(when=Newer())  # the tombstone than the row
+        return self._commit(late.refusals(self._layout.keys), [older], tag)
 
     def counted_as(self, late: NativeHits, version: int) -> Mapping[str, int]:
         """How many of the refused keys a version's change feed shows as inserted and as updated."""
@@ -124,7 +110,7 @@ class NativeEngine(RemembersNatively):
         if refused is not None:
             raise NoLongerEligibleError(refused.detail)
 
-    def _commit(self, source: pa.Table, clauses: object, tag: CommitTag) -> MergeReport:
+    def _commit(self, source: pa.Table, clauses: Sequence[Clause], tag: CommitTag) -> MergeReport:
         table = self._table
         table.refresh()
         if is_applied(table.transaction, tag.app_id, tag.batch_id):
@@ -135,7 +121,7 @@ class NativeEngine(RemembersNatively):
         metrics = table.merge(
             source,
             sql.matched(self._layout, self._bounds),
-            clauses,  # type: ignore[arg-type]
+            lambda merger: native_render.with_clauses(merger, clauses, self._layout),
             transaction=None if tag.app_id is None else (tag.app_id, tag.batch_id),
             user_metadata=tag.user_metadata,
         )

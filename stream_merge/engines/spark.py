@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from delta.tables import DeltaMergeBuilder
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -14,12 +13,15 @@ from stream_merge import columns, names, retry, tables
 from stream_merge.batch import Batch
 from stream_merge.commits import SideCommit
 from stream_merge.config import MergeSpec
+from stream_merge.engines import spark_render
 from stream_merge.engines.base import CommitTag, MergeReport
 from stream_merge.engines.spark_commit import SparkCommits, committing, executed
 from stream_merge.engines.spark_log import BROADCAST_EVENTS, SparkHits, Tombstones
 from stream_merge.layout import Layout
 from stream_merge.logs import tell
 from stream_merge.newest import Newest
+from stream_merge.shapes import changes
+from stream_merge.shapes.clauses import Newer
 from stream_merge.snapshot import is_applied
 from stream_merge.tables import delta_table
 
@@ -103,27 +105,24 @@ class SparkEngine(SparkCommits):
 
     def merge(self, hits: SparkHits, tag: CommitTag) -> MergeReport:
         """One MERGE in one commit: delete, update or insert each event, unless the row is newer."""
-        layout, batch, clauses = self._layout, self._batch, self._clauses()
+        layout, batch = self._layout, self._batch
         live = self._live(hits)
         if not self._is_sure(hits) and not self._would_change(live, None if hits.refused else batch.upserts):
             # Delta would write files again for rows that stay as they are, which some readers take for changes.
             return self._unchanged(tag)
         with committing(self._session, tag, deletion_vectors=self._deletion_vectors):
-            builder = self._matched(live.alias("s"))
-            if batch.deletes:
-                builder = builder.whenMatchedDelete(clauses.delete)
-            if batch.upserts:
-                if clauses.updates:
-                    builder = builder.whenMatchedUpdate(clauses.update, clauses.updates)
-                builder = builder.whenNotMatchedInsert(clauses.insert, clauses.values)
+            builder = spark_render.with_clauses(
+                self._matched(live.alias("s")),
+                changes.clauses(layout, self._spec, deletes=batch.deletes > 0, upserts=batch.upserts > 0),
+                layout,
+            )
             if self._spec.schema_evolution and layout.new_columns:
                 builder = builder.withSchemaEvolution()
             return executed(self._session, builder)
 
     def repair(self, late: SparkHits, tag: CommitTag) -> MergeReport:
         """One MERGE that only deletes."""
-        tombstone_sequence, stored_sequence = _sequences(self._layout)
-        older = F.coalesce(stored_sequence < tombstone_sequence, F.lit(True))
+        older = spark_render.condition(Newer(), self._layout)  # the tombstone than the row
         if not self._pairs(late.refusals()).where(older).take(1):
             return self._unchanged(tag)
         with committing(self._session, tag, deletion_vectors=self._deletion_vectors):
@@ -155,12 +154,13 @@ class SparkEngine(SparkCommits):
         Cost: one Spark job over keys and sequences of the files that the bounds leave; a second one over all columns
             where only an event that repeats its row's sequence could change something.
         """
-        layout, clauses = self._layout, self._clauses()
+        layout, spec = self._layout, self._spec
         deletes = columns.column(names.DELETE_COLUMN, "s")
         matched_upsert = F.when(~deletes, F.struct(*(columns.column(key, "s") for key in layout.keys)))
-        certain = clauses.newer if self._spec.position_components is None else clauses.delete
+        repeats = spec.skip_unchanged or spec.position_components is not None
+        certain = spark_render.condition(changes.DELETES if repeats else Newer(), layout)
         found = self._pairs(events).agg(
-            F.coalesce(F.bool_or(clauses.delete if self._spec.skip_unchanged else certain), F.lit(False)),
+            F.coalesce(F.bool_or(certain), F.lit(False)),
             F.count_distinct(matched_upsert),
         )
         ((is_certain, matched),) = found.collect()
@@ -168,7 +168,8 @@ class SparkEngine(SparkCommits):
             return True
         if upserts is None:
             upserts = events.where(~columns.column(names.DELETE_COLUMN)).count()
-        return bool(matched < upserts or (matched and self._pairs(events).where(clauses.update).take(1)))
+        updates = spark_render.condition(changes.updating(spec), layout)
+        return bool(matched < upserts or (matched and self._pairs(events).where(updates).take(1)))
 
     def _pairs(self, events: DataFrame) -> DataFrame:
         """Events (`s`) and the rows (`t`) of their keys, as the MERGE would match them."""
@@ -184,9 +185,6 @@ class SparkEngine(SparkCommits):
         return MergeReport(
             already_applied=found is not None and is_applied(found.transaction, tag.app_id, tag.batch_id)
         )
-
-    def _clauses(self) -> _Clauses:
-        return self._layout.once("spark_clauses", lambda: _clauses(self._layout, self._spec))
 
     def _live(self, hits: SparkHits) -> DataFrame:
         """The events that no tombstone refuses."""
@@ -218,78 +216,5 @@ class SparkEngine(SparkCommits):
         return self._batch.bounds.condition(self._session, "t") & same_keys
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Clauses:
-    """Conditions and assignments of the merge, over `s` and `t`."""
-
-    newer: Column
-    """Whether the event is newer than the row."""
-    delete: Column
-    update: Column
-    insert: Column
-    values: dict[str, str | Column]
-    """The whole stored row."""
-    updates: dict[str, str | Column]
-    """The same without the keys, which are equal."""
-
-
-def _clauses(layout: Layout, spec: MergeSpec) -> _Clauses:
-    source_sequence, stored_sequence = _sequences(layout)
-    delete = columns.column(names.DELETE_COLUMN, "s")
-    # A row without a sequence is the oldest: NULL orders first inside a struct, and compares as NULL outside.
-    newer = F.coalesce(source_sequence > stored_sequence, F.lit(True))
-    redelivered = source_sequence.eqNullSafe(stored_sequence) & _changed(layout)
-    values = _assignments(layout)
-    keys = {names.quote(key) for key in layout.keys}
-    return _Clauses(
-        newer=newer,
-        delete=delete & newer,
-        update=~delete & ((newer & ~_repeats(layout, spec)) | redelivered),
-        insert=~delete,
-        values=values,
-        updates={name: value for name, value in values.items() if name not in keys},
-    )
-
-
-def _repeats(layout: Layout, spec: MergeSpec) -> Column:
-    """Whether a newer event says nothing new: the row as it is, from the same place of the source's log."""
-    if spec.skip_unchanged:
-        return ~_changed(layout)
-    if spec.position_components is None:
-        return F.lit(False)
-    source, stored = columns.column(names.SEQUENCE_COLUMN, "s"), layout.target_sequence("t")
-    leading = [field.name for field in layout.sequence_fields[: spec.position_components]]
-    return columns.all_of(source[name].eqNullSafe(stored[name]) for name in leading) & ~_changed(layout)
-
-
 def _same_keys(keys: Sequence[str]) -> Column:
     return columns.all_of(columns.column(k, "t") == columns.column(k, "s") for k in keys)
-
-
-def _changed(layout: Layout) -> Column:
-    new = layout.new_columns
-    return columns.any_of(
-        F.lit(True)
-        if any(name == c.source_name or name.startswith(f"{c.source_name}.") for name in new)
-        else columns.differs(columns.column(c.name, "s"), columns.column(c.name, "t"), c.dtype)
-        for c in layout.stored
-    )
-
-
-def _sequences(layout: Layout) -> tuple[Column, Column]:
-    """The source's and the stored sequence, ready to be compared; a single component as such, which costs less."""
-    source, stored = columns.column(names.SEQUENCE_COLUMN, "s"), layout.target_sequence("t")
-    if len(layout.sequence_fields) > 1:
-        return source, stored
-    component = layout.sequence_fields[0].name
-    if layout.sequence_columns is not None:
-        return source.getField(component), columns.column(layout.sequence_columns[0], "t")
-    return source.getField(component), stored.getField(component)
-
-
-def _assignments(layout: Layout) -> dict[str, str | Column]:
-    """What an upsert writes: the whole stored row and, where it is kept apart, the sequence."""
-    values: dict[str, str | Column] = {names.quote(c.name): columns.column(c.name, "s") for c in layout.stored}
-    if layout.sequence_columns is None:
-        values[names.quote(names.SEQUENCE_COLUMN)] = columns.column(names.SEQUENCE_COLUMN, "s")
-    return values

@@ -1,0 +1,98 @@
+"""The clauses of a merge as values: what becomes of a row and an event of its key, whoever executes it.
+
+Conditions are about one event and, where there is one, the row of its key. Each is either true or false, never
+unknown: a renderer has to give `Newer`, `SamePosition`, `SameSequence` and `Changed` an answer also where a NULL
+is compared, so that `Not` means the opposite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class Newer:
+    """The event's sequence is greater than the row's; a row whose sequence holds a NULL is older than any event."""
+
+
+@dataclass(frozen=True, slots=True)
+class SameSequence:
+    """The event has the row's sequence."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamePosition:
+    """The first components of the event's sequence are the row's: both are from one place of the source's log."""
+
+    components: int
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """The event differs from the row in a stored column, by Spark's `<=>`: NaN equals NaN, and 0.0 equals -0.0."""
+
+
+@dataclass(frozen=True, slots=True)
+class IsDelete:
+    """The event is a delete."""
+
+
+@dataclass(frozen=True, slots=True)
+class Not:
+    """The opposite."""
+
+    condition: Condition
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class And:
+    """All of them."""
+
+    conditions: tuple[Condition, ...]
+
+    def __init__(self, *conditions: Condition) -> None:
+        object.__setattr__(self, "conditions", conditions)
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Or:
+    """At least one of them."""
+
+    conditions: tuple[Condition, ...]
+
+    def __init__(self, *conditions: Condition) -> None:
+        object.__setattr__(self, "conditions", conditions)
+
+
+Condition: TypeAlias = Newer | SameSequence | SamePosition | Changed | IsDelete | Not | And | Or
+
+Assignments: TypeAlias = Mapping[str, str]
+"""Column of the target -> column of the event, both by their plain names."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Delete:
+    """WHEN MATCHED: the row goes."""
+
+    when: Condition
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Update:
+    """WHEN MATCHED: columns of the row take the event's values."""
+
+    when: Condition
+    values: Assignments
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Insert:
+    """WHEN NOT MATCHED: the event becomes a row."""
+
+    when: Condition
+    values: Assignments
+
+
+Clause: TypeAlias = Delete | Update | Insert
