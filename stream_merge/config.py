@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal, Protocol
 
 from pyspark.sql import Column
 
@@ -48,6 +48,18 @@ class RetryPolicy:
             raise ConfigError(problems)
 
 
+class ShapeSettings(Protocol):
+    """What settings have to know of a shape; the whole of it is `shapes.base.Shape`."""
+
+    remembers_deletes: ClassVar[bool]
+    keeps_sequence: ClassVar[bool]
+    only_inserts: ClassVar[bool]
+
+    def problems(self, spec: MergeSpec) -> Iterable[str]:
+        """What of the settings cannot work with this shape, a sentence each."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MergeSpec:
     """Everything a `MergeSink` was configured with, normalised: lists are tuples, names are literal.
@@ -61,7 +73,8 @@ class MergeSpec:
     keys: tuple[str, ...]
     """Top-level columns that together identify a row."""
     sequence_by: tuple[str, ...] | Column
-    """What orders the versions of a row: column names compared left to right, or one expression."""
+    """What orders the versions of a row: column names compared left to right, or one expression; empty where the
+    shape needs none."""
     apply_as_deletes: str | Column | None = None
     """TRUE makes an event a delete, FALSE and NULL an upsert. None: there are no deletes."""
     column_list: tuple[str, ...] | None = None
@@ -103,6 +116,8 @@ class MergeSpec:
     """Credentials of the native engine for object stores; never logged, never in a repr."""
     native_memory_bytes: int | None = None
     """Ceiling for the native engine's driver memory; None: chosen from what is free."""
+    shape: ShapeSettings | None = None
+    """What a batch means for the table; None: its changes."""
     source_columns: frozenset[str] = frozenset()
     """Those of `names.SOURCE_COLUMNS` that the source carries; from other sources they are refused."""
     position_components: int | None = None
@@ -115,6 +130,16 @@ class MergeSpec:
         problems = _problems(self)
         if problems:
             raise ConfigError(problems, target=self.target)
+
+    @property
+    def keeps_sequence(self) -> bool:
+        """Whether the sequence of a row is kept with it."""
+        return self.shape is None or self.shape.keeps_sequence
+
+    @property
+    def only_inserts(self) -> bool:
+        """Whether no row is ever changed or removed."""
+        return self.shape is not None and self.shape.only_inserts
 
     @property
     def label(self) -> str:
@@ -138,13 +163,15 @@ def as_names(value: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def _problems(spec: MergeSpec) -> list[str]:
-    return [*_column_problems(spec), *_selection_problems(spec), *_value_problems(spec), *_layout_problems(spec)]
+    of_columns = (*_column_problems(spec), *_selection_problems(spec))
+    of_shape = () if spec.shape is None else spec.shape.problems(spec)
+    return [*of_columns, *of_shape, *_value_problems(spec), *_layout_problems(spec)]
 
 
 def _column_problems(spec: MergeSpec) -> list[str]:
     found = _list_problems("keys", spec.keys, may_be_empty=False)
     if not isinstance(spec.sequence_by, Column):
-        found.extend(_list_problems("sequence_by", spec.sequence_by, may_be_empty=False))
+        found.extend(_list_problems("sequence_by", spec.sequence_by, may_be_empty=spec.shape is not None))
         found.extend(
             f"sequence_by={name!r} is also a key; a key cannot order its own versions"
             for name in spec.sequence_by

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import BooleanType, DataType, NullType, StructField, StructType
+from pyspark.sql.types import BooleanType, ByteType, DataType, NullType, StructField, StructType
 
 from stream_merge import columns, names, required, widening
 from stream_merge.config import MergeSpec
@@ -20,6 +20,8 @@ from stream_merge.spark_internals import reason
 from stream_merge.widening import TypeChange
 
 T = TypeVar("T")
+
+_NO_SEQUENCE = json.dumps({"columns": []})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,7 +57,7 @@ class Layout:
     sequence_fields: tuple[StructField, ...]
     """Components of the sequence, compared left to right, named c1, c2, …"""
     sequence_columns: tuple[str, ...] | None
-    """Stored columns that are the sequence, or None when the reserved column holds it."""
+    """Stored columns that are the sequence, none where it is not kept, or None when the reserved column holds it."""
     sequence_source: tuple[Column, ...]
     """Components of the sequence as expressions over the source."""
     deletes: Column | None
@@ -291,7 +293,7 @@ class _Finder:
     def refuse_without(self, new: list[str], selected: list[StructField], target: StructType) -> set[str]:
         """What of keys and sequence the target lacks, each with a problem: a merge compares rows by them."""
         resolve, spec = partial(columns.resolve, case_sensitive=self.case_sensitive), self.spec
-        sequence = () if isinstance(spec.sequence_by, Column) else spec.sequence_by
+        sequence = () if isinstance(spec.sequence_by, Column) or not spec.keeps_sequence else spec.sequence_by
         roles = [{resolve(name, self.names) for name in wanted} for wanted in (spec.keys, sequence)]
         keys, ordering = ([f for f in selected if f.name in own] for own in roles)
         stored = [f.name for f in selected]
@@ -324,6 +326,9 @@ class _Finder:
     ) -> tuple[list[StructField], tuple[str, ...] | None, list[Column], str]:
         """Components, where they are stored, how they are read, and the definition to record."""
         by_source = {c.source_name: c for c in stored}
+        if not isinstance(self.spec.sequence_by, Column) and not self.spec.sequence_by:
+            # All events of a key are of one sequence: which of them counts is left to the order of `dedup`.
+            return [StructField("c1", ByteType())], (), [F.lit(0).cast(ByteType())], _NO_SEQUENCE
         if isinstance(self.spec.sequence_by, Column):
             text = str(self.spec.sequence_by).removeprefix("Column<'").removesuffix("'>")
             parts = self._expression_parts(self.spec.sequence_by, text)
@@ -341,6 +346,8 @@ class _Finder:
             kept = [by_source.get(f.name) for f in fields]
             stored_columns = tuple(c.name for c in kept if c is not None) if all(kept) else None
             definition = {"columns": [f.name for f in fields]}
+        if not self.spec.keeps_sequence and stored_columns is None:
+            stored_columns, by_source = (), {}
         recorded = _recorded_sequence(target) if stored_columns is None else None
         components: list[StructField] = []
         sources: list[Column] = []
@@ -351,7 +358,7 @@ class _Finder:
                     " use numbers, timestamps, text or a struct of them"
                 )
                 continue
-            if stored_columns is not None:
+            if stored_columns and name in by_source:
                 target_type = by_source[name].dtype
             elif recorded is not None and i < len(recorded.fields):
                 component = recorded.fields[i]
@@ -368,7 +375,8 @@ class _Finder:
                 f"sequence_by has {len(parts)} component(s), the table's stored sequence has {len(recorded.fields)};"
                 " use the recorded definition or build the table anew"
             )
-        return components, stored_columns, sources, json.dumps(definition, sort_keys=True)
+        recorded_as = json.dumps(definition, sort_keys=True) if self.spec.keeps_sequence else _NO_SEQUENCE
+        return components, stored_columns, sources, recorded_as
 
     def _expression_parts(self, value: Column, text: str) -> list[tuple[str, Column, DataType]]:
         dtype = self._type_of(value, f"sequence_by={text!r}")

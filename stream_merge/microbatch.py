@@ -139,8 +139,14 @@ class MicroBatch:
         return found
 
     def refuse_invalid_if_told_to(self) -> None:
-        """Under on_invalid="fail", raise before anything is written."""
+        """Under on_invalid="fail", and for deletes where none may come, raise before anything is written."""
         batch = self._evaluated()
+        if batch.deletes and self._spec.only_inserts:
+            msg = (
+                f"{batch.deletes} of {batch.received} events of batch {self._batch_id} for {self._spec.target!r} are"
+                " deletes, and its shape deletes nothing; leave them out of the source, or use shape=Changes()"
+            )
+            raise ContractError(msg, reasons={}, target=self._spec.target, batch_id=self._batch_id)
         if batch.quarantined and self._spec.on_invalid == "fail":
             reasons = ", ".join(f"{reason}: {n}" for reason, n in batch.reasons.items())
             msg = (

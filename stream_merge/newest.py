@@ -92,6 +92,8 @@ def stored(files: pa.Table, layout: Layout) -> Newest | None:
         return Newest(components=(), is_empty=True)
     found: list[int | None] = []
     for i, (name, dtype) in enumerate(_comparable(layout)):
+        if layout.sequence_columns is not None and i >= len(layout.sequence_columns):
+            break
         stored_as = f"{names.SEQUENCE_COLUMN}.{name}" if layout.sequence_columns is None else layout.sequence_columns[i]
         greatest = _greatest(files, stored_as)
         if greatest is None:

@@ -30,6 +30,7 @@ from stream_merge.microbatch import MicroBatch
 from stream_merge.own_session import OwnSession
 from stream_merge.results import TARGET_FAILED, FailedBatch, MergeResult
 from stream_merge.selection import Selector
+from stream_merge.shapes import Changes, Shape, checked
 from stream_merge.snapshot import is_applied
 from stream_merge.spark_internals import in_session, is_called_by_query, is_classic, reason, spark_errors_unlogged
 from stream_merge.store import Store
@@ -50,7 +51,7 @@ class MergeSink:
     Args:
         target: catalog name, or a path / URI when it has a slash or a scheme.
         keys: top-level columns that together identify a row.
-        sequence_by: column, columns compared left to right, or an expression; later wins.
+        sequence_by: column, columns compared left to right, or an expression; later wins. Required for changes.
         apply_as_deletes: SQL text or Column; TRUE = delete, FALSE or NULL = upsert.
         column_list: the only columns to store; excludes `except_column_list`.
         except_column_list: columns not to store.
@@ -71,6 +72,7 @@ class MergeSink:
         single_writer: promise that nobody else writes to the target (native engine).
         storage_options: object store credentials of the native engine.
         native_memory_bytes: memory ceiling of the native engine.
+        shape: what a batch means for the table, one of `stream_merge.shapes`; None: its changes.
         metrics: where to count; None: one instance on the default Prometheus registry.
 
     Raises:
@@ -82,7 +84,7 @@ class MergeSink:
         *,
         target: str,
         keys: str | Sequence[str],
-        sequence_by: str | Sequence[str] | Column,
+        sequence_by: str | Sequence[str] | Column = (),
         apply_as_deletes: str | Column | None = None,
         column_list: Sequence[str] | None = None,
         except_column_list: Sequence[str] | None = None,
@@ -103,8 +105,10 @@ class MergeSink:
         single_writer: bool = False,
         storage_options: Mapping[str, str] | None = None,
         native_memory_bytes: int | None = None,
+        shape: Shape | None = None,
         metrics: MergeMetrics | None = None,
     ) -> None:
+        wanted = checked(Changes() if shape is None else shape, target=target)
         self._spec = MergeSpec(
             target=target,
             keys=as_names(keys),
@@ -114,7 +118,7 @@ class MergeSink:
             except_column_list=None if except_column_list is None else as_names(except_column_list),
             on_invalid=on_invalid,
             quarantine_target=quarantine_target,
-            tombstones=tombstones,
+            tombstones=tombstones and (wanted.remembers_deletes),
             tombstone_retention_seconds=tombstone_retention_seconds,
             create_target=create_target,
             partition_by=as_names(partition_by),
@@ -129,6 +133,7 @@ class MergeSink:
             single_writer=single_writer,
             storage_options=storage_options,
             native_memory_bytes=native_memory_bytes,
+            shape=wanted,
         )
         self._metrics = metrics
         self._layouts = Layouts(self._spec)
@@ -146,18 +151,24 @@ class MergeSink:
         return f"MergeSink(target={self._spec.target!r}, keys={list(self._spec.keys)!r}, name={self._spec.name!r})"
 
     def _for_source(
-        self, *carries: str, position_components: int | None = None, skip_unchanged: bool = False
+        self,
+        *carries: str,
+        deletes: str | None = None,
+        position_components: int | None = None,
+        skip_unchanged: bool = False,
     ) -> MergeSink:
         """The same sink for a source of this package.
 
         Args:
             carries: columns of `names.SOURCE_COLUMNS` that its batches have.
+            deletes: SQL text of what it marks as a delete; a shape without deletes refuses batches that have some.
             position_components: see `MergeSpec.position_components`.
             skip_unchanged: see `MergeSpec.skip_unchanged`.
         """
         self._spec = replace(
             self._spec,
             source_columns=frozenset(carries),
+            apply_as_deletes=self._spec.apply_as_deletes if deletes is None else deletes,
             position_components=position_components,
             skip_unchanged=skip_unchanged,
         )

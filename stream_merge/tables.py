@@ -220,7 +220,7 @@ def check_target(found: TableSnapshot | None, spec: MergeSpec, layout: Layout, *
         )
     else:
         problems.extend(_recorded_problems(found, spec, layout, case_sensitive=case_sensitive))
-        if found.properties.get("delta.appendOnly", "false").lower() == "true":
+        if not spec.only_inserts and found.properties.get("delta.appendOnly", "false").lower() == "true":
             problems.append(
                 f"target {spec.target!r} is append-only (delta.appendOnly); a merge updates and deletes,"
                 " unset the property"

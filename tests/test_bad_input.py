@@ -24,6 +24,7 @@ from pyspark.sql import functions as F
 import stream_merge
 from stream_merge import ConfigError, MergeSink, RetryPolicy
 from stream_merge.config import MergeSpec
+from stream_merge.shapes import Changes
 from stream_merge.testing import run, table_version
 
 COLUMNS = ["id", "lsn", "name", "op", "tags", "doc", "at"]
@@ -88,6 +89,7 @@ def problems_of(sink: MergeSink, events: DataFrame) -> tuple[str, ...]:
         ({"keys": []}, "keys is empty; name at least one column"),
         ({"keys": ["id", "id"]}, "keys names ['id'] more than once; name each column once"),
         ({"sequence_by": []}, "sequence_by is empty; name at least one column"),
+        ({"shape": Changes}, f"shape={Changes!r} is not a shape; give one of stream_merge.shapes, such as Changes()"),
         ({"sequence_by": "id"}, "sequence_by='id' is also a key; a key cannot order its own versions"),
         (
             {"sequence_by": "__stream_merge_sequence"},
@@ -470,6 +472,7 @@ def call_as_nobody(jars: Path, scratch: Path, targets: list[str]) -> dict[str, l
 
 
 SINK_DEFAULTS = {
+    "sequence_by": (),
     "apply_as_deletes": None,
     "column_list": None,
     "except_column_list": None,
@@ -490,6 +493,7 @@ SINK_DEFAULTS = {
     "single_writer": False,
     "storage_options": None,
     "native_memory_bytes": None,
+    "shape": None,
     "metrics": None,
 }
 
@@ -498,7 +502,7 @@ def test_every_default_of_the_sink_is_pinned():
     parameters = dict(inspect.signature(MergeSink).parameters)
     required = [name for name, p in parameters.items() if p.default is inspect.Parameter.empty]
 
-    assert required == ["target", "keys", "sequence_by"]
+    assert required == ["target", "keys"]
     assert {name: p.default for name, p in parameters.items() if name not in required} == SINK_DEFAULTS
 
 
@@ -547,6 +551,7 @@ def test_the_sink_hands_every_setting_on():
         "single_writer": True,
         "storage_options": {"key": "secret"},
         "native_memory_bytes": 1,
+        "shape": Changes(),
     }
 
     spec = MergeSink(**given)._spec

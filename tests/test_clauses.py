@@ -13,8 +13,9 @@ from stream_merge import names
 from stream_merge.config import MergeSpec
 from stream_merge.engines import native_render
 from stream_merge.layout import Layout, StoredColumn
-from stream_merge.shapes import changes
+from stream_merge.shapes import Changes
 from stream_merge.shapes.clauses import (
+    Always,
     And,
     Changed,
     Condition,
@@ -60,12 +61,12 @@ WITH_PRICE = layout(stored("price", DoubleType()))
 
 
 def test_a_batch_gets_the_clauses_that_its_events_can_meet():
-    both = changes.clauses(WITH_PRICE, spec(), deletes=True, upserts=True)
+    both = Changes().clauses(WITH_PRICE, spec(), deletes=True, upserts=True)
     assert [type(clause) for clause in both] == [Delete, Update, Insert]
     assert both[1].values == {"price": "price", names.SEQUENCE_COLUMN: names.SEQUENCE_COLUMN}  # type: ignore[union-attr]
     assert both[2].values == {"id": "id", **both[1].values}  # type: ignore[union-attr]
-    assert changes.clauses(WITH_PRICE, spec(), deletes=False, upserts=True) == both[1:]
-    assert changes.clauses(WITH_PRICE, spec(), deletes=True, upserts=False) == both[:1]
+    assert Changes().clauses(WITH_PRICE, spec(), deletes=False, upserts=True) == both[1:]
+    assert Changes().clauses(WITH_PRICE, spec(), deletes=True, upserts=False) == both[:1]
 
 
 @pytest.mark.parametrize(
@@ -78,7 +79,7 @@ def test_a_batch_gets_the_clauses_that_its_events_can_meet():
 )
 def test_what_a_source_repeats_is_not_written(settings: dict[str, object], newer: Condition):
     wanted = And(Not(IsDelete()), Or(newer, And(SameSequence(), Changed())))
-    assert changes.updating(spec(**settings)) == wanted
+    assert Changes().updating(spec(**settings)) == wanted
 
 
 ROWS = {
@@ -109,9 +110,9 @@ def test_conditions_in_the_sql_of_delta_rs_are_true_or_false_whatever_is_null(tm
             names.DELETE_COLUMN: pa.array([i % 2 == 0 for i in range(len(pairs))]),
         }
         write_deltalake(str(tmp_path / name), pa.table(columns))
-    conditions: list[Condition] = [Newer(), SameSequence(), SamePosition(1), Changed(), IsDelete()]
+    conditions: list[Condition] = [Always(), Newer(), SameSequence(), SamePosition(1), Changed(), IsDelete()]
     conditions += [Not(one) for one in conditions]
-    conditions += [changes.updating(spec(position_components=1)), changes.updating(spec(skip_unchanged=True))]
+    conditions += [Changes().updating(spec(position_components=1)), Changes().updating(spec(skip_unchanged=True))]
     answers = ", ".join(f"{native_render.condition(one, WITH_PRICE)} AS a{i}" for i, one in enumerate(conditions))
     tables = (
         QueryBuilder().register("t", DeltaTable(str(tmp_path / "t"))).register("s", DeltaTable(str(tmp_path / "s")))
@@ -133,6 +134,8 @@ def holds(  # noqa: PLR0911 - a case per kind of condition
         return holds(one, row, event, price, is_delete=is_delete)
 
     match condition:
+        case Always():
+            return True
         case Newer():
             c1, c2, _ = row
             return c1 is None or event[0] > c1 or (event[0] == c1 and (c2 is None or event[1] > c2))  # type: ignore[operator]

@@ -95,6 +95,11 @@ def test_what_is_no_duration_or_size_is_told_with_what_would_be(read: Read, sett
     assert why in str(raised.value)
 
 
+def test_a_shape_that_is_not_known_is_refused_with_those_that_are(read: Read) -> None:
+    with pytest.raises(ConfigError, match=r"shape 'changed' is not known; use one of changes"):
+        read(GOOD.replace("keys: id", "keys: id, shape: changed"))
+
+
 @pytest.mark.parametrize("name", ["keys", "topic"])
 def test_an_empty_list_is_refused(read: Read, name: str) -> None:
     with pytest.raises(ConfigError, match=rf"queries\.0\.{name}: .*at least 1 item"):
@@ -117,6 +122,7 @@ def test_every_default_of_a_query_is_pinned(read: Read) -> None:
         "unavailable": "quarantine",
         "schema_evolution": True,
         "engine": "auto",
+        "shape": "changes",
         "group": None,
         "tombstone_retention": None,
         "limits": {

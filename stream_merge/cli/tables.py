@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from click import Choice
 from typer.core import TyperCommand
 
 from stream_merge.cli.shared import (
@@ -32,6 +33,7 @@ from stream_merge.files.reader import Folder
 from stream_merge.files.run import FilesSettings
 from stream_merge.files.run import replay_quarantine as replay_files
 from stream_merge.files.run import run as run_files
+from stream_merge.shapes import SHAPES, Changes
 from stream_merge.watch.explained import show as show_explained
 
 app = typer.Typer()
@@ -123,11 +125,15 @@ def files(
     source: Annotated[str, typer.Option(metavar="DIR", help="Folder of change files, read at any depth.")],
     format: Annotated[Format, typer.Option(help="json: one object per line; csv: RFC 4180.")],
     keys: Annotated[str, typer.Option(metavar="COLUMNS", help="Columns that identify a row, with commas between.")],
-    sequence_by: Annotated[
-        str, typer.Option(metavar="COLUMNS", help="Columns that order the changes of a row; the greatest wins.")
-    ],
     target: Annotated[str, typer.Option(metavar="PATH", help="The Delta table; made from the first files if missing.")],
     checkpoint: Annotated[str, typer.Option(metavar="DIR", help="What has been merged; one for each target.")],
+    sequence_by: Annotated[
+        str | None, typer.Option(metavar="COLUMNS", help="Columns that order the changes of a row; the greatest wins.")
+    ] = None,
+    shape: Annotated[
+        str,
+        typer.Option(click_type=Choice([shape.name for shape in SHAPES]), help="What the changes mean for the table."),
+    ] = Changes.name,
     apply_as_deletes: Annotated[
         str | None, typer.Option(metavar="SQL", help="Which changes are deletes, such as \"op = 'd'\".")
     ] = None,
@@ -175,7 +181,8 @@ def files(
             target=target,
             checkpoint=checkpoint.rstrip("/"),
             keys=names("--keys", keys),
-            sequence_by=names("--sequence-by", sequence_by),
+            sequence_by=() if sequence_by is None else names("--sequence-by", sequence_by),
+            shape=shape,
             apply_as_deletes=apply_as_deletes,
             columns=None if columns is None else names("--columns", columns),
             except_columns=None if except_columns is None else names("--except-columns", except_columns),

@@ -18,7 +18,7 @@ from stream_merge.engines.native_log import NativeHits, NativeTombstones
 from stream_merge.engines.remembering import RemembersNatively
 from stream_merge.layout import Layout
 from stream_merge.plan import KeyBounds
-from stream_merge.shapes import changes
+from stream_merge.shapes import shape_of
 from stream_merge.shapes.clauses import Clause, Delete, Newer
 from stream_merge.snapshot import CommitRecord, TableSnapshot, is_applied
 
@@ -80,7 +80,7 @@ class NativeEngine(RemembersNatively):
         layout = self._layout
         any_delete = bool(pc.any(events[names.DELETE_COLUMN]).as_py())
         any_upsert = not bool(pc.all(events[names.DELETE_COLUMN]).as_py())
-        wanted = changes.clauses(layout, self._spec, deletes=any_delete, upserts=any_upsert)
+        wanted = shape_of(self._spec).clauses(layout, self._spec, deletes=any_delete, upserts=any_upsert)
         return self._commit(events, wanted, tag)
 
     def repair(self, late: NativeHits, tag: CommitTag) -> MergeReport:

@@ -11,6 +11,7 @@ from stream_merge.engines import native_sql as sql
 from stream_merge.engines.delta_rs import Merger
 from stream_merge.layout import Layout
 from stream_merge.shapes.clauses import (
+    Always,
     And,
     Assignments,
     Changed,
@@ -30,7 +31,7 @@ from stream_merge.shapes.clauses import (
 def with_clauses(merger: Merger, clauses: Iterable[Clause], layout: Layout) -> Merger:
     """Add the clauses in their order; delta-rs takes the first that holds."""
     for clause in clauses:
-        when = condition(clause.when, layout)
+        when = None if clause.when == Always() else condition(clause.when, layout)
         if isinstance(clause, Delete):
             merger = merger.when_matched_delete(when)
         elif isinstance(clause, Update):
@@ -43,6 +44,8 @@ def with_clauses(merger: Merger, clauses: Iterable[Clause], layout: Layout) -> M
 def condition(wanted: Condition, layout: Layout) -> str:  # noqa: PLR0911 - a case per kind of condition
     """The condition as SQL that is never NULL, in parentheses where it needs them."""
     match wanted:
+        case Always():
+            return "TRUE"
         case Newer():
             return _lexicographic(_sequence_pairs(layout))
         case SameSequence():

@@ -20,7 +20,7 @@ from stream_merge.engines.spark_log import BROADCAST_EVENTS, SparkHits, Tombston
 from stream_merge.layout import Layout
 from stream_merge.logs import tell
 from stream_merge.newest import Newest
-from stream_merge.shapes import changes
+from stream_merge.shapes import shape_of
 from stream_merge.shapes.clauses import Newer
 from stream_merge.snapshot import is_applied
 from stream_merge.tables import delta_table
@@ -63,6 +63,7 @@ class SparkEngine(SparkCommits):
     ) -> None:
         super().__init__(session, spec.target)
         self._spec = spec
+        self._shape = shape_of(spec)
         self._layout = layout
         self._batch = batch
         self._now = now
@@ -113,7 +114,7 @@ class SparkEngine(SparkCommits):
         with committing(self._session, tag, deletion_vectors=self._deletion_vectors):
             builder = spark_render.with_clauses(
                 self._matched(live.alias("s")),
-                changes.clauses(layout, self._spec, deletes=batch.deletes > 0, upserts=batch.upserts > 0),
+                self._shape.clauses(layout, self._spec, deletes=batch.deletes > 0, upserts=batch.upserts > 0),
                 layout,
             )
             if self._spec.schema_evolution and layout.new_columns:
@@ -138,11 +139,10 @@ class SparkEngine(SparkCommits):
         return {"inserted": counted.get("insert", 0), "updated": counted.get("update_postimage", 0)}
 
     def _is_sure(self, hits: SparkHits) -> bool:
-        """Whether an upsert is newer than all that is stored, by the statistics of the target's files."""
-        newest = self._batch.rows.newest()
-        if newest is None or hits.refused or not self._batch.upserts or self._spec.skip_unchanged:
+        """Whether the batch changes a row, told from the statistics of the target's files."""
+        if hits.refused or not self._batch.upserts:
             return False
-        return newest.is_beyond(self._stored_newest(), self._spec.position_components)
+        return self._shape.surely_changes(self._batch.rows.newest(), self._stored_newest, self._spec)
 
     def _would_change(self, events: DataFrame, upserts: int | None) -> bool:
         """Whether any of the events changes a row.
@@ -154,11 +154,13 @@ class SparkEngine(SparkCommits):
         Cost: one Spark job over keys and sequences of the files that the bounds leave; a second one over all columns
             where only an event that repeats its row's sequence could change something.
         """
-        layout, spec = self._layout, self._spec
+        layout, spec, shape = self._layout, self._spec, self._shape
         deletes = columns.column(names.DELETE_COLUMN, "s")
         matched_upsert = F.when(~deletes, F.struct(*(columns.column(key, "s") for key in layout.keys)))
-        repeats = spec.skip_unchanged or spec.position_components is not None
-        certain = spark_render.condition(changes.DELETES if repeats else Newer(), layout)
+        certain, updates = (
+            F.lit(False) if wanted is None else spark_render.condition(wanted, layout)
+            for wanted in (shape.certain(spec), shape.updating(spec))
+        )
         found = self._pairs(events).agg(
             F.coalesce(F.bool_or(certain), F.lit(False)),
             F.count_distinct(matched_upsert),
@@ -168,8 +170,9 @@ class SparkEngine(SparkCommits):
             return True
         if upserts is None:
             upserts = events.where(~columns.column(names.DELETE_COLUMN)).count()
-        updates = spark_render.condition(changes.updating(spec), layout)
-        return bool(matched < upserts or (matched and self._pairs(events).where(updates).take(1)))
+        if matched < upserts or not matched or shape.updating(spec) is None:
+            return bool(matched < upserts)
+        return bool(self._pairs(events).where(updates).take(1))
 
     def _pairs(self, events: DataFrame) -> DataFrame:
         """Events (`s`) and the rows (`t`) of their keys, as the MERGE would match them."""

@@ -11,6 +11,7 @@ from pyspark.sql import functions as F
 from stream_merge import columns, names
 from stream_merge.layout import Layout
 from stream_merge.shapes.clauses import (
+    Always,
     And,
     Assignments,
     Changed,
@@ -30,13 +31,17 @@ from stream_merge.shapes.clauses import (
 def with_clauses(builder: DeltaMergeBuilder, clauses: Iterable[Clause], layout: Layout) -> DeltaMergeBuilder:
     """Add the clauses in their order; Delta takes the first that holds."""
     for clause in clauses:
-        when = condition(clause.when, layout)
+        when = None if clause.when == Always() else condition(clause.when, layout)
         if isinstance(clause, Delete):
             builder = builder.whenMatchedDelete(when)
         elif isinstance(clause, Update):
             builder = builder.whenMatchedUpdate(when, _assigned(clause.values, layout))
         else:
-            builder = builder.whenNotMatchedInsert(when, _assigned(clause.values, layout))
+            values = _assigned(clause.values, layout)
+            if when is None:
+                builder = builder.whenNotMatchedInsert(values=values)
+            else:
+                builder = builder.whenNotMatchedInsert(when, values)
     return builder
 
 
@@ -47,6 +52,8 @@ def condition(wanted: Condition, layout: Layout) -> Column:
 
 def _column(wanted: Condition, layout: Layout) -> Column:  # noqa: PLR0911 - a case per kind of condition
     match wanted:
+        case Always():
+            return F.lit(True)
         case Newer():
             # A row without a sequence is the oldest: NULL orders first in a struct, and compares as NULL outside.
             event, row = _sequences(layout)

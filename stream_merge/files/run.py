@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pyspark.sql import SparkSession
 from rich.console import Console
 
-from stream_merge import names, places, preflight, tables, writers
+from stream_merge import names, places, preflight, shapes, tables, writers
 from stream_merge.checkpoint import Checkpoint
 from stream_merge.config import SchemaEvolution
 from stream_merge.delivery import expect_same_table
@@ -33,12 +33,14 @@ class FilesSettings:
     target: str
     checkpoint: str
     keys: tuple[str, ...]
-    sequence_by: tuple[str, ...]
+    sequence_by: tuple[str, ...] = ()
     apply_as_deletes: str | None = None
     columns: tuple[str, ...] | None = None
     except_columns: tuple[str, ...] | None = None
     quarantine_target: str | None = None
     schema_evolution: SchemaEvolution = False
+    shape: str = shapes.Changes.name
+    """What the files mean for the table, one of `shapes.SHAPES`."""
     name: str | None = None
     schema: str | None = None
     """Spark DDL. None: as recorded with the checkpoint, else inferred from the files that are there."""
@@ -188,6 +190,7 @@ def _sink(settings: FilesSettings, *, app_id: str | None = None) -> MergeSink:
         except_column_list=settings.except_columns,
         quarantine_target=settings.quarantine_target,
         schema_evolution=settings.schema_evolution,
+        shape=shapes.of_name(settings.shape),
         name=settings.name,
         app_id=app_id,
     )

@@ -16,7 +16,7 @@ from yaml.error import MarkedYAMLError
 from yaml.parser import ParserError
 from yaml.scanner import ScannerError
 
-from stream_merge import names
+from stream_merge import names, shapes
 from stream_merge.config import SchemaEvolution
 from stream_merge.errors import ConfigError
 from stream_merge.job.fields import Bytes, Model, Names, Retention, Seconds
@@ -126,6 +126,8 @@ class QuerySettings(Model):
     unavailable: Literal["quarantine", "null", "fail"] = "quarantine"
     schema_evolution: SchemaEvolution = True
     engine: Literal["auto", "spark", "native"] = "auto"
+    shape: str = shapes.Changes.name
+    """What a batch means for the table, one of `shapes.SHAPES`."""
     group: str | None = None
     """Consumer group that shows what is merged to ordinary lag tools; None: `stream-merge-<name>`. "" for none."""
     tombstone_retention: Retention | None = Field(default=None, gt=0)
@@ -159,6 +161,9 @@ class QuerySettings(Model):
         return self
 
     def _problems(self) -> Iterator[str]:
+        known = [shape.name for shape in shapes.SHAPES]
+        if self.shape not in known:
+            yield f"shape {self.shape!r} is not known; use one of {', '.join(known)}"
         if self.key_format.type == "text" and len(self.event_keys) > 1:
             yield f"key_format: text is the value of one key column, and there are {len(self.event_keys)}; use json"
         if self.topic_column is not None and (self.topic_column not in self.keys or not self.event_keys):

@@ -10,7 +10,7 @@ from kafka.errors import AuthorizationError, UnsupportedVersionError
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from stream_merge import names, quarantine, tables
+from stream_merge import names, quarantine, shapes, tables
 from stream_merge.errors import ContractError
 from stream_merge.identity import caller_of
 from stream_merge.intake import Intake, Undecodable
@@ -251,15 +251,16 @@ def merge_sink(settings: QuerySettings, **more: Any) -> MergeSink:
         target=settings.target,
         keys=settings.keys,
         sequence_by=SEQUENCE,
-        apply_as_deletes=names.quote(DELETE),
         except_column_list=[*SEQUENCE, DELETE],
         tombstone_retention_seconds=settings.tombstone_retention,
         schema_evolution=settings.schema_evolution,
         engine=settings.engine,
+        shape=shapes.of_name(settings.shape),
         name=settings.name,
         **more,
     )._for_source(
         *SOURCE_COLUMNS,
+        deletes=names.quote(DELETE),
         position_components=POSITION_COMPONENTS,
         skip_unchanged=settings.unchanged == "skip",
     )

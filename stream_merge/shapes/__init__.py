@@ -1,1 +1,39 @@
 """What a batch means for a table: which rows meet, and what becomes of them; no engine is known here."""
+
+from __future__ import annotations
+
+from stream_merge.config import MergeSpec
+from stream_merge.errors import ConfigError
+from stream_merge.shapes.base import Shape
+from stream_merge.shapes.changes import Changes
+
+SHAPES: tuple[type[Shape], ...] = (Changes,)
+"""Every shape there is; command line and job file know those that need no arguments by their names."""
+
+__all__ = ["SHAPES", "Changes", "Shape", "checked", "of_name", "shape_of"]
+
+
+def shape_of(spec: MergeSpec) -> Shape:
+    """The shape that a sink was told, or the default one."""
+    return checked(Changes() if spec.shape is None else spec.shape, target=spec.target)
+
+
+def checked(shape: object, *, target: str) -> Shape:
+    """The shape, if it is one.
+
+    Raises:
+        ConfigError: it is none; the class of a shape, without parentheses, is none either.
+    """
+    if not isinstance(shape, Shape):
+        msg = f"shape={shape!r} is not a shape; give one of stream_merge.shapes, such as Changes()"
+        raise ConfigError(msg, target=target)
+    return shape
+
+
+def of_name(name: str) -> Shape:
+    """The shape of that name.
+
+    Raises:
+        KeyError: there is none.
+    """
+    return {shape.name: shape for shape in SHAPES}[name]()

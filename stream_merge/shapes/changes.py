@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+
+from pyspark.sql import Column
 
 from stream_merge import names
 from stream_merge.config import MergeSpec
 from stream_merge.layout import Layout
+from stream_merge.newest import Newest
+from stream_merge.shapes.base import Shape
 from stream_merge.shapes.clauses import (
     And,
     Assignments,
@@ -24,49 +28,67 @@ from stream_merge.shapes.clauses import (
     Update,
 )
 
-
-def clauses(layout: Layout, spec: MergeSpec, *, deletes: bool, upserts: bool) -> Sequence[Clause]:
-    """What becomes of the rows that a batch's events meet; of a key's clauses the first that holds counts.
-
-    Args:
-        layout: how the batch's columns map onto the target.
-        spec: what the sink was told.
-        deletes: whether the batch has deletes.
-        upserts: whether it has upserts.
-    """
-    values = assignments(layout)
-    updates = {name: value for name, value in values.items() if name not in layout.keys}
-    found: list[Clause] = []
-    if deletes:
-        found.append(Delete(when=DELETES))
-    if upserts and updates:
-        found.append(Update(when=updating(spec), values=updates))
-    if upserts:
-        found.append(Insert(when=Not(IsDelete()), values=values))
-    return found
-
-
 DELETES: Condition = And(IsDelete(), Newer())
 """A delete takes the row away unless the row is as new as itself."""
 
 
-def updating(spec: MergeSpec) -> Condition:
-    """Whether an upsert is written over the row of its key.
+class Changes(Shape):
+    """Upserts and deletes by key, the latest wins: Spark's AUTO CDC (SCD type 1)."""
 
-    One that is newer always is, also where it changes nothing but the sequence: otherwise a stale event could win
-    later. What a source is known to repeat (`MergeSpec.skip_unchanged`, `MergeSpec.position_components`) is not.
-    One of the row's own sequence is written where it changes a column: of equal ones the later delivered wins.
-    """
-    newer: Condition = Newer()
-    if spec.skip_unchanged:
-        newer = And(Newer(), Changed())
-    elif spec.position_components is not None:
-        newer = And(Newer(), Or(Not(SamePosition(spec.position_components)), Changed()))
-    return And(Not(IsDelete()), Or(newer, And(SameSequence(), Changed())))
+    name = "changes"
+    remembers_deletes = True
+    keeps_sequence = True
+    only_inserts = False
+
+    def __repr__(self) -> str:
+        """As it is written."""
+        return "Changes()"
+
+    def problems(self, spec: MergeSpec) -> Iterable[str]:
+        """Without a sequence nobody knows which event is the latest."""
+        if not isinstance(spec.sequence_by, Column) and not spec.sequence_by:
+            yield "sequence_by is empty; name at least one column"
+
+    def clauses(self, layout: Layout, spec: MergeSpec, *, deletes: bool, upserts: bool) -> Sequence[Clause]:
+        """Delete, update, insert."""
+        values = assignments(layout)
+        updates = {name: value for name, value in values.items() if name not in layout.keys}
+        found: list[Clause] = []
+        if deletes:
+            found.append(Delete(when=DELETES))
+        if upserts and updates:
+            found.append(Update(when=self.updating(spec), values=updates))
+        if upserts:
+            found.append(Insert(when=Not(IsDelete()), values=values))
+        return found
+
+    def certain(self, spec: MergeSpec) -> Condition:
+        """A newer event; of a source that repeats itself a newer delete."""
+        repeats = spec.skip_unchanged or spec.position_components is not None
+        return DELETES if repeats else Newer()
+
+    def updating(self, spec: MergeSpec) -> Condition:
+        """A newer upsert is written, also where it changes nothing but the sequence: else a stale event could win.
+
+        What a source is known to repeat (`MergeSpec.skip_unchanged`, `MergeSpec.position_components`) is not. One of
+        the row's own sequence is written where it changes a column: of equal ones the later delivered wins.
+        """
+        newer: Condition = Newer()
+        if spec.skip_unchanged:
+            newer = And(Newer(), Changed())
+        elif spec.position_components is not None:
+            newer = And(Newer(), Or(Not(SamePosition(spec.position_components)), Changed()))
+        return And(Not(IsDelete()), Or(newer, And(SameSequence(), Changed())))
+
+    def surely_changes(self, newest: Newest | None, stored: Callable[[], Newest | None], spec: MergeSpec) -> bool:
+        """An upsert is newer than all that is stored."""
+        if newest is None or spec.skip_unchanged:
+            return False
+        return newest.is_beyond(stored(), spec.position_components)
 
 
 def assignments(layout: Layout) -> Assignments:
-    """What an upsert writes: the whole stored row and, where it is kept apart, the sequence."""
+    """What an event writes: the whole stored row and, where it is kept apart, the sequence."""
     written = [c.name for c in layout.stored]
     if layout.sequence_columns is None:
         written.append(names.SEQUENCE_COLUMN)

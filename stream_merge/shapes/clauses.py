@@ -13,6 +13,11 @@ from typing import TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
+class Always:
+    """Without a condition."""
+
+
+@dataclass(frozen=True, slots=True)
 class Newer:
     """The event's sequence is greater than the row's; a row whose sequence holds a NULL is older than any event."""
 
@@ -66,7 +71,7 @@ class Or:
         object.__setattr__(self, "conditions", conditions)
 
 
-Condition: TypeAlias = Newer | SameSequence | SamePosition | Changed | IsDelete | Not | And | Or
+Condition: TypeAlias = Always | Newer | SameSequence | SamePosition | Changed | IsDelete | Not | And | Or
 
 Assignments: TypeAlias = Mapping[str, str]
 """Column of the target -> column of the event, both by their plain names."""

@@ -1,0 +1,58 @@
+"""What a shape says: which settings mean something to it, and what becomes of rows and events."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from typing import ClassVar
+
+from stream_merge.config import MergeSpec
+from stream_merge.layout import Layout
+from stream_merge.newest import Newest
+from stream_merge.shapes.clauses import Clause, Condition
+
+
+class Shape(ABC):
+    """What a batch means for a table. Knows no engine; whoever executes it renders its clauses."""
+
+    name: ClassVar[str]
+    """As command line and job file have it."""
+    remembers_deletes: ClassVar[bool]
+    """Whether deletes are remembered (tombstones), where the sink was not told otherwise."""
+    keeps_sequence: ClassVar[bool]
+    """Whether the sequence of a row is kept with it, for events to come."""
+    only_inserts: ClassVar[bool]
+    """Whether no row is ever changed or removed."""
+
+    @abstractmethod
+    def problems(self, spec: MergeSpec) -> Iterable[str]:
+        """What of the settings cannot work with this shape, a sentence each."""
+
+    @abstractmethod
+    def clauses(self, layout: Layout, spec: MergeSpec, *, deletes: bool, upserts: bool) -> Sequence[Clause]:
+        """What becomes of the rows and events that a batch brings together; the first clause that holds counts.
+
+        Args:
+            layout: how the batch's columns map onto the target.
+            spec: what the sink was told.
+            deletes: whether the batch has deletes.
+            upserts: whether it has upserts.
+        """
+
+    @abstractmethod
+    def certain(self, spec: MergeSpec) -> Condition | None:
+        """Where it holds for an event and its row, the merge changes that row; cheap to answer: keys and sequences."""
+
+    @abstractmethod
+    def updating(self, spec: MergeSpec) -> Condition | None:
+        """Whether an event is written over its row; None where none ever is."""
+
+    @abstractmethod
+    def surely_changes(self, newest: Newest | None, stored: Callable[[], Newest | None], spec: MergeSpec) -> bool:
+        """Whether a batch with upserts changes a row for sure, told without looking at any row.
+
+        Args:
+            newest: the greatest sequence of its upserts, as far as it compares with statistics.
+            stored: looks up the greatest sequence in the target by the statistics of its files.
+            spec: what the sink was told.
+        """
