@@ -17,7 +17,7 @@ from stream_merge.config import MergeSpec
 from stream_merge.engines.base import CommitTag, MergeReport
 from stream_merge.engines.spark_commit import SparkCommits, committing, executed
 from stream_merge.engines.spark_log import BROADCAST_EVENTS, SparkHits, Tombstones
-from stream_merge.layout import Layout
+from stream_merge.layout import Layout, StoredColumn
 from stream_merge.logs import tell
 from stream_merge.newest import Newest
 from stream_merge.snapshot import is_applied
@@ -230,7 +230,7 @@ class _Clauses:
     values: dict[str, str | Column]
     """The whole stored row."""
     updates: dict[str, str | Column]
-    """The same without the keys, which are equal."""
+    """The same without the keys, which are equal, and with the fields of the row that the source's structs lack."""
 
 
 def _clauses(layout: Layout, spec: MergeSpec) -> _Clauses:
@@ -241,13 +241,14 @@ def _clauses(layout: Layout, spec: MergeSpec) -> _Clauses:
     redelivered = source_sequence.eqNullSafe(stored_sequence) & _changed(layout)
     values = _assignments(layout)
     keys = {names.quote(key) for key in layout.keys}
+    updates = values | {names.quote(c.name): _updated(c) for c in layout.stored if c.lacks_fields}
     return _Clauses(
         newer=newer,
         delete=delete & newer,
         update=~delete & ((newer & ~_repeats(layout, spec)) | redelivered),
         insert=~delete,
         values=values,
-        updates={name: value for name, value in values.items() if name not in keys},
+        updates={name: value for name, value in updates.items() if name not in keys},
     )
 
 
@@ -271,9 +272,15 @@ def _changed(layout: Layout) -> Column:
     return columns.any_of(
         F.lit(True)
         if any(name == c.source_name or name.startswith(f"{c.source_name}.") for name in new)
-        else columns.differs(columns.column(c.name, "s"), columns.column(c.name, "t"), c.dtype)
+        else columns.differs(_updated(c), columns.column(c.name, "t"), c.dtype)
         for c in layout.stored
     )
+
+
+def _updated(column: StoredColumn) -> Column:
+    """What an update makes of a column."""
+    event, row = columns.column(column.name, "s"), columns.column(column.name, "t")
+    return columns.completed(event, row, column.source_type, column.dtype)
 
 
 def _sequences(layout: Layout) -> tuple[Column, Column]:
