@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from functools import reduce
+import operator
+from collections.abc import Callable, Iterable, Sequence
 
 from pyspark.sql import Column
 from pyspark.sql import functions as F
@@ -65,12 +65,20 @@ def is_older(at: Column, seconds: float, *, now: Column) -> Column:
 
 def all_of(conditions: Iterable[Column]) -> Column:
     """Conjunction; TRUE when there are none."""
-    return reduce(lambda left, right: left & right, conditions, F.lit(True))
+    return _joined(operator.and_, list(conditions), F.lit(True))
 
 
 def any_of(conditions: Iterable[Column]) -> Column:
     """Disjunction; FALSE when there are none."""
-    return reduce(lambda left, right: left | right, conditions, F.lit(False))
+    return _joined(operator.or_, list(conditions), F.lit(False))
+
+
+def _joined(join: Callable[[Column, Column], Column], parts: Sequence[Column], none: Column) -> Column:
+    """The parts in their order, as a tree that is as low as can be: Spark walks one by recursion, level by level."""
+    if len(parts) <= 1:
+        return parts[0] if parts else none
+    half = len(parts) // 2
+    return join(_joined(join, parts[:half], none), _joined(join, parts[half:], none))
 
 
 def or_empty(texts: Column) -> Column:
@@ -130,7 +138,8 @@ def holds_null(value: Column, dtype: DataType) -> Column:
 def conform(value: Column, source: DataType, stored: DataType) -> Column:
     """The value in the stored type; only called where `refusal` found nothing.
 
-    Struct fields are matched by name: Spark's own cast of a struct goes by position.
+    Struct fields are matched by name: Spark's own cast of a struct goes by position. Those that the source lacks are
+    NULL.
     """
     if source.simpleString() == stored.simpleString():
         return value
@@ -138,8 +147,13 @@ def conform(value: Column, source: DataType, stored: DataType) -> Column:
         in_source = {f.name.lower(): f for f in source.fields}
         fields = []
         for f in stored.fields:
-            theirs = in_source[f.name.lower()]
-            fields.append(conform(value.getField(theirs.name), theirs.dataType, f.dataType).alias(f.name))
+            theirs = in_source.get(f.name.lower())
+            held = (
+                F.lit(None).cast(f.dataType)
+                if theirs is None
+                else conform(value.getField(theirs.name), theirs.dataType, f.dataType)
+            )
+            fields.append(held.alias(f.name))
         return F.when(value.isNotNull(), F.struct(*fields))
     if isinstance(source, ArrayType) and isinstance(stored, ArrayType):
         return F.transform(value, lambda item: conform(item, source.elementType, stored.elementType))
@@ -153,6 +167,29 @@ def conform(value: Column, source: DataType, stored: DataType) -> Column:
         )
         return F.map_from_entries(entries)
     return value.cast(stored)
+
+
+def lacks_fields(source: DataType, stored: DataType) -> bool:
+    """Whether a struct of the stored type, itself inside structs alone, has fields that the source's lacks."""
+    if not (isinstance(source, StructType) and isinstance(stored, StructType)):
+        return False
+    in_source = {f.name.lower(): f.dataType for f in source.fields}
+    return any(
+        f.name.lower() not in in_source or lacks_fields(in_source[f.name.lower()], f.dataType) for f in stored.fields
+    )
+
+
+def completed(value: Column, row: Column, source: DataType, stored: DataType) -> Column:
+    """A conformed value with the row's own fields where the source lacks them; a NULL struct stays NULL."""
+    if not (isinstance(source, StructType) and isinstance(stored, StructType) and lacks_fields(source, stored)):
+        return value
+    in_source = {f.name.lower(): f.dataType for f in source.fields}
+    fields = []
+    for f in stored.fields:
+        ours, kept = value.getField(f.name), row.getField(f.name)
+        theirs = in_source.get(f.name.lower())
+        fields.append((kept if theirs is None else completed(ours, kept, theirs, f.dataType)).alias(f.name))
+    return F.when(value.isNotNull(), F.struct(*fields))
 
 
 def nullable(dtype: DataType) -> DataType:
@@ -202,10 +239,18 @@ def merged(source: DataType, target: DataType) -> DataType:
     return target
 
 
-def refusal(name: str, source: DataType, target: DataType) -> str | None:
-    """Why values of the source type cannot be stored exactly in the target type, or None when they can."""
+def refusal(name: str, source: DataType, target: DataType, *, may_lack: bool = False) -> str | None:
+    """Why values of the source type cannot be stored exactly in the target type, or None when they can.
+
+    Args:
+        name: of the column, for people.
+        source: the source's type.
+        target: the type in the target.
+        may_lack: whether structs of the source may lack fields, which an update then keeps. Not inside arrays and
+            maps, where nobody knows which of the row's structs to keep them of.
+    """
     if isinstance(source, StructType) and isinstance(target, StructType):
-        return _struct_refusal(name, source, target)
+        return _struct_refusal(name, source, target, may_lack=may_lack)
     if isinstance(source, ArrayType) and isinstance(target, ArrayType):
         return refusal(f"{name}.element", source.elementType, target.elementType)
     if isinstance(source, MapType) and isinstance(target, MapType):
@@ -220,12 +265,16 @@ def refusal(name: str, source: DataType, target: DataType) -> str | None:
     )
 
 
-def _struct_refusal(name: str, source: StructType, target: StructType) -> str | None:
+def _struct_refusal(name: str, source: StructType, target: StructType, *, may_lack: bool) -> str | None:
     in_source = {f.name.lower(): f for f in source.fields}
     absent = [f.name for f in target.fields if f.name.lower() not in in_source]
-    if absent:
+    if absent and not may_lack:
         return f"column {name!r} of the source lacks field(s) {absent!r} of the target; add them (NULL where unknown)"
-    found = (refusal(f"{name}.{f.name}", in_source[f.name.lower()].dataType, f.dataType) for f in target.fields)
+    found = (
+        refusal(f"{name}.{f.name}", in_source[f.name.lower()].dataType, f.dataType, may_lack=may_lack)
+        for f in target.fields
+        if f.name.lower() in in_source
+    )
     return next((problem for problem in found if problem), None)
 
 

@@ -45,6 +45,11 @@ class StoredColumn:
         """Whether the source's values have the stored type."""
         return columns.nullable(self.source_type) == columns.nullable(self.dtype)
 
+    @property
+    def lacks_fields(self) -> bool:
+        """Whether the source's struct lacks stored fields: an update keeps them, in an insert they are NULL."""
+        return columns.lacks_fields(self.source_type, self.dtype)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Layout:
@@ -207,6 +212,11 @@ class _Finder:
         self.type_changes: list[TypeChange] = []
         self.fields = [f for f in source.schema.fields if not _is_of_source(f, spec)]
         self.names = [f.name for f in self.fields]
+        sequence = () if isinstance(spec.sequence_by, Column) or not spec.keeps_sequence else spec.sequence_by
+        resolve = partial(columns.resolve, case_sensitive=case_sensitive)
+        self._roles = [{resolve(name, self.names) for name in wanted} for wanted in (spec.keys, sequence)]
+        """The source's names of the keys, and of the sequence."""
+        self._compared = set[str | None]().union(*self._roles)
 
     def find(self, name: str, setting: str) -> StructField | None:
         """The source's field of that name; None and a problem when there is none."""
@@ -268,18 +278,19 @@ class _Finder:
             kept = StructField(field.name, columns.nullable(field.dataType), True)
             return StoredColumn(name=field.name, source_name=field.name, source_type=field.dataType, field=kept)
         theirs = target[name]
-        held = self._held(field.name, field.dataType, theirs.dataType, name)
+        may_lack = field.name not in self._compared
+        held = self._held(field.name, field.dataType, theirs.dataType, name, may_lack=may_lack)
         dtype = columns.merged(field.dataType, held)
         kept = StructField(name, dtype, theirs.nullable, theirs.metadata)
         return StoredColumn(name=name, source_name=field.name, source_type=field.dataType, field=kept)
 
-    def _held(self, what: str, source: DataType, stored: DataType, *path: str) -> DataType:
+    def _held(self, what: str, source: DataType, stored: DataType, *path: str, may_lack: bool = False) -> DataType:
         """The stored type, widened where it is to be; a problem where it cannot hold the source's values."""
-        problem = columns.refusal(what, source, stored)
+        problem = columns.refusal(what, source, stored, may_lack=may_lack)
         if problem is None:
             return stored
         wanted = widening.wider(source, stored)
-        if wanted is None or columns.refusal(what, source, wanted) is not None:
+        if wanted is None or columns.refusal(what, source, wanted, may_lack=may_lack) is not None:
             self.problems.append(problem)
             return stored
         changes = list(widening.changes(stored, wanted, *path))
@@ -293,9 +304,7 @@ class _Finder:
     def refuse_without(self, new: list[str], selected: list[StructField], target: StructType) -> set[str]:
         """What of keys and sequence the target lacks, each with a problem: a merge compares rows by them."""
         resolve, spec = partial(columns.resolve, case_sensitive=self.case_sensitive), self.spec
-        sequence = () if isinstance(spec.sequence_by, Column) or not spec.keeps_sequence else spec.sequence_by
-        roles = [{resolve(name, self.names) for name in wanted} for wanted in (spec.keys, sequence)]
-        keys, ordering = ([f for f in selected if f.name in own] for own in roles)
+        keys, ordering = ([f for f in selected if f.name in own] for own in self._roles)
         stored = [f.name for f in selected]
         unknown = [name for name in target.names if resolve(name, stored) is None and not names.is_reserved(name)]
         found = required.lacking(spec.target, keys, ordering, new, unknown)

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 import services
 from pyspark.sql import SparkSession
+from pyspark.sql import types as T
 from topic_job import TopicJob, raw
 
+from stream_merge import ConfigError
 from stream_merge.job.check import check
 from stream_merge.job.row_schema import RowSchema
 from stream_merge.names import TOMBSTONE_TABLE_PREFIX, sql_identifier
@@ -179,6 +181,34 @@ def test_the_job_file_may_want_a_column_wider_than_its_events(
     rows.admit(canonical(struct({"id": "int64", "n": brought})))
 
     assert [field.dataType.simpleString() for field in rows.columns.fields] == ["bigint", stored]
+
+
+@pytest.mark.parametrize(
+    ("brought", "wanted", "dtype"),
+    [
+        ("int32", "string", "int"),
+        ("int64", "double", "bigint"),
+        ("double", "decimal(38,6)", "double"),
+        ("string", "int", "string"),
+    ],
+)
+@pytest.mark.parametrize("stored", [None, "id bigint, n int"], ids=["new", "there"])
+def test_a_type_that_the_job_file_wants_in_vain_is_refused(
+    source: Source, brought: Any, wanted: str, dtype: str, stored: str | None
+) -> None:
+    """Before, the column silently kept the type of its events."""
+    (query,) = source.job.settings(value_format={**WITH_SCHEMAS, "types": {"n": wanted}}).queries
+    rows = RowSchema.of_query(query)
+    rows.start_from(None if stored is None else T.StructType.fromDDL(stored))
+
+    with pytest.raises(ConfigError) as caught:
+        rows.admit(canonical(struct({"id": "int64", "n": brought})))
+
+    assert str(caught.value) == (
+        f"types: 'n' is {wanted!r} in the job file, but events for {query.target!r} bring {dtype}, which is not stored"
+        f" as that; it can be a number of which every {dtype} is one, or, for a decimal, 'string'; change it or leave"
+        " it out"
+    )
 
 
 def test_types_that_no_type_holds_both_are_told(source: Source) -> None:

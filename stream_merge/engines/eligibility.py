@@ -190,6 +190,9 @@ def _of_layout(layout: Layout) -> Ineligible | None:
         refused = _of_column(stored.name, stored.dtype, "payload")
         if refused:
             return refused
+        if stored.lacks_fields:
+            detail = f"column {stored.name!r} of the events lacks fields of the target's, which only Spark keeps"
+            return Ineligible(reason="column", detail=detail)
     return _of_keys(layout)
 
 

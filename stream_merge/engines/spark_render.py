@@ -9,7 +9,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from stream_merge import columns, names
-from stream_merge.layout import Layout
+from stream_merge.layout import Layout, StoredColumn
 from stream_merge.shapes.clauses import (
     Always,
     And,
@@ -35,7 +35,7 @@ def with_clauses(builder: DeltaMergeBuilder, clauses: Iterable[Clause], layout: 
         if isinstance(clause, Delete):
             builder = builder.whenMatchedDelete(when)
         elif isinstance(clause, Update):
-            builder = builder.whenMatchedUpdate(when, _assigned(clause.values, layout))
+            builder = builder.whenMatchedUpdate(when, _updated(clause.values, layout))
         else:
             values = _assigned(clause.values, layout)
             if when is None:
@@ -82,6 +82,18 @@ def _assigned(values: Assignments, layout: Layout) -> dict[str, str | Column]:
     )
 
 
+def _updated(values: Assignments, layout: Layout) -> dict[str, str | Column]:
+    """As `_assigned`, with the fields of the row that the source's structs lack."""
+    completed = {names.quote(c.name): _completed(c) for c in layout.stored if c.lacks_fields and c.name in values}
+    return {**_assigned(values, layout), **completed}
+
+
+def _completed(stored: StoredColumn) -> Column:
+    """What an update by the event's column of that name makes of the row's."""
+    event, row = columns.column(stored.name, "s"), columns.column(stored.name, "t")
+    return columns.completed(event, row, stored.source_type, stored.dtype)
+
+
 def _same_position(components: int, layout: Layout) -> Column:
     event, row = columns.column(names.SEQUENCE_COLUMN, "s"), layout.target_sequence("t")
     leading = [field.name for field in layout.sequence_fields[:components]]
@@ -93,7 +105,7 @@ def _changed(layout: Layout) -> Column:
     return columns.any_of(
         F.lit(True)
         if any(name == c.source_name or name.startswith(f"{c.source_name}.") for name in new)
-        else columns.differs(columns.column(c.name, "s"), columns.column(c.name, "t"), c.dtype)
+        else columns.differs(_completed(c), columns.column(c.name, "t"), c.dtype)
         for c in layout.stored
     )
 

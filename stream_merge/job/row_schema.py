@@ -114,7 +114,8 @@ class RowSchema:
         Cost: where a column is new to the target, one look at the newest records of the topic.
 
         Raises:
-            ConfigError: the target cannot hold a column exactly, lacks one that may not be added, or a key is missing.
+            ConfigError: the target cannot hold a column exactly, lacks one that may not be added, or a key is missing;
+                or `types` of the job file wants a type in which events cannot be stored.
             kafka.errors.KafkaError: the broker cannot be reached, or refuses.
         """
         found: dict[str, Mapping[str, Encoding]] = {}
@@ -127,6 +128,7 @@ class RowSchema:
             self._refuse_without_keys(found[schema_id])
         stored, ours = self._stored or {}, {field.name: field.dataType for field in self.columns.fields}
         brought = [(name, encoding.dtype) for encodings in found.values() for name, encoding in encodings.items()]
+        self._refuse_unfit_wishes(brought)
         have = {name: stored[name.lower()] for name, _ in brought if name.lower() in stored} | ours
         new = list(dict.fromkeys(name for name, _ in brought if name not in have))
         if new and self._stored is not None and not self._may_grow:
@@ -190,6 +192,17 @@ class RowSchema:
         """The schemas that records are written in, without those that are let in already."""
         found = self.decoder(self._max_value_bytes).decode(*records, set()).to_pylist()
         return {row["note"] for row in found if row["kind"] == Kind.OTHER_SCHEMA and row["note"]}
+
+    def _refuse_unfit_wishes(self, brought: list[tuple[str, T.DataType]]) -> None:
+        for name, dtype in brought:
+            wish = self._wanted.get(name)
+            if wish is not None and widening.widest(wish, dtype) is None:
+                msg = (
+                    f"types: {name!r} is {wish.simpleString()!r} in the job file, but events for {self._target!r} bring"
+                    f" {dtype.simpleString()}, which is not stored as that; it can be a number of which every"
+                    f" {dtype.simpleString()} is one, or, for a decimal, 'string'; change it or leave it out"
+                )
+                raise ConfigError(msg, target=self._target)
 
     def _refuse_without_keys(self, encodings: Mapping[str, Encoding]) -> None:
         missing = [key for key in self._keys if key not in encodings]
