@@ -62,8 +62,7 @@ class Store:
         native = self.handle(session, table)
         if native is None:
             return tables.history(session, table, newer_than=newer_than, up_to=up_to)
-        found = native.history(max(0, native.version - newer_than))
-        return [commit for commit in found if newer_than < commit.version <= up_to]
+        return native.commits(newer_than, up_to)
 
     def statistics(self, session: SparkSession, table: str) -> pa.Table | None:
         """The table's data files with their statistics (`NativeTable.files`), up to date; None where Spark reads alone.

@@ -19,7 +19,7 @@ from stream_merge.hadoop_files import path_is_occupied, qualified_path
 from stream_merge.layout import Layout
 from stream_merge.logs import tell
 from stream_merge.places import permission_problems
-from stream_merge.snapshot import CommitRecord, TableSnapshot, metrics_of_history
+from stream_merge.snapshot import CommitRecord, History, TableSnapshot, metrics_of_history
 from stream_merge.spark_internals import reason, snapshot
 
 log = logging.getLogger(__name__)
@@ -366,6 +366,11 @@ def history(session: SparkSession, target: str, *, newer_than: int, up_to: int) 
         for row in rows
         if row["version"] > newer_than
     ]
+
+
+def history_of(session: SparkSession, target: str) -> History:
+    """`history` of one table."""
+    return lambda newer_than, up_to: history(session, target, newer_than=newer_than, up_to=up_to)
 
 
 def changes(session: SparkSession, target: str, version: int) -> DataFrame:

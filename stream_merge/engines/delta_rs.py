@@ -228,6 +228,11 @@ class NativeTable:
             for commit in self._table.history(limit)
         ]
 
+    def commits(self, newer_than: int, up_to: int) -> list[CommitRecord]:
+        """The commits in a range of versions, newest first."""
+        found = self.history(max(0, self.version - newer_than))
+        return [commit for commit in found if newer_than < commit.version <= up_to]
+
     @_no_panics
     def merge(
         self,
@@ -275,16 +280,16 @@ class NativeTable:
             raise StreamMergeError(msg, target=self.location)
 
     @_no_panics
-    def append(self, rows: pa.Table, *, transaction: tuple[str, int] | None) -> None:
+    def append(self, rows: pa.Table, *, transaction: tuple[str, int] | None, user_metadata: str | None = None) -> None:
         """Append on the handle's very version."""
         before = self.version
-        self._write(rows, "append", transaction)
+        self._write(rows, "append", _commit(transaction, user_metadata))
         self._keep(before, rows)
 
     @_no_panics
     def replace(self, rows: pa.Table) -> None:
         """Put these rows in the place of all others, on the handle's very version."""
-        self._write(rows, "overwrite", None)
+        self._write(rows, "overwrite", _commit(None, None))
 
     def _parquet(self) -> _Parquet:
         """Rows per row group as the table's properties say, which delta-rs does not look at; else its defaults."""
@@ -294,13 +299,13 @@ class NativeTable:
         # Properties without a compression would mean none (delta-rs 1.6).
         return {"writer_properties": WriterProperties(max_row_group_size=int(limit), compression="SNAPPY")}
 
-    def _write(self, rows: pa.Table, mode: Literal["append", "overwrite"], transaction: tuple[str, int] | None) -> None:
+    def _write(self, rows: pa.Table, mode: Literal["append", "overwrite"], commit: CommitProperties) -> None:
         write_deltalake(
             self._table,
             rows,
             mode=mode,
             **self._parquet(),
-            commit_properties=_commit(transaction, None),
+            commit_properties=commit,
             post_commithook_properties=_NO_HOOKS,
         )
         self._after_commit()
