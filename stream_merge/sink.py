@@ -289,6 +289,7 @@ class MergeSink:
             raise ConfigError(msg, target=self._spec.target, batch_id=batch_id) from err
         result = micro_batch.result()
         self._last_result = result
+        writers.warn_of_others(self._spec.target, f"query {who.query!r}")
         metrics.observe(result)
         tell(
             log.info,

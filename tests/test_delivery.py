@@ -286,7 +286,7 @@ INVALID = ("(null, 10, 'c', 'one')", "(null, 20, 'c', 'two')"), "(null, 30, 'c',
 
 def beside(query: Query) -> list[Any]:
     """What lies in the tables beside the target, without the times of the calls."""
-    found = [path for path in query.folder.glob("__stream_merge_*") if path.is_dir()]
+    found = [log.parent for log in query.folder.glob("__stream_merge_*/_delta_log")]
     rows = [row for path in found for row in query.spark.read.format("delta").load(str(path)).collect()]
     at = ("recorded_at", "__stream_merge_recorded_at")
     return sorted([(name, value) for name, value in row.asDict().items() if name not in at] for row in rows)
