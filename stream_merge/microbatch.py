@@ -84,7 +84,7 @@ class MicroBatch:
             self._found = self._store.find(self._session, spec.target)
             self._applied_before = self._is_applied()
             self._layout = self._layouts.plan(self._source, None if self._found is None else self._found.schema)
-            tables.check_target(self._found, spec, self._layout, case_sensitive=self._layout.case_sensitive)
+            tables.check_target(self._session, self._found, spec, self._layout)
             self.check_quarantine()
 
     def check_quarantine(self) -> None:
@@ -355,7 +355,7 @@ class MicroBatch:
                 f" {self._batch_id} was read; nothing was written, run the batch again"
             )
             raise MergeFailedError(msg, target=self._spec.target, batch_id=self._batch_id)
-        tables.check_target(created, self._spec, layout, case_sensitive=layout.case_sensitive)
+        tables.check_target(self._session, created, self._spec, layout)
         self._layout = layout
 
     def _plan(self) -> str:
