@@ -16,7 +16,7 @@ from stream_merge.engines.base import CommitTag
 from stream_merge.errors import CommitConflictError
 from stream_merge.identity import Caller
 from stream_merge.metrics import MergeMetrics
-from stream_merge.snapshot import FINGERPRINT, TableSnapshot, is_applied
+from stream_merge.snapshot import FINGERPRINT, History, TableSnapshot, is_applied, newest_first
 
 T = TypeVar("T")
 
@@ -70,6 +70,25 @@ class Committing:
     def is_recorded(self, found: TableSnapshot) -> bool:
         """Whether the target's transaction id shows the batch."""
         return is_applied(found.transaction, self._caller.app_id("target"), self._batch_id)
+
+    def native_versions(self, found: TableSnapshot, history: History) -> list[int]:
+        """The target's versions that delta-rs has committed for this batch before, as far as the log is kept.
+
+        Cost: nothing unless the batch is the last one that the target has recorded.
+        """
+        app_id = self._caller.app_id("target")
+        if app_id is None or found.transaction(app_id) != self._batch_id:
+            return []
+        versions = []
+        for commit in newest_first(found.version, history):
+            ours = commit.ours or {}
+            if (ours.get("identity"), ours.get("batch_id")) != (self._caller.identity, self._batch_id):
+                continue
+            if ours.get("engine") == "native":
+                versions.append(commit.version)
+            if ours.get("role") == "target":
+                break
+        return versions
 
     def is_first(self, found: TableSnapshot) -> bool:
         """Whether the batch is a streaming query's and the target has no transaction id of the query yet."""

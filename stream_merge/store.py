@@ -69,9 +69,13 @@ class Store:
 
         Reading a local log is harmless beside whatever engine writes it.
         """
+        native = self.readable(session, table)
+        return None if native is None else native.files()
+
+    def readable(self, session: SparkSession, table: str) -> NativeTable | None:
+        """As `native`, also where Spark merges alone, if the table lies on a local disk: to read its log only."""
         if self._spec.engine != "spark":
-            native = self.native(session, table)
-            return None if native is None else native.files()
+            return self.native(session, table)
         location = names.normal_path(table) if names.is_path(table) else tables.location(session, table)
         local = places.local_path(location)
         if local is None or str(local) in self._unreadable or not _is_table(local):
@@ -82,11 +86,12 @@ class Store:
                 kept = self._read_only[str(local)] = NativeTable(str(local))
             else:
                 kept.refresh()
-            return kept.files()
+            kept.files()
         except Exception as err:
             tell(log.info, "statistics_left_to_spark", table=table, error=type(err).__name__)
             self._unreadable.add(str(local))
             return None
+        return kept
 
     def handle(self, session: SparkSession, table: str) -> NativeTable | None:
         """As `native`, at the version that this batch has seen last; for what does not change within a batch."""

@@ -17,6 +17,7 @@ from pyspark.sql import functions as F
 from test_idempotency import USER_METADATA_CONF, commits, transactions, user_metadata
 
 from stream_merge import MergeSinks
+from stream_merge.engines import data_files
 from stream_merge.intake import Intake, Undecodable
 from stream_merge.names import TOMBSTONE_TABLE_PREFIX, sibling
 from stream_merge.quarantine import SCHEMA
@@ -404,6 +405,35 @@ def test_events_that_were_set_aside_are_no_replay_of_others(spark: SparkSession,
     aside = [json.loads(dict(row)["event"])["id"] for row in beside(query)]
     unrouted = [json.loads(event)["id"] for (event,) in target_rows(spark, str(tmp_path / "unrouted"), "event")]
     assert (aside, sorted(unrouted)) == ([6], [7, 8])
+
+
+def test_a_restart_stops_again_where_a_merge_has_left_rows_behind(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The table holds rows twice, and only the log says so: until somebody restores it and takes a new checkpoint."""
+    query = Query(spark, tmp_path, "auto")
+
+    def run(engine: str) -> None:
+        query.run(each=scenario.sink(query.table, engine=engine, partition_by="name"))
+
+    def stops(engine: str = "auto") -> None:
+        with pytest.raises(StreamingQueryException, match=r"version 2 .*still there.*restore version 1.*each time"):
+            run(engine)
+
+    query.add("(1, 10, 'c', 'Zürich')")
+    run("spark")
+    query.add("(1, 20, 'u', 'Zürich')")
+    with monkeypatch.context() as patch:
+        patch.setattr(data_files, "misnamed", lambda _: None)
+        stops()
+    stops()
+    stops("spark")
+    spark.sql(f"RESTORE delta.`{query.table}` TO VERSION AS OF 1")
+    stops()  # the events of the batch are missing now
+    shutil.rmtree(query.checkpoint)
+    run("spark")
+
+    assert target_rows(spark, query.table) == [(1, 20, "Zürich")]
 
 
 @both_engines
