@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -9,10 +10,14 @@ from pyspark.sql import DataFrame
 
 from stream_merge import names, retry, tables
 from stream_merge.errors import MergeFailedError
+from stream_merge.snapshot import FINGERPRINT, History, recorded_fingerprint
 from stream_merge.spark_internals import reason
 
 Runner = Callable[[Callable[[int], None]], None]
 """Runs an attempt under the sink's retry policy."""
+Judge = Callable[[int, int, Callable[[], str | None]], None]
+"""Stops where a batch is not the one that a table has recorded: given the recorded id, the batch's, and what gets the
+fingerprint of the recorded batch."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,14 +28,39 @@ class SideCommit:
     """Application id of the commit's role; None writes no transaction id."""
     batch_id: int
     run: Runner
-    refuse: Callable[[int, int], None] | None = None
-    """Called with the recorded id and the batch's where the first is greater; None: such a batch is skipped."""
+    fingerprint: str | None = None
+    """`Checkpoint.fingerprint` of the batch; None: a repeated one is known by its id alone."""
+    user: str | None = None
+    """The user's own value of `userMetadata`, kept beside the sink's."""
+    judge: Judge | None = None
+    """None: a batch whose id, or a later one, is recorded is skipped."""
 
-    def expect_newest(self, transaction: Callable[[str], int | None]) -> None:
-        """Let no batch of a stream pass for a repeated one because a later one is recorded."""
-        recorded = None if self.app_id is None or self.refuse is None else transaction(self.app_id)
-        if recorded is not None and self.refuse is not None and recorded > self.batch_id:
-            self.refuse(recorded, self.batch_id)
+    @property
+    def metadata(self) -> str | None:
+        """JSON for the commit's `userMetadata`, by which the batch is found again."""
+        if self.app_id is None:
+            return self.user
+        fingerprint = {} if self.fingerprint is None else {FINGERPRINT: self.fingerprint}
+        ours = {"app_id": self.app_id, "batch_id": self.batch_id, **fingerprint}
+        return json.dumps({"stream_merge": ours, "user": self.user})
+
+    def expect_own(self, transaction: Callable[[str], int | None], version: int, history: History) -> None:
+        """Let no batch of a stream pass for a repeated one because another is recorded, under its id or a later one.
+
+        Cost: nothing where the table has recorded earlier batches alone; else a look at its newest commits.
+
+        Args:
+            transaction: of the table, at that version.
+            version: the table's newest.
+            history: of the table.
+        """
+        recorded = None if self.app_id is None or self.judge is None else transaction(self.app_id)
+        if recorded is not None and self.judge is not None:
+            self.judge(recorded, self.batch_id, lambda: self.recorded_fingerprint(version, history))
+
+    def recorded_fingerprint(self, version: int, history: History) -> str | None:
+        """What the table says of the batch that it holds under this id."""
+        return recorded_fingerprint(version, history, app_id=self.app_id, batch_id=self.batch_id)
 
 
 def append_once(rows: DataFrame, table: str, commit: SideCommit) -> None:
@@ -40,11 +70,15 @@ def append_once(rows: DataFrame, table: str, commit: SideCommit) -> None:
     Cost: one Spark job per attempt.
     Raises: `CommitConflictError` when the policy is exhausted, `MergeFailedError` for any other failure.
     """
-    if commit.refuse is not None:
-        found = tables.find(rows.sparkSession, table)
+    if commit.judge is not None:
+        session = rows.sparkSession
+        found = tables.find(session, table)
         if found is not None:
-            commit.expect_newest(found.transaction)
+            history = tables.history_of(session, table)
+            commit.expect_own(found.transaction, found.version, history)
     writer = rows.write.format("delta").mode("append")
+    if commit.metadata is not None:
+        writer = writer.option("userMetadata", commit.metadata)
     if commit.app_id is not None:
         writer = writer.option("txnAppId", commit.app_id).option("txnVersion", str(commit.batch_id))
 

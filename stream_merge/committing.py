@@ -10,13 +10,13 @@ from typing import Any, TypeVar
 
 from stream_merge import names, quarantine, retry
 from stream_merge.clock import PhaseClock
-from stream_merge.commits import SideCommit
+from stream_merge.commits import Judge, SideCommit
 from stream_merge.config import MergeSpec
 from stream_merge.engines.base import CommitTag
 from stream_merge.errors import CommitConflictError
 from stream_merge.identity import Caller
 from stream_merge.metrics import MergeMetrics
-from stream_merge.snapshot import TableSnapshot, is_applied
+from stream_merge.snapshot import FINGERPRINT, History, TableSnapshot, is_applied, newest_first
 
 T = TypeVar("T")
 
@@ -25,7 +25,7 @@ class Committing:
     """The commits of one batch: the target's and those of the tables beside it.
 
     Args:
-        refuse: what a stream does about an id that a side table records above the batch's; None outside of one.
+        judge: how a stream tells its batch from one that a side table has recorded; None outside of one.
         recorded: what the target's commits record of the batch beside what the sink does itself.
         user_metadata: the user's own value of `userMetadata`, kept beside the sink's.
         sleep: waits between two attempts.
@@ -40,7 +40,7 @@ class Committing:
         clock: PhaseClock,
         metrics: MergeMetrics,
         sleep: Callable[[float], None],
-        refuse: Callable[[int, int], None] | None,
+        judge: Judge | None,
         recorded: Mapping[str, Any],
         user_metadata: str | None,
     ) -> None:
@@ -50,7 +50,7 @@ class Committing:
         self._clock = clock
         self._metrics = metrics
         self._sleep = sleep
-        self._refuse = refuse
+        self._judge = judge
         self._recorded = recorded
         self._user_metadata = user_metadata
         self.attempts = 0
@@ -70,6 +70,25 @@ class Committing:
     def is_recorded(self, found: TableSnapshot) -> bool:
         """Whether the target's transaction id shows the batch."""
         return is_applied(found.transaction, self._caller.app_id("target"), self._batch_id)
+
+    def native_versions(self, found: TableSnapshot, history: History) -> list[int]:
+        """The target's versions that delta-rs has committed for this batch before, as far as the log is kept.
+
+        Cost: nothing unless the batch is the last one that the target has recorded.
+        """
+        app_id = self._caller.app_id("target")
+        if app_id is None or found.transaction(app_id) != self._batch_id:
+            return []
+        versions = []
+        for commit in newest_first(found.version, history):
+            ours = commit.ours or {}
+            if (ours.get("identity"), ours.get("batch_id")) != (self._caller.identity, self._batch_id):
+                continue
+            if ours.get("engine") == "native":
+                versions.append(commit.version)
+            if ours.get("role") == "target":
+                break
+        return versions
 
     def is_first(self, found: TableSnapshot) -> bool:
         """Whether the batch is a streaming query's and the target has no transaction id of the query yet."""
@@ -93,13 +112,21 @@ class Committing:
 
     def beside(self, role: names.Role, *, table_id: str) -> SideCommit:
         """How a table beside the target with that id is written."""
-        app_id = self._caller.app_id(role, about=table_id)
-        return SideCommit(app_id=app_id, batch_id=self._batch_id, run=self.run, refuse=self._refuse)
+        return self._side(self._caller.app_id(role, about=table_id))
 
     def undecodable(self) -> SideCommit:
         """How what never became an event is written, for which no target has to exist."""
-        app_id = quarantine.undecodable_id(self._caller, self._spec.target)
-        return SideCommit(app_id=app_id, batch_id=self._batch_id, run=self.run, refuse=self._refuse)
+        return self._side(quarantine.undecodable_id(self._caller, self._spec.target))
+
+    def _side(self, app_id: str | None) -> SideCommit:
+        return SideCommit(
+            app_id=app_id,
+            batch_id=self._batch_id,
+            run=self.run,
+            fingerprint=self._recorded.get(FINGERPRINT),
+            user=self._user_metadata,
+            judge=self._judge,
+        )
 
     def _lost(self, error: CommitConflictError) -> None:
         self.conflicts[error.conflict] += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pyspark.sql import SparkSession
@@ -15,13 +16,11 @@ from stream_merge.identity import Caller
 from stream_merge.intake import Calls
 from stream_merge.logs import tell
 from stream_merge.places import canonical
-from stream_merge.snapshot import History, TableSnapshot, newest_first
+from stream_merge.snapshot import FINGERPRINT, History, TableSnapshot, is_other, recorded_fingerprint
 from stream_merge.spark_internals import reason
 
 log = logging.getLogger(__name__)
 
-FINGERPRINT = "source"
-"""Field of a commit's metadata: `Checkpoint.fingerprint` of its batch."""
 _SHOWN = 3
 _SECOND_SINK = "; a second sink of the query's function, that begins now, needs a name= of its own"
 
@@ -66,15 +65,11 @@ class Delivery:
             self.note(None)
             return False
         self.note(found)
-        if recorded < batch_id:
-            return False
-        if recorded > batch_id:
-            self._refuse_restored(batch_id, f"the table holds batches of this query up to {recorded}")
-        now = self.checkpoint.fingerprint(batch_id)
-        then = self._recorded_fingerprint(found, batch_id, history)
-        if None not in (now, then) and now != then:
-            self._refuse_restored(batch_id, "the table holds another batch of this query under this id")
-        return True
+        wanted = {"identity": self.identity, "role": "target", "batch_id": batch_id}
+        self._expect_own(
+            "the table", recorded, batch_id, lambda: recorded_fingerprint(found.version, history, **wanted)
+        )
+        return recorded == batch_id
 
     def recorded(self, batch_id: int) -> dict[str, str]:
         """What the target's commit says of the batch's content; without it a replay counts as one by its id alone."""
@@ -100,13 +95,19 @@ class Delivery:
         )
         self.noted.add(told)
 
-    def refuse_recorded(self, recorded: int, batch_id: int) -> None:
-        """What a side table says about a batch older than the one that it records.
+    def judge(self, recorded: int, batch_id: int, then: Callable[[], str | None]) -> None:
+        """As `commits.Judge`.
 
         Raises:
-            ConfigError: always.
+            ConfigError: a table beside the target has recorded another batch under this id, or a later one.
         """
-        self._refuse_restored(batch_id, f"a table beside it holds batches of this query up to {recorded}")
+        self._expect_own("a table beside it", recorded, batch_id, then)
+
+    def _expect_own(self, where: str, recorded: int, batch_id: int, then: Callable[[], str | None]) -> None:
+        if recorded > batch_id:
+            self._refuse_restored(batch_id, f"{where} holds batches of this query up to {recorded}")
+        if recorded == batch_id and is_other(self.checkpoint.fingerprint(batch_id), then()):
+            self._refuse_restored(batch_id, f"{where} holds another batch of this query under this id")
 
     def expect_same_table(self, found: TableSnapshot | None) -> None:
         """Stop where the query has merged batches, and this table has none of their ids.
@@ -175,16 +176,12 @@ class Delivery:
         )
         raise ConfigError(msg, target=self.target, batch_id=batch_id)
 
-    def _recorded_fingerprint(self, found: TableSnapshot, batch_id: int, history: History) -> str | None:
-        """What the commit of a batch says of its content; None where it says nothing, or the log has it no longer."""
-        for commit in newest_first(found.version, history):
-            ours = commit.ours
-            if ours is None or ours.get("identity") != self.identity or ours.get("role") != "target":
-                continue
-            if ours.get("batch_id") == batch_id:
-                fingerprint = ours.get(FINGERPRINT)
-                return fingerprint if isinstance(fingerprint, str) else None
+
+def fingerprint(caller: Caller, batch_id: int, session: SparkSession) -> str | None:
+    """`Checkpoint.fingerprint` of a caller's batch; None outside of a streaming query, and for ids of another kind."""
+    if caller.checkpoint is None or caller.batch_id not in (None, batch_id):
         return None
+    return Checkpoint.in_session(session, caller.checkpoint).fingerprint(batch_id)
 
 
 def of_query(

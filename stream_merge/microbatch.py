@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
+from collections.abc import Sequence
 
 from pyspark.sql import DataFrame
 
@@ -25,7 +26,7 @@ from stream_merge.logs import tell
 from stream_merge.merging import Merging, record_first
 from stream_merge.results import MergeResult, Outcome
 from stream_merge.selection import Selector
-from stream_merge.snapshot import TableSnapshot
+from stream_merge.snapshot import CommitRecord, TableSnapshot
 from stream_merge.spark_internals import in_session, keeps_state, run_through
 from stream_merge.store import Store
 
@@ -83,8 +84,10 @@ class MicroBatch:
         with self._clock.phase("plan"):
             self._found = self._store.find(self._session, spec.target)
             self._applied_before = self._is_applied()
+            if self._applied_before:
+                self._expect_whole()
             self._layout = self._layouts.plan(self._source, None if self._found is None else self._found.schema)
-            tables.check_target(self._found, spec, self._layout, case_sensitive=self._layout.case_sensitive)
+            tables.check_target(self._session, self._found, spec, self._layout)
             self.check_quarantine()
             self._check_tombstones()
 
@@ -325,14 +328,18 @@ class MicroBatch:
 
     def _is_applied(self) -> bool:
         if self._delivery is not None:
-            return self._delivery.is_applied(
-                self._found,
-                self._batch_id,
-                lambda newer_than, up_to: self._store.history(
-                    self._session, self._spec.target, newer_than=newer_than, up_to=up_to
-                ),
-            )
+            return self._delivery.is_applied(self._found, self._batch_id, self._history)
         return self._found is not None and self._committing.is_recorded(self._found)
+
+    def _expect_whole(self) -> None:
+        """Stop again where the batch stopped after a commit that had left rows behind, which nobody would notice."""
+        for version in self._committing.native_versions(self._existing(), self._history):
+            table = self._store.readable(self._session, self._spec.target)
+            if table is not None:
+                table.expect_removed(version)
+
+    def _history(self, newer_than: int, up_to: int) -> Sequence[CommitRecord]:
+        return self._store.history(self._session, self._spec.target, newer_than=newer_than, up_to=up_to)
 
     @property
     def _version(self) -> int | None:
@@ -367,7 +374,7 @@ class MicroBatch:
                 f" {self._batch_id} was read; nothing was written, run the batch again"
             )
             raise MergeFailedError(msg, target=self._spec.target, batch_id=self._batch_id)
-        tables.check_target(created, self._spec, layout, case_sensitive=layout.case_sensitive)
+        tables.check_target(self._session, created, self._spec, layout)
         self._layout = layout
 
     def _plan(self) -> str:

@@ -22,6 +22,7 @@ from stream_merge.config import RetryPolicy
 from stream_merge.errors import ConfigError
 from stream_merge.identity import Caller
 from stream_merge.results import UNDECODABLE
+from stream_merge.snapshot import is_applied, is_other
 
 SCHEMA = StructType(
     [
@@ -146,8 +147,9 @@ def write_whole(events: DataFrame, table: str, *, reason: str, error: str, query
 
     A record that could not be read at all is there for that reason.
 
-    A batch older than the last one written is appended without a transaction id: under one, Delta would
-    drop it as repeated, and its events would be nowhere. Such a batch is not recognised when it comes again.
+    A batch older than the last one written, or another one under its id (of a checkpoint restored from an older
+    copy), is appended without a transaction id: under one, Delta would drop it as repeated, and its events would
+    be nowhere. Such a batch is not recognised when it comes again.
 
     Args:
         events: as the source delivered them.
@@ -155,12 +157,12 @@ def write_whole(events: DataFrame, table: str, *, reason: str, error: str, query
         reason: one of `results.ROUTING_REASONS`.
         error: what happened, in one sentence.
         query: label of the query, kept with each event.
-        commit: application id of the role, batch id, a retry policy.
+        commit: application id of the role, batch id and fingerprint, a retry policy.
     """
-    last = _last_batch(events.sparkSession, table, commit.app_id)
-    if last == commit.batch_id:
+    if is_written(events.sparkSession, table, commit):
         return False
-    if last is not None and last > commit.batch_id:
+    found = tables.find(events.sparkSession, table)
+    if found is not None and is_applied(found.transaction, commit.app_id, commit.batch_id):
         commit = replace(commit, app_id=None)
     corrupt = contract.corrupt_because(events.columns)
     kept = events.select(
@@ -174,14 +176,13 @@ def write_whole(events: DataFrame, table: str, *, reason: str, error: str, query
     return True
 
 
-def is_written(session: SparkSession, table: str, *, app_id: str | None, batch_id: int) -> bool:
+def is_written(session: SparkSession, table: str, commit: SideCommit) -> bool:
     """Whether this batch is the last one that was written under that application id."""
-    return _last_batch(session, table, app_id) == batch_id
-
-
-def _last_batch(session: SparkSession, table: str, app_id: str | None) -> int | None:
-    found = None if app_id is None else tables.find(session, table)
-    return None if found is None or app_id is None else found.transaction(app_id)
+    found = None if commit.app_id is None else tables.find(session, table)
+    if found is None or commit.app_id is None or found.transaction(commit.app_id) != commit.batch_id:
+        return False
+    then = commit.recorded_fingerprint(found.version, tables.history_of(session, table))
+    return not is_other(commit.fingerprint, then)
 
 
 def _create_if_missing(session: SparkSession, table: str) -> None:

@@ -17,7 +17,7 @@ from stream_merge.commits import SideCommit
 from stream_merge.committing import Committing
 from stream_merge.config import Engine, MergeSpec, OnInvalid, RetryPolicy, SchemaEvolution, as_names
 from stream_merge.costs import CostModel
-from stream_merge.delivery import of_query
+from stream_merge.delivery import fingerprint, of_query
 from stream_merge.engines.spark_commit import USER_METADATA_CONF
 from stream_merge.errors import ConfigError, StreamMergeError
 from stream_merge.identity import Caller, caller
@@ -261,7 +261,7 @@ class MergeSink:
                     clock=clock,
                     metrics=metrics,
                     sleep=self._sleep,
-                    refuse=None if delivery is None else delivery.refuse_recorded,
+                    judge=None if delivery is None else delivery.judge,
                     recorded={**intake.recorded, **({} if delivery is None else delivery.recorded(batch_id))},
                     user_metadata=batch_df.sparkSession.conf.get(USER_METADATA_CONF, None),
                 )
@@ -301,6 +301,7 @@ class MergeSink:
             raise ConfigError(msg, target=self._spec.target, batch_id=batch_id) from err
         result = micro_batch.result()
         self._last_result = result
+        writers.warn_of_others(self._spec.target, f"query {who.query!r}")
         metrics.observe(result)
         tell(
             log.info,
@@ -377,7 +378,7 @@ class MergeSink:
         Cost: two Spark jobs over the batch, one append.
         """
         spec, who = self._spec, caller(batch_df, self._spec)
-        commit = self._side_commit(self._set_aside_id(who), batch_id)
+        commit = self._setting_aside(batch_df, batch_id, who)
         events = in_session(batch_df, self._session.of(batch_df))
         count = events.count()
         written = quarantine.write_whole(
@@ -389,16 +390,17 @@ class MergeSink:
 
     def _is_set_aside(self, batch_df: DataFrame, batch_id: int) -> bool:
         """Whether `set_aside` has committed this batch before: then it must not be merged any more."""
-        session, app_id = self._session.of(batch_df), self._set_aside_id(caller(batch_df, self._spec))
-        return quarantine.is_written(session, self._spec.quarantine_table, app_id=app_id, batch_id=batch_id)
+        commit = self._setting_aside(batch_df, batch_id, caller(batch_df, self._spec))
+        return quarantine.is_written(self._session.of(batch_df), self._spec.quarantine_table, commit)
 
-    def _side_commit(self, app_id: str | None, batch_id: int) -> SideCommit:
-        retried = self._spec.retry
-        return SideCommit(
-            app_id=app_id, batch_id=batch_id, run=lambda attempt: retry.run(attempt, retried, sleep=self._sleep)
-        )
-
-    def _set_aside_id(self, who: Caller) -> str | None:
+    def _setting_aside(self, batch_df: DataFrame, batch_id: int, who: Caller) -> SideCommit:
+        session, retried = self._session.of(batch_df), self._spec.retry
         # By its name: a target that failed may have no readable id, and sinks may share a quarantine table.
         target = names.normal_path(self._spec.target)
-        return who.app_id("quarantine-broken", about=target)
+        return SideCommit(
+            app_id=who.app_id("quarantine-broken", about=target),
+            batch_id=batch_id,
+            run=lambda attempt: retry.run(attempt, retried, sleep=self._sleep),
+            fingerprint=fingerprint(who, batch_id, session),
+            user=batch_df.sparkSession.conf.get(USER_METADATA_CONF, None),
+        )

@@ -17,6 +17,8 @@ from pyspark.sql.types import IntegralType, StringType
 from stream_merge import columns, contract, names, quarantine, retry
 from stream_merge.commits import SideCommit
 from stream_merge.config import RetryPolicy
+from stream_merge.delivery import fingerprint
+from stream_merge.engines.spark_commit import USER_METADATA_CONF
 from stream_merge.errors import CommitStateUnknownError, ConfigError, ContractError, RoutedMergeError
 from stream_merge.identity import Caller, caller_of
 from stream_merge.intake import Intake
@@ -214,8 +216,9 @@ class MergeSinks:
             reasons = {UNKNOWN_ROUTE: count - unreadable, UNDECODABLE: unreadable}
             raise ContractError(msg, reasons={r: n for r, n in reasons.items() if n}, batch_id=batch_id)
         tell(log.warning, "events_without_a_sink", query=who.query, batch_id=batch_id, routes=shown)
+        session = self._session.of(routed)
         written = quarantine.write_whole(
-            in_session(lost.drop(names.ROUTE_COLUMN), self._session.of(routed)),
+            in_session(lost.drop(names.ROUTE_COLUMN), session),
             self._quarantine_target,
             reason=UNKNOWN_ROUTE,
             error=f"no sink takes this event's route; routes seen in the batch: {shown}",
@@ -224,6 +227,8 @@ class MergeSinks:
                 app_id=who.app_id("quarantine-unrouted", about=self._name),
                 batch_id=batch_id,
                 run=lambda attempt: retry.run(attempt, RetryPolicy(), sleep=time.sleep),
+                fingerprint=fingerprint(who, batch_id, session),
+                user=routed.sparkSession.conf.get(USER_METADATA_CONF, None),
             ),
         )
         if written:

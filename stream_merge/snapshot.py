@@ -77,6 +77,25 @@ def newest_first(version: int, history: History) -> Iterator[CommitRecord]:
                 yield commit
 
 
+FINGERPRINT = "source"
+"""Field of what the sink writes into a commit: few characters that stand for what its batch reads."""
+
+
+def recorded_fingerprint(version: int, history: History, **wanted: Any) -> str | None:
+    """What our newest commit with these values says of its batch; None: nothing, or the log has it no longer."""
+    for commit in newest_first(version, history):
+        ours = commit.ours
+        if ours is not None and all(ours.get(name) == value for name, value in wanted.items()):
+            fingerprint = ours.get(FINGERPRINT)
+            return fingerprint if isinstance(fingerprint, str) else None
+    return None
+
+
+def is_other(now: str | None, then: str | None) -> bool:
+    """Whether two fingerprints stand for different batches; one that is missing tells nothing."""
+    return None not in (now, then) and now != then
+
+
 def metrics_of_history(history: Mapping[str, object]) -> dict[str, int]:
     """The metrics of one of Spark's commits under the names and meanings of the MERGE's own.
 

@@ -62,17 +62,20 @@ class Store:
         native = self.handle(session, table)
         if native is None:
             return tables.history(session, table, newer_than=newer_than, up_to=up_to)
-        found = native.history(max(0, native.version - newer_than))
-        return [commit for commit in found if newer_than < commit.version <= up_to]
+        return native.commits(newer_than, up_to)
 
     def statistics(self, session: SparkSession, table: str) -> pa.Table | None:
         """The table's data files with their statistics (`NativeTable.files`), up to date; None where Spark reads alone.
 
         Reading a local log is harmless beside whatever engine writes it.
         """
+        native = self.readable(session, table)
+        return None if native is None else native.files()
+
+    def readable(self, session: SparkSession, table: str) -> NativeTable | None:
+        """As `native`, also where Spark merges alone, if the table lies on a local disk: to read its log only."""
         if self._spec.engine != "spark":
-            native = self.native(session, table)
-            return None if native is None else native.files()
+            return self.native(session, table)
         location = names.normal_path(table) if names.is_path(table) else tables.location(session, table)
         local = places.local_path(location)
         if local is None or str(local) in self._unreadable or not _is_table(local):
@@ -83,11 +86,12 @@ class Store:
                 kept = self._read_only[str(local)] = NativeTable(str(local))
             else:
                 kept.refresh()
-            return kept.files()
+            kept.files()
         except Exception as err:
             tell(log.info, "statistics_left_to_spark", table=table, error=type(err).__name__)
             self._unreadable.add(str(local))
             return None
+        return kept
 
     def handle(self, session: SparkSession, table: str) -> NativeTable | None:
         """As `native`, at the version that this batch has seen last; for what does not change within a batch."""

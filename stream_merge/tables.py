@@ -18,7 +18,7 @@ from stream_merge.errors import ConfigError
 from stream_merge.hadoop_files import path_is_occupied, qualified_path
 from stream_merge.layout import Layout
 from stream_merge.logs import tell
-from stream_merge.snapshot import CommitRecord, TableSnapshot, metrics_of_history
+from stream_merge.snapshot import CommitRecord, History, TableSnapshot, metrics_of_history
 from stream_merge.spark_internals import reason, snapshot
 
 log = logging.getLogger(__name__)
@@ -199,13 +199,14 @@ def recorded_properties(layout: Layout) -> dict[str, str]:
     }
 
 
-def check_target(found: TableSnapshot | None, spec: MergeSpec, layout: Layout, *, case_sensitive: bool) -> None:
+def check_target(session: SparkSession, found: TableSnapshot | None, spec: MergeSpec, layout: Layout) -> None:
     """Refuse a target that the sink cannot merge into; writes nothing.
 
     Raises:
         ConfigError: with every problem found.
     """
     problems: list[str] = []
+    case_sensitive = layout.case_sensitive
     if found is None:
         if not spec.create_target:
             problems.append(
@@ -226,7 +227,7 @@ def check_target(found: TableSnapshot | None, spec: MergeSpec, layout: Layout, *
                 " unset the property"
             )
         if layout.type_changes:
-            problems.extend(_widening_problems(found, spec, layout))
+            problems.extend(_widening_problems(session, found, spec, layout))
         unmapped = found.properties.get("delta.columnMapping.mode", "none") == "none"
         odd = [name for name in layout.new_columns if names.needs_column_mapping(name)]
         if unmapped and odd:
@@ -266,14 +267,14 @@ def _lacks_reserved(found: TableSnapshot, layout: Layout) -> bool:
     return layout.sequence_columns is None and names.SEQUENCE_COLUMN not in found.schema.names
 
 
-def _widening_problems(found: TableSnapshot, spec: MergeSpec, layout: Layout) -> Iterable[str]:
+def _widening_problems(session: SparkSession, found: TableSnapshot, spec: MergeSpec, layout: Layout) -> Iterable[str]:
     if spec.engine == "native":
         listed = ", ".join(map(str, layout.type_changes))
         yield (
             f"engine='native' cannot merge into {spec.target!r} once its columns have been widened ({listed}): delta-rs"
             " 1.6 does not write tables with type widening; use engine='auto', or build the table anew"
         )
-    yield from widening.obstacles(layout.type_changes, found.schema, found.properties)
+    yield from widening.obstacles(layout.type_changes, found.schema, found.properties, session)
 
 
 def keys_problem(found: TableSnapshot, target: str, keys: Iterable[str], *, case_sensitive: bool) -> str | None:
@@ -360,6 +361,11 @@ def history(session: SparkSession, target: str, *, newer_than: int, up_to: int) 
         for row in rows
         if row["version"] > newer_than
     ]
+
+
+def history_of(session: SparkSession, target: str) -> History:
+    """`history` of one table."""
+    return lambda newer_than, up_to: history(session, target, newer_than=newer_than, up_to=up_to)
 
 
 def changes(session: SparkSession, target: str, version: int) -> DataFrame:

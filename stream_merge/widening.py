@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from pyspark.sql import SparkSession
 from pyspark.sql.types import (
     ArrayType,
     ByteType,
@@ -21,7 +21,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from stream_merge import columns, names
+from stream_merge import columns, expressions, names
 
 PROPERTY = "delta.enableTypeWidening"
 COST = "delta-rs 1.6 does not write a table with type widening: from now on Spark merges every batch of it"
@@ -61,7 +61,11 @@ def wider(source: DataType, stored: DataType) -> DataType | None:
 
 
 def widest(one: DataType, other: DataType) -> DataType | None:
-    """The least type that holds the values of both exactly; None where there is none."""
+    """The least type that holds the values of both exactly; None where there is none.
+
+    Structs have the fields of the other one, each as wide as both need it: what only the first has is left out, and
+    `columns.merged` adds it.
+    """
     return wider(one, other) or wider(other, one)
 
 
@@ -118,8 +122,13 @@ def enabling(target: str) -> str:
     return f"ALTER TABLE {names.sql_identifier(target)} SET TBLPROPERTIES ({names.sql_string(PROPERTY)} = 'true')"
 
 
-def obstacles(wanted: Iterable[TypeChange], schema: StructType, properties: Mapping[str, str]) -> Iterator[str]:
-    """Why Delta would refuse the changes, which it says only after type widening has been switched on."""
+def obstacles(
+    wanted: Iterable[TypeChange], schema: StructType, properties: Mapping[str, str], session: SparkSession
+) -> Iterator[str]:
+    """Why Delta would refuse the changes, which it says only after type widening has been switched on.
+
+    It refuses a change of what an expression reads, of a field in it, and of what holds it (Delta 4.4).
+    """
     checks = {
         f"the CHECK constraint {key.removeprefix('delta.constraints.')!r}": value
         for key, value in properties.items()
@@ -130,14 +139,19 @@ def obstacles(wanted: Iterable[TypeChange], schema: StructType, properties: Mapp
         for field in schema.fields
         if "delta.generationExpression" in field.metadata
     }
-    for name in dict.fromkeys(change.path[0] for change in wanted):
-        word = re.compile(rf"(?<!\w){re.escape(name)}(?!\w)", re.IGNORECASE)
-        using = [what for what, expression in {**checks, **generated}.items() if word.search(expression)]
+    reading = {what: expressions.columns_read(session, text) for what, text in {**checks, **generated}.items()}
+    for path in dict.fromkeys(change.path for change in wanted):
+        using = [what for what, read in reading.items() if any(_overlap(path, other) for other in read)]
         if using:
             yield (
-                f"column {name!r} cannot be widened while {' and '.join(using)} uses it; drop that, let the column be"
-                " widened, and add it again"
+                f"column {'.'.join(path)!r} cannot be widened while {' and '.join(using)} uses it; drop that, let the"
+                " column be widened, and add it again"
             )
+
+
+def _overlap(one: Sequence[str], other: Sequence[str]) -> bool:
+    """Whether one path leads to the other."""
+    return all(mine.lower() == theirs.lower() for mine, theirs in zip(one, other, strict=False))
 
 
 def _wider_struct(source: StructType, stored: StructType) -> StructType | None:

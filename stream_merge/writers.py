@@ -1,19 +1,28 @@
-"""One process at a time: a file beside what two must not use, locked until its process ends, however it ends."""
+"""Which other processes use what two must not: by files beside it, locked until their process ends, however it ends."""
 
 from __future__ import annotations
 
+import atexit
 import fcntl
+import logging
 import os
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from uuid import uuid4
 
 from stream_merge import names
 from stream_merge.errors import ConfigError
+from stream_merge.logs import tell
 from stream_merge.places import local_path
 
+log = logging.getLogger(__name__)
+
 _LOCK_PREFIX = f"{names.RESERVED_PREFIX}lock_"
+_WRITERS_PREFIX = f"{names.RESERVED_PREFIX}writers_"
+"""Folder with a file of each process that writes to a table."""
 _LOOKS, _LOOK_SECONDS = 5, 0.05
 """Somebody who only looks holds the lock for a moment."""
 _ours: set[Path] = set()
@@ -71,6 +80,7 @@ def only_writer(target: str, by: str) -> Iterator[None]:
             if holder is None:
                 _ours.add(path)
                 try:
+                    warn_of_others(target, by)
                     yield
                 finally:
                     _ours.discard(path)
@@ -87,16 +97,95 @@ def expect_no_other(target: str) -> None:
         ConfigError: naming that process.
     """
     path = _lock_of(target)
-    if path is None or path in _ours:
+    holder = None if path is None or path in _ours else _holder_of(path)
+    if holder is not None:
+        raise _taken(target, holder)
+
+
+class _Present:
+    """This process among those that write to a table; what it holds goes with it, however it ends."""
+
+    def __init__(self, place: Path, by: str) -> None:
+        self._folder = place.with_name(f"{_WRITERS_PREFIX}{place.name}")
+        self._job = place.with_name(f"{_LOCK_PREFIX}{place.name}")
+        self._file: int | None = None
+        self._own = self._folder / uuid4().hex
+        self._by = by
+        self._looked_at = {self._own.name}
+        self._known: set[str] = set()
+
+    def others(self) -> list[str]:
+        """Processes that write to the table and have not been named here before."""
+        if self._file is None:
+            self._enter()
+        found = [] if self._job in _ours else [_holder_of(self._job)]
+        added = set(os.listdir(self._folder)) - self._looked_at
+        self._looked_at |= added
+        found += [_holder_of(self._folder / name, remove=True) for name in added]
+        new = dict.fromkeys(name for name in found if name is not None and name not in self._known)
+        self._known.update(new)
+        return list(new)
+
+    def _enter(self) -> None:
+        self._folder.mkdir(exist_ok=True)
+        # Locked and filled under a name that nobody looks at: an unlocked file is one of a process that has ended.
+        unfinished = self._folder.with_name(f"{self._folder.name}.{self._own.name}")
+        file = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL)  # which no end of Python complains about
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            os.write(file, f"process {os.getpid()} ({self._by})".encode())
+            unfinished.replace(self._own)
+        except OSError:
+            os.close(file)
+            raise
+        atexit.register(self._own.unlink, missing_ok=True)
+        self._file = file
+
+
+_present: dict[Path, _Present] = {}
+_present_lock = threading.Lock()
+
+
+def warn_of_others(target: str, by: str) -> None:
+    """Log once of each other process that it writes to a table on a local disk, and be seen by it.
+
+    Where the file system knows no locks or nothing can be written beside the table nobody is seen.
+
+    Cost: at first a file beside the table; then a look at a lock and into a folder: tens of microseconds.
+
+    Args:
+        target: a table that is there, or whose folder is.
+        by: who this is, for others to read.
+    """
+    path = _lock_of(target)
+    if path is None:
         return
+    place = path.with_name(path.name.removeprefix(_LOCK_PREFIX))
+    with _present_lock, suppress(OSError):
+        ours = _present[place] = _present.get(place) or _Present(place, by)
+        for other in ours.others():
+            remedy = "on a local disk the commits of two processes can overwrite each other: let one of them end"
+            tell(log.warning, "another_writer", target=target, by=by, other=other, remedy=remedy)
+
+
+def _holder_of(path: Path, *, remove: bool = False) -> str | None:
+    """What a process has written into a file that it holds locked; None where nobody does.
+
+    Args:
+        path: of the file.
+        remove: the file of a process that has ended.
+    """
     try:
         with path.open(encoding="utf-8") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise _taken(target, file.read() or "another process") from None
+                return file.read() or "another process"
     except OSError:  # there has never been one, or the file system knows no locks
-        return
+        return None
+    if remove:
+        path.unlink(missing_ok=True)
+    return None
 
 
 def _taken(target: str, holder: str) -> ConfigError:

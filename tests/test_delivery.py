@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import shutil
 from collections.abc import Callable
@@ -12,9 +13,14 @@ import pytest
 import scenario
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
-from test_idempotency import commits, transactions
+from pyspark.sql import functions as F
+from test_idempotency import USER_METADATA_CONF, commits, transactions, user_metadata
 
 from stream_merge import MergeSinks
+from stream_merge.engines import data_files
+from stream_merge.intake import Intake, Undecodable
+from stream_merge.names import TOMBSTONE_TABLE_PREFIX, sibling
+from stream_merge.quarantine import SCHEMA
 from stream_merge.testing import target_rows
 
 ENGINES = pytest.mark.parametrize("engine", ["auto", "spark"])
@@ -55,6 +61,11 @@ class Query:
         """Put an older copy of the checkpoint in its place."""
         shutil.rmtree(self.checkpoint)
         shutil.copytree(copy, self.checkpoint)
+
+    def forget_last(self, batch_id: int) -> None:
+        """Take the last batch for one that was not done, as after a crash behind the table's commit."""
+        for last in self.checkpoint.glob(f"commits/*{batch_id}*"):
+            last.unlink()
 
     def files(self) -> set[Path]:
         """Everything that tables have on the disk."""
@@ -269,6 +280,162 @@ def test_a_restored_checkpoint_loses_no_deletes_of_batches_that_changed_no_row(q
     query.is_refused("a table beside it holds batches of this query up to 2, so its events would be skipped")
 
 
+BESIDE = "a table beside it holds another batch of this query under this id, so its events would be skipped"
+DELETES = ("(7, 10, 'd', null)", "(8, 10, 'd', null)"), "(9, 10, 'd', null)"
+INVALID = ("(null, 10, 'c', 'one')", "(null, 20, 'c', 'two')"), "(null, 30, 'c', 'three')"
+
+
+def beside(query: Query) -> list[Any]:
+    """What lies in the tables beside the target, without the times of the calls."""
+    found = [log.parent for log in query.folder.glob("__stream_merge_*/_delta_log")]
+    rows = [row for path in found for row in query.spark.read.format("delta").load(str(path)).collect()]
+    at = ("recorded_at", "__stream_merge_recorded_at")
+    return sorted([(name, value) for name, value in row.asDict().items() if name not in at] for row in rows)
+
+
+@both_engines
+@pytest.mark.parametrize("events", [DELETES, INVALID], ids=["deletes", "invalid"])
+def test_an_id_that_is_recorded_beside_the_target_alone_is_no_replay_of_other_events(
+    query: Query, tmp_path: Path, events: tuple[tuple[str, str], str]
+):
+    """The batch changed no row of the target; taken for repeated, its deletes or invalid events would be nowhere."""
+    (first, second), other = events
+    query.add(first)
+    query.run()
+    shutil.copytree(query.checkpoint, tmp_path / "copy")
+    query.add(second)
+    query.run()
+    query.restore(tmp_path / "copy")
+    query.add(other)
+
+    query.is_refused(BESIDE, at_once=2)
+
+
+@both_engines
+def test_an_id_that_is_recorded_beside_the_target_with_the_same_events_is_a_replay(query: Query):
+    """Also where an older version has recorded it without what the batch reads."""
+    query.add(*DELETES[0], *INVALID[0])
+    query.run()
+    query.add("(10, 10, 'd', null), (null, 40, 'c', 'four')")
+    query.run()
+    before = beside(query)
+    query.forget_last(5)
+    query.run()
+
+    assert beside(query) == before
+    assert query.results[-2:] == ["no_change", "no_change"]
+
+    query.forget_last(5)
+    forget_content(query)
+    query.add("(11, 10, 'd', null)")
+    query.run()
+
+    assert len(beside(query)) == len(before) + 1
+
+
+def forget_content(query: Query) -> None:
+    """Take from the logs of the tables beside the target what the sink says of its batches."""
+    for table in query.folder.glob("__stream_merge_*"):
+        for commit in (table / "_delta_log").glob("*.json"):
+            actions = [json.loads(line) for line in commit.read_text().splitlines()]
+            for action in actions:
+                action.get("commitInfo", {}).pop("userMetadata", None)
+            commit.write_text("".join(f"{json.dumps(action)}\n" for action in actions))
+        for derived in (table / "_delta_log").glob("*.crc"):
+            derived.unlink()
+    query.spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
+
+
+def test_a_recorded_id_of_records_that_were_no_events_is_no_replay_of_others(query: Query, tmp_path: Path):
+    def each(batch_df: DataFrame, batch_id: int) -> None:
+        values = {f.name: F.lit(None).cast(f.dataType) for f in SCHEMA.fields} | {"event": F.col("name")}
+        rows = batch_df.select(*(value.alias(name) for name, value in values.items()))
+        intake = Intake(calls="every", undecodable=Undecodable(rows=rows, events=1))
+        scenario.sink(query.table)._account(batch_df, batch_id, intake)
+
+    shutil.copytree(query.checkpoint, tmp_path / "copy")
+    query.add("(3, 10, 'c', 'three')")
+    query.run(each=each)
+    query.restore(tmp_path / "copy")
+    query.run(each=each)
+    assert [dict(row)["event"] for row in beside(query)] == ["three"]
+
+    query.restore(tmp_path / "copy")
+    query.add("(4, 10, 'c', 'four')")
+    query.is_refused(BESIDE, each=each, at_once=2)
+
+
+def test_a_user_value_of_the_metadata_stays_in_commits_beside_the_target(query: Query):
+    query.spark.conf.set(USER_METADATA_CONF, "mine")
+    try:
+        query.add(*DELETES[0][:1])
+        query.run()
+    finally:
+        query.spark.conf.unset(USER_METADATA_CONF)
+
+    metadata = json.loads(user_metadata(sibling(query.table, TOMBSTONE_TABLE_PREFIX))[-1])
+    assert metadata["user"] == "mine"
+    assert sorted(metadata["stream_merge"]) == ["app_id", "batch_id", "source"]
+
+
+def test_events_that_were_set_aside_are_no_replay_of_others(spark: SparkSession, tmp_path: Path):
+    """Nothing is lost: those of a table that failed are merged or set aside again, those without a sink set aside."""
+    query = Query(spark, tmp_path, "auto")
+
+    def sinks() -> MergeSinks:
+        left = scenario.sink(str(tmp_path / "left"))
+        return MergeSinks(
+            {"left": left}, route_by="name", on_failure="quarantine", quarantine_target=str(tmp_path / "unrouted")
+        )
+
+    query.add("(1, 10, 'c', 'left')")
+    query.run(each=sinks())
+    spark.sql(f"ALTER TABLE delta.`{tmp_path / 'left'}` ADD CONSTRAINT small CHECK (id < 5)")
+    shutil.copytree(query.checkpoint, tmp_path / "copy")
+    query.add("(6, 10, 'c', 'left'), (7, 10, 'c', 'nobody')")
+    query.run(each=sinks())
+    query.forget_last(1)
+    query.run(each=sinks())
+    query.restore(tmp_path / "copy")
+    query.add("(2, 10, 'c', 'left'), (8, 10, 'c', 'nobody')")
+    (query.folder / "source" / "0001.json").unlink()
+    query.run(each=sinks())
+
+    assert target_rows(spark, str(tmp_path / "left"), "id") == [(1,), (2,)]
+    aside = [json.loads(dict(row)["event"])["id"] for row in beside(query)]
+    unrouted = [json.loads(event)["id"] for (event,) in target_rows(spark, str(tmp_path / "unrouted"), "event")]
+    assert (aside, sorted(unrouted)) == ([6], [7, 8])
+
+
+def test_a_restart_stops_again_where_a_merge_has_left_rows_behind(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The table holds rows twice, and only the log says so: until somebody restores it and takes a new checkpoint."""
+    query = Query(spark, tmp_path, "auto")
+
+    def run(engine: str) -> None:
+        query.run(each=scenario.sink(query.table, engine=engine, partition_by="name"))
+
+    def stops(engine: str = "auto") -> None:
+        with pytest.raises(StreamingQueryException, match=r"version 2 .*still there.*restore version 1.*each time"):
+            run(engine)
+
+    query.add("(1, 10, 'c', 'Zürich')")
+    run("spark")
+    query.add("(1, 20, 'u', 'Zürich')")
+    with monkeypatch.context() as patch:
+        patch.setattr(data_files, "misnamed", lambda _: None)
+        stops()
+    stops()
+    stops("spark")
+    spark.sql(f"RESTORE delta.`{query.table}` TO VERSION AS OF 1")
+    stops()  # the events of the batch are missing now
+    shutil.rmtree(query.checkpoint)
+    run("spark")
+
+    assert target_rows(spark, query.table) == [(1, 20, "Zürich")]
+
+
 @both_engines
 def test_the_recorded_id_with_other_events_is_no_replay(query: Query, tmp_path: Path):
     shutil.copytree(query.checkpoint, tmp_path / "copy")
@@ -284,8 +451,7 @@ def test_the_recorded_id_with_the_same_events_is_a_replay(query: Query):
     """The crash between the table's commit and the checkpoint's, also where a file source has packed its log."""
     query.add(*(f"({n}, {n}, 'u', 'n')" for n in range(20, 31)))
     query.run()
-    for last in query.checkpoint.glob("commits/*11*"):
-        last.unlink()
+    query.forget_last(11)
     query.results.clear()
     query.run()
 

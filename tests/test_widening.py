@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 from deliveries import ChangeStream, delete, ledger, upsert
+from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 from pyspark.sql import types as T
 
-from stream_merge import ConfigError, MergeSink
+from stream_merge import ConfigError, MergeSink, columns, tables
 from stream_merge.names import TOMBSTONE_TABLE_PREFIX, sibling, sql_identifier
 from stream_merge.testing import batch, run
-from stream_merge.widening import wider
+from stream_merge.widening import PROPERTY, TypeChange, obstacles, statements, wider, widest
 
 
 @pytest.mark.parametrize(
@@ -138,6 +139,65 @@ def test_a_column_of_a_constraint_is_refused_before_type_widening_is_switched_on
         stream.deliver((1, 2, 2), schema="id int, lsn int, n bigint")
 
     assert stream.versions() == before
+
+
+@pytest.mark.parametrize(
+    ("check", "refused"),
+    [
+        ("label <> 'n'", set()),
+        ("s.n > 0", {"s.n"}),
+        ("s.other > 0", set()),
+        ("s IS NOT NULL", {"s.n"}),
+        ("`odd``name` > 0", {"odd`name"}),
+        ("`n` > 0 AND `S`.`N` > 0", {"n", "s.n"}),
+        ("array_contains(l, 7)", {"l.element"}),
+        ("l[0] > N", {"n", "l.element"}),
+    ],
+)
+def test_a_constraint_stands_in_the_way_of_what_it_reads_and_of_nothing_else(
+    spark: SparkSession, tmp_table: str, check: str, refused: set[str]
+):
+    """As Delta has it, which is asked, too: not each word of that name, and names in backticks as well."""
+    schema = T.StructType.fromDDL("n int, `odd``name` int, label string, l array<int>, s struct<n: int, other: bigint>")
+    wanted = [
+        TypeChange(path=path, before=T.IntegerType(), after=T.LongType())
+        for path in (("n",), ("odd`name",), ("l", "element"), ("s", "n"))
+    ]
+    properties = {PROPERTY: "true", "delta.columnMapping.mode": "name"}
+    tables.create(spark, tmp_table, schema.fields, properties=properties)
+    spark.sql(f"ALTER TABLE delta.`{tmp_table}` ADD CONSTRAINT some CHECK ({check})")
+    by_delta = set()
+    for change in wanted:
+        (statement,) = statements(tmp_table, [change], properties)
+        try:
+            spark.sql(statement)
+        except AnalysisException as err:
+            by_delta.add((".".join(change.path), err.getCondition()))
+
+    said = " ".join(obstacles(wanted, schema, {"delta.constraints.some": check}, spark))
+
+    assert by_delta == {(name, "DELTA_CONSTRAINT_DEPENDENT_COLUMN_CHANGE") for name in refused}
+    assert {".".join(change.path) for change in wanted if repr(".".join(change.path)) in said} == refused
+
+
+def test_a_generated_column_stands_in_the_way_of_what_it_is_made_of(spark: SparkSession, tmp_table: str):
+    spark.sql(
+        f"CREATE TABLE delta.`{tmp_table}` (n int, m int, g string"
+        " GENERATED ALWAYS AS (concat('m', cast(n AS string)))) USING delta"
+    )
+    schema = tables.find(spark, tmp_table).schema
+    wanted = [TypeChange(path=(name,), before=T.IntegerType(), after=T.LongType()) for name in ("n", "m")]
+
+    (said,) = obstacles(wanted, schema, {}, spark)
+
+    assert said.startswith("column 'n' cannot be widened while the generated column 'g' uses it; drop that")
+
+
+def test_the_widest_struct_has_the_fields_of_the_second_one():
+    one, other = T.DataType.fromDDL("struct<a:bigint,b:int>"), T.DataType.fromDDL("struct<a:int,c:int>")
+
+    assert widest(one, other) == T.DataType.fromDDL("struct<a:bigint,c:int>")
+    assert columns.merged(one, widest(one, other)) == T.DataType.fromDDL("struct<a:bigint,c:int,b:int>")
 
 
 def test_the_native_engine_alone_is_no_engine_for_wider_types(spark: SparkSession, tmp_table: str):

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, Literal, ParamSpec, TypedDict, TypeVar
+from typing import Literal, ParamSpec, TypedDict, TypeVar
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -29,9 +29,10 @@ from pyspark.sql.types import StructType
 
 from stream_merge import names
 from stream_merge.engines.data_files import Times, strays
+from stream_merge.engines.native_metrics import as_merge_metrics, metrics_of
 from stream_merge.errors import StreamMergeError
 from stream_merge.logs import tell
-from stream_merge.snapshot import CommitRecord, TableSnapshot, metrics_of_history
+from stream_merge.snapshot import CommitRecord, TableSnapshot
 
 log = logging.getLogger(__name__)
 
@@ -44,22 +45,6 @@ R = TypeVar("R")
 CHECKPOINT_INTERVAL_PROPERTY = "delta.checkpointInterval"
 DEFAULT_CHECKPOINT_INTERVAL = 10
 """Delta's default; delta-rs alone would take 100, and Spark would read ten times as many commits."""
-
-MERGE_METRICS: Mapping[str, str] = {
-    "num_source_rows": "operationNumSourceRows",
-    "num_target_rows_inserted": "numTargetRowsInserted",
-    "num_target_rows_updated": "numTargetRowsUpdated",
-    "num_target_rows_deleted": "numTargetRowsDeleted",
-    "num_target_rows_copied": "numTargetRowsCopied",
-    "num_target_files_scanned": "numTargetFilesAfterSkipping",
-    "num_target_files_added": "numTargetFilesAdded",
-    "num_target_files_removed": "numTargetFilesRemoved",
-    "execution_time_ms": "executionTimeMs",
-    "scan_time_ms": "scanTimeMs",
-    "rewrite_time_ms": "rewriteTimeMs",
-}
-"""Metrics of a merge by delta-rs and what Delta calls them; delta-rs does not count the others."""
-
 
 MOST_KEPT_ROWS = 100_000
 """Tables of up to so many rows may be kept in memory: reading many small files costs more."""
@@ -226,10 +211,15 @@ class NativeTable:
                 version=int(commit["version"]),
                 timestamp_ms=commit.get("timestamp"),
                 user_metadata=commit.get("userMetadata"),
-                metrics=_metrics_of(commit.get("operationMetrics") or {}),
+                metrics=metrics_of(commit.get("operationMetrics") or {}),
             )
             for commit in self._table.history(limit)
         ]
+
+    def commits(self, newer_than: int, up_to: int) -> list[CommitRecord]:
+        """The commits in a range of versions, newest first."""
+        found = self.history(max(0, self.version - newer_than))
+        return [commit for commit in found if newer_than < commit.version <= up_to]
 
     @_no_panics
     def merge(
@@ -258,36 +248,53 @@ class NativeTable:
         before, live = self.version, self.files()["path"]
         metrics = as_merge_metrics(build(merger).execute())
         if self.version != before:
-            self._expect_removed(live)
+            self._expect_removed(self.version, live)
         self._after_commit()
         return metrics
 
-    def _expect_removed(self, live: pa.ChunkedArray) -> None:
-        """Hold the newest commit against the log: a file that is removed under another name than it has stays.
+    def _expect_removed(self, version: int, live: pa.ChunkedArray) -> None:
+        """Hold a commit against the log: a file that is removed under another name than it has stays.
 
         delta-rs itself does not notice (1.6): it compares decoded paths.
         """
-        stray = strays(self.commit(self.version), live)
+        stray = strays(self.commit(version), live)
         if stray:
             msg = (
-                f"version {self.version} of {self.location!r} removes file(s) {stray[:3]!r} that the table"
+                f"version {version} of {self.location!r} removes file(s) {stray[:3]!r} that the table"
                 " does not hold, so that rows which it replaces are still there, too: restore version"
-                f" {self.version - 1}, then merge the same events again with engine='spark' and a new checkpoint (or"
-                " another app_id)"
+                f" {version - 1}, then merge the same events again with engine='spark' and a new checkpoint (or"
+                " another app_id); with the old one this is said again each time"
             )
             raise StreamMergeError(msg, target=self.location)
 
     @_no_panics
-    def append(self, rows: pa.Table, *, transaction: tuple[str, int] | None) -> None:
+    def expect_removed(self, version: int) -> None:
+        """Hold a merge of before, by delta-rs, against the log, as each is after its commit.
+
+        Cost: the table is opened at the version before it.
+
+        Raises:
+            StreamMergeError: rows that it replaces are still there, or were until somebody restored the table.
+        """
+        try:
+            before = DeltaTable(self.location, version=version - 1, storage_options=self._options)
+            live = pa.table(before.get_add_actions(flatten=True))["path"]
+        except Exception as err:
+            tell(log.warning, "commit_not_held_against_log", table=self.location, version=version, error=str(err))
+            return
+        self._expect_removed(version, live)
+
+    @_no_panics
+    def append(self, rows: pa.Table, *, transaction: tuple[str, int] | None, user_metadata: str | None = None) -> None:
         """Append on the handle's very version."""
         before = self.version
-        self._write(rows, "append", transaction)
+        self._write(rows, "append", _commit(transaction, user_metadata))
         self._keep(before, rows)
 
     @_no_panics
     def replace(self, rows: pa.Table) -> None:
         """Put these rows in the place of all others, on the handle's very version."""
-        self._write(rows, "overwrite", None)
+        self._write(rows, "overwrite", _commit(None, None))
 
     def _parquet(self) -> _Parquet:
         """Rows per row group as the table's properties say, which delta-rs does not look at; else its defaults."""
@@ -297,13 +304,13 @@ class NativeTable:
         # Properties without a compression would mean none (delta-rs 1.6).
         return {"writer_properties": WriterProperties(max_row_group_size=int(limit), compression="SNAPPY")}
 
-    def _write(self, rows: pa.Table, mode: Literal["append", "overwrite"], transaction: tuple[str, int] | None) -> None:
+    def _write(self, rows: pa.Table, mode: Literal["append", "overwrite"], commit: CommitProperties) -> None:
         write_deltalake(
             self._table,
             rows,
             mode=mode,
             **self._parquet(),
-            commit_properties=_commit(transaction, None),
+            commit_properties=commit,
             post_commithook_properties=_NO_HOOKS,
         )
         self._after_commit()
@@ -372,15 +379,6 @@ def open_table(location: str, storage_options: Mapping[str, str] | None = None) 
         return None
 
 
-def as_merge_metrics(metrics: Mapping[str, Any]) -> dict[str, int]:
-    """What delta-rs counted, under the names of Delta's MERGE; what it does not count is absent."""
-    found = {ours: int(metrics[theirs]) for theirs, ours in MERGE_METRICS.items() if theirs in metrics}
-    skipped = metrics.get("num_target_files_skipped_during_scan")
-    if skipped is not None and "numTargetFilesAfterSkipping" in found:
-        found["numTargetFilesBeforeSkipping"] = found["numTargetFilesAfterSkipping"] + int(skipped)
-    return found
-
-
 def _plain(dtype: pa.DataType) -> pa.DataType:
     """The type without views."""
     if pa.types.is_string_view(dtype):
@@ -392,13 +390,6 @@ def _plain(dtype: pa.DataType) -> pa.DataType:
     if pa.types.is_list(dtype):
         return pa.list_(pa.field(dtype.value_field.name, _plain(dtype.value_type)))
     return dtype
-
-
-def _metrics_of(history: Mapping[str, Any]) -> dict[str, int]:
-    """The metrics of a commit, whoever made it."""
-    if MERGE_METRICS.keys() & history.keys():
-        return as_merge_metrics(history)
-    return metrics_of_history(history)
 
 
 def _commit(transaction: tuple[str, int] | None, user_metadata: str | None) -> CommitProperties:

@@ -69,10 +69,7 @@ class NativeEngine(RemembersNatively):
 
     def history(self, *, newer_than: int, up_to: int) -> Sequence[CommitRecord]:
         """Its commits in a range of versions, newest first."""
-        if up_to <= newer_than:
-            return []
-        found = self._table.history(self._table.version - newer_than)
-        return [commit for commit in found if newer_than < commit.version <= up_to]
+        return self._table.commits(newer_than, up_to)
 
     def merge(self, hits: NativeHits, tag: CommitTag) -> MergeReport:
         """One merge in one commit: delete, update or insert each event, unless the row is newer."""

@@ -33,11 +33,12 @@ def append_once(rows: pa.Table, table: str, find: Callable[[], NativeTable | Non
         if found is None:
             msg = f"{table!r} vanished while batch {commit.batch_id} was running; run the batch again"
             raise MergeFailedError(msg, target=table, batch_id=commit.batch_id)
-        commit.expect_newest(found.transaction)
+        commit.expect_own(found.transaction, found.version, found.commits)
         if is_applied(found.transaction, commit.app_id, commit.batch_id):
             return
         try:
-            found.append(rows, transaction=None if commit.app_id is None else (commit.app_id, commit.batch_id))
+            transaction = None if commit.app_id is None else (commit.app_id, commit.batch_id)
+            found.append(rows, transaction=transaction, user_metadata=commit.metadata)
         except Exception as err:
             lost = retry.conflict(err, target=table, batch_id=commit.batch_id)
             if lost is not None:

@@ -1,0 +1,127 @@
+"""Two processes on one table of a local disk: each hears of the other, and nobody is turned away for it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import scenario
+from pyspark.sql import SparkSession
+
+from stream_merge import writers
+from stream_merge.testing import target_rows
+
+CHILD = """
+import logging, sys
+from stream_merge import writers
+logging.basicConfig(format="%(message)s", stream=sys.stdout)
+def heard():
+    print("heard", flush=True)
+what, target = sys.argv[1:]
+if what == "job":
+    with writers.only_writer(target, "query 'job'"):
+        heard()
+        sys.stdin.read()
+else:
+    for _ in sys.stdin:
+        writers.warn_of_others(target, "query 'stream'")
+        heard()
+"""
+
+
+class Other:
+    """Another process that writes to a table, as far as others can see."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process, self.pid = process, process.pid
+
+    def heard(self) -> list[str]:
+        """What it has logged until it has looked."""
+        lines = iter(self.process.stdout.readline, "heard\n")
+        return [line for line in lines if "another_writer" in line]
+
+    def merge(self) -> list[str]:
+        """Let it look once more, as after a batch."""
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        return self.heard()
+
+
+@contextmanager
+def other(what: str, table: Path) -> Iterator[Other]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", CHILD, what, str(table)], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    with process:
+        try:
+            yield Other(process)
+        finally:
+            process.kill()
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.other for record in caplog.records if getattr(record, "event", "") == "another_writer"]
+
+
+def test_a_running_sink_and_a_job_that_starts_hear_of_each_other_once(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    """Only a sink that starts later is refused; this one was there before."""
+    table = tmp_path / "table"
+    sink = scenario.sink(str(table), app_id="mine")
+    sink(scenario.events(spark, "(1, 10, 'c', 'one')"), 0)
+    with caplog.at_level(logging.WARNING, logger="stream_merge"), other("job", table) as job:
+        said = job.heard()
+        for batch_id in (1, 2):
+            sink(scenario.events(spark, f"({batch_id + 1}, 10, 'c', 'more')"), batch_id)
+
+    assert [f"process {os.getpid()} (query 'direct')" in line for line in said] == [True]
+    assert "can overwrite each other: let one of them end" in said[0]
+    assert warnings(caplog) == [f"process {job.pid} (query 'job')"]
+    assert target_rows(spark, str(table), "id") == [(1,), (2,), (3,)]
+
+
+def test_streams_of_two_processes_hear_of_each_other_and_of_no_process_that_has_ended(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    """However it has ended."""
+    table = tmp_path / "table"
+    with other("stream", table) as killed:
+        assert killed.merge() == []
+    with caplog.at_level(logging.WARNING, logger="stream_merge"), other("stream", table) as living:
+        writers.warn_of_others(str(table), "query 'mine'")
+        assert warnings(caplog) == []
+        (said,) = living.merge()
+        assert f"process {os.getpid()} (query 'mine')" in said
+        assert living.merge() == []
+        for _ in range(2):
+            writers.warn_of_others(str(table), "query 'mine'")
+
+    assert warnings(caplog) == [f"process {living.pid} (query 'stream')"]
+
+
+def test_sinks_and_jobs_of_one_process_know_of_each_other(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    table = str(tmp_path / "table")
+    with caplog.at_level(logging.WARNING, logger="stream_merge"):
+        writers.warn_of_others(table, "query 'one'")
+        with writers.only_writer(table, "query 'two'"):
+            writers.warn_of_others(f"{table}/", "query 'two'")
+
+    assert warnings(caplog) == []
+
+
+def test_where_nothing_can_be_written_beside_a_table_nobody_is_kept_from_it(tmp_path: Path):
+    (tmp_path / "__stream_merge_writers_table").touch()
+
+    writers.warn_of_others(str(tmp_path / "table"), "query 'mine'")
+    writers.warn_of_others(str(tmp_path / "nowhere" / "table"), "query 'mine'")
+    writers.warn_of_others("s3a://bucket/table", "query 'mine'")
+    writers.warn_of_others("catalog.table", "query 'mine'")
+
+    assert [path.name for path in tmp_path.iterdir()] == ["__stream_merge_writers_table"]
