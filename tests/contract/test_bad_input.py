@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-import inspect
-import json
-import os
-import shutil
-import subprocess
-import sys
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import MISSING, fields
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
-from log_faults import added_jars
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-import stream_merge
-from stream_merge import ConfigError, MergeSink, RetryPolicy
-from stream_merge.config import MergeSpec
+from stream_merge import ConfigError, MergeSink
 from stream_merge.testing import run, table_version
 
 COLUMNS = ["id", "lsn", "name", "op", "tags", "doc", "at"]
-NOBODY = 65534
 
 
 @pytest.fixture(scope="module")
@@ -67,76 +54,6 @@ def problems_of(sink: MergeSink, events: DataFrame) -> tuple[str, ...]:
 
 
 # -- seen without Spark -------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("settings", "problem"),
-    [
-        (
-            {"column_list": ["id", "name"], "except_column_list": ["op"]},
-            "column_list and except_column_list are both given; keep one of them",
-        ),
-        (
-            {"column_list": ["lsn", "name"]},
-            "column_list leaves out key(s) ['id']; add them, a row cannot be found without its keys",
-        ),
-        ({"except_column_list": ["id"]}, "except_column_list drops key(s) ['id']; remove them from the list"),
-        ({"engine": "quick"}, "engine='quick' is not known; use one of 'auto', 'spark', 'native'"),
-        ({"schema_evolution": "always"}, "schema_evolution='always' is not known; use False, True or 'widen'"),
-        ({"on_invalid": "drop"}, "on_invalid='drop' is not known; use one of 'quarantine', 'fail'"),
-        ({"target": " "}, "target is empty; give a catalog name, a path or a URI"),
-        ({"keys": []}, "keys is empty; name at least one column"),
-        ({"keys": ["id", "id"]}, "keys names ['id'] more than once; name each column once"),
-        ({"sequence_by": []}, "sequence_by is empty; name at least one column"),
-        ({"sequence_by": "id"}, "sequence_by='id' is also a key; a key cannot order its own versions"),
-        (
-            {"sequence_by": "__stream_merge_sequence"},
-            "sequence_by names ['__stream_merge_sequence']; names starting with '__stream_merge_' belong to the sink",
-        ),
-        ({"apply_as_deletes": " "}, "apply_as_deletes is an empty string; use None when there are no deletes"),
-        (
-            {"tombstone_retention_seconds": 0},
-            "tombstone_retention_seconds=0 forgets deletes at once; use a positive number, None to keep them for"
-            " ever, or tombstones=False",
-        ),
-        ({"native_memory_bytes": 0}, "native_memory_bytes=0 leaves no memory; use a positive number"),
-        (
-            {"partition_by": ["name"], "cluster_by": ["op"]},
-            "partition_by and cluster_by are both given; Delta allows one of them",
-        ),
-        ({"app_id": ""}, "app_id='' is empty; leave it out or give it a value"),
-        ({"name": " "}, "name=' ' is empty; leave it out or give it a value"),
-    ],
-)
-def test_a_wrong_setting_is_refused_at_construction(settings, problem):
-    with pytest.raises(ConfigError) as caught:
-        sink_of(**{"target": "shop.orders", **settings})
-
-    assert caught.value.problems == (problem,)
-    assert isinstance(caught.value, ValueError)
-
-
-def test_all_problems_of_a_construction_are_reported_at_once():
-    with pytest.raises(ConfigError) as caught:
-        sink_of(
-            "shop.orders",
-            keys=["id", "id"],
-            column_list=["name"],
-            except_column_list=["id"],
-            engine="quick",
-            app_id=" ",
-        )
-
-    assert [problem.split()[0] for problem in caught.value.problems] == [
-        "keys",
-        "column_list",
-        "column_list",
-        "except_column_list",
-        "engine='quick'",
-        "app_id='",
-    ]
-    assert str(caught.value) == "; ".join(caught.value.problems)
-    assert caught.value.target == "shop.orders"
 
 
 # -- seen in the source -------------------------------------------------------------------------
@@ -240,25 +157,6 @@ def test_all_problems_of_a_batch_are_reported_at_once(source, tmp_path):
             "sequence_by uses 'doc' of type variant",
             "apply_as_deletes='op' is string",
         ]
-
-
-class ConnectFrame:
-    """Stands for a DataFrame of Spark Connect, whose own module needs grpc (not installed here)."""
-
-    sparkSession = None  # noqa: N815
-
-
-ConnectFrame.__module__ = "pyspark.sql.connect.dataframe"
-ConnectFrame.__qualname__ = ConnectFrame.__name__ = "DataFrame"
-
-
-def test_a_spark_connect_session_is_refused(tmp_path):
-    """Recognised by what it lacks: a JVM behind the frame."""
-    with nothing_written(tmp_path):
-        assert problems_of(sink_of(str(tmp_path / "table")), ConnectFrame()) == (
-            "the batch belongs to a Spark Connect session, which gives no access to Delta's transaction ids and merge"
-            " metrics; run the query in a classic session (without spark.remote)",
-        )
 
 
 # -- seen in the target -------------------------------------------------------------------------
@@ -410,181 +308,4 @@ def test_the_source_may_spell_the_sequence_in_another_case(source, orders):
     assert run(sink_of(str(orders), sequence_by="LSN"), again, 1).events.updated == 1
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_a_path_without_permission_is_refused(spark, source):
-    """In a process of its own under an unprivileged uid: root may write anywhere."""
-    place = Path(tempfile.mkdtemp(prefix="stream-merge-permission-"))
-    try:
-        place.chmod(0o755)
-        jars, scratch, theirs, closed = (place / name for name in ("jars", "scratch", "theirs", "closed"))
-        for folder in (jars, scratch, theirs, closed):
-            folder.mkdir(mode=0o755)
-        os.chown(scratch, NOBODY, NOBODY)
-        for jar in filter(os.path.isfile, added_jars(spark)):
-            shutil.copy(jar, jars)
-        run(sink_of(str(theirs / "table")), source.select("id", "lsn"), 0)
-        closed.chmod(0o700)
-        targets = [str(theirs / "table"), str(theirs / "missing"), str(closed / "deep" / "missing")]
-
-        with nothing_written(theirs), nothing_written(closed):
-            said = call_as_nobody(jars, scratch, targets)
-
-        assert said == {
-            targets[0]: [
-                cannot_write(theirs / "table", place=targets[0]),
-                cannot_write(theirs, place=str(theirs / "__stream_merge_quarantine_table")),
-            ],
-            targets[1]: [cannot_write(theirs, place=targets[1])],
-            targets[2]: [cannot_write(closed, place=targets[2])],
-        }
-    finally:
-        shutil.rmtree(place)
-
-
-def cannot_write(folder: Path, *, place: str) -> str:
-    return (
-        f"this process (uid 65534) may not write to {str(folder)!r}, where {place!r} lies; grant it write permission"
-        " or choose another path"
-    )
-
-
-def call_as_nobody(jars: Path, scratch: Path, targets: list[str]) -> dict[str, list[str]]:
-    """What the sink says of each target to a user who owns nothing."""
-    root = Path(stream_merge.__file__).parents[1]
-    child = Path(__file__).with_name("unprivileged_child.py")
-    paths = ",".join(str(jar) for jar in sorted(jars.iterdir()))
-    done = subprocess.run(
-        [sys.executable, str(child), paths, str(scratch), *targets],
-        cwd=scratch,
-        env={**os.environ, "HOME": str(scratch), "PYTHONPATH": str(root), "PYSPARK_PYTHON": sys.executable},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.rpartition("SAID ")[2])
-
-
 # -- defaults and surface -----------------------------------------------------------------------
-
-
-SINK_DEFAULTS = {
-    "apply_as_deletes": None,
-    "column_list": None,
-    "except_column_list": None,
-    "on_invalid": "quarantine",
-    "quarantine_target": None,
-    "tombstones": True,
-    "tombstone_retention_seconds": None,
-    "create_target": True,
-    "partition_by": (),
-    "cluster_by": (),
-    "table_properties": None,
-    "change_data_feed": True,
-    "schema_evolution": False,
-    "engine": "auto",
-    "retry": None,
-    "app_id": None,
-    "name": None,
-    "single_writer": False,
-    "storage_options": None,
-    "native_memory_bytes": None,
-    "metrics": None,
-}
-
-
-def test_every_default_of_the_sink_is_pinned():
-    parameters = dict(inspect.signature(MergeSink).parameters)
-    required = [name for name, p in parameters.items() if p.default is inspect.Parameter.empty]
-
-    assert required == ["target", "keys", "sequence_by"]
-    assert {name: p.default for name, p in parameters.items() if name not in required} == SINK_DEFAULTS
-
-
-def test_every_default_of_the_spec_is_pinned():
-    spec = MergeSpec(target="shop.orders", keys=("id",), sequence_by=("lsn",))
-    defaults = {f.name: getattr(spec, f.name) for f in fields(MergeSpec) if f.default is not MISSING or f.init}
-
-    given = {"target": "shop.orders", "keys": ("id",), "sequence_by": ("lsn",)}
-    inside = {"table_properties": {}, "retry": RetryPolicy()}
-    of_sources = {"source_columns": frozenset(), "position_components": None, "skip_unchanged": False}
-    of_sink = {name: value for name, value in SINK_DEFAULTS.items() if name != "metrics"}
-    assert defaults == {**of_sink, **given, **inside, **of_sources}
-
-
-def test_every_default_of_the_retry_policy_is_pinned():
-    assert {f.name: f.default for f in fields(RetryPolicy)} == {
-        "attempts": 6,
-        "budget_seconds": 120.0,
-        "backoff_initial_seconds": 0.2,
-        "backoff_max_seconds": 15.0,
-        "backoff_jitter_seconds": 1.0,
-    }
-
-
-def test_the_sink_hands_every_setting_on():
-    """A setting that the constructor takes and forgets would be a silent default."""
-    given: dict[str, Any] = {
-        "target": "shop.orders",
-        "keys": ["id"],
-        "sequence_by": ["lsn", "tx"],
-        "apply_as_deletes": "op = 'd'",
-        "column_list": ["id", "name"],
-        "on_invalid": "fail",
-        "quarantine_target": "shop.broken",
-        "tombstones": False,
-        "tombstone_retention_seconds": 60.0,
-        "create_target": False,
-        "partition_by": ["name"],
-        "table_properties": {"a": "b"},
-        "change_data_feed": False,
-        "schema_evolution": True,
-        "engine": "spark",
-        "retry": RetryPolicy(attempts=2),
-        "app_id": "app",
-        "name": "orders",
-        "single_writer": True,
-        "storage_options": {"key": "secret"},
-        "native_memory_bytes": 1,
-    }
-
-    spec = MergeSink(**given)._spec
-
-    as_given = {name: list(v) if isinstance(v := getattr(spec, name), tuple) else v for name in given}
-    assert as_given == given
-    assert MergeSink(target="t", keys="id", sequence_by="lsn", cluster_by="id")._spec.cluster_by == ("id",)
-    assert MergeSink(target="t", keys="id", sequence_by="lsn", except_column_list=["op"])._spec.except_column_list == (
-        "op",
-    )
-
-
-def test_credentials_are_never_shown():
-    sink = sink_of("s3://bucket/orders", storage_options={"AWS_SECRET_ACCESS_KEY": "hunter2"})
-
-    with pytest.raises(ConfigError) as caught:
-        sink_of("s3://bucket/orders", keys=[], storage_options={"AWS_SECRET_ACCESS_KEY": "hunter2"})
-
-    shown = f"{sink!r} {sink} {sink._spec!r} {sink._spec} {caught.value} {caught.value!r} {caught.value.__dict__}"
-    assert "hunter2" not in shown
-    assert "AWS_SECRET_ACCESS_KEY" not in shown
-
-
-def test_all_names_what_the_package_shows():
-    visible = {
-        name
-        for name, value in vars(stream_merge).items()
-        if not name.startswith("_") and not isinstance(value, ModuleType)
-    }
-
-    assert set(stream_merge.__all__) == visible
-    assert list(stream_merge.__all__) == sorted(stream_merge.__all__)
-
-
-@pytest.mark.parametrize(
-    "public", [stream_merge.MergeSink, stream_merge.RetryPolicy, stream_merge.MergeResult, stream_merge.EventCounts]
-)
-def test_public_constructors_take_keywords_only(public: Callable[..., Any]):
-    kinds = {p.kind for p in inspect.signature(public).parameters.values()}
-
-    assert kinds == {inspect.Parameter.KEYWORD_ONLY}

@@ -12,7 +12,7 @@ import pytest
 import scenario
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
-from test_idempotency import commits, transactions
+from traces import commits, transactions
 
 from stream_merge import MergeSinks
 from stream_merge.testing import target_rows

@@ -12,6 +12,7 @@ from deliveries import SCHEMA, ChangeStream, delete, ledger, upsert
 from delta.exceptions import ConcurrentAppendException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
+from traces import jobs_so_far
 
 from stream_merge import RetryPolicy
 from stream_merge.engines.native import NativeEngine
@@ -210,9 +211,3 @@ def test_a_batch_costs_this_many_spark_jobs(
     run(sink, batch_df, 2)
 
     assert jobs_so_far(spark) - earlier == jobs[engine]
-
-
-def jobs_so_far(spark: SparkSession) -> int:
-    """Spark jobs that this JVM has run."""
-    jobs: int = spark.sparkContext._jsc.sc().dagScheduler().numTotalJobs()
-    return jobs

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import scenario
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
-from stream_merge import ConfigError, cli
+from stream_merge import cli
 from stream_merge.cli import shared
 from stream_merge.explain import explain
 from stream_merge.testing import run
@@ -66,20 +64,3 @@ def test_a_table_that_delta_rs_must_not_write_is_named_with_the_reason(spark: Sp
 
     assert explain(tmp_table).native == "the table uses domainMetadata, rowTracking"
     assert explain(tmp_table).merges == ()
-
-
-@pytest.mark.parametrize(
-    ("table", "problem"), [("sales.orders", "is a catalog name"), ("/nowhere/at/all", "there is no Delta table")]
-)
-def test_what_is_not_a_table_is_one_sentence(table: str, problem: str):
-    with pytest.raises(ConfigError, match=problem):
-        explain(table)
-
-
-def test_a_log_that_cannot_be_read_is_one_sentence(tmp_path: Path):
-    log = tmp_path / "table" / "_delta_log"
-    log.mkdir(parents=True)
-    (log / f"{0:020}.json").write_text("{broken")
-
-    with pytest.raises(ConfigError, match="cannot be read without Spark"):
-        explain(str(tmp_path / "table"))

@@ -22,7 +22,7 @@ from stream_merge.files.run import FilesSettings, run
 from stream_merge.files.schema import Schema, parse, record, recorded
 from stream_merge.testing import target_rows
 
-POSTGRES = Path(__file__).parent / "data" / "postgres"
+POSTGRES = Path(__file__).parents[1] / "data" / "postgres"
 CSV_SCHEMA = (
     "lsn bigint, op string, changed_at timestamp, id bigint, name string, note string,"
     " balance decimal(12,2), vip boolean"

@@ -7,11 +7,11 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 import scenario
 from pyspark.sql import DataFrame, SparkSession
+from traces import commits, transactions
 
 from stream_merge import ConfigError, MergeFailedError, MergeSink
 from stream_merge.microbatch import MicroBatch
@@ -24,17 +24,6 @@ USER_METADATA_CONF = "spark.databricks.delta.commitInfo.userMetadata"
 LAST_COMMIT_CONF = "spark.databricks.delta.lastCommitVersionInSession"
 
 WAIT_SECONDS = 120
-
-
-def commits(table: str | Path) -> list[list[dict[str, Any]]]:
-    """The actions of each version."""
-    log = sorted((Path(table) / "_delta_log").glob("*[0-9].json"))
-    return [[json.loads(line) for line in commit.read_text().splitlines()] for commit in log]
-
-
-def transactions(table: str | Path) -> list[list[tuple[str, int]]]:
-    """The transaction ids of each version."""
-    return [[(a["txn"]["appId"], a["txn"]["version"]) for a in version if "txn" in a] for version in commits(table)]
 
 
 def user_metadata(table: str | Path) -> list[str | None]:

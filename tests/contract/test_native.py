@@ -15,7 +15,6 @@ from delta.tables import DeltaTable
 from pyspark.sql import SparkSession
 
 from stream_merge import CommitStateUnknownError, ConfigError, MergeFailedError, RetryPolicy, selection
-from stream_merge.costs import Work, favours_deletion_vectors
 from stream_merge.engines import log_rules
 from stream_merge.engines.delta_rs import NativeTable
 from stream_merge.engines.native import NativeEngine
@@ -376,13 +375,6 @@ def test_kept_tombstones_follow_other_writers_and_housekeeping(
 def failing(*_: object) -> None:
     msg = "as if delta-rs had failed"
     raise OSError(msg)
-
-
-def test_deletion_vectors_pay_off_from_some_size_on():
-    """Their fixed price is about a second more."""
-    assert not favours_deletion_vectors(Work(events=1_000, bytes=10_000_000, cores=2))
-    assert favours_deletion_vectors(Work(events=10_000, bytes=400_000_000, cores=2))
-    assert not favours_deletion_vectors(Work(events=10_000, bytes=400_000_000, cores=64))
 
 
 def test_a_table_made_anew_at_the_same_place_is_not_taken_for_the_old_one(spark: SparkSession, tmp_table: str):

@@ -17,7 +17,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
-from test_at_once import ODD, ROW, fields_of, formats, raw
+from wire_rows import ODD, ROW, fields_of, formats, raw
 
 from stream_merge import names
 from stream_merge.batch import Batch, evaluate_at_hand, evaluate_in_driver

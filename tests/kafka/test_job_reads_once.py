@@ -15,8 +15,8 @@ from pyspark import SparkFiles
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
-from test_evaluated_once import jobs_so_far
 from topic_job import TopicJob, raw
+from traces import jobs_so_far
 
 from stream_merge import MergeSink, microbatch
 from stream_merge.errors import MergeFailedError

@@ -22,7 +22,7 @@ from stream_merge import MergeSink
 from stream_merge.results import EventCounts, MergeResult
 from stream_merge.testing import change_rows, run, target_rows
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 CHILD_SECONDS = 180
 
 

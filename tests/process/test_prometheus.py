@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 import services
+from dashboards import dashboard, panels
 from kafka import KafkaAdminClient, KafkaProducer
 from services import prometheus
 from services.prometheus import Prometheus
-from test_grafana import dashboard, panels
 
 PLACEHOLDER = "__debezium_unavailable_value"
 PLAIN, TAGGED = "watched.orders", "watched.tagged"

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import re
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import promql_parser
 import pytest
+from dashboards import GRAFANA, dashboard, panels
 from prometheus_client import CollectorRegistry
 
 from stream_merge.catalogue import CATALOGUE
 from stream_merge.metrics import MergeMetrics
 
-GRAFANA = Path(__file__).parent.parent / "grafana"
 SCRAPE_LABELS = {"job", "instance"}
 ALLOWED_UNITS = {"s", "cps", "cpm", "Bps", "bytes", "percentunit", "short", "none"}
 
@@ -34,15 +32,6 @@ def generator() -> ModuleType:
         patch.setitem(sys.modules, spec.name, module)
         spec.loader.exec_module(module)
     return module
-
-
-def dashboard() -> dict[str, Any]:
-    loaded: dict[str, Any] = json.loads((GRAFANA / "stream-merge.json").read_text(encoding="utf-8"))
-    return loaded
-
-
-def panels() -> list[dict[str, Any]]:
-    return [panel for panel in dashboard()["panels"] if panel["type"] != "row"]
 
 
 def expressions() -> list[str]:

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import os
 import subprocess
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from deliveries import DEFAULTS, SCHEMA
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F
 from typer.testing import CliRunner
 
-from stream_merge import ConfigError, MergeFailedError, MergeSink, cli, outside
+from stream_merge import cli, outside
 from stream_merge.job.verdicts import Verdict, verdict
-from stream_merge.watch import queries
-from stream_merge.watch.queries import QueryFailedError, Stream
+from stream_merge.watch.queries import QueryFailedError
 
 FULL = (
     "the disk is full (No space left on device); free space where table, checkpoint and spark.local.dir lie, and run it"
@@ -43,46 +39,9 @@ def mounted(folder: Path, options: str) -> Iterator[Path]:
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    yield from mounted(tmp_path / "small", "size=300k")
-
-
-@pytest.fixture
 def closed_disk(tmp_path: Path) -> Iterator[Path]:
     """Closed to root as well, which runs the tests."""
     yield from mounted(tmp_path / "closed", "ro")
-
-
-@pytest.mark.parametrize("engine", ["auto", "spark"])
-def test_a_full_disk_ends_a_stream_with_one_sentence(
-    spark: SparkSession, small_disk: Path, tmp_path: Path, engine: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """Not with a stack overflow, nor after a second try by Spark on the same disk; the table stays as it was."""
-    (tmp_path / "in").mkdir()
-    rows = spark.range(20_000).select("id", F.col("id").alias("lsn"), F.lit("u").alias("op"), F.uuid().alias("name"))
-    rows.write.mode("overwrite").parquet(str(tmp_path / "in"))
-    target = str(small_disk / "table")
-    sink = MergeSink(target=target, engine=engine, **DEFAULTS)  # type: ignore[arg-type]
-    events = spark.readStream.schema(SCHEMA).parquet(str(tmp_path / "in"))
-    stream = Stream(name="full", events=events, sink=sink, checkpoint=str(tmp_path / "checkpoint"))
-
-    with pytest.raises(MergeFailedError) as caught:
-        queries.run([stream], once=True, stopping=threading.Event(), on_result=lambda *_: None)
-
-    assert str(caught.value) == f"merging batch 0 into {target!r} failed, nothing of it was committed: {FULL}"
-    assert verdict(caught.value) is Verdict.CONFIGURATION
-    assert spark.read.format("delta").load(target).count() == 0
-    heard = capfd.readouterr()
-    assert "StackOverflowError" not in heard.err + heard.out
-
-
-def test_a_storage_without_jars_is_named(spark: SparkSession) -> None:
-    events = spark.createDataFrame([(1, 1, "u", "x")], SCHEMA)
-
-    with pytest.raises(ConfigError) as caught:
-        MergeSink(target="s3a://bucket/table", **DEFAULTS)(events, 0)
-
-    assert str(caught.value) == f"batch 0 for 's3a://bucket/table' could not be merged: {NO_S3}"
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import re
 import subprocess
 import sys
@@ -11,14 +10,13 @@ from pathlib import Path
 
 import pytest
 import yaml
-from pyspark.sql import SparkSession
 
-from stream_merge import MergeSink, MergeSinks, testing
+from stream_merge import MergeSink, MergeSinks
 from stream_merge.job.fields import Model
 from stream_merge.job.formats import DebeziumFormat, FlattenedFormat, JsonFormat, KeySettings
 from stream_merge.job.settings import KafkaSettings, Limits, MetricsSettings, QuerySettings, SecuritySettings
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 
 
@@ -79,23 +77,3 @@ def test_every_make_target_that_the_readme_names_exists():
     targets = set(re.findall(r"^([a-z]+):.*##", (ROOT / "Makefile").read_text(), flags=re.M))
 
     assert set(re.findall(r"(?:`|^)make ([a-z]+)", README, flags=re.M)) <= targets
-
-
-def test_the_example_merges_a_folder_of_changes(spark: SparkSession, tmp_path: Path):
-    """The example runs as printed; only the trigger is made to end."""
-    example = next(code for code in re.findall(r"```python\n(.*?)```", README, flags=re.S) if "MergeSink(" in code)
-    assert len([line for line in example.splitlines() if line.strip()]) <= 15
-    (tmp_path / "changes").mkdir()
-    events = [
-        {"id": 1, "lsn": 2, "op": "u", "item": "two"},
-        {"id": 1, "lsn": 1, "op": "u", "item": "one"},
-        {"id": 2, "lsn": 3, "op": "d", "item": None},
-    ]
-    (tmp_path / "changes" / "1.json").write_text("\n".join(map(json.dumps, events)))
-    code = example.replace(".start()", ".trigger(availableNow=True).start()")
-    for relative in ("changes", "tables/orders", "checkpoints/orders"):
-        code = code.replace(f'"{relative}"', repr(str(tmp_path / relative)))
-
-    exec(compile(code, "README.md", "exec"), {})
-
-    assert testing.target_rows(spark, str(tmp_path / "tables/orders")) == [(1, 2, "two")]
