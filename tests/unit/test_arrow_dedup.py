@@ -81,17 +81,28 @@ def test_the_latest_event_of_each_key_wins(seed: int, size: int):
 
 
 def test_values_compare_as_in_spark():
-    """NULL least, NaN greatest and equal to itself, one zero; structs and arrays item by item."""
-    ranks = [rank(value) for value in VALUES]
-    keys = orderable(pa.array(VALUES, pa.float64()))
-    for i, one in enumerate(keys):
-        for j, other in enumerate(keys):
-            assert ((one < other), (one == other)) == ((ranks[i] < ranks[j]), (ranks[i] == ranks[j]))
+    """NULL least, NaN greatest and equal to itself, one zero; structs and arrays item by item, the shorter first."""
+    structs = [
+        None,
+        {"a": None, "b": None},
+        {"a": None, "b": 5},
+        {"a": 1, "b": None},
+        {"a": 1, "b": 2},
+        {"a": 1, "b": 3},
+        {"a": 2, "b": None},
+    ]
+    struct = pa.struct([("a", pa.int64()), ("b", pa.int64())])
+    assert_in_order(VALUES, pa.float64(), [rank(value) for value in VALUES])
+    assert_in_order([None, [], [None], [None, 1], [1], [1, None], [1, 2], [1, 2, 0], [2]], pa.list_(pa.int64()))
+    assert_in_order(structs, struct)
+    assert_in_order([None, [], [structs[1]], [structs[2]], [structs[2], None], [structs[4]]], pa.list_(struct))
+    assert_in_order([None, {"v": None}, {"v": []}, {"v": [0]}, {"v": [1]}], pa.struct([("v", pa.list_(pa.int64()))]))
 
-    arrays = [None, [], [None], [1], [1, None], [1, 2], [2]]
-    assert orderable(pa.array(arrays, pa.list_(pa.int64()))) == sorted(
-        orderable(pa.array(arrays[::-1], pa.list_(pa.int64())))
-    )
-    structs = [None, {"a": None, "b": 5}, {"a": 1, "b": None}, {"a": 1, "b": 2}]
-    dtype = pa.struct([("a", pa.int64()), ("b", pa.int64())])
-    assert orderable(pa.array(structs, dtype)) == sorted(orderable(pa.array(structs[::-1], dtype)))
+
+def assert_in_order(values: list[Any], dtype: pa.DataType, ranks: list[int] | None = None) -> None:
+    """Each of them compares with each, wherever in whichever array it stands, as its rank or else its place says."""
+    ranks = ranks or list(range(len(values)))
+    one, other = orderable(pa.array(values, dtype)), orderable(pa.array(values[::-1], dtype))[::-1]
+    for a, rank_a in zip(one, ranks, strict=True):
+        for b, rank_b in zip(other, ranks, strict=True):
+            assert (a < b, a == b, a > b) == (rank_a < rank_b, rank_a == rank_b, rank_a > rank_b)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
+from typer.main import get_command
 from typer.testing import CliRunner, Result
 
 from stream_merge import (
@@ -88,12 +90,26 @@ def test_the_version_is_the_installed_one(invoke: Invoke) -> None:
     assert result.stdout.startswith("stream-merge 0.")
 
 
-@pytest.mark.parametrize("command", ["demo", "files"])
-def test_help_tells_every_option(invoke: Invoke, command: str) -> None:
-    result = invoke(f"{command} --help")
+def commands(group: Any, *before: str) -> Iterator[tuple[str, Any]]:
+    """Every command with the words that call it."""
+    for name, command in group.commands.items():
+        words = (*before, name)
+        yield from commands(command, *words) if hasattr(command, "commands") else [(" ".join(words), command)]
+
+
+EVERY_COMMAND = [pytest.param(*found, id=found[0]) for found in commands(get_command(cli.app))]
+
+
+@pytest.mark.parametrize(("words", "command"), EVERY_COMMAND)
+def test_help_tells_every_option(invoke: Invoke, words: str, command: Any) -> None:
+    """Its name, and a sentence about it."""
+    result = invoke(f"{words} --help")
+    options = [param for param in command.params if param.param_type_name == "option"]
+    said = " ".join(result.stdout.split())
 
     assert result.exit_code == 0
-    assert "--metrics-port" in result.stdout
+    assert [name for option in options for name in option.opts if f"{name} " not in said] == []
+    assert [option.name for option in options if " ".join((option.help or "nothing at all").split()) not in said] == []
 
 
 @pytest.mark.usefixtures("no_spark")
