@@ -1,7 +1,7 @@
 # Every target does its own set-up: `make demo` on a fresh machine needs nothing but Python 3.11 and Java 17.
 SHELL := bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo jars shop test test-all check lint format types imports bench bench-kafka dashboard lock clean
+.PHONY: help setup demo jars shop unit test test-all check lint format types imports bench bench-kafka dashboard lock clean
 
 INSTALLED := .venv/.installed
 # Found once per command; a JDK is installed through apt when none is there and the user is root.
@@ -10,9 +10,9 @@ WITH_JAVA := home=$$(deployments/setup.sh java) && JAVA_HOME="$$home" PATH="$(CU
 # A file stays in one process: its tests share what they have built.
 PYTEST := .venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-BEHAVIOUR := $(wildcard tests/test_contract_*.py) tests/test_differential.py tests/test_conflicts.py
+BEHAVIOUR := $(wildcard tests/contract/test_contract_*.py) $(addprefix tests/contract/test_,differential.py conflicts.py)
 # What one batch finds that another has left, for batches by different engines.
-SWITCHING := $(addprefix tests/test_,differential.py contract_rows.py contract_order.py contract_tombstones.py)
+SWITCHING := $(addprefix tests/contract/test_,differential.py contract_rows.py contract_order.py contract_tombstones.py)
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,10 +29,14 @@ jars: .jars/spark/.copied  ## jars of Spark's Kafka connector, for 'stream-merge
 shop: $(INSTALLED) .jars/spark/.copied .jars/services/.copied  ## PostgreSQL, Kafka and Debezium to try a job on; ARGS=folder
 	@$(WITH_JAVA) .venv/bin/python tests/shop.py $(ARGS)
 
-test: $(INSTALLED) .jars/classes.jsa  ## all tests, in two processes; ARGS="-k name" selects, ARGS="-n 0" takes one
-	@$(WITH_JAVA) $(PYTEST) $(ARGS)
+unit: $(INSTALLED)  ## the tests that need neither Spark nor Java; ARGS="-k name" selects
+	@$(PYTEST) tests/unit $(ARGS)
 
-test-all: .jars/spark/.copied .jars/services/.copied .jars/prometheus/.found test  ## all tests, then what a sink does once more on Spark alone, and what it finds with the engine changing at random
+test: $(INSTALLED) .jars/classes.jsa  ## unit, and what a sink does on Spark, in two processes; ARGS="-k name" selects, ARGS="-n 0" takes one
+	@$(WITH_JAVA) $(PYTEST) tests/unit tests/contract $(ARGS)
+
+test-all: $(INSTALLED) .jars/classes.jsa .jars/spark/.copied .jars/services/.copied .jars/prometheus/.found  ## all tests, with Kafka, processes and a cluster; then what a sink does once more on Spark alone, and what it finds with the engine changing at random
+	@$(WITH_JAVA) $(PYTEST) $(ARGS)
 	@$(WITH_JAVA) $(PYTEST) --engine spark $(BEHAVIOUR) $(ARGS)
 	@$(WITH_JAVA) $(PYTEST) --engine random $(SWITCHING) $(ARGS)
 

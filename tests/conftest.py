@@ -56,7 +56,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that take minutes come first, so that no process is left alone with one at the end."""
+    """Each test is marked with its folder; files that take minutes come first, so that none is run alone at the end."""
+    for item in items:
+        item.add_marker(item.path.parent.name)
     turns = {name: turn for turn, name in enumerate(LONG_FILES)}
     items.sort(key=lambda item: turns.get(item.path.stem, len(turns)))
 

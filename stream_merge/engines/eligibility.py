@@ -64,7 +64,7 @@ PROVEN: Mapping[type[DataType], frozenset[Place]] = {
     StructType: frozenset({"payload", "nested", "carried"}),
     MapType: frozenset({"carried"}),
 }
-"""For which types and where delta-rs 1.6 writes what Spark would; tests/test_whitelist.py holds each entry to it.
+"""For which types and where delta-rs 1.6 writes what Spark would; tests/contract/test_whitelist.py tries each entry.
 
 As partition values delta-rs shifts timestamps by the session's offset, writes -1.25 as `-1.-25` and binary as escapes.
 """

@@ -1,0 +1,66 @@
+"""What a table's own log tells about the engine of each batch."""
+
+from __future__ import annotations
+
+import pytest
+import scenario
+from pyspark.sql import SparkSession
+from typer.testing import CliRunner
+
+from stream_merge import cli
+from stream_merge.cli import shared
+from stream_merge.explain import explain
+from stream_merge.testing import run
+
+
+@pytest.fixture
+def target(spark: SparkSession, tmp_table: str) -> str:
+    """Two batches merged by Spark, and somebody else's commit between them."""
+    sink = scenario.sink(tmp_table, app_id="orders", engine="spark")
+    run(sink, scenario.events(spark, scenario.BATCHES[0]), 0)
+    spark.sql(f"UPDATE delta.`{tmp_table}` SET name = 'by hand' WHERE id = 1")
+    run(sink, scenario.events(spark, scenario.BATCHES[1]), 1)
+    return tmp_table
+
+
+def test_each_merge_is_told_with_its_engine_reason_and_counts(spark: SparkSession, target: str):
+    native = scenario.sink(target, app_id="orders", engine="native")
+    result = run(native, scenario.events(spark, "(20, 50, 'c', 'new'), (1, 60, 'u', 'last')"), 2)
+
+    found = explain(target)
+
+    assert found.keys == '["id"]'
+    assert found.native is None
+    assert found.version == result.version
+    newest, second, first = found.merges
+    assert (newest.batch_id, newest.engine, newest.identity, newest.role) == (2, "native", "orders", "target")
+    assert newest.plan.startswith("native: asked for; 2 events")
+    assert (newest.metrics["numTargetRowsInserted"], newest.metrics["numTargetRowsUpdated"]) == (1, 1)
+    assert [(merge.batch_id, merge.engine, merge.plan) for merge in (second, first)] == [
+        (1, "spark", "spark: asked for"),
+        (0, "spark", "spark: asked for"),
+    ]
+    assert (first.metrics["numTargetRowsInserted"], second.metrics["numTargetRowsDeleted"]) == (2, 1)
+    assert first.at is not None
+    assert newest.at is not None
+    assert first.at < newest.at
+    assert found.others == found.version + 1 - 3
+
+
+def test_the_command_says_it_without_spark(target: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(shared, "local_session", lambda *_, **__: pytest.fail("Spark was started"))
+    monkeypatch.setattr(shared.OUT, "width", 200)
+
+    told = CliRunner().invoke(cli.app, ["explain", target, "--last", "3"])
+
+    assert told.exit_code == 0
+    assert "native engine: may write this table" in told.output
+    assert "spark: asked for" in told.output
+    assert "2 of the newest 3 versions were merged by a sink" in told.output
+
+
+def test_a_table_that_delta_rs_must_not_write_is_named_with_the_reason(spark: SparkSession, tmp_table: str):
+    spark.sql(f"CREATE TABLE delta.`{tmp_table}` (id INT) USING delta TBLPROPERTIES (delta.enableRowTracking = true)")
+
+    assert explain(tmp_table).native == "the table uses domainMetadata, rowTracking"
+    assert explain(tmp_table).merges == ()

@@ -1,0 +1,324 @@
+"""How a table's files were written, and values that delta-rs must not touch: such batches are Spark's, unasked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from deliveries import ledger
+from prometheus_client import CollectorRegistry
+from pyspark.sql import DataFrame, SparkSession
+
+from stream_merge import ConfigError, MergeMetrics, MergeSink, StreamMergeError
+from stream_merge.engines import data_files
+from stream_merge.engines.eligibility import PROVEN
+from stream_merge.engines.native import NativeEngine
+from stream_merge.names import sql_identifier
+from stream_merge.own_session import TIMESTAMP_CONF
+from stream_merge.results import MergeResult
+from stream_merge.testing import run
+
+OPEN_END = "TIMESTAMP'9999-12-31 00:00:00Z'"
+
+
+class Table:
+    """A table that batches from SQL are merged into."""
+
+    def __init__(self, spark: SparkSession, path: str, **settings: Any) -> None:
+        self.spark = spark
+        self.path = path
+        self.settings = {"keys": "id", "sequence_by": "lsn", "app_id": "files", **settings}
+        self.batches = 0
+
+    def write(self, select: str, **options: str) -> None:
+        """Let a user of Spark append rows, in one file."""
+        frame = self.spark.sql(select).coalesce(1).write.format("delta").mode("append")
+        frame.option("delta.enableChangeDataFeed", "true").options(**options).save(self.path)
+
+    def merge(self, select: str | DataFrame, *, engine: str = "auto", **settings: Any) -> MergeResult:
+        """Merge a batch; an event is a delete where its column `op` says 'd'."""
+        batch = self.spark.sql(select) if isinstance(select, str) else select
+        deletes = {"apply_as_deletes": "op = 'd'", "except_column_list": ["op"]} if "op" in batch.columns else {}
+        settings = {**self.settings, **deletes, **settings}
+        sink = MergeSink(target=self.path, engine=engine, metrics=MergeMetrics(CollectorRegistry()), **settings)
+        self.batches += 1
+        return run(sink, batch, self.batches)
+
+    def rows(self, *columns: str) -> list[tuple[str, ...]]:
+        """Columns of the target, spelled by Spark."""
+        casts = ", ".join(f"CAST({column} AS string)" for column in columns)
+        return sorted(
+            tuple(row) for row in self.spark.sql(f"SELECT {casts} FROM {sql_identifier(self.path)}").collect()
+        )
+
+
+@pytest.fixture
+def table(spark: SparkSession, tmp_table: str) -> Table:
+    """No table yet, but the place for one."""
+    return Table(spark, tmp_table)
+
+
+# -- how times are kept -------------------------------------------------------------------------
+
+
+def test_rows_that_a_batch_does_not_name_keep_times_that_nanoseconds_cannot_hold(table: Table):
+    """delta-rs would copy 9999-12-31 as 1816-03-29; once Spark has written the file again, it is delta-rs' own."""
+    table.write(f"SELECT id, 1L AS lsn, IF(id = 1, now(), {OPEN_END}) AS until FROM range(1, 4)")
+    first = table.merge(f"SELECT 1L AS id, 2L AS lsn, {OPEN_END} AS until")
+    second = table.merge(f"SELECT 1L AS id, 3L AS lsn, {OPEN_END} AS until")
+
+    assert (first.engine, first.refusal, "INT96" in first.plan) == ("spark", "column", True), first.plan
+    assert second.engine == "native", second.plan
+    assert table.rows("id", "lsn", "year(until)") == [("1", "3", "9999"), ("2", "1", "9999"), ("3", "1", "9999")]
+
+
+def test_a_key_that_nanoseconds_cannot_hold_is_not_doubled(table: Table):
+    """The wrapped key of one file may equal a key that the log's statistics rule out there: so all files count."""
+    table.settings["keys"] = "until"
+    table.write(f"SELECT {OPEN_END} AS until, 1L AS lsn")
+    wrapped = table.merge("SELECT timestamp_micros(-4852202631933723) AS until, 2L AS lsn")
+    end = table.merge(f"SELECT {OPEN_END} AS until, 3L AS lsn")
+
+    assert (wrapped.refusal, ledger(wrapped)) == ("column", {"received": 1, "inserted": 1})
+    assert ledger(end) == {"received": 1, "updated": 1}
+    assert table.rows("year(until)", "lsn") == [("1816", "2"), ("9999", "3")]
+
+
+def test_times_that_nanoseconds_hold_are_left_to_delta_rs_however_wide_the_table(table: Table):
+    """Delta keeps statistics of 32 columns."""
+    filler = ", ".join(f"1 AS c{n}" for n in range(32))
+    table.write(f"SELECT id, 1L AS lsn, {filler}, TIMESTAMP'2261-01-01 00:00:00Z' AS until FROM range(2)")
+    result = table.merge("SELECT 1L AS id, 2L AS lsn")
+
+    assert (result.engine, ledger(result)) == ("native", {"received": 1, "updated": 1})
+    assert table.rows("id", "lsn", "year(until)") == [("0", "1", "2261"), ("1", "2", "2261")]
+
+
+def test_what_a_sink_writes_by_spark_is_fit_for_delta_rs_and_the_users_session_is_left_alone(table: Table):
+    """Target and remembered deletes, with keys that INT96 would keep."""
+    before = table.spark.conf.get(TIMESTAMP_CONF)
+    table.settings["keys"] = "until"
+    events = "SELECT timestamp_micros(253402214400000000 + id) AS until, {}L AS lsn, '{}' AS op FROM range(2)"
+    table.merge(events.format(1, "u"), engine="spark")
+    table.merge(events.format(5, "d"), engine="spark")
+    late = table.merge(events.format(4, "u"), engine="native")
+
+    assert (late.engine, ledger(late)) == ("native", {"received": 2, "stale": 2})
+    assert table.spark.conf.get(TIMESTAMP_CONF) == before
+
+
+def test_dates_in_the_calendar_of_spark_2_are_left_to_spark(table: Table):
+    conf = "spark.sql.parquet.datetimeRebaseModeInWrite"
+    table.spark.conf.set(conf, "LEGACY")
+    try:
+        table.write("SELECT id, 1L AS lsn, DATE'1500-01-01' AS day FROM range(2)")
+    finally:
+        table.spark.conf.unset(conf)
+    result = table.merge("SELECT 1L AS id, 2L AS lsn, DATE'1500-01-02' AS day")
+
+    assert (result.engine, "calendar of Spark 2" in result.plan) == ("spark", True), result.plan
+    assert table.rows("id", "day") == [("0", "1500-01-01"), ("1", "1500-01-02")]
+
+
+def test_files_in_sparks_legacy_format_are_read_by_delta_rs_as_by_spark(table: Table):
+    """Lists and maps of two levels, decimals in bytes, milliseconds; compressed otherwise than Spark does by itself."""
+    confs = {"spark.sql.parquet.writeLegacyFormat": "true", TIMESTAMP_CONF: "TIMESTAMP_MILLIS"}
+    for name, value in confs.items():
+        table.spark.conf.set(name, value)
+    try:
+        nested = "array(id) AS a, map('k', array(id)) AS m, struct(array(1, NULL) AS x) AS s"
+        flat = "CAST(-id * 1.25 AS decimal(9,2)) AS short, CAST(id * 1.25 AS decimal(15,2)) AS long"
+        time = "TIMESTAMP'2026-01-01 00:00:00.123' AS at"
+        table.write(f"SELECT id, 1L AS lsn, {nested}, {flat}, {time} FROM range(2)", compression="zstd")
+    finally:
+        for name in confs:
+            table.spark.conf.unset(name)
+    before = table.rows("a", "m", "s", "short", "long", "at")
+    result = table.merge("SELECT 1L AS id, 2L AS lsn")
+
+    assert (result.engine, ledger(result)) == ("native", {"received": 1, "updated": 1})
+    assert table.rows("a", "m", "s", "short", "long", "at") == before
+    assert before[1] == ("[1]", "{k -> [1]}", "{[1, null]}", "-1.25", "1.25", "2026-01-01 00:00:00.123")
+
+
+def test_a_file_that_comes_after_the_choice_counts_too(table: Table, monkeypatch: pytest.MonkeyPatch):
+    table.write("SELECT id, 1L AS lsn, TIMESTAMP'2026-01-01 00:00:00Z' AS until FROM range(2)")
+    merge = NativeEngine.merge
+
+    def overtaken(self: NativeEngine, *args: Any) -> Any:
+        monkeypatch.setattr(NativeEngine, "merge", merge)
+        table.write(f"SELECT id, 1L AS lsn, {OPEN_END} AS until FROM range(2, 4)")
+        return merge(self, *args)
+
+    monkeypatch.setattr(NativeEngine, "merge", overtaken)
+    result = table.merge(f"SELECT id, 2L AS lsn, {OPEN_END} AS until FROM range(1, 3)")
+
+    assert (result.engine, result.refusal, "INT96" in result.plan) == ("spark", "failed", True), result.plan
+    assert table.rows("id", "lsn", "year(until)")[2:] == [("2", "2", "9999"), ("3", "1", "9999")]
+
+
+def test_dates_that_delta_rs_cannot_spell_are_left_to_spark(table: Table, capfd: pytest.CaptureFixture[str]):
+    """It would panic: at such a date in a batch, and in a file that it writes again."""
+    table.write("SELECT id, 1L AS lsn, DATE'2026-01-01' AS day FROM range(2)")
+    far = table.merge("SELECT 1L AS id, 2L AS lsn, date_from_unix_date(2147483647) AS day")
+    copied = table.merge("SELECT 0L AS id, 3L AS lsn, DATE'2026-01-01' AS day")
+
+    assert (far.refusal, copied.refusal) == ("column", "column")
+    assert table.rows("id", "lsn", "unix_date(day)") == [("0", "3", "20454"), ("1", "2", "2147483647")]
+    assert "panicked" not in capfd.readouterr().err
+
+
+# -- paths and partition values -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("column", ["city", "straße"])
+def test_a_path_that_delta_rs_would_write_otherwise_is_left_to_spark(table: Table, column: str):
+    """delta-rs finds its own files again under whatever path; those of Spark it would leave behind."""
+    table.settings["partition_by"] = column
+    events = f"SELECT {{}}L AS id, {{}}L AS lsn, 'Zürich' AS `{column}`"
+    table.merge(f"{events.format(2, 1)} UNION ALL {events.format(1, 1)}", engine="native")
+    own = table.merge(events.format(1, 2), engine="native")
+    table.merge(events.format(1, 3), engine="spark")
+    sparks = table.merge(events.format(1, 4))
+
+    assert ledger(own) == {"received": 1, "updated": 1}
+    assert (sparks.engine, sparks.refusal, ledger(sparks)) == ("spark", "column", {"received": 1, "updated": 1})
+    assert table.rows("id", "lsn", f"`{column}`") == [("1", "4", "Zürich"), ("2", "1", "Zürich")]
+    with pytest.raises(ConfigError, match="has a path that delta-rs would write otherwise"):
+        table.merge(events.format(1, 5), engine="native")
+
+
+def test_a_merge_that_removes_a_file_under_another_name_does_not_pass_for_one_that_worked(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+):
+    """The belt: should a path get past the check before the merge, the commit is held against the log."""
+    table.settings["partition_by"] = "city"
+    table.merge("SELECT 1L AS id, 1L AS lsn, 'Zürich' AS city", engine="spark")
+    monkeypatch.setattr(data_files, "misnamed", lambda _: None)
+
+    events = "SELECT 1L AS id, 2L AS lsn, 'Zürich' AS city"
+
+    def stops(saying: str, **settings: Any) -> None:
+        with pytest.raises(StreamMergeError, match=saying):
+            table.merge(events, **settings)
+        table.batches -= 1
+
+    said = r"version 2 of .* removes file\(s\) \['city=Z%C3%BCrich/.*restore version 1, .*new checkpoint"
+    stops(said)
+    monkeypatch.undo()
+    stops(said)  # as after a restart, which finds the batch applied
+    stops(said, engine="spark")
+    table.spark.sql(f"RESTORE delta.`{table.path}` TO VERSION AS OF 1")
+    stops(said, engine="auto")  # its events are missing now
+
+    table.merge(events, engine="spark", app_id="another")
+    assert table.rows("id", "lsn", "city") == [("1", "2", "Zürich")]
+
+
+@pytest.mark.parametrize("city", ["", "__HIVE_DEFAULT_PARTITION__"])
+def test_partition_texts_that_spark_keeps_as_null_are_left_to_spark(table: Table, city: str):
+    """delta-rs would keep them as they are."""
+    table.settings["partition_by"] = "city"
+    results = [
+        table.merge(f"SELECT {n}L AS id, 1L AS lsn, '{name}' AS city") for n, name in enumerate(("x", "a", city))
+    ]
+
+    assert [result.engine for result in results[1:]] == ["native", "spark"]
+    assert table.rows("coalesce(city, 'null')") == [("a",), ("null",), ("x",)]
+
+
+PARTITIONS = {
+    "timestamp": ("TIMESTAMP'2026-11-24 12:00:00Z'", "2026-11-24 17:45:00"),
+    "decimal": ("CAST(-1.25 AS decimal(10,2))", "-1.25"),
+    "binary": ("X'0141'", "\x01A"),
+    "double": ("1.5D", "1.5"),
+}
+
+
+def test_partition_types_that_delta_rs_writes_otherwise_are_left_to_spark(table: Table):
+    """It would shift times by the session's offset, write -1.25 as -1.-25, and binary as the text of its escapes."""
+    zone = "spark.sql.session.timeZone"
+    before = table.spark.conf.get(zone)
+    table.settings["partition_by"] = list(PARTITIONS)
+    values = ", ".join(f"{value} AS `{name}`" for name, (value, _) in PARTITIONS.items())
+    table.spark.conf.set(zone, "Asia/Kathmandu")
+    try:
+        results = [table.merge(f"SELECT 1L AS id, {lsn}L AS lsn, {values}") for lsn in (1, 2)]
+        found = table.rows("lsn", *(f"`{name}`" for name in PARTITIONS))
+    finally:
+        table.spark.conf.set(zone, before)
+
+    assert [(result.engine, result.refusal) for result in results] == [("spark", "column")] * 2
+    assert found == [("2", *(spelled for _, spelled in PARTITIONS.values()))]
+    proven = {kind.typeName() for kind, places in PROVEN.items() if "partition" in places}
+    assert proven == {"boolean", "byte", "short", "integer", "long", "date", "string"}
+
+
+# -- text and times that Python does not know ---------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ["spark", "auto"])
+def test_a_key_that_is_not_utf8_is_not_doubled(table: Table, engine: str):
+    """Statistics hold U+FFFD in its place, and Python nothing: bounds exclude neither it nor its neighbours."""
+    files = ("FF",), ("80", "C3A9"), ("F8", "F09F9880"), ("61", "C3FF", "EFBBBF")
+
+    def batch(lsn: int, op: str, keys: Sequence[str]) -> str:
+        # A second event of each key: equal ones are told apart in the driver, too.
+        values = ", ".join(f"('{key}')" for key in (*keys, *keys))
+        return f"SELECT CAST(unhex(k) AS string) AS id, {lsn}L AS lsn, '{op}' AS op FROM VALUES {values} AS t(k)"
+
+    inserted = [table.merge(batch(1, "u", keys), engine=engine).events.inserted for keys in files]
+    updated = [table.merge(batch(2, "u", [key]), engine=engine).events.updated for *_, key in files]
+    every = [key for keys in files for key in keys]
+    deleted = table.merge(batch(4, "d", every), engine=engine).events.deleted
+    late = [table.merge(batch(3, "u", keys), engine=engine).events.stale for keys in (files[0], files[1], every)]
+
+    assert (inserted, updated, deleted, late) == ([1, 2, 2, 3], [1, 1, 1, 1], 8, [1, 2, 8])
+    assert table.rows("id") == []
+
+
+@pytest.mark.parametrize("engine", ["spark", "native"])
+def test_keys_beyond_the_years_of_python_are_found(table: Table, engine: str):
+    """Each in a file of its own."""
+    types = ("timestamp_ntz", "timestamp", "date")
+    table.settings["keys"] = [f"a {dtype}" for dtype in types]
+    table.settings["table_properties"] = {"delta.columnMapping.mode": "name"}
+    ends = "'-0044-03-15'", "'+12000-02-29'", "'+200000-01-01'"
+
+    def event(end: str, lsn: int, op: str) -> str:
+        keys = ", ".join(f"CAST({end} AS {dtype}) AS `a {dtype}`" for dtype in types)
+        return f"SELECT {keys}, {lsn}L AS lsn, '{op}' AS op"
+
+    fates = [
+        ledger(table.merge(event(end, lsn, op), engine=engine)) for lsn, op in ((1, "u"), (3, "u")) for end in ends
+    ]
+    gone = table.merge(" UNION ALL ".join(event(end, 4, "d") for end in ends), engine=engine)
+    late = table.merge(" UNION ALL ".join(event(end, 2, "u") for end in ends), engine=engine)
+
+    assert fates == [{"received": 1, fate: 1} for fate in ("inserted", "updated") for _ in ends]
+    assert (ledger(gone), ledger(late)) == ({"received": 3, "deleted": 3}, {"received": 3, "stale": 3})
+    assert "bounds on a timestamp_ntz, a timestamp, a date" in gone.plan
+
+
+def test_a_repair_in_a_partition_whose_feed_delta_rs_does_not_find_is_counted(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+):
+    """It takes `%20` in the path of a change file as it is; the ledger then does without."""
+    table.settings["partition_by"] = "city"
+    event = "SELECT {}L AS id, {}L AS lsn, 'a b' AS city, '{}' AS op"
+    table.merge(event.format(1, 1, "u"), engine="native")
+    table.merge(event.format(9, 1, "d"), engine="native")
+    merge = NativeEngine.merge
+
+    def overtaken(self: NativeEngine, *args: Any) -> Any:
+        monkeypatch.setattr(NativeEngine, "merge", merge)
+        rival = Table(table.spark, table.path, app_id="rival", partition_by="city")
+        rival.merge(event.format(2, 9, "d"), engine="native")
+        return merge(self, *args)
+
+    monkeypatch.setattr(NativeEngine, "merge", overtaken)
+    result = table.merge(event.format(2, 5, "u"), engine="native")
+
+    assert table.rows("id", "city") == [("1", "a b")]
+    assert ledger(result)["stale"] == 1

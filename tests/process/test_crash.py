@@ -1,0 +1,243 @@
+"""A real process dies by SIGKILL between two steps of a batch; delivering it again must leave no trace of that."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import crash_child
+import pytest
+import scenario
+from pyspark.sql import DataFrame, SparkSession
+
+from stream_merge import MergeSink
+from stream_merge.results import EventCounts, MergeResult
+from stream_merge.testing import change_rows, run, target_rows
+
+ROOT = Path(__file__).parents[2]
+CHILD_SECONDS = 180
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """All that a batch leaves behind, but for times and version numbers."""
+
+    rows: list[tuple[Any, ...]]
+    feed: list[list[tuple[Any, ...]]]
+    """Change rows of each version that changed rows, in order."""
+    remembered: list[tuple[Any, ...]]
+    """Entries of the log of deletes: key, sequence, whether it marks a revival."""
+    quarantined: list[tuple[Any, ...]]
+
+
+def state(spark: SparkSession, table: Path) -> State:
+    versions: dict[int, list[tuple[Any, ...]]] = {}
+    for version, *change in change_rows(spark, str(table)):
+        versions.setdefault(version, []).append(tuple(change))
+    log = sibling(table, "tombstones")
+    quarantine = sibling(table, "quarantine")
+    return State(
+        rows=target_rows(spark, str(table)),
+        feed=[versions[version] for version in sorted(versions)],
+        remembered=target_rows(spark, str(log), "id", "__stream_merge_sequence", "__stream_merge_revived")
+        if log.exists()
+        else [],
+        quarantined=target_rows(spark, str(quarantine), "reasons", "batch_id", "event") if quarantine.exists() else [],
+    )
+
+
+def sibling(table: Path, kind: str) -> Path:
+    return table.parent / f"__stream_merge_{kind}_{table.name}"
+
+
+def killed(work: Path, *args: str) -> None:
+    """Run the child until it has killed itself and its JVM."""
+    work.mkdir(exist_ok=True)
+    command = [sys.executable, crash_child.__file__, "--work", str(work), *args]
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    child = subprocess.Popen(
+        command, env=env, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    try:
+        said, _ = child.communicate(timeout=CHILD_SECONDS)
+    finally:
+        if child.poll() is None:
+            os.killpg(child.pid, signal.SIGKILL)
+            child.communicate()
+    assert child.returncode == -signal.SIGKILL, f"the child ended by itself with {child.returncode}: {said}"
+
+
+@pytest.fixture(scope="module")
+def base(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a table (and its siblings) after the first batch."""
+    folder = tmp_path_factory.mktemp("base")
+    deliver(spark, folder / "table", 0)
+    return folder
+
+
+FIRST_BATCH = ("before quarantine_invalid", "inside remember_deletes")
+BEFORE_COMMIT = ("after quarantine_invalid", "after remember_deletes")
+AFTER_COMMIT = ("after merge", "after recheck", "after forget_revived")
+
+
+@pytest.fixture(scope="module")
+def died(
+    request: pytest.FixtureRequest, base: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[str], Path]]:
+    """The table that a process left which died at a boundary.
+
+    A process needs half a minute, most of it to start, so two of them run beside the tests; only those that
+    the selected tests ask for.
+    """
+
+    def left_behind(boundary: str, folder: Path) -> Path:
+        table = folder / "table"
+        if boundary not in FIRST_BATCH:
+            shutil.copytree(base, folder, dirs_exist_ok=True)
+        race = ["--race"] if boundary in AFTER_COMMIT else []
+        batch_id = "0" if boundary in FIRST_BATCH else "1"
+        killed(folder.parent / "work", "--table", str(table), "--batch-id", batch_id, "--boundary", boundary, *race)
+        return table
+
+    wanted = [
+        item.callspec.params["boundary"]
+        for item in request.session.items
+        if isinstance(item, pytest.Function) and item.module is request.module and hasattr(item, "callspec")
+    ]
+    with ThreadPoolExecutor(2) as pool:
+        running = {}
+        for boundary in wanted:
+            folder = tmp_path_factory.mktemp("died") / "tables"
+            folder.mkdir()
+            running[boundary] = pool.submit(left_behind, boundary, folder)
+        yield lambda boundary: running[boundary].result()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(spark: SparkSession, base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, State]:
+    """What batches leave that nobody interrupted: the first, the second, the second with a rival."""
+    states = {"first": state(spark, base / "table")}
+    for name in ("second", "raced"):
+        table = shutil.copytree(base, tmp_path_factory.mktemp(name) / "copy") / "table"
+        if name == "raced":
+            scenario.race(spark, str(table))
+        deliver(spark, table, 1)
+        states[name] = state(spark, table)
+    return states
+
+
+def deliver(spark: SparkSession, table: Path, batch_id: int) -> MergeResult:
+    """Deliver a batch as the child does."""
+    batch_df = scenario.events(spark, scenario.BATCHES[batch_id])
+    return run(scenario.sink(str(table), app_id="crash"), batch_df, batch_id)
+
+
+def test_the_scenario_holds_every_step(undisturbed: dict[str, State]):
+    """Without this the tests below could pass because a step had nothing to do."""
+    assert undisturbed["second"].rows == [
+        (1, 30, "one again"),
+        (2, 30, "two revived"),
+        (5, 30, "five"),
+        (6, 30, "raced"),
+    ]
+    assert undisturbed["second"].remembered == [
+        (2, (20,), False),
+        (2, (20,), True),
+        (3, (30,), False),
+        (9, (20,), False),
+    ]
+    assert [(reasons, batch_id) for reasons, batch_id, _ in undisturbed["second"].quarantined] == [
+        (["null_key"], 1),
+        (["null_sequence"], 1),
+    ]
+    assert undisturbed["raced"].rows == [(1, 30, "one again"), (2, 30, "two revived"), (5, 30, "five")]
+    assert undisturbed["raced"].feed[-1] == [("delete", 6, 30, "raced")]
+
+
+@pytest.mark.parametrize("boundary", FIRST_BATCH)
+def test_a_crash_in_the_very_first_batch_leaves_no_trace(
+    spark: SparkSession, died: Callable[[str], Path], undisturbed: dict[str, State], boundary: str
+):
+    """A target or a log of deletes that was created and not yet written to is taken as it is."""
+    table = died(boundary)
+    assert target_rows(spark, str(table)) == []
+
+    assert deliver(spark, table, 0).outcome == "committed"
+    assert state(spark, table) == undisturbed["first"]
+
+
+@pytest.mark.parametrize("boundary", BEFORE_COMMIT)
+def test_a_crash_before_the_target_commit_is_as_if_the_batch_had_run_once(
+    spark: SparkSession, died: Callable[[str], Path], undisturbed: dict[str, State], boundary: str
+):
+    """Quarantine and remembered deletes are written before the target, each once per batch id."""
+    table = died(boundary)
+    interrupted = state(spark, table)
+    assert interrupted.rows == undisturbed["first"].rows
+    assert interrupted.quarantined == undisturbed["second"].quarantined
+    assert ((3, (30,), False) in interrupted.remembered) == (boundary == "after remember_deletes")
+
+    assert deliver(spark, table, 1).outcome == "committed"
+    assert state(spark, table) == undisturbed["second"]
+    assert deliver(spark, table, 1).outcome == "skipped_duplicate"
+    assert state(spark, table) == undisturbed["second"]
+
+
+@pytest.mark.parametrize("boundary", AFTER_COMMIT)
+def test_a_crash_after_the_target_commit_does_not_skip_the_steps_after_it(
+    spark: SparkSession, died: Callable[[str], Path], undisturbed: dict[str, State], boundary: str
+):
+    """A batch found applied still undoes what a rival's delete refuses, and still forgets revived deletes."""
+    table = died(boundary)
+    interrupted = state(spark, table)
+    assert ((6, 30, "raced") not in interrupted.rows) == (boundary != "after merge")
+    assert ((2, (20,), True) in interrupted.remembered) == (boundary == "after forget_revived")
+
+    again = deliver(spark, table, 1)
+
+    assert again.outcome == "skipped_duplicate"
+    assert again.events == EventCounts()
+    assert state(spark, table) == undisturbed["raced"]
+
+
+def test_a_crash_between_target_commit_and_checkpoint_commit_merges_the_batch_once(spark: SparkSession, tmp_path: Path):
+    """The restarted query delivers the batch again, with the id that its checkpoint gave it."""
+    source, table, checkpoint = tmp_path / "source", tmp_path / "table", tmp_path / "checkpoint"
+    scenario.write_files(spark, source, scenario.BATCHES)
+    folders = ("--source", str(source), "--checkpoint", str(checkpoint))
+    killed(tmp_path / "work", "--table", str(table), *folders, "--last-batch", "1")
+    assert target_rows(spark, str(table)) == [
+        (1, 30, "one again"),
+        (2, 30, "two revived"),
+        (5, 30, "five"),
+        (6, 30, "raced"),
+    ]
+    assert {file.name for file in (checkpoint / "commits").glob("[0-9]*")} == {"0"}
+
+    outcomes: list[tuple[int, str]] = []
+
+    for target, folder in ((table, checkpoint), (tmp_path / "once", tmp_path / "once-checkpoint")):
+        sink = scenario.sink(str(target))
+
+        def each(batch_df: DataFrame, batch_id: int, sink: MergeSink = sink) -> None:
+            outcomes.append((batch_id, run(sink, batch_df, batch_id).outcome))
+
+        scenario.stream(spark, source, folder, each)
+
+    assert outcomes == [
+        (1, "skipped_duplicate"),
+        (2, "committed"),
+        (0, "committed"),
+        (1, "committed"),
+        (2, "committed"),
+    ]
+    assert state(spark, table) == state(spark, tmp_path / "once")

@@ -1,0 +1,78 @@
+"""How a JVM of a local session starts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.parametrize("said_in", ["confs", "environment", "spark-defaults.conf"])
+def test_a_collector_of_the_users_own_stays(tmp_path: Path, said_in: str):
+    """A JVM that is told two collectors does not start."""
+    (tmp_path / "spark-defaults.conf").write_text("spark.driver.defaultJavaOptions  -XX:+UseSerialGC\n")
+    own = {
+        "confs": {"CONFS": "-XX:+UseSerialGC"},
+        "environment": {"SPARK_SUBMIT_OPTS": f"{os.environ['SPARK_SUBMIT_OPTS']} -XX:+UseSerialGC"},
+        "spark-defaults.conf": {"SPARK_CONF_DIR": str(tmp_path)},
+    }[said_in]
+    code = """
+        import os, sys
+        from stream_merge.session import local_session
+        sys.path.insert(0, "tests")
+        from traces import collectors
+
+        options = os.environ.get("CONFS")
+        confs = {"spark.driver.extraJavaOptions": options} if options else {}
+        session = local_session("own collector", cores=1, memory="512m", confs=confs)
+        print(*sorted(collectors(session)), sep=",")
+        session.stop()
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env={**os.environ, **own},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+    assert done.stdout == "Copy,MarkSweepCompact\n", done.stderr
+
+
+def test_starting_is_silent_and_the_jvm_is_heard_afterwards():
+    """The JVM keeps the descriptor it was started with for life; only the start is kept back."""
+    code = """
+        import time
+        from stream_merge.session import local_session
+
+        session = local_session("quiet", cores=1, memory="512m")
+        err = session.sparkContext._jvm.java.lang.System.err
+        err.println("first words: \\u00fc")
+        for _ in range(2000):
+            err.println("x" * 100)
+        err.println("last words")
+        session.sparkContext._jvm.java.lang.System.out.println("to stdout")
+        time.sleep(1)
+        session.stop()
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env={**os.environ, "PYTHONIOENCODING": "utf-8", "PYTHONUTF8": "1"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        timeout=240,
+        check=False,
+    )
+    lines = done.stderr.splitlines()
+
+    assert (done.returncode, done.stdout) == (0, "to stdout\n")
+    assert lines[0].startswith("first words: ")
+    assert lines[1:-1] == ["x" * 100] * 2000
+    assert lines[-1] == "last words"

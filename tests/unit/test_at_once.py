@@ -1,0 +1,329 @@
+"""Records decoded all at once become what they become one by one: only the time differs."""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from wire_rows import (
+    COLUMNS,
+    ODD,
+    PLAIN,
+    ROW,
+    Record,
+    fields_of,
+    formats,
+    raw,
+)
+
+from stream_merge.sources import at_once, decoding
+from stream_merge.sources.decoding import Decoder
+from stream_merge.sources.formats import json_table, many, plain
+from stream_merge.sources.formats.debezium import DebeziumJson
+from stream_merge.sources.formats.encodings import decimal_of_bytes, decode
+from stream_merge.sources.formats.plain import PlainJson
+from stream_merge.sources.formats.strict_json import UndecodableError
+
+
+@pytest.fixture(params=["debezium", "schema block", "flattened", "json"])
+def decoder(request: pytest.FixtureRequest) -> tuple[Decoder, Callable[[Any, int], Record]]:
+    form, encodings, known, write = formats()[request.param]
+    columns = fields_of(encodings)
+    return Decoder(format=form, columns=columns, keys=("id",), known=known, max_value_bytes=20_000), write
+
+
+def decoded(by: Decoder, records: list[Record]) -> tuple[pa.StructArray, set[Any]]:
+    deleted: set[Any] = set()
+    keys, values = (pa.array([record[i] for record in records], pa.binary()) for i in (0, 1))
+    partitions = pa.array([i % 3 for i in range(len(records))], pa.int32())
+    return by.decode(keys, values, partitions, deleted), deleted
+
+
+def expect_the_same(by: Decoder, records: list[Record], monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    at_once_found, at_once_deleted = decoded(by, records)
+    with monkeypatch.context() as one_by_one:
+        one_by_one.setattr(decoding, "FEWEST", len(records) + 1)
+        found, deleted = decoded(by, records)
+    assert at_once_found.type == found.type
+    wanted = found.to_pylist()
+    for record, got, want in zip(records, at_once_found.to_pylist(), wanted, strict=True):
+        assert repr(got) == repr(want), record  # repr tells -0.0 from 0.0, and NaN is NaN
+    assert at_once_deleted == deleted
+    return list(wanted)
+
+
+@pytest.fixture
+def read_one_by_one(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """The values that were read one by one."""
+    found: list[bytes] = []
+    read = Decoder._read
+
+    def noted(self: Decoder, key: bytes | None, value: bytes | None) -> Any:
+        found.append(value or b"")
+        return read(self, key, value)
+
+    monkeypatch.setattr(Decoder, "_read", noted)
+    return found
+
+
+def test_a_batch_as_expected_is_decoded_at_once(decoder, read_one_by_one, monkeypatch):
+    by, write = decoder
+    records = [write({**ROW, "id": turn}, turn) for turn in range(2_000)]
+    decoded(by, records[:400])  # what a schema block is like is learnt one by one
+    read_one_by_one.clear()
+
+    decoded(by, records)
+
+    assert not read_one_by_one
+    rows = expect_the_same(by, records, monkeypatch)
+    assert {"upsert", "delete"} == {row["kind"] for row in rows}
+
+
+def test_nulls_are_told_from_missing_fields_in_either_spacing(read_one_by_one, monkeypatch):
+    """NULL in the table, and `absent` where the field is not there."""
+    form, encodings, known, _ = formats()["json"]
+    by = Decoder(format=form, columns=fields_of(encodings), keys=("id",), known=known, max_value_bytes=20_000)
+    row = {**dict.fromkeys(PLAIN), "id": 1, "turn": 1, "name": "a"}
+    spaced = [json.dumps({**row, "id": i}).encode() for i in range(300)]
+    compact = [raw({**row, "id": i}) for i in range(300)]
+    lacking = [raw({name: value for name, value in row.items() if name != "doc"}), raw({**row, "name": ": null"})]
+
+    decoded(by, [(None, value) for value in (*spaced, *compact, *lacking)])
+
+    assert read_one_by_one == lacking
+    rows = expect_the_same(by, [(None, value) for value in (*spaced, *compact, *lacking)], monkeypatch)
+    assert [row["absent"] for row in rows[-3:]] == [None, ["doc"], None]
+
+
+@pytest.mark.parametrize("fewest", [1, json_table.FEWEST])
+def test_odd_values_leave_the_others_of_a_batch_alone(decoder, fewest, read_one_by_one, monkeypatch):
+    """Wherever they are, and however many: each is what it is when read alone, also those that can be read at once."""
+    for module in (decoding, json_table, at_once):
+        monkeypatch.setattr(module, "FEWEST", fewest)
+    by, write = decoder
+    records = [write({**ROW, "id": turn}, turn) for turn in range(2_000)]
+    decoded(by, records[:400])
+    odd = [(name, value) for name, values in ODD.items() for value in values]
+    for i, (name, value) in enumerate(odd):
+        records[14 * i + 1] = write({**ROW, "id": i, name: value}, 14 * i + 1)
+    for i, name in enumerate(COLUMNS):
+        records[14 * i + 2] = write({other: value for other, value in ROW.items() if other != name}, 14 * i + 2)
+    for at, value in enumerate((None, b"", b"null", b"{}", b"{}{}", b"\n", b'{"a":1', b'{"op":"c"}', b"x" * 30_000)):
+        records[1_300 + at] = (records[1_300 + at][0], value)
+        records[1_400 + at] = (None, value)
+    read_one_by_one.clear()
+
+    decoded(by, records)
+
+    assert len(read_one_by_one) < len(records) * 0.95  # no odd value stands in the last halves
+    expect_the_same(by, records, monkeypatch)
+
+
+def test_null_value_records_see_the_deletes_before_them(decoder, monkeypatch):
+    by, write = decoder
+    records: list[Record] = []
+    for turn in range(1_200):
+        records += [write({**ROW, "id": turn}, turn), (raw({"id": turn - turn % 2}), None)]
+
+    found = expect_the_same(by, records, monkeypatch)
+
+    assert {row["kind"] for row in found} >= {"null_value"}
+
+
+def test_who_has_read_a_row_is_told_as_one_by_one(monkeypatch):
+    """By one of two fields, whichever a record has, and by values that no connector writes."""
+    form, encodings, known, write = formats()["flattened"]
+    by = Decoder(format=form, columns=fields_of(encodings), keys=("id",), known=known, max_value_bytes=20_000)
+    records = []
+    for turn in range(1_200):
+        key, value = write({**ROW, "id": turn}, turn)
+        said = json.loads(value or b"")
+        name = "__snapshot" if turn % 3 else "__source_snapshot"
+        del said["__source_snapshot"]
+        records.append((key, raw({**said, name: "true"})))
+    assert all(row["is_snapshot"] for row in expect_the_same(by, records, monkeypatch))
+
+    form, encodings, known, write = formats()["debezium"]
+    by = Decoder(format=form, columns=fields_of(encodings), keys=("id",), known=known, max_value_bytes=20_000)
+    for odd in (b"1", b"0", b"{}", b"true", b"null"):
+        records = [write({**ROW, "id": turn}, turn) for turn in range(600)]
+        records = [
+            (key, (value or b"").replace(b'"snapshot":"false"', b'"snapshot":' + odd).replace(b'"first"', odd))
+            for key, value in records
+        ]
+        expect_the_same(by, records, monkeypatch)
+
+
+def test_keys_that_need_no_reading_can_be_read(read_one_by_one, monkeypatch):
+    """A delete whose image has its keys; an unreadable record key still spoils it."""
+    form, encodings, known, write = formats()["debezium"]
+    by = Decoder(format=form, columns=fields_of(encodings), keys=("id",), known=known, max_value_bytes=20_000)
+    odd = [
+        b'{"id":1}',
+        b'{"id":"a b"}',
+        b'{"id":-0}',
+        b'{"id":01}',
+        b'{"id":1}\n',
+        b'{"id":1,"id":2}',
+        b'{"id":1}x',
+        b"7",
+    ]
+    odd += [
+        b'{"id":"\xff"}',
+        b'{"id":1.5}',
+        b"{}",
+        b"",
+        b"null",
+        b'{"id":' + b"9" * 30 + b"}",
+        b'{"schema":1,"payload":2}',
+    ]
+    records = [(odd[turn % len(odd)], write(None, 4 * turn + 3)[1]) for turn in range(1_200)]
+
+    rows = expect_the_same(by, records, monkeypatch)
+
+    readable = form.key.are_readable(pa.array([*odd, None], pa.binary())).to_pylist()
+    assert [key for key, is_sure in zip(odd, readable, strict=False) if is_sure] == odd[:3]
+    assert readable[-1]
+    assert {row["kind"] for row in rows} == {"delete", "undecodable"}
+
+
+PIECES = [
+    *(
+        b":null",
+        b"null",
+        b"NaN",
+        b"-0",
+        b"1e5",
+        b"}{",
+        b"}\n{",
+        b",",
+        b'"',
+        b"\\u0000",
+        b"\\ud800",
+        b"\xff",
+        b" ",
+        b"\n",
+    ),
+    *(b"[", b"]", b"{}", b'"id":1,', b'"name":null,', b'"op":"c",', b"-", b"0", b"\x00", b"9" * 20, b'\\"', b"true"),
+]
+
+
+def mutated(text: bytes, rng: random.Random) -> bytes:
+    """The text with one to three small changes."""
+    for _ in range(rng.randint(1, 3)):
+        at = rng.randrange(len(text) + 1)
+        kind = rng.randrange(4)
+        if kind == 0:
+            text = text[:at] + rng.choice(PIECES) + text[at:]
+        elif kind == 1:
+            text = text[:at] + text[at + rng.randint(1, 4) :]
+        elif kind == 2:
+            text = text[:at] + rng.choice(PIECES) + text[at + rng.randint(1, 6) :]
+        else:
+            other = rng.randrange(len(text) + 1)
+            text = text[: min(at, other)] + text[max(at, other) :] if rng.random() < 0.3 else text + text[at:other]
+    return text
+
+
+def test_whatever_is_changed_in_a_text_it_is_read_the_same(decoder, read_one_by_one, monkeypatch):
+    by, write = decoder
+    rng = random.Random(5)
+    records = [write({**ROW, "id": turn}, turn) for turn in range(300)]
+    decoded(by, records)
+    for module in (decoding, json_table, at_once):
+        monkeypatch.setattr(module, "FEWEST", 1)
+    records = [(key, mutated(value or b"", rng)) for key, value in records * 5]
+    read_one_by_one.clear()
+
+    decoded(by, records)
+
+    assert len(read_one_by_one) < len(records)  # some changes are none
+    expect_the_same(by, records, monkeypatch)
+
+
+ENDS = [(b"\x80", b"\0"), (b"\x7f", b"\xff"), (b"\xff", b"\xff"), (b"\0", b"\0")]
+"""First byte and those behind it, of the least and the greatest integers and those around zero."""
+
+
+@pytest.mark.parametrize("most_bytes", [6, 9])
+def test_decimals_of_bytes_are_read_as_one_by_one(most_bytes):
+    """Up to six bytes all of them at once, by shifts; a longer one has its batch read otherwise."""
+    encoding = decimal_of_bytes(15, 2)
+    assert encoding.many is not None
+    rng = random.Random(most_bytes)
+    kinds = set()
+    for _ in range(500):
+        lengths = [rng.randint(1, most_bytes) for _ in range(rng.randint(1, 12))]
+        raws = [rng.choice([rng.randbytes(n), *(a + (n - 1) * b for a, b in ENDS)]) for n in lengths]
+        texts = [None if rng.random() < 0.1 else base64.b64encode(raw).decode() for raw in raws]
+
+        wanted = decode(encoding, texts)
+
+        found = encoding.many(pa.array(texts, pa.string()))
+        kinds.add(found is None)
+        assert found is None if wanted.errors else found is not None and found.equals(wanted.values)
+    assert kinds == ({False} if most_bytes == 6 else {False, True})
+
+
+@pytest.mark.parametrize("text", ["", "AMg", "A===", "=AMg", "AM=g", "AMg=\n", "AM g", "AMg\u00e9", "\u00e9==", "****"])
+def test_decimals_that_are_no_base64_are_left_to_be_read_one_by_one(text):
+    encoding = decimal_of_bytes(14, 2)
+    assert encoding.many is not None
+    assert encoding.many(pa.array(["AMg=", text, None], pa.string())) is None
+
+
+def test_bits_behind_a_decimals_last_byte_say_nothing():
+    encoding = decimal_of_bytes(14, 2)
+    assert encoding.many is not None
+    assert encoding.many(pa.array(["AR==", "AMj="], pa.string())).to_pylist() == [Decimal("0.01"), Decimal("2.00")]
+    assert decode(encoding, ["AR==", "AMj="]).values.to_pylist() == [Decimal("0.01"), Decimal("2.00")]
+
+
+@pytest.mark.parametrize("text", ["0000-01-01", "0000-12-31Z"])
+def test_days_that_python_lacks_are_left_to_be_read_one_by_one(text):
+    assert many.dates_of_text(pa.array(["2026-11-21", text])) is None
+
+
+def test_where_a_text_is_broken_is_told_alike_whether_its_schema_block_is_known_or_not():
+    block = raw({"schema": {"type": "struct", "fields": []}, "payload": {"op": "c"}}).replace(b": ", b":")
+    block = block.replace(b", ", b",")
+    broken = block.replace(b'"op":"c"', b'"op":x')
+    told = []
+    decoder = DebeziumJson()
+    for known in (None, block):
+        if known is not None:
+            decoder.unwrapped(known)
+        with pytest.raises(UndecodableError) as raised:
+            decoder.unwrapped(broken)
+        told.append(str(raised.value))
+
+    assert told[0].startswith(f"not JSON at character {broken.index(b'x}')}")
+    assert told[0] == told[1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "written"),
+    [
+        ("decimal(38,38)", b"2147483648"),
+        ("decimal(38,18)", b"22242774718563417756883513693"),
+        ("decimal(18,0)", b"3562e-39"),
+        ("decimal(18,1)", b"1e-40"),
+        ("array<decimal(38,18)>", b"[22242774718563417756883513693]"),
+        ("struct<a:decimal(18,0)>", b'{"a":3562e-39}'),
+    ],
+)
+def test_a_decimal_that_arrows_reader_wraps_or_makes_zero_is_refused(kind, written, monkeypatch):
+    declared = {"turn": plain.encoding("bigint"), "v": plain.encoding(kind)}
+    form, columns = PlainJson(declared=declared, position="turn"), fields_of(declared)
+    by = Decoder(format=form, columns=columns, keys=("turn",), known=frozenset({""}), max_value_bytes=20_000)
+    records: list[Record] = [(None, b'{"turn":%d,"v":%b}' % (turn, written)) for turn in range(600)]
+
+    rows = expect_the_same(by, records, monkeypatch)
+
+    assert {row["kind"] for row in rows} == {"undecodable"}

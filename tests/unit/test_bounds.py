@@ -1,0 +1,41 @@
+"""Whether an event can lie beyond what a table's statistics bound."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pyarrow as pa
+from pyspark.sql.types import LongType, StructField
+
+from stream_merge import newest
+from stream_merge.newest import Newest
+
+
+def test_what_is_beyond_a_bound():
+    """Component by component from the left; only those that tell positions, and only as far as both are known."""
+    stored = Newest(components=(1, 20, 3))
+
+    assert Newest(components=(1, 21, 0)).is_beyond(stored, None)
+    assert not Newest(components=(1, 20, 3)).is_beyond(stored, None)
+    assert Newest(components=(1, 20, 4)).is_beyond(stored, None)
+    assert not Newest(components=(1, 20, 4)).is_beyond(stored, 2)
+    assert not Newest(components=(1, 20, 4)).is_beyond(Newest(components=(1, 20)), None)
+    assert not Newest(components=(9,)).is_beyond(None, None)
+    assert Newest(components=(1,)).is_beyond(Newest(components=(), is_empty=True), None)
+
+
+def test_statistics_that_are_missing_bound_nothing():
+    """One file without them may hold anything; a file of NULLs holds nothing that is newer."""
+    layout = SimpleNamespace(sequence_columns=("lsn",), sequence_fields=(StructField("c1", LongType()),))
+
+    def bound(greatest: list[int | None], nulls: list[int | None]) -> Newest | None:
+        columns = {"max.lsn": greatest, "null_count.lsn": nulls, "num_records": [5] * len(greatest)}
+        files = pa.table({name: pa.array(values, pa.int64()) for name, values in columns.items()})
+        return newest.stored(files, layout)
+
+    assert bound([7, 9], [0, 0]) == Newest(components=(9,))
+    assert bound([7, None], [0, 5]) == Newest(components=(7,))
+    assert bound([7, None], [0, 4]) is None
+    assert bound([7, None], [0, None]) is None
+    assert bound([], []) == Newest(components=(), is_empty=True)
+    assert newest.stored(pa.table({"path": ["a"], "num_records": [1]}), layout) is None

@@ -1,0 +1,220 @@
+"""The commands: what they print, how they end, and what they say instead of a stack trace."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from typer.main import get_command
+from typer.testing import CliRunner, Result
+
+from stream_merge import (
+    CommitConflictError,
+    CommitStateUnknownError,
+    ConfigError,
+    ContractError,
+    MergeFailedError,
+    StreamMergeError,
+    cli,
+)
+from stream_merge.cli import shared, tables
+from stream_merge.files.run import FilesSettings
+from stream_merge.watch.queries import QueryFailedError
+
+FILES = "files --source in --format json --keys id --sequence-by lsn --target ./t --checkpoint ./c --metrics-port 0"
+
+
+Invoke = Callable[..., Result]
+
+
+@pytest.fixture
+def invoke() -> Invoke:
+    """Run a command line."""
+    return lambda line, *more: CliRunner().invoke(cli.app, [*line.split(), *more])
+
+
+@pytest.fixture
+def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail where Spark is started for what can be said without it."""
+
+    def start(*_: object, **__: object) -> SparkSession:
+        msg = "Spark was started"
+        raise AssertionError(msg)
+
+    monkeypatch.setattr(shared, "local_session", start)
+
+
+@pytest.mark.usefixtures("no_spark")
+def test_a_folder_of_something_else_is_not_taken_for_a_demo(invoke: Invoke, tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("precious")
+
+    result = invoke("demo --metrics-port 0 --keep", str(tmp_path))
+
+    assert result.exit_code == 2
+    assert result.stderr == (
+        f"stream-merge: --keep '{tmp_path}' exists and holds no demo; name a new or empty folder, or one that a demo"
+        " left\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("", False),
+        ("--schema-evolution --once", True),
+        ("--once --schema-evolution", True),
+        ("--schema-evolution true", True),
+        ("--schema-evolution widen --once", "widen"),
+        ("--schema-evolution=widen", "widen"),
+    ],
+)
+def test_schema_evolution_may_stand_alone_or_say_how_far(
+    invoke: Invoke, monkeypatch: pytest.MonkeyPatch, given: str, meant: bool | str
+) -> None:
+    started: list[FilesSettings] = []
+    monkeypatch.setattr(tables, "run_files", lambda settings, **_: started.append(settings))
+
+    result = invoke(f"{FILES} {given}")
+
+    assert (result.exit_code, [settings.schema_evolution for settings in started]) == (0, [meant])
+
+
+def test_the_version_is_the_installed_one(invoke: Invoke) -> None:
+    result = invoke("--version")
+
+    assert result.exit_code == 0
+    assert result.stdout.startswith("stream-merge 0.")
+
+
+def commands(group: Any, *before: str) -> Iterator[tuple[str, Any]]:
+    """Every command with the words that call it."""
+    for name, command in group.commands.items():
+        words = (*before, name)
+        yield from commands(command, *words) if hasattr(command, "commands") else [(" ".join(words), command)]
+
+
+EVERY_COMMAND = [pytest.param(*found, id=found[0]) for found in commands(get_command(cli.app))]
+
+
+@pytest.mark.parametrize(("words", "command"), EVERY_COMMAND)
+def test_help_tells_every_option(invoke: Invoke, words: str, command: Any) -> None:
+    """Its name, and a sentence about it."""
+    result = invoke(f"{words} --help")
+    options = [param for param in command.params if param.param_type_name == "option"]
+    said = " ".join(result.stdout.split())
+
+    assert result.exit_code == 0
+    assert [name for option in options for name in option.opts if f"{name} " not in said] == []
+    assert [option.name for option in options if " ".join((option.help or "nothing at all").split()) not in said] == []
+
+
+@pytest.mark.usefixtures("no_spark")
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("demo --events 3", "--events"),
+        ("demo --batches 0", "--batches"),
+        ("demo --metrics-port 70000", "--metrics-port"),
+        (f"{FILES} --format xml", "--format"),
+        ("files --format json", "--source"),
+        (f"{FILES} --keys id,id", "keys names ['id'] more than once"),
+        (f"{FILES} --keys lsn", "sequence_by='lsn' is also a key"),
+        (f"{FILES} --columns id --except-columns lsn", "column_list and except_column_list are both given"),
+        (f'{FILES} --keys "id', "--keys '\"id' is not a list of column names"),
+        (f"{FILES} --conf driver.memory=4g", "--conf 'driver.memory=4g' is not a Spark conf"),
+        (f"{FILES} --max-files-per-trigger 0", "--max-files-per-trigger"),
+    ],
+)
+def test_wrong_settings_end_with_2_and_a_sentence_before_spark_starts(invoke: Invoke, line: str, said: str) -> None:
+    result = invoke(line)
+
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConfigError("x"), 2),
+        (ContractError("x", reasons={}), 3),
+        (MergeFailedError("x"), 3),
+        (CommitConflictError("x", conflict="ConcurrentAppendException"), 4),
+        (CommitStateUnknownError("x"), 4),
+        (QueryFailedError("x", RuntimeError("y")), 1),
+    ],
+)
+def test_every_error_has_an_exit_code_and_one_line(
+    invoke: Invoke, monkeypatch: pytest.MonkeyPatch, error: Exception, code: int
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(tables, "run_files", fail)
+
+    result = invoke(FILES)
+
+    assert result.exit_code == code
+    assert result.stderr == f"stream-merge: {error}\n"
+
+
+def test_no_error_of_the_sink_is_forgotten() -> None:
+    """A new class of error must be given an exit code."""
+    assert set(StreamMergeError.__subclasses__()) <= set(shared.EXIT_CODES)
+
+
+def test_an_interrupt_ends_with_130_and_a_sentence(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tables, "run_files", interrupt)
+
+    result = invoke(FILES)
+
+    assert result.exit_code == 130
+    assert "what was merged stays" in result.stderr
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        yield taken.getsockname()[1]
+
+
+@pytest.mark.usefixtures("no_spark")
+def test_a_given_metrics_port_that_is_taken_is_an_error(invoke: Invoke, taken_port: int) -> None:
+    result = invoke(f"{FILES} --metrics-port {taken_port}")
+
+    assert result.exit_code == 2
+    assert f"cannot serve metrics on 127.0.0.1:{taken_port}" in result.stderr
+
+
+def test_the_default_metrics_port_gives_way(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two demos on one machine must both run."""
+    urls: list[str] = []
+
+    def taken_once(port: int, host: str) -> shared.MetricsServer:
+        if port == shared.METRICS_PORT:
+            msg = "taken"
+            raise ConfigError(msg)
+        return serve(port, host)
+
+    serve = shared.serve
+    monkeypatch.setattr(shared, "serve", taken_once)
+    monkeypatch.setattr(tables, "run_files", lambda *_, metrics_url, **__: urls.append(metrics_url))
+
+    result = invoke(FILES.removesuffix(" --metrics-port 0"))
+
+    assert result.exit_code == 0
+    assert "port 9108 is taken, so /metrics is on port " in result.stderr
+    assert urls[0].startswith("http://127.0.0.1:")
+
+
+def test_names_with_commas_can_be_written_in_quotes() -> None:
+    assert shared.names("--keys", 'id, "a,b",c d') == ("id", "a,b", "c d")

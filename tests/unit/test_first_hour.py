@@ -1,0 +1,152 @@
+"""What somebody does wrong in the first hour is said in a sentence, early, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import pydoc
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from typer.testing import CliRunner, Result
+
+from stream_merge import ConfigError, MergeSink, cli
+from stream_merge.cli import jobs, shared
+from stream_merge.job.run import JobResult
+from stream_merge.job.settings import load
+
+JOB = """
+kafka: {bootstrap: "127.0.0.1:1"}
+metrics: {METRICS}
+queries:
+  - {name: orders, topic: orders, target: ./table, keys: id, checkpoint: checkpoint}
+"""
+FILES = "files --source in --format json --keys id --sequence-by lsn --target ./table --checkpoint checkpoint"
+
+Invoke = Callable[..., Result]
+
+
+@pytest.fixture
+def invoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Invoke:
+    """Run a command in a folder of its own, with `job.yaml` there."""
+    monkeypatch.chdir(tmp_path)
+
+    def start(*_: object, **__: object) -> SparkSession:
+        msg = "Spark was started"
+        raise AssertionError(msg)
+
+    monkeypatch.setattr(shared, "local_session", start)
+    Path("job.yaml").write_text(JOB.replace("METRICS", "port: 0"))
+    return lambda line: CliRunner().invoke(cli.app, line.split())
+
+
+def test_the_errors_of_a_job_file_come_one_per_line(invoke: Invoke) -> None:
+    wrong = JOB.replace("keys: id", "key: id, topic_column: t, epoch: -1").replace("{METRICS}", "{port: x, prot: 1}")
+    Path("job.yaml").write_text(wrong)
+
+    result = invoke("check job.yaml")
+
+    assert result.exit_code == 2
+    assert result.stderr.splitlines() == [
+        "stream-merge: job.yaml: metrics.port: Input should be a valid integer, unable to parse string as an integer",
+        "stream-merge: job.yaml: metrics.prot: is not a setting",
+        "stream-merge: job.yaml: queries.0.keys: is missing",
+        "stream-merge: job.yaml: queries.0.epoch: Input should be greater than or equal to 0",
+        "stream-merge: job.yaml: queries.0.key: is not a setting",
+    ]
+
+
+def test_problems_of_one_query_come_one_per_line_as_well(invoke: Invoke) -> None:
+    Path("job.yaml").write_text(
+        JOB.replace("{METRICS}", "{port: 0}")
+        .replace("topic: orders", "topic: [a, b], start: {0: 1}")
+        .replace("keys: id", "keys: [id, b], key_format: {type: text}")
+    )
+
+    result = invoke("check job.yaml")
+
+    assert [line.split(":")[2] for line in result.stderr.splitlines()] == [" queries.0"] * 3
+
+
+def test_stop_without_a_running_job_says_so_and_leaves_no_file(invoke: Invoke) -> None:
+    """Neither on a fresh folder nor after a run that has ended, whose lock is still there."""
+    for lock in (False, True):
+        if lock:
+            Path("checkpoint.lock").touch()
+        before = sorted(Path().iterdir())
+
+        result = invoke("stop job.yaml")
+
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert result.stderr == (
+            "stream-merge: no process runs this job, so there is nothing to stop; paths in the job file begin in the"
+            " working folder\n"
+        )
+        assert sorted(Path().iterdir()) == before
+
+
+@pytest.mark.parametrize("line", ["run job.yaml", f"{FILES} --metrics-port 0"])
+@pytest.mark.parametrize("is_file", [True, False])
+def test_something_else_at_the_target_is_said_before_spark_starts(invoke: Invoke, line: str, is_file: bool) -> None:
+    """Plain Parquet, or a file."""
+    if is_file:
+        Path("table").touch()
+    else:
+        Path("table").mkdir()
+        Path("table/part-0.parquet").touch()
+
+    result = invoke(line)
+
+    assert result.exit_code == 2
+    assert result.stderr == (
+        "stream-merge: target './table' exists but is not a Delta table; convert it (CONVERT TO DELTA) or choose"
+        " another\n"
+    )
+
+
+@pytest.mark.parametrize(("metrics", "gives_way"), [("{}", True), ("{port: 9108}", False)])
+def test_run_takes_a_free_port_where_none_was_asked_for(
+    invoke: Invoke, monkeypatch: pytest.MonkeyPatch, metrics: str, gives_way: bool
+) -> None:
+    """The default is a wish, a given port an order, as for `files`."""
+    Path("job.yaml").write_text(JOB.replace("{METRICS}", metrics))
+    serve, urls = shared.serve, []
+
+    def taken_once(port: int, host: str) -> shared.MetricsServer:
+        if port == 9108:
+            msg = "cannot serve metrics on port 9108"
+            raise ConfigError(msg)
+        return serve(port, host)
+
+    def run(*_: object, metrics_url: str, **__: object) -> JobResult:
+        urls.append(metrics_url)
+        return JobResult()
+
+    monkeypatch.setattr(shared, "serve", taken_once)
+    monkeypatch.setattr(shared, "local_session", lambda *_, **__: None)
+    monkeypatch.setattr(jobs, "_run", run)
+
+    result = invoke("run job.yaml")
+
+    if gives_way:
+        assert result.exit_code == 0
+        assert result.stderr.startswith("port 9108 is taken, so /metrics is on port ")
+        assert len(urls) == 1
+    else:
+        assert result.exit_code == 2
+        assert result.stderr == "stream-merge: cannot serve metrics on port 9108\n"
+
+
+def test_help_shows_what_users_call() -> None:
+    """Beside the constructor and the call itself; what the package needs of a sink has an underscore."""
+    text = pydoc.render_doc(MergeSink, renderer=pydoc.plaintext)
+
+    assert re.findall(r"^ \|  ([a-z]\w*)(?:\(|$)", text, flags=re.M) == ["last_result"]
+    assert "__call__(self, batch_df: 'DataFrame', batch_id: 'int')" in text
+
+
+def test_the_job_file_of_these_tests_is_a_good_one(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(JOB.replace("METRICS", "port: 0"))
+
+    assert [query.name for query in load(tmp_path / "job.yaml").queries] == ["orders"]

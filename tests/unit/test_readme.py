@@ -1,0 +1,79 @@
+"""What the README says is what the code does."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from stream_merge import MergeSink, MergeSinks
+from stream_merge.job.fields import Model
+from stream_merge.job.formats import DebeziumFormat, FlattenedFormat, JsonFormat, KeySettings
+from stream_merge.job.settings import KafkaSettings, Limits, MetricsSettings, QuerySettings, SecuritySettings
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+
+
+def test_the_metrics_table_is_the_catalogue():
+    """`grafana/generate.py --markdown` prints the table that the README holds."""
+    printed = subprocess.run(
+        [sys.executable, "grafana/generate.py", "--markdown"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+
+    assert printed.stdout.strip() in README
+
+
+def test_every_argument_of_the_sink_is_in_the_settings_table():
+    """A setting that nobody can find is no setting."""
+    table = README.split("## Settings", 1)[1].split("\n## ", 1)[0]
+    named = set(re.findall(r"`(\w+)`", table))
+
+    assert set(inspect.signature(MergeSink).parameters) <= named
+
+
+def test_every_argument_of_the_sinks_is_explained():
+    paragraph = README.split("`MergeSinks(sinks, ", 1)[1].split("\n\n", 1)[0]
+
+    assert [name for name in inspect.signature(MergeSinks).parameters if name not in f"sinks {paragraph}"] == []
+
+
+SETTINGS = README.split("### What a job file says", 1)[1].split("\n### ", 1)[0]
+QUERY = {"name": "a", "topic": "a", "target": "a", "keys": "a", "checkpoint": "a"}
+
+
+@pytest.mark.parametrize(
+    ("model", "required"),
+    [(KafkaSettings, {"bootstrap": "a"}), (MetricsSettings, {}), (QuerySettings, QUERY), (Limits, {})],
+)
+def test_every_setting_of_a_job_file_is_listed_with_its_default(model: type[Model], required: dict[str, str]):
+    """As it would be written in the file; a default that is no text, number or truth value is said in words."""
+    told = dict(re.findall(r"^\| `(\w+)` \| ([^|]*) \|", SETTINGS, flags=re.M))
+    shipped = model.model_validate(required)
+    for name, field in model.model_fields.items():
+        if field.is_required():
+            assert (name, told[name]) == (name, "required")
+        elif isinstance(field.default, str | int | float):
+            written = model.model_validate({**required, name: yaml.safe_load(told[name].strip("`"))})
+            assert (name, getattr(written, name)) == (name, getattr(shipped, name))
+        else:
+            assert name in told
+
+
+def test_every_setting_of_a_format_is_listed():
+    named = set(re.findall(r"`(\w+)`", SETTINGS))
+    formats = (KeySettings, DebeziumFormat, FlattenedFormat, JsonFormat, SecuritySettings)
+
+    assert {name for model in formats for name in model.model_fields} - {"type", "holds"} <= named
+
+
+def test_every_make_target_that_the_readme_names_exists():
+    """The README's commands are the project's commands."""
+    targets = set(re.findall(r"^([a-z]+):.*##", (ROOT / "Makefile").read_text(), flags=re.M))
+
+    assert set(re.findall(r"(?:`|^)make ([a-z]+)", README, flags=re.M)) <= targets

@@ -1,0 +1,81 @@
+"""The preset says what small batches need and nothing that the user has said already."""
+
+from __future__ import annotations
+
+import pytest
+from pyspark.sql import SparkSession
+
+from stream_merge.session import SMALL_BATCHES, delta_packages, small_batches
+
+DELTA_PACKAGE = "io.delta:delta-spark_4.2_2.13:4.4.0"
+
+
+def options(builder: SparkSession.Builder) -> dict[str, str]:
+    return dict(builder._options)
+
+
+def test_a_plain_builder_gets_the_whole_preset():
+    builder = SparkSession.builder
+
+    assert small_batches(builder) is builder
+    assert options(builder) == {
+        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        "spark.sql.shuffle.partitions": "4",
+        "spark.databricks.delta.snapshotPartitions": "2",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.driver.extraJavaOptions": "-Duser.timezone=UTC",
+        "spark.sql.codegen.cache.maxEntries": "2000",
+        "spark.python.sql.dataFrameDebugging.enabled": "false",
+        "spark.sql.adaptive.enabled": "true",
+    }
+
+
+def test_every_setting_of_the_preset_has_a_reason():
+    assert [setting.conf for setting in SMALL_BATCHES if len(setting.reason) < 20] == []
+    assert len({setting.conf for setting in SMALL_BATCHES}) == len(SMALL_BATCHES)
+
+
+def test_what_the_user_has_set_stays():
+    own = {
+        "spark.sql.shuffle.partitions": 64,
+        "spark.databricks.delta.snapshotPartitions": "8",
+        "spark.sql.session.timeZone": "Europe/Vienna",
+        "spark.sql.adaptive.enabled": "false",
+        "spark.sql.catalog.spark_catalog": "com.example.Catalog",
+    }
+
+    changed = options(small_batches(SparkSession.builder.config(map=own)))
+
+    assert {conf: changed[conf] for conf in own} == {conf: str(value) for conf, value in own.items()}
+
+
+@pytest.mark.parametrize(
+    ("conf", "own", "result"),
+    [
+        ("spark.driver.extraJavaOptions", "-Xss4m", "-Xss4m -Duser.timezone=UTC"),
+        ("spark.driver.extraJavaOptions", "-Xss4m -Duser.timezone=Asia/Tokyo", "-Xss4m -Duser.timezone=Asia/Tokyo"),
+        ("spark.sql.extensions", "com.example.Ext", "com.example.Ext,io.delta.sql.DeltaSparkSessionExtension"),
+        (
+            "spark.sql.extensions",
+            "io.delta.sql.DeltaSparkSessionExtension, com.example.Ext",
+            "io.delta.sql.DeltaSparkSessionExtension, com.example.Ext",
+        ),
+    ],
+)
+def test_lists_are_added_to_unless_they_answer_already(conf, own, result):
+    assert options(small_batches(SparkSession.builder.config(conf, own)))[conf] == result
+
+
+def test_applying_the_preset_twice_is_applying_it_once():
+    once = options(small_batches(SparkSession.builder))
+
+    assert options(small_batches(small_batches(SparkSession.builder))) == once
+
+
+def test_deltas_jars_join_the_users_own_packages():
+    assert options(delta_packages(SparkSession.builder)) == {"spark.jars.packages": DELTA_PACKAGE}
+
+    builder = delta_packages(SparkSession.builder.config("spark.jars.packages", "com.example:a:1,com.example:b:2"))
+
+    assert options(builder) == {"spark.jars.packages": f"{DELTA_PACKAGE},com.example:a:1,com.example:b:2"}

@@ -1,0 +1,255 @@
+"""What a constructor takes, what it refuses, and the defaults that users rely on."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import MISSING, fields
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame
+
+import stream_merge
+from stream_merge import ConfigError, MergeSink, RetryPolicy
+from stream_merge.config import MergeSpec
+from stream_merge.shapes import Changes
+
+
+def sink_of(target: str, **settings: Any) -> MergeSink:
+    return MergeSink(**{"target": target, "keys": ["id"], "sequence_by": "lsn", **settings})
+
+
+@contextmanager
+def nothing_written(folder: Path) -> Iterator[None]:
+    """Not a file more or less, the sink's own tables included."""
+    before = sorted(folder.rglob("*"))
+    yield
+    assert sorted(folder.rglob("*")) == before
+
+
+def problems_of(sink: MergeSink, events: DataFrame) -> tuple[str, ...]:
+    """What the sink says of a batch; the message is all problems in one line."""
+    with pytest.raises(ConfigError) as caught:
+        sink(events, 0)
+    assert str(caught.value) == "; ".join(caught.value.problems)
+    assert caught.value.target == sink._spec.target
+    assert all("\n" not in problem for problem in caught.value.problems)
+    return caught.value.problems
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        (
+            {"column_list": ["id", "name"], "except_column_list": ["op"]},
+            "column_list and except_column_list are both given; keep one of them",
+        ),
+        (
+            {"column_list": ["lsn", "name"]},
+            "column_list leaves out key(s) ['id']; add them, a row cannot be found without its keys",
+        ),
+        ({"except_column_list": ["id"]}, "except_column_list drops key(s) ['id']; remove them from the list"),
+        ({"engine": "quick"}, "engine='quick' is not known; use one of 'auto', 'spark', 'native'"),
+        ({"schema_evolution": "always"}, "schema_evolution='always' is not known; use False, True or 'widen'"),
+        ({"on_invalid": "drop"}, "on_invalid='drop' is not known; use one of 'quarantine', 'fail'"),
+        ({"target": " "}, "target is empty; give a catalog name, a path or a URI"),
+        ({"keys": []}, "keys is empty; name at least one column"),
+        ({"keys": ["id", "id"]}, "keys names ['id'] more than once; name each column once"),
+        ({"sequence_by": []}, "sequence_by is empty; name at least one column"),
+        ({"shape": Changes}, f"shape={Changes!r} is not a shape; give one of stream_merge.shapes, such as Changes()"),
+        ({"sequence_by": "id"}, "sequence_by='id' is also a key; a key cannot order its own versions"),
+        (
+            {"sequence_by": "__stream_merge_sequence"},
+            "sequence_by names ['__stream_merge_sequence']; names starting with '__stream_merge_' belong to the sink",
+        ),
+        ({"apply_as_deletes": " "}, "apply_as_deletes is an empty string; use None when there are no deletes"),
+        (
+            {"tombstone_retention_seconds": 0},
+            "tombstone_retention_seconds=0 forgets deletes at once; use a positive number, None to keep them for"
+            " ever, or tombstones=False",
+        ),
+        ({"native_memory_bytes": 0}, "native_memory_bytes=0 leaves no memory; use a positive number"),
+        (
+            {"partition_by": ["name"], "cluster_by": ["op"]},
+            "partition_by and cluster_by are both given; Delta allows one of them",
+        ),
+        ({"app_id": ""}, "app_id='' is empty; leave it out or give it a value"),
+        ({"name": " "}, "name=' ' is empty; leave it out or give it a value"),
+    ],
+)
+def test_a_wrong_setting_is_refused_at_construction(settings, problem):
+    with pytest.raises(ConfigError) as caught:
+        sink_of(**{"target": "shop.orders", **settings})
+
+    assert caught.value.problems == (problem,)
+    assert isinstance(caught.value, ValueError)
+
+
+def test_all_problems_of_a_construction_are_reported_at_once():
+    with pytest.raises(ConfigError) as caught:
+        sink_of(
+            "shop.orders",
+            keys=["id", "id"],
+            column_list=["name"],
+            except_column_list=["id"],
+            engine="quick",
+            app_id=" ",
+        )
+
+    assert [problem.split()[0] for problem in caught.value.problems] == [
+        "keys",
+        "column_list",
+        "column_list",
+        "except_column_list",
+        "engine='quick'",
+        "app_id='",
+    ]
+    assert str(caught.value) == "; ".join(caught.value.problems)
+    assert caught.value.target == "shop.orders"
+
+
+class ConnectFrame:
+    """Stands for a DataFrame of Spark Connect, whose own module needs grpc (not installed here)."""
+
+    sparkSession = None  # noqa: N815
+
+
+ConnectFrame.__module__ = "pyspark.sql.connect.dataframe"
+ConnectFrame.__qualname__ = ConnectFrame.__name__ = "DataFrame"
+
+
+def test_a_spark_connect_session_is_refused(tmp_path):
+    """Recognised by what it lacks: a JVM behind the frame."""
+    with nothing_written(tmp_path):
+        assert problems_of(sink_of(str(tmp_path / "table")), ConnectFrame()) == (
+            "the batch belongs to a Spark Connect session, which gives no access to Delta's transaction ids and merge"
+            " metrics; run the query in a classic session (without spark.remote)",
+        )
+
+
+SINK_DEFAULTS = {
+    "sequence_by": (),
+    "apply_as_deletes": None,
+    "column_list": None,
+    "except_column_list": None,
+    "on_invalid": "quarantine",
+    "quarantine_target": None,
+    "tombstones": True,
+    "tombstone_retention_seconds": None,
+    "create_target": True,
+    "partition_by": (),
+    "cluster_by": (),
+    "table_properties": None,
+    "change_data_feed": True,
+    "schema_evolution": False,
+    "engine": "auto",
+    "retry": None,
+    "app_id": None,
+    "name": None,
+    "single_writer": False,
+    "storage_options": None,
+    "native_memory_bytes": None,
+    "shape": None,
+    "metrics": None,
+}
+
+
+def test_every_default_of_the_sink_is_pinned():
+    parameters = dict(inspect.signature(MergeSink).parameters)
+    required = [name for name, p in parameters.items() if p.default is inspect.Parameter.empty]
+
+    assert required == ["target", "keys"]
+    assert {name: p.default for name, p in parameters.items() if name not in required} == SINK_DEFAULTS
+
+
+def test_every_default_of_the_spec_is_pinned():
+    spec = MergeSpec(target="shop.orders", keys=("id",), sequence_by=("lsn",))
+    defaults = {f.name: getattr(spec, f.name) for f in fields(MergeSpec) if f.default is not MISSING or f.init}
+
+    given = {"target": "shop.orders", "keys": ("id",), "sequence_by": ("lsn",)}
+    inside = {"table_properties": {}, "retry": RetryPolicy()}
+    of_sources = {"source_columns": frozenset(), "position_components": None, "skip_unchanged": False}
+    of_sink = {name: value for name, value in SINK_DEFAULTS.items() if name != "metrics"}
+    assert defaults == {**of_sink, **given, **inside, **of_sources}
+
+
+def test_every_default_of_the_retry_policy_is_pinned():
+    assert {f.name: f.default for f in fields(RetryPolicy)} == {
+        "attempts": 6,
+        "budget_seconds": 120.0,
+        "backoff_initial_seconds": 0.2,
+        "backoff_max_seconds": 15.0,
+        "backoff_jitter_seconds": 1.0,
+    }
+
+
+def test_the_sink_hands_every_setting_on():
+    """A setting that the constructor takes and forgets would be a silent default."""
+    given: dict[str, Any] = {
+        "target": "shop.orders",
+        "keys": ["id"],
+        "sequence_by": ["lsn", "tx"],
+        "apply_as_deletes": "op = 'd'",
+        "column_list": ["id", "name"],
+        "on_invalid": "fail",
+        "quarantine_target": "shop.broken",
+        "tombstones": False,
+        "tombstone_retention_seconds": 60.0,
+        "create_target": False,
+        "partition_by": ["name"],
+        "table_properties": {"a": "b"},
+        "change_data_feed": False,
+        "schema_evolution": True,
+        "engine": "spark",
+        "retry": RetryPolicy(attempts=2),
+        "app_id": "app",
+        "name": "orders",
+        "single_writer": True,
+        "storage_options": {"key": "secret"},
+        "native_memory_bytes": 1,
+        "shape": Changes(),
+    }
+
+    spec = MergeSink(**given)._spec
+
+    as_given = {name: list(v) if isinstance(v := getattr(spec, name), tuple) else v for name in given}
+    assert as_given == given
+    assert MergeSink(target="t", keys="id", sequence_by="lsn", cluster_by="id")._spec.cluster_by == ("id",)
+    assert MergeSink(target="t", keys="id", sequence_by="lsn", except_column_list=["op"])._spec.except_column_list == (
+        "op",
+    )
+
+
+def test_credentials_are_never_shown():
+    sink = sink_of("s3://bucket/orders", storage_options={"AWS_SECRET_ACCESS_KEY": "hunter2"})
+
+    with pytest.raises(ConfigError) as caught:
+        sink_of("s3://bucket/orders", keys=[], storage_options={"AWS_SECRET_ACCESS_KEY": "hunter2"})
+
+    shown = f"{sink!r} {sink} {sink._spec!r} {sink._spec} {caught.value} {caught.value!r} {caught.value.__dict__}"
+    assert "hunter2" not in shown
+    assert "AWS_SECRET_ACCESS_KEY" not in shown
+
+
+def test_all_names_what_the_package_shows():
+    visible = {
+        name
+        for name, value in vars(stream_merge).items()
+        if not name.startswith("_") and not isinstance(value, ModuleType)
+    }
+
+    assert set(stream_merge.__all__) == visible
+    assert list(stream_merge.__all__) == sorted(stream_merge.__all__)
+
+
+@pytest.mark.parametrize(
+    "public", [stream_merge.MergeSink, stream_merge.RetryPolicy, stream_merge.MergeResult, stream_merge.EventCounts]
+)
+def test_public_constructors_take_keywords_only(public: Callable[..., Any]):
+    kinds = {p.kind for p in inspect.signature(public).parameters.values()}
+
+    assert kinds == {inspect.Parameter.KEYWORD_ONLY}

@@ -1,0 +1,47 @@
+"""Which sinks may stand together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stream_merge import (
+    ConfigError,
+    MergeSink,
+    MergeSinks,
+)
+
+
+@pytest.fixture
+def one(tmp_path: Path) -> dict[str, MergeSink]:
+    return {"a": MergeSink(target=str(tmp_path / "a"), keys="id", sequence_by="lsn")}
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"sinks": {}}, "sinks is empty"),
+        ({"on_failure": "ignore"}, "on_failure='ignore' is not one of"),
+        ({"on_failure": "quarantine"}, "needs quarantine_target="),
+        ({"quarantine_target": "q"}, "quarantine_target= is used with"),
+        ({"parallel": 0}, "parallel=0 is not a whole number"),
+        ({"route_by": ""}, "neither a column name nor a Column"),
+    ],
+)
+def test_wrong_settings_are_refused_without_spark(one: dict[str, MergeSink], settings: dict[str, Any], problem: str):
+    with pytest.raises(ConfigError, match=problem):
+        MergeSinks(**{"sinks": one, "route_by": "source", **settings})
+
+
+def test_sinks_that_would_meet_are_refused(tmp_path: Path):
+    def sink(target: str, name: str | None = None) -> MergeSink:
+        return MergeSink(target=str(tmp_path / target), keys="id", sequence_by="lsn", name=name)
+
+    with pytest.raises(ConfigError, match="the same target"):
+        MergeSinks({"a": sink("t", "x"), "b": sink("t/", "y")}, route_by="source")
+    with pytest.raises(ConfigError, match=r"the same name="):
+        MergeSinks({"a": sink("t"), "b": sink("u/t")}, route_by="source")
+    with pytest.raises(ConfigError, match="name all by text or all by int"):
+        MergeSinks({"a": sink("t"), 1: sink("u")}, route_by="source")
