@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from click import Choice
 from typer.core import TyperCommand
 
 from stream_merge.cli.shared import (
@@ -33,7 +32,7 @@ from stream_merge.files.reader import Folder
 from stream_merge.files.run import FilesSettings
 from stream_merge.files.run import replay_quarantine as replay_files
 from stream_merge.files.run import run as run_files
-from stream_merge.shapes import SHAPES, Changes
+from stream_merge.shapes import Changes, known_shapes
 from stream_merge.watch.explained import show as show_explained
 
 app = typer.Typer()
@@ -72,6 +71,14 @@ class Format(StrEnum):
     JSON = "json"
     CSV = "csv"
     PARQUET = "parquet"
+
+
+def _shape(name: str) -> str:
+    """The name of a shape, if it is one."""
+    if name not in known_shapes():
+        msg = f"{name!r} is not one of {', '.join(known_shapes())}"
+        raise typer.BadParameter(msg)
+    return name
 
 
 @app.command()
@@ -132,7 +139,7 @@ def files(
     ] = None,
     shape: Annotated[
         str,
-        typer.Option(click_type=Choice([shape.name for shape in SHAPES]), help="What the changes mean for the table."),
+        typer.Option(parser=_shape, metavar="|".join(known_shapes()), help="What the changes mean for the table."),
     ] = Changes.name,
     apply_as_deletes: Annotated[
         str | None, typer.Option(metavar="SQL", help="Which changes are deletes, such as \"op = 'd'\".")

@@ -161,9 +161,8 @@ class QuerySettings(Model):
         return self
 
     def _problems(self) -> Iterator[str]:
-        known = [shape.name for shape in shapes.SHAPES]
-        if self.shape not in known:
-            yield f"shape {self.shape!r} is not known; use one of {', '.join(known)}"
+        if self.shape not in shapes.known_shapes():
+            yield f"shape {self.shape!r} is not known; use one of {', '.join(shapes.known_shapes())}"
         if self.key_format.type == "text" and len(self.event_keys) > 1:
             yield f"key_format: text is the value of one key column, and there are {len(self.event_keys)}; use json"
         if self.topic_column is not None and (self.topic_column not in self.keys or not self.event_keys):

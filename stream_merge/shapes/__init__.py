@@ -10,7 +10,7 @@ from stream_merge.shapes.changes import Changes
 SHAPES: tuple[type[Shape], ...] = (Changes,)
 """Every shape there is; command line and job file know those that need no arguments by their names."""
 
-__all__ = ["SHAPES", "Changes", "Shape", "checked", "of_name", "shape_of"]
+__all__ = ["SHAPES", "Changes", "Shape", "checked", "known_shapes", "of_name", "shape_of"]
 
 
 def shape_of(spec: MergeSpec) -> Shape:
@@ -28,6 +28,11 @@ def checked(shape: object, *, target: str) -> Shape:
         msg = f"shape={shape!r} is not a shape; give one of stream_merge.shapes, such as Changes()"
         raise ConfigError(msg, target=target)
     return shape
+
+
+def known_shapes() -> list[str]:
+    """The names of the shapes, the default one first."""
+    return [shape.name for shape in SHAPES]
 
 
 def of_name(name: str) -> Shape:
