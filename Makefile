@@ -1,7 +1,7 @@
 # Every target does its own set-up: `make demo` on a fresh machine needs nothing but Python 3.11 and Java 17.
 SHELL := bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo jars shop test test-all check lint format types imports docs bench bench-kafka dashboard lock clean
+.PHONY: help setup demo jars shop test test-all check lint format types imports docs bench bench-kafka dashboard reference lock clean
 
 INSTALLED := .venv/.installed
 # Found once per command; a JDK is installed through apt when none is there and the user is root.
@@ -51,7 +51,7 @@ imports: $(INSTALLED)
 	.venv/bin/lint-imports
 
 docs: $(INSTALLED)  ## the documentation as a site, in .docs; links that lead nowhere are errors
-	.venv/bin/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --strict --quiet
 
 bench: $(INSTALLED)  ## what the sink costs beside a bare MERGE
 	@$(WITH_JAVA) .venv/bin/python tests/bench/run.py $(ARGS)
@@ -61,6 +61,9 @@ bench-kafka: $(INSTALLED) .jars/spark/.copied .jars/services/.copied  ## what a 
 
 dashboard: $(INSTALLED)  ## write the Grafana dashboard again from the metrics
 	.venv/bin/python grafana/generate.py
+
+reference: $(INSTALLED)  ## write the lists of metrics and commands in docs/reference again from the code
+	.venv/bin/python docs/generate.py
 
 lock:  ## write requirements.lock again from pyproject.toml (needs uv); a release of this week is left alone
 	uv pip compile --quiet --upgrade --exclude-newer "1 week" --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url \

@@ -1,4 +1,4 @@
-"""Where Spark gets the jars of Delta and Kafka from: its own download, or a folder that `stream-merge jars` has filled."""
+"""Where Spark gets the jars of Delta and Kafka from: its own download, or a folder that `stream-merge jars` fills."""
 
 from __future__ import annotations
 
