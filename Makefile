@@ -51,7 +51,7 @@ imports: $(INSTALLED)
 	.venv/bin/lint-imports
 
 docs: $(INSTALLED)  ## the documentation as a site, in .docs; links that lead nowhere are errors
-	NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --strict
 
 bench: $(INSTALLED)  ## what the sink costs beside a bare MERGE
 	@$(WITH_JAVA) .venv/bin/python tests/bench/run.py $(ARGS)

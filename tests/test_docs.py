@@ -69,12 +69,15 @@ def test_links_of_pages_outside_the_site_lead_somewhere(page: str) -> None:
 
 
 def test_every_file_that_a_page_names_is_there() -> None:
-    """Paths of the repository in backticks: folders of these names are its own."""
+    """Paths of the repository in backticks: folders of these names are its own. Tests may lie in any folder."""
     named = r"`((?:stream_merge|examples|deployments|grafana|tests|docs)/[\w./-]+)`"
     pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md")]
     found = {path for page in pages for path in re.findall(named, page.read_text())}
 
+    tests = set(re.findall(r"`(test_\w+\.py)`", "".join(page.read_text() for page in pages)))
+
     assert [path for path in sorted(found) if not (ROOT / path).exists()] == []
+    assert tests - {path.name for path in (ROOT / "tests").rglob("test_*.py")} == set()
 
 
 def test_identifiers_are_quoted_in_two_places_only() -> None:
