@@ -1,7 +1,7 @@
 # Every target does its own set-up: `make demo` on a fresh machine needs nothing but Python 3.11 and Java 17.
 SHELL := bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo jars shop unit test test-all check lint format types imports bench bench-kafka dashboard lock clean
+.PHONY: help setup demo jars shop unit test test-all check lint format types imports docs bench bench-kafka dashboard reference lock clean
 
 INSTALLED := .venv/.installed
 # Found once per command; a JDK is installed through apt when none is there and the user is root.
@@ -24,7 +24,7 @@ setup: $(INSTALLED)  ## virtual environment, locked packages, JDK
 demo: $(INSTALLED)  ## merge a generated change stream and watch it; ARGS="--conflict" and others
 	@$(WITH_JAVA) .venv/bin/stream-merge demo $(ARGS)
 
-jars: .jars/spark/.copied  ## jars of Spark's Kafka connector, for 'stream-merge run --jars .jars/spark'
+jars: .jars/spark/.copied  ## jars of Delta and of Spark's Kafka connector, for a cluster and for machines without network
 
 shop: $(INSTALLED) .jars/spark/.copied .jars/services/.copied  ## PostgreSQL, Kafka and Debezium to try a job on; ARGS=folder
 	@$(WITH_JAVA) .venv/bin/python tests/shop.py $(ARGS)
@@ -40,7 +40,7 @@ test-all: $(INSTALLED) .jars/classes.jsa .jars/spark/.copied .jars/services/.cop
 	@$(WITH_JAVA) $(PYTEST) --engine spark $(BEHAVIOUR) $(ARGS)
 	@$(WITH_JAVA) $(PYTEST) --engine random $(SWITCHING) $(ARGS)
 
-check: lint format types imports  ## lint, format, types, import contract
+check: lint format types imports docs  ## lint, format, types, import contract, documentation
 
 lint: $(INSTALLED)
 	.venv/bin/ruff check .
@@ -54,6 +54,9 @@ types: $(INSTALLED)
 imports: $(INSTALLED)
 	.venv/bin/lint-imports
 
+docs: $(INSTALLED)  ## the documentation as a site, in .docs; links that lead nowhere are errors
+	NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --strict
+
 bench: $(INSTALLED)  ## what the sink costs beside a bare MERGE
 	@$(WITH_JAVA) .venv/bin/python tests/bench/run.py $(ARGS)
 
@@ -63,16 +66,19 @@ bench-kafka: $(INSTALLED) .jars/spark/.copied .jars/services/.copied  ## what a 
 dashboard: $(INSTALLED)  ## write the Grafana dashboard again from the metrics
 	.venv/bin/python grafana/generate.py
 
+reference: $(INSTALLED)  ## write the lists of metrics and commands in docs/reference again from the code
+	.venv/bin/python docs/generate.py
+
 lock:  ## write requirements.lock again from pyproject.toml (needs uv); a release of this week is left alone
 	uv pip compile --quiet --upgrade --exclude-newer "1 week" --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url \
 		--extra dev --output-file requirements.lock pyproject.toml
 
 clean:  ## remove everything that make and the tools made
-	rm -rf .venv .jars .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist spark-warehouse metastore_db derby.log
+	rm -rf .venv .jars .docs .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist spark-warehouse metastore_db derby.log
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.jars/spark/.copied: deployments/pom.xml
-	@home=$$(deployments/setup.sh java) && JAVA_HOME="$$home" deployments/setup.sh jars $< $(@D)
+.jars/spark/.copied: $(INSTALLED)
+	@$(WITH_JAVA) .venv/bin/stream-merge jars $(@D)
 	@touch $@
 
 .jars/services/.copied: tests/services/pom.xml

@@ -5,8 +5,10 @@
 #   deployments/spark-submit.sh --master spark://host:7077 --executor-memory 4g job.yaml --once
 #
 #   PYSPARK_PYTHON     a Python that has stream_merge, at the same path on every node, since executors decode the records;
-#                      .venv beside this folder, or python3, unless set; --conf spark.pyspark.python=... wins over it
-#   STREAM_MERGE_JARS  the folder that 'make jars' has filled; .jars/spark beside this folder unless set
+#                      the one that this file was installed with, .venv beside this folder, or python3, unless set;
+#                      --conf spark.pyspark.python=... wins over it
+#   STREAM_MERGE_JARS  the folder that 'stream-merge jars' (in a clone: 'make jars') has filled; .jars/spark beside this
+#                      folder unless set
 #   SPARK_HOME         Spark 4.2 on this machine; the one of PYSPARK_PYTHON unless set
 #
 # The exit code is that of 'stream-merge run'. SIGTERM, Ctrl-C and 'stream-merge stop JOB' end it after the running micro-batches.
@@ -30,17 +32,19 @@ done
 [ $# -gt 0 ] || fail "usage: deployments/spark-submit.sh [options of spark-submit] JOB [options of 'stream-merge run']"
 
 if [ -z "${PYSPARK_PYTHON:-}" ]; then
-    PYSPARK_PYTHON=$here/../.venv/bin/python
-    [ -x "$PYSPARK_PYTHON" ] || PYSPARK_PYTHON=python3
+    PYSPARK_PYTHON=python3
+    for bin in "$here/../../bin" "$here/../.venv/bin"; do # share/stream-merge of an environment; deployments of a clone
+        [ ! -x "$bin/stream-merge" ] || PYSPARK_PYTHON=$bin/python
+    done
 fi
 SPARK_HOME=${SPARK_HOME:-$("$PYSPARK_PYTHON" -c 'import pyspark; print(pyspark.__path__[0])')} \
     || fail "SPARK_HOME is not set and $PYSPARK_PYTHON has no pyspark; set SPARK_HOME or PYSPARK_PYTHON"
 export PYSPARK_PYTHON SPARK_HOME
 
-# What 'make jars' copied and Spark does not have itself: Delta, the Kafka connector, and what they need.
+# What 'stream-merge jars' has fetched and Spark does not have itself: Delta, the Kafka connector, and what they need.
 folder=${STREAM_MERGE_JARS:-$here/../.jars/spark}
 compgen -G "$folder/*.jar" >/dev/null \
-    || fail "no jars are in $folder; 'make jars' fills it, and STREAM_MERGE_JARS names another folder"
+    || fail "no jars are in $folder; 'stream-merge jars $folder' fills it, and STREAM_MERGE_JARS names another folder"
 for jar in "$folder"/*.jar; do
     artifact=$(basename "${jar%-[0-9]*}")
     compgen -G "$SPARK_HOME/jars/$artifact-[0-9]*.jar" >/dev/null || jars+=${jars:+,}$jar

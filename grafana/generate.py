@@ -1,7 +1,7 @@
 """Write the Grafana dashboard `stream-merge.json` from the panels below.
 
 python grafana/generate.py              write the dashboard
-python grafana/generate.py --markdown   print the table of metrics for the README
+python grafana/generate.py --markdown   print the table of metrics for docs/reference/metrics.md
 """
 
 from __future__ import annotations
@@ -730,7 +730,7 @@ def rendered() -> str:
 
 
 def markdown() -> str:
-    """Every metric as a table for the README."""
+    """Every metric as a table for docs/reference/metrics.md."""
     lines = ["| metric | type | labels beside `query`, `target` | what it says |", "|---|---|---|---|"]
     for instrument in CATALOGUE:
         values = ", ".join(f"`{value}`" for value in instrument.values)

@@ -1,4 +1,4 @@
-"""Every metric there is, in two tables that README, dashboard and tests are compared with.
+"""Every metric there is, in two tables that the documentation, dashboard and tests are compared with.
 
 `DELTA_MERGE_METRICS` maps the SQL metrics of Delta's MERGE; `CATALOGUE` lists every instrument.
 """
@@ -372,4 +372,4 @@ CATALOGUE: tuple[Instrument, ...] = (
     *OF_DELTA.values(),
     UNKNOWN_DELTA_METRICS,
 )
-"""Every instrument; README and dashboard are compared with it."""
+"""Every instrument; documentation and dashboard are compared with it."""

@@ -203,7 +203,7 @@ def failed_start(output: str, packages: str) -> ConfigError:
     if halves:
         names, remains = ", ".join(sorted(halves)), shlex.join(_remains(halves))
         return ConfigError(
-            f"Delta's jars could not be downloaded: Maven's folder holds {names} without the jar, and Spark looks there"
+            f"jars could not be downloaded: Maven's folder holds {names} without the jar, and Spark looks there"
             f" first; remove {remains} and run the same command again"
         )
     for sign, sentence in _START_PROBLEMS:
@@ -238,12 +238,13 @@ def _remains(halves: Mapping[str, Path]) -> list[str]:
 _START_PROBLEMS = (
     (
         r"unresolved dependency: ([^\s;]+;[^\s:]+)|unresolved dependency|UnresolvedDependency|Server access error",
-        "Delta's jars could not be downloaded: {packages} (spark.jars.packages) did not resolve ({found});"
-        " check the network, a proxy or mirror (spark.jars.ivySettings) and the coordinates",
+        "jars could not be downloaded: {packages} (spark.jars.packages) did not resolve ({found});"
+        " check the network, a proxy or mirror (spark.jars.ivySettings) and the coordinates; where there is no network,"
+        " 'run' takes a folder of jars (--jars DIR) that 'stream-merge jars DIR' has filled elsewhere",
     ),
     (
         r"download failed: (\S+)|FAILED DOWNLOADS",
-        "Delta's jars could not be downloaded: {packages} (spark.jars.packages) was found, but a download failed"
+        "jars could not be downloaded: {packages} (spark.jars.packages) was found, but a download failed"
         " ({found}); check the network or the mirror and run the same command again",
     ),
     (

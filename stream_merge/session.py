@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import pyspark
 from delta import configure_spark_with_delta_pip
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkRuntimeError
@@ -43,7 +44,10 @@ stop the JVM for about a second per GB that is in use, which is little here.
 _EXTENSIONS = "spark.sql.extensions"
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _DEFAULT_JAVA_OPTIONS = "spark.driver.defaultJavaOptions"
-_PACKAGES = "spark.jars.packages"
+_DELTA_JAR = "delta-spark_"
+_KAFKA_CONNECTOR = "spark-sql-kafka-0-10"
+JARS = "spark.jars"
+PACKAGES = "spark.jars.packages"
 _JAVA_OPTIONS_OF_ENVIRONMENT = ("SPARK_SUBMIT_OPTS", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
 _NAMES_COLLECTOR = re.compile(r"-XX:\+Use\w+GC\b")
 
@@ -134,9 +138,38 @@ def small_batches(builder: SparkSession.Builder) -> SparkSession.Builder:
 
 
 def delta_packages(builder: SparkSession.Builder) -> SparkSession.Builder:
-    """Have Spark download Delta's jars for the installed delta-spark, beside the builder's own packages."""
-    own = [package for package in (_option(builder, _PACKAGES) or "").split(",") if package]
+    """Have Spark download Delta's jars for the installed delta-spark, beside the builder's own packages.
+
+    Nothing is downloaded where the builder's `spark.jars` names them already.
+    """
+    if _DELTA_JAR in (_option(builder, JARS) or ""):
+        return builder
+    own = [package for package in (_option(builder, PACKAGES) or "").split(",") if package]
     return configure_spark_with_delta_pip(builder, extra_packages=own)
+
+
+def kafka_packages(builder: SparkSession.Builder) -> SparkSession.Builder:
+    """Have Spark download its Kafka connector, beside the builder's own packages, unless it has one."""
+    own = [package for package in (_option(builder, PACKAGES) or "").split(",") if package]
+    if not has_kafka_connector({conf: str(value) for conf, value in _options(builder).items()}):
+        builder.config(PACKAGES, ",".join([*own, kafka_coordinates()]))
+    return builder
+
+
+def kafka_coordinates() -> str:
+    """Maven's coordinates of the Kafka connector for the installed PySpark."""
+    return f"org.apache.spark:{_KAFKA_CONNECTOR}_2.13:{pyspark.__version__}"
+
+
+def has_kafka_connector(confs: Mapping[str, str]) -> bool:
+    """Whether Spark's jars, confs or `spark-defaults.conf` bring the Kafka connector; confs are those of a session."""
+    said = [confs.get(JARS, ""), confs.get(PACKAGES, ""), _spark_defaults(), os.environ.get("PYSPARK_SUBMIT_ARGS", "")]
+    return any(_KAFKA_CONNECTOR in text for text in said) or any(spark_jars_folder().glob(f"{_KAFKA_CONNECTOR}*.jar"))
+
+
+def spark_jars_folder() -> Path:
+    """Where the Spark that a local session starts has its own jars."""
+    return Path(os.environ.get("SPARK_HOME") or Path(pyspark.__file__).parent, "jars")
 
 
 def local_session(
@@ -236,7 +269,7 @@ def _start_quietly(builder: SparkSession.Builder) -> SparkSession:
         try:
             gateway = launch_gateway(conf, popen_kwargs=pipes)  # type: ignore[no-untyped-call]
         except PySparkRuntimeError as err:  # JAVA_GATEWAY_EXITED
-            raise preflight.failed_start(stderr.text_to_the_end(), conf.get(_PACKAGES) or "") from err
+            raise preflight.failed_start(stderr.text_to_the_end(), conf.get(PACKAGES) or "") from err
         SparkContext._ensure_initialized(gateway=gateway, conf=conf)
         session = builder.getOrCreate()
     tell(_log.debug, "spark_started", app_name=session.sparkContext.appName, jvm_stderr=stderr.text())

@@ -34,9 +34,10 @@ class JobProcesses:
         self._checkpoint = checkpoint
         self._started: list[subprocess.Popen[str]] = []
 
-    def start(self, *more: str) -> subprocess.Popen[str]:
+    def start(self, *more: str, downloads_jars: bool = False) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "stream_merge.cli", "run", str(self._file), *more]
-        command += ["--jars", str(services.SPARK_JARS), "--conf", "spark.driver.memory=1g"]
+        command += ["--conf", "spark.driver.memory=1g"]
+        command += [] if downloads_jars else ["--jars", str(services.SPARK_JARS)]
         heard: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         self._started.append(subprocess.Popen(command, start_new_session=True, cwd=services.ROOT, **heard))
         return self._started[-1]

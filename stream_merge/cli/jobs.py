@@ -56,7 +56,7 @@ Jars = Annotated[
         "--jars",
         envvar="STREAM_MERGE_JARS",
         metavar="DIR",
-        help="Folder with the Kafka connector's jars ('make jars' fills it); under spark-submit they come with it.",
+        help="Folder that 'stream-merge jars' has filled; Spark downloads the jars if not given.",
     ),
 ]
 
@@ -78,14 +78,14 @@ def run(
     with errors_as_sentences(debug=debug):
         settings = load(job)
         refuse_places(settings)
-        connector = {} if is_submitted() else jars.conf(jars_in)
+        own = confs(conf or [])
         with (
             metrics_server(
                 settings.metrics.port,
                 settings.metrics.host,
                 is_wish="port" not in settings.metrics.model_fields_set,
             ) as server,
-            session_starter(f"stream-merge {job.stem}", {**connector, **confs(conf or [])}) as start,
+            session_starter(f"stream-merge {job.stem}", own if is_submitted() else jars.conf(jars_in, own)) as start,
         ):
             result = _run(settings, start(), once=once, metrics_url=server.url)
     for name, error in result.failures.items():
@@ -252,3 +252,23 @@ def stop(job: JobFile) -> None:
     with errors_as_sentences():
         for name, path in request_stop(load(job)):
             OUT.print(f"asked {escape(name)} to stop ({escape(str(path))})", highlight=False)
+
+
+@app.command(name="jars")
+def fetch_jars(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the jars go; is made where it is missing.")],
+    *,
+    conf: Confs = None,
+    debug: Debug = False,
+) -> None:
+    """Download the jars that jobs need beside Spark's own: those of Delta and of Spark's Kafka connector.
+
+    For machines without network ('run --jars DIR') and clusters ('spark-submit.sh'); elsewhere 'run' has Spark download
+    them by itself. Needs Java.
+    """
+    with (
+        errors_as_sentences(debug=debug),
+        session_starter("stream-merge jars", jars.conf(None, confs(conf or []))) as start,
+    ):
+        copies = jars.fetch(start(), folder)
+        OUT.print(f"{len(copies)} jars in {escape(str(folder))}", highlight=False, soft_wrap=True)

@@ -40,7 +40,7 @@ def check(settings: JobSettings, *, jars_in: str | None) -> Iterator[Finding]:
 
     Args:
         settings: the job.
-        jars_in: folder of the Kafka connector's jars; None where Spark has it.
+        jars_in: folder of the Kafka connector's jars; None where Spark has it or downloads it.
     """
     yield _jars(jars_in)
     yield from _security(settings.kafka.connection().security)
@@ -62,9 +62,9 @@ def check(settings: JobSettings, *, jars_in: str | None) -> Iterator[Finding]:
 
 def _jars(folder: str | None) -> Finding:
     if folder is None:
-        return Finding(query=None, about="jars", said="not given, so Spark must have the Kafka connector already")
+        return Finding(query=None, about="jars", said="not given, so Spark downloads what it lacks")
     try:
-        jars.conf(folder)
+        jars.jars_in(folder)
     except ConfigError as err:
         return Finding(query=None, about="jars", said=str(err), is_problem=True)
     return Finding(query=None, about="jars", said=f"the Kafka connector is in {folder}")

@@ -345,8 +345,8 @@ def records(
     except Exception as err:
         if "kafka" in str(err) and ("FAILED_TO_FIND" in str(err) or "find data source" in str(err)):
             msg = (
-                "Spark has no Kafka connector; get its jars with 'make jars' (deployments/pom.xml) and pass them with"
-                " --jars, or --jars of spark-submit"
+                "Spark has no Kafka connector; start the session with stream_merge.session.kafka_packages, or give"
+                " spark-submit the jars that 'stream-merge jars DIR' fetches (--jars)"
             )
             raise ConfigError(msg) from err
         raise

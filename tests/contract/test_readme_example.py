@@ -14,9 +14,15 @@ ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 
 
+def example_in(text: str) -> str:
+    return next(code for code in re.findall(r"```python\n(.*?)```", text, flags=re.S) if "MergeSink(" in code)
+
+
 def test_the_example_merges_a_folder_of_changes(spark: SparkSession, tmp_path: Path):
     """The example runs as printed; only the trigger is made to end."""
-    example = next(code for code in re.findall(r"```python\n(.*?)```", README, flags=re.S) if "MergeSink(" in code)
+    example = example_in(README)
+    pages = [(ROOT / "docs" / page).read_text() for page in ("index.md", "guides/streams.md")]
+    assert [example_in(page) for page in pages] == [example, example]
     assert len([line for line in example.splitlines() if line.strip()]) <= 15
     (tmp_path / "changes").mkdir()
     events = [

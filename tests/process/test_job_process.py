@@ -136,7 +136,7 @@ def test_killed_again_and_again_it_still_ends_with_every_event_once(shop: Shop, 
         shop.write(3 * EVENTS_PER_BATCH)
         unrecorded += shop.job.kill_behind_a_commit()
 
-    process = shop.job.start("--once")
+    process = shop.job.start("--once", downloads_jars=True)  # as people start it who were never told of jars
     said, _ = process.communicate(timeout=START_SECONDS)
 
     assert process.returncode == 0, said

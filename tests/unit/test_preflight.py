@@ -160,12 +160,12 @@ def test_a_connect_session_is_refused():
     [
         (
             ":: unresolved dependency: io.delta#delta-spark_4.2_2.13;9.9.9: not found",
-            "Delta's jars could not be downloaded: io.delta:d:1 (spark.jars.packages) did not resolve"
+            "jars could not be downloaded: io.delta:d:1 (spark.jars.packages) did not resolve"
             " (io.delta#delta-spark_4.2_2.13;9.9.9)",
         ),
         (
             "[FAILED     ] io.delta#delta-storage;4.4.0!delta-storage.jar\n  :: FAILED DOWNLOADS  ::",
-            "Delta's jars could not be downloaded: io.delta:d:1 (spark.jars.packages) was found, but a download failed",
+            "jars could not be downloaded: io.delta:d:1 (spark.jars.packages) was found, but a download failed",
         ),
         (
             "Error occurred during initialization of boot layer\n"
@@ -200,7 +200,7 @@ def test_a_description_without_its_jar_is_named_with_what_to_remove(tmp_path, mo
     said = "java.lang.RuntimeException: [download failed: org.slf4j#slf4j-api;2.0.13!slf4j-api.jar]"
 
     assert str(preflight.failed_start(said, "io.delta:d:1")) == (
-        "Delta's jars could not be downloaded: Maven's folder holds org.slf4j:slf4j-api:2.0.13 without the jar, and"
+        "jars could not be downloaded: Maven's folder holds org.slf4j:slf4j-api:2.0.13 without the jar, and"
         f" Spark looks there first; remove {noted} {folder} and run the same command again"
     )
 

@@ -1,4 +1,4 @@
-"""What the README says is what the code does."""
+"""What README and the pages in `docs` say is what the code does."""
 
 from __future__ import annotations
 
@@ -18,33 +18,35 @@ from stream_merge.job.settings import KafkaSettings, Limits, MetricsSettings, Qu
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
+PAGES = {str(path.relative_to(ROOT)): path.read_text() for path in sorted((ROOT / "docs").rglob("*.md"))}
+JOB_FILE = PAGES["docs/reference/job-file.md"]
+SINK_SETTINGS, SINKS_SETTINGS = PAGES["docs/reference/settings.md"].split("\n## MergeSinks\n")
+QUERY = {"name": "a", "topic": "a", "target": "a", "keys": "a", "checkpoint": "a"}
+
+
+def test_the_readme_is_for_newcomers():
+    """What it takes to find out whether to read on; all else is a page of its own."""
+    assert len(README.encode()) <= 12_000
 
 
 def test_the_metrics_table_is_the_catalogue():
-    """`grafana/generate.py --markdown` prints the table that the README holds."""
+    """`grafana/generate.py --markdown` prints the table that the page holds."""
     printed = subprocess.run(
         [sys.executable, "grafana/generate.py", "--markdown"], cwd=ROOT, capture_output=True, text=True, check=True
     )
 
-    assert printed.stdout.strip() in README
+    assert printed.stdout.strip() in PAGES["docs/reference/metrics.md"]
 
 
 def test_every_argument_of_the_sink_is_in_the_settings_table():
     """A setting that nobody can find is no setting."""
-    table = README.split("## Settings", 1)[1].split("\n## ", 1)[0]
-    named = set(re.findall(r"`(\w+)`", table))
+    named = set(re.findall(r"`(\w+)`", SINK_SETTINGS))
 
     assert set(inspect.signature(MergeSink).parameters) <= named
 
 
 def test_every_argument_of_the_sinks_is_explained():
-    paragraph = README.split("`MergeSinks(sinks, ", 1)[1].split("\n\n", 1)[0]
-
-    assert [name for name in inspect.signature(MergeSinks).parameters if name not in f"sinks {paragraph}"] == []
-
-
-SETTINGS = README.split("### What a job file says", 1)[1].split("\n### ", 1)[0]
-QUERY = {"name": "a", "topic": "a", "target": "a", "keys": "a", "checkpoint": "a"}
+    assert [name for name in inspect.signature(MergeSinks).parameters if name not in SINKS_SETTINGS] == []
 
 
 @pytest.mark.parametrize(
@@ -53,7 +55,7 @@ QUERY = {"name": "a", "topic": "a", "target": "a", "keys": "a", "checkpoint": "a
 )
 def test_every_setting_of_a_job_file_is_listed_with_its_default(model: type[Model], required: dict[str, str]):
     """As it would be written in the file; a default that is no text, number or truth value is said in words."""
-    told = dict(re.findall(r"^\| `(\w+)` \| ([^|]*) \|", SETTINGS, flags=re.M))
+    told = dict(re.findall(r"^\| `(\w+)` \| ([^|]*) \|", JOB_FILE, flags=re.M))
     shipped = model.model_validate(required)
     for name, field in model.model_fields.items():
         if field.is_required():
@@ -66,14 +68,15 @@ def test_every_setting_of_a_job_file_is_listed_with_its_default(model: type[Mode
 
 
 def test_every_setting_of_a_format_is_listed():
-    named = set(re.findall(r"`(\w+)`", SETTINGS))
+    named = set(re.findall(r"`(\w+)`", JOB_FILE))
     formats = (KeySettings, DebeziumFormat, FlattenedFormat, JsonFormat, SecuritySettings)
 
     assert {name for model in formats for name in model.model_fields} - {"type", "holds"} <= named
 
 
-def test_every_make_target_that_the_readme_names_exists():
-    """The README's commands are the project's commands."""
-    targets = set(re.findall(r"^([a-z]+):.*##", (ROOT / "Makefile").read_text(), flags=re.M))
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", *PAGES])
+def test_every_make_target_that_a_page_names_exists(page: str):
+    """The pages' commands are the project's commands."""
+    targets = set(re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(), flags=re.M))
 
-    assert set(re.findall(r"(?:`|^)make ([a-z]+)", README, flags=re.M)) <= targets
+    assert set(re.findall(r"(?:`|^)make ([a-z-]+)", (ROOT / page).read_text(), flags=re.M)) <= targets
