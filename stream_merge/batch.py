@@ -319,7 +319,7 @@ def evaluate(source: DataFrame, layout: Layout) -> Batch:
     rows, counts = materialised(
         ranked,
         *layout.once("counts", lambda: _counts(layout)),
-        keep=lambda observed: observed.where(first).drop(dedup.RANK_COLUMN, dedup.TIE_COLUMN, names.ALONE_COLUMN),
+        keep=lambda observed: observed.where(first).drop(*dedup.ADDED_COLUMNS, names.ALONE_COLUMN),
     )
     return Batch(
         rows=_SparkRows(frame=rows, layout=layout, greatest=newest.observed(layout, counts)),

@@ -10,6 +10,7 @@ from stream_merge.layout import Layout
 
 RANK_COLUMN = "__stream_merge_rank"
 TIE_COLUMN = "__stream_merge_tie"
+ADDED_COLUMNS = (RANK_COLUMN, TIE_COLUMN)
 
 
 def ranked(events: DataFrame, layout: Layout) -> DataFrame:

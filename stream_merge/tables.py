@@ -301,7 +301,7 @@ def _same_sequence(recorded: str, now: str, *, case_sensitive: bool) -> bool:
 
 def _definition(recorded: str) -> str:
     loaded = json.loads(recorded)
-    return repr(loaded.get("columns", loaded.get("expression")))
+    return repr(loaded.get("columns", loaded.get("expression")) or "nothing")
 
 
 def prepared(

@@ -76,7 +76,8 @@ class Known:
         stored = stored.withColumnsRenamed({found: key for key, found in spelled.items() if found is not None})
         # In the events' types: where a key is about to be widened, those of the table cannot hold all bounds.
         fields = tuple(T.StructField(key, wanted.schema[key].dataType) for key in self.keys)
-        ends = wanted.agg(*plan.bound_aggregates(fields, F.lit(True))).first() if plan.boundable(fields) else None
+        aggregates = plan.bound_aggregates(fields, F.lit(True)) if plan.boundable(fields) else None
+        ends = None if aggregates is None else wanted.agg(*aggregates).first()
         bounds = plan.key_bounds(fields, {} if ends is None else ends.asDict())
         bounded = stored.alias("t").where(bounds.condition(self.session, "t"))
         return bounded.join(wanted.select(*_columns(self.keys)).distinct(), list(self.keys), "left_semi")

@@ -31,8 +31,8 @@ from stream_merge.logs import tell
 from stream_merge.metrics import MergeMetrics
 from stream_merge.preflight import refuse_forgetful_catalog
 from stream_merge.results import MergeResult
-from stream_merge.sources import kafka
 from stream_merge.sources.kafka import Cluster
+from stream_merge.sources.kafka import records as records_of
 from stream_merge.spark_internals import owned_session, reason
 from stream_merge.watch.queries import MOST_KEPT, Running, Stream, drained
 
@@ -199,7 +199,7 @@ class Job:
         )
         self._sinks[query.name] = sink
         offsets, millis = _start(query)
-        records = kafka.records(
+        records = records_of(
             session,
             connection,
             query.topic,

@@ -24,8 +24,9 @@ from stream_merge import ConfigError
 from stream_merge.job.check import Finding, check
 from stream_merge.job.run import Job, JobResult
 from stream_merge.job.verdicts import Verdict
-from stream_merge.sources import kafka, pem
+from stream_merge.sources import pem
 from stream_merge.sources.kafka import Cluster, Connection, Security
+from stream_merge.sources.kafka import records as records_of
 
 USER = "lake=house,1"
 """Both signs separate the parts of SCRAM's messages."""
@@ -139,7 +140,7 @@ def test_a_job_merges_over_sasl_ssl_and_the_password_is_nowhere(
     assert "sasl.jaas.config = [hidden]" in logged
     connection = settings.kafka.connection()
     texts = [caplog.text, *capfd.readouterr(), generate_latest(job.registry).decode()]
-    records = kafka.records(
+    records = records_of(
         job.spark,
         connection,
         [job.topic],
