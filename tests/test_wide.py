@@ -51,7 +51,7 @@ VALUES: dict[str, Callable[[int], Any]] = {
     "timestamp": lambda number: datetime.fromtimestamp(number, UTC),
     "decimal(12,4)": lambda number: Decimal(number).scaleb(-2),
 }
-WIDTH = 600
+WIDTH = 400
 
 
 @pytest.mark.parametrize("engine", ["spark", "native"])
