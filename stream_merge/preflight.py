@@ -16,12 +16,15 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
+from stream_merge.config import MergeSpec
 from stream_merge.errors import ConfigError
+from stream_merge.layout import plan_layout
 from stream_merge.names import is_path, normal_path, split_identifier, table_name
 from stream_merge.places import local_path
-from stream_merge.tables import no_table
+from stream_merge.snapshot import TableSnapshot
+from stream_merge.tables import check_target, no_table
 
 OLDEST_JAVA = 17
 """Spark 4.2 is compiled for it."""
@@ -160,6 +163,18 @@ def describe_java(command: str) -> Java | None:
     version = _output(command, "-version")
     old = re.search(r'version "(?:1\.)?(\d+)', version) if version is not None else None
     return Java(command=command, major=int(old.group(1)), has_vector_module=False) if old is not None else None
+
+
+def expect_fitting(events: DataFrame, spec: MergeSpec, found: TableSnapshot | None) -> None:
+    """Before a query starts: stop for what its first batch would stop for, by columns and types alone.
+
+    Requires: `events` is what the query reads. Writes nothing.
+
+    Raises:
+        ConfigError: with every problem found.
+    """
+    layout = plan_layout(events, spec, None if found is None else found.schema)
+    check_target(events.sparkSession, found, spec, layout)
 
 
 def refuse_forgetful_catalog(session: SparkSession, target: str) -> None:

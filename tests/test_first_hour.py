@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pydoc
 import re
+import shutil
 from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
@@ -161,6 +162,91 @@ def test_other_keys_are_refused_though_no_file_is_new(spark: SparkSession, tmp_p
     merge(("id",))
     with pytest.raises(ConfigError, match=r"is merged by keys \['id'\], now keys=\['name'\]; use the recorded keys"):
         merge(("name",))
+
+
+def files_of_one_event(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The command for a folder with a file in it; by whole paths, since Spark works in another folder."""
+    monkeypatch.setattr(shared, "local_session", lambda *_, **__: spark)
+    Path("in").mkdir()
+    Path("in/a.json").write_text('{"id": 1, "lsn": 1, "op": "u"}\n')
+    places = {"source in": "source {}/in", "./table": "{}/table", "checkpoint checkpoint": "checkpoint {}/checkpoint"}
+    line = FILES
+    for short, whole in places.items():
+        line = line.replace(short, whole.format(Path.cwd()))
+    return f"{line} --once --metrics-port 0"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("--keys idd", "keys names column 'idd', which the source does not have; its columns are .'id', 'lsn', 'op'.$"),
+        ("--sequence-by lsnn", "sequence_by names column 'lsnn', which the source does not have; its columns are "),
+        ("--columns id,lsn,nmae", "column_list names column 'nmae', which the source does not have; its columns are "),
+        ("--except-columns opp", "except_column_list names column 'opp', which the source does not have; its columns"),
+        ("--apply-as-deletes opp='d'", "apply_as_deletes=.*`opp` cannot be resolved"),
+        ("--schema id|bigit", "--schema 'id bigit' is not a list of columns like 'id BIGINT, name STRING': .*BIGIT"),
+        ("--schema idd|bigint,lsn|bigint", "keys names column 'id', which the source does not have; .*'idd', 'lsn'"),
+    ],
+)
+def test_a_typo_in_a_column_is_one_sentence_and_nothing_of_it_is_kept(
+    spark: SparkSession, invoke: Invoke, monkeypatch: pytest.MonkeyPatch, wrong: str, said: str
+) -> None:
+    """Neither a checkpoint nor, in it, a wrong schema, which the next run would go on with."""
+    line = f"{files_of_one_event(spark, monkeypatch)} {wrong}"
+
+    result = CliRunner().invoke(cli.app, [part.replace("|", " ") for part in line.split()])
+
+    assert result.exit_code == 2, result.output
+    assert len(result.stderr.splitlines()) == 1
+    assert re.match(f"stream-merge: {said}", result.stderr), result.stderr
+    assert not Path("checkpoint").exists()
+    assert not Path("table").exists()
+
+
+def plan_batch(folder: Path, source: str) -> None:
+    """A checkpoint, as Spark 4.2 leaves it behind, of a query that has read something."""
+    (folder / "offsets").mkdir(parents=True)
+    (folder / "metadata").write_text('{"id":"8c4ca5d4-9d4c-4f56-a2a5-05b2d1a7a2f1"}')
+    (folder / "offsets" / "0").write_text(f"v1\n{{}}\n{source}")
+
+
+def test_a_checkpoint_of_another_query_is_refused_before_spark_starts(invoke: Invoke) -> None:
+    """By what its query reads: files, or other topics."""
+    own = "; give this one a checkpoint of its own"
+    for source, line, said in (
+        (
+            '{"logOffset":0}',
+            "run job.yaml",
+            "query 'orders': checkpoint 'checkpoint' is that of a query over files",
+        ),
+        ('{"items":{"0":5}}', "run job.yaml", "query 'orders': checkpoint 'checkpoint' is that of a query over topic"),
+        ('{"orders":{"0":5}}', FILES, f"checkpoint 'checkpoint' is that of a query that reads something else .*{own}"),
+    ):
+        shutil.rmtree("checkpoint", ignore_errors=True)
+        plan_batch(Path("checkpoint"), source)
+        before = sorted(Path().rglob("*"))
+
+        result = invoke(f"{line} --metrics-port 0" if line == FILES else line)
+
+        assert result.exit_code == 2, result.output
+        assert re.match(f"stream-merge: {said}", result.stderr), result.stderr
+        assert len(result.stderr.splitlines()) == 1
+        assert sorted(Path().rglob("*")) == before
+
+
+def test_a_checkpoint_of_a_query_into_another_table_is_refused(
+    spark: SparkSession, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = files_of_one_event(spark, monkeypatch)
+    assert invoke(line).exit_code == 0
+
+    result = invoke(line.replace("/table", "/other"))
+
+    assert result.exit_code == 2
+    assert re.match(
+        r"stream-merge: query 'other' has merged into '.*table' .*or the checkpoint is another query's", result.stderr
+    )
+    assert not Path("other").exists()
 
 
 def test_help_shows_what_users_call() -> None:
