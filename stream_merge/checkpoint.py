@@ -120,6 +120,12 @@ class Checkpoint:
         named = (end.partition(":") for end in ends)
         return [offset for _, _, offset in sorted(named, key=lambda parts: parts[0])]
 
+    def reads_files(self) -> bool | None:
+        """Whether files are all that its query reads; None where no batch has been planned."""
+        newest = self.newest_batch("offsets")
+        ends = None if newest is None else self.sources(newest)
+        return of_files(ends) if ends else None
+
     def fingerprint(self, batch_id: int) -> str | None:
         """What a batch reads, in few characters: the offsets of its sources, and the files that these stand for.
 
@@ -200,6 +206,11 @@ class Checkpoint:
 
     def _names(self, folder: str) -> list[str]:
         return self._files.names(f"{self.path}/{folder}")
+
+
+def of_files(ends: Sequence[str]) -> bool:
+    """Whether these are the ends of file sources alone (`Checkpoint.sources`)."""
+    return all(_log_offset(end) is not None for end in ends)
 
 
 def _entries_of(text: str, number: int) -> tuple[list[str], bool]:

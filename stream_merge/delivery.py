@@ -161,7 +161,8 @@ class Delivery:
         there = f"there is no table at {self.target!r}" if found is None else f"{self.target!r} holds none of them"
         msg = (
             f"query {self.query!r} has {what} by its checkpoint {self.checkpoint.path!r}, and {there}: the table was"
-            " dropped or replaced, or the target was changed, and what those batches held would be missing from it;"
+            " dropped or replaced, the target was changed, or the checkpoint is another query's, and what those batches"
+            " held would be missing from it;"
             f" bring the table back, or start a new checkpoint, which builds the table from the source again{hint}"
         )
         raise ConfigError(msg, target=self.target)

@@ -412,7 +412,9 @@ class _Finder:
         try:
             return self.source.select(value.alias("value")).schema["value"].dataType
         except AnalysisException as err:
-            self.problems.append(f"{what} does not fit the source: {reason(err)}; its columns are {self.names!r}")
+            self.problems.append(
+                f"{what} does not fit the source: {reason(err).rstrip(';')}; its columns are {self.names!r}"
+            )
             return None
 
 

@@ -16,7 +16,7 @@ from stream_merge import columns, names, places, required, widening
 from stream_merge.config import MergeSpec
 from stream_merge.errors import ConfigError
 from stream_merge.hadoop_files import path_is_occupied, qualified_path
-from stream_merge.layout import Layout
+from stream_merge.layout import Layout, plan_layout
 from stream_merge.logs import tell
 from stream_merge.snapshot import CommitRecord, History, TableSnapshot, metrics_of_history
 from stream_merge.spark_internals import reason, snapshot
@@ -238,6 +238,18 @@ def check_target(session: SparkSession, found: TableSnapshot | None, spec: Merge
     problems.extend(places.permission_problems(spec, found))
     if problems:
         raise ConfigError(problems, target=spec.target)
+
+
+def expect_fitting(events: DataFrame, spec: MergeSpec, found: TableSnapshot | None) -> None:
+    """Before a query starts: stop for what its first batch would stop for, by columns and types alone.
+
+    Requires: `events` is what the query reads. Writes nothing.
+
+    Raises:
+        ConfigError: with every problem found.
+    """
+    layout = plan_layout(events, spec, None if found is None else found.schema)
+    check_target(events.sparkSession, found, spec, layout)
 
 
 def _recorded_problems(found: TableSnapshot, spec: MergeSpec, layout: Layout, *, case_sensitive: bool) -> list[str]:

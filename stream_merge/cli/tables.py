@@ -180,6 +180,7 @@ def files(
     """Merge a folder of change files into a Delta table, until it is stopped or --once.
 
     Lines that cannot be read go to the quarantine table. Put files into the folder by renaming: a file is read once.
+    Exit codes: 0 stopped or done; 2 an option or the environment has to change; 3 the data; 4 run it again.
     """
     log_to_screen(logging.WARNING)
     with errors_as_sentences(debug=debug):

@@ -21,6 +21,7 @@ from stream_merge.files.replay import Replayed, replay, replay_id
 from stream_merge.files.schema import Schema, parse, record, recorded
 from stream_merge.results import MergeResult
 from stream_merge.sink import MergeSink
+from stream_merge.snapshot import TableSnapshot
 from stream_merge.watch import queries, report, screen
 from stream_merge.watch.text import escape_line
 
@@ -78,6 +79,8 @@ def run(
     closed = places.not_writable(settings.checkpoint) or preflight.occupied(settings.target)
     if closed is not None:
         raise ConfigError(closed, target=settings.target)
+    if places.local_path(settings.checkpoint) is not None:
+        _expect_files(Checkpoint.on_disk(settings.checkpoint))
     with _alone(settings):
         return _run(settings, sink, console=console, start_session=start_session, metrics_url=metrics_url)
 
@@ -95,13 +98,13 @@ def replay_quarantine(
         with console.status("starting Spark"):
             session = start_session()
         preflight.refuse_forgetful_catalog(session, settings.target)
-        if not _expect_table(session, settings):
+        if _expect_table(session, settings) is None:
             msg = (
                 f"there is no table {settings.target!r} to replay into, and quarantined records alone would make one"
                 " that lacks all others; merge the files first (with a new checkpoint, if the table was dropped)"
             )
             raise ConfigError(msg, target=settings.target)
-        schema, origin = _schema(session, settings, keep=False)
+        schema, origin = _schema(session, settings)
         say("schema", f"{schema} ({origin})")
         with console.status("replaying"):
             found = replay(
@@ -147,15 +150,19 @@ def _run(
     with console.status("starting Spark (the first time, Delta's jars are downloaded: about 90 MB)"):
         session = start_session()
     preflight.refuse_forgetful_catalog(session, settings.target)
-    _expect_table(session, settings)
+    found = _expect_table(session, settings)
     with console.status(f"looking at the files in {escape_line(settings.folder.path)}"):
         schema, origin = _schema(session, settings)
         settings.folder.refuse_unknown_columns(session, schema)
+        events = settings.folder.events(session, schema, max_files_per_trigger=settings.max_files_per_trigger)
+        tables.expect_fitting(events, sink._spec, found)
+        if schema != recorded(session, settings.checkpoint):
+            record(session, settings.checkpoint, schema)
     say("schema", f"{schema} ({origin})")
     say("metrics", metrics_url)
     stream = queries.Stream(
         name=settings.label,
-        events=settings.folder.events(session, schema, max_files_per_trigger=settings.max_files_per_trigger),
+        events=events,
         sink=TypesChecked(sink, schema) if settings.folder.format == "parquet" else sink,
         checkpoint=settings.checkpoint,
     )
@@ -196,35 +203,43 @@ def _sink(settings: FilesSettings, *, app_id: str | None = None) -> MergeSink:
     )
 
 
-def _expect_table(session: SparkSession, settings: FilesSettings) -> bool:
+def _expect_files(checkpoint: Checkpoint) -> None:
+    """Whose query reads something else goes on by its own positions, which mean nothing here."""
+    if checkpoint.reads_files() is False:
+        msg = (
+            f"checkpoint {checkpoint.path!r} is that of a query that reads something else than files, as the queries of"
+            " 'stream-merge run' do; give this one a checkpoint of its own"
+        )
+        raise ConfigError(msg)
+
+
+def _expect_table(session: SparkSession, settings: FilesSettings) -> TableSnapshot | None:
     """The sink would say at the first batch what is wrong with the table, and without new files there is none.
 
-    Returns: whether it is there.
+    Returns: the table; None where it is not there.
     """
+    checkpoint = Checkpoint.in_session(session, settings.checkpoint)
+    _expect_files(checkpoint)
     found = tables.find(session, settings.target)
     problem = found and tables.keys_problem(found, settings.target, settings.keys, case_sensitive=False)
     if problem:
         raise ConfigError(problem, target=settings.target)
     expect_same_table(
-        Checkpoint.in_session(session, settings.checkpoint),
+        checkpoint,
         found,
         name=settings.name,
         label=settings.label,
         target=settings.target,
         location=tables.location(session, settings.target) if found is None else found.location,
     )
-    return found is not None
+    return found
 
 
-def _schema(session: SparkSession, settings: FilesSettings, *, keep: bool = True) -> tuple[Schema, str]:
+def _schema(session: SparkSession, settings: FilesSettings) -> tuple[Schema, str]:
     """The schema, and where it comes from; later runs read the one that is kept."""
-    known = recorded(session, settings.checkpoint)
     if settings.schema is not None:
-        schema, origin = parse(settings.schema), "as given"
-    elif known is not None:
+        return parse(settings.schema), "as given"
+    known = recorded(session, settings.checkpoint)
+    if known is not None:
         return known, "as in the runs before over this checkpoint; --schema changes it"
-    else:
-        schema, origin = settings.folder.infer(session), "inferred from the files that are there; --schema overrides it"
-    if keep and schema != known:
-        record(session, settings.checkpoint, schema)
-    return schema, origin
+    return settings.folder.infer(session), "inferred from the files that are there; --schema overrides it"

@@ -111,6 +111,7 @@ def _checkpoint(query: QuerySettings, topics: Mapping[str, TopicState]) -> Itera
         return
     try:
         refuse_start_of_existing(query, Checkpoint.on_disk(query.checkpoint))
+        Checkpoint.on_disk(query.checkpoint).expect_one_of(query.topic)
     except ConfigError as err:
         yield Finding(query=query.name, about="checkpoint", said=str(err), is_problem=True)
 
@@ -119,12 +120,26 @@ def refuse_places(settings: JobSettings) -> None:
     """Spark would be started for nothing, and say so late, or in a trace.
 
     Raises:
-        ConfigError: checkpoints that this process cannot write, targets where something else lies.
+        ConfigError: checkpoints that this process cannot write or that are another query's, targets where something
+            else lies.
     """
-    problems = [not_writable(query.checkpoint) or occupied(query.target) for query in settings.queries]
+    problems = [
+        not_writable(query.checkpoint) or _foreign(query) or occupied(query.target) for query in settings.queries
+    ]
     found = [problem for problem in problems if problem is not None]
     if found:
         raise ConfigError(found)
+
+
+def _foreign(query: QuerySettings) -> str | None:
+    """Whose checkpoint it is, where it lies on this disk and is another query's by what it reads."""
+    if local_path(query.checkpoint) is None:
+        return None
+    try:
+        Checkpoint.on_disk(query.checkpoint).expect_one_of(query.topic)
+    except ConfigError as err:
+        return f"query {query.name!r}: {err}"
+    return None
 
 
 def refuse_start_of_existing(query: QuerySettings, checkpoint: Checkpoint) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stream_merge import checkpoint
+from stream_merge.errors import ConfigError
 from stream_merge.sources.kafka import Offsets, parse_offsets
 
 
@@ -55,7 +57,27 @@ class Checkpoint(checkpoint.Checkpoint):
     def planned(self, batch_id: int) -> Offsets | None:
         """End offsets of a batch, run or not; None where there is no such batch (any more)."""
         ends = self.sources(batch_id)
+        if ends and checkpoint.of_files(ends):
+            msg = (
+                f"checkpoint {self.path!r} is that of a query over files, as those of 'stream-merge files', and goes on"
+                " where that one ended; give this one a checkpoint of its own"
+            )
+            raise ConfigError(msg)
         return None if ends is None else parse_offsets(ends[0])
+
+    def expect_one_of(self, topics: Sequence[str]) -> None:
+        """Stop where its query has read other topics, and none of these.
+
+        Raises:
+            ConfigError: it belongs to another query.
+        """
+        known = sorted(self.newest())
+        if known and not set(known) & set(topics):
+            msg = (
+                f"checkpoint {self.path!r} is that of a query over topic(s) {known!r}, and goes on where that one"
+                f" ended; give the one over {sorted(topics)!r} a checkpoint of its own"
+            )
+            raise ConfigError(msg)
 
     def newest(self) -> Offsets:
         """End offsets of the newest planned batch, run or not."""

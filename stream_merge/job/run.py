@@ -158,6 +158,7 @@ class Job:
         checkpoint = Checkpoint.in_session(session, query.checkpoint)
         if is_first:
             refuse_start_of_existing(query, checkpoint)
+            checkpoint.expect_one_of(query.topic)
         topics = self._clusters[query.name].topics(query.topic)
         missing = [topic for topic in query.topic if topic not in topics]
         if once and set(missing) - set(checkpoint.merged()):

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from stream_merge import ConfigError, MergeSink
 from stream_merge.explain import explain
-from stream_merge.names import QUARANTINE_TABLE_PREFIX, TOMBSTONE_TABLE_PREFIX, quote
+from stream_merge.names import QUARANTINE_TABLE_PREFIX, TARGET_ID_PROPERTY, TOMBSTONE_TABLE_PREFIX, quote
 
 KEYS = ["k.e`y 1", "select"]
 SEQUENCE = ["l's\"n.", "order"]
@@ -286,6 +286,33 @@ def test_a_dropped_table_of_the_catalog_starts_without_the_old_tombstones(
     result = stream.deliver(upsert(1, "new life", lsn=1))
 
     assert ledger(result) == {"received": 1, "inserted": 1}
+
+
+@pytest.mark.parametrize("engine", ["auto", "spark"])
+def test_what_lies_beside_a_table_of_the_catalog_is_found_again_after_its_types_were_widened(
+    spark: SparkSession, schema: str, tmp_path: Path, engine: str
+):
+    """The remembered deletes are written again under their name, and stay those of this very target."""
+    narrow, wide = ("id int, lsn int, op string, name string", "id bigint, lsn bigint, op string, name string")
+    settings = {"keys": "id", "sequence_by": "lsn", "apply_as_deletes": "op = 'd'", "except_column_list": ["op"]}
+    settings |= {"schema_evolution": "widen", "engine": engine}
+    stream = ChangeStream(spark, f"{schema}.t", narrow, folder=tmp_path, **settings)
+
+    def properties() -> dict[str, str]:
+        found = spark.sql(f"SHOW TBLPROPERTIES {schema}.{TOMBSTONE_TABLE_PREFIX}t").collect()
+        return {row["key"]: row["value"] for row in found if row["key"].startswith("stream_merge.")}
+
+    stream.deliver(upsert(1, "one", lsn=1), delete(2, lsn=5), (None, 1, "u", "no key"))
+    before = properties()
+    stream.deliver(upsert(2**40, "far", lsn=2), (None, 2, "u", "no key"), schema=wide)
+    late = stream.deliver(upsert(2, "ghost", lsn=4), schema=wide)
+
+    assert dict(stream.side_table(TOMBSTONE_TABLE_PREFIX).dtypes)["id"] == "bigint"
+    assert TARGET_ID_PROPERTY in before
+    assert properties() == before
+    assert ledger(late) == {"received": 1, "stale": 1}
+    assert stream.rows("id") == [(1,), (2**40,)]
+    assert stream.side_table(QUARANTINE_TABLE_PREFIX).count() == 2
 
 
 def test_the_spelling_of_a_path_does_not_enter_the_identity(spark: SparkSession, tmp_table: str):

@@ -1,18 +1,33 @@
-"""A folder that was merged before, by a command with other settings."""
+"""`files` over a folder, a checkpoint or columns that do not fit its settings: one sentence, and nothing is kept."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 from rich.console import Console
+from typer.testing import CliRunner, Result
 
-from stream_merge import ConfigError
+from stream_merge import ConfigError, cli
+from stream_merge.cli import shared
 from stream_merge.files.reader import Folder
 from stream_merge.files.run import FilesSettings
 from stream_merge.files.run import run as run_files
+
+FILES = "files --source in --format json --keys id --sequence-by lsn --target ./table --checkpoint checkpoint"
+
+Invoke = Callable[..., Result]
+
+
+@pytest.fixture
+def invoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Invoke:
+    """Run a command in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    return lambda line: CliRunner().invoke(cli.app, line.split())
 
 
 def test_other_keys_are_refused_though_no_file_is_new(spark: SparkSession, tmp_path: Path) -> None:
@@ -33,3 +48,57 @@ def test_other_keys_are_refused_though_no_file_is_new(spark: SparkSession, tmp_p
     merge(("id",))
     with pytest.raises(ConfigError, match=r"is merged by keys \['id'\], now keys=\['name'\]; use the recorded keys"):
         merge(("name",))
+
+
+def files_of_one_event(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The command for a folder with a file in it; by whole paths, since Spark works in another folder."""
+    monkeypatch.setattr(shared, "local_session", lambda *_, **__: spark)
+    Path("in").mkdir()
+    Path("in/a.json").write_text('{"id": 1, "lsn": 1, "op": "u"}\n')
+    places = {"source in": "source {}/in", "./table": "{}/table", "checkpoint checkpoint": "checkpoint {}/checkpoint"}
+    line = FILES
+    for short, whole in places.items():
+        line = line.replace(short, whole.format(Path.cwd()))
+    return f"{line} --once --metrics-port 0"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("--keys idd", "keys names column 'idd', which the source does not have; its columns are .'id', 'lsn', 'op'.$"),
+        ("--sequence-by lsnn", "sequence_by names column 'lsnn', which the source does not have; its columns are "),
+        ("--columns id,lsn,nmae", "column_list names column 'nmae', which the source does not have; its columns are "),
+        ("--except-columns opp", "except_column_list names column 'opp', which the source does not have; its columns"),
+        ("--apply-as-deletes opp='d'", "apply_as_deletes=.*`opp` cannot be resolved"),
+        ("--schema id|bigit", "--schema 'id bigit' is not a list of columns like 'id BIGINT, name STRING': .*BIGIT"),
+        ("--schema idd|bigint,lsn|bigint", "keys names column 'id', which the source does not have; .*'idd', 'lsn'"),
+    ],
+)
+def test_a_typo_in_a_column_is_one_sentence_and_nothing_of_it_is_kept(
+    spark: SparkSession, invoke: Invoke, monkeypatch: pytest.MonkeyPatch, wrong: str, said: str
+) -> None:
+    """Neither a checkpoint nor, in it, a wrong schema, which the next run would go on with."""
+    line = f"{files_of_one_event(spark, monkeypatch)} {wrong}"
+
+    result = CliRunner().invoke(cli.app, [part.replace("|", " ") for part in line.split()])
+
+    assert result.exit_code == 2, result.output
+    assert len(result.stderr.splitlines()) == 1
+    assert re.match(f"stream-merge: {said}", result.stderr), result.stderr
+    assert not Path("checkpoint").exists()
+    assert not Path("table").exists()
+
+
+def test_a_checkpoint_of_a_query_into_another_table_is_refused(
+    spark: SparkSession, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = files_of_one_event(spark, monkeypatch)
+    assert invoke(line).exit_code == 0
+
+    result = invoke(line.replace("/table", "/other"))
+
+    assert result.exit_code == 2
+    assert re.match(
+        r"stream-merge: query 'other' has merged into '.*table' .*or the checkpoint is another query's", result.stderr
+    )
+    assert not Path("other").exists()

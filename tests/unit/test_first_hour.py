@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pydoc
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -136,6 +137,37 @@ def test_run_takes_a_free_port_where_none_was_asked_for(
     else:
         assert result.exit_code == 2
         assert result.stderr == "stream-merge: cannot serve metrics on port 9108\n"
+
+
+def plan_batch(folder: Path, source: str) -> None:
+    """A checkpoint, as Spark 4.2 leaves it behind, of a query that has read something."""
+    (folder / "offsets").mkdir(parents=True)
+    (folder / "metadata").write_text('{"id":"8c4ca5d4-9d4c-4f56-a2a5-05b2d1a7a2f1"}')
+    (folder / "offsets" / "0").write_text(f"v1\n{{}}\n{source}")
+
+
+def test_a_checkpoint_of_another_query_is_refused_before_spark_starts(invoke: Invoke) -> None:
+    """By what its query reads: files, or other topics."""
+    own = "; give this one a checkpoint of its own"
+    for source, line, said in (
+        (
+            '{"logOffset":0}',
+            "run job.yaml",
+            "query 'orders': checkpoint 'checkpoint' is that of a query over files",
+        ),
+        ('{"items":{"0":5}}', "run job.yaml", "query 'orders': checkpoint 'checkpoint' is that of a query over topic"),
+        ('{"orders":{"0":5}}', FILES, f"checkpoint 'checkpoint' is that of a query that reads something else .*{own}"),
+    ):
+        shutil.rmtree("checkpoint", ignore_errors=True)
+        plan_batch(Path("checkpoint"), source)
+        before = sorted(Path().rglob("*"))
+
+        result = invoke(f"{line} --metrics-port 0" if line == FILES else line)
+
+        assert result.exit_code == 2, result.output
+        assert re.match(f"stream-merge: {said}", result.stderr), result.stderr
+        assert len(result.stderr.splitlines()) == 1
+        assert sorted(Path().rglob("*")) == before
 
 
 def test_help_shows_what_users_call() -> None:
