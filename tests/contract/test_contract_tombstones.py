@@ -13,6 +13,8 @@ from stream_merge import microbatch
 from stream_merge.engines import log_rules
 from stream_merge.names import TOMBSTONE_TABLE_PREFIX
 
+pytestmark = pytest.mark.engines("auto", "spark", "random")
+
 
 @pytest.fixture
 def stream(spark: SparkSession, tmp_table: str) -> ChangeStream:
