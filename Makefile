@@ -1,7 +1,7 @@
 # Every target does its own set-up: `make demo` on a fresh machine needs nothing but Python 3.11 and Java 17.
 SHELL := bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo jars shop unit test test-all check lint format types imports docs bench bench-kafka dashboard reference lock clean
+.PHONY: help setup demo jars shop unit test test-all soak check lint format types imports docs bench bench-kafka dashboard reference lock clean
 
 INSTALLED := .venv/.installed
 # Found once per command; a JDK is installed through apt when none is there and the user is root.
@@ -10,9 +10,9 @@ WITH_JAVA := home=$$(deployments/setup.sh java) && JAVA_HOME="$$home" PATH="$(CU
 # A file stays in one process: its tests share what they have built.
 PYTEST := .venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-BEHAVIOUR := $(wildcard tests/contract/test_contract_*.py) $(addprefix tests/contract/test_,differential.py conflicts.py)
-# What one batch finds that another has left, for batches by different engines.
-SWITCHING := $(addprefix tests/contract/test_,differential.py contract_rows.py contract_order.py contract_tombstones.py)
+# What `make soak` takes: so many histories of each kind, shape and engine, of so many events.
+HISTORIES := 20
+EVENTS := 180
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,13 +32,14 @@ shop: $(INSTALLED) .jars/spark/.copied .jars/services/.copied  ## PostgreSQL, Ka
 unit: $(INSTALLED)  ## the tests that need neither Spark nor Java; ARGS="-k name" selects
 	@$(PYTEST) tests/unit $(ARGS)
 
-test: $(INSTALLED) .jars/classes.jsa  ## unit, and what a sink does on Spark, in two processes; ARGS="-k name" selects, ARGS="-n 0" takes one
-	@$(WITH_JAVA) $(PYTEST) tests/unit tests/contract $(ARGS)
+test: $(INSTALLED) .jars/classes.jsa  ## unit, and what a sink does on Spark as it is shipped, in two processes; ARGS="-k name" selects, ARGS="-n 0" takes one
+	@$(WITH_JAVA) $(PYTEST) tests/unit tests/contract --engines shipped $(ARGS)
 
-test-all: $(INSTALLED) .jars/classes.jsa .jars/spark/.copied .jars/services/.copied .jars/prometheus/.found  ## all tests, with Kafka, processes and a cluster; then what a sink does once more on Spark alone, and what it finds with the engine changing at random
-	@$(WITH_JAVA) $(PYTEST) $(ARGS)
-	@$(WITH_JAVA) $(PYTEST) --engine spark $(BEHAVIOUR) $(ARGS)
-	@$(WITH_JAVA) $(PYTEST) --engine random $(SWITCHING) $(ARGS)
+test-all: $(INSTALLED) .jars/classes.jsa .jars/spark/.copied .jars/services/.copied .jars/prometheus/.found  ## all tests, on every engine, with Kafka, processes and a cluster; and which lines and branches they reach
+	@$(WITH_JAVA) $(PYTEST) --cov --cov-report=term $(ARGS)
+
+soak: $(INSTALLED) .jars/classes.jsa  ## more and longer random histories than a change has to pass; HISTORIES=20 EVENTS=180
+	@$(WITH_JAVA) STREAM_MERGE_HISTORIES=$(HISTORIES) STREAM_MERGE_EVENTS=$(EVENTS) $(PYTEST) --dist load tests/contract/test_differential.py $(ARGS)
 
 check: lint format types imports docs  ## lint, format, types, import contract, documentation
 

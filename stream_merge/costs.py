@@ -65,6 +65,9 @@ _LIMITS = (0.02, 50.0)
 class CostModel:
     """Estimates of one sink, corrected by how long its merges took."""
 
+    remembers_natively: bool = True
+    """Whether delta-rs, where it can, remembers the deletes of a batch that Spark merges."""
+
     def __init__(self) -> None:
         self.last_events: int | None = None
         """Size of the batch before, received events; None at first."""

@@ -104,6 +104,7 @@ class Selector:
             and log_table is not None
             and log_snapshot is not None
             and of_log(layout, log_table, log_snapshot) is None
+            and self._costs.remembers_natively
         )
 
     def _bring_log_along(self) -> bool:

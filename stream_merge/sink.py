@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -139,7 +139,7 @@ class MergeSink:
         self._layouts = Layouts(self._spec)
         self._store = Store(self._spec)
         self._costs = CostModel()
-        self._sleep = time.sleep
+        self._sleep: Callable[[float], None] = time.sleep
         self._session = OwnSession()
         self._place: str | None = None
         self._last_result: MergeResult | None = None
@@ -173,6 +173,12 @@ class MergeSink:
             skip_unchanged=skip_unchanged,
         )
         self._layouts = Layouts(self._spec)
+        return self
+
+    def _under(self, *, costs: CostModel, sleep: Callable[[float], None] | None = None) -> MergeSink:
+        """The same sink with another judge of its engines and, if given, another way to wait for the next attempt."""
+        self._costs = costs
+        self._sleep = sleep or self._sleep
         return self
 
     @property

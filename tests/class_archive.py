@@ -27,7 +27,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         session = local_session("classes", cores=2, memory="1g", confs={"spark.sql.warehouse.dir": folder})
-        scenario.write_files(session, work / "source", scenario.BATCHES[:1])
+        scenario.write_files(work / "source", scenario.BATCHES[:1])
         native, spark = (str(work / engine) for engine in ("native", "spark"))
         scenario.stream(session, work / "source", work / "checkpoint", scenario.sink(native))
         scenario.sink(spark, engine="spark")(scenario.events(session, scenario.BATCHES[0]), 0)

@@ -13,13 +13,9 @@ import services
 from log_faults import LogFaults, class_path, compile_log_store
 from pyspark.sql import SparkSession
 
-from stream_merge import selection
-from stream_merge.costs import CostModel
-from stream_merge.engines.eligibility import Ineligible
 from stream_merge.job import jars
 from stream_merge.session import local_session
 
-ONE_IN_TWO = 0.5
 LONG_FILES = (
     "test_debezium_process",
     "test_prometheus",
@@ -37,10 +33,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seed", type=int, default=None, help="seed of random tests; the default is a new one each run")
 
     parser.addoption(
-        "--engine",
-        choices=("auto", "spark", "random"),
-        default="auto",
-        help="what engine='auto' does: as shipped; Spark always; either at random, batch by batch",
+        "--engines",
+        choices=("all", "shipped"),
+        default="all",
+        help="tests that are for several engines: on each of them, or as a sink chooses",
     )
 
 
@@ -85,9 +81,10 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
             "spark.local.dir": str(tmp_path_factory.mktemp("spark-local")),
             "spark.sql.catalogImplementation": "in-memory",
             "spark.sql.artifact.isolation.enabled": "false",
-            # This JVM lives long: the best compiler pays. Thousands of generated classes: the default code cache
-            # (240 MB, segmented) fills up and compiling stops.
-            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=4 -XX:ReservedCodeCacheSize=512m",
+            # The best compiler takes half of a JVM's first two minutes, and later saves nothing that a test notices:
+            # 23 tests took 134 s of processor time with it and 100 s without. Thousands of generated classes: the
+            # default code cache fills up and compiling stops.
+            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=512m",
             **({} if services.missing() else jars.conf(str(services.SPARK_JARS))),
         },
     )
@@ -102,21 +99,6 @@ def delta_forgets() -> Iterator[None]:
     session = SparkSession.getActiveSession()
     if session is not None and session._jvm is not None:
         session._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
-
-
-@pytest.fixture(autouse=True)
-def engine_of_the_run(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let `--engine` decide what a batch costs where a sink may choose; what is ineligible stays so."""
-    wanted = request.config.option.engine
-    rng = random.Random(f"{request.config.option.seed} {request.node.nodeid}")
-    refused = Ineligible(reason="cost", detail="the test wants it so")
-    of_log = selection.of_log
-    if wanted == "spark":
-        monkeypatch.setattr(CostModel, "seconds", lambda _, engine, __: 0.0 if engine == "spark" else 1.0)
-        monkeypatch.setattr(selection, "of_log", lambda *_: refused)
-    elif wanted == "random":
-        monkeypatch.setattr(CostModel, "seconds", lambda *_: rng.random())
-        monkeypatch.setattr(selection, "of_log", lambda *args: refused if rng.random() < ONE_IN_TWO else of_log(*args))
 
 
 @pytest.fixture(scope="session")

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from engines import under_test
 from prometheus_client import CollectorRegistry
 from pyspark.sql import DataFrame, SparkSession
 
 from stream_merge import MergeSink
 from stream_merge.metrics import MergeMetrics
-from stream_merge.names import sibling, sql_identifier
+from stream_merge.names import quote, sibling, sql_identifier
 from stream_merge.results import EventCounts, MergeResult
 from stream_merge.testing import batch, change_rows, run, target_rows
 
@@ -33,6 +34,17 @@ def upsert(key: int, name: str | None, *, lsn: int | None) -> tuple[Any, ...]:
 def delete(key: int, *, lsn: int | None) -> tuple[Any, ...]:
     """A delete of `SCHEMA`; like most sources it knows no more than the key."""
     return (key, lsn, "d", None)
+
+
+def from_sql(spark: SparkSession, rows: Iterable[Mapping[str, str]], types: Mapping[str, str]) -> DataFrame:
+    """Rows whose values are SQL, evaluated as they are read, which a UNION of as many SELECTs is not.
+
+    Columns have these types and this order; those that no row has are left out.
+    """
+    rows = list(rows)
+    found = {name: dtype for name, dtype in types.items() if name in rows[0]}
+    values = (f"({', '.join(f'CAST({row[name]} AS {dtype})' for name, dtype in found.items())})" for row in rows)
+    return spark.sql(f"SELECT * FROM VALUES {', '.join(values)} AS t({', '.join(map(quote, found))})")
 
 
 class ChangeStream:
@@ -83,7 +95,7 @@ class ChangeStream:
 
     def sink(self) -> MergeSink:
         """A new sink with the stream's settings."""
-        return MergeSink(**self.settings)
+        return under_test(MergeSink(**self.settings))
 
     def rows(self, *columns: str) -> list[tuple[Any, ...]]:
         """The target's rows, sorted."""

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from engines import under_test
 from prometheus_client import CollectorRegistry
 from pyspark.sql import DataFrame, SparkSession
 
@@ -41,8 +42,7 @@ def writer(target: str, app_id: str | None, registry: CollectorRegistry | None =
         app_id=app_id,
         metrics=MergeMetrics(registry=registry or CollectorRegistry()),
     )
-    sink._sleep = lambda _: None
-    return sink
+    return under_test(sink, sleep=lambda _: None)
 
 
 @pytest.fixture

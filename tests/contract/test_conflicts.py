@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from engines import under_test
 from log_faults import LogFaults
 from prometheus_client import CollectorRegistry
 from pyspark import InheritableThread
@@ -30,6 +31,8 @@ from stream_merge import (
 from stream_merge.microbatch import MicroBatch
 from stream_merge.results import FATES
 from stream_merge.testing import batch, change_rows, run, table_version, target_rows
+
+pytestmark = pytest.mark.engines("auto", "spark")
 
 EVENT = "id bigint, lsn bigint, name string, op string"
 LOG = "/table/_delta_log"
@@ -51,8 +54,7 @@ def writer(target: str, app_id: str, **settings: Any) -> MergeSink:
     """A sink that never waits long."""
     settings = {"sequence_by": "lsn", "except_column_list": ["op"], **settings}
     sink = MergeSink(target=target, keys=["id"], apply_as_deletes="op = 'd'", app_id=app_id, **settings)
-    sink._sleep = Waits()
-    return sink
+    return under_test(sink, sleep=Waits())
 
 
 @pytest.fixture

@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 from deliveries import SCHEMA, ChangeStream, delete, ledger, upsert
+from engines import under_test
 from pyspark.sql import SparkSession
 
 from stream_merge import ConfigError, MergeSink
 from stream_merge.explain import explain
 from stream_merge.names import QUARANTINE_TABLE_PREFIX, TARGET_ID_PROPERTY, TOMBSTONE_TABLE_PREFIX, quote
+
+pytestmark = pytest.mark.engines("auto", "spark")
 
 KEYS = ["k.e`y 1", "select"]
 SEQUENCE = ["l's\"n.", "order"]
@@ -321,7 +324,7 @@ def test_the_spelling_of_a_path_does_not_enter_the_identity(spark: SparkSession,
     stream.deliver(upsert(1, "row", lsn=1))
 
     for spelling in (f"{tmp_table}/", f"delta.`{tmp_table}`", Path(tmp_table).as_uri()):
-        sink = MergeSink(**{**stream.settings, "target": spelling})
+        sink = under_test(MergeSink(**{**stream.settings, "target": spelling}))
         sink(spark.createDataFrame([upsert(1, "row", lsn=1)], SCHEMA), 0)
         assert sink.last_result is not None
         assert sink.last_result.outcome == "skipped_duplicate"

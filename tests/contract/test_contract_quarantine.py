@@ -14,6 +14,8 @@ from pyspark.sql import functions as F
 from stream_merge import ConfigError, ContractError
 from stream_merge.names import QUARANTINE_TABLE_PREFIX
 
+pytestmark = pytest.mark.engines("auto", "spark")
+
 
 def quarantined(stream: ChangeStream) -> list[tuple[list[str], Any]]:
     """Reasons and event of every quarantined event, sorted by its text."""

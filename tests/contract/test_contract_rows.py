@@ -12,6 +12,8 @@ from pyspark.sql import functions as F
 
 from stream_merge import ConfigError, MergeFailedError
 
+pytestmark = pytest.mark.engines("auto", "spark", "random")
+
 
 @pytest.fixture
 def stream(spark: SparkSession, tmp_table: str) -> ChangeStream:

@@ -14,6 +14,8 @@ from stream_merge.engines import log_rules
 from stream_merge.errors import ConfigError
 from stream_merge.names import FORMAT_PROPERTY, TOMBSTONE_TABLE_PREFIX, sibling, sql_identifier
 
+pytestmark = pytest.mark.engines("auto", "spark", "random")
+
 
 @pytest.fixture
 def stream(spark: SparkSession, tmp_table: str) -> ChangeStream:

@@ -35,7 +35,7 @@ class Query:
         self.results: list[str] = []
 
     def add(self, *batches: str) -> None:
-        scenario.write_files(self.spark, self.folder / "source", batches)
+        scenario.write_files(self.folder / "source", batches)
 
     def run(self, *, each: Callable[[DataFrame, int], Any] | None = None, table: str | None = None, at_once: int = 1):
         """Merge the new files; its query id."""

@@ -1,6 +1,6 @@
 """Random histories through the sink and through an oracle in plain Python: both must agree on everything.
 
-STREAM_MERGE_HISTORIES=20 runs twenty times as many; --seed repeats a run.
+`make soak` runs many more, and longer ones; --seed repeats a run.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, QueryBuilder
+from engines import under_test
 from oracle import Account, Event, Oracle, ordered, replayed_feed
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -26,11 +27,13 @@ from stream_merge import MergeSink
 from stream_merge.engines import log_rules
 from stream_merge.results import FATES, EventCounts
 
+pytestmark = pytest.mark.engines("auto", "spark", "random")
+
 HISTORIES = int(os.environ.get("STREAM_MERGE_HISTORIES", "1"))
 """How many histories of each kind and shape."""
-EVENTS = 60
+EVENTS = int(os.environ.get("STREAM_MERGE_EVENTS", "60"))
 KEYS = 12
-BATCHES = 4
+BATCHES = max(4, EVENTS // 15)
 SEQUENCE = "__stream_merge_sequence"
 FEED_COLUMNS = ("_commit_version", "_change_type", "_commit_timestamp")
 
@@ -239,7 +242,7 @@ class Run:
             rows = [tuple(row[name] for name in names) for row in self.shape.there_before]
             frame = self.spark.createDataFrame(rows, self.shape.before_schema)
             frame.write.format("delta").option("delta.enableChangeDataFeed", "true").save(str(self.table))
-        self.sink = MergeSink(
+        sink = MergeSink(
             target=str(self.table),
             keys=self.shape.keys,
             sequence_by=self.shape.sequence_by(),
@@ -248,6 +251,7 @@ class Run:
             app_id=self.app_id,
             **self.shape.options,
         )
+        self.sink = under_test(sink)
 
     def deliver(self, events: list[Event]) -> None:
         """The next batch: the ledger must say what the oracle says, and the table what its rows say."""

@@ -42,11 +42,11 @@ def deliver(spark: SparkSession, sink: MergeSink, values: str, batch_id: int) ->
 
 
 @pytest.fixture
-def source(spark: SparkSession, tmp_path: Path) -> Callable[..., Path]:
+def source(tmp_path: Path) -> Callable[..., Path]:
     """Adds batches to the folder that a query of the test reads."""
 
     def add(*batches: str) -> Path:
-        scenario.write_files(spark, tmp_path / "source", batches)
+        scenario.write_files(tmp_path / "source", batches)
         return tmp_path / "source"
 
     return add
@@ -189,7 +189,7 @@ def test_an_application_id_does_not_outweigh_a_new_checkpoint(spark: SparkSessio
     for checkpoint, values in (("one", "(1, 10, 'c', 'one')"), ("two", "(1, 20, 'u', 'two')")):
         sink = scenario.sink(tmp_table, app_id="orders")
         folder = tmp_path / f"source {checkpoint}"
-        scenario.write_files(spark, folder, [values])
+        scenario.write_files(folder, [values])
         ids.append(scenario.stream(spark, folder, tmp_path / checkpoint, sink))
 
     assert target_rows(spark, tmp_table) == [(1, 20, "two")]

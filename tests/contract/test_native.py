@@ -134,7 +134,6 @@ def test_a_native_failure_that_left_nothing_goes_to_spark_once(stream: ChangeStr
         raise ValueError(msg)
 
     monkeypatch.setattr(NativeTable, "merge", broken)
-    monkeypatch.setattr("stream_merge.costs.CostModel.seconds", lambda _, engine, __: float(engine == "spark"))
     stream.settings["engine"] = "auto"
     result = stream.deliver(upsert(1, "new", lsn=5), delete(3, lsn=5))
 
@@ -304,9 +303,7 @@ def test_spark_marks_or_rewrites_as_the_size_of_the_files_suggests(
     assert result.metrics["numTargetDeletionVectorsAdded"] == vectors
 
 
-def test_a_target_that_only_spark_may_write_has_its_deletes_remembered_by_delta_rs(
-    spark: SparkSession, tmp_table: str, request: pytest.FixtureRequest
-):
+def test_a_target_that_only_spark_may_write_has_its_deletes_remembered_by_delta_rs(spark: SparkSession, tmp_table: str):
     """The log is the sink's own table: plain, and read by Spark alone only until it is there."""
     stream = ChangeStream(spark, tmp_table, cluster_by="id")
     stream.deliver(upsert(1, "one", lsn=1), upsert(2, "two", lsn=1), delete(9, lsn=5))
@@ -318,10 +315,9 @@ def test_a_target_that_only_spark_may_write_has_its_deletes_remembered_by_delta_
     assert ledger(second) == {"received": 3, "stale": 1, "updated": 1, "deleted": 1}
     assert ledger(third) == {"received": 3, "collapsed": 1, "stale": 1, "inserted": 1}
     assert stream.rows("id", "name") == [(2, "newer"), (9, "back")]
-    if request.config.option.engine == "auto":
-        log = Path(sibling(tmp_table, TOMBSTONE_TABLE_PREFIX)) / "_delta_log"
-        writers = [commit_info(file)["engineInfo"].split(":")[0] for file in sorted(log.glob("*.json"))]
-        assert [writer.startswith("delta-rs") for writer in writers] == [False, False, True, True]
+    log = Path(sibling(tmp_table, TOMBSTONE_TABLE_PREFIX)) / "_delta_log"
+    writers = [commit_info(file)["engineInfo"].split(":")[0] for file in sorted(log.glob("*.json"))]
+    assert [writer.startswith("delta-rs") for writer in writers] == [False, False, True, True]
 
 
 def commit_info(commit: Path) -> dict[str, Any]:
@@ -331,7 +327,7 @@ def commit_info(commit: Path) -> dict[str, Any]:
 
 
 def test_a_log_that_delta_rs_cannot_read_is_left_to_spark(
-    spark: SparkSession, tmp_table: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+    spark: SparkSession, tmp_table: str, monkeypatch: pytest.MonkeyPatch
 ):
     stream = ChangeStream(spark, tmp_table, cluster_by="id")
     stream.deliver(upsert(1, "one", lsn=1), delete(9, lsn=5))
@@ -341,8 +337,7 @@ def test_a_log_that_delta_rs_cannot_read_is_left_to_spark(
     result = stream.deliver(upsert(9, "late", lsn=4), upsert(2, "two", lsn=1), delete(1, lsn=6))
 
     assert ledger(result) == {"received": 3, "stale": 1, "inserted": 1, "deleted": 1}
-    if request.config.option.engine == "auto":
-        assert "delta-rs failed on the tombstones" in result.plan
+    assert "delta-rs failed on the tombstones" in result.plan
 
 
 def test_kept_tombstones_follow_other_writers_and_housekeeping(

@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from deliveries import from_sql
 from deltalake import DeltaTable, QueryBuilder
 from prometheus_client import CollectorRegistry
 from pyspark.sql import DataFrame, SparkSession
@@ -168,7 +169,8 @@ class History:
         """Let Spark write the table, one file per row and partition."""
         self.rows = {row["id"]: row for row in rows}
         self.feed = [("insert", row) for row in self.rows.values()]
-        writer = self._frame(self.rows.values()).write.format("delta").option("delta.enableChangeDataFeed", "true")
+        apart = self._frame(self.rows.values()).coalesce(1).repartition(len(self.rows))
+        writer = apart.write.format("delta").option("delta.enableChangeDataFeed", "true")
         writer.partitionBy(*self.partition_by).save(str(self.path))
 
     def merge(
@@ -237,13 +239,7 @@ class History:
         return [quote(name) for name in self.types]
 
     def _frame(self, rows: Iterable[Event]) -> DataFrame:
-        types = {**self.types, "op": "string"}
-        selected = (
-            "SELECT "
-            + ", ".join(f"CAST({row[name]} AS {types[name]}) AS {quote(name)}" for name in types if name in row)
-            for row in rows
-        )
-        return self.spark.sql(" UNION ALL ".join(selected))
+        return from_sql(self.spark, rows, {**self.types, "op": "string"})
 
 
 def _key(row: Event) -> tuple[tuple[str, str], ...]:

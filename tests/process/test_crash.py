@@ -212,7 +212,7 @@ def test_a_crash_after_the_target_commit_does_not_skip_the_steps_after_it(
 def test_a_crash_between_target_commit_and_checkpoint_commit_merges_the_batch_once(spark: SparkSession, tmp_path: Path):
     """The restarted query delivers the batch again, with the id that its checkpoint gave it."""
     source, table, checkpoint = tmp_path / "source", tmp_path / "table", tmp_path / "checkpoint"
-    scenario.write_files(spark, source, scenario.BATCHES)
+    scenario.write_files(source, scenario.BATCHES)
     folders = ("--source", str(source), "--checkpoint", str(checkpoint))
     killed(tmp_path / "work", "--table", str(table), *folders, "--last-batch", "1")
     assert target_rows(spark, str(table)) == [
