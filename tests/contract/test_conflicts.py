@@ -208,6 +208,7 @@ def test_an_exhausted_policy_fails_the_batch_and_leaves_the_table_alone(spark, e
     assert target_rows(spark, faulty_table) == [(1, 3, "mine")]
 
 
+@pytest.mark.engines("auto")
 def test_two_writers_at_full_speed_lose_no_event(spark, events, tmp_table):
     """Both change the same key in one JVM until they have met; needs no injected fault."""
     retry = RetryPolicy(attempts=30)

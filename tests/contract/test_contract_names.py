@@ -93,6 +93,7 @@ HOSTILE = "a\"b\\c{d}$[red]\x1b[2J\u2028\n'e"
 """Ends texts, lines, labels and markup, and commands a terminal."""
 
 
+@pytest.mark.engines("auto")
 @pytest.mark.parametrize("engine", ["spark", "native"])
 def test_names_end_nothing_that_they_stand_in(spark: SparkSession, tmp_path: Path, engine: str):
     """Identity, label, path and values, in transaction ids, commit metadata, quarantine and predicates."""
@@ -111,6 +112,7 @@ def test_names_end_nothing_that_they_stand_in(spark: SparkSession, tmp_path: Pat
     assert json.loads(event)["name"] == HOSTILE
 
 
+@pytest.mark.engines("auto")
 def test_a_path_that_delta_rs_panics_at_is_left_to_spark(spark: SparkSession, tmp_path: Path):
     stream = ChangeStream(spark, str(tmp_path / "gl[1]"))
     stream.deliver(upsert(1, "a", lsn=1))
@@ -223,6 +225,7 @@ def test_partitioning_is_found_without_case_too(spark: SparkSession, tmp_table: 
     assert stream.sql("DESCRIBE DETAIL {target}").collect()[0]["partitionColumns"] == ["name"]
 
 
+@pytest.mark.engines("auto")
 def test_a_key_in_another_case_cannot_be_the_sequence(spark: SparkSession, tmp_table: str):
     """A key cannot order its own versions, however it is spelled."""
     stream = ChangeStream(spark, tmp_table, keys=["id"], sequence_by="ID")

@@ -298,6 +298,7 @@ def test_a_batch_id_below_the_recorded_one_is_skipped(stream: ChangeStream):
     assert stream.rows() == [(1, 7, "seven")]
 
 
+@pytest.mark.engines("auto")
 @pytest.mark.parametrize(
     ("schema", "named"),
     [
