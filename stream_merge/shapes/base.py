@@ -6,10 +6,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import ClassVar
 
+from stream_merge import names
 from stream_merge.config import MergeSpec
 from stream_merge.layout import Layout
 from stream_merge.newest import Newest
-from stream_merge.shapes.clauses import Clause, Condition
+from stream_merge.shapes.clauses import Assignments, Clause, Condition
 
 
 class Shape(ABC):
@@ -56,3 +57,11 @@ class Shape(ABC):
             stored: looks up the greatest sequence in the target by the statistics of its files.
             spec: what the sink was told.
         """
+
+
+def assignments(layout: Layout) -> Assignments:
+    """What an event writes: the whole stored row and, where it is kept apart, the sequence."""
+    written = [c.name for c in layout.stored]
+    if layout.sequence_columns is None:
+        written.append(names.SEQUENCE_COLUMN)
+    return {name: name for name in written}

@@ -6,14 +6,12 @@ from collections.abc import Callable, Iterable, Sequence
 
 from pyspark.sql import Column
 
-from stream_merge import names
 from stream_merge.config import MergeSpec
 from stream_merge.layout import Layout
 from stream_merge.newest import Newest
-from stream_merge.shapes.base import Shape
+from stream_merge.shapes.base import Shape, assignments
 from stream_merge.shapes.clauses import (
     And,
-    Assignments,
     Changed,
     Clause,
     Condition,
@@ -85,11 +83,3 @@ class Changes(Shape):
         if newest is None or spec.skip_unchanged:
             return False
         return newest.is_beyond(stored(), spec.position_components)
-
-
-def assignments(layout: Layout) -> Assignments:
-    """What an event writes: the whole stored row and, where it is kept apart, the sequence."""
-    written = [c.name for c in layout.stored]
-    if layout.sequence_columns is None:
-        written.append(names.SEQUENCE_COLUMN)
-    return {name: name for name in written}
