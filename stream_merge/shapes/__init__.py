@@ -6,11 +6,12 @@ from stream_merge.config import MergeSpec
 from stream_merge.errors import ConfigError
 from stream_merge.shapes.base import Shape
 from stream_merge.shapes.changes import Changes
+from stream_merge.shapes.insert_only import InsertOnly
 
-SHAPES: tuple[type[Shape], ...] = (Changes,)
+SHAPES: tuple[type[Shape], ...] = (Changes, InsertOnly)
 """Every shape there is; command line and job file know those that need no arguments by their names."""
 
-__all__ = ["SHAPES", "Changes", "Shape", "checked", "known_shapes", "of_name", "shape_of"]
+__all__ = ["SHAPES", "Changes", "InsertOnly", "Shape", "checked", "known_shapes", "of_name", "shape_of"]
 
 
 def shape_of(spec: MergeSpec) -> Shape:

@@ -53,6 +53,15 @@ def test_files(script: Script) -> None:
     assert rows == ["1 desk lamp"]
 
 
+def test_insert_only(script: Script) -> None:
+    first, second, third, *rows = script("insert_only.py")
+
+    assert first.startswith("committed EventCounts(received=3, quarantined=0, collapsed=1, ")
+    assert "unaffected=1, inserted=1" in second
+    assert third.startswith("no_change")
+    assert rows == ["a /", "b /docs", "c /"]
+
+
 def test_many_tables(script: Script) -> None:
     *rows, unrouted = script("many_tables.py")
 

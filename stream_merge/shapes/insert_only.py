@@ -1,0 +1,53 @@
+"""A table that only grows: events whose key it does not have yet become rows, and a row is never touched again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from stream_merge.config import MergeSpec
+from stream_merge.layout import Layout
+from stream_merge.newest import Newest
+from stream_merge.shapes.base import Shape, assignments
+from stream_merge.shapes.clauses import Always, Clause, Insert
+
+
+class InsertOnly(Shape):
+    """The first event of a key stays, in whatever batch others come: duplicates are left out.
+
+    Of several events of a key in one batch the latest by `sequence_by` is inserted; without one the order of the
+    stored columns decides, so that a replay picks the same. Nothing is updated, deleted or remembered, and the
+    sequence is not kept with the row. A batch whose keys are all there commits nothing.
+
+    Delta (4.4) merges this with one scan and adds files without touching any.
+    """
+
+    name = "insert-only"
+    remembers_deletes = False
+    keeps_sequence = False
+    only_inserts = True
+
+    def __repr__(self) -> str:
+        """As it is written."""
+        return "InsertOnly()"
+
+    def problems(self, spec: MergeSpec) -> Iterable[str]:
+        """Settings about deletes mean nothing where there are none."""
+        if spec.apply_as_deletes is not None and not spec.source_columns:
+            yield "apply_as_deletes is given, and shape=InsertOnly() deletes nothing; leave one of them out"
+        if spec.tombstone_retention_seconds is not None:
+            yield "tombstone_retention_seconds is given, and shape=InsertOnly() remembers no deletes; leave it out"
+
+    def clauses(self, layout: Layout, spec: MergeSpec, *, deletes: bool, upserts: bool) -> Sequence[Clause]:
+        """Insert, and nothing else."""
+        return [Insert(when=Always(), values=assignments(layout))] if upserts else []
+
+    def certain(self, spec: MergeSpec) -> None:
+        """No row is changed by an event of its key."""
+
+    def updating(self, spec: MergeSpec) -> None:
+        """Nothing is updated."""
+
+    def surely_changes(self, newest: Newest | None, stored: Callable[[], Newest | None], spec: MergeSpec) -> bool:
+        """The table is empty."""
+        found = stored()
+        return found is not None and found.is_empty
