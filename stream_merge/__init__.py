@@ -1,6 +1,5 @@
 """A `foreachBatch` sink that merges change streams into Delta tables."""
 
-from stream_merge.config import RetryPolicy
 from stream_merge.errors import (
     CommitConflictError,
     CommitStateUnknownError,
@@ -11,7 +10,8 @@ from stream_merge.errors import (
     StreamMergeError,
 )
 from stream_merge.metrics import MergeMetrics
-from stream_merge.results import EventCounts, MergeResult
+from stream_merge.model.results import EventCounts, MergeResult
+from stream_merge.model.settings import RetryPolicy
 from stream_merge.sink import MergeSink
 from stream_merge.sinks import MergeSinks
 

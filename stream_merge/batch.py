@@ -22,13 +22,14 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from stream_merge import arrow_text, columns, contract, dedup, intake, names, newest
+from stream_merge import arrow_text, columns, contract, dedup, newest
 from stream_merge.arrow_dedup import latest
-from stream_merge.intake import AtHand
 from stream_merge.layout import Layout
+from stream_merge.model import names, source_batch
+from stream_merge.model.results import REASONS
+from stream_merge.model.source_batch import AtHand
 from stream_merge.newest import Newest
 from stream_merge.plan import KeyBounds, bound_aggregates, boundable, key_bounds
-from stream_merge.results import REASONS
 from stream_merge.spark_internals import exceeds_driver_results, materialised, release
 
 
@@ -189,7 +190,7 @@ _QUARANTINED = StructType(
         StructField(names.REASONS_COLUMN, ArrayType(StringType())),
         StructField(names.EVENT_COLUMN, StringType()),
         StructField(names.CORRUPT_COLUMN, StringType()),
-        StructField(names.ORIGIN_COLUMN, intake.ORIGIN_TYPE),
+        StructField(names.ORIGIN_COLUMN, source_batch.ORIGIN_TYPE),
     ]
 )
 _NONE_REFUSED = pa.schema(

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
-from stream_merge.results import CONFLICTS, ENGINES, FATES, OUTCOMES, PHASES, REASONS, REFUSALS, ROUTING_REASONS
+from stream_merge.model.results import CONFLICTS, ENGINES, FATES, OUTCOMES, PHASES, REASONS, REFUSALS, ROUTING_REASONS
 
 FAILED = "failed"
 """Outcome of a call that raised; the other outcomes are those of `MergeResult`."""

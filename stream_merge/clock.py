@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from stream_merge.results import PHASES, Phase
+from stream_merge.model.results import PHASES, Phase
 
 
 class PhaseClock:

@@ -27,7 +27,7 @@ from pyspark.sql.types import (
     VariantType,
 )
 
-from stream_merge.names import quote
+from stream_merge.model.names import quote
 
 _INTEGER_DIGITS: dict[type[DataType], int] = {ByteType: 3, ShortType: 5, IntegerType: 10, LongType: 19}
 _EXACT_IN: dict[type[DataType], tuple[type[DataType], ...]] = {

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 from pyspark.sql import DataFrame
 
-from stream_merge import names, retry, tables
+from stream_merge import retry, tables
 from stream_merge.errors import MergeFailedError
-from stream_merge.snapshot import FINGERPRINT, History, recorded_fingerprint
+from stream_merge.model import names
+from stream_merge.model.snapshot import FINGERPRINT, History, recorded_fingerprint
 from stream_merge.spark_internals import reason
 
 Runner = Callable[[Callable[[int], None]], None]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from stream_merge import columns, intake, names
+from stream_merge import columns
 from stream_merge.layout import Layout
+from stream_merge.model import names, source_batch
 
 _WHOLE_EVENT = {
     "ignoreNullFields": "false",
@@ -73,7 +74,7 @@ def corrupt_because(source_names: list[str]) -> Column:
 def origin(source_names: list[str]) -> Column:
     """Where an event stood in its topic or file; NULL where the source does not say."""
     known = columns.column(names.ORIGIN_COLUMN) if names.ORIGIN_COLUMN in source_names else F.lit(None)
-    return known.cast(intake.ORIGIN_TYPE)
+    return known.cast(source_batch.ORIGIN_TYPE)
 
 
 def _reasons(layout: Layout, source_names: list[str], corrupt: Column) -> Column:

@@ -63,7 +63,7 @@ class CommitConflictError(StreamMergeError):
     """Another writer's commit made this one lose; nothing of this attempt was written.
 
     Attributes:
-        conflict: class of the last conflict, one of `stream_merge.results.CONFLICTS`.
+        conflict: class of the last conflict, one of `stream_merge.model.results.CONFLICTS`.
         attempts: attempts made so far, the first one included.
         seconds: wall time from the first attempt to the last conflict.
     """

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from pyspark.sql import DataFrame
 
-from stream_merge import names
-from stream_merge.config import MergeSpec
+from stream_merge.model import names
+from stream_merge.model.settings import MergeSpec
 from stream_merge.spark_internals import streaming_query
 
 DIRECT = "direct"

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 from stream_merge.batch import Batch
 from stream_merge.engines.base import MergeReport
-from stream_merge.logs import tell
-from stream_merge.results import EventCounts
+from stream_merge.model.logs import tell
+from stream_merge.model.results import EventCounts
 
 log = logging.getLogger(__name__)
 

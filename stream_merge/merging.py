@@ -9,19 +9,20 @@ from typing import Any, TypeVar
 
 from pyspark.sql import SparkSession
 
-from stream_merge import fate, names
+from stream_merge import fate
 from stream_merge.batch import Batch
 from stream_merge.clock import PhaseClock
 from stream_merge.commits import SideCommit
 from stream_merge.committing import Committing
-from stream_merge.config import MergeSpec
 from stream_merge.engines.base import CommitTag, Engine, MergeReport
 from stream_merge.engines.hits import Hits
 from stream_merge.engines.spark_commit import SparkCommits, record
 from stream_merge.errors import MergeFailedError, StreamMergeError
-from stream_merge.logs import tell
+from stream_merge.model import names
+from stream_merge.model.logs import tell
+from stream_merge.model.settings import MergeSpec
+from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.selection import Selector
-from stream_merge.snapshot import TableSnapshot
 from stream_merge.spark_internals import reason
 from stream_merge.store import Store
 

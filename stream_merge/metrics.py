@@ -45,8 +45,8 @@ from stream_merge.catalogue import (
     UNKNOWN_DELTA_METRICS,
     Instrument,
 )
-from stream_merge.logs import tell
-from stream_merge.results import FATES, FailedBatch, MergeResult
+from stream_merge.model.logs import tell
+from stream_merge.model.results import FATES, FailedBatch, MergeResult
 
 logger = logging.getLogger(__name__)
 

@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
-from stream_merge import names
-from stream_merge.config import MergeSpec
-from stream_merge.snapshot import TableSnapshot
+from stream_merge.model import names
+from stream_merge.model.settings import MergeSpec
+from stream_merge.model.snapshot import TableSnapshot
 
 
 def permission_problems(spec: MergeSpec, found: TableSnapshot | None) -> list[str]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from stream_merge.errors import ConfigError
-from stream_merge.names import is_path, normal_path, split_identifier, table_name
+from stream_merge.model.names import is_path, normal_path, split_identifier, table_name
 from stream_merge.places import local_path, no_table
 
 OLDEST_JAVA = 17

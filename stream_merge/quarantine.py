@@ -16,13 +16,14 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from stream_merge import columns, contract, intake, names, retry, tables
+from stream_merge import columns, contract, retry, tables
 from stream_merge.commits import SideCommit, append_once
-from stream_merge.config import RetryPolicy
 from stream_merge.errors import ConfigError
 from stream_merge.identity import Caller
-from stream_merge.results import UNDECODABLE
-from stream_merge.snapshot import is_applied, is_other
+from stream_merge.model import names, source_batch
+from stream_merge.model.results import UNDECODABLE
+from stream_merge.model.settings import RetryPolicy
+from stream_merge.model.snapshot import is_applied, is_other
 
 SCHEMA = StructType(
     [
@@ -31,7 +32,7 @@ SCHEMA = StructType(
         StructField("batch_id", LongType()),
         StructField("recorded_at", TimestampType()),
         StructField("event", StringType()),
-        *intake.ORIGIN_TYPE.fields,
+        *source_batch.ORIGIN_TYPE.fields,
         StructField("error", StringType()),
         StructField("replayed_at", TimestampType()),
     ]
@@ -193,7 +194,7 @@ def _create_if_missing(session: SparkSession, table: str) -> None:
 def _append(rows: DataFrame, table: str, *, error: Column, query: str, recorded_at: Column, commit: SideCommit) -> None:
     _create_if_missing(rows.sparkSession, table)
     origin = columns.column(names.ORIGIN_COLUMN)
-    known: dict[str, Column] = {field.name: origin[field.name] for field in intake.ORIGIN_TYPE.fields}
+    known: dict[str, Column] = {field.name: origin[field.name] for field in source_batch.ORIGIN_TYPE.fields}
     known |= {
         "reasons": columns.column(names.REASONS_COLUMN),
         "query": F.lit(query),

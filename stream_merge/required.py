@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pyspark.sql.types import StructField, StructType
 
-from stream_merge import names
+from stream_merge.model import names
 
 
 def lacking(

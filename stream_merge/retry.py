@@ -18,10 +18,10 @@ from tenacity import (
     wait_random,
 )
 
-from stream_merge.config import RetryPolicy
 from stream_merge.errors import CommitConflictError
-from stream_merge.logs import tell
-from stream_merge.results import CONFLICTS
+from stream_merge.model.logs import tell
+from stream_merge.model.results import CONFLICTS
+from stream_merge.model.settings import RetryPolicy
 from stream_merge.spark_internals import java_causes
 
 log = logging.getLogger(__name__)

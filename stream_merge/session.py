@@ -27,7 +27,7 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from stream_merge import preflight
-from stream_merge.logs import tell
+from stream_merge.model.logs import tell
 
 _log = logging.getLogger(__name__)
 

@@ -10,28 +10,29 @@ from dataclasses import replace
 
 from pyspark.sql import Column, DataFrame, SparkSession
 
-from stream_merge import names, outside, quarantine, retry, tables, writers
+from stream_merge import outside, quarantine, retry, tables, writers
 from stream_merge.claims import claims
 from stream_merge.clock import PhaseClock
 from stream_merge.commits import SideCommit
 from stream_merge.committing import Committing
-from stream_merge.config import Engine, MergeSpec, OnInvalid, RetryPolicy, SchemaEvolution, as_names
 from stream_merge.costs import CostModel
 from stream_merge.delivery import fingerprint, of_query
 from stream_merge.engines.spark_commit import USER_METADATA_CONF
 from stream_merge.errors import ConfigError, StreamMergeError
 from stream_merge.identity import Caller, caller
-from stream_merge.intake import Intake
 from stream_merge.layout import Layouts
-from stream_merge.logs import tell
 from stream_merge.memory import reservations
 from stream_merge.metrics import MergeMetrics, default_metrics
 from stream_merge.microbatch import MicroBatch
+from stream_merge.model import names
+from stream_merge.model.logs import tell
+from stream_merge.model.results import TARGET_FAILED, FailedBatch, MergeResult
+from stream_merge.model.settings import Engine, MergeSpec, OnInvalid, RetryPolicy, SchemaEvolution, as_names
+from stream_merge.model.snapshot import is_applied
+from stream_merge.model.source_batch import Intake
 from stream_merge.own_session import OwnSession
-from stream_merge.results import TARGET_FAILED, FailedBatch, MergeResult
 from stream_merge.selection import Selector
 from stream_merge.shapes import Changes, Shape, checked
-from stream_merge.snapshot import is_applied
 from stream_merge.spark_internals import in_session, is_called_by_query, is_classic, reason, spark_errors_unlogged
 from stream_merge.store import Store
 

@@ -26,7 +26,7 @@ from pyspark.sql.types import DataType, DateType, DecimalType, StructType, Times
 from pyspark.sql.utils import ForeachBatchFunction
 
 from stream_merge import outside
-from stream_merge.snapshot import TableSnapshot
+from stream_merge.model.snapshot import TableSnapshot
 
 LAST_COMMIT_VERSION_CONF = "spark.databricks.delta.lastCommitVersionInSession"
 """Delta notes the version of each commit of a session here (OptimisticTransaction, 4.4)."""

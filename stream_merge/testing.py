@@ -7,8 +7,8 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from stream_merge import names
-from stream_merge.results import MergeResult
+from stream_merge.model import names
+from stream_merge.model.results import MergeResult
 from stream_merge.sink import MergeSink
 
 Row = Mapping[str, Any]

@@ -13,9 +13,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 
-from stream_merge import names
 from stream_merge.errors import ConfigError
-from stream_merge.logs import tell
+from stream_merge.model import names
+from stream_merge.model.logs import tell
 from stream_merge.places import local_path
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,6 @@ from typing import Annotated
 import typer
 from pyspark.sql import SparkSession
 
-from stream_merge import names as table_names
 from stream_merge import writers
 from stream_merge.cli.shared import (
     CONFIGURATION,
@@ -35,7 +34,8 @@ from stream_merge.job.requests import answer_replay, ask_for_replay, held, repla
 from stream_merge.job.run import JobResult
 from stream_merge.job.settings import JobSettings, QuerySettings, load
 from stream_merge.job.trail import trail
-from stream_merge.results import MergeResult
+from stream_merge.model import names as table_names
+from stream_merge.model.results import MergeResult
 from stream_merge.session import is_submitted
 from stream_merge.watch import queries, report, screen
 from stream_merge.watch.text import escape

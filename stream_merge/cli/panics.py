@@ -15,7 +15,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from stream_merge.logs import tell
+from stream_merge.model.logs import tell
 
 _log = logging.getLogger(__name__)
 

@@ -13,12 +13,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from rich.console import Console
 
-from stream_merge import names
-from stream_merge.config import RetryPolicy
 from stream_merge.demo import oracle
 from stream_merge.demo.events import SCHEMA, Disorder, Event, History, cut, deliveries, share
 from stream_merge.errors import ConfigError
-from stream_merge.results import MergeResult
+from stream_merge.model import names
+from stream_merge.model.results import MergeResult
+from stream_merge.model.settings import RetryPolicy
 from stream_merge.sink import MergeSink
 from stream_merge.watch import queries, screen
 

@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 
 from stream_merge.commits import SideCommit
 from stream_merge.engines.hits import Hits
-from stream_merge.snapshot import CommitRecord, TableSnapshot
+from stream_merge.model.snapshot import CommitRecord, TableSnapshot
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

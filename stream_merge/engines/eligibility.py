@@ -36,9 +36,9 @@ from stream_merge.engines import data_files
 from stream_merge.engines.delta_rs import NativeTable, Protocol
 from stream_merge.engines.touched import touched_files
 from stream_merge.layout import Layout
+from stream_merge.model.results import Refusal
+from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.plan import KeyBounds
-from stream_merge.results import Refusal
-from stream_merge.snapshot import TableSnapshot
 
 Place = Literal["key", "sequence", "payload", "nested", "carried", "partition"]
 """What a value is to a merge; `nested`: inside another type of the payload, `carried`: of a column without events."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from stream_merge import names
 from stream_merge.errors import ConfigError
-from stream_merge.snapshot import TableSnapshot
+from stream_merge.model import names
+from stream_merge.model.snapshot import TableSnapshot
 
 TIDY_FILES = 64
 """The log is tidied when it has this many files."""

@@ -8,15 +8,16 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructField, StructType
 
-from stream_merge import columns, names
+from stream_merge import columns
 from stream_merge.engines.base import CommitTag, MergeReport
 from stream_merge.engines.native_log import NativeHits, NativeTombstones
 from stream_merge.engines.remembering import RemembersNatively
 from stream_merge.engines.spark import SparkEngine
 from stream_merge.engines.spark_log import SparkHits
 from stream_merge.layout import Layout
+from stream_merge.model import names
+from stream_merge.model.snapshot import CommitRecord, TableSnapshot
 from stream_merge.plan import KeyBounds
-from stream_merge.snapshot import CommitRecord, TableSnapshot
 
 
 class MixedEngine(RemembersNatively):

@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stream_merge import names
-from stream_merge.config import MergeSpec
 from stream_merge.engines import data_files, native_render
 from stream_merge.engines import native_sql as sql
 from stream_merge.engines.base import CommitTag, MergeReport
@@ -17,10 +15,12 @@ from stream_merge.engines.eligibility import of_files, of_table
 from stream_merge.engines.native_log import NativeHits, NativeTombstones
 from stream_merge.engines.remembering import RemembersNatively
 from stream_merge.layout import Layout
+from stream_merge.model import names
+from stream_merge.model.settings import MergeSpec
+from stream_merge.model.snapshot import CommitRecord, TableSnapshot, is_applied
 from stream_merge.plan import KeyBounds
 from stream_merge.shapes import shape_of
 from stream_merge.shapes.clauses import Clause, Delete, Newer
-from stream_merge.snapshot import CommitRecord, TableSnapshot, is_applied
 
 
 class NoLongerEligibleError(RuntimeError):

@@ -10,7 +10,7 @@ from stream_merge import retry
 from stream_merge.commits import SideCommit
 from stream_merge.engines.delta_rs import NativeTable
 from stream_merge.errors import MergeFailedError
-from stream_merge.snapshot import is_applied
+from stream_merge.model.snapshot import is_applied
 
 
 def append_once(rows: pa.Table, table: str, find: Callable[[], NativeTable | None], commit: SideCommit) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from stream_merge.snapshot import metrics_of_history
+from stream_merge.model.snapshot import metrics_of_history
 
 MERGE_METRICS: Mapping[str, str] = {
     "num_source_rows": "operationNumSourceRows",

@@ -8,12 +8,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.pandas.types import to_arrow_type
 
-from stream_merge import intake, names, quarantine
+from stream_merge import quarantine
 from stream_merge.arrow_text import is_legible
 from stream_merge.commits import SideCommit
 from stream_merge.engines.delta_rs import NativeTable
 from stream_merge.engines.eligibility import of_table
 from stream_merge.engines.native_append import append_once
+from stream_merge.model import names, source_batch
 
 
 def write(
@@ -49,7 +50,7 @@ def write(
 def _rows(invalid: pa.Table, query: str, batch_id: int, recorded_micros: int) -> pa.Table:
     count = invalid.num_rows
     origin = invalid[names.ORIGIN_COLUMN]
-    known = {name: pc.struct_field(origin, name) for name in intake.ORIGIN_TYPE.names}
+    known = {name: pc.struct_field(origin, name) for name in source_batch.ORIGIN_TYPE.names}
     known |= {
         "reasons": invalid[names.REASONS_COLUMN],
         "query": pa.array([query] * count),

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 
 from pyspark.sql.types import DataType, DoubleType, FloatType
 
-from stream_merge import names
 from stream_merge.engines import native_sql as sql
 from stream_merge.engines.delta_rs import Merger
 from stream_merge.layout import Layout
+from stream_merge.model import names
 from stream_merge.shapes.clauses import (
     Always,
     And,

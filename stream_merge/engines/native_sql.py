@@ -16,8 +16,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from stream_merge import names
 from stream_merge.layout import Layout
+from stream_merge.model import names
 from stream_merge.plan import KeyBounds
 
 _LAST_MICROSECOND = 253_402_300_799_999_999

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stream_merge import names
 from stream_merge.commits import SideCommit
 from stream_merge.engines.native_log import NativeHits, NativeTombstones
+from stream_merge.model import names
 from stream_merge.plan import KeyBounds
 
 

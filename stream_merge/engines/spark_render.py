@@ -8,8 +8,9 @@ from delta.tables import DeltaMergeBuilder
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
-from stream_merge import columns, names
+from stream_merge import columns
 from stream_merge.layout import Layout, StoredColumn
+from stream_merge.model import names
 from stream_merge.shapes.clauses import (
     Always,
     And,

@@ -18,7 +18,7 @@ from stream_merge.errors import ConfigError, ContractError
 from stream_merge.files.reader import NEW_FIELD_REMEDY
 from stream_merge.files.schema import Schema, said
 from stream_merge.hadoop_files import exactly
-from stream_merge.results import MergeResult
+from stream_merge.model.results import MergeResult
 from stream_merge.sink import MergeSink
 from stream_merge.spark_internals import files_of
 

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.functions import arrow_udf
 from pyspark.sql.types import DateType, IntegerType, LongType, StringType, StructField, StructType
 
-from stream_merge import columns, intake, names
+from stream_merge import columns
 from stream_merge.errors import ConfigError, ContractError
 from stream_merge.files import csv_text, values
 from stream_merge.files.decoding import (
@@ -29,6 +29,7 @@ from stream_merge.files.decoding import (
 )
 from stream_merge.files.schema import Schema, parse, said
 from stream_merge.hadoop_files import exactly
+from stream_merge.model import names, source_batch
 from stream_merge.sources.formats.encodings import Encoding
 from stream_merge.sources.formats.strict_json import UndecodableError
 
@@ -263,7 +264,7 @@ def _events(records: DataFrame, decoder: Decoder) -> DataFrame:
         "raw_value": F.col("value"),
     }
     origin = F.struct(
-        *(place.get(f.name, F.lit(None)).cast(f.dataType).alias(f.name) for f in intake.ORIGIN_TYPE.fields)
+        *(place.get(f.name, F.lit(None)).cast(f.dataType).alias(f.name) for f in source_batch.ORIGIN_TYPE.fields)
     )
     own = {names.SOURCE_METADATA: "files"}
     return found.select(

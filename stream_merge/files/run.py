@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from pyspark.sql import SparkSession
 from rich.console import Console
 
-from stream_merge import names, places, preflight, shapes, tables, writers
+from stream_merge import places, preflight, shapes, tables, writers
 from stream_merge.checkpoint import Checkpoint
-from stream_merge.config import SchemaEvolution
 from stream_merge.delivery import expect_same_table
 from stream_merge.errors import ConfigError
 from stream_merge.files import reader
@@ -19,9 +18,11 @@ from stream_merge.files.parquet import TypesChecked
 from stream_merge.files.reader import Folder
 from stream_merge.files.replay import Replayed, replay, replay_id
 from stream_merge.files.schema import Schema, parse, record, recorded
-from stream_merge.results import MergeResult
+from stream_merge.model import names
+from stream_merge.model.results import MergeResult
+from stream_merge.model.settings import SchemaEvolution
+from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.sink import MergeSink
-from stream_merge.snapshot import TableSnapshot
 from stream_merge.watch import queries, report, screen
 from stream_merge.watch.text import escape_line
 

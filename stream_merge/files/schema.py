@@ -11,8 +11,9 @@ from pyspark.errors import AnalysisException, ParseException, PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
-from stream_merge import names, outside
+from stream_merge import outside
 from stream_merge.errors import ConfigError
+from stream_merge.model import names
 
 _RECORD = "stream_merge_schema"
 """Folder in the checkpoint that keeps the schema; Spark's own are offsets, commits, sources, metadata."""

@@ -7,9 +7,8 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from stream_merge import columns, intake, names
+from stream_merge import columns
 from stream_merge.errors import ConfigError, ContractError
-from stream_merge.intake import AtHand
 from stream_merge.job.decoded import DecodedBatch, counted_by_place
 from stream_merge.job.earlier import (
     ABSENT,
@@ -22,6 +21,8 @@ from stream_merge.job.earlier import (
 )
 from stream_merge.job.sequence import DELETE, EPOCH, OFFSET, PARTITION, POSITION, SEQUENCE, STREAMED, TOPIC
 from stream_merge.job.settings import QuerySettings
+from stream_merge.model import names, source_batch
+from stream_merge.model.source_batch import AtHand
 from stream_merge.sources.events import OLD_KEY as FORMER_KEY
 from stream_merge.sources.events import ROW
 from stream_merge.sources.formats.base import Kind
@@ -122,7 +123,7 @@ def _shaped(records: DataFrame, batch: DecodedBatch, settings: QuerySettings) ->
     old = {key: old_key.getField(key) for key in settings.event_keys}
     if settings.topic_column is not None:
         fields[settings.topic_column] = old[settings.topic_column] = F.col("topic")
-    origin = F.struct(*(F.col(f.name).cast(f.dataType).alias(f.name) for f in intake.ORIGIN_TYPE.fields))
+    origin = F.struct(*(F.col(f.name).cast(f.dataType).alias(f.name) for f in source_batch.ORIGIN_TYPE.fields))
     return records.select(
         *(value.alias(name) for name, value in fields.items()),
         F.lit(settings.epoch).alias(EPOCH),

@@ -24,8 +24,8 @@ from stream_merge.catalogue import (
 )
 from stream_merge.job.decoded import DecodedBatch
 from stream_merge.job.offsets import Ranges
-from stream_merge.logs import tell
 from stream_merge.metrics import MergeMetrics, default_metrics
+from stream_merge.model.logs import tell
 from stream_merge.sources.kafka import Cluster, Connection, Offsets, TopicState, is_refusal
 
 log = logging.getLogger(__name__)

@@ -17,8 +17,8 @@ from stream_merge.job.offsets import Range, Ranges
 from stream_merge.job.sequence import BY_LOG_POSITION, BY_OFFSET
 from stream_merge.job.settings import QuerySettings
 from stream_merge.job.tally import Counts, Place, take_in
-from stream_merge.results import MergeResult
-from stream_merge.snapshot import CommitRecord, TableSnapshot, newest_first
+from stream_merge.model.results import MergeResult
+from stream_merge.model.snapshot import CommitRecord, TableSnapshot, newest_first
 from stream_merge.sources.kafka import Offsets, TopicState
 
 SECTION = "kafka"

@@ -11,9 +11,7 @@ from typing import Self
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from stream_merge import columns, names, quarantine, tables
-from stream_merge.config import RetryPolicy
-from stream_merge.intake import Intake
+from stream_merge import columns, quarantine, tables
 from stream_merge.job import decoded
 from stream_merge.job.changes import change_events
 from stream_merge.job.decoded import DecodedBatch
@@ -22,7 +20,10 @@ from stream_merge.job.row_schema import RowSchema
 from stream_merge.job.settings import QuerySettings
 from stream_merge.job.topic import merge_sink
 from stream_merge.metrics import MergeMetrics
-from stream_merge.results import MergeResult
+from stream_merge.model import names
+from stream_merge.model.results import MergeResult
+from stream_merge.model.settings import RetryPolicy
+from stream_merge.model.source_batch import Intake
 from stream_merge.sources.events import PLACE
 from stream_merge.sources.formats.base import Kind
 

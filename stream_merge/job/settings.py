@@ -16,11 +16,12 @@ from yaml.error import MarkedYAMLError
 from yaml.parser import ParserError
 from yaml.scanner import ScannerError
 
-from stream_merge import names, shapes
-from stream_merge.config import SchemaEvolution
+from stream_merge import shapes
 from stream_merge.errors import ConfigError
 from stream_merge.job.fields import Bytes, Model, Names, Retention, Seconds
 from stream_merge.job.formats import DebeziumFormat, JsonFormat, KeySettings, ValueFormat
+from stream_merge.model import names
+from stream_merge.model.settings import SchemaEvolution
 from stream_merge.sources.formats.base import Format
 from stream_merge.sources.kafka import Connection, Isolation, Mechanism, Protocol, Security
 

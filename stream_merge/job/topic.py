@@ -10,10 +10,9 @@ from kafka.errors import AuthorizationError, UnsupportedVersionError
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from stream_merge import names, quarantine, shapes, tables
+from stream_merge import quarantine, shapes, tables
 from stream_merge.errors import ContractError
 from stream_merge.identity import caller_of
-from stream_merge.intake import Intake, Undecodable
 from stream_merge.job import decoded, loss
 from stream_merge.job.changes import SOURCE_COLUMNS, change_events, change_events_at_hand
 from stream_merge.job.decoded import DecodedBatch
@@ -24,8 +23,10 @@ from stream_merge.job.origin import SECTION, Origin
 from stream_merge.job.row_schema import RowSchema
 from stream_merge.job.sequence import DELETE, POSITION_COMPONENTS, SEQUENCE
 from stream_merge.job.settings import QuerySettings
-from stream_merge.logs import tell
-from stream_merge.results import MergeResult
+from stream_merge.model import names
+from stream_merge.model.logs import tell
+from stream_merge.model.results import MergeResult
+from stream_merge.model.source_batch import Intake, Undecodable
 from stream_merge.sink import MergeSink
 from stream_merge.sources.formats.base import Kind
 from stream_merge.sources.kafka import Cluster

@@ -10,7 +10,7 @@ from stream_merge.explain import opened
 from stream_merge.job.offsets import Checkpoint, Range, Ranges
 from stream_merge.job.origin import REPLAY_SECTION, SECTION, section_of
 from stream_merge.job.settings import QuerySettings
-from stream_merge.snapshot import CommitRecord
+from stream_merge.model.snapshot import CommitRecord
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from stream_merge.config import MergeSpec
 from stream_merge.errors import ConfigError
+from stream_merge.model.settings import MergeSpec
 from stream_merge.shapes.base import Shape
 from stream_merge.shapes.changes import Changes
 from stream_merge.shapes.insert_only import InsertOnly

@@ -6,9 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import ClassVar
 
-from stream_merge import names
-from stream_merge.config import MergeSpec
 from stream_merge.layout import Layout
+from stream_merge.model import names
+from stream_merge.model.settings import MergeSpec
 from stream_merge.newest import Newest
 from stream_merge.shapes.clauses import Assignments, Clause, Condition
 

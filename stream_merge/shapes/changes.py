@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from pyspark.sql import Column
 
-from stream_merge.config import MergeSpec
 from stream_merge.layout import Layout
+from stream_merge.model.settings import MergeSpec
 from stream_merge.newest import Newest
 from stream_merge.shapes.base import Shape, assignments
 from stream_merge.shapes.clauses import (

@@ -15,7 +15,7 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.functions import arrow_udf
 
 from stream_merge.columns import holds
-from stream_merge.logs import tell
+from stream_merge.model.logs import tell
 from stream_merge.sources.at_once import Piece, pieces
 from stream_merge.sources.events import META, OLD_KEY, PLACE, ROW, Reading, arrow_type, is_time
 from stream_merge.sources.formats.base import Kind, Read

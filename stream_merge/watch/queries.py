@@ -22,8 +22,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from stream_merge import outside
 from stream_merge.errors import StreamMergeError
-from stream_merge.logs import tell
-from stream_merge.results import FATES, EventCounts, MergeResult
+from stream_merge.model.logs import tell
+from stream_merge.model.results import FATES, EventCounts, MergeResult
 from stream_merge.spark_internals import jvm_signals, root_cause
 
 log = logging.getLogger(__name__)

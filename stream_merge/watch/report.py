@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from rich.console import Console
 from rich.table import Column, Table
 
-from stream_merge.results import FATES, EventCounts, MergeResult
+from stream_merge.model.results import FATES, EventCounts, MergeResult
 from stream_merge.watch import queries, screen
 from stream_merge.watch.text import escape_line
 

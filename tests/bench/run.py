@@ -26,9 +26,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from streams import end_to_end, fleet, year
 
-from stream_merge.config import Engine
 from stream_merge.engines.spark_commit import MATERIALIZE_CONF
-from stream_merge.results import PHASES, Phase
+from stream_merge.model.results import PHASES, Phase
+from stream_merge.model.settings import Engine
 from stream_merge.session import local_session
 from stream_merge.spark_internals import in_session, owned_session
 

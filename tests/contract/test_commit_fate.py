@@ -21,10 +21,10 @@ from stream_merge import (
     MergeResult,
     MergeSink,
     fate,
-    names,
 )
 from stream_merge.metrics import DELTA_MERGE_METRICS
-from stream_merge.results import FATES
+from stream_merge.model import names
+from stream_merge.model.results import FATES
 from stream_merge.testing import batch, change_rows, run, table_version, target_rows
 
 EVENT = "id bigint, lsn bigint, name string, op string"

@@ -18,18 +18,10 @@ from pyspark import InheritableThread
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from stream_merge import (
-    CommitConflictError,
-    ConfigError,
-    MergeMetrics,
-    MergeResult,
-    MergeSink,
-    RetryPolicy,
-    names,
-    tables,
-)
+from stream_merge import CommitConflictError, ConfigError, MergeMetrics, MergeResult, MergeSink, RetryPolicy, tables
 from stream_merge.microbatch import MicroBatch
-from stream_merge.results import FATES
+from stream_merge.model import names
+from stream_merge.model.results import FATES
 from stream_merge.testing import batch, change_rows, run, table_version, target_rows
 
 pytestmark = pytest.mark.engines("auto", "spark")

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from stream_merge import ConfigError, MergeSink
 from stream_merge.explain import explain
-from stream_merge.names import QUARANTINE_TABLE_PREFIX, TARGET_ID_PROPERTY, TOMBSTONE_TABLE_PREFIX, quote
+from stream_merge.model.names import QUARANTINE_TABLE_PREFIX, TARGET_ID_PROPERTY, TOMBSTONE_TABLE_PREFIX, quote
 
 pytestmark = pytest.mark.engines("auto", "spark")
 

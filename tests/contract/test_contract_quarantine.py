@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from stream_merge import ConfigError, ContractError
-from stream_merge.names import QUARANTINE_TABLE_PREFIX
+from stream_merge.model.names import QUARANTINE_TABLE_PREFIX
 
 pytestmark = pytest.mark.engines("auto", "spark")
 

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from stream_merge import microbatch
 from stream_merge.engines import log_rules
 from stream_merge.errors import ConfigError
-from stream_merge.names import FORMAT_PROPERTY, TOMBSTONE_TABLE_PREFIX, sibling, sql_identifier
+from stream_merge.model.names import FORMAT_PROPERTY, TOMBSTONE_TABLE_PREFIX, sibling, sql_identifier
 
 pytestmark = pytest.mark.engines("auto", "spark", "random")
 

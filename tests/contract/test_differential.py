@@ -25,7 +25,7 @@ from pyspark.sql import functions as F
 
 from stream_merge import MergeSink
 from stream_merge.engines import log_rules
-from stream_merge.results import FATES, EventCounts
+from stream_merge.model.results import FATES, EventCounts
 
 pytestmark = pytest.mark.engines("auto", "spark", "random")
 

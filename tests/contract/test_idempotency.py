@@ -15,7 +15,7 @@ from traces import USER_METADATA_CONF, commits, transactions, user_metadata
 
 from stream_merge import ConfigError, MergeFailedError, MergeSink
 from stream_merge.microbatch import MicroBatch
-from stream_merge.results import EventCounts
+from stream_merge.model.results import EventCounts
 from stream_merge.testing import assert_replay_stable, run, target_rows
 
 APP_ID_CONF = "spark.databricks.delta.write.txnAppId"

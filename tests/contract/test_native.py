@@ -18,7 +18,7 @@ from stream_merge import CommitStateUnknownError, ConfigError, MergeFailedError,
 from stream_merge.engines import log_rules
 from stream_merge.engines.delta_rs import NativeTable
 from stream_merge.engines.native import NativeEngine
-from stream_merge.names import TOMBSTONE_TABLE_PREFIX, sibling
+from stream_merge.model.names import TOMBSTONE_TABLE_PREFIX, sibling
 from stream_merge.testing import batch, run
 
 QUICK = RetryPolicy(attempts=3, backoff_initial_seconds=0, backoff_max_seconds=0, backoff_jitter_seconds=0)

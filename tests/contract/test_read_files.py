@@ -23,7 +23,7 @@ from stream_merge.files.parquet import refuse_other_types
 from stream_merge.files.reader import Folder
 from stream_merge.files.run import FilesSettings, replay_quarantine, run
 from stream_merge.files.schema import Schema, parse, recorded
-from stream_merge.names import CORRUPT_COLUMN
+from stream_merge.model.names import CORRUPT_COLUMN
 from stream_merge.testing import target_rows
 
 SCHEMA = "kind string, id bigint, lsn bigint, price decimal(9,2)"

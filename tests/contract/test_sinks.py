@@ -26,10 +26,10 @@ from stream_merge import (
     MergeSinks,
     RoutedMergeError,
 )
-from stream_merge.intake import Intake
 from stream_merge.memory import reservations
 from stream_merge.microbatch import MicroBatch
-from stream_merge.names import sibling
+from stream_merge.model.names import sibling
+from stream_merge.model.source_batch import Intake
 from stream_merge.testing import batch, target_rows
 
 SCHEMA = "source string, id bigint, lsn bigint, op string, name string"

@@ -19,12 +19,12 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from wire_rows import ODD, ROW, fields_of, formats, raw
 
-from stream_merge import names
 from stream_merge.batch import Batch, evaluate_at_hand, evaluate_in_driver
-from stream_merge.config import MergeSpec
-from stream_merge.intake import AtHand
 from stream_merge.job import decoded, tally
 from stream_merge.layout import plan_layout
+from stream_merge.model import names
+from stream_merge.model.settings import MergeSpec
+from stream_merge.model.source_batch import AtHand
 from stream_merge.sources.decoding import Decoder, events
 from stream_merge.sources.events import PLACE
 from stream_merge.sources.spool import Spool, spooled

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from stream_merge.engines import log_rules, native_log
 from stream_merge.engines.delta_rs import NativeTable
 from stream_merge.engines.spark_log import Tombstones
-from stream_merge.names import TOMBSTONE_TABLE_PREFIX, sibling
+from stream_merge.model.names import TOMBSTONE_TABLE_PREFIX, sibling
 from stream_merge.testing import batch, run
 
 RETENTION_SECONDS = 3_600

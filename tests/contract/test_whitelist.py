@@ -36,7 +36,7 @@ from pyspark.sql.types import (
 
 from stream_merge import MergeMetrics, MergeSink
 from stream_merge.engines.eligibility import PROVEN, Place
-from stream_merge.names import quote
+from stream_merge.model.names import quote
 from stream_merge.own_session import TIMESTAMP_CONF
 from stream_merge.testing import run
 

@@ -14,9 +14,9 @@ from stream_merge import ConfigError, MergeMetrics, MergeSink, StreamMergeError
 from stream_merge.engines import data_files
 from stream_merge.engines.eligibility import PROVEN
 from stream_merge.engines.native import NativeEngine
-from stream_merge.names import sql_identifier
+from stream_merge.model.names import sql_identifier
+from stream_merge.model.results import MergeResult
 from stream_merge.own_session import TIMESTAMP_CONF
-from stream_merge.results import MergeResult
 from stream_merge.testing import run
 
 OPEN_END = "TIMESTAMP'9999-12-31 00:00:00Z'"

@@ -15,7 +15,7 @@ from stream_merge import ConfigError
 from stream_merge.catalogue import TOPIC_NEWEST
 from stream_merge.job.run import Job
 from stream_merge.job.verdicts import Verdict
-from stream_merge.names import TOMBSTONE_TABLE_PREFIX
+from stream_merge.model.names import TOMBSTONE_TABLE_PREFIX
 
 Make = Callable[..., TopicJob]
 

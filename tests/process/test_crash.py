@@ -19,7 +19,7 @@ import scenario
 from pyspark.sql import DataFrame, SparkSession
 
 from stream_merge import MergeSink
-from stream_merge.results import EventCounts, MergeResult
+from stream_merge.model.results import EventCounts, MergeResult
 from stream_merge.testing import change_rows, run, target_rows
 
 ROOT = Path(__file__).parents[2]

@@ -9,10 +9,10 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
 from pyspark.sql.types import DoubleType, LongType, StructField
 
-from stream_merge import names
-from stream_merge.config import MergeSpec
 from stream_merge.engines import native_render
 from stream_merge.layout import Layout, StoredColumn
+from stream_merge.model import names
+from stream_merge.model.settings import MergeSpec
 from stream_merge.shapes import Changes
 from stream_merge.shapes.clauses import (
     Always,

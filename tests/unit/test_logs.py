@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from stream_merge.logs import tell
+from stream_merge.model.logs import tell
 
 log = logging.getLogger("stream_merge.test")
 

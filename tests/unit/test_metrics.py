@@ -23,7 +23,7 @@ from stream_merge import metrics
 from stream_merge.catalogue import BUCKETS_SECONDS, CATALOGUE, DELTA_MERGE_METRICS, RECORD_KINDS
 from stream_merge.errors import ConfigError
 from stream_merge.metrics import MergeMetrics
-from stream_merge.results import (
+from stream_merge.model.results import (
     CONFLICTS,
     ENGINES,
     FATES,

@@ -9,7 +9,7 @@ import delta.exceptions
 import pytest
 
 from stream_merge import CommitConflictError, ConfigError, MergeFailedError, RetryPolicy, retry
-from stream_merge.results import CONFLICTS
+from stream_merge.model.results import CONFLICTS
 from stream_merge.retry import VERDICTS, Verdict, conflict, conflict_class
 
 QUICK = RetryPolicy(backoff_initial_seconds=0.2, backoff_max_seconds=15.0, backoff_jitter_seconds=0.0)

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame
 
 import stream_merge
 from stream_merge import ConfigError, MergeSink, RetryPolicy
-from stream_merge.config import MergeSpec
+from stream_merge.model.settings import MergeSpec
 from stream_merge.shapes import Changes
 
 

@@ -9,8 +9,8 @@ from typing import ClassVar, Literal, Protocol
 
 from pyspark.sql import Column
 
-from stream_merge import names
 from stream_merge.errors import ConfigError
+from stream_merge.model import names
 
 Engine = Literal["auto", "spark", "native"]
 OnInvalid = Literal["quarantine", "fail"]

@@ -1,0 +1,1 @@
+"""Words and values of the whole package: no JVM, no input or output."""
