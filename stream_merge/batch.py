@@ -22,7 +22,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from stream_merge import arrow_text, columns, contract, dedup, newest
+from stream_merge import arrow_text, contract, dedup, newest
 from stream_merge.arrow_dedup import latest
 from stream_merge.layout import Layout
 from stream_merge.model import names, source_batch
@@ -30,7 +30,8 @@ from stream_merge.model.results import REASONS
 from stream_merge.model.source_batch import AtHand
 from stream_merge.newest import Newest
 from stream_merge.plan import KeyBounds, bound_aggregates, boundable, key_bounds
-from stream_merge.spark_internals import exceeds_driver_results, materialised, release
+from stream_merge.spark import columns
+from stream_merge.spark.internals import exceeds_driver_results, materialised, release
 
 
 class Rows(Protocol):

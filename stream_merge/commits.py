@@ -12,7 +12,7 @@ from stream_merge import retry, tables
 from stream_merge.errors import MergeFailedError
 from stream_merge.model import names
 from stream_merge.model.snapshot import FINGERPRINT, History, recorded_fingerprint
-from stream_merge.spark_internals import reason
+from stream_merge.spark.internals import reason
 
 Runner = Callable[[Callable[[int], None]], None]
 """Runs an attempt under the sink's retry policy."""

@@ -13,11 +13,11 @@ from stream_merge.clock import PhaseClock
 from stream_merge.commits import Judge, SideCommit
 from stream_merge.engines.base import CommitTag
 from stream_merge.errors import CommitConflictError
-from stream_merge.identity import Caller
 from stream_merge.metrics import MergeMetrics
 from stream_merge.model import names
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import FINGERPRINT, History, TableSnapshot, is_applied, newest_first
+from stream_merge.spark.identity import Caller
 
 T = TypeVar("T")
 

@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 
 from pyspark.sql import SparkSession
 
-from stream_merge.checkpoint import Checkpoint, Destination
 from stream_merge.errors import ConfigError
-from stream_merge.identity import Caller
 from stream_merge.model import names
 from stream_merge.model.logs import tell
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import FINGERPRINT, History, TableSnapshot, is_other, recorded_fingerprint
 from stream_merge.model.source_batch import Calls
-from stream_merge.places import canonical
-from stream_merge.spark_internals import reason
+from stream_merge.spark.checkpoint import Checkpoint, Destination
+from stream_merge.spark.identity import Caller
+from stream_merge.spark.internals import reason
+from stream_merge.spark.places import canonical
 
 log = logging.getLogger(__name__)
 

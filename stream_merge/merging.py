@@ -23,7 +23,7 @@ from stream_merge.model.logs import tell
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.selection import Selector
-from stream_merge.spark_internals import reason
+from stream_merge.spark.internals import reason
 from stream_merge.store import Store
 
 T = TypeVar("T")

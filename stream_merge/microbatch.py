@@ -17,7 +17,6 @@ from stream_merge.delivery import Delivery
 from stream_merge.engines.base import MergeReport
 from stream_merge.engines.log_rules import log_of
 from stream_merge.errors import ContractError, MergeFailedError
-from stream_merge.identity import Caller
 from stream_merge.layout import Layouts
 from stream_merge.ledger import settle
 from stream_merge.merging import Merging, record_first
@@ -27,7 +26,8 @@ from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import CommitRecord, TableSnapshot
 from stream_merge.model.source_batch import Intake
 from stream_merge.selection import Selector
-from stream_merge.spark_internals import in_session, keeps_state, run_through
+from stream_merge.spark.identity import Caller
+from stream_merge.spark.internals import in_session, keeps_state, run_through
 from stream_merge.store import Store
 
 log = logging.getLogger(__name__)

@@ -21,9 +21,9 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from stream_merge import columns
 from stream_merge.layout import Layout
 from stream_merge.model import names
+from stream_merge.spark import columns
 
 _TIMES_ARE_CUT_BY = 1_000
 """Microseconds: statistics of times end at milliseconds, and the greatest may be cut, too (Delta protocol)."""

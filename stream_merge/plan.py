@@ -22,8 +22,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from stream_merge import columns
-from stream_merge.spark_internals import exact_literal
+from stream_merge.spark import columns
+from stream_merge.spark.internals import exact_literal
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,7 +14,7 @@ from stream_merge.engines import native_quarantine
 from stream_merge.errors import MergeFailedError
 from stream_merge.model.logs import tell
 from stream_merge.model.settings import MergeSpec
-from stream_merge.spark_internals import reason
+from stream_merge.spark.internals import reason
 from stream_merge.store import Store
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,6 @@ from typing import Any
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from stream_merge import outside
 from stream_merge.batch import Batch
 from stream_merge.choice import Choice, choose, left_to_spark
 from stream_merge.costs import CostModel, favours_deletion_vectors
@@ -28,7 +27,8 @@ from stream_merge.model.results import Refusal
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.newest import Newest, stored
-from stream_merge.spark_internals import exceeds_driver_results, known_bytes, reason
+from stream_merge.spark import environment
+from stream_merge.spark.internals import exceeds_driver_results, known_bytes, reason
 from stream_merge.store import Store
 
 log = logging.getLogger(__name__)
@@ -230,7 +230,7 @@ class Selector:
         choice = self._chosen()
         if not (choice.native or self._log_natively) or self._spec.engine == "native":
             return False
-        if outside.said(error) is not None:  # on the same disk, Spark would fail as well
+        if environment.said(error) is not None:  # on the same disk, Spark would fail as well
             return False
         self._log_natively = False
         tell(log.warning, "native_engine_failed", target=self._spec.label, error=reason(error))

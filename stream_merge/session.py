@@ -26,8 +26,8 @@ from pyspark.errors import PySparkRuntimeError
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
-from stream_merge import preflight
 from stream_merge.model.logs import tell
+from stream_merge.spark import preflight
 
 _log = logging.getLogger(__name__)
 

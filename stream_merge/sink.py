@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from pyspark.sql import Column, DataFrame, SparkSession
 
-from stream_merge import outside, quarantine, retry, tables, writers
+from stream_merge import quarantine, retry, tables, writers
 from stream_merge.claims import claims
 from stream_merge.clock import PhaseClock
 from stream_merge.commits import SideCommit
@@ -19,7 +19,6 @@ from stream_merge.costs import CostModel
 from stream_merge.delivery import fingerprint, of_query
 from stream_merge.engines.spark_commit import USER_METADATA_CONF
 from stream_merge.errors import ConfigError, StreamMergeError
-from stream_merge.identity import Caller, caller
 from stream_merge.layout import Layouts
 from stream_merge.memory import reservations
 from stream_merge.metrics import MergeMetrics, default_metrics
@@ -33,7 +32,9 @@ from stream_merge.model.source_batch import Intake
 from stream_merge.own_session import OwnSession
 from stream_merge.selection import Selector
 from stream_merge.shapes import Changes, Shape, checked
-from stream_merge.spark_internals import in_session, is_called_by_query, is_classic, reason, spark_errors_unlogged
+from stream_merge.spark import environment
+from stream_merge.spark.identity import Caller, caller
+from stream_merge.spark.internals import in_session, is_called_by_query, is_classic, reason, spark_errors_unlogged
 from stream_merge.store import Store
 
 log = logging.getLogger(__name__)
@@ -301,7 +302,7 @@ class MergeSink:
                 )
             )
             tell(log.warning, "micro_batch_failed", **where, error=error, reason=reason(err))
-            from_outside = None if isinstance(err, StreamMergeError) else outside.said(err)
+            from_outside = None if isinstance(err, StreamMergeError) else environment.said(err)
             if from_outside is None:
                 raise
             msg = f"batch {batch_id} for {self._spec.target!r} could not be merged: {from_outside}"

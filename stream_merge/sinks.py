@@ -14,12 +14,11 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import IntegralType, StringType
 
-from stream_merge import columns, contract, quarantine, retry
+from stream_merge import contract, quarantine, retry
 from stream_merge.commits import SideCommit
 from stream_merge.delivery import fingerprint
 from stream_merge.engines.spark_commit import USER_METADATA_CONF
 from stream_merge.errors import CommitStateUnknownError, ConfigError, ContractError, RoutedMergeError
-from stream_merge.identity import Caller, caller_of
 from stream_merge.metrics import MergeMetrics, default_metrics
 from stream_merge.model import names
 from stream_merge.model.logs import tell
@@ -27,9 +26,10 @@ from stream_merge.model.results import UNDECODABLE, UNKNOWN_ROUTE, MergeResult
 from stream_merge.model.settings import RetryPolicy
 from stream_merge.model.source_batch import Intake
 from stream_merge.own_session import OwnSession
-from stream_merge.places import canonical
 from stream_merge.sink import MergeSink
-from stream_merge.spark_internals import (
+from stream_merge.spark import columns
+from stream_merge.spark.identity import Caller, caller_of
+from stream_merge.spark.internals import (
     in_session,
     is_classic,
     is_stopping,
@@ -38,6 +38,7 @@ from stream_merge.spark_internals import (
     release,
     was_cancelled,
 )
+from stream_merge.spark.places import canonical
 
 log = logging.getLogger(__name__)
 

@@ -10,12 +10,13 @@ from pathlib import Path
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from stream_merge import places, tables
+from stream_merge import tables
 from stream_merge.engines.delta_rs import NativeTable, open_table
 from stream_merge.model import names
 from stream_merge.model.logs import tell
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import CommitRecord, TableSnapshot
+from stream_merge.spark import places
 
 log = logging.getLogger(__name__)
 

@@ -21,8 +21,8 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from stream_merge import columns, expressions
 from stream_merge.model import names
+from stream_merge.spark import columns, expressions
 
 PROPERTY = "delta.enableTypeWidening"
 COST = "delta-rs 1.6 does not write a table with type widening: from now on Spark merges every batch of it"

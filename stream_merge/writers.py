@@ -16,7 +16,7 @@ from uuid import uuid4
 from stream_merge.errors import ConfigError
 from stream_merge.model import names
 from stream_merge.model.logs import tell
-from stream_merge.places import local_path
+from stream_merge.spark.places import local_path
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,6 @@ from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 from rich.console import Console
 
-from stream_merge import outside
 from stream_merge.errors import (
     CommitConflictError,
     CommitStateUnknownError,
@@ -32,7 +31,8 @@ from stream_merge.errors import (
 )
 from stream_merge.server import MetricsServer, serve
 from stream_merge.session import is_submitted, local_session, submitted_session
-from stream_merge.spark_internals import PYSPARK_ERROR_LOGGERS
+from stream_merge.spark import environment
+from stream_merge.spark.internals import PYSPARK_ERROR_LOGGERS
 from stream_merge.watch.queries import QueryFailedError, innermost_message
 from stream_merge.watch.text import escape
 
@@ -134,13 +134,13 @@ def errors_as_sentences(*, debug: bool = False) -> Iterator[None]:
         complain(err, debug=debug)
         raise typer.Exit(_exit_code(err)) from err
     except (PySparkException, Py4JError) as err:
-        from_outside = outside.said(err)
+        from_outside = environment.said(err)
         complain(err, from_outside or f"Spark failed: {innermost_message(str(err))}", debug=debug)
         raise typer.Exit(FAILED if from_outside is None else CONFIGURATION) from err
     except OSError as err:
-        if err.errno not in outside.REFUSALS:
+        if err.errno not in environment.REFUSALS:
             raise
-        complain(err, outside.not_writable(str(err.filename), err), debug=debug)
+        complain(err, environment.not_writable(str(err.filename), err), debug=debug)
         raise typer.Exit(CONFIGURATION) from err
     except KeyboardInterrupt:
         ERR.print("stream-merge: interrupted; what was merged stays, the rest comes with the next run")
@@ -164,7 +164,7 @@ def complain(error: Exception, sentence: str | None = None, *, about: str = "", 
 
 
 def _exit_code(error: Exception) -> int:
-    if not isinstance(error, CommitStateUnknownError) and outside.said(error) is not None:
+    if not isinstance(error, CommitStateUnknownError) and environment.said(error) is not None:
         return CONFIGURATION
     return next(code for kind, code in EXIT_CODES.items() if isinstance(error, kind))
 

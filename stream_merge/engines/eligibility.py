@@ -31,7 +31,6 @@ from pyspark.sql.types import (
 )
 
 from stream_merge.arrow_text import is_legible
-from stream_merge.columns import CHAR_VARCHAR_METADATA
 from stream_merge.engines import data_files
 from stream_merge.engines.delta_rs import NativeTable, Protocol
 from stream_merge.engines.touched import touched_files
@@ -39,6 +38,7 @@ from stream_merge.layout import Layout
 from stream_merge.model.results import Refusal
 from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.plan import KeyBounds
+from stream_merge.spark.columns import CHAR_VARCHAR_METADATA
 
 Place = Literal["key", "sequence", "payload", "nested", "carried", "partition"]
 """What a value is to a merge; `nested`: inside another type of the payload, `carried`: of a column without events."""

@@ -8,7 +8,6 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructField, StructType
 
-from stream_merge import columns
 from stream_merge.engines.base import CommitTag, MergeReport
 from stream_merge.engines.native_log import NativeHits, NativeTombstones
 from stream_merge.engines.remembering import RemembersNatively
@@ -18,6 +17,7 @@ from stream_merge.layout import Layout
 from stream_merge.model import names
 from stream_merge.model.snapshot import CommitRecord, TableSnapshot
 from stream_merge.plan import KeyBounds
+from stream_merge.spark import columns
 
 
 class MixedEngine(RemembersNatively):

@@ -9,7 +9,7 @@ from delta.tables import DeltaMergeBuilder
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from stream_merge import columns, retry, tables
+from stream_merge import retry, tables
 from stream_merge.batch import Batch
 from stream_merge.commits import SideCommit
 from stream_merge.engines import spark_render
@@ -24,6 +24,7 @@ from stream_merge.model.snapshot import is_applied
 from stream_merge.newest import Newest
 from stream_merge.shapes import shape_of
 from stream_merge.shapes.clauses import Newer
+from stream_merge.spark import columns
 from stream_merge.tables import delta_table
 
 log = logging.getLogger(__name__)

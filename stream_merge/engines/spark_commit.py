@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from stream_merge import tables
 from stream_merge.engines.base import CommitTag, MergeReport
 from stream_merge.model.snapshot import CommitRecord, TableSnapshot
-from stream_merge.spark_internals import LAST_COMMIT_VERSION_CONF, merge_metrics
+from stream_merge.spark.internals import LAST_COMMIT_VERSION_CONF, merge_metrics
 from stream_merge.tables import delta_table
 
 APP_ID_CONF = "spark.databricks.delta.write.txnAppId"

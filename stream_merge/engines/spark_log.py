@@ -16,7 +16,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import BooleanType, StructField, StructType, TimestampType
 
-from stream_merge import columns, retry, tables, widening
+from stream_merge import retry, tables, widening
 from stream_merge.commits import SideCommit, append_once
 from stream_merge.engines import log_rules
 from stream_merge.engines.hits import Hits
@@ -27,7 +27,8 @@ from stream_merge.model.logs import tell
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.plan import KeyBounds
-from stream_merge.spark_internals import materialised, reason, release
+from stream_merge.spark import columns
+from stream_merge.spark.internals import materialised, reason, release
 
 log = logging.getLogger(__name__)
 

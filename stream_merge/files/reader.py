@@ -15,7 +15,6 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.functions import arrow_udf
 from pyspark.sql.types import DateType, IntegerType, LongType, StringType, StructField, StructType
 
-from stream_merge import columns
 from stream_merge.errors import ConfigError, ContractError
 from stream_merge.files import csv_text, values
 from stream_merge.files.decoding import (
@@ -28,10 +27,11 @@ from stream_merge.files.decoding import (
     without_mark,
 )
 from stream_merge.files.schema import Schema, parse, said
-from stream_merge.hadoop_files import exactly
 from stream_merge.model import names, source_batch
 from stream_merge.sources.formats.encodings import Encoding
 from stream_merge.sources.formats.strict_json import UndecodableError
+from stream_merge.spark import columns
+from stream_merge.spark.hadoop_files import exactly
 
 Format = Literal["json", "csv", "parquet"]
 

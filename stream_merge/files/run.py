@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pyspark.sql import SparkSession
 from rich.console import Console
 
-from stream_merge import places, preflight, shapes, tables, writers
-from stream_merge.checkpoint import Checkpoint
+from stream_merge import shapes, tables, writers
 from stream_merge.delivery import expect_same_table
 from stream_merge.errors import ConfigError
 from stream_merge.files import reader
@@ -23,6 +22,8 @@ from stream_merge.model.results import MergeResult
 from stream_merge.model.settings import SchemaEvolution
 from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.sink import MergeSink
+from stream_merge.spark import places, preflight
+from stream_merge.spark.checkpoint import Checkpoint
 from stream_merge.watch import queries, report, screen
 from stream_merge.watch.text import escape_line
 

@@ -11,9 +11,9 @@ from pyspark.errors import AnalysisException, ParseException, PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
-from stream_merge import outside
 from stream_merge.errors import ConfigError
 from stream_merge.model import names
+from stream_merge.spark import environment
 
 _RECORD = "stream_merge_schema"
 """Folder in the checkpoint that keeps the schema; Spark's own are offsets, commits, sources, metadata."""
@@ -92,7 +92,7 @@ def record(session: SparkSession, checkpoint: str, schema: Schema) -> None:
 
 def said(err: BaseException) -> str:
     """What Spark said, without where in its code."""
-    from_outside = outside.said(err)
+    from_outside = environment.said(err)
     if from_outside is not None:
         return from_outside
     first, _, rest = str(err).strip().partition("\n")

@@ -7,7 +7,6 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from stream_merge import columns
 from stream_merge.errors import ConfigError, ContractError
 from stream_merge.job.decoded import DecodedBatch, counted_by_place
 from stream_merge.job.earlier import (
@@ -26,6 +25,7 @@ from stream_merge.model.source_batch import AtHand
 from stream_merge.sources.events import OLD_KEY as FORMER_KEY
 from stream_merge.sources.events import ROW
 from stream_merge.sources.formats.base import Kind
+from stream_merge.spark import columns
 
 _ORIGIN = "$origin"
 SOURCE_COLUMNS = (names.UNAVAILABLE_COLUMN, names.ORIGIN_COLUMN)

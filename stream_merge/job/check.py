@@ -17,11 +17,11 @@ from stream_merge.job.offsets import Checkpoint
 from stream_merge.job.row_schema import RowSchema
 from stream_merge.job.settings import JobSettings, QuerySettings
 from stream_merge.model import names
-from stream_merge.places import local_path, nearest_existing, not_writable
-from stream_merge.preflight import occupied
 from stream_merge.sources import pem
 from stream_merge.sources.formats.base import Kind
 from stream_merge.sources.kafka import Cluster, Connection, Security, TopicState, is_refusal
+from stream_merge.spark.places import local_path, nearest_existing, not_writable
+from stream_merge.spark.preflight import occupied
 from stream_merge.tables import keys_problem
 
 

@@ -12,7 +12,6 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from stream_merge import columns
 from stream_merge.errors import ConfigError
 from stream_merge.job.offsets import Range
 from stream_merge.job.row_schema import RowSchema
@@ -22,7 +21,8 @@ from stream_merge.sources.decoding import events
 from stream_merge.sources.events import OLD_KEY, ROW
 from stream_merge.sources.formats.base import Kind
 from stream_merge.sources.spool import Spool, spooled
-from stream_merge.spark_internals import release
+from stream_merge.spark import columns
+from stream_merge.spark.internals import release
 
 
 @dataclass(kw_only=True, slots=True)

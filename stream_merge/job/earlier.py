@@ -9,7 +9,7 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from stream_merge import columns, plan, tables
+from stream_merge import plan, tables
 from stream_merge.engines.log_rules import log_of
 from stream_merge.job.sequence import (
     COMPONENTS,
@@ -23,6 +23,7 @@ from stream_merge.job.sequence import (
     TOPIC,
 )
 from stream_merge.model import names
+from stream_merge.spark import columns
 
 UNAVAILABLE, ABSENT = "$unavailable", "$absent"
 OLD_KEY = "$old_key"

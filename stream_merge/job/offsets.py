@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stream_merge import checkpoint
 from stream_merge.errors import ConfigError
 from stream_merge.sources.kafka import Offsets, parse_offsets
+from stream_merge.spark import checkpoint
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

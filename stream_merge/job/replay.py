@@ -11,7 +11,7 @@ from typing import Self
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from stream_merge import columns, quarantine, tables
+from stream_merge import quarantine, tables
 from stream_merge.job import decoded
 from stream_merge.job.changes import change_events
 from stream_merge.job.decoded import DecodedBatch
@@ -26,6 +26,7 @@ from stream_merge.model.settings import RetryPolicy
 from stream_merge.model.source_batch import Intake
 from stream_merge.sources.events import PLACE
 from stream_merge.sources.formats.base import Kind
+from stream_merge.spark import columns
 
 _STILL_BAD = (Kind.UNDECODABLE, Kind.TRUNCATE, Kind.OTHER_SCHEMA)
 

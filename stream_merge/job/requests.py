@@ -11,7 +11,7 @@ from stream_merge import writers
 from stream_merge.errors import ConfigError
 from stream_merge.job.replay import Replayed, Request
 from stream_merge.job.settings import JobSettings, QuerySettings
-from stream_merge.places import local_path
+from stream_merge.spark.places import local_path
 
 
 def _beside(query: QuerySettings, suffix: str) -> Path | None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from pyspark.sql import types as T
 
-from stream_merge import columns, widening
+from stream_merge import widening
 from stream_merge.errors import ConfigError
 from stream_merge.job.newest import Records
 from stream_merge.job.settings import QuerySettings
@@ -16,6 +16,7 @@ from stream_merge.sources.formats.base import Format, Kind
 from stream_merge.sources.formats.connect_json import DECLARED
 from stream_merge.sources.formats.encodings import Encoding
 from stream_merge.sources.formats.strict_json import UndecodableError
+from stream_merge.spark import columns
 
 
 class RowSchema:

@@ -12,9 +12,9 @@ import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from stream_merge import columns
 from stream_merge.sources.events import OLD_KEY
 from stream_merge.sources.formats.base import Kind
+from stream_merge.spark import columns
 
 Place = tuple[str, int]
 """Topic and partition."""

@@ -12,7 +12,6 @@ from pyspark.sql import functions as F
 
 from stream_merge import quarantine, shapes, tables
 from stream_merge.errors import ContractError
-from stream_merge.identity import caller_of
 from stream_merge.job import decoded, loss
 from stream_merge.job.changes import SOURCE_COLUMNS, change_events, change_events_at_hand
 from stream_merge.job.decoded import DecodedBatch
@@ -31,6 +30,7 @@ from stream_merge.sink import MergeSink
 from stream_merge.sources.formats.base import Kind
 from stream_merge.sources.kafka import Cluster
 from stream_merge.sources.spool import workers_are_here
+from stream_merge.spark.identity import caller_of
 
 log = logging.getLogger(__name__)
 

@@ -8,10 +8,10 @@ from enum import Enum
 
 from kafka.errors import KafkaError
 
-from stream_merge import outside
 from stream_merge.errors import CommitConflictError, CommitStateUnknownError, ConfigError, StreamMergeError
 from stream_merge.sources import kafka
-from stream_merge.spark_internals import java_causes
+from stream_merge.spark import environment
+from stream_merge.spark.internals import java_causes
 from stream_merge.watch.queries import QueryFailedError
 
 _OUTAGES = (
@@ -60,7 +60,7 @@ def verdict(error: Exception) -> Verdict:
         return Verdict.CONFIGURATION
     if isinstance(error, CommitConflictError | CommitStateUnknownError):
         return Verdict.AGAIN
-    if outside.said(error) is not None:
+    if environment.said(error) is not None:
         return Verdict.CONFIGURATION
     if is_outage(error):
         return Verdict.AGAIN

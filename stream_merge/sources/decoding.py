@@ -14,7 +14,6 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.pandas.functions import arrow_udf
 
-from stream_merge.columns import holds
 from stream_merge.model.logs import tell
 from stream_merge.sources.at_once import Piece, pieces
 from stream_merge.sources.events import META, OLD_KEY, PLACE, ROW, Reading, arrow_type, is_time
@@ -24,6 +23,7 @@ from stream_merge.sources.formats.encodings import Encoding, decode
 from stream_merge.sources.formats.json_table import FEWEST
 from stream_merge.sources.formats.keys import JsonKey
 from stream_merge.sources.formats.strict_json import UndecodableError
+from stream_merge.spark.columns import holds
 
 NO_KEY = "the record has neither key nor value"
 

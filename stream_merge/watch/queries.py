@@ -20,11 +20,11 @@ from typing import Protocol
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
-from stream_merge import outside
 from stream_merge.errors import StreamMergeError
 from stream_merge.model.logs import tell
 from stream_merge.model.results import FATES, EventCounts, MergeResult
-from stream_merge.spark_internals import jvm_signals, root_cause
+from stream_merge.spark import environment
+from stream_merge.spark.internals import jvm_signals, root_cause
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class QueryFailedError(Exception):
         # Spark's text starts with the cause's message, and then describes the query; some causes have none.
         is_mute = self.trace.lstrip().startswith(_QUERY_STATE)
         self.reason = root_cause(cause) if is_mute else innermost_message(self.trace)
-        self.reason = outside.said(cause) or self.reason
+        self.reason = environment.said(cause) or self.reason
         super().__init__(f"query {query!r} failed: {self.reason}")
 
 

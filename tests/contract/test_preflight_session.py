@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from pyspark.sql import SparkSession
 
-from stream_merge import preflight
 from stream_merge.errors import ConfigError
+from stream_merge.spark import preflight
 
 
 def test_a_session_with_delta_is_accepted(spark: SparkSession):

@@ -13,7 +13,7 @@ from deliveries import ChangeStream, ledger
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 
-from stream_merge import columns
+from stream_merge.spark import columns
 
 Join = Callable[[Iterable[Column]], Column]
 JOINS: tuple[Join, ...] = (columns.all_of, columns.any_of)

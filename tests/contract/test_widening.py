@@ -12,8 +12,9 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 from pyspark.sql import types as T
 
-from stream_merge import ConfigError, MergeSink, columns, tables
+from stream_merge import ConfigError, MergeSink, tables
 from stream_merge.model.names import TOMBSTONE_TABLE_PREFIX, sibling, sql_identifier
+from stream_merge.spark import columns
 from stream_merge.testing import batch, run
 from stream_merge.widening import PROPERTY, TypeChange, obstacles, statements, wider, widest
 

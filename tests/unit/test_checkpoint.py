@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stream_merge import ConfigError
-from stream_merge.checkpoint import Checkpoint, Destination
+from stream_merge.spark.checkpoint import Checkpoint, Destination
 
 HERE = Destination(identity="query", location="file:/tables/orders", label="orders")
 

@@ -11,8 +11,9 @@ import pytest
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
-from stream_merge import cli, outside
+from stream_merge import cli
 from stream_merge.job.verdicts import Verdict, verdict
+from stream_merge.spark import environment
 from stream_merge.watch.queries import QueryFailedError
 
 FULL = (
@@ -82,7 +83,7 @@ def closed_disk(tmp_path: Path) -> Iterator[Path]:
 def test_what_stands_at_the_bottom_of_a_trace_is_said(text: str, sentence: str | None) -> None:
     outer = QueryFailedError("orders", RuntimeError(f"Job aborted.\n\tat y\n{text}"))
 
-    assert outside.said(outer) == sentence
+    assert environment.said(outer) == sentence
     assert verdict(outer) is (Verdict.AGAIN if sentence is None else Verdict.CONFIGURATION)
     assert sentence is None or str(outer) == f"query 'orders' failed: {sentence}"
 
@@ -167,4 +168,4 @@ def test_the_whole_error_is_shown_when_asked_for(commands: CliRunner, tmp_path: 
     ],
 )
 def test_the_row_that_breaks_a_constraint_is_part_of_the_sentence(text: str, line: str) -> None:
-    assert outside.first_line(text) == line
+    assert environment.first_line(text) == line

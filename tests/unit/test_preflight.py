@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from stream_merge import preflight
 from stream_merge.errors import ConfigError
+from stream_merge.spark import preflight
 
 JAVA_17_MODULES = "java.base@17.0.15\njava.sql@17.0.15\njdk.incubator.vector@17.0.15"
 

@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 
 from stream_merge.errors import ConfigError
 from stream_merge.model.names import is_path, normal_path, split_identifier, table_name
-from stream_merge.places import local_path, no_table
+from stream_merge.spark.places import local_path, no_table
 
 OLDEST_JAVA = 17
 """Spark 4.2 is compiled for it."""

@@ -25,8 +25,8 @@ from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql.types import DataType, DateType, DecimalType, StructType, TimestampNTZType, TimestampType
 from pyspark.sql.utils import ForeachBatchFunction
 
-from stream_merge import outside
 from stream_merge.model.snapshot import TableSnapshot
+from stream_merge.spark import environment
 
 LAST_COMMIT_VERSION_CONF = "spark.databricks.delta.lastCommitVersionInSession"
 """Delta notes the version of each commit of a session here (OptimisticTransaction, 4.4)."""
@@ -280,13 +280,13 @@ def root_cause(error: BaseException) -> str:
 
 def reason(error: BaseException) -> str:
     """What went wrong, in one line; the first line of a `Py4JJavaError` only names the call that failed."""
-    from_outside = outside.said(error)
+    from_outside = environment.said(error)
     if from_outside is not None:
         return from_outside
     if isinstance(error, Py4JJavaError):
         for class_name, message in java_causes(error):
-            return outside.first_line(f"{class_name.rsplit('.', 1)[-1]}: {message}")
-    return outside.first_line(str(error).strip()) or type(error).__name__
+            return environment.first_line(f"{class_name.rsplit('.', 1)[-1]}: {message}")
+    return environment.first_line(str(error).strip()) or type(error).__name__
 
 
 PYSPARK_ERROR_LOGGERS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
