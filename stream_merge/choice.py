@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stream_merge.batch import Batch
 from stream_merge.costs import CostModel, Work
 from stream_merge.engines.delta_rs import NativeTable
 from stream_merge.engines.eligibility import Ineligible, of_batch, of_files, of_table
 from stream_merge.engines.touched import size_of, touched_files
 from stream_merge.errors import ConfigError
-from stream_merge.layout import Layout
 from stream_merge.memory import reservations
 from stream_merge.model.results import Refusal
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import TableSnapshot
+from stream_merge.shapes.batch import Batch
+from stream_merge.shapes.layout import Layout
 
 NATIVE_BYTES_PER_FILE_BYTE = 2.5
 NATIVE_BYTES_PER_EVENT_BYTE = 6

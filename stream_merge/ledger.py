@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from stream_merge.batch import Batch
 from stream_merge.engines.base import MergeReport
 from stream_merge.model.logs import tell
 from stream_merge.model.results import EventCounts
+from stream_merge.shapes.batch import Batch
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 from pyspark.sql import SparkSession
 
 from stream_merge import fate
-from stream_merge.batch import Batch
 from stream_merge.clock import PhaseClock
 from stream_merge.commits import SideCommit
 from stream_merge.committing import Committing
@@ -23,6 +22,7 @@ from stream_merge.model.logs import tell
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.selection import Selector
+from stream_merge.shapes.batch import Batch
 from stream_merge.spark.internals import reason
 from stream_merge.store import Store
 

@@ -10,14 +10,12 @@ from collections.abc import Sequence
 from pyspark.sql import DataFrame
 
 from stream_merge import quarantine, quarantining, tables
-from stream_merge.batch import Batch, evaluate, evaluate_at_hand, evaluate_in_driver
 from stream_merge.clock import PhaseClock
 from stream_merge.committing import Committing
 from stream_merge.delivery import Delivery
 from stream_merge.engines.base import MergeReport
 from stream_merge.engines.log_rules import log_of
 from stream_merge.errors import ContractError, MergeFailedError
-from stream_merge.layout import Layouts
 from stream_merge.ledger import settle
 from stream_merge.merging import Merging, record_first
 from stream_merge.model.logs import tell
@@ -26,6 +24,8 @@ from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import CommitRecord, TableSnapshot
 from stream_merge.model.source_batch import Intake
 from stream_merge.selection import Selector
+from stream_merge.shapes.batch import Batch, evaluate, evaluate_at_hand, evaluate_in_driver
+from stream_merge.shapes.layout import Layouts
 from stream_merge.spark.identity import Caller
 from stream_merge.spark.internals import in_session, keeps_state, run_through
 from stream_merge.store import Store

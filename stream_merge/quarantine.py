@@ -16,13 +16,14 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from stream_merge import contract, retry, tables
+from stream_merge import retry, tables
 from stream_merge.commits import SideCommit, append_once
 from stream_merge.errors import ConfigError
 from stream_merge.model import names, source_batch
 from stream_merge.model.results import UNDECODABLE
 from stream_merge.model.settings import RetryPolicy
 from stream_merge.model.snapshot import is_applied, is_other
+from stream_merge.shapes import contract
 from stream_merge.spark import columns
 from stream_merge.spark.identity import Caller
 

@@ -8,12 +8,12 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from stream_merge import quarantine
-from stream_merge.batch import Batch
 from stream_merge.commits import SideCommit
 from stream_merge.engines import native_quarantine
 from stream_merge.errors import MergeFailedError
 from stream_merge.model.logs import tell
 from stream_merge.model.settings import MergeSpec
+from stream_merge.shapes.batch import Batch
 from stream_merge.spark.internals import reason
 from stream_merge.store import Store
 

@@ -9,7 +9,6 @@ from typing import Any
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from stream_merge.batch import Batch
 from stream_merge.choice import Choice, choose, left_to_spark
 from stream_merge.costs import CostModel, favours_deletion_vectors
 from stream_merge.engines.base import Engine
@@ -20,13 +19,14 @@ from stream_merge.engines.native import NativeEngine
 from stream_merge.engines.native_log import NativeTombstones
 from stream_merge.engines.spark import SparkEngine
 from stream_merge.engines.spark_log import Tombstones
-from stream_merge.layout import Layout
 from stream_merge.memory import reservations
 from stream_merge.model.logs import tell
 from stream_merge.model.results import Refusal
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import TableSnapshot
-from stream_merge.newest import Newest, stored
+from stream_merge.shapes.batch import Batch
+from stream_merge.shapes.layout import Layout
+from stream_merge.shapes.newest import Newest, stored
 from stream_merge.spark import environment
 from stream_merge.spark.internals import exceeds_driver_results, known_bytes, reason
 from stream_merge.store import Store

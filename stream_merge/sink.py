@@ -19,7 +19,6 @@ from stream_merge.costs import CostModel
 from stream_merge.delivery import fingerprint, of_query
 from stream_merge.engines.spark_commit import USER_METADATA_CONF
 from stream_merge.errors import ConfigError, StreamMergeError
-from stream_merge.layout import Layouts
 from stream_merge.memory import reservations
 from stream_merge.metrics import MergeMetrics, default_metrics
 from stream_merge.microbatch import MicroBatch
@@ -32,6 +31,7 @@ from stream_merge.model.source_batch import Intake
 from stream_merge.own_session import OwnSession
 from stream_merge.selection import Selector
 from stream_merge.shapes import Changes, Shape, checked
+from stream_merge.shapes.layout import Layouts
 from stream_merge.spark import environment
 from stream_merge.spark.identity import Caller, caller
 from stream_merge.spark.internals import in_session, is_called_by_query, is_classic, reason, spark_errors_unlogged

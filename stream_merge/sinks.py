@@ -14,7 +14,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import IntegralType, StringType
 
-from stream_merge import contract, quarantine, retry
+from stream_merge import quarantine, retry
 from stream_merge.commits import SideCommit
 from stream_merge.delivery import fingerprint
 from stream_merge.engines.spark_commit import USER_METADATA_CONF
@@ -26,6 +26,7 @@ from stream_merge.model.results import UNDECODABLE, UNKNOWN_ROUTE, MergeResult
 from stream_merge.model.settings import RetryPolicy
 from stream_merge.model.source_batch import Intake
 from stream_merge.own_session import OwnSession
+from stream_merge.shapes import contract
 from stream_merge.sink import MergeSink
 from stream_merge.spark import columns
 from stream_merge.spark.identity import Caller, caller_of

@@ -12,13 +12,13 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
-from stream_merge import required, widening
 from stream_merge.errors import ConfigError
-from stream_merge.layout import Layout, plan_layout
 from stream_merge.model import names
 from stream_merge.model.logs import tell
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import CommitRecord, History, TableSnapshot, metrics_of_history
+from stream_merge.shapes import required, widening
+from stream_merge.shapes.layout import Layout, plan_layout
 from stream_merge.spark import columns, places
 from stream_merge.spark.hadoop_files import path_is_occupied, qualified_path
 from stream_merge.spark.internals import reason, snapshot

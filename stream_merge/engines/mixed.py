@@ -13,10 +13,10 @@ from stream_merge.engines.native_log import NativeHits, NativeTombstones
 from stream_merge.engines.remembering import RemembersNatively
 from stream_merge.engines.spark import SparkEngine
 from stream_merge.engines.spark_log import SparkHits
-from stream_merge.layout import Layout
 from stream_merge.model import names
 from stream_merge.model.snapshot import CommitRecord, TableSnapshot
-from stream_merge.plan import KeyBounds
+from stream_merge.shapes.key_bounds import KeyBounds
+from stream_merge.shapes.layout import Layout
 from stream_merge.spark import columns
 
 

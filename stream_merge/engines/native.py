@@ -14,13 +14,13 @@ from stream_merge.engines.delta_rs import NativeTable
 from stream_merge.engines.eligibility import of_files, of_table
 from stream_merge.engines.native_log import NativeHits, NativeTombstones
 from stream_merge.engines.remembering import RemembersNatively
-from stream_merge.layout import Layout
 from stream_merge.model import names
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import CommitRecord, TableSnapshot, is_applied
-from stream_merge.plan import KeyBounds
 from stream_merge.shapes import shape_of
 from stream_merge.shapes.clauses import Clause, Delete, Newer
+from stream_merge.shapes.key_bounds import KeyBounds
+from stream_merge.shapes.layout import Layout
 
 
 class NoLongerEligibleError(RuntimeError):

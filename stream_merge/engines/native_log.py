@@ -12,18 +12,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stream_merge import retry
-from stream_merge.arrow_order import orderable
 from stream_merge.commits import SideCommit
 from stream_merge.engines import log_rules
 from stream_merge.engines import native_sql as sql
 from stream_merge.engines.delta_rs import MOST_KEPT_ROWS, NativeTable
 from stream_merge.engines.hits import Hits
 from stream_merge.engines.native_append import append_once
-from stream_merge.layout import Layout
 from stream_merge.model import names
 from stream_merge.model.logs import tell
 from stream_merge.model.settings import MergeSpec
-from stream_merge.plan import KeyBounds
+from stream_merge.shapes.arrow_order import orderable
+from stream_merge.shapes.key_bounds import KeyBounds
+from stream_merge.shapes.layout import Layout
 
 log = logging.getLogger(__name__)
 

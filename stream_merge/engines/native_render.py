@@ -8,7 +8,6 @@ from pyspark.sql.types import DataType, DoubleType, FloatType
 
 from stream_merge.engines import native_sql as sql
 from stream_merge.engines.delta_rs import Merger
-from stream_merge.layout import Layout
 from stream_merge.model import names
 from stream_merge.shapes.clauses import (
     Always,
@@ -26,6 +25,7 @@ from stream_merge.shapes.clauses import (
     SameSequence,
     Update,
 )
+from stream_merge.shapes.layout import Layout
 
 _CHAINED = 40
 """Conditions in one chain: with as many chains, the merge of a table of 1,600 columns is nowhere deeper than this."""

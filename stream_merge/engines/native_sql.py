@@ -16,9 +16,9 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from stream_merge.layout import Layout
 from stream_merge.model import names
-from stream_merge.plan import KeyBounds
+from stream_merge.shapes.key_bounds import KeyBounds
+from stream_merge.shapes.layout import Layout
 
 _LAST_MICROSECOND = 253_402_300_799_999_999
 """Of the year 9999."""

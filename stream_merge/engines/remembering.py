@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 from stream_merge.commits import SideCommit
 from stream_merge.engines.native_log import NativeHits, NativeTombstones
 from stream_merge.model import names
-from stream_merge.plan import KeyBounds
+from stream_merge.shapes.key_bounds import KeyBounds
 
 
 class RemembersNatively:

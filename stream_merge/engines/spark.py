@@ -10,20 +10,20 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from stream_merge import retry, tables
-from stream_merge.batch import Batch
 from stream_merge.commits import SideCommit
 from stream_merge.engines import spark_render
 from stream_merge.engines.base import CommitTag, MergeReport
 from stream_merge.engines.spark_commit import SparkCommits, committing, executed
 from stream_merge.engines.spark_log import BROADCAST_EVENTS, SparkHits, Tombstones
-from stream_merge.layout import Layout
 from stream_merge.model import names
 from stream_merge.model.logs import tell
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import is_applied
-from stream_merge.newest import Newest
 from stream_merge.shapes import shape_of
+from stream_merge.shapes.batch import Batch
 from stream_merge.shapes.clauses import Newer
+from stream_merge.shapes.layout import Layout
+from stream_merge.shapes.newest import Newest
 from stream_merge.spark import columns
 from stream_merge.tables import delta_table
 

@@ -16,17 +16,18 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import BooleanType, StructField, StructType, TimestampType
 
-from stream_merge import retry, tables, widening
+from stream_merge import retry, tables
 from stream_merge.commits import SideCommit, append_once
 from stream_merge.engines import log_rules
 from stream_merge.engines.hits import Hits
 from stream_merge.errors import ConfigError, MergeFailedError
-from stream_merge.layout import Layout
 from stream_merge.model import names
 from stream_merge.model.logs import tell
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import TableSnapshot
-from stream_merge.plan import KeyBounds
+from stream_merge.shapes import widening
+from stream_merge.shapes.key_bounds import KeyBounds
+from stream_merge.shapes.layout import Layout
 from stream_merge.spark import columns
 from stream_merge.spark.internals import materialised, reason, release
 

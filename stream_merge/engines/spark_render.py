@@ -8,7 +8,6 @@ from delta.tables import DeltaMergeBuilder
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
-from stream_merge.layout import Layout, StoredColumn
 from stream_merge.model import names
 from stream_merge.shapes.clauses import (
     Always,
@@ -26,6 +25,7 @@ from stream_merge.shapes.clauses import (
     SameSequence,
     Update,
 )
+from stream_merge.shapes.layout import Layout, StoredColumn
 from stream_merge.spark import columns
 
 

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from pyspark.sql.types import DateType, DecimalType, StringType, TimestampNTZType, TimestampType
 
 from stream_merge.engines.delta_rs import NativeTable
-from stream_merge.plan import KeyBounds
+from stream_merge.shapes.key_bounds import KeyBounds
 
 
 def touched_files(table: NativeTable, bounds: KeyBounds) -> pa.Table:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from kafka.errors import KafkaError
 
-from stream_merge import widening
 from stream_merge.delivery import expect_same_table
 from stream_merge.errors import ConfigError
 from stream_merge.explain import find
@@ -17,6 +16,7 @@ from stream_merge.job.offsets import Checkpoint
 from stream_merge.job.row_schema import RowSchema
 from stream_merge.job.settings import JobSettings, QuerySettings
 from stream_merge.model import names
+from stream_merge.shapes import widening
 from stream_merge.sources import pem
 from stream_merge.sources.formats.base import Kind
 from stream_merge.sources.kafka import Cluster, Connection, Security, TopicState, is_refusal

@@ -9,7 +9,7 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from stream_merge import plan, tables
+from stream_merge import tables
 from stream_merge.engines.log_rules import log_of
 from stream_merge.job.sequence import (
     COMPONENTS,
@@ -23,6 +23,7 @@ from stream_merge.job.sequence import (
     TOPIC,
 )
 from stream_merge.model import names
+from stream_merge.shapes import key_bounds
 from stream_merge.spark import columns
 
 UNAVAILABLE, ABSENT = "$unavailable", "$absent"
@@ -78,9 +79,9 @@ class Known:
         stored = stored.withColumnsRenamed({found: key for key, found in spelled.items() if found is not None})
         # In the events' types: where a key is about to be widened, those of the table cannot hold all bounds.
         fields = tuple(T.StructField(key, wanted.schema[key].dataType) for key in self.keys)
-        aggregates = plan.bound_aggregates(fields, F.lit(True)) if plan.boundable(fields) else None
+        aggregates = key_bounds.bound_aggregates(fields, F.lit(True)) if key_bounds.boundable(fields) else None
         ends = None if aggregates is None else wanted.agg(*aggregates).first()
-        bounds = plan.key_bounds(fields, {} if ends is None else ends.asDict())
+        bounds = key_bounds.key_bounds(fields, {} if ends is None else ends.asDict())
         bounded = stored.alias("t").where(bounds.condition(self.session, "t"))
         return bounded.join(wanted.select(*_columns(self.keys)).distinct(), list(self.keys), "left_semi")
 

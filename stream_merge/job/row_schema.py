@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Mapping
 
 from pyspark.sql import types as T
 
-from stream_merge import widening
 from stream_merge.errors import ConfigError
 from stream_merge.job.newest import Records
 from stream_merge.job.settings import QuerySettings
 from stream_merge.model import names
+from stream_merge.shapes import widening
 from stream_merge.sources.decoding import Decoder
 from stream_merge.sources.formats.base import Format, Kind
 from stream_merge.sources.formats.connect_json import DECLARED

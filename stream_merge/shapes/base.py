@@ -6,11 +6,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import ClassVar
 
-from stream_merge.layout import Layout
 from stream_merge.model import names
 from stream_merge.model.settings import MergeSpec
-from stream_merge.newest import Newest
 from stream_merge.shapes.clauses import Assignments, Clause, Condition
+from stream_merge.shapes.layout import Layout
+from stream_merge.shapes.newest import Newest
 
 
 class Shape(ABC):

@@ -6,9 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from pyspark.sql import Column
 
-from stream_merge.layout import Layout
 from stream_merge.model.settings import MergeSpec
-from stream_merge.newest import Newest
 from stream_merge.shapes.base import Shape, assignments
 from stream_merge.shapes.clauses import (
     And,
@@ -25,6 +23,8 @@ from stream_merge.shapes.clauses import (
     SameSequence,
     Update,
 )
+from stream_merge.shapes.layout import Layout
+from stream_merge.shapes.newest import Newest
 
 DELETES: Condition = And(IsDelete(), Newer())
 """A delete takes the row away unless the row is as new as itself."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from stream_merge.layout import Layout
 from stream_merge.model.settings import MergeSpec
-from stream_merge.newest import Newest
 from stream_merge.shapes.base import Shape, assignments
 from stream_merge.shapes.clauses import Always, Clause, Insert
+from stream_merge.shapes.layout import Layout
+from stream_merge.shapes.newest import Newest
 
 
 class InsertOnly(Shape):

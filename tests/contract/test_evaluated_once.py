@@ -130,7 +130,7 @@ def test_a_batch_that_outgrows_the_driver_is_merged_all_the_same(
 
     outgrown = {
         "Spark": ("pyspark.sql.classic.dataframe.DataFrame.toArrow", too_large),
-        "Arrow": ("stream_merge.batch.MOST_BYTES", 1),
+        "Arrow": ("stream_merge.shapes.batch.MOST_BYTES", 1),
     }
     result = outgrow(*outgrown[stops], stream, monkeypatch)
 

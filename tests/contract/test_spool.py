@@ -19,12 +19,12 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from wire_rows import ODD, ROW, fields_of, formats, raw
 
-from stream_merge.batch import Batch, evaluate_at_hand, evaluate_in_driver
 from stream_merge.job import decoded, tally
-from stream_merge.layout import plan_layout
 from stream_merge.model import names
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.source_batch import AtHand
+from stream_merge.shapes.batch import Batch, evaluate_at_hand, evaluate_in_driver
+from stream_merge.shapes.layout import plan_layout
 from stream_merge.sources.decoding import Decoder, events
 from stream_merge.sources.events import PLACE
 from stream_merge.sources.spool import Spool, spooled
@@ -254,7 +254,7 @@ def test_many_events_at_hand_are_not_sent_through_the_heap(spark, monkeypatch):
     frame = spark.createDataFrame(random_events(3), EVENTS).localCheckpoint()
     layout = plan_layout(frame, SPEC, None)
     sent = evaluate_at_hand(frame, at_hand(frame), layout)
-    monkeypatch.setattr("stream_merge.batch.MOST_SENT", 5)
+    monkeypatch.setattr("stream_merge.shapes.batch.MOST_SENT", 5)
 
     found = evaluate_at_hand(frame, at_hand(frame), layout)
 
@@ -277,7 +277,7 @@ def _numbers(batch: Batch) -> Any:
 def test_events_too_large_for_arrow_are_left_to_spark(spark, monkeypatch):
     frame = spark.createDataFrame(random_events(4), EVENTS)
     events = at_hand(frame)
-    monkeypatch.setattr("stream_merge.batch.MOST_BYTES", events.events.nbytes - 1)
+    monkeypatch.setattr("stream_merge.shapes.batch.MOST_BYTES", events.events.nbytes - 1)
 
     assert evaluate_at_hand(frame, events, plan_layout(frame, SPEC, None)) is None
 

@@ -14,9 +14,9 @@ from pyspark.sql import types as T
 
 from stream_merge import ConfigError, MergeSink, tables
 from stream_merge.model.names import TOMBSTONE_TABLE_PREFIX, sibling, sql_identifier
+from stream_merge.shapes.widening import PROPERTY, TypeChange, obstacles, statements, wider, widest
 from stream_merge.spark import columns
 from stream_merge.testing import batch, run
-from stream_merge.widening import PROPERTY, TypeChange, obstacles, statements, wider, widest
 
 
 @pytest.mark.parametrize(

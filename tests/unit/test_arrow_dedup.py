@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import DoubleType, LongType, StringType, StructField, StructType
 
-from stream_merge.arrow_dedup import latest
-from stream_merge.arrow_order import orderable
 from stream_merge.model import names
+from stream_merge.shapes.arrow_order import orderable
+from stream_merge.shapes.latest_arrow import latest
 
 NAN = math.nan
 SEQUENCE = StructType([StructField("c1", LongType()), StructField("c2", StructType([StructField("x", StringType())]))])

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pyarrow as pa
 from pyspark.sql.types import LongType, StructField
 
-from stream_merge import newest
-from stream_merge.newest import Newest
+from stream_merge.shapes import newest
+from stream_merge.shapes.newest import Newest
 
 
 def test_what_is_beyond_a_bound():

@@ -10,7 +10,6 @@ from deltalake import DeltaTable, QueryBuilder, write_deltalake
 from pyspark.sql.types import DoubleType, LongType, StructField
 
 from stream_merge.engines import native_render
-from stream_merge.layout import Layout, StoredColumn
 from stream_merge.model import names
 from stream_merge.model.settings import MergeSpec
 from stream_merge.shapes import Changes
@@ -29,6 +28,7 @@ from stream_merge.shapes.clauses import (
     SameSequence,
     Update,
 )
+from stream_merge.shapes.layout import Layout, StoredColumn
 
 NAN = float("nan")
 

@@ -22,14 +22,14 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from stream_merge import arrow_text, contract, dedup, newest
-from stream_merge.arrow_dedup import latest
-from stream_merge.layout import Layout
 from stream_merge.model import names, source_batch
 from stream_merge.model.results import REASONS
 from stream_merge.model.source_batch import AtHand
-from stream_merge.newest import Newest
-from stream_merge.plan import KeyBounds, bound_aggregates, boundable, key_bounds
+from stream_merge.shapes import arrow_text, contract, latest_spark, newest
+from stream_merge.shapes.key_bounds import KeyBounds, bound_aggregates, boundable, key_bounds
+from stream_merge.shapes.latest_arrow import latest
+from stream_merge.shapes.layout import Layout
+from stream_merge.shapes.newest import Newest
 from stream_merge.spark import columns
 from stream_merge.spark.internals import exceeds_driver_results, materialised, release
 
@@ -316,12 +316,12 @@ def evaluate(source: DataFrame, layout: Layout) -> Batch:
 
     Cost: one Spark job with one shuffle (adaptive execution submits the shuffle as a job of its own).
     """
-    ranked = contract.checked(source, layout).transform(lambda events: dedup.ranked(events, layout))
-    first = layout.once("first", lambda: columns.column(dedup.RANK_COLUMN) == 1)
+    ranked = contract.checked(source, layout).transform(lambda events: latest_spark.ranked(events, layout))
+    first = layout.once("first", lambda: columns.column(latest_spark.RANK_COLUMN) == 1)
     rows, counts = materialised(
         ranked,
         *layout.once("counts", lambda: _counts(layout)),
-        keep=lambda observed: observed.where(first).drop(*dedup.ADDED_COLUMNS, names.ALONE_COLUMN),
+        keep=lambda observed: observed.where(first).drop(*latest_spark.ADDED_COLUMNS, names.ALONE_COLUMN),
     )
     return Batch(
         rows=_SparkRows(frame=rows, layout=layout, greatest=newest.observed(layout, counts)),
@@ -338,14 +338,14 @@ def evaluate(source: DataFrame, layout: Layout) -> Batch:
 
 def _counts(layout: Layout) -> list[Column]:
     valid = columns.column(names.REASONS_COLUMN).isNull()
-    first = columns.column(dedup.RANK_COLUMN) == 1
+    first = columns.column(latest_spark.RANK_COLUMN) == 1
     delete = columns.column(names.DELETE_COLUMN)
     reasons = columns.column(names.REASONS_COLUMN)
     return [
         F.count(F.lit(1)).alias("received"),
         F.count_if(~valid).alias("quarantined"),
         F.count_if(valid & ~first).alias("collapsed"),
-        F.count_if(columns.column(dedup.TIE_COLUMN)).alias("ties"),
+        F.count_if(columns.column(latest_spark.TIE_COLUMN)).alias("ties"),
         F.count_if(valid & first & ~delete).alias("upserts"),
         F.count_if(valid & first & delete).alias("deletes"),
         *(F.count_if(F.array_contains(reasons, reason)).alias(f"reason_{reason}") for reason in REASONS),

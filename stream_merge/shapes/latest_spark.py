@@ -5,8 +5,8 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from stream_merge.layout import Layout
 from stream_merge.model import names
+from stream_merge.shapes.layout import Layout
 from stream_merge.spark import columns
 
 RANK_COLUMN = "__stream_merge_rank"

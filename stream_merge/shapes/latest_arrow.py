@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import StructType
 
-from stream_merge.arrow_order import orderable
-from stream_merge.layout import Layout
 from stream_merge.model import names
+from stream_merge.shapes.arrow_order import orderable
+from stream_merge.shapes.layout import Layout
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -21,8 +21,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from stream_merge.layout import Layout
 from stream_merge.model import names
+from stream_merge.shapes.layout import Layout
 from stream_merge.spark import columns
 
 _TIMES_ARE_CUT_BY = 1_000

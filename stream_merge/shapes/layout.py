@@ -13,13 +13,13 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import BooleanType, ByteType, DataType, NullType, StructField, StructType
 
-from stream_merge import required, widening
 from stream_merge.errors import ConfigError
 from stream_merge.model import names
 from stream_merge.model.settings import MergeSpec
+from stream_merge.shapes import required, widening
+from stream_merge.shapes.widening import TypeChange
 from stream_merge.spark import columns
 from stream_merge.spark.internals import reason
-from stream_merge.widening import TypeChange
 
 T = TypeVar("T")
 
