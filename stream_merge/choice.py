@@ -5,9 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stream_merge.costs import CostModel, Work
-from stream_merge.engines.delta_rs import NativeTable
-from stream_merge.engines.eligibility import Ineligible, of_batch, of_files, of_table
-from stream_merge.engines.touched import size_of, touched_files
 from stream_merge.errors import ConfigError
 from stream_merge.memory import reservations
 from stream_merge.model.results import Refusal
@@ -15,6 +12,9 @@ from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.shapes.batch import Batch
 from stream_merge.shapes.layout import Layout
+from stream_merge.tables.delta_rs.eligibility import Ineligible, of_batch, of_files, of_table
+from stream_merge.tables.delta_rs.table import NativeTable
+from stream_merge.tables.delta_rs.touched_files import size_of, touched_files
 
 NATIVE_BYTES_PER_FILE_BYTE = 2.5
 NATIVE_BYTES_PER_EVENT_BYTE = 6

@@ -8,9 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from stream_merge import quarantine, retry
 from stream_merge.clock import PhaseClock
-from stream_merge.commits import Judge, SideCommit
 from stream_merge.engines.base import CommitTag
 from stream_merge.errors import CommitConflictError
 from stream_merge.metrics import MergeMetrics
@@ -18,6 +16,8 @@ from stream_merge.model import names
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import FINGERPRINT, History, TableSnapshot, is_applied, newest_first
 from stream_merge.spark.identity import Caller
+from stream_merge.tables import quarantine, retry
+from stream_merge.tables.side_commits import Judge, SideCommit
 
 T = TypeVar("T")
 

@@ -11,10 +11,8 @@ from pyspark.sql import SparkSession
 
 from stream_merge import fate
 from stream_merge.clock import PhaseClock
-from stream_merge.commits import SideCommit
 from stream_merge.committing import Committing
 from stream_merge.engines.base import CommitTag, Engine, MergeReport
-from stream_merge.engines.hits import Hits
 from stream_merge.engines.spark_commit import SparkCommits, record
 from stream_merge.errors import MergeFailedError, StreamMergeError
 from stream_merge.model import names
@@ -24,7 +22,9 @@ from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.selection import Selector
 from stream_merge.shapes.batch import Batch
 from stream_merge.spark.internals import reason
-from stream_merge.store import Store
+from stream_merge.tables.reader import Store
+from stream_merge.tables.side_commits import SideCommit
+from stream_merge.tables.tombstones.hits import Hits
 
 T = TypeVar("T")
 

@@ -9,12 +9,9 @@ from collections.abc import Sequence
 
 from pyspark.sql import DataFrame
 
-from stream_merge import quarantine, quarantining, tables
 from stream_merge.clock import PhaseClock
 from stream_merge.committing import Committing
-from stream_merge.delivery import Delivery
 from stream_merge.engines.base import MergeReport
-from stream_merge.engines.log_rules import log_of
 from stream_merge.errors import ContractError, MergeFailedError
 from stream_merge.ledger import settle
 from stream_merge.merging import Merging, record_first
@@ -28,7 +25,10 @@ from stream_merge.shapes.batch import Batch, evaluate, evaluate_at_hand, evaluat
 from stream_merge.shapes.layout import Layouts
 from stream_merge.spark.identity import Caller
 from stream_merge.spark.internals import in_session, keeps_state, run_through
-from stream_merge.store import Store
+from stream_merge.tables import quarantine, quarantining, spark_table
+from stream_merge.tables.delivery import Delivery
+from stream_merge.tables.reader import Store
+from stream_merge.tables.tombstones.rules import log_of
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ class MicroBatch:
             if self._applied_before:
                 self._expect_whole()
             self._layout = self._layouts.plan(self._source, None if self._found is None else self._found.schema)
-            tables.check_target(self._session, self._found, spec, self._layout)
+            spark_table.check_target(self._session, self._found, spec, self._layout)
             self.check_quarantine()
             self._check_tombstones()
 
@@ -163,10 +163,10 @@ class MicroBatch:
         if not self._evaluated().received:
             return
         spec, layout = self._spec, self._layout
-        properties = tables.target_properties(spec, layout)
+        properties = spark_table.target_properties(spec, layout)
         with self._clock.phase("plan"):
             if self._found is None:
-                self._found = tables.create(
+                self._found = spark_table.create(
                     self._session,
                     spec.target,
                     layout.target_fields,
@@ -175,7 +175,7 @@ class MicroBatch:
                     cluster_by=spec.cluster_by,
                 )
                 self._expect_same_layout(self._found)
-            self._found = tables.prepared(self._session, spec.target, self._found, layout, properties)
+            self._found = spark_table.prepared(self._session, spec.target, self._found, layout, properties)
             if layout.type_changes:  # delta-rs, too, has to see that the table is not for it any more
                 self._found = self._store.find(self._session, spec.target) or self._found
 
@@ -374,7 +374,7 @@ class MicroBatch:
                 f" {self._batch_id} was read; nothing was written, run the batch again"
             )
             raise MergeFailedError(msg, target=self._spec.target, batch_id=self._batch_id)
-        tables.check_target(self._session, created, self._spec, layout)
+        spark_table.check_target(self._session, created, self._spec, layout)
         self._layout = layout
 
     def _plan(self) -> str:

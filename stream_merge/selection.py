@@ -12,13 +12,9 @@ from pyspark.sql import functions as F
 from stream_merge.choice import Choice, choose, left_to_spark
 from stream_merge.costs import CostModel, favours_deletion_vectors
 from stream_merge.engines.base import Engine
-from stream_merge.engines.eligibility import Ineligible, of_batch, of_events, of_log, of_table
-from stream_merge.engines.log_rules import log_of
 from stream_merge.engines.mixed import MixedEngine
 from stream_merge.engines.native import NativeEngine
-from stream_merge.engines.native_log import NativeTombstones
 from stream_merge.engines.spark import SparkEngine
-from stream_merge.engines.spark_log import Tombstones
 from stream_merge.memory import reservations
 from stream_merge.model.logs import tell
 from stream_merge.model.results import Refusal
@@ -29,7 +25,11 @@ from stream_merge.shapes.layout import Layout
 from stream_merge.shapes.newest import Newest, stored
 from stream_merge.spark import environment
 from stream_merge.spark.internals import exceeds_driver_results, known_bytes, reason
-from stream_merge.store import Store
+from stream_merge.tables.delta_rs.eligibility import Ineligible, of_batch, of_events, of_log, of_table
+from stream_merge.tables.reader import Store
+from stream_merge.tables.tombstones.delta_rs import NativeTombstones
+from stream_merge.tables.tombstones.rules import log_of
+from stream_merge.tables.tombstones.spark import Tombstones
 
 log = logging.getLogger(__name__)
 

@@ -10,13 +10,10 @@ from dataclasses import replace
 
 from pyspark.sql import Column, DataFrame, SparkSession
 
-from stream_merge import quarantine, retry, tables, writers
 from stream_merge.claims import claims
 from stream_merge.clock import PhaseClock
-from stream_merge.commits import SideCommit
 from stream_merge.committing import Committing
 from stream_merge.costs import CostModel
-from stream_merge.delivery import fingerprint, of_query
 from stream_merge.engines.spark_commit import USER_METADATA_CONF
 from stream_merge.errors import ConfigError, StreamMergeError
 from stream_merge.memory import reservations
@@ -35,7 +32,10 @@ from stream_merge.shapes.layout import Layouts
 from stream_merge.spark import environment
 from stream_merge.spark.identity import Caller, caller
 from stream_merge.spark.internals import in_session, is_called_by_query, is_classic, reason, spark_errors_unlogged
-from stream_merge.store import Store
+from stream_merge.tables import locks, quarantine, retry, spark_table
+from stream_merge.tables.delivery import fingerprint, of_query
+from stream_merge.tables.reader import Store
+from stream_merge.tables.side_commits import SideCommit
 
 log = logging.getLogger(__name__)
 
@@ -254,7 +254,7 @@ class MergeSink:
         where = {"target": self._spec.label, "query": who.query, "batch_id": batch_id}
         try:
             if self._last_result is None:
-                writers.expect_no_other(self._spec.target)
+                locks.expect_no_other(self._spec.target)
             session = self._session.of(batch_df)
             target = names.normal_path(self._spec.target)
             location = self._location(session)
@@ -309,7 +309,7 @@ class MergeSink:
             raise ConfigError(msg, target=self._spec.target, batch_id=batch_id) from err
         result = micro_batch.result()
         self._last_result = result
-        writers.warn_of_others(self._spec.target, f"query {who.query!r}")
+        locks.warn_of_others(self._spec.target, f"query {who.query!r}")
         metrics.observe(result)
         tell(
             log.info,
@@ -358,7 +358,7 @@ class MergeSink:
         if self._place is not None:
             return self._place
         target = names.normal_path(self._spec.target)
-        found = tables.location(session, target)
+        found = spark_table.location(session, target)
         if names.is_path(target):
             self._place = found
         return found

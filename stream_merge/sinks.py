@@ -14,9 +14,6 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import IntegralType, StringType
 
-from stream_merge import quarantine, retry
-from stream_merge.commits import SideCommit
-from stream_merge.delivery import fingerprint
 from stream_merge.engines.spark_commit import USER_METADATA_CONF
 from stream_merge.errors import CommitStateUnknownError, ConfigError, ContractError, RoutedMergeError
 from stream_merge.metrics import MergeMetrics, default_metrics
@@ -40,6 +37,9 @@ from stream_merge.spark.internals import (
     was_cancelled,
 )
 from stream_merge.spark.places import canonical
+from stream_merge.tables import quarantine, retry
+from stream_merge.tables.delivery import fingerprint
+from stream_merge.tables.side_commits import SideCommit
 
 log = logging.getLogger(__name__)
 

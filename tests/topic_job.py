@@ -15,11 +15,11 @@ from prometheus_client import CollectorRegistry
 from pyspark.sql import SparkSession
 
 from stream_merge import MergeMetrics, MergeResult
-from stream_merge.explain import opened
 from stream_merge.job import JobSettings, run
 from stream_merge.job.origin import section_of
 from stream_merge.job.run import JobResult
 from stream_merge.job.trail import Step, trail
+from stream_merge.tables.explain import opened
 from stream_merge.testing import target_rows
 
 LARGEST = 11 * 2**20

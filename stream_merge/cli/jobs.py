@@ -11,7 +11,6 @@ from typing import Annotated
 import typer
 from pyspark.sql import SparkSession
 
-from stream_merge import writers
 from stream_merge.cli.shared import (
     CONFIGURATION,
     OUT,
@@ -37,6 +36,7 @@ from stream_merge.job.trail import trail
 from stream_merge.model import names as table_names
 from stream_merge.model.results import MergeResult
 from stream_merge.session import is_submitted
+from stream_merge.tables import locks
 from stream_merge.watch import queries, report, screen
 from stream_merge.watch.text import escape
 
@@ -202,7 +202,7 @@ def _replayed(query: QuerySettings, request: Request, start: Callable[[], SparkS
     while True:
         with held(query) as is_ours:
             if is_ours:
-                with writers.only_writer(query.target, f"quarantine replay of query {query.name!r}"):
+                with locks.only_writer(query.target, f"quarantine replay of query {query.name!r}"):
                     answer = replay_answer(query, request) or replay(start(), query, request)
                 if is_asked:
                     answer_replay(query, answer)

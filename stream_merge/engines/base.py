@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
-from stream_merge.commits import SideCommit
-from stream_merge.engines.hits import Hits
 from stream_merge.model.snapshot import CommitRecord, TableSnapshot
+from stream_merge.tables.side_commits import SideCommit
+from stream_merge.tables.tombstones.hits import Hits
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

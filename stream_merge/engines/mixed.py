@@ -9,15 +9,15 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructField, StructType
 
 from stream_merge.engines.base import CommitTag, MergeReport
-from stream_merge.engines.native_log import NativeHits, NativeTombstones
 from stream_merge.engines.remembering import RemembersNatively
 from stream_merge.engines.spark import SparkEngine
-from stream_merge.engines.spark_log import SparkHits
 from stream_merge.model import names
 from stream_merge.model.snapshot import CommitRecord, TableSnapshot
 from stream_merge.shapes.key_bounds import KeyBounds
 from stream_merge.shapes.layout import Layout
 from stream_merge.spark import columns
+from stream_merge.tables.tombstones.delta_rs import NativeHits, NativeTombstones
+from stream_merge.tables.tombstones.spark import SparkHits
 
 
 class MixedEngine(RemembersNatively):

@@ -7,12 +7,8 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stream_merge.engines import data_files, native_render
-from stream_merge.engines import native_sql as sql
+from stream_merge.engines import native_render
 from stream_merge.engines.base import CommitTag, MergeReport
-from stream_merge.engines.delta_rs import NativeTable
-from stream_merge.engines.eligibility import of_files, of_table
-from stream_merge.engines.native_log import NativeHits, NativeTombstones
 from stream_merge.engines.remembering import RemembersNatively
 from stream_merge.model import names
 from stream_merge.model.settings import MergeSpec
@@ -21,6 +17,10 @@ from stream_merge.shapes import shape_of
 from stream_merge.shapes.clauses import Clause, Delete, Newer
 from stream_merge.shapes.key_bounds import KeyBounds
 from stream_merge.shapes.layout import Layout
+from stream_merge.tables.delta_rs import data_files, sql
+from stream_merge.tables.delta_rs.eligibility import of_files, of_table
+from stream_merge.tables.delta_rs.table import NativeTable
+from stream_merge.tables.tombstones.delta_rs import NativeHits, NativeTombstones
 
 
 class NoLongerEligibleError(RuntimeError):

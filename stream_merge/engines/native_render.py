@@ -6,8 +6,6 @@ from collections.abc import Iterable, Mapping
 
 from pyspark.sql.types import DataType, DoubleType, FloatType
 
-from stream_merge.engines import native_sql as sql
-from stream_merge.engines.delta_rs import Merger
 from stream_merge.model import names
 from stream_merge.shapes.clauses import (
     Always,
@@ -26,6 +24,8 @@ from stream_merge.shapes.clauses import (
     Update,
 )
 from stream_merge.shapes.layout import Layout
+from stream_merge.tables.delta_rs import sql
+from stream_merge.tables.delta_rs.table import Merger
 
 _CHAINED = 40
 """Conditions in one chain: with as many chains, the merge of a table of 1,600 columns is nowhere deeper than this."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stream_merge.commits import SideCommit
-from stream_merge.engines.native_log import NativeHits, NativeTombstones
 from stream_merge.model import names
 from stream_merge.shapes.key_bounds import KeyBounds
+from stream_merge.tables.side_commits import SideCommit
+from stream_merge.tables.tombstones.delta_rs import NativeHits, NativeTombstones
 
 
 class RemembersNatively:

@@ -9,12 +9,9 @@ from delta.tables import DeltaMergeBuilder
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from stream_merge import retry, tables
-from stream_merge.commits import SideCommit
 from stream_merge.engines import spark_render
 from stream_merge.engines.base import CommitTag, MergeReport
 from stream_merge.engines.spark_commit import SparkCommits, committing, executed
-from stream_merge.engines.spark_log import BROADCAST_EVENTS, SparkHits, Tombstones
 from stream_merge.model import names
 from stream_merge.model.logs import tell
 from stream_merge.model.settings import MergeSpec
@@ -25,7 +22,10 @@ from stream_merge.shapes.clauses import Newer
 from stream_merge.shapes.layout import Layout
 from stream_merge.shapes.newest import Newest
 from stream_merge.spark import columns
-from stream_merge.tables import delta_table
+from stream_merge.tables import retry, spark_table
+from stream_merge.tables.side_commits import SideCommit
+from stream_merge.tables.spark_table import delta_table
+from stream_merge.tables.tombstones.spark import BROADCAST_EVENTS, SparkHits, Tombstones
 
 log = logging.getLogger(__name__)
 
@@ -135,7 +135,7 @@ class SparkEngine(SparkCommits):
     def counted_as(self, late: SparkHits, version: int) -> dict[str, int]:
         """How many of the refused keys a version's change feed shows as inserted and as updated."""
         keys = [columns.column(key) for key in self._layout.keys]
-        changed = tables.changes(self._session, self._target, version)
+        changed = spark_table.changes(self._session, self._target, version)
         touched = changed.join(late.refusals().select(*keys), list(self._layout.keys), "left_semi")
         counted = {row["_change_type"]: row["count"] for row in touched.groupBy("_change_type").count().collect()}
         return {"inserted": counted.get("insert", 0), "updated": counted.get("update_postimage", 0)}
@@ -181,7 +181,7 @@ class SparkEngine(SparkCommits):
         batch = self._batch
         if batch.upserts + batch.deletes <= BROADCAST_EVENTS:
             events = F.broadcast(events)
-        stored = tables.rows(self._session, self._target)
+        stored = spark_table.rows(self._session, self._target)
         return stored.alias("t").join(events.alias("s"), self._is_match())
 
     def _unchanged(self, tag: CommitTag) -> MergeReport:

@@ -9,11 +9,11 @@ from delta.tables import DeltaMergeBuilder
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from stream_merge import tables
 from stream_merge.engines.base import CommitTag, MergeReport
 from stream_merge.model.snapshot import CommitRecord, TableSnapshot
 from stream_merge.spark.internals import LAST_COMMIT_VERSION_CONF, merge_metrics
-from stream_merge.tables import delta_table
+from stream_merge.tables import spark_table
+from stream_merge.tables.spark_table import delta_table
 
 APP_ID_CONF = "spark.databricks.delta.write.txnAppId"
 BATCH_ID_CONF = "spark.databricks.delta.write.txnVersion"
@@ -33,11 +33,11 @@ class SparkCommits:
 
     def find(self) -> TableSnapshot | None:
         """The target, freshly loaded."""
-        return tables.find(self._session, self._target)
+        return spark_table.find(self._session, self._target)
 
     def history(self, *, newer_than: int, up_to: int) -> Sequence[CommitRecord]:
         """Its commits in a range of versions, newest first."""
-        return tables.history(self._session, self._target, newer_than=newer_than, up_to=up_to)
+        return spark_table.history(self._session, self._target, newer_than=newer_than, up_to=up_to)
 
 
 def record(session: SparkSession, target: str, tag: CommitTag) -> MergeReport:

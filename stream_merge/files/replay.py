@@ -10,7 +10,6 @@ from urllib.parse import unquote
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from stream_merge import quarantine
 from stream_merge.errors import ContractError
 from stream_merge.files.reader import Folder
 from stream_merge.files.schema import Schema
@@ -19,6 +18,7 @@ from stream_merge.model.settings import RetryPolicy
 from stream_merge.sink import MergeSink
 from stream_merge.spark import columns
 from stream_merge.spark.hadoop_files import matching_paths
+from stream_merge.tables import quarantine
 
 _PLACE = ("topic", "offset", "timestamp", "raw_value")
 """What tells quarantined records of files apart."""

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pyspark.sql import SparkSession
 from rich.console import Console
 
-from stream_merge import shapes, tables, writers
-from stream_merge.delivery import expect_same_table
+from stream_merge import shapes
 from stream_merge.errors import ConfigError
 from stream_merge.files import reader
 from stream_merge.files.parquet import TypesChecked
@@ -24,6 +23,8 @@ from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.sink import MergeSink
 from stream_merge.spark import places, preflight
 from stream_merge.spark.checkpoint import Checkpoint
+from stream_merge.tables import locks, spark_table
+from stream_merge.tables.delivery import expect_same_table
 from stream_merge.watch import queries, report, screen
 from stream_merge.watch.text import escape_line
 
@@ -129,14 +130,14 @@ def _alone(settings: FilesSettings) -> Iterator[None]:
     who, place = f"query {settings.label!r}", places.local_path(settings.checkpoint)
     with ExitStack() as held:
         if place is not None:
-            holder = held.enter_context(writers.locked(place.with_name(f"{place.name}.lock"), who))
+            holder = held.enter_context(locks.locked(place.with_name(f"{place.name}.lock"), who))
             if holder is not None:
                 msg = (
                     f"{holder} is using the checkpoint {settings.checkpoint!r}, and by one checkpoint one process reads"
                     " at a time; end that one first, or give this one a checkpoint of its own"
                 )
                 raise ConfigError(msg, target=settings.target)
-        held.enter_context(writers.only_writer(settings.target, who))
+        held.enter_context(locks.only_writer(settings.target, who))
         yield
 
 
@@ -157,7 +158,7 @@ def _run(
         schema, origin = _schema(session, settings)
         settings.folder.refuse_unknown_columns(session, schema)
         events = settings.folder.events(session, schema, max_files_per_trigger=settings.max_files_per_trigger)
-        tables.expect_fitting(events, sink._spec, found)
+        spark_table.expect_fitting(events, sink._spec, found)
         if schema != recorded(session, settings.checkpoint):
             record(session, settings.checkpoint, schema)
     say("schema", f"{schema} ({origin})")
@@ -222,8 +223,8 @@ def _expect_table(session: SparkSession, settings: FilesSettings) -> TableSnapsh
     """
     checkpoint = Checkpoint.in_session(session, settings.checkpoint)
     _expect_files(checkpoint)
-    found = tables.find(session, settings.target)
-    problem = found and tables.keys_problem(found, settings.target, settings.keys, case_sensitive=False)
+    found = spark_table.find(session, settings.target)
+    problem = found and spark_table.keys_problem(found, settings.target, settings.keys, case_sensitive=False)
     if problem:
         raise ConfigError(problem, target=settings.target)
     expect_same_table(
@@ -232,7 +233,7 @@ def _expect_table(session: SparkSession, settings: FilesSettings) -> TableSnapsh
         name=settings.name,
         label=settings.label,
         target=settings.target,
-        location=tables.location(session, settings.target) if found is None else found.location,
+        location=spark_table.location(session, settings.target) if found is None else found.location,
     )
     return found
 

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 
 from kafka.errors import KafkaError
 
-from stream_merge.delivery import expect_same_table
 from stream_merge.errors import ConfigError
-from stream_merge.explain import find
 from stream_merge.job import jars
 from stream_merge.job.newest import Records, newest
 from stream_merge.job.offsets import Checkpoint
@@ -22,7 +20,9 @@ from stream_merge.sources.formats.base import Kind
 from stream_merge.sources.kafka import Cluster, Connection, Security, TopicState, is_refusal
 from stream_merge.spark.places import local_path, nearest_existing, not_writable
 from stream_merge.spark.preflight import occupied
-from stream_merge.tables import keys_problem
+from stream_merge.tables.delivery import expect_same_table
+from stream_merge.tables.explain import find
+from stream_merge.tables.spark_table import keys_problem
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

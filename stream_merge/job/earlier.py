@@ -9,8 +9,6 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from stream_merge import tables
-from stream_merge.engines.log_rules import log_of
 from stream_merge.job.sequence import (
     COMPONENTS,
     DELETE,
@@ -25,6 +23,8 @@ from stream_merge.job.sequence import (
 from stream_merge.model import names
 from stream_merge.shapes import key_bounds
 from stream_merge.spark import columns
+from stream_merge.tables import spark_table
+from stream_merge.tables.tombstones.rules import log_of
 
 UNAVAILABLE, ABSENT = "$unavailable", "$absent"
 OLD_KEY = "$old_key"
@@ -54,13 +54,13 @@ class Known:
 
         Cost: one Spark job for the bounds of the keys; the scan is left to whoever runs the frame.
         """
-        return None if tables.find(self.session, self.target) is None else self._matching(self.target, wanted)
+        return None if spark_table.find(self.session, self.target) is None else self._matching(self.target, wanted)
 
     def deletes(self, wanted: DataFrame) -> DataFrame | None:
         """The newest remembered delete of each of some keys; None where nothing is remembered."""
         log = names.sibling(self.target, names.TOMBSTONE_TABLE_PREFIX)
-        target = tables.find(self.session, self.target)
-        if target is None or log_of(target.table_id, tables.find(self.session, log)) is None:
+        target = spark_table.find(self.session, self.target)
+        if target is None or log_of(target.table_id, spark_table.find(self.session, log)) is None:
             return None
         found = self._matching(log, wanted)
         if found is None:
@@ -72,7 +72,7 @@ class Known:
         return by_key.agg(F.max(names.SEQUENCE_COLUMN).alias(names.SEQUENCE_COLUMN))
 
     def _matching(self, table: str, wanted: DataFrame) -> DataFrame | None:
-        stored = tables.rows(self.session, table)
+        stored = spark_table.rows(self.session, table)
         spelled = {key: columns.resolve(key, stored.columns, case_sensitive=False) for key in self.keys}
         if None in spelled.values():
             return None  # the sink says what is wrong with such a table

@@ -9,7 +9,6 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from stream_merge import tables
 from stream_merge.errors import ConfigError, ContractError
 from stream_merge.job.decoded import DecodedBatch
 from stream_merge.job.formats import FlattenedFormat
@@ -20,6 +19,7 @@ from stream_merge.job.tally import Counts, Place, take_in
 from stream_merge.model.results import MergeResult
 from stream_merge.model.snapshot import CommitRecord, TableSnapshot, newest_first
 from stream_merge.sources.kafka import Offsets, TopicState
+from stream_merge.tables import spark_table
 
 SECTION = "kafka"
 """Field of `stream_merge` in the commit metadata."""
@@ -91,7 +91,7 @@ class Origin:
         oldest = found.version
         for commit in newest_first(
             found.version,
-            lambda newer_than, up_to: tables.history(session, settings.target, newer_than=newer_than, up_to=up_to),
+            lambda newer_than, up_to: spark_table.history(session, settings.target, newer_than=newer_than, up_to=up_to),
         ):
             oldest, ours = commit.version, section_of(commit)
             if ours is None:

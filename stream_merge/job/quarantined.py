@@ -7,13 +7,13 @@ from typing import Any, NamedTuple, Protocol
 import pyarrow as pa
 from rich.console import Console
 
-from stream_merge import explain, quarantine
-from stream_merge.engines import native_sql as sql
-from stream_merge.engines.delta_rs import NativeTable
 from stream_merge.errors import ConfigError
 from stream_merge.job.settings import QuerySettings
 from stream_merge.model import names
 from stream_merge.sources.events import PLACE
+from stream_merge.tables import explain, quarantine
+from stream_merge.tables.delta_rs import sql
+from stream_merge.tables.delta_rs.table import NativeTable
 from stream_merge.watch.screen import whole_table
 from stream_merge.watch.text import escape_line
 

@@ -11,7 +11,6 @@ from typing import Self
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from stream_merge import quarantine, tables
 from stream_merge.job import decoded
 from stream_merge.job.changes import change_events
 from stream_merge.job.decoded import DecodedBatch
@@ -27,6 +26,7 @@ from stream_merge.model.source_batch import Intake
 from stream_merge.sources.events import PLACE
 from stream_merge.sources.formats.base import Kind
 from stream_merge.spark import columns
+from stream_merge.tables import quarantine, spark_table
 
 _STILL_BAD = (Kind.UNDECODABLE, Kind.TRUNCATE, Kind.OTHER_SCHEMA)
 
@@ -123,7 +123,7 @@ def replay(
         ConfigError: the target does not exist, or a schema does not fit it.
         StreamMergeError: as `MergeSink`.
     """
-    target = tables.find(session, settings.target)
+    target = spark_table.find(session, settings.target)
     place = names.sibling(settings.target, names.QUARANTINE_TABLE_PREFIX)
     kept = quarantine.records(session, place)
     if kept is None:

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from stream_merge import writers
 from stream_merge.errors import ConfigError
 from stream_merge.job.replay import Replayed, Request
 from stream_merge.job.settings import JobSettings, QuerySettings
 from stream_merge.spark.places import local_path
+from stream_merge.tables import locks
 
 
 def _beside(query: QuerySettings, suffix: str) -> Path | None:
@@ -27,7 +27,7 @@ def held(query: QuerySettings) -> Iterator[bool]:
     if path is None:
         yield True
         return
-    with writers.locked(path, f"query {query.name!r}") as holder:
+    with locks.locked(path, f"query {query.name!r}") as holder:
         yield holder is None
 
 

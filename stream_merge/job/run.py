@@ -14,8 +14,6 @@ from queue import SimpleQueue
 
 from pyspark.sql import SparkSession
 
-from stream_merge import tables, writers
-from stream_merge.delivery import expect_same_table
 from stream_merge.errors import ConfigError, StreamMergeError
 from stream_merge.job import requests
 from stream_merge.job.check import refuse_places, refuse_start_elsewhere, refuse_start_of_existing
@@ -34,6 +32,8 @@ from stream_merge.sources.kafka import Cluster
 from stream_merge.sources.kafka import records as records_of
 from stream_merge.spark.internals import owned_session, reason
 from stream_merge.spark.preflight import refuse_forgetful_catalog
+from stream_merge.tables import locks, spark_table
+from stream_merge.tables.delivery import expect_same_table
 from stream_merge.watch.queries import MOST_KEPT, Running, Stream, drained
 
 log = logging.getLogger(__name__)
@@ -123,7 +123,7 @@ class Job:
                         query.refuse()
                         continue
                     try:
-                        held.enter_context(writers.only_writer(query.settings.target, f"query {query.name!r}"))
+                        held.enter_context(locks.only_writer(query.settings.target, f"query {query.name!r}"))
                         query.forget_old_requests()
                     except ConfigError as err:
                         query.end(err)
@@ -172,14 +172,14 @@ class Job:
         if is_first:
             refuse_start_elsewhere(query, topics)
         refuse_forgetful_catalog(session, query.target)
-        found = tables.find(session, query.target)
-        others = found and tables.keys_problem(found, query.target, query.keys, case_sensitive=False)
+        found = spark_table.find(session, query.target)
+        others = found and spark_table.keys_problem(found, query.target, query.keys, case_sensitive=False)
         if others:  # the sink would say so at the next batch, which may be long in coming
             raise ConfigError(others, target=query.target)
         query_id = checkpoint.query_id()
         if query_id is not None:
             if is_first:
-                location = tables.location(session, query.target) if found is None else found.location
+                location = spark_table.location(session, query.target) if found is None else found.location
                 expect_same_table(
                     checkpoint, found, name=query.name, label=query.name, target=query.target, location=location
                 )

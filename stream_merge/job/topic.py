@@ -10,7 +10,7 @@ from kafka.errors import AuthorizationError, UnsupportedVersionError
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from stream_merge import quarantine, shapes, tables
+from stream_merge import shapes
 from stream_merge.errors import ContractError
 from stream_merge.job import decoded, loss
 from stream_merge.job.changes import SOURCE_COLUMNS, change_events, change_events_at_hand
@@ -31,6 +31,7 @@ from stream_merge.sources.formats.base import Kind
 from stream_merge.sources.kafka import Cluster
 from stream_merge.sources.spool import workers_are_here
 from stream_merge.spark.identity import caller_of
+from stream_merge.tables import quarantine, spark_table
 
 log = logging.getLogger(__name__)
 
@@ -160,7 +161,7 @@ class TopicSink:
         if self._has_looked_at_columns:
             return
         session, target = batch_df.sparkSession, self._settings.target
-        found = tables.find(session, target)
+        found = spark_table.find(session, target)
         self._rows.start_from(None if found is None else found.schema)
         self._rows.look_ahead_in(self._newest)
         if self._origin is None:

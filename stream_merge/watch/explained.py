@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from stream_merge.explain import Explained, MergedVersion
+from stream_merge.tables.explain import Explained, MergedVersion
 from stream_merge.watch.text import escape
 
 

@@ -11,8 +11,8 @@ from pyspark.errors import IllegalArgumentException
 from pyspark.errors.exceptions.captured import convert_exception
 from pyspark.sql import SparkSession
 
-from stream_merge import retry
-from stream_merge.retry import conflict, conflict_class
+from stream_merge.tables import retry
+from stream_merge.tables.retry import conflict, conflict_class
 
 UMBRELLA = "DeltaConcurrentModificationException"  # abstract in Java
 

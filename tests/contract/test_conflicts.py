@@ -18,10 +18,11 @@ from pyspark import InheritableThread
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from stream_merge import CommitConflictError, ConfigError, MergeMetrics, MergeResult, MergeSink, RetryPolicy, tables
+from stream_merge import CommitConflictError, ConfigError, MergeMetrics, MergeResult, MergeSink, RetryPolicy
 from stream_merge.microbatch import MicroBatch
 from stream_merge.model import names
 from stream_merge.model.results import FATES
+from stream_merge.tables import spark_table
 from stream_merge.testing import batch, change_rows, run, table_version, target_rows
 
 pytestmark = pytest.mark.engines("auto", "spark")
@@ -427,7 +428,7 @@ def test_two_writers_create_one_missing_catalog_table(spark, events, at_once, fa
 
 def test_a_catalog_table_that_appears_between_two_looks_is_there(spark, monkeypatch):
     """The first look sees nothing; by the second, which asks what else has that name, another writer has made it."""
-    look, looks = tables.delta_table, []
+    look, looks = spark_table.delta_table, []
 
     def too_early_at_first(session, target):
         looks.append(target)
@@ -435,8 +436,8 @@ def test_a_catalog_table_that_appears_between_two_looks_is_there(spark, monkeypa
 
     spark.sql("CREATE TABLE appears (id bigint) USING delta")
     try:
-        monkeypatch.setattr(tables, "delta_table", too_early_at_first)
-        found = tables.find(spark, "appears")
+        monkeypatch.setattr(spark_table, "delta_table", too_early_at_first)
+        found = spark_table.find(spark, "appears")
     finally:
         spark.sql("DROP TABLE appears")
 

@@ -12,8 +12,8 @@ from engines import under_test
 from pyspark.sql import SparkSession
 
 from stream_merge import ConfigError, MergeSink
-from stream_merge.explain import explain
 from stream_merge.model.names import QUARANTINE_TABLE_PREFIX, TARGET_ID_PROPERTY, TOMBSTONE_TABLE_PREFIX, quote
+from stream_merge.tables.explain import explain
 
 pytestmark = pytest.mark.engines("auto", "spark")
 

@@ -10,9 +10,9 @@ from deliveries import ChangeStream, delete, ledger, upsert
 from pyspark.sql import SparkSession
 
 from stream_merge import microbatch
-from stream_merge.engines import log_rules
 from stream_merge.errors import ConfigError
 from stream_merge.model.names import FORMAT_PROPERTY, TOMBSTONE_TABLE_PREFIX, sibling, sql_identifier
+from stream_merge.tables.tombstones import rules
 
 pytestmark = pytest.mark.engines("auto", "spark", "random")
 
@@ -166,7 +166,7 @@ def test_a_log_of_many_files_is_tidied_without_forgetting_a_delete(
     stream: ChangeStream, monkeypatch: pytest.MonkeyPatch
 ):
     """Overtaken and revived entries go, small files are packed; what refuses an event stays."""
-    monkeypatch.setattr(log_rules, "TIDY_FILES", 4)
+    monkeypatch.setattr(rules, "TIDY_FILES", 4)
     stream.deliver(delete(1, lsn=5), delete(2, lsn=5), delete(3, lsn=5))
     stream.deliver(delete(1, lsn=6))
     stream.deliver(upsert(2, "back", lsn=6))
@@ -182,7 +182,7 @@ def test_a_log_of_many_files_is_tidied_without_forgetting_a_delete(
 
 
 def test_a_tidied_log_drops_what_is_past_the_retention(stream: ChangeStream, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(log_rules, "TIDY_FILES", 2)
+    monkeypatch.setattr(rules, "TIDY_FILES", 2)
     stream.settings["tombstone_retention_seconds"] = 60
     noon = 1_700_000_000_000_000
     monkeypatch.setattr(microbatch, "_now_micros", lambda: noon)

@@ -17,10 +17,10 @@ from pyspark.sql import functions as F
 from traces import USER_METADATA_CONF, commits, transactions, user_metadata
 
 from stream_merge import MergeSinks
-from stream_merge.engines import data_files
 from stream_merge.model.names import TOMBSTONE_TABLE_PREFIX, sibling
 from stream_merge.model.source_batch import Intake, Undecodable
-from stream_merge.quarantine import SCHEMA
+from stream_merge.tables.delta_rs import data_files
+from stream_merge.tables.quarantine import SCHEMA
 from stream_merge.testing import target_rows
 
 ENGINES = pytest.mark.parametrize("engine", ["auto", "spark"])

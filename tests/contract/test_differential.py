@@ -24,8 +24,8 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from stream_merge import MergeSink
-from stream_merge.engines import log_rules
 from stream_merge.model.results import FATES, EventCounts
+from stream_merge.tables.tombstones import rules
 
 pytestmark = pytest.mark.engines("auto", "spark", "random")
 
@@ -428,7 +428,7 @@ def test_any_history_with_ties_and_replays_ends_as_the_oracle_says(
 ):
     """Rows and ledger after every batch, change feed and quarantine at the end; a replayed id changes nothing."""
     # A log of deletes that is tidied every other batch must mean the same as one that never is.
-    monkeypatch.setattr(log_rules, "TIDY_FILES", rng.choice([2, 64]))
+    monkeypatch.setattr(rules, "TIDY_FILES", rng.choice([2, 64]))
     run = Run(spark=spark, shape=shape, table=tmp_path / "table", app_id="differential")
     for batch_id, events in enumerate(cut(rng, history(rng, shape, ties=True))):
         run.deliver(events)

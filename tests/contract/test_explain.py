@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from stream_merge import cli
 from stream_merge.cli import shared
-from stream_merge.explain import explain
+from stream_merge.tables.explain import explain
 from stream_merge.testing import run
 
 

@@ -15,11 +15,12 @@ import pytest
 from pyspark.sql import SparkSession
 from rich.console import Console
 
-from stream_merge import ConfigError, ContractError, MergeResult, MergeSink, writers
+from stream_merge import ConfigError, ContractError, MergeResult, MergeSink
 from stream_merge.files import reader
 from stream_merge.files.reader import Folder
 from stream_merge.files.run import FilesSettings, run
 from stream_merge.files.schema import Schema, parse, record, recorded
+from stream_merge.tables import locks
 from stream_merge.testing import target_rows
 
 POSTGRES = Path(__file__).parents[1] / "data" / "postgres"
@@ -316,7 +317,7 @@ def test_a_second_run_beside_the_first_is_refused_before_spark_starts(job: Job) 
     (root / "same").symlink_to(root)
     for lock, said in (("checkpoint.lock", "is using the checkpoint"), ("__stream_merge_lock_customers", "is writing")):
         job.target = str(root / "same" / "customers")
-        with writers.locked(root / lock, "query 'other'"), pytest.raises(ConfigError) as refused:
+        with locks.locked(root / lock, "query 'other'"), pytest.raises(ConfigError) as refused:
             job()
         assert f"process {os.getpid()} (query 'other') {said}" in str(refused.value)
         assert "end that one first" in str(refused.value)
@@ -331,12 +332,12 @@ def test_a_sink_stays_away_from_a_table_that_a_job_of_another_process_writes(job
     """In one process they know of each other."""
     events = job.spark.sql("SELECT 1L AS id, 1L AS lsn")
     sink = MergeSink(target=job.target, keys="id", sequence_by="lsn")
-    with writers.locked(job.source.parent / "__stream_merge_lock_customers", "query 'other'"):
+    with locks.locked(job.source.parent / "__stream_merge_lock_customers", "query 'other'"):
         with pytest.raises(ConfigError, match=r"process \d+ \(query 'other'\) is writing to '.*customers'"):
             sink(events, 0)
         assert not Path(job.target).exists()
 
-    with writers.only_writer(job.target, "query 'mine'"), writers.only_writer(f"{job.target}/", "query 'mine, too'"):
+    with locks.only_writer(job.target, "query 'mine'"), locks.only_writer(f"{job.target}/", "query 'mine, too'"):
         sink(events, 0)
 
     assert job.rows() == [(1, 1)]

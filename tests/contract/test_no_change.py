@@ -10,11 +10,11 @@ from deliveries import SCHEMA, ChangeStream, delete, upsert
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from stream_merge.engines.delta_rs import NativeTable
 from stream_merge.engines.spark import SparkEngine
 from stream_merge.shapes import newest
 from stream_merge.shapes.layout import plan_layout
 from stream_merge.shapes.newest import Newest
+from stream_merge.tables.delta_rs.table import NativeTable
 from stream_merge.testing import batch, run
 
 ROWS = (

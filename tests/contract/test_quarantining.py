@@ -12,9 +12,9 @@ import pytest
 from deliveries import SCHEMA, ChangeStream, ledger, upsert
 from pyspark.sql import DataFrame, SparkSession
 
-from stream_merge.engines.delta_rs import NativeTable
 from stream_merge.model.names import CORRUPT_COLUMN, ORIGIN_COLUMN, QUARANTINE_TABLE_PREFIX
 from stream_merge.model.results import MergeResult
+from stream_merge.tables.delta_rs.table import NativeTable
 from stream_merge.testing import batch, run
 
 BROKEN = [(None, 1, "u", "no key"), (None, None, "d", None), upsert(3, "no sequence", lsn=None)]

@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from rich.console import Console
 from typer.testing import CliRunner
 
-from stream_merge import ConfigError, ContractError, MergeSink, MergeSinks, writers
+from stream_merge import ConfigError, ContractError, MergeSink, MergeSinks
 from stream_merge.cli import app, shared
 from stream_merge.files import read_files
 from stream_merge.files.parquet import refuse_other_types
@@ -24,6 +24,7 @@ from stream_merge.files.reader import Folder
 from stream_merge.files.run import FilesSettings, replay_quarantine, run
 from stream_merge.files.schema import Schema, parse, recorded
 from stream_merge.model.names import CORRUPT_COLUMN
+from stream_merge.tables import locks
 from stream_merge.testing import target_rows
 
 SCHEMA = "kind string, id bigint, lsn bigint, price decimal(9,2)"
@@ -245,7 +246,7 @@ def test_records_of_other_folders_are_not_replayed(world: World, tmp_path: Path)
 
 def test_only_one_process_merges_over_a_checkpoint(world: World) -> None:
     """A replay beside the running command would be a second writer."""
-    with writers.locked(world.root / "checkpoint.lock", "query 'other'"):
+    with locks.locked(world.root / "checkpoint.lock", "query 'other'"):
         for work in (world.replay, world.files):
             with pytest.raises(ConfigError, match=r"query 'other'\) is using the checkpoint"):
                 work()

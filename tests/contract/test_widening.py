@@ -12,10 +12,11 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 from pyspark.sql import types as T
 
-from stream_merge import ConfigError, MergeSink, tables
+from stream_merge import ConfigError, MergeSink
 from stream_merge.model.names import TOMBSTONE_TABLE_PREFIX, sibling, sql_identifier
 from stream_merge.shapes.widening import PROPERTY, TypeChange, obstacles, statements, wider, widest
 from stream_merge.spark import columns
+from stream_merge.tables import spark_table
 from stream_merge.testing import batch, run
 
 
@@ -165,7 +166,7 @@ def test_a_constraint_stands_in_the_way_of_what_it_reads_and_of_nothing_else(
         for path in (("n",), ("odd`name",), ("l", "element"), ("s", "n"))
     ]
     properties = {PROPERTY: "true", "delta.columnMapping.mode": "name"}
-    tables.create(spark, tmp_table, schema.fields, properties=properties)
+    spark_table.create(spark, tmp_table, schema.fields, properties=properties)
     spark.sql(f"ALTER TABLE delta.`{tmp_table}` ADD CONSTRAINT some CHECK ({check})")
     by_delta = set()
     for change in wanted:
@@ -186,7 +187,7 @@ def test_a_generated_column_stands_in_the_way_of_what_it_is_made_of(spark: Spark
         f"CREATE TABLE delta.`{tmp_table}` (n int, m int, g string"
         " GENERATED ALWAYS AS (concat('m', cast(n AS string)))) USING delta"
     )
-    schema = tables.find(spark, tmp_table).schema
+    schema = spark_table.find(spark, tmp_table).schema
     wanted = [TypeChange(path=(name,), before=T.IntegerType(), after=T.LongType()) for name in ("n", "m")]
 
     (said,) = obstacles(wanted, schema, {}, spark)

@@ -14,7 +14,7 @@ import pytest
 import scenario
 from pyspark.sql import SparkSession
 
-from stream_merge import writers
+from stream_merge.tables import locks
 from stream_merge.testing import target_rows
 
 CHILD = """
@@ -95,13 +95,13 @@ def test_streams_of_two_processes_hear_of_each_other_and_of_no_process_that_has_
     with other("stream", table) as killed:
         assert killed.merge() == []
     with caplog.at_level(logging.WARNING, logger="stream_merge"), other("stream", table) as living:
-        writers.warn_of_others(str(table), "query 'mine'")
+        locks.warn_of_others(str(table), "query 'mine'")
         assert warnings(caplog) == []
         (said,) = living.merge()
         assert f"process {os.getpid()} (query 'mine')" in said
         assert living.merge() == []
         for _ in range(2):
-            writers.warn_of_others(str(table), "query 'mine'")
+            locks.warn_of_others(str(table), "query 'mine'")
 
     assert warnings(caplog) == [f"process {living.pid} (query 'stream')"]
 
@@ -109,9 +109,9 @@ def test_streams_of_two_processes_hear_of_each_other_and_of_no_process_that_has_
 def test_sinks_and_jobs_of_one_process_know_of_each_other(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     table = str(tmp_path / "table")
     with caplog.at_level(logging.WARNING, logger="stream_merge"):
-        writers.warn_of_others(table, "query 'one'")
-        with writers.only_writer(table, "query 'two'"):
-            writers.warn_of_others(f"{table}/", "query 'two'")
+        locks.warn_of_others(table, "query 'one'")
+        with locks.only_writer(table, "query 'two'"):
+            locks.warn_of_others(f"{table}/", "query 'two'")
 
     assert warnings(caplog) == []
 
@@ -119,9 +119,9 @@ def test_sinks_and_jobs_of_one_process_know_of_each_other(tmp_path: Path, caplog
 def test_where_nothing_can_be_written_beside_a_table_nobody_is_kept_from_it(tmp_path: Path):
     (tmp_path / "__stream_merge_writers_table").touch()
 
-    writers.warn_of_others(str(tmp_path / "table"), "query 'mine'")
-    writers.warn_of_others(str(tmp_path / "nowhere" / "table"), "query 'mine'")
-    writers.warn_of_others("s3a://bucket/table", "query 'mine'")
-    writers.warn_of_others("catalog.table", "query 'mine'")
+    locks.warn_of_others(str(tmp_path / "table"), "query 'mine'")
+    locks.warn_of_others(str(tmp_path / "nowhere" / "table"), "query 'mine'")
+    locks.warn_of_others("s3a://bucket/table", "query 'mine'")
+    locks.warn_of_others("catalog.table", "query 'mine'")
 
     assert [path.name for path in tmp_path.iterdir()] == ["__stream_merge_writers_table"]

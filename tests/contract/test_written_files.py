@@ -11,12 +11,12 @@ from prometheus_client import CollectorRegistry
 from pyspark.sql import DataFrame, SparkSession
 
 from stream_merge import ConfigError, MergeMetrics, MergeSink, StreamMergeError
-from stream_merge.engines import data_files
-from stream_merge.engines.eligibility import PROVEN
 from stream_merge.engines.native import NativeEngine
 from stream_merge.model.names import sql_identifier
 from stream_merge.model.results import MergeResult
 from stream_merge.own_session import TIMESTAMP_CONF
+from stream_merge.tables.delta_rs import data_files
+from stream_merge.tables.delta_rs.eligibility import PROVEN
 from stream_merge.testing import run
 
 OPEN_END = "TIMESTAMP'9999-12-31 00:00:00Z'"

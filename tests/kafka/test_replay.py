@@ -12,10 +12,11 @@ import services
 from pyspark.sql import SparkSession
 from topic_job import TopicJob
 
-from stream_merge import ConfigError, writers
+from stream_merge import ConfigError
 from stream_merge.job import requests
 from stream_merge.job.replay import Replayed, Request, replay
 from stream_merge.job.run import Job
+from stream_merge.tables import locks
 from stream_merge.testing import change_rows, target_rows
 
 
@@ -172,7 +173,7 @@ def test_a_run_beside_another_one_is_refused_and_leaves_its_stop_request_alone(j
     assert isinstance(refused, ConfigError)
     assert "is being run by another process" in str(refused)
     assert asked.exists()
-    with writers.locked(job.folder / "__stream_merge_lock_rows", "query 'copied'"):
+    with locks.locked(job.folder / "__stream_merge_lock_rows", "query 'copied'"):
         beside = job.run(checkpoint=f"{job.checkpoint}2").failures["rows"]
     assert isinstance(beside, ConfigError)
     assert f"process {os.getpid()} (query 'copied') is writing to {job.target!r}" in str(beside)

@@ -11,9 +11,9 @@ from typing import Any
 import scenario
 from pyspark.sql import DataFrame
 
-from stream_merge.engines.native_log import NativeTombstones
 from stream_merge.microbatch import MicroBatch
 from stream_merge.session import local_session
+from stream_merge.tables.tombstones.delta_rs import NativeTombstones
 
 INSIDE = {"remember_deletes": (NativeTombstones, "_append")}
 """Between two commits of one step: here the log of deletes exists, but has no entry."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stream_merge import ConfigError
-from stream_merge.explain import explain
+from stream_merge.tables.explain import explain
 
 
 @pytest.mark.parametrize(

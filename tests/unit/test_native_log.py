@@ -8,8 +8,8 @@ from typing import Any, cast
 import pyarrow as pa
 import pytest
 
-from stream_merge.engines.native_log import NativeHits, NativeTombstones, _without_their_own
 from stream_merge.model import names
+from stream_merge.tables.tombstones.delta_rs import NativeHits, NativeTombstones, _without_their_own
 
 SEQUENCE = pa.struct([pa.field("c1", pa.int32()), pa.field("c2", pa.struct([pa.field("a", pa.int64())]))])
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from stream_merge.engines.delta_rs import NativeTable, open_table
+from stream_merge.tables.delta_rs.table import NativeTable, open_table
 
 COMMITS = 5
 

@@ -8,9 +8,10 @@ from collections.abc import Callable
 import delta.exceptions
 import pytest
 
-from stream_merge import CommitConflictError, ConfigError, MergeFailedError, RetryPolicy, retry
+from stream_merge import CommitConflictError, ConfigError, MergeFailedError, RetryPolicy
 from stream_merge.model.results import CONFLICTS
-from stream_merge.retry import VERDICTS, Verdict, conflict, conflict_class
+from stream_merge.tables import retry
+from stream_merge.tables.retry import VERDICTS, Verdict, conflict, conflict_class
 
 QUICK = RetryPolicy(backoff_initial_seconds=0.2, backoff_max_seconds=15.0, backoff_jitter_seconds=0.0)
 
@@ -282,7 +283,7 @@ def test_any_other_error_ends_it_at_once(clock):
 
 
 def test_one_warning_is_logged_per_retry(clock, caplog):
-    with caplog.at_level(logging.WARNING, logger="stream_merge.retry"):
+    with caplog.at_level(logging.WARNING, logger="stream_merge.tables.retry"):
         retry.run(losing(2), QUICK, sleep=clock.sleep)
 
     records = [record for record in caplog.records if record.event == "commit_conflict"]

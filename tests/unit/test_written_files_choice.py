@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql.types import StructField, StructType, TimestampType
 
-from stream_merge.engines import data_files
+from stream_merge.tables.delta_rs import data_files
 
 UTC_MICROS = pa.timestamp("us", "UTC")
 NEAR, FAR = datetime(2262, 4, 10, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)

@@ -11,19 +11,19 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stream_merge import retry
-from stream_merge.commits import SideCommit
-from stream_merge.engines import log_rules
-from stream_merge.engines import native_sql as sql
-from stream_merge.engines.delta_rs import MOST_KEPT_ROWS, NativeTable
-from stream_merge.engines.hits import Hits
-from stream_merge.engines.native_append import append_once
 from stream_merge.model import names
 from stream_merge.model.logs import tell
 from stream_merge.model.settings import MergeSpec
 from stream_merge.shapes.arrow_order import orderable
 from stream_merge.shapes.key_bounds import KeyBounds
 from stream_merge.shapes.layout import Layout
+from stream_merge.tables import retry
+from stream_merge.tables.delta_rs import sql
+from stream_merge.tables.delta_rs.append import append_once
+from stream_merge.tables.delta_rs.table import MOST_KEPT_ROWS, NativeTable
+from stream_merge.tables.side_commits import SideCommit
+from stream_merge.tables.tombstones import rules
+from stream_merge.tables.tombstones.hits import Hits
 
 log = logging.getLogger(__name__)
 
@@ -140,7 +140,7 @@ class NativeTombstones:
         A commit that another writer makes meanwhile wins; the log is then tidied later.
         """
         found = self._find()
-        if found is None or found.files().num_rows < log_rules.TIDY_FILES:
+        if found is None or found.files().num_rows < rules.TIDY_FILES:
             return
         before = found.files().num_rows
         try:
@@ -214,7 +214,7 @@ class NativeTombstones:
 
     def _find(self) -> NativeTable | None:
         found = self._open_log()
-        return None if found is None or log_rules.log_of(self._target_id, found.snapshot()) is None else found
+        return None if found is None or rules.log_of(self._target_id, found.snapshot()) is None else found
 
     @property
     def _oldest_micros(self) -> int | None:

@@ -7,15 +7,14 @@ import logging
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from stream_merge import quarantine
-from stream_merge.commits import SideCommit
-from stream_merge.engines import native_quarantine
 from stream_merge.errors import MergeFailedError
 from stream_merge.model.logs import tell
 from stream_merge.model.settings import MergeSpec
 from stream_merge.shapes.batch import Batch
 from stream_merge.spark.internals import reason
-from stream_merge.store import Store
+from stream_merge.tables import quarantine, quarantine_delta_rs
+from stream_merge.tables.reader import Store
+from stream_merge.tables.side_commits import SideCommit
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +38,7 @@ def write(
     table, invalid = spec.quarantine_table, batch.rows.invalid_at_hand()
     if invalid is not None and commit.app_id is not None and spec.quarantine_target is None:
         try:
-            if native_quarantine.write(
+            if quarantine_delta_rs.write(
                 invalid,
                 table,
                 lambda: store.native(session, table),

@@ -27,12 +27,12 @@ from deltalake.fs import DeltaStorageHandler
 from deltalake.table import TableMerger
 from pyspark.sql.types import StructType
 
-from stream_merge.engines.data_files import Times, strays
-from stream_merge.engines.native_metrics import as_merge_metrics, metrics_of
 from stream_merge.errors import StreamMergeError
 from stream_merge.model import names
 from stream_merge.model.logs import tell
 from stream_merge.model.snapshot import CommitRecord, TableSnapshot
+from stream_merge.tables.delta_rs.data_files import Times, strays
+from stream_merge.tables.delta_rs.metrics import as_merge_metrics, metrics_of
 
 log = logging.getLogger(__name__)
 

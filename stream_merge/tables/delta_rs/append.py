@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pyarrow as pa
 
-from stream_merge import retry
-from stream_merge.commits import SideCommit
-from stream_merge.engines.delta_rs import NativeTable
 from stream_merge.errors import MergeFailedError
 from stream_merge.model.snapshot import is_applied
+from stream_merge.tables import retry
+from stream_merge.tables.delta_rs.table import NativeTable
+from stream_merge.tables.side_commits import SideCommit
 
 
 def append_once(rows: pa.Table, table: str, find: Callable[[], NativeTable | None], commit: SideCommit) -> None:

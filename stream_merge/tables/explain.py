@@ -9,11 +9,11 @@ from datetime import UTC, datetime
 
 import pyarrow.compute as pc
 
-from stream_merge.engines.delta_rs import NativeTable, open_table
-from stream_merge.engines.eligibility import of_columns, of_table
 from stream_merge.errors import ConfigError
 from stream_merge.model import names
 from stream_merge.model.snapshot import CommitRecord
+from stream_merge.tables.delta_rs.eligibility import of_columns, of_table
+from stream_merge.tables.delta_rs.table import NativeTable, open_table
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

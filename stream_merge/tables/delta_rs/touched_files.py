@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import DateType, DecimalType, StringType, TimestampNTZType, TimestampType
 
-from stream_merge.engines.delta_rs import NativeTable
 from stream_merge.shapes.key_bounds import KeyBounds
+from stream_merge.tables.delta_rs.table import NativeTable
 
 
 def touched_files(table: NativeTable, bounds: KeyBounds) -> pa.Table:

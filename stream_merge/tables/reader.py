@@ -10,13 +10,13 @@ from pathlib import Path
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from stream_merge import tables
-from stream_merge.engines.delta_rs import NativeTable, open_table
 from stream_merge.model import names
 from stream_merge.model.logs import tell
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import CommitRecord, TableSnapshot
 from stream_merge.spark import places
+from stream_merge.tables import spark_table
+from stream_merge.tables.delta_rs.table import NativeTable, open_table
 
 log = logging.getLogger(__name__)
 
@@ -44,8 +44,8 @@ class Store:
         """
         if names.is_path(table):
             native = self._at(table, names.normal_path(table))
-            return tables.find(session, table) if native is None else native.snapshot()
-        found = tables.find(session, table)
+            return spark_table.find(session, table) if native is None else native.snapshot()
+        found = spark_table.find(session, table)
         native = None if found is None else self._at(table, found.location)
         return found if native is None else native.snapshot()
 
@@ -56,14 +56,14 @@ class Store:
         """
         if names.is_path(table):
             return self._at(table, names.normal_path(table), must_read=must_read)
-        found = tables.find(session, table)
+        found = spark_table.find(session, table)
         return None if found is None else self._at(table, found.location, must_read=must_read)
 
     def history(self, session: SparkSession, table: str, *, newer_than: int, up_to: int) -> Sequence[CommitRecord]:
         """The table's commits in a range of versions, newest first."""
         native = self.handle(session, table)
         if native is None:
-            return tables.history(session, table, newer_than=newer_than, up_to=up_to)
+            return spark_table.history(session, table, newer_than=newer_than, up_to=up_to)
         return native.commits(newer_than, up_to)
 
     def statistics(self, session: SparkSession, table: str) -> pa.Table | None:
@@ -78,7 +78,7 @@ class Store:
         """As `native`, also where Spark merges alone, if the table lies on a local disk: to read its log only."""
         if self._spec.engine != "spark":
             return self.native(session, table)
-        location = names.normal_path(table) if names.is_path(table) else tables.location(session, table)
+        location = names.normal_path(table) if names.is_path(table) else spark_table.location(session, table)
         local = places.local_path(location)
         if local is None or str(local) in self._unreadable or not _is_table(local):
             return None

@@ -16,10 +16,6 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import BooleanType, StructField, StructType, TimestampType
 
-from stream_merge import retry, tables
-from stream_merge.commits import SideCommit, append_once
-from stream_merge.engines import log_rules
-from stream_merge.engines.hits import Hits
 from stream_merge.errors import ConfigError, MergeFailedError
 from stream_merge.model import names
 from stream_merge.model.logs import tell
@@ -30,6 +26,10 @@ from stream_merge.shapes.key_bounds import KeyBounds
 from stream_merge.shapes.layout import Layout
 from stream_merge.spark import columns
 from stream_merge.spark.internals import materialised, reason, release
+from stream_merge.tables import retry, spark_table
+from stream_merge.tables.side_commits import SideCommit, append_once
+from stream_merge.tables.tombstones import rules
+from stream_merge.tables.tombstones.hits import Hits
 
 log = logging.getLogger(__name__)
 
@@ -152,7 +152,7 @@ class Tombstones:
                 row per key) and a condition match, in one commit.
         """
         found = self._find()
-        if found is None or (found.files or 0) < log_rules.TIDY_FILES:
+        if found is None or (found.files or 0) < rules.TIDY_FILES:
             return
         expired = self._expired(now)
         newest = (
@@ -168,7 +168,7 @@ class Tombstones:
         drop |= F.coalesce(entry <= F.col(f"s.{_MARK}"), F.lit(False))
         delete_matched(self._table, self._layout.keys, overtaken, drop)
         if self._spec.tombstone_retention_seconds is not None:
-            tables.delta_table(self._session, self._table).delete(expired)
+            spark_table.delta_table(self._session, self._table).delete(expired)
         self._session.sql(f"OPTIMIZE {names.sql_identifier(self._table)}")
         tell(log.info, "tombstones_tidied", table=self._table, version=found.version, files=found.files)
 
@@ -193,7 +193,7 @@ class Tombstones:
             if now is None or wanted is None:
                 return
             try:
-                tables.rewrite(self._load().to(wanted), self._table)
+                spark_table.rewrite(self._load().to(wanted), self._table)
             except Exception as err:
                 lost = retry.conflict(err, target=self._table, batch_id=None)
                 if lost is not None:
@@ -237,7 +237,7 @@ class Tombstones:
         append_once(rows, self._table, commit)
 
     def _find(self) -> TableSnapshot | None:
-        return log_rules.log_of(self._target_id, tables.find(self._session, self._table))
+        return rules.log_of(self._target_id, spark_table.find(self._session, self._table))
 
     def start(self) -> None:
         """Create the log of this target; one that belongs to a dropped target is emptied."""
@@ -249,8 +249,8 @@ class Tombstones:
             StructField(names.REVIVED_COLUMN, BooleanType()),
             StructField(names.RECORDED_AT_COLUMN, TimestampType()),
         ]
-        properties = {**tables.recorded_properties(self._layout), names.TARGET_ID_PROPERTY: self._target_id}
-        left_over = tables.find(self._session, self._table)
+        properties = {**spark_table.recorded_properties(self._layout), names.TARGET_ID_PROPERTY: self._target_id}
+        left_over = spark_table.find(self._session, self._table)
         if left_over is not None:
             tell(
                 log.warning,
@@ -258,12 +258,12 @@ class Tombstones:
                 table=self._table,
                 target_id=left_over.properties.get(names.TARGET_ID_PROPERTY),
             )
-            tables.start_over(self._session, self._table, fields, properties=properties)
+            spark_table.start_over(self._session, self._table, fields, properties=properties)
         else:
-            tables.create(self._session, self._table, fields, properties=properties)
+            spark_table.create(self._session, self._table, fields, properties=properties)
 
     def _load(self) -> DataFrame:
-        return tables.rows(self._session, self._table)
+        return spark_table.rows(self._session, self._table)
 
     def _expired(self, now: Column) -> Column:
         """Whether an entry is past the retention."""

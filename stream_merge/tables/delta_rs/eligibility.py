@@ -30,15 +30,15 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from stream_merge.engines import data_files
-from stream_merge.engines.delta_rs import NativeTable, Protocol
-from stream_merge.engines.touched import touched_files
 from stream_merge.model.results import Refusal
 from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.shapes.arrow_text import is_legible
 from stream_merge.shapes.key_bounds import KeyBounds
 from stream_merge.shapes.layout import Layout
 from stream_merge.spark.columns import CHAR_VARCHAR_METADATA
+from stream_merge.tables.delta_rs import data_files
+from stream_merge.tables.delta_rs.table import NativeTable, Protocol
+from stream_merge.tables.delta_rs.touched_files import touched_files
 
 Place = Literal["key", "sequence", "payload", "nested", "carried", "partition"]
 """What a value is to a merge; `nested`: inside another type of the payload, `carried`: of a column without events."""

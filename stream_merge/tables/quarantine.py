@@ -16,8 +16,6 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from stream_merge import retry, tables
-from stream_merge.commits import SideCommit, append_once
 from stream_merge.errors import ConfigError
 from stream_merge.model import names, source_batch
 from stream_merge.model.results import UNDECODABLE
@@ -26,6 +24,8 @@ from stream_merge.model.snapshot import is_applied, is_other
 from stream_merge.shapes import contract
 from stream_merge.spark import columns
 from stream_merge.spark.identity import Caller
+from stream_merge.tables import retry, spark_table
+from stream_merge.tables.side_commits import SideCommit, append_once
 
 SCHEMA = StructType(
     [
@@ -54,7 +54,7 @@ def check(session: SparkSession, table: str) -> None:
     Raises:
         ConfigError: the table exists and lacks columns, or is not a Delta table.
     """
-    found = tables.find(session, table)
+    found = spark_table.find(session, table)
     if found is None:
         return
     types = {f.name: f.dataType for f in found.schema.fields}
@@ -105,19 +105,19 @@ def write_undecodable(rows: DataFrame, table: str, *, commit: SideCommit) -> Non
 
 def records(session: SparkSession, table: str) -> DataFrame | None:
     """Records of topics that lie here with their bytes and have not been replayed; None where there is no table."""
-    if tables.find(session, table) is None:
+    if spark_table.find(session, table) is None:
         return None
     has_bytes = F.col("raw_key").isNotNull() | F.col("raw_value").isNotNull()
     is_open = F.col("replayed_at").isNull() & F.col("topic").isNotNull() & F.col("offset").isNotNull() & has_bytes
-    return tables.rows(session, table).where(is_open)
+    return spark_table.rows(session, table).where(is_open)
 
 
 def records_of_files(session: SparkSession, table: str) -> DataFrame | None:
     """As `records`, of files: `topic` is the file, and `partition` NULL."""
-    if tables.find(session, table) is None:
+    if spark_table.find(session, table) is None:
         return None
     is_open = F.col("replayed_at").isNull() & F.col("topic").isNotNull() & F.col("partition").isNull()
-    return tables.rows(session, table).where(is_open & F.col("raw_value").isNotNull())
+    return spark_table.rows(session, table).where(is_open & F.col("raw_value").isNotNull())
 
 
 def mark_replayed(places: DataFrame, table: str, *, retried: RetryPolicy) -> None:
@@ -132,7 +132,7 @@ def mark_replayed(places: DataFrame, table: str, *, retried: RetryPolicy) -> Non
     same_place = columns.all_of(F.col(f"t.{name}").eqNullSafe(F.col(f"s.{name}")) for name in places.columns)
 
     def attempt(_: int) -> None:
-        stored = tables.delta_table(places.sparkSession, table).alias("t")
+        stored = spark_table.delta_table(places.sparkSession, table).alias("t")
         marked = stored.merge(places.alias("s"), same_place & F.col("t.replayed_at").isNull())
         try:
             marked.whenMatchedUpdate(set={"replayed_at": F.current_timestamp()}).execute()
@@ -164,7 +164,7 @@ def write_whole(events: DataFrame, table: str, *, reason: str, error: str, query
     """
     if is_written(events.sparkSession, table, commit):
         return False
-    found = tables.find(events.sparkSession, table)
+    found = spark_table.find(events.sparkSession, table)
     if found is not None and is_applied(found.transaction, commit.app_id, commit.batch_id):
         commit = replace(commit, app_id=None)
     corrupt = contract.corrupt_because(events.columns)
@@ -181,16 +181,16 @@ def write_whole(events: DataFrame, table: str, *, reason: str, error: str, query
 
 def is_written(session: SparkSession, table: str, commit: SideCommit) -> bool:
     """Whether this batch is the last one that was written under that application id."""
-    found = None if commit.app_id is None else tables.find(session, table)
+    found = None if commit.app_id is None else spark_table.find(session, table)
     if found is None or commit.app_id is None or found.transaction(commit.app_id) != commit.batch_id:
         return False
-    then = commit.recorded_fingerprint(found.version, tables.history_of(session, table))
+    then = commit.recorded_fingerprint(found.version, spark_table.history_of(session, table))
     return not is_other(commit.fingerprint, then)
 
 
 def _create_if_missing(session: SparkSession, table: str) -> None:
-    if tables.find(session, table) is None:
-        tables.create(session, table, SCHEMA.fields, properties=PROPERTIES)
+    if spark_table.find(session, table) is None:
+        spark_table.create(session, table, SCHEMA.fields, properties=PROPERTIES)
 
 
 def _append(rows: DataFrame, table: str, *, error: Column, query: str, recorded_at: Column, commit: SideCommit) -> None:

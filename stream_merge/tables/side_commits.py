@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from pyspark.sql import DataFrame
 
-from stream_merge import retry, tables
 from stream_merge.errors import MergeFailedError
 from stream_merge.model import names
 from stream_merge.model.snapshot import FINGERPRINT, History, recorded_fingerprint
 from stream_merge.spark.internals import reason
+from stream_merge.tables import retry, spark_table
 
 Runner = Callable[[Callable[[int], None]], None]
 """Runs an attempt under the sink's retry policy."""
@@ -73,9 +73,9 @@ def append_once(rows: DataFrame, table: str, commit: SideCommit) -> None:
     """
     if commit.judge is not None:
         session = rows.sparkSession
-        found = tables.find(session, table)
+        found = spark_table.find(session, table)
         if found is not None:
-            history = tables.history_of(session, table)
+            history = spark_table.history_of(session, table)
             commit.expect_own(found.transaction, found.version, history)
     writer = rows.write.format("delta").mode("append")
     if commit.metadata is not None:

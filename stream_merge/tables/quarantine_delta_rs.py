@@ -8,13 +8,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.pandas.types import to_arrow_type
 
-from stream_merge import quarantine
-from stream_merge.commits import SideCommit
-from stream_merge.engines.delta_rs import NativeTable
-from stream_merge.engines.eligibility import of_table
-from stream_merge.engines.native_append import append_once
 from stream_merge.model import names, source_batch
 from stream_merge.shapes.arrow_text import is_legible
+from stream_merge.tables import quarantine
+from stream_merge.tables.delta_rs.append import append_once
+from stream_merge.tables.delta_rs.eligibility import of_table
+from stream_merge.tables.delta_rs.table import NativeTable
+from stream_merge.tables.side_commits import SideCommit
 
 
 def write(

@@ -1,0 +1,1 @@
+"""A Delta table by delta-rs: where that is proven to be right, and how."""

@@ -1,0 +1,1 @@
+"""The remembered deletes of a table."""
