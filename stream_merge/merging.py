@@ -13,13 +13,13 @@ from stream_merge import fate
 from stream_merge.clock import PhaseClock
 from stream_merge.committing import Committing
 from stream_merge.engines.base import CommitTag, Engine, MergeReport
-from stream_merge.engines.spark_commit import SparkCommits, record
+from stream_merge.engines.selection import Selector
+from stream_merge.engines.spark.commit import SparkCommits, record
 from stream_merge.errors import MergeFailedError, StreamMergeError
 from stream_merge.model import names
 from stream_merge.model.logs import tell
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import TableSnapshot
-from stream_merge.selection import Selector
 from stream_merge.shapes.batch import Batch
 from stream_merge.spark.internals import reason
 from stream_merge.tables.reader import Store

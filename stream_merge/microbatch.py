@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame
 from stream_merge.clock import PhaseClock
 from stream_merge.committing import Committing
 from stream_merge.engines.base import MergeReport
+from stream_merge.engines.selection import Selector
 from stream_merge.errors import ContractError, MergeFailedError
 from stream_merge.ledger import settle
 from stream_merge.merging import Merging, record_first
@@ -20,7 +21,6 @@ from stream_merge.model.results import MergeResult, Outcome
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import CommitRecord, TableSnapshot
 from stream_merge.model.source_batch import Intake
-from stream_merge.selection import Selector
 from stream_merge.shapes.batch import Batch, evaluate, evaluate_at_hand, evaluate_in_driver
 from stream_merge.shapes.layout import Layouts
 from stream_merge.spark.identity import Caller

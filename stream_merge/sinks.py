@@ -14,7 +14,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import IntegralType, StringType
 
-from stream_merge.engines.spark_commit import USER_METADATA_CONF
+from stream_merge.engines.spark.commit import USER_METADATA_CONF
 from stream_merge.errors import CommitStateUnknownError, ConfigError, ContractError, RoutedMergeError
 from stream_merge.metrics import MergeMetrics, default_metrics
 from stream_merge.model import names

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from stream_merge import MergeSink
-from stream_merge.costs import CostModel, Work
+from stream_merge.engines.costs import CostModel, Work
 
 AS_SHIPPED = "auto"
 ONE_IN_TWO = 0.5

@@ -17,8 +17,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from stream_merge import MergeSink
 from stream_merge.engines.base import MergeReport
-from stream_merge.engines.native import NativeEngine
-from stream_merge.engines.spark import SparkEngine
+from stream_merge.engines.delta_rs.merger import NativeEngine
+from stream_merge.engines.spark.merger import SparkEngine
 from stream_merge.metrics import MergeMetrics
 
 SCHEMA = "id int, lsn int, op string, name string"

@@ -10,7 +10,7 @@ from pyspark.sql.types import StructField, StructType
 
 from stream_merge.engines.base import CommitTag, MergeReport
 from stream_merge.engines.remembering import RemembersNatively
-from stream_merge.engines.spark import SparkEngine
+from stream_merge.engines.spark.merger import SparkEngine
 from stream_merge.model import names
 from stream_merge.model.snapshot import CommitRecord, TableSnapshot
 from stream_merge.shapes.key_bounds import KeyBounds

@@ -26,7 +26,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from streams import end_to_end, fleet, year
 
-from stream_merge.engines.spark_commit import MATERIALIZE_CONF
+from stream_merge.engines.spark.commit import MATERIALIZE_CONF
 from stream_merge.model.results import PHASES, Phase
 from stream_merge.model.settings import Engine
 from stream_merge.session import local_session

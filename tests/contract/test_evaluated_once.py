@@ -15,8 +15,8 @@ from pyspark.sql import functions as F
 from traces import jobs_so_far
 
 from stream_merge import RetryPolicy
-from stream_merge.engines.native import NativeEngine
-from stream_merge.engines.spark import SparkEngine
+from stream_merge.engines.delta_rs.merger import NativeEngine
+from stream_merge.engines.spark.merger import SparkEngine
 from stream_merge.model.names import QUARANTINE_TABLE_PREFIX, TOMBSTONE_TABLE_PREFIX
 from stream_merge.model.results import MergeResult
 from stream_merge.testing import batch, run

@@ -14,8 +14,9 @@ from deliveries import DEFAULTS, ChangeStream, delete, ledger, upsert
 from delta.tables import DeltaTable
 from pyspark.sql import SparkSession
 
-from stream_merge import CommitStateUnknownError, ConfigError, MergeFailedError, RetryPolicy, selection
-from stream_merge.engines.native import NativeEngine
+from stream_merge import CommitStateUnknownError, ConfigError, MergeFailedError, RetryPolicy
+from stream_merge.engines import selection
+from stream_merge.engines.delta_rs.merger import NativeEngine
 from stream_merge.model.names import TOMBSTONE_TABLE_PREFIX, sibling
 from stream_merge.tables.delta_rs.table import NativeTable
 from stream_merge.tables.tombstones import rules

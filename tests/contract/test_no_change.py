@@ -10,7 +10,7 @@ from deliveries import SCHEMA, ChangeStream, delete, upsert
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from stream_merge.engines.spark import SparkEngine
+from stream_merge.engines.spark.merger import SparkEngine
 from stream_merge.shapes import newest
 from stream_merge.shapes.layout import plan_layout
 from stream_merge.shapes.newest import Newest

@@ -26,7 +26,7 @@ from stream_merge import (
     MergeSinks,
     RoutedMergeError,
 )
-from stream_merge.memory import reservations
+from stream_merge.engines.memory import reservations
 from stream_merge.microbatch import MicroBatch
 from stream_merge.model.names import sibling
 from stream_merge.model.source_batch import Intake

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from pyspark.sql import DataFrame, SparkSession
 
 from stream_merge import ConfigError, MergeMetrics, MergeSink, StreamMergeError
-from stream_merge.engines.native import NativeEngine
+from stream_merge.engines.delta_rs.merger import NativeEngine
 from stream_merge.model.names import sql_identifier
 from stream_merge.model.results import MergeResult
 from stream_merge.own_session import TIMESTAMP_CONF

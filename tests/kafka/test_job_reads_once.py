@@ -19,10 +19,10 @@ from topic_job import TopicJob, raw
 from traces import jobs_so_far
 
 from stream_merge import MergeSink, microbatch
+from stream_merge.engines.memory import reservations
 from stream_merge.errors import MergeFailedError
 from stream_merge.job import decoded
 from stream_merge.job.topic import TopicSink
-from stream_merge.memory import reservations
 from stream_merge.sources.kafka import Connection
 
 PLACEHOLDER = "__debezium_unavailable_value"

@@ -9,7 +9,7 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
 from pyspark.sql.types import DoubleType, LongType, StructField
 
-from stream_merge.engines import native_render
+from stream_merge.engines.delta_rs import render
 from stream_merge.model import names
 from stream_merge.model.settings import MergeSpec
 from stream_merge.shapes import Changes
@@ -113,7 +113,7 @@ def test_conditions_in_the_sql_of_delta_rs_are_true_or_false_whatever_is_null(tm
     conditions: list[Condition] = [Always(), Newer(), SameSequence(), SamePosition(1), Changed(), IsDelete()]
     conditions += [Not(one) for one in conditions]
     conditions += [Changes().updating(spec(position_components=1)), Changes().updating(spec(skip_unchanged=True))]
-    answers = ", ".join(f"{native_render.condition(one, WITH_PRICE)} AS a{i}" for i, one in enumerate(conditions))
+    answers = ", ".join(f"{render.condition(one, WITH_PRICE)} AS a{i}" for i, one in enumerate(conditions))
     tables = (
         QueryBuilder().register("t", DeltaTable(str(tmp_path / "t"))).register("s", DeltaTable(str(tmp_path / "s")))
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stream_merge.costs import Work, favours_deletion_vectors
+from stream_merge.engines.costs import Work, favours_deletion_vectors
 
 
 def test_deletion_vectors_pay_off_from_some_size_on():

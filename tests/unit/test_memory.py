@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from stream_merge import memory
-from stream_merge.memory import Reservations, free_memory_bytes
+from stream_merge.engines import memory
+from stream_merge.engines.memory import Reservations, free_memory_bytes
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stream_merge.engines import native_render
 from stream_merge.engines.base import CommitTag, MergeReport
+from stream_merge.engines.delta_rs import render
 from stream_merge.engines.remembering import RemembersNatively
 from stream_merge.model import names
 from stream_merge.model.settings import MergeSpec
@@ -118,7 +118,7 @@ class NativeEngine(RemembersNatively):
         metrics = table.merge(
             source,
             sql.matched(self._layout, self._bounds),
-            lambda merger: native_render.with_clauses(merger, clauses, self._layout),
+            lambda merger: render.with_clauses(merger, clauses, self._layout),
             transaction=None if tag.app_id is None else (tag.app_id, tag.batch_id),
             user_metadata=tag.user_metadata,
         )

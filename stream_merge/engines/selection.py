@@ -9,13 +9,13 @@ from typing import Any
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from stream_merge.choice import Choice, choose, left_to_spark
-from stream_merge.costs import CostModel, favours_deletion_vectors
 from stream_merge.engines.base import Engine
+from stream_merge.engines.choose import Choice, choose, left_to_spark
+from stream_merge.engines.costs import CostModel, favours_deletion_vectors
+from stream_merge.engines.delta_rs.merger import NativeEngine
+from stream_merge.engines.memory import reservations
 from stream_merge.engines.mixed import MixedEngine
-from stream_merge.engines.native import NativeEngine
-from stream_merge.engines.spark import SparkEngine
-from stream_merge.memory import reservations
+from stream_merge.engines.spark.merger import SparkEngine
 from stream_merge.model.logs import tell
 from stream_merge.model.results import Refusal
 from stream_merge.model.settings import MergeSpec

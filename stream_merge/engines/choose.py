@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stream_merge.costs import CostModel, Work
+from stream_merge.engines.costs import CostModel, Work
+from stream_merge.engines.memory import reservations
 from stream_merge.errors import ConfigError
-from stream_merge.memory import reservations
 from stream_merge.model.results import Refusal
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import TableSnapshot

@@ -9,9 +9,9 @@ from delta.tables import DeltaMergeBuilder
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from stream_merge.engines import spark_render
 from stream_merge.engines.base import CommitTag, MergeReport
-from stream_merge.engines.spark_commit import SparkCommits, committing, executed
+from stream_merge.engines.spark import render
+from stream_merge.engines.spark.commit import SparkCommits, committing, executed
 from stream_merge.model import names
 from stream_merge.model.logs import tell
 from stream_merge.model.settings import MergeSpec
@@ -114,7 +114,7 @@ class SparkEngine(SparkCommits):
             # Delta would write files again for rows that stay as they are, which some readers take for changes.
             return self._unchanged(tag)
         with committing(self._session, tag, deletion_vectors=self._deletion_vectors):
-            builder = spark_render.with_clauses(
+            builder = render.with_clauses(
                 self._matched(live.alias("s")),
                 self._shape.clauses(layout, self._spec, deletes=batch.deletes > 0, upserts=batch.upserts > 0),
                 layout,
@@ -125,7 +125,7 @@ class SparkEngine(SparkCommits):
 
     def repair(self, late: SparkHits, tag: CommitTag) -> MergeReport:
         """One MERGE that only deletes."""
-        older = spark_render.condition(Newer(), self._layout)  # the tombstone than the row
+        older = render.condition(Newer(), self._layout)  # the tombstone than the row
         if not self._pairs(late.refusals()).where(older).take(1):
             return self._unchanged(tag)
         with committing(self._session, tag, deletion_vectors=self._deletion_vectors):
@@ -160,7 +160,7 @@ class SparkEngine(SparkCommits):
         deletes = columns.column(names.DELETE_COLUMN, "s")
         matched_upsert = F.when(~deletes, F.struct(*(columns.column(key, "s") for key in layout.keys)))
         certain, updates = (
-            F.lit(False) if wanted is None else spark_render.condition(wanted, layout)
+            F.lit(False) if wanted is None else render.condition(wanted, layout)
             for wanted in (shape.certain(spec), shape.updating(spec))
         )
         found = self._pairs(events).agg(

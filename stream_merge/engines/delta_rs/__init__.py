@@ -1,0 +1,1 @@
+"""The merge by delta-rs, in the driver."""

@@ -1,0 +1,1 @@
+"""Delta's MERGE on Spark's executors."""
