@@ -10,23 +10,23 @@ from dataclasses import replace
 
 from pyspark.sql import Column, DataFrame, SparkSession
 
-from stream_merge.claims import claims
-from stream_merge.clock import PhaseClock
-from stream_merge.committing import Committing
 from stream_merge.engines.costs import CostModel
 from stream_merge.engines.memory import reservations
 from stream_merge.engines.selection import Selector
 from stream_merge.engines.spark.commit import USER_METADATA_CONF
 from stream_merge.errors import ConfigError, StreamMergeError
 from stream_merge.metrics import MergeMetrics, default_metrics
-from stream_merge.microbatch import MicroBatch
+from stream_merge.microbatch.claims import claims
+from stream_merge.microbatch.clock import PhaseClock
+from stream_merge.microbatch.commit import Committing
+from stream_merge.microbatch.own_session import OwnSession
+from stream_merge.microbatch.steps import MicroBatch
 from stream_merge.model import names
 from stream_merge.model.logs import tell
 from stream_merge.model.results import TARGET_FAILED, FailedBatch, MergeResult
 from stream_merge.model.settings import Engine, MergeSpec, OnInvalid, RetryPolicy, SchemaEvolution, as_names
 from stream_merge.model.snapshot import is_applied
 from stream_merge.model.source_batch import Intake
-from stream_merge.own_session import OwnSession
 from stream_merge.shapes import Changes, Shape, checked
 from stream_merge.shapes.layout import Layouts
 from stream_merge.spark import environment

@@ -17,12 +17,12 @@ from pyspark.sql.types import IntegralType, StringType
 from stream_merge.engines.spark.commit import USER_METADATA_CONF
 from stream_merge.errors import CommitStateUnknownError, ConfigError, ContractError, RoutedMergeError
 from stream_merge.metrics import MergeMetrics, default_metrics
+from stream_merge.microbatch.own_session import OwnSession
 from stream_merge.model import names
 from stream_merge.model.logs import tell
 from stream_merge.model.results import UNDECODABLE, UNKNOWN_ROUTE, MergeResult
 from stream_merge.model.settings import RetryPolicy
 from stream_merge.model.source_batch import Intake
-from stream_merge.own_session import OwnSession
 from stream_merge.shapes import contract
 from stream_merge.sink import MergeSink
 from stream_merge.spark import columns

@@ -13,16 +13,9 @@ from engines import under_test
 from prometheus_client import CollectorRegistry
 from pyspark.sql import DataFrame, SparkSession
 
-from stream_merge import (
-    CommitStateUnknownError,
-    ConfigError,
-    MergeFailedError,
-    MergeMetrics,
-    MergeResult,
-    MergeSink,
-    fate,
-)
+from stream_merge import CommitStateUnknownError, ConfigError, MergeFailedError, MergeMetrics, MergeResult, MergeSink
 from stream_merge.metrics import DELTA_MERGE_METRICS
+from stream_merge.microbatch import landed
 from stream_merge.model import names
 from stream_merge.model.results import FATES
 from stream_merge.testing import batch, change_rows, run, table_version, target_rows
@@ -101,14 +94,14 @@ def test_a_lost_commit_is_found_below_later_commits(spark, events, log_faults, f
     """Another writer may commit before the table is asked."""
     mine, other = writer(faulty_table, "mine"), writer(faulty_table, "other")
     run(mine, events((1, 1, "ann", "u")), 0)
-    ask = fate.landed
+    ask = landed.landed
 
     def late(*args: Any, **kwargs: Any) -> Any:
-        monkeypatch.setattr(fate, "landed", ask)
+        monkeypatch.setattr(landed, "landed", ask)
         run(other, events((3, 1, "cid", "u")), 0)
         return ask(*args, **kwargs)
 
-    monkeypatch.setattr(fate, "landed", late)
+    monkeypatch.setattr(landed, "landed", late)
     log_faults.lose_answer(LOG)
 
     result = run(mine, events((2, 1, "bob", "u")), 1)

@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from stream_merge import CommitConflictError, ConfigError, MergeMetrics, MergeResult, MergeSink, RetryPolicy
-from stream_merge.microbatch import MicroBatch
+from stream_merge.microbatch.steps import MicroBatch
 from stream_merge.model import names
 from stream_merge.model.results import FATES
 from stream_merge.tables import spark_table

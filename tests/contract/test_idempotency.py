@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from traces import USER_METADATA_CONF, commits, transactions, user_metadata
 
 from stream_merge import ConfigError, MergeFailedError, MergeSink
-from stream_merge.microbatch import MicroBatch
+from stream_merge.microbatch.steps import MicroBatch
 from stream_merge.model.results import EventCounts
 from stream_merge.testing import assert_replay_stable, run, target_rows
 

@@ -27,7 +27,7 @@ from stream_merge import (
     RoutedMergeError,
 )
 from stream_merge.engines.memory import reservations
-from stream_merge.microbatch import MicroBatch
+from stream_merge.microbatch.steps import MicroBatch
 from stream_merge.model.names import sibling
 from stream_merge.model.source_batch import Intake
 from stream_merge.testing import batch, target_rows

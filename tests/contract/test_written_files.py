@@ -12,9 +12,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 from stream_merge import ConfigError, MergeMetrics, MergeSink, StreamMergeError
 from stream_merge.engines.delta_rs.merger import NativeEngine
+from stream_merge.microbatch.own_session import TIMESTAMP_CONF
 from stream_merge.model.names import sql_identifier
 from stream_merge.model.results import MergeResult
-from stream_merge.own_session import TIMESTAMP_CONF
 from stream_merge.tables.delta_rs import data_files
 from stream_merge.tables.delta_rs.eligibility import PROVEN
 from stream_merge.testing import run

@@ -18,11 +18,12 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from topic_job import TopicJob, raw
 from traces import jobs_so_far
 
-from stream_merge import MergeSink, microbatch
+from stream_merge import MergeSink
 from stream_merge.engines.memory import reservations
 from stream_merge.errors import MergeFailedError
 from stream_merge.job import decoded
 from stream_merge.job.topic import TopicSink
+from stream_merge.microbatch import steps
 from stream_merge.sources.kafka import Connection
 
 PLACEHOLDER = "__debezium_unavailable_value"
@@ -197,14 +198,14 @@ def test_what_spark_merges_is_decoded_into_rows(stored: TopicJob, monkeypatch: p
 def test_files_of_the_machine_and_rows_lead_to_the_same(job: TopicJob, monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches of whole rows, among them some that are not, with ties, deliveries out of order and late events."""
     used: list[bool] = []
-    evaluate_at_hand = microbatch.evaluate_at_hand
+    evaluate_at_hand = steps.evaluate_at_hand
 
     def noted(*args: Any) -> Any:
         found = evaluate_at_hand(*args)
         used.append(found is not None)
         return found
 
-    monkeypatch.setattr(microbatch, "evaluate_at_hand", noted)
+    monkeypatch.setattr(steps, "evaluate_at_hand", noted)
     rng = random.Random(5)
     for turn in range(240):
         key = rng.randrange(12)
@@ -233,7 +234,7 @@ def test_a_batch_larger_than_those_before_is_not_brought_to_the_driver(
 ) -> None:
     """Its size is known once it is decoded; what was guessed before let it pass."""
     brought: list[Any] = []
-    monkeypatch.setattr(microbatch, "evaluate_at_hand", lambda *args: brought.append(args))
+    monkeypatch.setattr(steps, "evaluate_at_hand", lambda *args: brought.append(args))
     monkeypatch.setattr(reservations, "allowed", lambda: 100_000)
     stored.send(1, stored.event("c", 1, "large" * 20_000))
 

@@ -11,7 +11,7 @@ from typing import Any
 import scenario
 from pyspark.sql import DataFrame
 
-from stream_merge.microbatch import MicroBatch
+from stream_merge.microbatch.steps import MicroBatch
 from stream_merge.session import local_session
 from stream_merge.tables.tombstones.delta_rs import NativeTombstones
 

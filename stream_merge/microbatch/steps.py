@@ -9,13 +9,13 @@ from collections.abc import Sequence
 
 from pyspark.sql import DataFrame
 
-from stream_merge.clock import PhaseClock
-from stream_merge.committing import Committing
 from stream_merge.engines.base import MergeReport
 from stream_merge.engines.selection import Selector
 from stream_merge.errors import ContractError, MergeFailedError
-from stream_merge.ledger import settle
-from stream_merge.merging import Merging, record_first
+from stream_merge.microbatch.clock import PhaseClock
+from stream_merge.microbatch.commit import Committing
+from stream_merge.microbatch.ledger import settle
+from stream_merge.microbatch.merging import Merging, record_first
 from stream_merge.model.logs import tell
 from stream_merge.model.results import MergeResult, Outcome
 from stream_merge.model.settings import MergeSpec

@@ -9,13 +9,13 @@ from typing import Any, TypeVar
 
 from pyspark.sql import SparkSession
 
-from stream_merge import fate
-from stream_merge.clock import PhaseClock
-from stream_merge.committing import Committing
 from stream_merge.engines.base import CommitTag, Engine, MergeReport
 from stream_merge.engines.selection import Selector
 from stream_merge.engines.spark.commit import SparkCommits, record
 from stream_merge.errors import MergeFailedError, StreamMergeError
+from stream_merge.microbatch import landed
+from stream_merge.microbatch.clock import PhaseClock
+from stream_merge.microbatch.commit import Committing
 from stream_merge.model import names
 from stream_merge.model.logs import tell
 from stream_merge.model.settings import MergeSpec
@@ -188,7 +188,7 @@ class Merging:
             return self._fate(again, tag)
 
     def _fate(self, err: Exception, tag: CommitTag) -> MergeReport:
-        return fate.decide(err, self._engine, self._spec.target, tag, since=self._target.version)
+        return landed.decide(err, self._engine, self._spec.target, tag, since=self._target.version)
 
     def _fresh_hits(self) -> Hits:
         """The tombstones that concern the batch, looked for again when the log has moved on."""
@@ -261,6 +261,6 @@ def record_first(session: SparkSession, target: str, committing: Committing, sin
         try:
             return record(session, target, tag)
         except Exception as err:
-            return fate.decide(err, commits, target, tag, since=since)
+            return landed.decide(err, commits, target, tag, since=since)
 
     return committing.run(attempt).version

@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from stream_merge.clock import PhaseClock
 from stream_merge.engines.base import CommitTag
 from stream_merge.errors import CommitConflictError
 from stream_merge.metrics import MergeMetrics
+from stream_merge.microbatch.clock import PhaseClock
 from stream_merge.model import names
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import FINGERPRINT, History, TableSnapshot, is_applied, newest_first

@@ -1,0 +1,1 @@
+"""One call of a sink, from frame to commit."""
