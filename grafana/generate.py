@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from stream_merge.catalogue import CATALOGUE
+from stream_merge.metrics.catalogue import CATALOGUE
 
 DASHBOARD = Path(__file__).parent / "stream-merge.json"
 

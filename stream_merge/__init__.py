@@ -9,7 +9,7 @@ from stream_merge.errors import (
     RoutedMergeError,
     StreamMergeError,
 )
-from stream_merge.metrics import MergeMetrics
+from stream_merge.metrics.instruments import MergeMetrics
 from stream_merge.model.results import EventCounts, MergeResult
 from stream_merge.model.settings import RetryPolicy
 from stream_merge.sink import MergeSink

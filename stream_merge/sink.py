@@ -15,7 +15,7 @@ from stream_merge.engines.memory import reservations
 from stream_merge.engines.selection import Selector
 from stream_merge.engines.spark.commit import USER_METADATA_CONF
 from stream_merge.errors import ConfigError, StreamMergeError
-from stream_merge.metrics import MergeMetrics, default_metrics
+from stream_merge.metrics.instruments import MergeMetrics, default_metrics
 from stream_merge.microbatch.claims import claims
 from stream_merge.microbatch.clock import PhaseClock
 from stream_merge.microbatch.commit import Committing

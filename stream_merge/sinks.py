@@ -16,7 +16,7 @@ from pyspark.sql.types import IntegralType, StringType
 
 from stream_merge.engines.spark.commit import USER_METADATA_CONF
 from stream_merge.errors import CommitStateUnknownError, ConfigError, ContractError, RoutedMergeError
-from stream_merge.metrics import MergeMetrics, default_metrics
+from stream_merge.metrics.instruments import MergeMetrics, default_metrics
 from stream_merge.microbatch.own_session import OwnSession
 from stream_merge.model import names
 from stream_merge.model.logs import tell

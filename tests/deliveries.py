@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from pyspark.sql import DataFrame, SparkSession
 
 from stream_merge import MergeSink
-from stream_merge.metrics import MergeMetrics
+from stream_merge.metrics.instruments import MergeMetrics
 from stream_merge.model.names import quote, sibling, sql_identifier
 from stream_merge.model.results import EventCounts, MergeResult
 from stream_merge.testing import batch, change_rows, run, target_rows

@@ -19,7 +19,7 @@ from stream_merge import MergeSink
 from stream_merge.engines.base import MergeReport
 from stream_merge.engines.delta_rs.merger import NativeEngine
 from stream_merge.engines.spark.merger import SparkEngine
-from stream_merge.metrics import MergeMetrics
+from stream_merge.metrics.instruments import MergeMetrics
 
 SCHEMA = "id int, lsn int, op string, name string"
 BATCHES = (

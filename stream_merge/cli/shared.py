@@ -29,7 +29,7 @@ from stream_merge.errors import (
     RoutedMergeError,
     StreamMergeError,
 )
-from stream_merge.server import MetricsServer, serve
+from stream_merge.metrics.server import MetricsServer, serve
 from stream_merge.session import is_submitted, local_session, submitted_session
 from stream_merge.spark import environment
 from stream_merge.spark.internals import PYSPARK_ERROR_LOGGERS

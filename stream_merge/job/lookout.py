@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 
 from kafka.errors import KafkaError
 
-from stream_merge.catalogue import (
+from stream_merge.job.decoded import DecodedBatch
+from stream_merge.job.offsets import Ranges
+from stream_merge.metrics.catalogue import (
     TOPIC_DELAY,
     TOPIC_GAPS,
     TOPIC_LAG,
@@ -22,9 +24,7 @@ from stream_merge.catalogue import (
     TOPIC_SKEW,
     TOPIC_UNEXPECTED_GAPS,
 )
-from stream_merge.job.decoded import DecodedBatch
-from stream_merge.job.offsets import Ranges
-from stream_merge.metrics import MergeMetrics, default_metrics
+from stream_merge.metrics.instruments import MergeMetrics, default_metrics
 from stream_merge.model.logs import tell
 from stream_merge.sources.kafka import Cluster, Connection, Offsets, TopicState, is_refusal
 

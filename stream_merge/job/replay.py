@@ -18,7 +18,7 @@ from stream_merge.job.origin import REPLAY_SECTION, Origin
 from stream_merge.job.row_schema import RowSchema
 from stream_merge.job.settings import QuerySettings
 from stream_merge.job.topic import merge_sink
-from stream_merge.metrics import MergeMetrics
+from stream_merge.metrics.instruments import MergeMetrics
 from stream_merge.model import names
 from stream_merge.model.results import MergeResult
 from stream_merge.model.settings import RetryPolicy

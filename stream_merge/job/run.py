@@ -25,7 +25,7 @@ from stream_merge.job.replay import Replayed, Request, replay
 from stream_merge.job.settings import JobSettings, QuerySettings
 from stream_merge.job.topic import TopicSink, merge_sink
 from stream_merge.job.verdicts import Verdict, is_outage, is_refusal, refused, worst
-from stream_merge.metrics import MergeMetrics
+from stream_merge.metrics.instruments import MergeMetrics
 from stream_merge.model.logs import tell
 from stream_merge.model.results import MergeResult
 from stream_merge.sources.kafka import Cluster

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from stream_merge.engines.base import CommitTag
 from stream_merge.errors import CommitConflictError
-from stream_merge.metrics import MergeMetrics
+from stream_merge.metrics.instruments import MergeMetrics
 from stream_merge.microbatch.clock import PhaseClock
 from stream_merge.model import names
 from stream_merge.model.settings import MergeSpec

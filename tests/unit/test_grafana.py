@@ -14,8 +14,8 @@ import pytest
 from dashboards import GRAFANA, dashboard, panels
 from prometheus_client import CollectorRegistry
 
-from stream_merge.catalogue import CATALOGUE
-from stream_merge.metrics import MergeMetrics
+from stream_merge.metrics.catalogue import CATALOGUE
+from stream_merge.metrics.instruments import MergeMetrics
 
 SCRAPE_LABELS = {"job", "instance"}
 ALLOWED_UNITS = {"s", "cps", "cpm", "Bps", "bytes", "percentunit", "short", "none"}

@@ -19,10 +19,11 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from stream_merge import metrics
-from stream_merge.catalogue import BUCKETS_SECONDS, CATALOGUE, DELTA_MERGE_METRICS, RECORD_KINDS
 from stream_merge.errors import ConfigError
-from stream_merge.metrics import MergeMetrics
+from stream_merge.metrics import instruments
+from stream_merge.metrics.catalogue import BUCKETS_SECONDS, CATALOGUE, DELTA_MERGE_METRICS, RECORD_KINDS
+from stream_merge.metrics.instruments import MergeMetrics
+from stream_merge.metrics.server import serve
 from stream_merge.model.results import (
     CONFLICTS,
     ENGINES,
@@ -36,7 +37,6 @@ from stream_merge.model.results import (
     FailedBatch,
     MergeResult,
 )
-from stream_merge.server import serve
 
 DELTA_4_4_MERGE = {
     "numSourceRows",
@@ -374,9 +374,9 @@ def test_a_commit_moves_version_and_time_and_nothing_else_does(
     registry: CollectorRegistry, merge_metrics: MergeMetrics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The time of the commit is exported, not an age: an age would stand still when the process hangs."""
-    monkeypatch.setattr("stream_merge.metrics.time.time", lambda: 1_800_000_000.5)
+    monkeypatch.setattr("stream_merge.metrics.instruments.time.time", lambda: 1_800_000_000.5)
     merge_metrics.observe(result(version=7))
-    monkeypatch.setattr("stream_merge.metrics.time.time", lambda: 1_800_000_099.0)
+    monkeypatch.setattr("stream_merge.metrics.instruments.time.time", lambda: 1_800_000_099.0)
     merge_metrics.observe(result(outcome="empty", version=None))
 
     assert value(registry, "last_committed_version") == 7
@@ -403,11 +403,11 @@ def test_two_registries_share_nothing(registry: CollectorRegistry, merge_metrics
 
 def test_a_registry_is_not_kept_alive_by_its_metrics() -> None:
     """Thousands of short-lived registries, as in a test suite, are collected."""
-    before = len(metrics._BY_REGISTRY)
+    before = len(instruments._BY_REGISTRY)
     MergeMetrics(registry=CollectorRegistry())
     gc.collect()
 
-    assert len(metrics._BY_REGISTRY) <= before
+    assert len(instruments._BY_REGISTRY) <= before
 
 
 def test_a_registry_that_already_has_our_names_says_so_at_once(registry: CollectorRegistry) -> None:

@@ -21,7 +21,7 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
-from stream_merge.catalogue import (
+from stream_merge.metrics.catalogue import (
     ATTEMPTS,
     BACKOFF,
     BATCH_DURATION,

@@ -1,0 +1,1 @@
+"""What sinks did, as numbers that Prometheus scrapes."""
