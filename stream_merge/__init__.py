@@ -12,8 +12,8 @@ from stream_merge.errors import (
 from stream_merge.metrics.instruments import MergeMetrics
 from stream_merge.model.results import EventCounts, MergeResult
 from stream_merge.model.settings import RetryPolicy
+from stream_merge.router import MergeSinks
 from stream_merge.sink import MergeSink
-from stream_merge.sinks import MergeSinks
 
 __all__ = [
     "CommitConflictError",
