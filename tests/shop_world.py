@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 from stream_merge import MergeMetrics
 from stream_merge.job import JobSettings, run
 from stream_merge.job.run import JobResult
-from stream_merge.sources.kafka import Cluster, Connection
+from stream_merge.sources.kafka.connection import Cluster, Connection
 
 TABLES = """
 CREATE TABLE orders (

@@ -8,14 +8,15 @@ from typing import Any
 
 from pyspark.sql import types as T
 
-from stream_merge.sources.formats import connect_schema, plain
-from stream_merge.sources.formats.base import Format
-from stream_merge.sources.formats.debezium import DebeziumJson
-from stream_merge.sources.formats.encodings import Encoding
-from stream_merge.sources.formats.flattened import FlattenedJson
-from stream_merge.sources.formats.plain import PlainJson
-from stream_merge.sources.formats.postgres import Modes
-from stream_merge.sources.formats.postgres import connect_schema as postgres_schema
+from stream_merge.sources.databases.postgresql import Modes
+from stream_merge.sources.databases.postgresql import connect_schema as postgres_schema
+from stream_merge.sources.envelopes import plain
+from stream_merge.sources.envelopes.base import Format
+from stream_merge.sources.envelopes.debezium import DebeziumJson
+from stream_merge.sources.envelopes.flattened import FlattenedJson
+from stream_merge.sources.envelopes.plain import PlainJson
+from stream_merge.sources.wire import connect_schema
+from stream_merge.sources.wire.encodings import Encoding
 
 Record = tuple[bytes | None, bytes | None]
 

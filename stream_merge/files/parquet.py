@@ -14,10 +14,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from stream_merge.errors import ConfigError, ContractError
-from stream_merge.files.reader import NEW_FIELD_REMEDY
-from stream_merge.files.schema import Schema, said
 from stream_merge.model.results import MergeResult
 from stream_merge.sink import MergeSink
+from stream_merge.sources.files.reader import NEW_FIELD_REMEDY
+from stream_merge.sources.files.schema import Schema, said
 from stream_merge.spark import columns
 from stream_merge.spark.hadoop_files import exactly
 from stream_merge.spark.internals import files_of

@@ -11,11 +11,11 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from stream_merge.errors import ContractError
-from stream_merge.files.reader import Folder
-from stream_merge.files.schema import Schema
 from stream_merge.model import names
 from stream_merge.model.settings import RetryPolicy
 from stream_merge.sink import MergeSink
+from stream_merge.sources.files.reader import Folder
+from stream_merge.sources.files.schema import Schema
 from stream_merge.spark import columns
 from stream_merge.spark.hadoop_files import matching_paths
 from stream_merge.tables import quarantine

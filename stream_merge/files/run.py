@@ -11,16 +11,16 @@ from rich.console import Console
 
 from stream_merge import shapes
 from stream_merge.errors import ConfigError
-from stream_merge.files import reader
 from stream_merge.files.parquet import TypesChecked
-from stream_merge.files.reader import Folder
 from stream_merge.files.replay import Replayed, replay, replay_id
-from stream_merge.files.schema import Schema, parse, record, recorded
 from stream_merge.model import names
 from stream_merge.model.results import MergeResult
 from stream_merge.model.settings import SchemaEvolution
 from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.sink import MergeSink
+from stream_merge.sources.files import reader
+from stream_merge.sources.files.reader import Folder
+from stream_merge.sources.files.schema import Schema, parse, record, recorded
 from stream_merge.spark import places, preflight
 from stream_merge.spark.checkpoint import Checkpoint
 from stream_merge.tables import locks, spark_table

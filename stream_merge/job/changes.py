@@ -22,9 +22,9 @@ from stream_merge.job.sequence import DELETE, EPOCH, OFFSET, PARTITION, POSITION
 from stream_merge.job.settings import QuerySettings
 from stream_merge.model import names, source_batch
 from stream_merge.model.source_batch import AtHand
-from stream_merge.sources.events import OLD_KEY as FORMER_KEY
-from stream_merge.sources.events import ROW
-from stream_merge.sources.formats.base import Kind
+from stream_merge.sources.decode.events import OLD_KEY as FORMER_KEY
+from stream_merge.sources.decode.events import ROW
+from stream_merge.sources.envelopes.base import Kind
 from stream_merge.spark import columns
 
 _ORIGIN = "$origin"

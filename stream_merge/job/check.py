@@ -15,9 +15,9 @@ from stream_merge.job.row_schema import RowSchema
 from stream_merge.job.settings import JobSettings, QuerySettings
 from stream_merge.model import names
 from stream_merge.shapes import widening
-from stream_merge.sources import pem
-from stream_merge.sources.formats.base import Kind
-from stream_merge.sources.kafka import Cluster, Connection, Security, TopicState, is_refusal
+from stream_merge.sources.envelopes.base import Kind
+from stream_merge.sources.kafka import certificates
+from stream_merge.sources.kafka.connection import Cluster, Connection, Security, TopicState, is_refusal
 from stream_merge.spark.places import local_path, nearest_existing, not_writable
 from stream_merge.spark.preflight import occupied
 from stream_merge.tables.delivery import expect_same_table
@@ -73,12 +73,12 @@ def _jars(folder: str | None) -> Finding:
 
 def _security(security: Security) -> Iterator[Finding]:
     """What Spark and kafka-python make of the same settings."""
-    found = pem.problems(security)
+    found = certificates.problems(security)
     for said in found:
         yield Finding(query=None, about="security", said=said, is_problem=True)
     if not found:
         how = security.protocol if security.mechanism is None else f"{security.protocol}, {security.mechanism}"
-        said = pem.remark(security) or "Spark and kafka-python can both take it"
+        said = certificates.remark(security) or "Spark and kafka-python can both take it"
         yield Finding(query=None, about="security", said=f"{how}: {said}")
 
 

@@ -17,10 +17,10 @@ from stream_merge.job.offsets import Range
 from stream_merge.job.row_schema import RowSchema
 from stream_merge.job.sequence import PARTITION, TOPIC
 from stream_merge.job.tally import Counts, Place, Tally, of_frame, of_table
-from stream_merge.sources.decoding import events
-from stream_merge.sources.events import OLD_KEY, ROW
-from stream_merge.sources.formats.base import Kind
-from stream_merge.sources.spool import Spool, spooled
+from stream_merge.sources.decode.arrow_files import Spool, spooled
+from stream_merge.sources.decode.decoding import events
+from stream_merge.sources.decode.events import OLD_KEY, ROW
+from stream_merge.sources.envelopes.base import Kind
 from stream_merge.spark import columns
 from stream_merge.spark.internals import release
 

@@ -11,15 +11,7 @@ from pyspark.sql import types as T
 
 from stream_merge.job.fields import Model
 from stream_merge.job.sequence import BY_LOG_POSITION, BY_OFFSET
-from stream_merge.sources.formats import plain
-from stream_merge.sources.formats.base import Format
-from stream_merge.sources.formats.connect_schema import PLACEHOLDER, encoding
-from stream_merge.sources.formats.debezium import DebeziumJson
-from stream_merge.sources.formats.encodings import Encoding
-from stream_merge.sources.formats.flattened import FlattenedJson
-from stream_merge.sources.formats.keys import JsonKey, KeyFormat, NoKey, TextKey
-from stream_merge.sources.formats.plain import PlainJson
-from stream_merge.sources.formats.postgres import (
+from stream_merge.sources.databases.postgresql import (
     AmbiguousTypeError,
     BinaryHandling,
     DecimalHandling,
@@ -29,7 +21,15 @@ from stream_merge.sources.formats.postgres import (
     TimePrecision,
     connect_schema,
 )
-from stream_merge.sources.formats.strict_json import UndecodableError
+from stream_merge.sources.envelopes import plain
+from stream_merge.sources.envelopes.base import Format
+from stream_merge.sources.envelopes.debezium import DebeziumJson
+from stream_merge.sources.envelopes.flattened import FlattenedJson
+from stream_merge.sources.envelopes.plain import PlainJson
+from stream_merge.sources.wire.connect_schema import PLACEHOLDER, encoding
+from stream_merge.sources.wire.encodings import Encoding
+from stream_merge.sources.wire.keys import JsonKey, KeyFormat, NoKey, TextKey
+from stream_merge.sources.wire.strict_json import UndecodableError
 
 _DECIMAL = re.compile(r"decimal\((\d+),\s*(\d+)\)")
 _WANTED: Mapping[str, T.DataType] = {

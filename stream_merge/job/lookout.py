@@ -26,7 +26,7 @@ from stream_merge.metrics.catalogue import (
 )
 from stream_merge.metrics.instruments import MergeMetrics, default_metrics
 from stream_merge.model.logs import tell
-from stream_merge.sources.kafka import Cluster, Connection, Offsets, TopicState, is_refusal
+from stream_merge.sources.kafka.connection import Cluster, Connection, Offsets, TopicState, is_refusal
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from stream_merge.errors import ContractError
 from stream_merge.job.offsets import Range, Ranges
-from stream_merge.sources.kafka import TopicState
+from stream_merge.sources.kafka.connection import TopicState
 
 
 def lost(ranges: Ranges, topics: Mapping[str, TopicState]) -> Ranges:

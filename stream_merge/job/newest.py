@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pyarrow as pa
 from kafka import KafkaConsumer, TopicPartition
 
-from stream_merge.sources.kafka import Connection, TopicState
+from stream_merge.sources.kafka.connection import Connection, TopicState
 
 SAMPLE = 200
 """Newest records of each partition that are read."""

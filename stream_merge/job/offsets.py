@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stream_merge.errors import ConfigError
-from stream_merge.sources.kafka import Offsets, parse_offsets
+from stream_merge.sources.kafka.connection import Offsets, parse_offsets
 from stream_merge.spark import checkpoint
 
 

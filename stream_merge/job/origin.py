@@ -18,7 +18,7 @@ from stream_merge.job.settings import QuerySettings
 from stream_merge.job.tally import Counts, Place, take_in
 from stream_merge.model.results import MergeResult
 from stream_merge.model.snapshot import CommitRecord, TableSnapshot, newest_first
-from stream_merge.sources.kafka import Offsets, TopicState
+from stream_merge.sources.kafka.connection import Offsets, TopicState
 from stream_merge.tables import spark_table
 
 SECTION = "kafka"

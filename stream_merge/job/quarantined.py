@@ -10,7 +10,7 @@ from rich.console import Console
 from stream_merge.errors import ConfigError
 from stream_merge.job.settings import QuerySettings
 from stream_merge.model import names
-from stream_merge.sources.events import PLACE
+from stream_merge.sources.decode.events import PLACE
 from stream_merge.tables import explain, quarantine
 from stream_merge.tables.delta_rs import sql
 from stream_merge.tables.delta_rs.table import NativeTable

@@ -23,8 +23,8 @@ from stream_merge.model import names
 from stream_merge.model.results import MergeResult
 from stream_merge.model.settings import RetryPolicy
 from stream_merge.model.source_batch import Intake
-from stream_merge.sources.events import PLACE
-from stream_merge.sources.formats.base import Kind
+from stream_merge.sources.decode.events import PLACE
+from stream_merge.sources.envelopes.base import Kind
 from stream_merge.spark import columns
 from stream_merge.tables import quarantine, spark_table
 

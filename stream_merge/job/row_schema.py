@@ -11,11 +11,11 @@ from stream_merge.job.newest import Records
 from stream_merge.job.settings import QuerySettings
 from stream_merge.model import names
 from stream_merge.shapes import widening
-from stream_merge.sources.decoding import Decoder
-from stream_merge.sources.formats.base import Format, Kind
-from stream_merge.sources.formats.connect_json import DECLARED
-from stream_merge.sources.formats.encodings import Encoding
-from stream_merge.sources.formats.strict_json import UndecodableError
+from stream_merge.sources.decode.decoding import Decoder
+from stream_merge.sources.envelopes.base import Format, Kind
+from stream_merge.sources.wire.connect_json import DECLARED
+from stream_merge.sources.wire.encodings import Encoding
+from stream_merge.sources.wire.strict_json import UndecodableError
 from stream_merge.spark import columns
 
 

@@ -28,8 +28,8 @@ from stream_merge.job.verdicts import Verdict, is_outage, is_refusal, refused, w
 from stream_merge.metrics.instruments import MergeMetrics
 from stream_merge.model.logs import tell
 from stream_merge.model.results import MergeResult
-from stream_merge.sources.kafka import Cluster
-from stream_merge.sources.kafka import records as records_of
+from stream_merge.sources.kafka.connection import Cluster
+from stream_merge.sources.kafka.connection import records as records_of
 from stream_merge.spark.internals import owned_session, reason
 from stream_merge.spark.preflight import refuse_forgetful_catalog
 from stream_merge.tables import locks, spark_table

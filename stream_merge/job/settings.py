@@ -22,8 +22,8 @@ from stream_merge.job.fields import Bytes, Model, Names, Retention, Seconds
 from stream_merge.job.formats import DebeziumFormat, JsonFormat, KeySettings, ValueFormat
 from stream_merge.model import names
 from stream_merge.model.settings import SchemaEvolution
-from stream_merge.sources.formats.base import Format
-from stream_merge.sources.kafka import Connection, Isolation, Mechanism, Protocol, Security
+from stream_merge.sources.envelopes.base import Format
+from stream_merge.sources.kafka.connection import Connection, Isolation, Mechanism, Protocol, Security
 
 _GROUPS = ("key_format", "value_format", "limits")
 _VARIABLE = re.compile(r"\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)\}")

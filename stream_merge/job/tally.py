@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from stream_merge.sources.events import OLD_KEY
-from stream_merge.sources.formats.base import Kind
+from stream_merge.sources.decode.events import OLD_KEY
+from stream_merge.sources.envelopes.base import Kind
 from stream_merge.spark import columns
 
 Place = tuple[str, int]

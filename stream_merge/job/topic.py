@@ -27,9 +27,9 @@ from stream_merge.model.logs import tell
 from stream_merge.model.results import MergeResult
 from stream_merge.model.source_batch import Intake, Undecodable
 from stream_merge.sink import MergeSink
-from stream_merge.sources.formats.base import Kind
-from stream_merge.sources.kafka import Cluster
-from stream_merge.sources.spool import workers_are_here
+from stream_merge.sources.decode.arrow_files import workers_are_here
+from stream_merge.sources.envelopes.base import Kind
+from stream_merge.sources.kafka.connection import Cluster
 from stream_merge.spark.identity import caller_of
 from stream_merge.tables import quarantine, spark_table
 

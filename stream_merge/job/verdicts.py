@@ -9,7 +9,7 @@ from enum import Enum
 from kafka.errors import KafkaError
 
 from stream_merge.errors import CommitConflictError, CommitStateUnknownError, ConfigError, StreamMergeError
-from stream_merge.sources import kafka
+from stream_merge.sources.kafka import connection
 from stream_merge.spark import environment
 from stream_merge.spark.internals import java_causes
 from stream_merge.watch.queries import QueryFailedError
@@ -75,7 +75,7 @@ def is_outage(error: BaseException) -> bool:
 def is_refusal(error: BaseException) -> bool:
     """Whether the broker was there and one side did not accept the other's password or certificate."""
     is_told = any(said.startswith(_REFUSALS) for said in _told(error))
-    return is_told or _comes_from(error, kafka.is_refusal, _REFUSALS)
+    return is_told or _comes_from(error, connection.is_refusal, _REFUSALS)
 
 
 def _comes_from(error: BaseException, is_it: Callable[[BaseException], bool], class_names: tuple[str, ...]) -> bool:

@@ -15,9 +15,9 @@ from pyspark.sql import SparkSession
 from pyspark.sql import types as T
 
 from stream_merge import ConfigError
-from stream_merge.files import read_files, values
-from stream_merge.files.decoding import CsvRecords, Decoder, JsonLines
-from stream_merge.files.schema import parse
+from stream_merge.sources.files import read_files, values
+from stream_merge.sources.files.decoding import CsvRecords, Decoder, JsonLines
+from stream_merge.sources.files.schema import parse
 
 MANY = 600
 """Enough records for the way that takes them all at once."""

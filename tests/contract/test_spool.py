@@ -25,9 +25,9 @@ from stream_merge.model.settings import MergeSpec
 from stream_merge.model.source_batch import AtHand
 from stream_merge.shapes.batch import Batch, evaluate_at_hand, evaluate_in_driver
 from stream_merge.shapes.layout import plan_layout
-from stream_merge.sources.decoding import Decoder, events
-from stream_merge.sources.events import PLACE
-from stream_merge.sources.spool import Spool, spooled
+from stream_merge.sources.decode.arrow_files import Spool, spooled
+from stream_merge.sources.decode.decoding import Decoder, events
+from stream_merge.sources.decode.events import PLACE
 
 RECORD = T.StructType(
     [
@@ -109,7 +109,7 @@ def test_files_hold_what_rows_would(mixed):
 
 def test_rows_of_files_come_in_small_parts(spark, monkeypatch):
     """Of a whole batch of large events the JVM would have to make one row."""
-    monkeypatch.setattr("stream_merge.sources.spool._AT_ONCE", 7)
+    monkeypatch.setattr("stream_merge.sources.decode.arrow_files._AT_ONCE", 7)
     spool = spooled(records_of(spark, whole_rows(100)), envelopes())
 
     assert in_order(spool.frame().toArrow()) == in_order(spool.table())

@@ -24,7 +24,7 @@ from stream_merge.errors import MergeFailedError
 from stream_merge.job import decoded
 from stream_merge.job.topic import TopicSink
 from stream_merge.microbatch import steps
-from stream_merge.sources.kafka import Connection
+from stream_merge.sources.kafka.connection import Connection
 
 PLACEHOLDER = "__debezium_unavailable_value"
 WHOLE = ("id", "small", "name", "__stream_merge_sequence")

@@ -19,7 +19,7 @@ from topic_job import QUERY, TopicJob, raw
 
 from stream_merge import ContractError, EventCounts
 from stream_merge.job.verdicts import Verdict
-from stream_merge.sources.formats.strict_json import MOST_NESTED
+from stream_merge.sources.wire.strict_json import MOST_NESTED
 
 MOST_BYTES = 8 * 2**20
 OVERSIZED, LARGE = 10 * 2**20, 5 * 2**20

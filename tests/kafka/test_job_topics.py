@@ -20,7 +20,7 @@ from topic_job import QUERY, TopicJob, raw
 
 from stream_merge import ConfigError, MergeResult
 from stream_merge.job.check import check
-from stream_merge.sources.formats.base import Kind
+from stream_merge.sources.envelopes.base import Kind
 
 HEARTBEAT = {"ts_ms": 1}
 Make = Callable[..., TopicJob]

@@ -18,7 +18,7 @@ from stream_merge import ConfigError
 from stream_merge.job.check import check
 from stream_merge.job.row_schema import RowSchema
 from stream_merge.model.names import TOMBSTONE_TABLE_PREFIX, sql_identifier
-from stream_merge.sources.formats.connect_schema import canonical
+from stream_merge.sources.wire.connect_schema import canonical
 
 WITH_SCHEMAS = {"type": "debezium"}
 FAR = 2**40

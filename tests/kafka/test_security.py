@@ -24,9 +24,9 @@ from stream_merge import ConfigError
 from stream_merge.job.check import Finding, check
 from stream_merge.job.run import Job, JobResult
 from stream_merge.job.verdicts import Verdict
-from stream_merge.sources import pem
-from stream_merge.sources.kafka import Cluster, Connection, Security
-from stream_merge.sources.kafka import records as records_of
+from stream_merge.sources.kafka import certificates
+from stream_merge.sources.kafka.connection import Cluster, Connection, Security
+from stream_merge.sources.kafka.connection import records as records_of
 
 USER = "lake=house,1"
 """Both signs separate the parts of SCRAM's messages."""
@@ -250,12 +250,12 @@ def test_check_says_whether_the_broker_lets_the_job_in(job: TopicJob, secured: S
 
 
 def test_without_ca_file_check_says_whom_each_client_trusts() -> None:
-    said = pem.remark(Security(protocol="SSL"))
+    said = certificates.remark(Security(protocol="SSL"))
 
     assert said is not None
     assert "Spark trusts what Java's own store holds and kafka-python what the system's does" in said
-    assert pem.remark(Security(protocol="SSL", ca_file="ca.pem")) is None
-    assert pem.remark(Security(protocol="SASL_PLAINTEXT")) is None
+    assert certificates.remark(Security(protocol="SSL", ca_file="ca.pem")) is None
+    assert certificates.remark(Security(protocol="SASL_PLAINTEXT")) is None
 
 
 # -- PEM files: what is said of them is what the clients do -------------------------------------------
@@ -371,7 +371,7 @@ def test_what_is_said_of_a_certificate_file_is_what_the_clients_do(
 
     assert python_reads(security) == ("kafka-python" in takers)
     assert java_reads(spark, security) == ("Spark" in takers)
-    found = pem.problems(security)
+    found = certificates.problems(security)
     assert (found == []) if said is None else (len(found) == 1 and said in found[0])
 
 
@@ -414,7 +414,7 @@ def test_authorities_that_nobody_can_read_are_named(
 
     assert not java_reads(spark, security)
     assert not python_reads(security)
-    (found,) = pem.problems(security)
+    (found,) = certificates.problems(security)
     assert said in found
 
 
@@ -429,5 +429,5 @@ def test_an_intermediate_alone_is_enough_for_spark_but_not_for_kafka_python(job:
     assert reader.load().count() == 1
     with pytest.raises(KafkaError, match="CERTIFICATE_VERIFY_FAILED"):
         Cluster(connection).topics([job.topic])
-    (found,) = pem.problems(connection.security)
+    (found,) = certificates.problems(connection.security)
     assert "intermediate certificates only, which are enough for Spark; kafka-python wants the root" in found

@@ -18,7 +18,7 @@ from shop_world import CAPTURED, TABLES, WITH_BLOCKS, World, workload
 
 from stream_merge.job import load
 from stream_merge.job.trail import trail
-from stream_merge.sources.kafka import Cluster, Connection
+from stream_merge.sources.kafka.connection import Cluster, Connection
 from stream_merge.testing import target_rows
 
 STATEMENTS = 20_000

@@ -22,13 +22,14 @@ from wire_rows import (
     raw,
 )
 
-from stream_merge.sources import at_once, decoding
-from stream_merge.sources.decoding import Decoder
-from stream_merge.sources.formats import json_table, many, plain
-from stream_merge.sources.formats.debezium import DebeziumJson
-from stream_merge.sources.formats.encodings import decimal_of_bytes, decode
-from stream_merge.sources.formats.plain import PlainJson
-from stream_merge.sources.formats.strict_json import UndecodableError
+from stream_merge.sources.decode import bulk, decoding
+from stream_merge.sources.decode.decoding import Decoder
+from stream_merge.sources.envelopes import plain
+from stream_merge.sources.envelopes.debezium import DebeziumJson
+from stream_merge.sources.envelopes.plain import PlainJson
+from stream_merge.sources.wire import json_table, many
+from stream_merge.sources.wire.encodings import decimal_of_bytes, decode
+from stream_merge.sources.wire.strict_json import UndecodableError
 
 
 @pytest.fixture(params=["debezium", "schema block", "flattened", "json"])
@@ -104,7 +105,7 @@ def test_nulls_are_told_from_missing_fields_in_either_spacing(read_one_by_one, m
 @pytest.mark.parametrize("fewest", [1, json_table.FEWEST])
 def test_odd_values_leave_the_others_of_a_batch_alone(decoder, fewest, read_one_by_one, monkeypatch):
     """Wherever they are, and however many: each is what it is when read alone, also those that can be read at once."""
-    for module in (decoding, json_table, at_once):
+    for module in (decoding, json_table, bulk):
         monkeypatch.setattr(module, "FEWEST", fewest)
     by, write = decoder
     records = [write({**ROW, "id": turn}, turn) for turn in range(2_000)]
@@ -236,7 +237,7 @@ def test_whatever_is_changed_in_a_text_it_is_read_the_same(decoder, read_one_by_
     rng = random.Random(5)
     records = [write({**ROW, "id": turn}, turn) for turn in range(300)]
     decoded(by, records)
-    for module in (decoding, json_table, at_once):
+    for module in (decoding, json_table, bulk):
         monkeypatch.setattr(module, "FEWEST", 1)
     records = [(key, mutated(value or b"", rng)) for key, value in records * 5]
     read_one_by_one.clear()

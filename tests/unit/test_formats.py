@@ -12,17 +12,18 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import types as T
 
-from stream_merge.sources.decoding import Decoder
-from stream_merge.sources.formats import connect_schema, encodings, plain
-from stream_merge.sources.formats.base import Kind
-from stream_merge.sources.formats.debezium import DebeziumJson
-from stream_merge.sources.formats.encodings import Encoding, decode
-from stream_merge.sources.formats.flattened import FlattenedJson
-from stream_merge.sources.formats.keys import JsonKey, NoKey, TextKey
-from stream_merge.sources.formats.plain import PlainJson
-from stream_merge.sources.formats.postgres import AmbiguousTypeError, Modes
-from stream_merge.sources.formats.postgres import connect_schema as postgres_schema
-from stream_merge.sources.formats.strict_json import MOST_NESTED, UndecodableError, parse, text_of
+from stream_merge.sources.databases.postgresql import AmbiguousTypeError, Modes
+from stream_merge.sources.databases.postgresql import connect_schema as postgres_schema
+from stream_merge.sources.decode.decoding import Decoder
+from stream_merge.sources.envelopes import plain
+from stream_merge.sources.envelopes.base import Kind
+from stream_merge.sources.envelopes.debezium import DebeziumJson
+from stream_merge.sources.envelopes.flattened import FlattenedJson
+from stream_merge.sources.envelopes.plain import PlainJson
+from stream_merge.sources.wire import connect_schema, encodings
+from stream_merge.sources.wire.encodings import Encoding, decode
+from stream_merge.sources.wire.keys import JsonKey, NoKey, TextKey
+from stream_merge.sources.wire.strict_json import MOST_NESTED, UndecodableError, parse, text_of
 
 MODES = Modes(
     time_precision="adaptive",

@@ -14,8 +14,8 @@ from typing import Any, NoReturn
 import pyarrow as pa
 from pyspark.sql import types as T
 
-from stream_merge.sources.formats import many as M
-from stream_merge.sources.formats.strict_json import UndecodableError
+from stream_merge.sources.wire import many as M
+from stream_merge.sources.wire.strict_json import UndecodableError
 
 _NOT_NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 """How Connect's JSON converter (Kafka 4.1, Jackson) writes what JSON has no number for."""

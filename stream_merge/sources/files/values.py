@@ -19,10 +19,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import types as T
 
-from stream_merge.sources.formats import encodings as E
-from stream_merge.sources.formats import many as M
-from stream_merge.sources.formats.encodings import Encoding, refuse, scalar, shown
-from stream_merge.sources.formats.strict_json import UndecodableError
+from stream_merge.sources.wire import encodings as E
+from stream_merge.sources.wire import many as M
+from stream_merge.sources.wire.encodings import Encoding, refuse, scalar, shown
+from stream_merge.sources.wire.strict_json import UndecodableError
 
 _R = TypeVar("_R")
 

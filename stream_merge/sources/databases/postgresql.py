@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from stream_merge.sources.formats.connect_schema import DECIMAL, VARIABLE_SCALE_DECIMAL
+from stream_merge.sources.wire.connect_schema import DECIMAL, VARIABLE_SCALE_DECIMAL
 
 TimePrecision = Literal["adaptive", "adaptive_time_microseconds", "connect", "isostring", "microseconds", "nanoseconds"]
 DecimalHandling = Literal["precise", "double", "string"]

@@ -21,8 +21,8 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.pandas.functions import arrow_udf
 
-from stream_merge.sources.decoding import Decoder, old_keys_of
-from stream_merge.sources.events import PLACE, arrow_type
+from stream_merge.sources.decode.decoding import Decoder, old_keys_of
+from stream_merge.sources.decode.events import PLACE, arrow_type
 
 _PLACE = T.StructType(
     [

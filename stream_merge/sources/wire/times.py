@@ -9,9 +9,9 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import types as T
 
-from stream_merge.sources.formats import many as M
-from stream_merge.sources.formats.encodings import Encoding, refuse, scalar, shown
-from stream_merge.sources.formats.strict_json import UndecodableError
+from stream_merge.sources.wire import many as M
+from stream_merge.sources.wire.encodings import Encoding, refuse, scalar, shown
+from stream_merge.sources.wire.strict_json import UndecodableError
 
 _EPOCH = datetime(1970, 1, 1)
 _LEAST_MICROS = (datetime.min - _EPOCH) // timedelta(microseconds=1)

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stream_merge.sources.formats.encodings import refuse
-from stream_merge.sources.formats.strict_json import UndecodableError, text_of
+from stream_merge.sources.wire.encodings import refuse
+from stream_merge.sources.wire.strict_json import UndecodableError, text_of
 
 _ESCAPED = {r"\t": "\t", r"\r": "\r", r"\b": "\b", r"\f": "\f", r"\\": "\\"}
 """How people write delimiters that a shell does not let through, and Spark takes them."""

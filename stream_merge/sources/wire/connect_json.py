@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import types as T
 
-from stream_merge.sources.formats import connect_schema, json_table
-from stream_merge.sources.formats.encodings import Encoding
-from stream_merge.sources.formats.keys import WITH_BLOCK, JsonKey, KeyFormat
-from stream_merge.sources.formats.strict_json import UndecodableError, parse, text_of
+from stream_merge.sources.wire import connect_schema, json_table
+from stream_merge.sources.wire.encodings import Encoding
+from stream_merge.sources.wire.keys import WITH_BLOCK, JsonKey, KeyFormat
+from stream_merge.sources.wire.strict_json import UndecodableError, parse, text_of
 
 DECLARED = ""
 """Id of the schema that the job declares."""

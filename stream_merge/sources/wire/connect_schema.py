@@ -12,10 +12,10 @@ from typing import Any
 
 from pyspark.sql import types as T
 
-from stream_merge.sources.formats import encodings as E
-from stream_merge.sources.formats import times
-from stream_merge.sources.formats.encodings import Encoding
-from stream_merge.sources.formats.strict_json import UndecodableError
+from stream_merge.sources.wire import encodings as E
+from stream_merge.sources.wire import times
+from stream_merge.sources.wire.encodings import Encoding
+from stream_merge.sources.wire.strict_json import UndecodableError
 
 _MOST_PRECISE = 38
 """Digits of Delta's widest decimal."""

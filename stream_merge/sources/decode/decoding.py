@@ -15,14 +15,14 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.functions import arrow_udf
 
 from stream_merge.model.logs import tell
-from stream_merge.sources.at_once import Piece, pieces
-from stream_merge.sources.events import META, OLD_KEY, PLACE, ROW, Reading, arrow_type, is_time
-from stream_merge.sources.formats.base import Kind, Read
-from stream_merge.sources.formats.connect_json import DECLARED
-from stream_merge.sources.formats.encodings import Encoding, decode
-from stream_merge.sources.formats.json_table import FEWEST
-from stream_merge.sources.formats.keys import JsonKey
-from stream_merge.sources.formats.strict_json import UndecodableError
+from stream_merge.sources.decode.bulk import Piece, pieces
+from stream_merge.sources.decode.events import META, OLD_KEY, PLACE, ROW, Reading, arrow_type, is_time
+from stream_merge.sources.envelopes.base import Kind, Read
+from stream_merge.sources.wire.connect_json import DECLARED
+from stream_merge.sources.wire.encodings import Encoding, decode
+from stream_merge.sources.wire.json_table import FEWEST
+from stream_merge.sources.wire.keys import JsonKey
+from stream_merge.sources.wire.strict_json import UndecodableError
 from stream_merge.spark.columns import holds
 
 NO_KEY = "the record has neither key nor value"

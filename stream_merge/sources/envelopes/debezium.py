@@ -8,10 +8,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stream_merge.sources.formats import base, connect_schema, json_table
-from stream_merge.sources.formats.base import Kind, Read, ReadMany
-from stream_merge.sources.formats.connect_json import ConnectJson, Payloads, refuse
-from stream_merge.sources.formats.strict_json import parse
+from stream_merge.sources.envelopes import base
+from stream_merge.sources.envelopes.base import Kind, Read, ReadMany
+from stream_merge.sources.wire import connect_schema, json_table
+from stream_merge.sources.wire.connect_json import ConnectJson, Payloads, refuse
+from stream_merge.sources.wire.strict_json import parse
 
 UPSERTS = frozenset("cur")
 SNAPSHOT_READS = frozenset({True, "true", "first", "first_in_data_collection", "last_in_data_collection", "last"})

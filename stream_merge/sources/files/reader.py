@@ -16,8 +16,9 @@ from pyspark.sql.pandas.functions import arrow_udf
 from pyspark.sql.types import DateType, IntegerType, LongType, StringType, StructField, StructType
 
 from stream_merge.errors import ConfigError, ContractError
-from stream_merge.files import csv_text, values
-from stream_merge.files.decoding import (
+from stream_merge.model import names, source_batch
+from stream_merge.sources.files import csv_text, values
+from stream_merge.sources.files.decoding import (
     OTHER_HEADER,
     UNKNOWN_FIELDS,
     CsvRecords,
@@ -26,10 +27,9 @@ from stream_merge.files.decoding import (
     Lines,
     without_mark,
 )
-from stream_merge.files.schema import Schema, parse, said
-from stream_merge.model import names, source_batch
-from stream_merge.sources.formats.encodings import Encoding
-from stream_merge.sources.formats.strict_json import UndecodableError
+from stream_merge.sources.files.schema import Schema, parse, said
+from stream_merge.sources.wire.encodings import Encoding
+from stream_merge.sources.wire.strict_json import UndecodableError
 from stream_merge.spark import columns
 from stream_merge.spark.hadoop_files import exactly
 

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stream_merge.sources.formats.encodings import Encoding
-from stream_merge.sources.formats.keys import KeyFormat
+from stream_merge.sources.wire.encodings import Encoding
+from stream_merge.sources.wire.keys import KeyFormat
 
 
 class Kind(StrEnum):

@@ -9,7 +9,7 @@ import pyarrow as pa
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_type
 
-from stream_merge.sources.formats.base import Format
+from stream_merge.sources.envelopes.base import Format
 
 PLACE = ("topic", "partition", "offset", "timestamp")
 """Where a record stands; Spark's Kafka source names them so."""

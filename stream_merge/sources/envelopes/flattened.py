@@ -9,17 +9,17 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stream_merge.sources.formats import json_table
-from stream_merge.sources.formats.base import Kind, Read, ReadMany
-from stream_merge.sources.formats.connect_json import ConnectJson, Payloads, refuse
-from stream_merge.sources.formats.debezium import (
+from stream_merge.sources.envelopes.base import Kind, Read, ReadMany
+from stream_merge.sources.envelopes.debezium import (
     SNAPSHOT_READS,
     are_snapshot_reads,
     inner,
     log_position,
     tells_snapshot,
 )
-from stream_merge.sources.formats.strict_json import UndecodableError
+from stream_merge.sources.wire import json_table
+from stream_merge.sources.wire.connect_json import ConnectJson, Payloads, refuse
+from stream_merge.sources.wire.strict_json import UndecodableError
 
 _ABOUT = frozenset(
     ("op", "deleted", "db", "schema", "table", "lsn", "txId", "xmin", "sequence", "snapshot", "ts_ms", "ts_us", "ts_ns")

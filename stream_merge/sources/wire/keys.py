@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stream_merge.sources.formats import connect_schema
-from stream_merge.sources.formats.strict_json import UndecodableError, parse, text_of
+from stream_merge.sources.wire import connect_schema
+from stream_merge.sources.wire.strict_json import UndecodableError, parse, text_of
 
 WITH_BLOCK = frozenset({"schema", "payload"})
 """Fields of a record of Kafka Connect's JSON converter with schemas enabled (Kafka 4.1)."""

@@ -1,0 +1,1 @@
+"""What the types of a database mean."""

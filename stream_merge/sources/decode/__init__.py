@@ -1,0 +1,1 @@
+"""Records in, change events out: what Spark's workers run."""

@@ -1,0 +1,1 @@
+"""What a record says of its change: operation, position, the row before and after."""

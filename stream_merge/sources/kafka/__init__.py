@@ -1,0 +1,1 @@
+"""A Kafka cluster, as Spark and as kafka-python see it."""
