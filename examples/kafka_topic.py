@@ -14,7 +14,7 @@ from pathlib import Path
 from kafka import KafkaAdminClient, KafkaProducer
 from pyspark.sql import SparkSession
 
-from stream_merge.job import load, run
+from stream_merge.jobs.kafka import load, run
 from stream_merge.session import delta_packages, kafka_packages, small_batches
 
 JOB = """

@@ -13,7 +13,7 @@ import services
 from log_faults import LogFaults, class_path, compile_log_store
 from pyspark.sql import SparkSession
 
-from stream_merge.job import jars
+from stream_merge.jobs.kafka import jars
 from stream_merge.session import local_session
 
 LONG_FILES = (

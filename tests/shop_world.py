@@ -16,8 +16,8 @@ from prometheus_client import CollectorRegistry
 from pyspark.sql import SparkSession
 
 from stream_merge import MergeMetrics
-from stream_merge.job import JobSettings, run
-from stream_merge.job.run import JobResult
+from stream_merge.jobs.kafka import JobSettings, run
+from stream_merge.jobs.kafka.run import JobResult
 from stream_merge.sources.kafka.connection import Cluster, Connection
 
 TABLES = """

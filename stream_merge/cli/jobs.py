@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 from pyspark.sql import SparkSession
 
+from stream_merge.cli.screens import versions
 from stream_merge.cli.shared import (
     CONFIGURATION,
     OUT,
@@ -24,21 +25,21 @@ from stream_merge.cli.shared import (
     session_starter,
 )
 from stream_merge.errors import ConfigError
-from stream_merge.job import jars, quarantined, steps
-from stream_merge.job import run as run_job
-from stream_merge.job.check import check as look
-from stream_merge.job.check import refuse_places
-from stream_merge.job.replay import Replayed, Request, replay
-from stream_merge.job.requests import answer_replay, ask_for_replay, held, replay_answer, request_stop
-from stream_merge.job.run import JobResult
-from stream_merge.job.settings import JobSettings, QuerySettings, load
-from stream_merge.job.trail import trail
+from stream_merge.jobs.kafka import jars, quarantined
+from stream_merge.jobs.kafka import run as run_job
+from stream_merge.jobs.kafka.check import check as look
+from stream_merge.jobs.kafka.check import refuse_places
+from stream_merge.jobs.kafka.control import answer_replay, ask_for_replay, held, replay_answer, request_stop
+from stream_merge.jobs.kafka.history import trail
+from stream_merge.jobs.kafka.replay import Replayed, Request, replay
+from stream_merge.jobs.kafka.run import JobResult
+from stream_merge.jobs.kafka.settings import JobSettings, QuerySettings, load
+from stream_merge.jobs.watch import queries, report, screen
+from stream_merge.jobs.watch.text import escape
 from stream_merge.model import names as table_names
 from stream_merge.model.results import MergeResult
 from stream_merge.session import is_submitted
 from stream_merge.tables import locks
-from stream_merge.watch import queries, report, screen
-from stream_merge.watch.text import escape
 
 app = typer.Typer()
 quarantine = typer.Typer(no_args_is_help=True, help="Events that a job could not merge.")
@@ -243,7 +244,7 @@ def history(
     """Say which version of each table accounts for which offsets; the tail is planned and not committed. No Java."""
     with errors_as_sentences():
         for one in _chosen(load(job), query):
-            steps.show(trail(one), one, console=OUT)
+            versions.show(trail(one), one, console=OUT)
 
 
 @app.command()

@@ -29,12 +29,12 @@ from stream_merge.errors import (
     RoutedMergeError,
     StreamMergeError,
 )
+from stream_merge.jobs.watch.queries import QueryFailedError, innermost_message
+from stream_merge.jobs.watch.text import escape
 from stream_merge.metrics.server import MetricsServer, serve
 from stream_merge.session import is_submitted, local_session, submitted_session
 from stream_merge.spark import environment
 from stream_merge.spark.internals import PYSPARK_ERROR_LOGGERS
-from stream_merge.watch.queries import QueryFailedError, innermost_message
-from stream_merge.watch.text import escape
 
 METRICS_PORT = 9108
 FAILED, CONFIGURATION, DATA, AGAIN, INTERRUPTED = 1, 2, 3, 4, 130

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from stream_merge.cli.screens.explained import show as show_explained
 from stream_merge.cli.shared import (
     FAILED,
     METRICS_PORT,
@@ -27,13 +28,12 @@ from stream_merge.cli.shared import (
 )
 from stream_merge.demo.run import DemoSettings
 from stream_merge.demo.run import run as run_demo
-from stream_merge.files.run import FilesSettings
-from stream_merge.files.run import replay_quarantine as replay_files
-from stream_merge.files.run import run as run_files
+from stream_merge.jobs.files.run import FilesSettings
+from stream_merge.jobs.files.run import replay_quarantine as replay_files
+from stream_merge.jobs.files.run import run as run_files
 from stream_merge.shapes import Changes, known_shapes
 from stream_merge.sources.files.reader import Folder
 from stream_merge.tables.explain import explain as explain_table
-from stream_merge.watch.explained import show as show_explained
 
 app = typer.Typer()
 

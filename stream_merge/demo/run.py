@@ -16,11 +16,11 @@ from rich.console import Console
 from stream_merge.demo import oracle
 from stream_merge.demo.events import SCHEMA, Disorder, Event, History, cut, deliveries, share
 from stream_merge.errors import ConfigError
+from stream_merge.jobs.watch import queries, screen
 from stream_merge.model import names
 from stream_merge.model.results import MergeResult
 from stream_merge.model.settings import RetryPolicy
 from stream_merge.sink import MergeSink
-from stream_merge.watch import queries, screen
 
 _WRITERS = ("one", "two")
 _RETRY = RetryPolicy(attempts=30)

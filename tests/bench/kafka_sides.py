@@ -26,8 +26,8 @@ from pyspark.sql import functions as F
 from services import SPARK_JARS
 
 from stream_merge import MergeMetrics, MergeResult
-from stream_merge.job import JobSettings, jars, run
-from stream_merge.job.offsets import Checkpoint
+from stream_merge.jobs.kafka import JobSettings, jars, run
+from stream_merge.jobs.kafka.batch_offsets import Checkpoint
 from stream_merge.session import DELTA_EXTENSION, delta_packages, local_session
 
 TOPIC, WARM_TOPIC = "orders", "warm"

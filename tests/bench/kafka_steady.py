@@ -21,8 +21,8 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka_events import PARTITIONS, VALUE_FORMAT, event
 from services import SPARK_JARS, wait_until
 
-from stream_merge.job import load
-from stream_merge.job.trail import Step, trail
+from stream_merge.jobs.kafka import load
+from stream_merge.jobs.kafka.history import Step, trail
 
 TOPIC = "steady"
 PER_SECOND = 500

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from rich.console import Console
 
 from stream_merge import ConfigError, ContractError, MergeResult, MergeSink
-from stream_merge.files.run import FilesSettings, run
+from stream_merge.jobs.files.run import FilesSettings, run
 from stream_merge.sources.files import reader
 from stream_merge.sources.files.reader import Folder
 from stream_merge.sources.files.schema import Schema, parse, record, recorded

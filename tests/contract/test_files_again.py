@@ -14,8 +14,8 @@ from typer.testing import CliRunner, Result
 
 from stream_merge import ConfigError, cli
 from stream_merge.cli import shared
-from stream_merge.files.run import FilesSettings
-from stream_merge.files.run import run as run_files
+from stream_merge.jobs.files.run import FilesSettings
+from stream_merge.jobs.files.run import run as run_files
 from stream_merge.sources.files.reader import Folder
 
 FILES = "files --source in --format json --keys id --sequence-by lsn --target ./table --checkpoint checkpoint"

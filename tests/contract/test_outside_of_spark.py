@@ -13,9 +13,9 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from stream_merge import ConfigError, MergeFailedError, MergeSink
-from stream_merge.job.verdicts import Verdict, verdict
-from stream_merge.watch import queries
-from stream_merge.watch.queries import Stream
+from stream_merge.jobs.kafka.exit_codes import Verdict, verdict
+from stream_merge.jobs.watch import queries
+from stream_merge.jobs.watch.queries import Stream
 
 FULL = (
     "the disk is full (No space left on device); free space where table, checkpoint and spark.local.dir lie, and run it"

@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 
 from stream_merge import ConfigError, ContractError, MergeSink, MergeSinks
 from stream_merge.cli import app, shared
-from stream_merge.files.parquet import refuse_other_types
-from stream_merge.files.run import FilesSettings, replay_quarantine, run
+from stream_merge.jobs.files.parquet import refuse_other_types
+from stream_merge.jobs.files.run import FilesSettings, replay_quarantine, run
 from stream_merge.model.names import CORRUPT_COLUMN
 from stream_merge.sources.files import read_files
 from stream_merge.sources.files.reader import Folder

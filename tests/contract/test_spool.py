@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from wire_rows import ODD, ROW, fields_of, formats, raw
 
-from stream_merge.job import decoded, tally
+from stream_merge.jobs.kafka import counts, decode
 from stream_merge.model import names
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.source_batch import AtHand
@@ -121,7 +121,7 @@ def test_no_records_are_no_events(spark, tasks):
 
     assert spool.table().num_rows == 0
     assert spool.frame().count() == 0
-    assert tally.of_table(spool.table()) == tally.Tally()
+    assert counts.of_table(spool.table()) == counts.Tally()
 
 
 def test_a_failed_reading_leaves_no_files(spark, monkeypatch):
@@ -139,9 +139,9 @@ def test_a_failed_reading_leaves_no_files(spark, monkeypatch):
 def test_both_ways_of_counting_count_the_same(spark):
     frame = events(records_of(spark, whole_rows(1_000)), envelopes())
 
-    found = tally.of_table(frame.toArrow())
+    found = counts.of_table(frame.toArrow())
 
-    assert found == tally.of_frame(frame)
+    assert found == counts.of_frame(frame)
     assert {kind for counts in found.counts.values() for kind in counts.kinds} == {"upsert", "delete", "filtered"}
     assert sum(counts.records for counts in found.counts.values()) == 1_000
 
@@ -160,7 +160,7 @@ class Rows:
 def test_whole_rows_are_at_hand_until_the_batch_is_released(spark):
     rows: Any = Rows(envelopes())
 
-    batch = decoded.evaluate_here(records_of(spark, whole_rows(500)), rows, 20_000)
+    batch = decode.evaluate_here(records_of(spark, whole_rows(500)), rows, 20_000)
 
     assert batch.at_hand is not None
     assert batch.at_hand.num_rows == batch.records == 500
@@ -177,9 +177,9 @@ def test_one_record_that_is_none_takes_the_batch_to_rows(spark, odd):
     records[123] = (raw({"id": 1}), odd)
     frame, rows = records_of(spark, records), Rows(envelopes())
 
-    batch = decoded.evaluate_here(frame, rows, 20_000)  # type: ignore[arg-type]
+    batch = decode.evaluate_here(frame, rows, 20_000)  # type: ignore[arg-type]
 
-    wanted = decoded.evaluate(frame, rows, 20_000)  # type: ignore[arg-type]
+    wanted = decode.evaluate(frame, rows, 20_000)  # type: ignore[arg-type]
     assert batch.at_hand is None
     assert batch.counts == wanted.counts
     assert in_order(batch.frames[0].toArrow()) == in_order(wanted.frames[0].toArrow())

@@ -17,8 +17,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from stream_merge import ConfigError, EventCounts, MergeResult, MergeSink
+from stream_merge.jobs.watch import queries
 from stream_merge.testing import target_rows
-from stream_merge.watch import queries
 
 SCHEMA = "id bigint, lsn bigint"
 

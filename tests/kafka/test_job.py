@@ -15,10 +15,10 @@ from prometheus_client import CollectorRegistry
 from pyspark.sql import SparkSession
 
 from stream_merge import ConfigError, ContractError, MergeMetrics, MergeResult
-from stream_merge.job import JobSettings, run
-from stream_merge.job.check import check
-from stream_merge.job.run import JobResult
-from stream_merge.job.verdicts import Verdict
+from stream_merge.jobs.kafka import JobSettings, run
+from stream_merge.jobs.kafka.check import check
+from stream_merge.jobs.kafka.exit_codes import Verdict
+from stream_merge.jobs.kafka.run import JobResult
 from stream_merge.testing import change_rows, target_rows
 
 FORMAT = {

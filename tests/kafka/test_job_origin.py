@@ -12,8 +12,8 @@ from pyspark.sql import SparkSession
 from topic_job import TopicJob, raw
 
 from stream_merge import ConfigError
-from stream_merge.job.run import Job
-from stream_merge.job.verdicts import Verdict
+from stream_merge.jobs.kafka.exit_codes import Verdict
+from stream_merge.jobs.kafka.run import Job
 from stream_merge.metrics.catalogue import TOPIC_NEWEST
 from stream_merge.model.names import TOMBSTONE_TABLE_PREFIX
 

@@ -21,8 +21,8 @@ from traces import jobs_so_far
 from stream_merge import MergeSink
 from stream_merge.engines.memory import reservations
 from stream_merge.errors import MergeFailedError
-from stream_merge.job import decoded
-from stream_merge.job.topic import TopicSink
+from stream_merge.jobs.kafka import decode
+from stream_merge.jobs.kafka.batch import TopicSink
 from stream_merge.microbatch import steps
 from stream_merge.sources.kafka.connection import Connection
 
@@ -177,13 +177,13 @@ def test_a_batch_of_whole_rows_costs_one_spark_job(
 def test_what_spark_merges_is_decoded_into_rows(stored: TopicJob, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once a batch had to be left to Spark, the next one does not take the way by the driver."""
     here: list[int] = []
-    evaluate_here = decoded.evaluate_here
+    evaluate_here = decode.evaluate_here
 
-    def noted(records: DataFrame, rows: Any, max_value_bytes: int) -> decoded.DecodedBatch:
+    def noted(records: DataFrame, rows: Any, max_value_bytes: int) -> decode.DecodedBatch:
         here.append(1)
         return evaluate_here(records, rows, max_value_bytes)
 
-    monkeypatch.setattr(decoded, "evaluate_here", noted)
+    monkeypatch.setattr(decode, "evaluate_here", noted)
     monkeypatch.setattr(reservations, "take", lambda *_: 0)
     for turn in range(3):
         stored.send(2, stored.event("u", 2, f"name {turn}"))
@@ -219,7 +219,7 @@ def test_files_of_the_machine_and_rows_lead_to_the_same(job: TopicJob, monkeypat
     rows, table = job.rows(*WHOLE), job.target
     records = [counted for _, counted in job.accounted()]
 
-    monkeypatch.setattr("stream_merge.job.topic.workers_are_here", lambda _: False)
+    monkeypatch.setattr("stream_merge.jobs.kafka.batch.workers_are_here", lambda _: False)
     job.target, job.checkpoint = f"{job.folder}/on_rows", f"{job.folder}/other_checkpoint"
     again = [result.events for result in job.merge(**limited)]
 

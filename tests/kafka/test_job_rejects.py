@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 from topic_job import QUERY, TopicJob, raw
 
 from stream_merge import ContractError, EventCounts
-from stream_merge.job.verdicts import Verdict
+from stream_merge.jobs.kafka.exit_codes import Verdict
 from stream_merge.sources.wire.strict_json import MOST_NESTED
 
 MOST_BYTES = 8 * 2**20

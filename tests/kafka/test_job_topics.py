@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from topic_job import QUERY, TopicJob, raw
 
 from stream_merge import ConfigError, MergeResult
-from stream_merge.job.check import check
+from stream_merge.jobs.kafka.check import check
 from stream_merge.sources.envelopes.base import Kind
 
 HEARTBEAT = {"ts_ms": 1}

@@ -15,8 +15,8 @@ from pyspark.sql import types as T
 from topic_job import TopicJob, raw
 
 from stream_merge import ConfigError
-from stream_merge.job.check import check
-from stream_merge.job.row_schema import RowSchema
+from stream_merge.jobs.kafka.check import check
+from stream_merge.jobs.kafka.columns import RowSchema
 from stream_merge.model.names import TOMBSTONE_TABLE_PREFIX, sql_identifier
 from stream_merge.sources.wire.connect_schema import canonical
 

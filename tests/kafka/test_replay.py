@@ -13,9 +13,9 @@ from pyspark.sql import SparkSession
 from topic_job import TopicJob
 
 from stream_merge import ConfigError
-from stream_merge.job import requests
-from stream_merge.job.replay import Replayed, Request, replay
-from stream_merge.job.run import Job
+from stream_merge.jobs.kafka import control
+from stream_merge.jobs.kafka.replay import Replayed, Request, replay
+from stream_merge.jobs.kafka.run import Job
 from stream_merge.tables import locks
 from stream_merge.testing import change_rows, target_rows
 
@@ -138,16 +138,16 @@ def test_a_value_that_nobody_had_comes_from_the_row_that_is_there_by_now(job: To
 
 def test_a_job_that_runs_is_asked_and_one_that_does_not_is_not(job: TopicJob) -> None:
     query = job.settings().queries[0]
-    with requests.held(query) as is_ours, requests.held(query) as is_ours_twice:
+    with control.held(query) as is_ours, control.held(query) as is_ours_twice:
         assert (is_ours, is_ours_twice) == (True, False)
         request = Request(reason="undecodable", offset=7)
-        requests.ask_for_replay(query, request)
-        assert requests.replay_request(query) == request
-        assert requests.replay_answer(query, request) is None
-        requests.answer_replay(query, Replayed(id=request.id, records=1))
-    assert requests.replay_request(query) is None
-    assert requests.replay_answer(query, request) == Replayed(id=request.id, records=1)
-    assert requests.replay_answer(query, Request()) is None
+        control.ask_for_replay(query, request)
+        assert control.replay_request(query) == request
+        assert control.replay_answer(query, request) is None
+        control.answer_replay(query, Replayed(id=request.id, records=1))
+    assert control.replay_request(query) is None
+    assert control.replay_answer(query, request) == Replayed(id=request.id, records=1)
+    assert control.replay_answer(query, Request()) is None
 
 
 def test_a_job_that_runs_with_another_job_file_is_not_taken_for_the_new_one(job: TopicJob) -> None:
@@ -166,8 +166,8 @@ def test_a_job_that_runs_with_another_job_file_is_not_taken_for_the_new_one(job:
 
 def test_a_run_beside_another_one_is_refused_and_leaves_its_stop_request_alone(job: TopicJob) -> None:
     query = job.settings().queries[0]
-    with requests.held(query):
-        ((_, asked),) = requests.request_stop(job.settings())
+    with control.held(query):
+        ((_, asked),) = control.request_stop(job.settings())
         refused = job.run().failures["rows"]
 
     assert isinstance(refused, ConfigError)

@@ -21,9 +21,9 @@ from services import tls
 from topic_job import QUERY, TopicJob
 
 from stream_merge import ConfigError
-from stream_merge.job.check import Finding, check
-from stream_merge.job.run import Job, JobResult
-from stream_merge.job.verdicts import Verdict
+from stream_merge.jobs.kafka.check import Finding, check
+from stream_merge.jobs.kafka.exit_codes import Verdict
+from stream_merge.jobs.kafka.run import Job, JobResult
 from stream_merge.sources.kafka import certificates
 from stream_merge.sources.kafka.connection import Cluster, Connection, Security
 from stream_merge.sources.kafka.connection import records as records_of

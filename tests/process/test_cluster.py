@@ -19,8 +19,8 @@ from kafka import KafkaAdminClient, KafkaProducer
 from typer.testing import CliRunner
 
 from stream_merge import cli
-from stream_merge.job import load
-from stream_merge.job.trail import trail
+from stream_merge.jobs.kafka import load
+from stream_merge.jobs.kafka.history import trail
 
 KEYS = 100
 SECONDS = 300

@@ -16,8 +16,8 @@ from oracle import replayed_feed
 from pyspark.sql import SparkSession
 from shop_world import CAPTURED, TABLES, WITH_BLOCKS, World, workload
 
-from stream_merge.job import load
-from stream_merge.job.trail import trail
+from stream_merge.jobs.kafka import load
+from stream_merge.jobs.kafka.history import trail
 from stream_merge.sources.kafka.connection import Cluster, Connection
 from stream_merge.testing import target_rows
 

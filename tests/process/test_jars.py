@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from stream_merge import ConfigError
-from stream_merge.job import jars
+from stream_merge.jobs.kafka import jars
 from stream_merge.session import delta_packages, kafka_packages
 
 KAFKA = f"org.apache.spark:spark-sql-kafka-0-10_2.13:{pyspark.__version__}"

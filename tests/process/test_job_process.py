@@ -21,8 +21,8 @@ from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 from stream_merge import cli
-from stream_merge.job import load
-from stream_merge.job.trail import trail
+from stream_merge.jobs.kafka import load
+from stream_merge.jobs.kafka.history import trail
 from stream_merge.testing import change_rows, target_rows
 
 KILLS = 3

@@ -22,8 +22,8 @@ from stream_merge import (
     cli,
 )
 from stream_merge.cli import shared, tables
-from stream_merge.files.run import FilesSettings
-from stream_merge.watch.queries import QueryFailedError
+from stream_merge.jobs.files.run import FilesSettings
+from stream_merge.jobs.watch.queries import QueryFailedError
 
 FILES = "files --source in --format json --keys id --sequence-by lsn --target ./t --checkpoint ./c --metrics-port 0"
 

@@ -14,8 +14,8 @@ from typer.testing import CliRunner, Result
 
 from stream_merge import ConfigError, MergeSink, cli
 from stream_merge.cli import jobs, shared
-from stream_merge.job.run import JobResult
-from stream_merge.job.settings import load
+from stream_merge.jobs.kafka.run import JobResult
+from stream_merge.jobs.kafka.settings import load
 
 JOB = """
 kafka: {bootstrap: "127.0.0.1:1"}

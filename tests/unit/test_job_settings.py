@@ -12,9 +12,9 @@ import pytest
 import yaml
 
 from stream_merge import ConfigError
-from stream_merge.job import JobSettings, load
-from stream_merge.job.formats import DebeziumFormat, JsonFormat
-from stream_merge.job.requests import held, request_stop, stop_request
+from stream_merge.jobs.kafka import JobSettings, load
+from stream_merge.jobs.kafka.control import held, request_stop, stop_request
+from stream_merge.jobs.kafka.formats import DebeziumFormat, JsonFormat
 
 GOOD = """
 kafka: {bootstrap: "b:9092"}

@@ -12,9 +12,9 @@ from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 from stream_merge import cli
-from stream_merge.job.verdicts import Verdict, verdict
+from stream_merge.jobs.kafka.exit_codes import Verdict, verdict
+from stream_merge.jobs.watch.queries import QueryFailedError
 from stream_merge.spark import environment
-from stream_merge.watch.queries import QueryFailedError
 
 FULL = (
     "the disk is full (No space left on device); free space where table, checkpoint and spark.local.dir lie, and run it"

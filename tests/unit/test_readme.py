@@ -12,9 +12,9 @@ import pytest
 import yaml
 
 from stream_merge import MergeSink, MergeSinks
-from stream_merge.job.fields import Model
-from stream_merge.job.formats import DebeziumFormat, FlattenedFormat, JsonFormat, KeySettings
-from stream_merge.job.settings import KafkaSettings, Limits, MetricsSettings, QuerySettings, SecuritySettings
+from stream_merge.jobs.kafka.formats import DebeziumFormat, FlattenedFormat, JsonFormat, KeySettings
+from stream_merge.jobs.kafka.settings import KafkaSettings, Limits, MetricsSettings, QuerySettings, SecuritySettings
+from stream_merge.jobs.kafka.units import Model
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()

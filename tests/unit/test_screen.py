@@ -13,7 +13,7 @@ from stream_merge.logs import tell
 from stream_merge.results import EventCounts, MergeResult
 from stream_merge.watch.screen import Screen
 
-log = logging.getLogger("stream_merge.job.topic")
+log = logging.getLogger("stream_merge.jobs.kafka.batch")
 shared.log_to_screen(logging.WARNING)
 
 def merged(batch_id, quarantined):
@@ -34,10 +34,10 @@ with Screen(shared.OUT) as shown:
     MORE
 """
 WARNING = (
-    "WARNING stream_merge.job.topic records_quarantined query=q batch_id=1"
+    "WARNING stream_merge.jobs.kafka.batch records_quarantined query=q batch_id=1"
     " remedy=\"'stream-merge quarantine show' says why\" why=" + "x" * 150
 )
-AWAY = "WARNING stream_merge.job.topic broker_away error=KafkaTimeoutError"
+AWAY = "WARNING stream_merge.jobs.kafka.batch broker_away error=KafkaTimeoutError"
 
 
 def test_warnings_stand_whole_above_one_table() -> None:
@@ -56,7 +56,7 @@ def test_warnings_stand_whole_above_one_table() -> None:
 def test_a_broker_that_is_back_is_no_trouble_any_more() -> None:
     seen = terminal.run(PROGRAM.replace("MORE", 'tell(log.warning, "broker_back", seconds=63)'))
 
-    assert "WARNING stream_merge.job.topic broker_back seconds=63" in seen
+    assert "WARNING stream_merge.jobs.kafka.batch broker_back seconds=63" in seen
     assert [line for line in seen if line.startswith("broker:")] == []
 
 

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from stream_merge import EventCounts, MergeResult
-from stream_merge.watch import queries, report, screen
+from stream_merge.jobs.watch import queries, report, screen
 
 
 def result(batch_id: int = 0, **changes: Any) -> MergeResult:

@@ -9,7 +9,7 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from stream_merge.job.sequence import (
+from stream_merge.jobs.kafka.ordering import (
     COMPONENTS,
     DELETE,
     EPOCH,

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from kafka.errors import KafkaError
 
 from stream_merge.errors import ConfigError
-from stream_merge.job import jars
-from stream_merge.job.newest import Records, newest
-from stream_merge.job.offsets import Checkpoint
-from stream_merge.job.row_schema import RowSchema
-from stream_merge.job.settings import JobSettings, QuerySettings
+from stream_merge.jobs.kafka import jars
+from stream_merge.jobs.kafka.batch_offsets import Checkpoint
+from stream_merge.jobs.kafka.columns import RowSchema
+from stream_merge.jobs.kafka.newest_records import Records, newest
+from stream_merge.jobs.kafka.settings import JobSettings, QuerySettings
 from stream_merge.model import names
 from stream_merge.shapes import widening
 from stream_merge.sources.envelopes.base import Kind

@@ -11,13 +11,13 @@ from typing import Self
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from stream_merge.job import decoded
-from stream_merge.job.changes import change_events
-from stream_merge.job.decoded import DecodedBatch
-from stream_merge.job.origin import REPLAY_SECTION, Origin
-from stream_merge.job.row_schema import RowSchema
-from stream_merge.job.settings import QuerySettings
-from stream_merge.job.topic import merge_sink
+from stream_merge.jobs.kafka import decode
+from stream_merge.jobs.kafka.batch import merge_sink
+from stream_merge.jobs.kafka.columns import RowSchema
+from stream_merge.jobs.kafka.decode import DecodedBatch
+from stream_merge.jobs.kafka.events import change_events
+from stream_merge.jobs.kafka.recorded_offsets import REPLAY_SECTION, Origin
+from stream_merge.jobs.kafka.settings import QuerySettings
 from stream_merge.metrics.instruments import MergeMetrics
 from stream_merge.model import names
 from stream_merge.model.results import MergeResult
@@ -138,9 +138,9 @@ def replay(
     rows = RowSchema.of_query(settings)
     rows.start_from(None if target is None else target.schema)
     rows.admit_declared()
-    batch = decoded.evaluate(_in_order(young, settings), rows, settings.limits.max_value_bytes)
+    batch = decode.evaluate(_in_order(young, settings), rows, settings.limits.max_value_bytes)
     try:
-        decoded.refuse_unknown_keys(batch)
+        decode.refuse_unknown_keys(batch)
         events = _mergeable(batch, session, settings)
         merged = 0 if events is None else events.count()
         result = None

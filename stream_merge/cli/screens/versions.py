@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from stream_merge.job.offsets import Ranges
-from stream_merge.job.settings import QuerySettings
-from stream_merge.job.trail import Step
-from stream_merge.watch.screen import whole_table
-from stream_merge.watch.text import escape_line
+from stream_merge.jobs.kafka.batch_offsets import Ranges
+from stream_merge.jobs.kafka.history import Step
+from stream_merge.jobs.kafka.settings import QuerySettings
+from stream_merge.jobs.watch.screen import whole_table
+from stream_merge.jobs.watch.text import escape_line
 
 
 def show(steps: list[Step], query: QuerySettings, *, console: Console) -> None:

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from rich.console import Console
 from rich.table import Column, Table
 
+from stream_merge.jobs.watch import queries, screen
+from stream_merge.jobs.watch.text import escape_line
 from stream_merge.model.results import FATES, EventCounts, MergeResult
-from stream_merge.watch import queries, screen
-from stream_merge.watch.text import escape_line
 
 
 @dataclass(kw_only=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from stream_merge.errors import ContractError
-from stream_merge.job.offsets import Range, Ranges
+from stream_merge.jobs.kafka.batch_offsets import Range, Ranges
 from stream_merge.sources.kafka.connection import TopicState
 
 

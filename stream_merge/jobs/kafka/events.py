@@ -8,8 +8,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from stream_merge.errors import ConfigError, ContractError
-from stream_merge.job.decoded import DecodedBatch, counted_by_place
-from stream_merge.job.earlier import (
+from stream_merge.jobs.kafka.decode import DecodedBatch, counted_by_place
+from stream_merge.jobs.kafka.missing_values import (
     ABSENT,
     OLD_KEY,
     UNAVAILABLE,
@@ -18,8 +18,8 @@ from stream_merge.job.earlier import (
     fill,
     fill_across_key_changes,
 )
-from stream_merge.job.sequence import DELETE, EPOCH, OFFSET, PARTITION, POSITION, SEQUENCE, STREAMED, TOPIC
-from stream_merge.job.settings import QuerySettings
+from stream_merge.jobs.kafka.ordering import DELETE, EPOCH, OFFSET, PARTITION, POSITION, SEQUENCE, STREAMED, TOPIC
+from stream_merge.jobs.kafka.settings import QuerySettings
 from stream_merge.model import names, source_batch
 from stream_merge.model.source_batch import AtHand
 from stream_merge.sources.decode.events import OLD_KEY as FORMER_KEY

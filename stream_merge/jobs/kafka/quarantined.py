@@ -8,14 +8,14 @@ import pyarrow as pa
 from rich.console import Console
 
 from stream_merge.errors import ConfigError
-from stream_merge.job.settings import QuerySettings
+from stream_merge.jobs.kafka.settings import QuerySettings
+from stream_merge.jobs.watch.screen import whole_table
+from stream_merge.jobs.watch.text import escape_line
 from stream_merge.model import names
 from stream_merge.sources.decode.events import PLACE
 from stream_merge.tables import explain, quarantine
 from stream_merge.tables.delta_rs import sql
 from stream_merge.tables.delta_rs.table import NativeTable
-from stream_merge.watch.screen import whole_table
-from stream_merge.watch.text import escape_line
 
 _SHOWN = (
     "recorded_at",

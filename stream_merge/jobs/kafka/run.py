@@ -15,16 +15,17 @@ from queue import SimpleQueue
 from pyspark.sql import SparkSession
 
 from stream_merge.errors import ConfigError, StreamMergeError
-from stream_merge.job import requests
-from stream_merge.job.check import refuse_places, refuse_start_elsewhere, refuse_start_of_existing
-from stream_merge.job.look import Look
-from stream_merge.job.lookout import Lookout, Progress
-from stream_merge.job.offsets import Checkpoint
-from stream_merge.job.origin import Origin
-from stream_merge.job.replay import Replayed, Request, replay
-from stream_merge.job.settings import JobSettings, QuerySettings
-from stream_merge.job.topic import TopicSink, merge_sink
-from stream_merge.job.verdicts import Verdict, is_outage, is_refusal, refused, worst
+from stream_merge.jobs.kafka import control
+from stream_merge.jobs.kafka.batch import TopicSink, merge_sink
+from stream_merge.jobs.kafka.batch_offsets import Checkpoint
+from stream_merge.jobs.kafka.check import refuse_places, refuse_start_elsewhere, refuse_start_of_existing
+from stream_merge.jobs.kafka.exit_codes import Verdict, is_outage, is_refusal, refused, worst
+from stream_merge.jobs.kafka.first_look import Look
+from stream_merge.jobs.kafka.lag import Lookout, Progress
+from stream_merge.jobs.kafka.recorded_offsets import Origin
+from stream_merge.jobs.kafka.replay import Replayed, Request, replay
+from stream_merge.jobs.kafka.settings import JobSettings, QuerySettings
+from stream_merge.jobs.watch.queries import MOST_KEPT, Running, Stream, drained
 from stream_merge.metrics.instruments import MergeMetrics
 from stream_merge.model.logs import tell
 from stream_merge.model.results import MergeResult
@@ -34,7 +35,6 @@ from stream_merge.spark.internals import owned_session, reason
 from stream_merge.spark.preflight import refuse_forgetful_catalog
 from stream_merge.tables import locks, spark_table
 from stream_merge.tables.delivery import expect_same_table
-from stream_merge.watch.queries import MOST_KEPT, Running, Stream, drained
 
 log = logging.getLogger(__name__)
 
@@ -119,7 +119,7 @@ class Job:
         with lookout, ExitStack() as held:
             try:
                 for query in queries:
-                    if not held.enter_context(requests.held(query.settings)):
+                    if not held.enter_context(control.held(query.settings)):
                         query.refuse()
                         continue
                     try:
@@ -272,7 +272,7 @@ class _Query:
         self._refusals = 0
         self.failure: Exception | None = None
         self.has_ended = False
-        self._asked = requests.stop_request(settings)
+        self._asked = control.stop_request(settings)
 
     @property
     def name(self) -> str:
@@ -325,7 +325,7 @@ class _Query:
     def _look_for_a_replay(self) -> None:
         if self._replaying is not None and self._replaying.is_alive():
             return
-        request = requests.replay_request(self.settings)
+        request = control.replay_request(self.settings)
         if request is not None:
             self._replaying = threading.Thread(target=self._answer, args=(request,), name=f"replay {self.name}")
             self._replaying.start()
@@ -336,7 +336,7 @@ class _Query:
         except Exception as err:
             tell(log.warning, "replay_failed", query=self.name, error=str(err))
             answer = Replayed(id=request.id, error=str(err))
-        requests.answer_replay(self.settings, answer)
+        control.answer_replay(self.settings, answer)
 
     def _take_request(self) -> bool:
         """Whether somebody has asked to stop; the request is used up."""

@@ -6,9 +6,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from stream_merge.job.offsets import Checkpoint, Range, Ranges
-from stream_merge.job.origin import REPLAY_SECTION, SECTION, section_of
-from stream_merge.job.settings import QuerySettings
+from stream_merge.jobs.kafka.batch_offsets import Checkpoint, Range, Ranges
+from stream_merge.jobs.kafka.recorded_offsets import REPLAY_SECTION, SECTION, section_of
+from stream_merge.jobs.kafka.settings import QuerySettings
 from stream_merge.model.snapshot import CommitRecord
 from stream_merge.tables.explain import opened
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
-from stream_merge.watch.queries import QueryFailedError
+from stream_merge.jobs.watch.queries import QueryFailedError
 
 
 class Look(threading.Thread):

@@ -13,10 +13,10 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from stream_merge.errors import ConfigError
-from stream_merge.job.offsets import Range
-from stream_merge.job.row_schema import RowSchema
-from stream_merge.job.sequence import PARTITION, TOPIC
-from stream_merge.job.tally import Counts, Place, Tally, of_frame, of_table
+from stream_merge.jobs.kafka.batch_offsets import Range
+from stream_merge.jobs.kafka.columns import RowSchema
+from stream_merge.jobs.kafka.counts import Counts, Place, Tally, of_frame, of_table
+from stream_merge.jobs.kafka.ordering import PARTITION, TOPIC
 from stream_merge.sources.decode.arrow_files import Spool, spooled
 from stream_merge.sources.decode.decoding import events
 from stream_merge.sources.decode.events import OLD_KEY, ROW

@@ -9,8 +9,8 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 from pyspark.sql import types as T
 
-from stream_merge.job.fields import Model
-from stream_merge.job.sequence import BY_LOG_POSITION, BY_OFFSET
+from stream_merge.jobs.kafka.ordering import BY_LOG_POSITION, BY_OFFSET
+from stream_merge.jobs.kafka.units import Model
 from stream_merge.sources.databases.postgresql import (
     AmbiguousTypeError,
     BinaryHandling,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from rich.console import Console
 
+from stream_merge.jobs.watch.text import escape
 from stream_merge.tables.explain import Explained, MergedVersion
-from stream_merge.watch.text import escape
 
 
 def show(explained: Explained, target: str, *, console: Console) -> None:

@@ -10,12 +10,12 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from stream_merge.errors import ConfigError, ContractError
-from stream_merge.job.decoded import DecodedBatch
-from stream_merge.job.formats import FlattenedFormat
-from stream_merge.job.offsets import Range, Ranges
-from stream_merge.job.sequence import BY_LOG_POSITION, BY_OFFSET
-from stream_merge.job.settings import QuerySettings
-from stream_merge.job.tally import Counts, Place, take_in
+from stream_merge.jobs.kafka.batch_offsets import Range, Ranges
+from stream_merge.jobs.kafka.counts import Counts, Place, take_in
+from stream_merge.jobs.kafka.decode import DecodedBatch
+from stream_merge.jobs.kafka.formats import FlattenedFormat
+from stream_merge.jobs.kafka.ordering import BY_LOG_POSITION, BY_OFFSET
+from stream_merge.jobs.kafka.settings import QuerySettings
 from stream_merge.model.results import MergeResult
 from stream_merge.model.snapshot import CommitRecord, TableSnapshot, newest_first
 from stream_merge.sources.kafka.connection import Offsets, TopicState

@@ -18,8 +18,8 @@ from yaml.scanner import ScannerError
 
 from stream_merge import shapes
 from stream_merge.errors import ConfigError
-from stream_merge.job.fields import Bytes, Model, Names, Retention, Seconds
-from stream_merge.job.formats import DebeziumFormat, JsonFormat, KeySettings, ValueFormat
+from stream_merge.jobs.kafka.formats import DebeziumFormat, JsonFormat, KeySettings, ValueFormat
+from stream_merge.jobs.kafka.units import Bytes, Model, Names, Retention, Seconds
 from stream_merge.model import names
 from stream_merge.model.settings import SchemaEvolution
 from stream_merge.sources.envelopes.base import Format

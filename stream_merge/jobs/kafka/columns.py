@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pyspark.sql import types as T
 
 from stream_merge.errors import ConfigError
-from stream_merge.job.newest import Records
-from stream_merge.job.settings import QuerySettings
+from stream_merge.jobs.kafka.newest_records import Records
+from stream_merge.jobs.kafka.settings import QuerySettings
 from stream_merge.model import names
 from stream_merge.shapes import widening
 from stream_merge.sources.decode.decoding import Decoder

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from stream_merge.errors import ConfigError
-from stream_merge.job.replay import Replayed, Request
-from stream_merge.job.settings import JobSettings, QuerySettings
+from stream_merge.jobs.kafka.replay import Replayed, Request
+from stream_merge.jobs.kafka.settings import JobSettings, QuerySettings
 from stream_merge.spark.places import local_path
 from stream_merge.tables import locks
 

@@ -12,16 +12,16 @@ from pyspark.sql import functions as F
 
 from stream_merge import shapes
 from stream_merge.errors import ContractError
-from stream_merge.job import decoded, loss
-from stream_merge.job.changes import SOURCE_COLUMNS, change_events, change_events_at_hand
-from stream_merge.job.decoded import DecodedBatch
-from stream_merge.job.lookout import Progress
-from stream_merge.job.newest import Records, newest
-from stream_merge.job.offsets import Checkpoint, Ranges
-from stream_merge.job.origin import SECTION, Origin
-from stream_merge.job.row_schema import RowSchema
-from stream_merge.job.sequence import DELETE, POSITION_COMPONENTS, SEQUENCE
-from stream_merge.job.settings import QuerySettings
+from stream_merge.jobs.kafka import decode, lost_offsets
+from stream_merge.jobs.kafka.batch_offsets import Checkpoint, Ranges
+from stream_merge.jobs.kafka.columns import RowSchema
+from stream_merge.jobs.kafka.decode import DecodedBatch
+from stream_merge.jobs.kafka.events import SOURCE_COLUMNS, change_events, change_events_at_hand
+from stream_merge.jobs.kafka.lag import Progress
+from stream_merge.jobs.kafka.newest_records import Records, newest
+from stream_merge.jobs.kafka.ordering import DELETE, POSITION_COMPONENTS, SEQUENCE
+from stream_merge.jobs.kafka.recorded_offsets import SECTION, Origin
+from stream_merge.jobs.kafka.settings import QuerySettings
 from stream_merge.model import names
 from stream_merge.model.logs import tell
 from stream_merge.model.results import MergeResult
@@ -90,15 +90,15 @@ class TopicSink:
         self._known_origin().expect_same_topics(topics)
         first = {name: state.starts for name, state in topics.items()}
         ranges = self._known_checkpoint(batch_df).ranges(batch_id, first)
-        gone = loss.lost(ranges, topics)
+        gone = lost_offsets.lost(ranges, topics)
         if self._settings.on_data_loss == "stop":
-            loss.refuse(gone, self._settings.target)
+            lost_offsets.refuse(gone, self._settings.target)
         known = self._rows.columns
         batch = self._decoded(batch_df, ranges)
         try:
             self._stop_for_truncate(batch, batch_id)
             self._stop_for_share(batch, batch_id)
-            decoded.refuse_unknown_keys(batch)
+            decode.refuse_unknown_keys(batch)
             self._known_origin().expect_no_regression(batch, ranges)
             undecodable = self._undecodable(batch, batch_df, batch_id)
             if undecodable is not None:
@@ -142,10 +142,10 @@ class TopicSink:
             and (last is None or last.refusal is None)
             and self._sink._wants_events_at_hand(batch_df, need=need)
         ):
-            batch = decoded.evaluate(batch_df, rows, most_bytes)
-            self._events_were_plain = decoded.is_plain(batch)
+            batch = decode.evaluate(batch_df, rows, most_bytes)
+            self._events_were_plain = decode.is_plain(batch)
             return batch
-        batch = decoded.evaluate_here(batch_df, rows, most_bytes)
+        batch = decode.evaluate_here(batch_df, rows, most_bytes)
         self._events_were_plain = batch.at_hand is not None
         if batch.at_hand is not None and batch.records:
             size = batch.at_hand.nbytes

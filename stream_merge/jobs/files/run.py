@@ -11,8 +11,10 @@ from rich.console import Console
 
 from stream_merge import shapes
 from stream_merge.errors import ConfigError
-from stream_merge.files.parquet import TypesChecked
-from stream_merge.files.replay import Replayed, replay, replay_id
+from stream_merge.jobs.files.parquet import TypesChecked
+from stream_merge.jobs.files.replay import Replayed, replay, replay_id
+from stream_merge.jobs.watch import queries, report, screen
+from stream_merge.jobs.watch.text import escape_line
 from stream_merge.model import names
 from stream_merge.model.results import MergeResult
 from stream_merge.model.settings import SchemaEvolution
@@ -25,8 +27,6 @@ from stream_merge.spark import places, preflight
 from stream_merge.spark.checkpoint import Checkpoint
 from stream_merge.tables import locks, spark_table
 from stream_merge.tables.delivery import expect_same_table
-from stream_merge.watch import queries, report, screen
-from stream_merge.watch.text import escape_line
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

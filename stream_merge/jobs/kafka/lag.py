@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 from kafka.errors import KafkaError
 
-from stream_merge.job.decoded import DecodedBatch
-from stream_merge.job.offsets import Ranges
+from stream_merge.jobs.kafka.batch_offsets import Ranges
+from stream_merge.jobs.kafka.decode import DecodedBatch
 from stream_merge.metrics.catalogue import (
     TOPIC_DELAY,
     TOPIC_GAPS,

@@ -17,8 +17,8 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Column, Table
 from rich.text import Text
 
+from stream_merge.jobs.watch.text import escape_line
 from stream_merge.model.results import FATES, PHASES, EventCounts, MergeResult
-from stream_merge.watch.text import escape_line
 
 _LOG = logging.getLogger("stream_merge")
 _ROWS = 12

@@ -9,10 +9,10 @@ from enum import Enum
 from kafka.errors import KafkaError
 
 from stream_merge.errors import CommitConflictError, CommitStateUnknownError, ConfigError, StreamMergeError
+from stream_merge.jobs.watch.queries import QueryFailedError
 from stream_merge.sources.kafka import connection
 from stream_merge.spark import environment
 from stream_merge.spark.internals import java_causes
-from stream_merge.watch.queries import QueryFailedError
 
 _OUTAGES = (
     "org.apache.kafka.common.errors.TimeoutException",

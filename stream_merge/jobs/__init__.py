@@ -1,0 +1,1 @@
+"""Processes that run queries: the only place where sources meet the sink."""
