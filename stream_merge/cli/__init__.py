@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from stream_merge.cli import jobs, tables
+from stream_merge.cli.commands import jobs, tables
 from stream_merge.cli.panics import panics_in_the_log
 
 app = typer.Typer(

@@ -8,7 +8,7 @@ from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 from stream_merge import cli
-from stream_merge.cli import shared
+from stream_merge.cli.commands import shared
 from stream_merge.tables.explain import explain
 from stream_merge.testing import run
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from stream_merge import ConfigError, cli
-from stream_merge.cli import shared
+from stream_merge.cli.commands import shared
 from stream_merge.jobs.files.run import FilesSettings
 from stream_merge.jobs.files.run import run as run_files
 from stream_merge.sources.files.reader import Folder

@@ -21,7 +21,7 @@ from stream_merge import (
     StreamMergeError,
     cli,
 )
-from stream_merge.cli import shared, tables
+from stream_merge.cli.commands import shared, tables
 from stream_merge.jobs.files.run import FilesSettings
 from stream_merge.jobs.watch.queries import QueryFailedError
 

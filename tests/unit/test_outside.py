@@ -95,7 +95,7 @@ def no_spark(*_: object, **__: object) -> SparkSession:
 
 @pytest.fixture
 def commands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> CliRunner:
-    monkeypatch.setattr("stream_merge.cli.shared.local_session", no_spark)
+    monkeypatch.setattr("stream_merge.cli.commands.shared.local_session", no_spark)
     monkeypatch.chdir(tmp_path)
     return CliRunner()
 

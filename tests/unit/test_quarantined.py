@@ -13,7 +13,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from typer.testing import CliRunner
 
 from stream_merge import cli
-from stream_merge.cli import shared
+from stream_merge.cli.commands import shared
 from stream_merge.tables.quarantine import SCHEMA
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)

@@ -11,8 +11,7 @@ from typing import Annotated
 import typer
 from pyspark.sql import SparkSession
 
-from stream_merge.cli.screens import versions
-from stream_merge.cli.shared import (
+from stream_merge.cli.commands.shared import (
     CONFIGURATION,
     OUT,
     Confs,
@@ -24,6 +23,7 @@ from stream_merge.cli.shared import (
     metrics_server,
     session_starter,
 )
+from stream_merge.cli.screens import versions
 from stream_merge.errors import ConfigError
 from stream_merge.jobs.kafka import jars, quarantined
 from stream_merge.jobs.kafka import run as run_job

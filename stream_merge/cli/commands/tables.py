@@ -10,8 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from stream_merge.cli.screens.explained import show as show_explained
-from stream_merge.cli.shared import (
+from stream_merge.cli.commands.shared import (
     FAILED,
     METRICS_PORT,
     OUT,
@@ -26,6 +25,7 @@ from stream_merge.cli.shared import (
     names,
     session_starter,
 )
+from stream_merge.cli.screens.explained import show as show_explained
 from stream_merge.demo.run import DemoSettings
 from stream_merge.demo.run import run as run_demo
 from stream_merge.jobs.files.run import FilesSettings
