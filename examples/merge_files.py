@@ -9,9 +9,8 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from stream_merge import MergeSink
+from stream_merge import MergeSink, read_files
 from stream_merge.session import delta_packages, small_batches
-from stream_merge.sources.files import read_files
 
 CHANGES = """\
 {"id": 1, "lsn": 11, "op": "c", "item": "lamp"}

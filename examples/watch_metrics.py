@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from pyspark.sql import SparkSession
 
 from stream_merge import MergeMetrics, MergeSink
-from stream_merge.metrics.server import serve
+from stream_merge.metrics import serve
 from stream_merge.session import delta_packages, small_batches
 
 

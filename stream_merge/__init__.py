@@ -14,6 +14,7 @@ from stream_merge.model.results import EventCounts, MergeResult
 from stream_merge.model.settings import RetryPolicy
 from stream_merge.router import MergeSinks
 from stream_merge.sink import MergeSink
+from stream_merge.sources.files import read_files
 
 __all__ = [
     "CommitConflictError",
@@ -29,4 +30,5 @@ __all__ = [
     "RetryPolicy",
     "RoutedMergeError",
     "StreamMergeError",
+    "read_files",
 ]

@@ -19,18 +19,18 @@ from stream_merge.testing import target_rows
 
 CHILD = """
 import logging, sys
-from stream_merge import writers
+from stream_merge.tables import locks
 logging.basicConfig(format="%(message)s", stream=sys.stdout)
 def heard():
     print("heard", flush=True)
 what, target = sys.argv[1:]
 if what == "job":
-    with writers.only_writer(target, "query 'job'"):
+    with locks.only_writer(target, "query 'job'"):
         heard()
         sys.stdin.read()
 else:
     for _ in sys.stdin:
-        writers.warn_of_others(target, "query 'stream'")
+        locks.warn_of_others(target, "query 'stream'")
         heard()
 """
 

@@ -42,7 +42,7 @@ def test_a_limit_of_the_process_counts():
     """Beyond it delta-rs would be ended in the middle of a merge, however much the machine has."""
     script = """
 import resource
-from stream_merge.memory import free_memory_bytes
+from stream_merge.engines.memory import free_memory_bytes
 resource.setrlimit(resource.RLIMIT_AS, (4 << 30, resource.getrlimit(resource.RLIMIT_AS)[1]))
 held = bytearray(1 << 30)
 print(free_memory_bytes())

@@ -544,7 +544,7 @@ def test_importing_registers_nothing_and_the_default_is_made_once() -> None:
     program = """
 from concurrent.futures import ThreadPoolExecutor
 from prometheus_client import REGISTRY
-import stream_merge.metrics as m
+import stream_merge.metrics.instruments as m
 
 def ours():
     return sorted(f.name for f in REGISTRY.collect() if f.name.startswith("stream_merge"))

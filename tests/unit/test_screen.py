@@ -8,10 +8,10 @@ import terminal
 
 PROGRAM = """
 import logging, sys, time
-from stream_merge.cli import shared
-from stream_merge.logs import tell
-from stream_merge.results import EventCounts, MergeResult
-from stream_merge.watch.screen import Screen
+from stream_merge.cli.commands import shared
+from stream_merge.model.logs import tell
+from stream_merge.model.results import EventCounts, MergeResult
+from stream_merge.jobs.watch.screen import Screen
 
 log = logging.getLogger("stream_merge.jobs.kafka.batch")
 shared.log_to_screen(logging.WARNING)
