@@ -27,7 +27,7 @@ from stream_merge import MergeSink
 from stream_merge.engines import log_rules
 from stream_merge.results import FATES, EventCounts
 
-pytestmark = pytest.mark.engines("auto", "spark", "random")
+pytestmark = [pytest.mark.engines("auto", "spark", "random"), pytest.mark.generated]
 
 HISTORIES = int(os.environ.get("STREAM_MERGE_HISTORIES", "1"))
 """How many histories of each kind and shape."""

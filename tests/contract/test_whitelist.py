@@ -40,6 +40,8 @@ from stream_merge.names import quote
 from stream_merge.own_session import TIMESTAMP_CONF
 from stream_merge.testing import run
 
+pytestmark = pytest.mark.generated
+
 Values = Mapping[str, Sequence[str]]
 SCALARS: dict[type[DataType], Values] = {
     BooleanType: {"boolean": ("false", "true")},
