@@ -21,12 +21,19 @@ LONG_FILES = (
     "test_prometheus",
     "test_job_process",
     "test_cluster",
+    "test_contract_order",
+    "test_contract_rows",
     "test_differential",
-    "test_native",
     "test_conflicts",
+    "test_contract_tombstones",
+    "test_contract_names",
+    "test_native",
     "test_crash",
+    "test_widening",
+    "test_delivery",
 )
 CLASSES = services.ROOT / ".jars" / "classes.jsa"
+PROJECTIONS = "spark.sql.codegen.factoryMode"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -85,11 +92,27 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
             # 23 tests took 134 s of processor time with it and 100 s without. Thousands of generated classes: the
             # default code cache fills up and compiling stops.
             "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=512m",
+            # A third of the processor time went into the text of projections, written anew for every task. Tests
+            # that are marked `generated`, and jobs in processes of their own, have them as users do.
+            PROJECTIONS: "NO_CODEGEN",
             **({} if services.missing() else jars.conf(str(services.SPARK_JARS))),
         },
     )
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def projections(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Generated, as Spark does it by itself, for a file that is marked so; interpreted for all others."""
+    if request.node.get_closest_marker("generated") is None:
+        yield
+        return
+    session: SparkSession = request.getfixturevalue("spark")
+    interpreted = session.conf.get(PROJECTIONS)
+    session.conf.set(PROJECTIONS, "FALLBACK")
+    yield
+    session.conf.set(PROJECTIONS, interpreted)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -15,6 +15,8 @@ from pyspark.sql import functions as F
 from stream_merge import MergeMetrics, MergeSink
 from stream_merge.testing import run
 
+pytestmark = pytest.mark.generated
+
 COLUMNS = {
     "id": "bigint",
     "lsn": "bigint",

@@ -40,6 +40,8 @@ from stream_merge.model.names import quote
 from stream_merge.tables.delta_rs.eligibility import PROVEN, Place
 from stream_merge.testing import run
 
+pytestmark = pytest.mark.generated
+
 Values = Mapping[str, Sequence[str]]
 SCALARS: dict[type[DataType], Values] = {
     BooleanType: {"boolean": ("false", "true")},
