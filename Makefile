@@ -71,7 +71,7 @@ reference: $(INSTALLED)  ## write the lists of metrics and commands in docs/refe
 	.venv/bin/python docs/generate.py
 
 lock:  ## write requirements.lock again from pyproject.toml (needs uv); a release of this week is left alone
-	uv pip compile --quiet --upgrade --exclude-newer "1 week" --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url \
+	uv pip compile --quiet --upgrade --no-strip-extras --exclude-newer "1 week" --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url \
 		--extra dev --output-file requirements.lock pyproject.toml
 
 clean:  ## remove everything that make and the tools made
