@@ -28,7 +28,7 @@ from stream_merge.model.settings import Engine, MergeSpec, OnInvalid, RetryPolic
 from stream_merge.model.snapshot import is_applied
 from stream_merge.model.source_batch import Intake
 from stream_merge.shapes import Changes, Shape, checked
-from stream_merge.shapes.layout import Layouts
+from stream_merge.shapes.matching import Layouts
 from stream_merge.spark import environment
 from stream_merge.spark.identity import Caller, caller
 from stream_merge.spark.internals import in_session, is_called_by_query, is_classic, reason, spark_errors_unlogged

@@ -22,7 +22,7 @@ from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import CommitRecord, TableSnapshot
 from stream_merge.model.source_batch import Intake
 from stream_merge.shapes.batch import Batch, evaluate, evaluate_at_hand, evaluate_in_driver
-from stream_merge.shapes.layout import Layouts
+from stream_merge.shapes.matching import Layouts
 from stream_merge.spark.identity import Caller
 from stream_merge.spark.internals import in_session, keeps_state, run_through
 from stream_merge.tables import quarantine, quarantining, spark_table

@@ -18,7 +18,8 @@ from stream_merge.model.logs import tell
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import CommitRecord, History, TableSnapshot, metrics_of_history
 from stream_merge.shapes import required, widening
-from stream_merge.shapes.layout import Layout, plan_layout
+from stream_merge.shapes.layout import Layout
+from stream_merge.shapes.matching import plan_layout
 from stream_merge.spark import columns, places
 from stream_merge.spark.hadoop_files import path_is_occupied, qualified_path
 from stream_merge.spark.internals import reason, snapshot

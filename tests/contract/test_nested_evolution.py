@@ -12,7 +12,7 @@ from pyspark.sql import types as T
 from stream_merge import ConfigError
 from stream_merge.model.names import SEQUENCE_COLUMN
 from stream_merge.model.settings import MergeSpec
-from stream_merge.shapes.layout import plan_layout
+from stream_merge.shapes.matching import plan_layout
 
 NARROW = "id bigint, lsn bigint, s struct<a:int>, l array<struct<a:int>>"
 WIDE = "id bigint, lsn bigint, s struct<a:int,b:string>, l array<struct<a:int,b:string>>"

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from stream_merge.engines.spark.merger import SparkEngine
 from stream_merge.shapes import newest
-from stream_merge.shapes.layout import plan_layout
+from stream_merge.shapes.matching import plan_layout
 from stream_merge.shapes.newest import Newest
 from stream_merge.tables.delta_rs.table import NativeTable
 from stream_merge.testing import batch, run
