@@ -14,22 +14,23 @@ from stream_merge.engines.costs import CostModel
 from stream_merge.engines.memory import reservations
 from stream_merge.engines.selection import Selector
 from stream_merge.engines.spark.commit import USER_METADATA_CONF
-from stream_merge.errors import ConfigError, StreamMergeError
+from stream_merge.errors import ConfigError
 from stream_merge.metrics.instruments import MergeMetrics, default_metrics
+from stream_merge.microbatch.call import BatchCall
 from stream_merge.microbatch.claims import claims
 from stream_merge.microbatch.clock import PhaseClock
 from stream_merge.microbatch.commit import Committing
 from stream_merge.microbatch.own_session import OwnSession
+from stream_merge.microbatch.report import failures_told, told
 from stream_merge.microbatch.steps import MicroBatch
 from stream_merge.model import names
 from stream_merge.model.logs import tell
-from stream_merge.model.results import TARGET_FAILED, FailedBatch, MergeResult
+from stream_merge.model.results import TARGET_FAILED, MergeResult
 from stream_merge.model.settings import Engine, MergeSpec, OnInvalid, RetryPolicy, SchemaEvolution, as_names
 from stream_merge.model.snapshot import is_applied
 from stream_merge.model.source_batch import Intake
 from stream_merge.shapes import Changes, Shape, checked
 from stream_merge.shapes.matching import Layouts
-from stream_merge.spark import environment
 from stream_merge.spark.identity import Caller, caller
 from stream_merge.spark.internals import in_session, is_called_by_query, is_classic, reason, spark_errors_unlogged
 from stream_merge.tables import locks, quarantine, retry, spark_table
@@ -251,8 +252,7 @@ class MergeSink:
         who = caller(batch_df, self._spec)
         metrics = self._metrics or default_metrics()
         metrics.prepare(who.query, self._spec.label)
-        where = {"target": self._spec.label, "query": who.query, "batch_id": batch_id}
-        try:
+        with failures_told(self._spec, metrics, clock, query=who.query, batch_id=batch_id):
             if self._last_result is None:
                 locks.expect_no_other(self._spec.target)
             session = self._session.of(batch_df)
@@ -262,26 +262,27 @@ class MergeSink:
                 delivery = of_query(
                     self._spec, who, batch_id, session, location=location, noted=self._noted, calls=intake.calls
                 )
-                committing = Committing(
+                call = BatchCall(
                     spec=self._spec,
-                    caller=who,
                     batch_id=batch_id,
+                    caller=who,
                     clock=clock,
+                    session=session,
+                    store=self._store,
                     metrics=metrics,
                     sleep=self._sleep,
+                )
+                committing = Committing(
+                    call,
                     judge=None if delivery is None else delivery.judge,
                     recorded={**intake.recorded, **({} if delivery is None else delivery.recorded(batch_id))},
                     user_metadata=batch_df.sparkSession.conf.get(USER_METADATA_CONF, None),
                 )
                 micro_batch = MicroBatch(
-                    spec=self._spec,
+                    call,
                     source=in_session(batch_df, session),
-                    batch_id=batch_id,
-                    caller=who,
-                    clock=clock,
                     committing=committing,
                     layouts=self._layouts,
-                    store=self._store,
                     selector=Selector(self._spec, self._store, self._costs),
                     first_call=self._last_result is None,
                     intake=intake,
@@ -294,33 +295,10 @@ class MergeSink:
                     raise
                 finally:
                     micro_batch.release()
-        except Exception as err:
-            error = type(err).__name__
-            metrics.observe_failure(
-                FailedBatch(
-                    target=self._spec.label, query=who.query, batch_id=batch_id, error=error, seconds=clock.seconds()
-                )
-            )
-            tell(log.warning, "micro_batch_failed", **where, error=error, reason=reason(err))
-            from_outside = None if isinstance(err, StreamMergeError) else environment.said(err)
-            if from_outside is None:
-                raise
-            msg = f"batch {batch_id} for {self._spec.target!r} could not be merged: {from_outside}"
-            raise ConfigError(msg, target=self._spec.target, batch_id=batch_id) from err
         result = micro_batch.result()
         self._last_result = result
         locks.warn_of_others(self._spec.target, f"query {who.query!r}")
-        metrics.observe(result)
-        tell(
-            log.info,
-            "micro_batch_merged",
-            **where,
-            outcome=result.outcome,
-            version=result.version,
-            events=result.events,
-            seconds=result.seconds,
-            attempts=result.attempts,
-        )
+        told(result, metrics)
 
     def _wants_events_at_hand(self, batch_df: DataFrame, *, need: int) -> bool:
         """Whether delta-rs is likely to merge a batch that takes so many bytes of memory in the driver."""

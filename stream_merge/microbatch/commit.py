@@ -10,12 +10,9 @@ from typing import Any, TypeVar
 
 from stream_merge.engines.base import CommitTag
 from stream_merge.errors import CommitConflictError
-from stream_merge.metrics.instruments import MergeMetrics
-from stream_merge.microbatch.clock import PhaseClock
+from stream_merge.microbatch.call import BatchCall
 from stream_merge.model import names
-from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import FINGERPRINT, History, TableSnapshot, is_applied, newest_first
-from stream_merge.spark.identity import Caller
 from stream_merge.tables import quarantine, retry
 from stream_merge.tables.side_commits import Judge, SideCommit
 
@@ -29,28 +26,22 @@ class Committing:
         judge: how a stream tells its batch from one that a side table has recorded; None outside of one.
         recorded: what the target's commits record of the batch beside what the sink does itself.
         user_metadata: the user's own value of `userMetadata`, kept beside the sink's.
-        sleep: waits between two attempts.
     """
 
     def __init__(
         self,
+        call: BatchCall,
         *,
-        spec: MergeSpec,
-        caller: Caller,
-        batch_id: int,
-        clock: PhaseClock,
-        metrics: MergeMetrics,
-        sleep: Callable[[float], None],
         judge: Judge | None,
         recorded: Mapping[str, Any],
         user_metadata: str | None,
     ) -> None:
-        self._spec = spec
-        self._caller = caller
-        self._batch_id = batch_id
-        self._clock = clock
-        self._metrics = metrics
-        self._sleep = sleep
+        self._spec = call.spec
+        self._caller = call.caller
+        self._batch_id = call.batch_id
+        self._clock = call.clock
+        self._metrics = call.metrics
+        self._sleep = call.sleep
         self._judge = judge
         self._recorded = recorded
         self._user_metadata = user_metadata

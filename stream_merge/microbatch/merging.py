@@ -14,15 +14,13 @@ from stream_merge.engines.selection import Selector
 from stream_merge.engines.spark.commit import SparkCommits, record
 from stream_merge.errors import MergeFailedError, StreamMergeError
 from stream_merge.microbatch import landed
-from stream_merge.microbatch.clock import PhaseClock
+from stream_merge.microbatch.call import BatchCall
 from stream_merge.microbatch.commit import Committing
 from stream_merge.model import names
 from stream_merge.model.logs import tell
-from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.shapes.batch import Batch
 from stream_merge.spark.internals import reason
-from stream_merge.tables.reader import Store
 from stream_merge.tables.side_commits import SideCommit
 from stream_merge.tables.tombstones.hits import Hits
 
@@ -43,29 +41,25 @@ class Merging:
 
     def __init__(
         self,
+        call: BatchCall,
         *,
-        spec: MergeSpec,
         batch: Batch,
         target: TableSnapshot,
         engine: Engine[Any],
         selector: Selector,
         committing: Committing,
-        clock: PhaseClock,
-        store: Store,
-        session: SparkSession,
-        batch_id: int,
         already_applied: bool,
     ) -> None:
-        self._spec = spec
+        self._spec = call.spec
         self._batch = batch
         self._target = target
         self._engine = engine
         self._selector = selector
         self._committing = committing
-        self._clock = clock
-        self._store = store
-        self._session = session
-        self._batch_id = batch_id
+        self._clock = call.clock
+        self._store = call.store
+        self._session = call.session
+        self._batch_id = call.batch_id
         self._hits: Hits | None = None
         self._refused_by_merge = 0
         self.already_applied = already_applied

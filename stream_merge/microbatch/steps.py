@@ -12,22 +12,19 @@ from pyspark.sql import DataFrame
 from stream_merge.engines.base import MergeReport
 from stream_merge.engines.selection import Selector
 from stream_merge.errors import ContractError, MergeFailedError
-from stream_merge.microbatch.clock import PhaseClock
+from stream_merge.microbatch.call import BatchCall
 from stream_merge.microbatch.commit import Committing
 from stream_merge.microbatch.ledger import settle
 from stream_merge.microbatch.merging import Merging, record_first
 from stream_merge.model.logs import tell
 from stream_merge.model.results import MergeResult, Outcome
-from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import CommitRecord, TableSnapshot
 from stream_merge.model.source_batch import Intake
 from stream_merge.shapes.batch import Batch, evaluate, evaluate_at_hand, evaluate_in_driver
 from stream_merge.shapes.matching import Layouts
-from stream_merge.spark.identity import Caller
 from stream_merge.spark.internals import in_session, keeps_state, run_through
 from stream_merge.tables import quarantine, quarantining, spark_table
 from stream_merge.tables.delivery import Delivery
-from stream_merge.tables.reader import Store
 from stream_merge.tables.tombstones.rules import log_of
 
 log = logging.getLogger(__name__)
@@ -42,29 +39,26 @@ class MicroBatch:
 
     def __init__(
         self,
+        call: BatchCall,
         *,
-        spec: MergeSpec,
         source: DataFrame,
-        batch_id: int,
-        caller: Caller,
-        clock: PhaseClock,
         committing: Committing,
         layouts: Layouts,
-        store: Store,
         selector: Selector,
         first_call: bool,
         intake: Intake,
         delivery: Delivery | None,
     ) -> None:
-        self._spec = spec
+        self._call = call
+        self._spec = call.spec
         self._source = source
-        self._session = source.sparkSession
-        self._batch_id = batch_id
-        self._caller = caller
-        self._clock = clock
+        self._session = call.session
+        self._batch_id = call.batch_id
+        self._caller = call.caller
+        self._clock = call.clock
         self._committing = committing
         self._layouts = layouts
-        self._store = store
+        self._store = call.store
         self._selector = selector
         self._first_call = first_call
         self._intake = intake
@@ -215,16 +209,12 @@ class MicroBatch:
         with self._clock.phase("prepare"):
             engine = self._selector.engine()
         self._merging = Merging(
-            spec=self._spec,
+            self._call,
             batch=batch,
             target=target,
             engine=engine,
             selector=self._selector,
             committing=self._committing,
-            clock=self._clock,
-            store=self._store,
-            session=self._session,
-            batch_id=self._batch_id,
             already_applied=self._applied_before,
         )
 

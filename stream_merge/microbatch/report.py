@@ -1,0 +1,60 @@
+"""How a call of a sink is told: to the metrics and to the log, whether it merged or failed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from stream_merge.errors import ConfigError, StreamMergeError
+from stream_merge.metrics.instruments import MergeMetrics
+from stream_merge.microbatch.clock import PhaseClock
+from stream_merge.model.logs import tell
+from stream_merge.model.results import FailedBatch, MergeResult
+from stream_merge.model.settings import MergeSpec
+from stream_merge.spark import environment
+from stream_merge.spark.internals import reason
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def failures_told(
+    spec: MergeSpec, metrics: MergeMetrics, clock: PhaseClock, *, query: str, batch_id: int
+) -> Iterator[None]:
+    """Count and log what the block raises.
+
+    Raises:
+        ConfigError: in place of an error of the machine, such as a full disk; all others as they are.
+    """
+    try:
+        yield
+    except Exception as err:
+        error = type(err).__name__
+        metrics.observe_failure(
+            FailedBatch(target=spec.label, query=query, batch_id=batch_id, error=error, seconds=clock.seconds())
+        )
+        where = {"target": spec.label, "query": query, "batch_id": batch_id}
+        tell(log.warning, "micro_batch_failed", **where, error=error, reason=reason(err))
+        from_outside = None if isinstance(err, StreamMergeError) else environment.said(err)
+        if from_outside is None:
+            raise
+        msg = f"batch {batch_id} for {spec.target!r} could not be merged: {from_outside}"
+        raise ConfigError(msg, target=spec.target, batch_id=batch_id) from err
+
+
+def told(result: MergeResult, metrics: MergeMetrics) -> None:
+    """Count and log what a call did."""
+    metrics.observe(result)
+    tell(
+        log.info,
+        "micro_batch_merged",
+        target=result.target,
+        query=result.query,
+        batch_id=result.batch_id,
+        outcome=result.outcome,
+        version=result.version,
+        events=result.events,
+        seconds=result.seconds,
+        attempts=result.attempts,
+    )
