@@ -1,0 +1,213 @@
+"""One query of a job: started, started again after an outage, stopped between two micro-batches."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from queue import SimpleQueue
+from typing import Protocol
+
+from stream_merge.errors import ConfigError, StreamMergeError
+from stream_merge.jobs.kafka import control
+from stream_merge.jobs.kafka.exit_codes import is_outage, is_refusal, refused
+from stream_merge.jobs.kafka.first_look import Look
+from stream_merge.jobs.kafka.replay import Replayed, Request
+from stream_merge.jobs.kafka.settings import QuerySettings
+from stream_merge.jobs.watch.queries import Running, Stream
+from stream_merge.model.logs import tell
+from stream_merge.model.results import MergeResult
+from stream_merge.spark.internals import reason
+
+log = logging.getLogger(__name__)
+
+_LONGEST_OUTAGE_SECONDS = 600.0
+"""How long a query is started again and again without a micro-batch in between."""
+_SETTLED_SECONDS = 150.0
+"""A query that has run for so long has found its broker: Spark 4.2 polls for 120 s before it gives up."""
+_BACKOFF_SECONDS = (1.0, 2.0, 5.0, 10.0)
+_MOST_REFUSALS = 2
+"""In a row, before the job ends; Spark has tried three times before it speaks of one."""
+
+
+class Queries(Protocol):
+    """What a job knows to do for each of its queries."""
+
+    def look_before(self, query: QuerySettings, *, is_first: bool, once: bool) -> None:
+        """Stop for what Spark would stumble over while it plans a batch, without a word that helps."""
+        ...
+
+    def stream(self, query: QuerySettings) -> Stream:
+        """The query, ready to be started."""
+        ...
+
+    def replay(self, query: QuerySettings, request: Request) -> Replayed:
+        """Run quarantined records of the query again, between two of its micro-batches."""
+        ...
+
+
+class Supervised:
+    """One query through its outages."""
+
+    def __init__(
+        self,
+        settings: QuerySettings,
+        job: Queries,
+        arrived: SimpleQueue[tuple[str, MergeResult]],
+        *,
+        once: bool,
+    ) -> None:
+        self.settings = settings
+        self._job = job
+        self._replaying: threading.Thread | None = None
+        self._looking: Look | None = None
+        self._has_run = False
+        self._arrived = arrived
+        self._once = once
+        self._closing = threading.Event()
+        self._running: Running | None = None
+        self._not_before = 0.0
+        self._outage_since: float | None = None
+        self._restarts = 0
+        self._refusals = 0
+        self.failure: Exception | None = None
+        self.has_ended = False
+        self._asked = control.stop_request(settings)
+
+    @property
+    def name(self) -> str:
+        """Of the query."""
+        return self.settings.name
+
+    def forget_old_requests(self) -> None:
+        """To stop a run before this one; only for the process that holds the query."""
+        self._take_request()
+
+    def refuse(self) -> None:
+        """Do not run it: another process does."""
+        msg = (
+            f"query {self.name!r} is being run by another process, which holds the lock beside its checkpoint"
+            f" {self.settings.checkpoint!r}; end that one first ('stream-merge stop')"
+        )
+        self.end(ConfigError(msg, target=self.settings.target))
+
+    def end(self, error: Exception) -> None:
+        """Do not go on, for this reason."""
+        self._keep(error)
+        self.has_ended = True
+
+    def step(self) -> None:
+        """Start, restart or end the query, if it is time to."""
+        if not self.has_ended:
+            self._look_for_a_replay()
+        if self.has_ended or time.monotonic() < self._not_before:
+            return
+        if self._running is None:
+            self._start()
+        elif self._take_request():
+            self.stop()
+        elif not self._running.is_active or self._running.has_failed:
+            self._look_at_the_end(self._running)
+        elif self._outage_since is not None and time.monotonic() - self._not_before > _SETTLED_SECONDS:
+            self._outage_since, self._restarts = None, 0
+
+    def stop(self) -> None:
+        """End it after its running micro-batch."""
+        self.has_ended = True
+        for thread in (self._replaying, self._looking):
+            if thread is not None:
+                thread.join()
+        if self._running is None:
+            return
+        self._closing.set()
+        self._running.stop()
+        self._keep(self._running.failure)
+
+    def _look_for_a_replay(self) -> None:
+        if self._replaying is not None and self._replaying.is_alive():
+            return
+        request = control.replay_request(self.settings)
+        if request is not None:
+            self._replaying = threading.Thread(target=self._answer, args=(request,), name=f"replay {self.name}")
+            self._replaying.start()
+
+    def _answer(self, request: Request) -> None:
+        try:
+            answer = self._job.replay(self.settings, request)
+        except Exception as err:
+            tell(log.warning, "replay_failed", query=self.name, error=str(err))
+            answer = Replayed(id=request.id, error=str(err))
+        control.answer_replay(self.settings, answer)
+
+    def _take_request(self) -> bool:
+        """Whether somebody has asked to stop; the request is used up."""
+        if self._asked is None or not self._asked.exists():
+            return False
+        self._asked.unlink(missing_ok=True)
+        return True
+
+    def _start(self) -> None:
+        """Look, and when that is over start; a broker that does not answer keeps no other query waiting."""
+        if self._looking is None:
+            self._looking = Look(self.name, self._look)
+            self._looking.start()
+        if self._looking.is_alive():
+            return
+        looked, self._looking = self._looking, None
+        if looked.error is not None:
+            self._failed(looked.error)
+            return
+        self._has_run = True
+        try:
+            self._running = Running(self._job.stream(self.settings), self._arrived, self._closing, once=self._once)
+        except Exception as err:
+            self._failed(err)
+
+    def _look(self) -> None:
+        self._job.look_before(self.settings, is_first=not self._has_run, once=self._once)
+
+    def _look_at_the_end(self, running: Running) -> None:
+        running.stop()
+        error = running.failure
+        self._running = None
+        if error is None:
+            self.has_ended = True
+            return
+        if running.has_delivered:
+            self._outage_since, self._restarts, self._refusals = None, 0, 0
+        self._failed(self._named(error))
+
+    def _named(self, error: Exception) -> Exception:
+        """What stands behind an error of Spark, where a look at broker and table tells."""
+        if isinstance(error, StreamMergeError) or is_outage(error) or is_refusal(error):
+            return error
+        try:
+            self._look()
+        except StreamMergeError as found:
+            found.__cause__ = error
+            return found
+        except Exception as err:
+            tell(log.info, "cause_not_found", query=self.name, error=type(err).__name__)
+        return error
+
+    def _failed(self, error: Exception) -> None:
+        is_refused = is_refusal(error)
+        self._refusals += is_refused
+        if self._refusals >= _MOST_REFUSALS:
+            self._keep(refused(self.name, error))
+            self.has_ended = True
+            return
+        now = time.monotonic()
+        self._outage_since = now if self._outage_since is None else self._outage_since
+        if not (is_outage(error) or is_refused) or now - self._outage_since > _LONGEST_OUTAGE_SECONDS:
+            self._keep(error)
+            self.has_ended = True
+            return
+        wait = _BACKOFF_SECONDS[min(self._restarts, len(_BACKOFF_SECONDS) - 1)]
+        self._restarts += 1
+        self._not_before = now + wait
+        tell(log.warning, "query_restarts", query=self.name, seconds=wait, error=reason(error))
+
+    def _keep(self, error: Exception | None) -> None:
+        if error is not None and self.failure is None:
+            self.failure = error
