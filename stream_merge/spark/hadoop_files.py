@@ -13,14 +13,14 @@ _GLOB = re.compile(r"[\\\[\]{}*?]")
 
 def qualified_path(session: SparkSession, path: str) -> str:
     """A path with its scheme: the same for every spelling of a place."""
-    hadoop_path = _jvm(session).org.apache.hadoop.fs.Path(path)
+    hadoop_path = _hadoop(session, "Path")(path)
     files = hadoop_path.getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
     return str(files.makeQualified(hadoop_path).toString())
 
 
 def read_text(session: SparkSession, path: str) -> str | None:
     """The text of a small file wherever Hadoop's file systems reach; None where there is none."""
-    hadoop_path = _jvm(session).org.apache.hadoop.fs.Path(path)
+    hadoop_path = _hadoop(session, "Path")(path)
     files = hadoop_path.getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
     if not files.exists(hadoop_path):
         return None
@@ -33,11 +33,9 @@ def read_text(session: SparkSession, path: str) -> str | None:
 
 def write_text(session: SparkSession, path: str, text: str) -> None:
     """Write a small file wherever Hadoop's file systems reach, folders included; it is there whole or not at all."""
-    hadoop_path = _jvm(session).org.apache.hadoop.fs.Path(path)
+    hadoop_path = _hadoop(session, "Path")(path)
     files = hadoop_path.getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
-    unfinished = _jvm(session).org.apache.hadoop.fs.Path(
-        hadoop_path.getParent(), f".{hadoop_path.getName()}.{uuid4().hex}"
-    )
+    unfinished = _hadoop(session, "Path")(hadoop_path.getParent(), f".{hadoop_path.getName()}.{uuid4().hex}")
     stream = files.create(unfinished, True)
     try:
         stream.write(bytearray(text.encode("utf-8")))
@@ -50,7 +48,7 @@ def write_text(session: SparkSession, path: str, text: str) -> None:
 
 def list_names(session: SparkSession, path: str) -> list[str]:
     """The names in a folder wherever Hadoop's file systems reach; none where there is no folder."""
-    hadoop_path = _jvm(session).org.apache.hadoop.fs.Path(path)
+    hadoop_path = _hadoop(session, "Path")(path)
     files = hadoop_path.getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
     if not files.exists(hadoop_path):
         return []
@@ -59,7 +57,7 @@ def list_names(session: SparkSession, path: str) -> list[str]:
 
 def path_is_occupied(session: SparkSession, path: str) -> bool:
     """Whether something lies at a path, other than an empty folder or a Delta table that is being created."""
-    hadoop_path = _jvm(session).org.apache.hadoop.fs.Path(path)
+    hadoop_path = _hadoop(session, "Path")(path)
     files = hadoop_path.getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
     if not files.exists(hadoop_path):
         return False
@@ -71,10 +69,9 @@ def path_is_occupied(session: SparkSession, path: str) -> bool:
 
 def matching_paths(session: SparkSession, path: str) -> str:
     """A regular expression for the full paths that a path or glob means to Spark, as `scheme:/...`."""
-    hadoop = _jvm(session).org.apache.hadoop.fs
-    given = hadoop.Path(path)
+    given = _hadoop(session, "Path")(path)
     whole = given.getFileSystem(session._jsparkSession.sessionState().newHadoopConf()).makeQualified(given).toString()
-    return str(hadoop.GlobPattern(whole.rstrip("/")).compiled().pattern())
+    return str(_hadoop(session, "GlobPattern")(whole.rstrip("/")).compiled().pattern())
 
 
 def exactly(path: str) -> str:
@@ -82,5 +79,6 @@ def exactly(path: str) -> str:
     return _GLOB.sub(r"\\\g<0>", path)
 
 
-def _jvm(session: SparkSession) -> Any:
-    return session.sparkContext._jvm
+def _hadoop(session: SparkSession, name: str) -> Any:
+    """A class by its whole name: Py4J would ask the JVM for each package on the way, a millisecond in all."""
+    return getattr(session.sparkContext._jvm, f"org.apache.hadoop.fs.{name}")

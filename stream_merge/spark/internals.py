@@ -42,7 +42,7 @@ def owned_session(session: SparkSession) -> SparkSession:
 
 def in_session(df: DataFrame, session: SparkSession) -> DataFrame:
     """The same rows, planned and run under another session's confs."""
-    dataset = _jvm(session).org.apache.spark.sql.classic.Dataset
+    dataset = _java(session, "org.apache.spark.sql.classic.Dataset")
     return DataFrame(dataset.ofRows(session._jsparkSession, df._jdf.logicalPlan()), session)
 
 
@@ -90,7 +90,7 @@ def streaming_query(batch_df: DataFrame) -> StreamingQueryInfo | None:
     query_id = context.getLocalProperty("sql.streaming.queryId")
     if query_id is None:
         return None
-    return _described(running.get(_jvm(session).java.util.UUID.fromString(query_id)), query_id, context)
+    return _described(running.get(_java(session, "java.util.UUID").fromString(query_id)), query_id, context)
 
 
 def _described(query: Any, query_id: str, context: SparkContext) -> StreamingQueryInfo:
@@ -137,7 +137,7 @@ def is_stopping(batch_df: DataFrame) -> bool:
     if query_id is None:
         return False
     running = session._jsparkSession.sharedState().activeStreamingQueries()
-    query = running.get(_jvm(session).java.util.UUID.fromString(query_id))
+    query = running.get(_java(session, "java.util.UUID").fromString(query_id))
     return query is None or not query.isActive()
 
 
@@ -193,7 +193,7 @@ def release(df: DataFrame) -> None:
 
 def snapshot(session: SparkSession, delta_table: Any) -> TableSnapshot:
     """A freshly loaded snapshot of the table behind a `DeltaTable` handle (about 5 ms when little changed)."""
-    none = _jvm(session).scala.Option.empty()
+    none = _java(session, "scala.Option").empty()
     log = delta_table._jdt.deltaLog()
     loaded = log.update(False, none, none)
     metadata = loaded.metadata()
@@ -248,18 +248,18 @@ def exact_literal(session: SparkSession, value: object, dtype: DataType) -> Colu
             itself.
         dtype: the column's type.
     """
-    jvm = _jvm(session)
     java: Any = value
-    if isinstance(dtype, TimestampType):
-        java = jvm.java.time.Instant.EPOCH.plus(value, jvm.java.time.temporal.ChronoUnit.MICROS)
-    elif isinstance(dtype, TimestampNTZType):
-        at = jvm.java.time.Instant.EPOCH.plus(value, jvm.java.time.temporal.ChronoUnit.MICROS)
-        java = jvm.java.time.LocalDateTime.ofInstant(at, jvm.java.time.ZoneOffset.UTC)
+    if isinstance(dtype, TimestampType | TimestampNTZType):
+        java = _java(session, "java.time.Instant").EPOCH.plus(
+            value, _java(session, "java.time.temporal.ChronoUnit").MICROS
+        )
+        if isinstance(dtype, TimestampNTZType):
+            java = _java(session, "java.time.LocalDateTime").ofInstant(java, _java(session, "java.time.ZoneOffset").UTC)
     elif isinstance(dtype, DateType):
-        java = jvm.java.time.LocalDate.ofEpochDay(value)
+        java = _java(session, "java.time.LocalDate").ofEpochDay(value)
     elif isinstance(dtype, DecimalType):
-        java = jvm.java.math.BigDecimal(str(value))
-    return Column(jvm.org.apache.spark.sql.functions.lit(java)).cast(dtype)
+        java = _java(session, "java.math.BigDecimal")(str(value))
+    return Column(_java(session, "org.apache.spark.sql.functions").lit(java)).cast(dtype)
 
 
 def java_causes(error: BaseException) -> list[tuple[str, str]]:
@@ -310,8 +310,9 @@ def _not_ours(_record: logging.LogRecord) -> bool:
     return not _errors_are_ours.get()
 
 
-def _jvm(session: SparkSession) -> Any:
-    return session.sparkContext._jvm
+def _java(session: SparkSession, name: str) -> Any:
+    """A class by its whole name: Py4J would ask the JVM for each package on the way, a millisecond in all."""
+    return getattr(session.sparkContext._jvm, name)
 
 
 def _strings(seq: Any) -> tuple[str, ...]:
