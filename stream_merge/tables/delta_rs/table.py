@@ -7,8 +7,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import wraps
-from typing import Literal, ParamSpec, TypedDict, TypeVar
+from typing import Literal, TypedDict
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -33,14 +32,12 @@ from stream_merge.model.logs import tell
 from stream_merge.model.snapshot import CommitRecord, TableSnapshot
 from stream_merge.tables.delta_rs.data_files import Times, strays
 from stream_merge.tables.delta_rs.metrics import as_merge_metrics, metrics_of
+from stream_merge.tables.delta_rs.panics import no_panics
 
 log = logging.getLogger(__name__)
 
 Merger = TableMerger
 """What the clauses of a merge are added to."""
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 CHECKPOINT_INTERVAL_PROPERTY = "delta.checkpointInterval"
 DEFAULT_CHECKPOINT_INTERVAL = 10
@@ -67,25 +64,6 @@ class _Parquet(TypedDict, total=False):
     writer_properties: WriterProperties
 
 
-class NativePanicError(RuntimeError):
-    """delta-rs broke off in the middle of something; its own exception would pass `except Exception`."""
-
-
-def _no_panics(method: Callable[P, R]) -> Callable[P, R]:
-    """Turn a panic of Rust code (a bare `BaseException` of pyo3) into an ordinary error."""
-
-    @wraps(method)
-    def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
-        try:
-            return method(*args, **kwargs)
-        except BaseException as err:
-            if type(err).__name__ == "PanicException":
-                raise NativePanicError(str(err)) from err
-            raise
-
-    return guarded
-
-
 class NativeTable:
     """One table on one storage. The handle is kept and brought up to date from the log's new commits.
 
@@ -105,7 +83,7 @@ class NativeTable:
         """What is known of how its files were written."""
         self._open()
 
-    @_no_panics
+    @no_panics
     def _open(self) -> None:
         self._table = DeltaTable(self.location, storage_options=self._options)
         self._seen = self._last_commit()
@@ -113,7 +91,7 @@ class NativeTable:
         self._rows: tuple[int, pa.Table] | None = None
         self._metadata: tuple[int, str, StructType, dict[str, str], tuple[str, ...]] | None = None
 
-    @_no_panics
+    @no_panics
     def refresh(self) -> None:
         """Bring the handle to the newest version; a table that was dropped and made anew is opened afresh.
 
@@ -156,7 +134,7 @@ class NativeTable:
             features=frozenset([*(found.reader_features or ()), *(found.writer_features or ())]),
         )
 
-    @_no_panics
+    @no_panics
     def snapshot(self) -> TableSnapshot:
         """What the log says at the handle's version."""
         table_id, schema, properties, partition_columns = self._described()
@@ -185,14 +163,14 @@ class NativeTable:
         """The batch id that the handle's version records for an application id."""
         return self._table.transaction_version(app_id)
 
-    @_no_panics
+    @no_panics
     def files(self) -> pa.Table:
         """The data files with sizes, partition values and statistics, one row each (`get_add_actions`)."""
         if self._files is None or self._files[0] != self.version:
             self._files = (self.version, pa.table(self._table.get_add_actions(flatten=True)))
         return self._files[1]
 
-    @_no_panics
+    @no_panics
     def opened(self, path: str) -> pa.NativeFile:
         """A file of the table, by its path in the log."""
         handler = DeltaStorageHandler.from_table(self._table._table, self._options)
@@ -203,7 +181,7 @@ class NativeTable:
         with self.opened(f"_delta_log/{version:020d}.json") as file:
             return bytes(file.read())
 
-    @_no_panics
+    @no_panics
     def history(self, limit: int | None) -> list[CommitRecord]:
         """The newest commits, newest first; None: all that the log still has."""
         return [
@@ -221,7 +199,7 @@ class NativeTable:
         found = self.history(max(0, self.version - newer_than))
         return [commit for commit in found if newer_than < commit.version <= up_to]
 
-    @_no_panics
+    @no_panics
     def merge(
         self,
         source: pa.Table,
@@ -267,7 +245,7 @@ class NativeTable:
             )
             raise StreamMergeError(msg, target=self.location)
 
-    @_no_panics
+    @no_panics
     def expect_removed(self, version: int) -> None:
         """Hold a merge of before, by delta-rs, against the log, as each is after its commit.
 
@@ -284,14 +262,14 @@ class NativeTable:
             return
         self._expect_removed(version, live)
 
-    @_no_panics
+    @no_panics
     def append(self, rows: pa.Table, *, transaction: tuple[str, int] | None, user_metadata: str | None = None) -> None:
         """Append on the handle's very version."""
         before = self.version
         self._write(rows, "append", _commit(transaction, user_metadata))
         self._keep(before, rows)
 
-    @_no_panics
+    @no_panics
     def replace(self, rows: pa.Table) -> None:
         """Put these rows in the place of all others, on the handle's very version."""
         self._write(rows, "overwrite", _commit(None, None))
@@ -315,20 +293,20 @@ class NativeTable:
         )
         self._after_commit()
 
-    @_no_panics
+    @no_panics
     def pack(self) -> None:
         """Put small files together; appends that came meanwhile do not stand in its way."""
         self._table.optimize.compact(commit_properties=_commit(None, None), post_commithook_properties=_NO_HOOKS)
         self._after_commit()
 
-    @_no_panics
+    @no_panics
     def query(self, sql: str) -> pa.Table:
         """The answer to a query (DataFusion SQL) in which the table is called `log`."""
         found = pa.table(QueryBuilder().register("log", self._table).execute(sql).read_all())
         # delta-rs answers with views, which Arrow cannot filter.
         return found.cast(pa.schema([pa.field(f.name, _plain(f.type)) for f in found.schema]))
 
-    @_no_panics
+    @no_panics
     def rows(self) -> pa.Table:
         """All rows, in memory; kept from version to version as long as only this handle appends."""
         if self._rows is None or self._rows[0] != self.version:
@@ -347,7 +325,7 @@ class NativeTable:
             # The append has landed; the rows are read again when they are wanted.
             tell(log.warning, "rows_not_kept", table=self.location, exc_info=True)
 
-    @_no_panics
+    @no_panics
     def changes(self, version: int) -> pa.Table:
         """The change feed of one version."""
         return pa.table(self._table.load_cdf(starting_version=version, ending_version=version).read_all())
