@@ -17,6 +17,7 @@ from stream_merge.cli.commands import shared
 from stream_merge.jobs.files.run import FilesSettings
 from stream_merge.jobs.files.run import run as run_files
 from stream_merge.sources.files.reader import Folder
+from stream_merge.testing import target_rows
 
 FILES = "files --source in --format json --keys id --sequence-by lsn --target ./table --checkpoint checkpoint"
 
@@ -102,3 +103,19 @@ def test_a_checkpoint_of_a_query_into_another_table_is_refused(
         r"stream-merge: query 'other' has merged into '.*table' .*or the checkpoint is another query's", result.stderr
     )
     assert not Path("other").exists()
+
+
+def test_a_folder_of_facts_fills_a_table_that_only_grows(
+    spark: SparkSession, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the shape's name, without an order of events."""
+    line = files_of_one_event(spark, monkeypatch).replace(" --sequence-by lsn", "") + " --shape insert-only"
+    assert invoke(line).exit_code == 0
+    Path("in/b.json").write_text('{"id": 1, "lsn": 2, "op": "again"}\n{"id": 2, "lsn": 1, "op": "new"}\n')
+
+    result = invoke(line)
+
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert target_rows(spark, str(Path("table").resolve())) == [(1, 1, "u"), (2, 1, "new")]
+    refused = invoke(line.replace("insert-only", "inserts"))
+    assert (refused.exit_code, "'inserts' is not one of changes, insert-only" in refused.output) == (2, True)

@@ -473,6 +473,25 @@ def test_keys_are_read_as_their_own_format_says(shop: Shop):
     assert shop.quarantined("offset", "error") == [(bad, "not JSON at character 0: Expecting value")]
 
 
+def test_a_topic_of_facts_fills_a_table_that_only_grows(shop: Shop):
+    """The first event of a key stays; a delete, which such a table cannot follow, stops the job and nothing is lost."""
+    columns = {"id": "bigint", "name": "string"}
+    wanted = {"value_format": {"type": "json", "columns": columns}, "shape": "insert-only"}
+    shop.send(raw({"id": 1}), raw({"id": 1, "name": "first"}))
+    shop.merge(**wanted)
+    shop.send(raw({"id": 1}), raw({"id": 1, "name": "again"}))
+    shop.send(raw({"id": 2}), raw({"id": 2, "name": "second"}))
+    shop.merge(**wanted)
+    shop.send(raw({"id": 3}), raw({"id": 3, "name": "third"}))
+    shop.send(raw({"id": 1}), None)
+
+    failure = str(shop.failure(**wanted))
+
+    assert "1 of 2 events of batch 2" in failure
+    assert "are deletes, and its shape deletes nothing" in failure
+    assert shop.rows() == [(1, "first"), (2, "second")]
+
+
 def test_several_topics_fill_one_table_where_a_key_column_tells_them_apart(shop: Shop):
     other = f"{shop.topic}.other"
     shop.admin.create_topics({other: {"num_partitions": 1, "replication_factor": 1}})
