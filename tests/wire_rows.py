@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pyspark.sql import types as T
 
-from stream_merge.sources.databases.postgresql import Modes
+from stream_merge.sources.databases.postgresql import Modes, PostgreSQL
 from stream_merge.sources.databases.postgresql import connect_schema as postgres_schema
 from stream_merge.sources.envelopes import plain
 from stream_merge.sources.envelopes.base import Format
-from stream_merge.sources.envelopes.debezium import DebeziumJson
-from stream_merge.sources.envelopes.flattened import FlattenedJson
+from stream_merge.sources.envelopes.debezium import Debezium, row_of
+from stream_merge.sources.envelopes.flattened import Added, Flattened
 from stream_merge.sources.envelopes.plain import PlainJson
 from stream_merge.sources.wire import connect_schema
+from stream_merge.sources.wire.connect_json import ConnectJson
 from stream_merge.sources.wire.encodings import Encoding
 
 Record = tuple[bytes | None, bytes | None]
@@ -159,15 +160,26 @@ PLAIN = {
 }
 
 
+def debezium_json(declared: Mapping[str, Encoding] | None = None) -> Debezium:
+    """Envelopes of PostgreSQL's connector, in Connect's JSON."""
+    return Debezium(wire=ConnectJson(row_of=row_of, declared=declared), database=PostgreSQL())
+
+
+def flattened_json(declared: Mapping[str, Encoding]) -> Flattened:
+    """The same rows out of their envelopes."""
+    added = Added()
+    return Flattened(wire=ConnectJson(row_of=added.row_of, declared=declared), database=PostgreSQL(), added=added)
+
+
 def formats() -> dict[str, tuple[Format, dict[str, Encoding], frozenset[str], Callable[[Any, int], Record]]]:
     declared = {name: postgres(name) for name in COLUMNS}
     objects = {name: plain.encoding(kind) for name, kind in PLAIN.items()}
-    block = DebeziumJson()
+    block = debezium_json()
     key, value = with_block(ROW, 0)
     schema_id = block.read(key, value or b"").schema_id
     return {
-        "debezium": (DebeziumJson(declared=declared), declared, frozenset({""}), envelope),
-        "schema block": (DebeziumJson(), dict(block.encodings(schema_id)), frozenset({schema_id}), with_block),
-        "flattened": (FlattenedJson(declared=declared), declared, frozenset({""}), flattened),
+        "debezium": (debezium_json(declared), declared, frozenset({""}), envelope),
+        "schema block": (debezium_json(), dict(block.encodings(schema_id)), frozenset({schema_id}), with_block),
+        "flattened": (flattened_json(declared), declared, frozenset({""}), flattened),
         "json": (PlainJson(declared=objects, position="turn", deletes=("gone", True)), objects, frozenset({""}), bare),
     }

@@ -17,6 +17,7 @@ from wire_rows import (
     PLAIN,
     ROW,
     Record,
+    debezium_json,
     fields_of,
     formats,
     raw,
@@ -25,7 +26,6 @@ from wire_rows import (
 from stream_merge.sources.decode import bulk, decoding
 from stream_merge.sources.decode.decoding import Decoder
 from stream_merge.sources.envelopes import plain
-from stream_merge.sources.envelopes.debezium import DebeziumJson
 from stream_merge.sources.envelopes.plain import PlainJson
 from stream_merge.sources.wire import json_table, many
 from stream_merge.sources.wire.encodings import decimal_of_bytes, decode
@@ -296,12 +296,12 @@ def test_where_a_text_is_broken_is_told_alike_whether_its_schema_block_is_known_
     block = block.replace(b", ", b",")
     broken = block.replace(b'"op":"c"', b'"op":x')
     told = []
-    decoder = DebeziumJson()
+    wire = debezium_json().wire
     for known in (None, block):
         if known is not None:
-            decoder.unwrapped(known)
+            wire.parse(known)
         with pytest.raises(UndecodableError) as raised:
-            decoder.unwrapped(broken)
+            wire.parse(broken)
         told.append(str(raised.value))
 
     assert told[0].startswith(f"not JSON at character {broken.index(b'x}')}")

@@ -11,14 +11,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql import types as T
+from wire_rows import debezium_json, flattened_json
 
 from stream_merge.sources.databases.postgresql import AmbiguousTypeError, Modes
 from stream_merge.sources.databases.postgresql import connect_schema as postgres_schema
 from stream_merge.sources.decode.decoding import Decoder
 from stream_merge.sources.envelopes import plain
 from stream_merge.sources.envelopes.base import Kind
-from stream_merge.sources.envelopes.debezium import DebeziumJson
-from stream_merge.sources.envelopes.flattened import FlattenedJson
 from stream_merge.sources.envelopes.plain import PlainJson
 from stream_merge.sources.wire import connect_schema, encodings
 from stream_merge.sources.wire.encodings import Encoding, decode
@@ -280,7 +279,7 @@ def raw(value: Any) -> bytes:
 def decoder(**changes: Any) -> Decoder:
     declared = {"id": postgres("bigint"), "name": postgres("text")}
     columns = T.StructType([T.StructField("id", T.LongType()), T.StructField("name", T.StringType())])
-    wanted = {"format": DebeziumJson(declared=declared), "known": frozenset({""}), "keys": ("id",), **changes}
+    wanted = {"format": debezium_json(declared), "known": frozenset({""}), "keys": ("id",), **changes}
     return Decoder(columns=columns, max_value_bytes=10_000, **wanted)
 
 
@@ -378,19 +377,19 @@ def test_a_record_with_neither_key_nor_value_is_undecodable() -> None:
 def test_an_event_in_an_unknown_schema_waits_for_a_second_look() -> None:
     """The first look tells the schema; the second one, which knows it, reads the row."""
     record = (raw({"id": 1}), raw(with_schema(envelope("c", {"id": 1, "name": "a"}))))
-    first = decoded(record, by=decoder(format=DebeziumJson(), known=frozenset()))[0]
+    first = decoded(record, by=decoder(format=debezium_json(), known=frozenset()))[0]
 
     assert first["kind"] == Kind.OTHER_SCHEMA
     assert first["raw_value"] == record[1]
-    second = decoded(record, record, by=decoder(format=DebeziumJson(), known=frozenset({first["note"]})))
+    second = decoded(record, record, by=decoder(format=debezium_json(), known=frozenset({first["note"]})))
     assert [row["row"] for row in second] == [{"id": 1, "name": "a"}] * 2
 
 
 def test_a_required_field_must_be_there() -> None:
     record = (raw({"id": 1}), raw(with_schema(envelope("c", {"id": None, "name": "a"}))))
-    known = decoded(record, by=decoder(format=DebeziumJson(), known=frozenset()))[0]["note"]
+    known = decoded(record, by=decoder(format=debezium_json(), known=frozenset()))[0]["note"]
 
-    found = decoded(record, by=decoder(format=DebeziumJson(), known=frozenset({known})))[0]
+    found = decoded(record, by=decoder(format=debezium_json(), known=frozenset({known})))[0]
 
     assert (found["kind"], found["note"]) == (Kind.UNDECODABLE, "column 'id': a required field is missing")
 
@@ -457,9 +456,9 @@ def test_a_missing_key_is_never_guessed() -> None:
 def test_null_value_records_bring_the_schema_of_their_key() -> None:
     """After a restart they can be the first thing that comes."""
     key = raw({"schema": {"type": "struct", "fields": [{"type": "int64", "field": "id"}]}, "payload": {"id": 7}})
-    (first,) = decoded((key, None), by=decoder(format=DebeziumJson(), known=frozenset()))
+    (first,) = decoded((key, None), by=decoder(format=debezium_json(), known=frozenset()))
 
-    (second,) = decoded((key, None), by=decoder(format=DebeziumJson(), known=frozenset({first["note"]})))
+    (second,) = decoded((key, None), by=decoder(format=debezium_json(), known=frozenset({first["note"]})))
 
     assert (second["kind"], second["row"]["id"]) == (Kind.NULL_VALUE, 7)
 
@@ -478,7 +477,7 @@ FLAT = {"id": postgres("bigint"), "name": postgres("text")}
 
 
 def test_flattened_rows_say_in_fields_of_their_own_what_they_are() -> None:
-    by = decoder(format=FlattenedJson(declared=FLAT))
+    by = decoder(format=flattened_json(FLAT))
     about = {"__lsn": 5, "__source_ts_ms": 1_000}
     found = decoded(
         (raw({"id": 1}), raw({"id": 1, "name": "a", "__op": "c", **about})),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 from pyspark.sql import types as T
@@ -18,14 +18,17 @@ from stream_merge.sources.databases.postgresql import (
     HstoreHandling,
     IntervalHandling,
     Modes,
+    PostgreSQL,
     TimePrecision,
     connect_schema,
 )
-from stream_merge.sources.envelopes import plain
+from stream_merge.sources.envelopes import debezium, plain
 from stream_merge.sources.envelopes.base import Format
-from stream_merge.sources.envelopes.debezium import DebeziumJson
-from stream_merge.sources.envelopes.flattened import FlattenedJson
+from stream_merge.sources.envelopes.debezium import Debezium
+from stream_merge.sources.envelopes.flattened import Added, Flattened
 from stream_merge.sources.envelopes.plain import PlainJson
+from stream_merge.sources.wire.base import RowOf
+from stream_merge.sources.wire.connect_json import ConnectJson
 from stream_merge.sources.wire.connect_schema import PLACEHOLDER, encoding
 from stream_merge.sources.wire.encodings import Encoding
 from stream_merge.sources.wire.keys import JsonKey, KeyFormat, NoKey, TextKey
@@ -44,6 +47,8 @@ _WANTED: Mapping[str, T.DataType] = {
 class DebeziumFormat(Model):
     """`value_format: {type: debezium}`: envelopes in JSON, as PostgreSQL's connector writes them."""
 
+    deletes_by_null_values: ClassVar[bool] = False
+    """Whether null-value records may be all that tells deletes."""
     type: Literal["debezium"] = "debezium"
     columns: Mapping[str, str] | None = None
     """Column -> PostgreSQL type, for records without a schema block."""
@@ -70,10 +75,22 @@ class DebeziumFormat(Model):
             money_fraction_digits=self.money_fraction_digits,
         )
 
-    def format(self, key: KeyFormat) -> Format:
-        """The decoder of records whose keys are written like that."""
-        return DebeziumJson(
-            declared=self.declared(), placeholder=self.unavailable_value_placeholder, wanted=self.wanted(), key=key
+    def format(self, key: KeyFormat, *, key_completes: bool = False) -> Format:
+        """The decoder of records whose keys are written like that.
+
+        Args:
+            key: how they are written.
+            key_completes: whether the job says so; deletes take the keys that they lack from there in any case.
+        """
+        return Debezium(wire=self.wire(debezium.row_of), database=PostgreSQL(), key=key)
+
+    def wire(self, row_of: RowOf) -> ConnectJson:
+        """How values are written."""
+        return ConnectJson(
+            row_of=row_of,
+            declared=self.declared(),
+            placeholder=self.unavailable_value_placeholder,
+            wanted=self.wanted(),
         )
 
     def wanted(self) -> dict[str, T.DataType]:
@@ -122,19 +139,20 @@ class DebeziumFormat(Model):
 class FlattenedFormat(DebeziumFormat):
     """`value_format: {type: flattened}`: rows of Debezium's ExtractNewRecordState."""
 
+    deletes_by_null_values: ClassVar[bool] = True
     type: Literal["flattened"] = "flattened"  # type: ignore[assignment]
     add_fields_prefix: str = Field(default="__", min_length=1)
     position: Literal["lsn", "offset"] = "lsn"
     """What orders the events of a key; "offset" is for topics whose keys stay in their partitions."""
 
-    def format(self, key: KeyFormat) -> Format:
-        """The decoder of records whose keys are written like that."""
-        return FlattenedJson(
+    def format(self, key: KeyFormat, *, key_completes: bool = False) -> Format:
+        """As `DebeziumFormat.format`."""
+        added = Added(prefix=self.add_fields_prefix)
+        return Flattened(
+            wire=self.wire(added.row_of),
+            database=PostgreSQL(),
             key=key,
-            declared=self.declared(),
-            placeholder=self.unavailable_value_placeholder,
-            wanted=self.wanted(),
-            prefix=self.add_fields_prefix,
+            added=added,
             ordered_by_offset=self.position == "offset",
         )
 
@@ -147,6 +165,7 @@ class FlattenedFormat(DebeziumFormat):
 class JsonFormat(Model):
     """`value_format: {type: json}`: objects whose fields are the columns."""
 
+    deletes_by_null_values: ClassVar[bool] = False
     type: Literal["json"]
     columns: Mapping[str, str] = Field(min_length=1)
     """Column -> Spark type."""

@@ -13,7 +13,6 @@ from stream_merge.errors import ConfigError, ContractError
 from stream_merge.jobs.kafka.batch_offsets import Range, Ranges
 from stream_merge.jobs.kafka.counts import Counts, Place, take_in
 from stream_merge.jobs.kafka.decode import DecodedBatch
-from stream_merge.jobs.kafka.formats import FlattenedFormat
 from stream_merge.jobs.kafka.ordering import BY_LOG_POSITION, BY_OFFSET
 from stream_merge.jobs.kafka.settings import QuerySettings
 from stream_merge.model.results import MergeResult
@@ -162,7 +161,7 @@ class Origin:
     @property
     def _compares_offsets(self) -> bool:
         """Whether offsets tell what came later: of all events, or of the null-value records that may be all deletes."""
-        return self.ordering == BY_OFFSET or isinstance(self.settings.value_format, FlattenedFormat)
+        return self.ordering == BY_OFFSET or self.settings.value_format.deletes_by_null_values
 
     @property
     def ordering(self) -> str:

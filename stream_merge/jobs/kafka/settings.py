@@ -18,7 +18,7 @@ from yaml.scanner import ScannerError
 
 from stream_merge import shapes
 from stream_merge.errors import ConfigError
-from stream_merge.jobs.kafka.formats import DebeziumFormat, JsonFormat, KeySettings, ValueFormat
+from stream_merge.jobs.kafka.formats import DebeziumFormat, KeySettings, ValueFormat
 from stream_merge.jobs.kafka.units import Bytes, Model, Names, Retention, Seconds
 from stream_merge.model import names
 from stream_merge.model.settings import SchemaEvolution
@@ -150,9 +150,7 @@ class QuerySettings(Model):
     def format(self) -> Format:
         """The decoder of its records."""
         key = self.key_format.reader(self.event_keys)
-        if isinstance(self.value_format, JsonFormat):
-            return self.value_format.format(key, key_completes="key_format" in self.model_fields_set)
-        return self.value_format.format(key)
+        return self.value_format.format(key, key_completes="key_format" in self.model_fields_set)
 
     @model_validator(mode="after")
     def _fits_together(self) -> QuerySettings:

@@ -1,13 +1,15 @@
-"""PostgreSQL's types as Debezium 3.4 writes them: the schema block that a topic without one leaves out."""
+"""PostgreSQL as Debezium 3.4 writes it: positions in its log, and the schema blocks that topics may leave out."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from stream_merge.sources.wire.connect_schema import DECIMAL, VARIABLE_SCALE_DECIMAL
+from stream_merge.sources.wire.encodings import refuse
+from stream_merge.sources.wire.strict_json import parse
 
 TimePrecision = Literal["adaptive", "adaptive_time_microseconds", "connect", "isostring", "microseconds", "nanoseconds"]
 DecimalHandling = Literal["precise", "double", "string"]
@@ -79,6 +81,30 @@ _PLAIN: dict[str, Schema] = {
 
 class AmbiguousTypeError(ValueError):
     """A declared type that does not say how its values are written; the text says what to add."""
+
+
+@dataclass(frozen=True, slots=True)
+class PostgreSQL:
+    """As `Database`."""
+
+    name: ClassVar[str] = "postgresql"
+    log: ClassVar[str] = "PostgreSQL's log"
+    position_field: ClassVar[str] = "lsn"
+    position_told_by: ClassVar[tuple[str, ...]] = ("lsn", "sequence", "snapshot")
+
+    def position(self, source: Mapping[str, Any]) -> int:
+        """As `Database.position`: the LSN.
+
+        Reads of incremental snapshots carry no `lsn` (Debezium 3.4, PostgresSourceInfoStructMaker), but the pair of the
+        last committed and the current position in `sequence`.
+        """
+        position = source.get("lsn")
+        if position is None and source.get("snapshot") == "incremental" and isinstance(source.get("sequence"), str):
+            pair = [text for text in parse(source["sequence"]) if text is not None]
+            position = int(pair[-1]) if pair else None
+        if type(position) is not int:
+            refuse(f"source.lsn is {position!r}, not a position in PostgreSQL's log")
+        return position
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

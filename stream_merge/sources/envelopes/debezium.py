@@ -1,18 +1,21 @@
-"""Debezium's envelope in JSON (Debezium 3.4), as PostgreSQL's connector writes it."""
+"""Debezium's envelope (Debezium 3.4): op, before, after and source."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from stream_merge.sources.databases.base import Database
 from stream_merge.sources.envelopes import base
 from stream_merge.sources.envelopes.base import Kind, Read, ReadMany
 from stream_merge.sources.wire import connect_schema, json_table
-from stream_merge.sources.wire.connect_json import ConnectJson, Payloads, refuse
-from stream_merge.sources.wire.strict_json import parse
+from stream_merge.sources.wire.base import Payloads, Wire
+from stream_merge.sources.wire.encodings import Encoding, refuse
+from stream_merge.sources.wire.keys import JsonKey, KeyFormat
 
 UPSERTS = frozenset("cur")
 SNAPSHOT_READS = frozenset({True, "true", "first", "first_in_data_collection", "last_in_data_collection", "last"})
@@ -20,16 +23,29 @@ SNAPSHOT_READS = frozenset({True, "true", "first", "first_in_data_collection", "
 _IMAGES = frozenset({"before", "after"})
 
 
-class DebeziumJson(ConnectJson):
-    """Reads envelopes: op, before, after and source."""
+def row_of(block: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The schema of `after`."""
+    return connect_schema.fields(block).get("after") if block.get("type") == "struct" else None
 
-    def row_schema(self, block: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """The schema of `after`."""
-        return connect_schema.fields(block).get("after") if block.get("type") == "struct" else None
+
+@dataclass(kw_only=True)
+class Debezium:
+    """Reads envelopes."""
+
+    wire: Wire
+    """How they are written; its rows are told by `row_of`."""
+    database: Database
+    """Whose changes they are."""
+    key: KeyFormat = field(default_factory=JsonKey)
+    """How record keys are written."""
+
+    def encodings(self, schema_id: str) -> Mapping[str, Encoding]:
+        """As `Format.encodings`."""
+        return self.wire.encodings(schema_id)
 
     def read(self, key: bytes | None, value: bytes) -> Read:
         """As `Format.read`."""
-        payload, schema_id = self.unwrapped(value)
+        payload, schema_id = self.wire.parse(value)
         op = payload.get("op")
         if op in UPSERTS or op == "d":
             return self._row_event(op, payload, key, schema_id)
@@ -44,7 +60,7 @@ class DebeziumJson(ConnectJson):
         source = payload.get("source")
         if not isinstance(source, dict):
             refuse("the event has no source")
-        position = log_position(source)
+        position = self.database.position(source)
         if schema_id is None:
             refuse("the event has no schema block, and the job declares no columns")
         image = payload.get("before" if op == "d" else "after")
@@ -67,22 +83,21 @@ class DebeziumJson(ConnectJson):
 
     def read_many(self, values: pa.BinaryArray) -> Iterator[ReadMany]:
         """As `Format.read_many`."""
-        for payloads in self.payloads(values):
-            row = self.wire(payloads.schema_id)
+        for payloads in self.wire.payloads(values):
+            row = self.wire.row_type(payloads.schema_id)
             if row is None:
                 continue
-            around = self.shape(payloads.schema_id, payloads.texts, without=_IMAGES)
-            if _is_an_envelopes(around):
+            around = self.wire.shape(payloads.schema_id, payloads.texts, without=_IMAGES)
+            if self._is_an_envelopes(around):
                 for part, rows in payloads.read(pa.schema([*around, *((name, row) for name in sorted(_IMAGES))])):
-                    yield from _row_events(part, rows)
+                    yield from _row_events(part, rows, self.database.position_field)
 
-
-def _is_an_envelopes(around: pa.StructType) -> bool:
-    types = {field.name: field.type for field in around}
-    source = types.get("source", pa.null())
-    if types.get("op") != pa.string() or not pa.types.is_struct(source):
-        return False
-    return ("lsn", pa.int64()) in _named(source) and tells_snapshot(source, "snapshot")
+    def _is_an_envelopes(self, around: pa.StructType) -> bool:
+        types = {field.name: field.type for field in around}
+        source = types.get("source", pa.null())
+        if types.get("op") != pa.string() or not pa.types.is_struct(source):
+            return False
+        return (self.database.position_field, pa.int64()) in _named(source) and tells_snapshot(source, "snapshot")
 
 
 def tells_snapshot(about: pa.StructType, name: str) -> bool:
@@ -95,12 +110,12 @@ def _named(struct: pa.StructType) -> set[tuple[str, pa.DataType]]:
     return {(field.name, field.type) for field in struct}
 
 
-def _row_events(payloads: Payloads, rows: pa.StructArray) -> Iterator[ReadMany]:
+def _row_events(payloads: Payloads, rows: pa.StructArray, position_field: str) -> Iterator[ReadMany]:
     """The upserts with the row after, then the deletes with the row before."""
     op, source, after = rows.field("op"), rows.field("source"), rows.field("after")
     is_delete = pc.fill_null(pc.equal(op, "d"), False)
     is_upsert = pc.is_in(op, value_set=pa.array(sorted(UPSERTS)))
-    position = inner(source, "lsn", pa.int64())
+    position = inner(source, position_field, pa.int64())
     whole = json_table.lack_nothing(payloads.texts, rows, after, spared=is_delete)
     every = ReadMany(
         indexes=payloads.indexes,
@@ -128,24 +143,6 @@ def are_snapshot_reads(about: pa.StructArray, name: str) -> pa.BooleanArray:
 def inner(objects: pa.StructArray, name: str, dtype: pa.DataType) -> pa.Array:
     """A field of objects; NULL where it is of another type."""
     return objects.field(name) if (name, dtype) in _named(objects.type) else pa.nulls(len(objects), dtype)
-
-
-def log_position(source: Mapping[str, Any]) -> int:
-    """Where in PostgreSQL's log an event stands.
-
-    Reads of incremental snapshots carry no `lsn` (Debezium 3.4, PostgresSourceInfoStructMaker), but the pair of the
-    last committed and the current position in `sequence`.
-
-    Raises:
-        UndecodableError: the source does not say.
-    """
-    position = source.get("lsn")
-    if position is None and source.get("snapshot") == "incremental" and isinstance(source.get("sequence"), str):
-        pair = [text for text in parse(source["sequence"]) if text is not None]
-        position = int(pair[-1]) if pair else None
-    if type(position) is not int:
-        refuse(f"source.lsn is {position!r}, not a position in PostgreSQL's log")
-    return position
 
 
 def _side_record(payload: Mapping[str, Any]) -> str | None:

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from stream_merge.sources.databases.base import Database
 from stream_merge.sources.envelopes.base import Kind, Read, ReadMany
 from stream_merge.sources.envelopes.debezium import (
     SNAPSHOT_READS,
     are_snapshot_reads,
     inner,
-    log_position,
     tells_snapshot,
 )
 from stream_merge.sources.wire import json_table
-from stream_merge.sources.wire.connect_json import ConnectJson, Payloads, refuse
+from stream_merge.sources.wire.base import Payloads, Wire
+from stream_merge.sources.wire.encodings import Encoding, refuse
+from stream_merge.sources.wire.keys import JsonKey, KeyFormat
 from stream_merge.sources.wire.strict_json import UndecodableError
 
 _ABOUT = frozenset(
@@ -28,33 +30,55 @@ _ABOUT = frozenset(
 _SNAPSHOT = ("snapshot", "source_snapshot")
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Added:
+    """The fields that the transformation adds; the others are columns, whatever their names start with."""
+
+    prefix: str = "__"
+    """`add.fields.prefix`."""
+
+    def has(self, name: str) -> bool:
+        """Whether a field is about the event."""
+        bare = name.removeprefix(self.prefix)
+        return bare != name and (bare in _ABOUT or bare.startswith(("source_", "transaction_")))
+
+    def row_of(self, block: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """The columns of a record, from its schema."""
+        if block.get("type") != "struct" or not isinstance(block.get("fields"), list):
+            return None
+        own = [f for f in block["fields"] if not self.has(str(f.get("field", "")))]
+        return {"type": "struct", "fields": own}
+
+
 @dataclass(kw_only=True)
-class FlattenedJson(ConnectJson):
+class Flattened:
     """Reads flattened rows: fields that the transformation added are about the event, the others are columns.
 
     Deletes are rows with `__deleted` = "true" (`delete.tombstone.handling.mode` rewrite), or null-value records
     (tombstone). With mode drop there are none.
     """
 
-    prefix: str = "__"
-    """`add.fields.prefix`."""
+    wire: Wire
+    """How they are written; its rows are told by `Added.row_of`."""
+    database: Database
+    """Whose changes they are."""
+    key: KeyFormat = field(default_factory=JsonKey)
+    """How record keys are written."""
+    added: Added = field(default_factory=Added)
     ordered_by_offset: bool = False
-    """Whether Kafka's order takes the place of `__lsn`: for topics whose keys stay in their partitions."""
+    """Whether Kafka's order takes the place of a position: for topics whose keys stay in their partitions."""
 
-    def row_schema(self, block: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """The columns of the record."""
-        if block.get("type") != "struct" or not isinstance(block.get("fields"), list):
-            return None
-        own = [f for f in block["fields"] if not self._is_about(str(f.get("field", "")))]
-        return {"type": "struct", "fields": own}
+    def encodings(self, schema_id: str) -> Mapping[str, Encoding]:
+        """As `Format.encodings`."""
+        return self.wire.encodings(schema_id)
 
     def read(self, key: bytes | None, value: bytes) -> Read:
         """As `Format.read`."""
-        payload, schema_id = self.unwrapped(value)
+        payload, schema_id = self.wire.parse(value)
         if schema_id is None:
             refuse("the event has no schema block, and the job declares no columns")
-        about = {n.removeprefix(self.prefix): v for n, v in payload.items() if self._is_about(n)}
-        row = {name: v for name, v in payload.items() if not self._is_about(name)}
+        about = {n.removeprefix(self.added.prefix): v for n, v in payload.items() if self.added.has(n)}
+        row = {name: v for name, v in payload.items() if not self.added.has(name)}
         is_delete = about.get("deleted") == "true" or about.get("op") == "d"
         if is_delete:
             row = {**self.key.fields(key), **{name: v for name, v in row.items() if v is not None}}
@@ -70,12 +94,12 @@ class FlattenedJson(ConnectJson):
 
     def read_many(self, values: pa.BinaryArray) -> Iterator[ReadMany]:
         """As `Format.read_many`."""
-        for payloads in self.payloads(values):
-            row = self.wire(payloads.schema_id)
-            if row is None or any(self._is_about(field.name) for field in row):
+        for payloads in self.wire.payloads(values):
+            row = self.wire.row_type(payloads.schema_id)
+            if row is None or any(self.added.has(field.name) for field in row):
                 continue
-            around = self.shape(payloads.schema_id, payloads.texts, without=frozenset(field.name for field in row))
-            around = pa.struct([field for field in around if self._is_about(field.name)])
+            around = self.wire.shape(payloads.schema_id, payloads.texts, without=frozenset(field.name for field in row))
+            around = pa.struct([field for field in around if self.added.has(field.name)])
             place, snapshot = self._place(around), self._snapshot(around)
             if place is None or snapshot is None:
                 continue
@@ -86,12 +110,13 @@ class FlattenedJson(ConnectJson):
         """The field with the position; None where there is none, or not just one."""
         if self.ordered_by_offset:
             return ""
-        found = {field.name for field in around} & {f"{self.prefix}lsn", f"{self.prefix}source_lsn"}
+        prefix, name = self.added.prefix, self.database.position_field
+        found = {field.name for field in around} & {f"{prefix}{name}", f"{prefix}source_{name}"}
         return next(iter(found)) if len(found) == 1 else None
 
     def _snapshot(self, around: pa.StructType) -> str | None:
         """The field that says who has read an event; None where there are two, or one that says it otherwise."""
-        wanted = [self.prefix + name for name in _SNAPSHOT]
+        wanted = [self.added.prefix + name for name in _SNAPSHOT]
         found = [name for name in wanted if around.get_field_index(name) >= 0] or wanted[:1]
         return found[0] if len(found) == 1 and tells_snapshot(around, found[0]) else None
 
@@ -99,7 +124,7 @@ class FlattenedJson(ConnectJson):
         self, payloads: Payloads, rows: pa.StructArray, row: pa.StructType, place: str, snapshot: str
     ) -> ReadMany:
         image = pa.StructArray.from_arrays([rows.field(field.name) for field in row], fields=list(row))
-        said = [inner(rows, f"{self.prefix}{name}", pa.string()) for name in ("deleted", "op")]
+        said = [inner(rows, f"{self.added.prefix}{name}", pa.string()) for name in ("deleted", "op")]
         is_delete = pc.fill_null(pc.or_kleene(pc.equal(said[0], "true"), pc.equal(said[1], "d")), False)
         position = inner(rows, place, pa.int64()) if place else pa.repeat(pa.scalar(0, pa.int64()), len(rows))
         whole = json_table.lack_nothing(payloads.texts, rows, image, spared=is_delete)
@@ -110,25 +135,23 @@ class FlattenedJson(ConnectJson):
             image=image,
             position=position,
             is_snapshot=are_snapshot_reads(rows, snapshot),
-            source_millis=inner(rows, f"{self.prefix}source_ts_ms", pa.int64()),
+            source_millis=inner(rows, f"{self.added.prefix}source_ts_ms", pa.int64()),
             connector=pa.nulls(len(rows), pa.string()),
             key_completes=True,
         ).where(pc.and_(pc.or_(is_delete, whole), position.is_valid()))
 
-    def _is_about(self, name: str) -> bool:
-        """Whether a field is about the event: the others are columns, whatever their names start with."""
-        bare = name.removeprefix(self.prefix)
-        return bare != name and (bare in _ABOUT or bare.startswith(("source_", "transaction_")))
-
     def _position(self, about: Mapping[str, Any]) -> int:
         if self.ordered_by_offset:
             return 0
-        source = {name: about.get(name, about.get(f"source_{name}")) for name in ("lsn", "sequence", "snapshot")}
+        database = self.database
+        source = {name: about.get(name, about.get(f"source_{name}")) for name in database.position_told_by}
         try:
-            return log_position(source)
+            return database.position(source)
         except UndecodableError:
+            name = database.position_field
+            others = [f"source.{other}" for other in ("ts_ms", *database.position_told_by) if other != name]
+            added = ",".join(["op", name, *others])
             refuse(
-                f"{self.prefix}lsn is {source['lsn']!r}, not a position in PostgreSQL's log; set"
-                " 'add.fields=op,lsn,source.ts_ms,source.sequence,source.snapshot' in the connector, or"
-                " 'position: offset' in the job"
+                f"{self.added.prefix}{name} is {source[name]!r}, not a position in {database.log}; set"
+                f" 'add.fields={added}' in the connector, or 'position: offset' in the job"
             )

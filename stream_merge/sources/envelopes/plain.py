@@ -13,8 +13,8 @@ import pyarrow.compute as pc
 from stream_merge.sources.envelopes.base import Kind, Read, ReadMany
 from stream_merge.sources.wire import encodings as E
 from stream_merge.sources.wire import json_table, times
-from stream_merge.sources.wire.connect_json import DECLARED, refuse
-from stream_merge.sources.wire.encodings import Encoding
+from stream_merge.sources.wire.connect_json import DECLARED
+from stream_merge.sources.wire.encodings import Encoding, refuse
 from stream_merge.sources.wire.json_table import shape_of
 from stream_merge.sources.wire.keys import JsonKey, KeyFormat
 from stream_merge.sources.wire.strict_json import parse, text_of

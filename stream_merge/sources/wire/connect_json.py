@@ -6,15 +6,16 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, NoReturn
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import types as T
 
 from stream_merge.sources.wire import connect_schema, json_table
-from stream_merge.sources.wire.encodings import Encoding
-from stream_merge.sources.wire.keys import WITH_BLOCK, JsonKey, KeyFormat
+from stream_merge.sources.wire.base import Payloads, RowOf
+from stream_merge.sources.wire.encodings import Encoding, refuse
+from stream_merge.sources.wire.keys import WITH_BLOCK
 from stream_merge.sources.wire.strict_json import UndecodableError, parse, text_of
 
 DECLARED = ""
@@ -25,49 +26,25 @@ _MOST_STARTS = 100
 """So many different schema blocks are remembered by their text; each costs a comparison per record."""
 
 
-class Payloads(NamedTuple):
-    """Payloads in one schema."""
-
-    indexes: pa.Int64Array
-    """Which of the given records they are, ascending."""
-    texts: pa.BinaryArray
-    schema_id: str
-
-    def read(self, schema: pa.Schema) -> Iterator[tuple[Payloads, pa.StructArray]]:
-        """Those that `json_table` can read, each part with its rows."""
-        for first, rows in json_table.read_parts(self.texts, schema):
-            indexes, texts = (values.slice(first, len(rows)) for values in (self.indexes, self.texts))
-            yield Payloads(indexes, texts, self.schema_id), rows
-
-
 @dataclass(kw_only=True)
 class ConnectJson:
     """Unwraps records; remembers the schema blocks that it has seen, which repeat from record to record."""
 
+    row_of: RowOf
     declared: Mapping[str, Encoding] | None = None
     """How columns are written in records without a schema block; None: such a row is refused."""
     placeholder: str = connect_schema.PLACEHOLDER
     """Debezium's `unavailable.value.placeholder`."""
     wanted: Mapping[str, T.DataType] = field(default_factory=dict)
     """Types that the job declares for columns whose digits are open."""
-    key: KeyFormat = field(default_factory=JsonKey)
-    """How record keys are written."""
     _known_starts: dict[str, str | None] = field(default_factory=dict, repr=False)
     """Text of a record up to its payload -> schema id."""
     _known: dict[str, Mapping[str, Encoding]] = field(default_factory=dict, repr=False)
     _shapes: dict[str, pa.StructType] = field(default_factory=dict, repr=False)
     """Schema id -> what is around the rows."""
 
-    def row_schema(self, block: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """The schema of the row inside a record's schema; None for records that hold no row."""
-        raise NotImplementedError
-
-    def unwrapped(self, value: bytes) -> tuple[Mapping[str, Any], str | None]:
-        """The payload of a record, and the id of the schema of its row; None where there is none.
-
-        Raises:
-            UndecodableError: it is not JSON, or not an object.
-        """
+    def parse(self, value: bytes) -> tuple[Mapping[str, Any], str | None]:
+        """As `Wire.parse`."""
         payload, schema_id = self._unwrapped(text_of(value))
         if not isinstance(payload, dict):
             refuse("the value is not an object")
@@ -86,7 +63,7 @@ class ConnectJson:
             return payload, without
         if not isinstance(block, dict):
             refuse("the schema block is not an object")
-        row = self.row_schema(block)
+        row = self.row_of(block)
         found = None if row is None else connect_schema.canonical({"type": "struct", "fields": row.get("fields")})
         self._remember_start(text, found)
         return payload, found
@@ -100,11 +77,7 @@ class ConnectJson:
             self._known_starts[text[: end + len(_PAYLOAD_START)]] = schema_id
 
     def payloads(self, values: pa.BinaryArray) -> Iterator[Payloads]:
-        """The payloads of records, by the schema of their row; without those that `unwrapped` has yet to tell.
-
-        Args:
-            values: none of them NULL.
-        """
+        """As `Wire.payloads`."""
         rest, texts = pa.arange(0, len(values)), values
         for start, schema_id in self._known_starts.items():
             if schema_id is None:
@@ -118,8 +91,8 @@ class ConnectJson:
         if self.declared is not None and len(rest):
             yield Payloads(rest, texts, DECLARED)
 
-    def wire(self, schema_id: str) -> pa.DataType | None:
-        """A row as Arrow's JSON reader reads it; None where it cannot read one of the columns."""
+    def row_type(self, schema_id: str) -> pa.StructType | None:
+        """As `Wire.row_type`."""
         try:
             types = {name: encoding.wire for name, encoding in self.encodings(schema_id).items()}
         except UndecodableError:
@@ -127,13 +100,7 @@ class ConnectJson:
         return None if None in types.values() else pa.struct(list(types.items()))
 
     def shape(self, schema_id: str, texts: pa.BinaryArray, *, without: frozenset[str]) -> pa.StructType:
-        """What payloads hold beside their rows, as far as it has been seen.
-
-        Args:
-            schema_id: of the rows.
-            texts: payloads; some of them are looked at.
-            without: fields that are or hold the row.
-        """
+        """As `Wire.shape`."""
         samples = []
         for text in texts.take(pa.arange(0, len(texts), len(texts) // _SAMPLES + 1)).to_pylist():
             with suppress(UndecodableError):
@@ -155,8 +122,3 @@ class ConnectJson:
                 for name, inner in connect_schema.fields(json.loads(schema_id)).items()
             }
         return self._known[schema_id]
-
-
-def refuse(msg: str) -> NoReturn:
-    """Say why a record cannot be read."""
-    raise UndecodableError(msg)
