@@ -121,7 +121,7 @@ class MergeSink:
             except_column_list=None if except_column_list is None else as_names(except_column_list),
             on_invalid=on_invalid,
             quarantine_target=quarantine_target,
-            tombstones=tombstones and (wanted.remembers_deletes),
+            tombstones=tombstones and wanted.remembers_deletes,
             tombstone_retention_seconds=tombstone_retention_seconds,
             create_target=create_target,
             partition_by=as_names(partition_by),
@@ -297,8 +297,8 @@ class MergeSink:
                     micro_batch.release()
         result = micro_batch.result()
         self._last_result = result
-        locks.warn_of_others(self._spec.target, f"query {who.query!r}")
         told(result, metrics)
+        locks.warn_of_others(self._spec.target, f"query {who.query!r}")
 
     def _wants_events_at_hand(self, batch_df: DataFrame, *, need: int) -> bool:
         """Whether delta-rs is likely to merge a batch that takes so many bytes of memory in the driver."""

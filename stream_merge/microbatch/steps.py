@@ -23,7 +23,7 @@ from stream_merge.model.source_batch import Intake
 from stream_merge.shapes.batch import Batch, evaluate, evaluate_at_hand, evaluate_in_driver
 from stream_merge.shapes.matching import Layouts
 from stream_merge.spark.internals import in_session, keeps_state, run_through
-from stream_merge.tables import quarantine, quarantining, spark_table
+from stream_merge.tables import fitness, quarantine, quarantining, spark_table
 from stream_merge.tables.delivery import Delivery
 from stream_merge.tables.tombstones.rules import log_of
 
@@ -81,7 +81,7 @@ class MicroBatch:
             if self._applied_before:
                 self._expect_whole()
             self._layout = self._layouts.plan(self._source, None if self._found is None else self._found.schema)
-            spark_table.check_target(self._session, self._found, spec, self._layout)
+            fitness.check_target(self._session, self._found, spec, self._layout)
             self.check_quarantine()
             self._check_tombstones()
 
@@ -138,10 +138,11 @@ class MicroBatch:
     def refuse_invalid_if_told_to(self) -> None:
         """Under on_invalid="fail", and for deletes where none may come, raise before anything is written."""
         batch = self._evaluated()
-        if batch.deletes and self._spec.only_inserts:
+        if batch.delete_events and self._spec.only_inserts:
             msg = (
-                f"{batch.deletes} of {batch.received} events of batch {self._batch_id} for {self._spec.target!r} are"
-                " deletes, and its shape deletes nothing; leave them out of the source, or use shape=Changes()"
+                f"{batch.delete_events} of {batch.received} events of batch {self._batch_id} for {self._spec.target!r}"
+                " are deletes, and its shape deletes nothing; leave them out of the source, or merge it as changes,"
+                " into a table and with a checkpoint of its own"
             )
             raise ContractError(msg, reasons={}, target=self._spec.target, batch_id=self._batch_id)
         if batch.quarantined and self._spec.on_invalid == "fail":
@@ -364,7 +365,7 @@ class MicroBatch:
                 f" {self._batch_id} was read; nothing was written, run the batch again"
             )
             raise MergeFailedError(msg, target=self._spec.target, batch_id=self._batch_id)
-        spark_table.check_target(self._session, created, self._spec, layout)
+        fitness.check_target(self._session, created, self._spec, layout)
         self._layout = layout
 
     def _plan(self) -> str:

@@ -80,6 +80,8 @@ class Batch:
     """Keys whose latest event is an upsert."""
     deletes: int
     """Keys whose latest event is a delete."""
+    delete_events: int
+    """Valid events that are deletes, the latest of their key or not."""
     bounds: KeyBounds
 
 
@@ -274,6 +276,7 @@ def _in_driver(session: SparkSession, layout: Layout, valid: pa.Table, refused: 
         ties=found.ties,
         upserts=found.rows.num_rows - deletes,
         deletes=deletes,
+        delete_events=int(pc.sum(valid[names.DELETE_COLUMN]).as_py() or 0),
         bounds=_bounds(valid, layout),
     )
 
@@ -332,6 +335,7 @@ def evaluate(source: DataFrame, layout: Layout) -> Batch:
         ties=counts["ties"],
         upserts=counts["upserts"],
         deletes=counts["deletes"],
+        delete_events=counts["delete_events"],
         bounds=key_bounds(layout.key_fields, counts),
     )
 
@@ -348,6 +352,7 @@ def _counts(layout: Layout) -> list[Column]:
         F.count_if(columns.column(latest_spark.TIE_COLUMN)).alias("ties"),
         F.count_if(valid & first & ~delete).alias("upserts"),
         F.count_if(valid & first & delete).alias("deletes"),
+        F.count_if(valid & delete).alias("delete_events"),
         *(F.count_if(F.array_contains(reasons, reason)).alias(f"reason_{reason}") for reason in REASONS),
         *bound_aggregates(layout.key_fields, valid),
         *newest.aggregates(layout, valid & first & ~delete),

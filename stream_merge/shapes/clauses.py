@@ -19,7 +19,7 @@ class Always:
 
 @dataclass(frozen=True, slots=True)
 class Newer:
-    """The event's sequence is greater than the row's; a row whose sequence holds a NULL is older than any event."""
+    """The event's sequence is greater than the row's, component by component; a NULL of the row is the least there."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -234,7 +234,7 @@ class _Finder:
         """Components, where they are stored, how they are read, and the definition to record."""
         by_source = {c.source_name: c for c in stored}
         if not isinstance(self.spec.sequence_by, Column) and not self.spec.sequence_by:
-            # All events of a key are of one sequence: which of them counts is left to the order of `dedup`.
+            # All events of a key are of one sequence: which of them counts is left to the order of `latest_spark`.
             return [StructField("c1", ByteType())], (), [F.lit(0).cast(ByteType())], _NO_SEQUENCE
         if isinstance(self.spec.sequence_by, Column):
             text = str(self.spec.sequence_by).removeprefix("Column<'").removesuffix("'>")
@@ -253,7 +253,7 @@ class _Finder:
             kept = [by_source.get(f.name) for f in fields]
             stored_columns = tuple(c.name for c in kept if c is not None) if all(kept) else None
             definition = {"columns": [f.name for f in fields]}
-        if not self.spec.keeps_sequence and stored_columns is None:
+        if not self.spec.keeps_sequence:  # it only orders the events of a batch, in the source's own types
             stored_columns, by_source = (), {}
         recorded = _recorded_sequence(target) if stored_columns is None else None
         components: list[StructField] = []

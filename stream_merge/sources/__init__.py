@@ -1,1 +1,1 @@
-"""Where change events come from: topics, and the formats of what is in them."""
+"""Where change events come from: files and topics, and the formats of what is in them."""

@@ -178,7 +178,7 @@ def refuse_forgetful_catalog(session: SparkSession, target: str) -> None:
 
 
 def occupied(target: str) -> str | None:
-    """As the error of `tables.find`, without Spark: what is said of a place on a local disk that is taken, or None.
+    """As the error of `spark_table.find`, without Spark: what is said of a taken place on a local disk, or None.
 
     An empty folder is free, and one that this process may not look into is not judged.
     """

@@ -73,12 +73,8 @@ class Delivery:
 
     def recorded(self, batch_id: int) -> dict[str, str]:
         """What the target's commit says of the batch's content; without it a replay counts as one by its id alone."""
-        try:
-            fingerprint = self.checkpoint.fingerprint(batch_id)
-        except Exception as err:
-            tell(log.warning, "batch_without_fingerprint", target=self.label, batch_id=batch_id, error=reason(err))
-            return {}
-        return {} if fingerprint is None else {FINGERPRINT: fingerprint}
+        found = _fingerprint(self.checkpoint, batch_id, self.label)
+        return {} if found is None else {FINGERPRINT: found}
 
     def note(self, merged: TableSnapshot | None) -> None:
         """Keep with the checkpoint where its batches go, and with a table, that some of them are there."""
@@ -96,7 +92,7 @@ class Delivery:
         self.noted.add(told)
 
     def judge(self, recorded: int, batch_id: int, then: Callable[[], str | None]) -> None:
-        """As `commits.Judge`.
+        """As `side_commits.Judge`.
 
         Raises:
             ConfigError: a table beside the target has recorded another batch under this id, or a later one.
@@ -106,7 +102,7 @@ class Delivery:
     def _expect_own(self, where: str, recorded: int, batch_id: int, then: Callable[[], str | None]) -> None:
         if recorded > batch_id:
             self._refuse_restored(batch_id, f"{where} holds batches of this query up to {recorded}")
-        if recorded == batch_id and is_other(self.checkpoint.fingerprint(batch_id), then()):
+        if recorded == batch_id and is_other(_fingerprint(self.checkpoint, batch_id, self.label), then()):
             self._refuse_restored(batch_id, f"{where} holds another batch of this query under this id")
 
     def expect_same_table(self, found: TableSnapshot | None) -> None:
@@ -182,7 +178,16 @@ def fingerprint(caller: Caller, batch_id: int, session: SparkSession) -> str | N
     """`Checkpoint.fingerprint` of a caller's batch; None outside of a streaming query, and for ids of another kind."""
     if caller.checkpoint is None or caller.batch_id not in (None, batch_id):
         return None
-    return Checkpoint.in_session(session, caller.checkpoint).fingerprint(batch_id)
+    return _fingerprint(Checkpoint.in_session(session, caller.checkpoint), batch_id, caller.query)
+
+
+def _fingerprint(checkpoint: Checkpoint, batch_id: int, label: str) -> str | None:
+    """`Checkpoint.fingerprint`; None, by which a replay is one by its id alone, also where it cannot be read."""
+    try:
+        return checkpoint.fingerprint(batch_id)
+    except Exception as err:
+        tell(log.warning, "batch_without_fingerprint", target=label, batch_id=batch_id, error=reason(err))
+        return None
 
 
 def of_query(

@@ -130,7 +130,9 @@ class _Present:
         self._folder.mkdir(exist_ok=True)
         # Locked and filled under a name that nobody looks at: an unlocked file is one of a process that has ended.
         unfinished = self._folder.with_name(f"{self._folder.name}.{self._own.name}")
-        file = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL)  # which no end of Python complains about
+        file = os.open(
+            unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666
+        )  # which no end of Python complains about
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
             os.write(file, f"process {os.getpid()} ({self._by})".encode())
@@ -176,7 +178,7 @@ def _holder_of(path: Path, *, remove: bool = False) -> str | None:
         remove: the file of a process that has ended.
     """
     try:
-        with path.open(encoding="utf-8") as file:
+        with path.open(encoding="utf-8", errors="replace") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:

@@ -17,9 +17,8 @@ from stream_merge.model import names
 from stream_merge.model.logs import tell
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import CommitRecord, History, TableSnapshot, metrics_of_history
-from stream_merge.shapes import required, widening
+from stream_merge.shapes import widening
 from stream_merge.shapes.layout import Layout
-from stream_merge.shapes.matching import plan_layout
 from stream_merge.spark import columns, places
 from stream_merge.spark.hadoop_files import path_is_occupied, qualified_path
 from stream_merge.spark.internals import reason, snapshot
@@ -202,121 +201,9 @@ def recorded_properties(layout: Layout) -> dict[str, str]:
     }
 
 
-def check_target(session: SparkSession, found: TableSnapshot | None, spec: MergeSpec, layout: Layout) -> None:
-    """Refuse a target that the sink cannot merge into; writes nothing.
-
-    Raises:
-        ConfigError: with every problem found.
-    """
-    problems: list[str] = []
-    case_sensitive = layout.case_sensitive
-    if found is None:
-        if not spec.create_target:
-            problems.append(
-                f"target {spec.target!r} does not exist and create_target is off; create it or switch it on"
-            )
-        stored = [c.name for c in layout.stored]
-        problems.extend(
-            f"{setting} names column {name!r}, which is not stored; stored columns are {stored!r}"
-            for setting, wanted in (("partition_by", spec.partition_by), ("cluster_by", spec.cluster_by))
-            for name in wanted
-            if columns.resolve(name, stored, case_sensitive=case_sensitive) is None
-        )
-    else:
-        problems.extend(_recorded_problems(found, spec, layout, case_sensitive=case_sensitive))
-        if not spec.only_inserts and found.properties.get("delta.appendOnly", "false").lower() == "true":
-            problems.append(
-                f"target {spec.target!r} is append-only (delta.appendOnly); a merge updates and deletes,"
-                " unset the property"
-            )
-        if layout.type_changes:
-            problems.extend(_widening_problems(session, found, spec, layout))
-        unmapped = found.properties.get("delta.columnMapping.mode", "none") == "none"
-        odd = [name for name in layout.new_columns if names.needs_column_mapping(name)]
-        if unmapped and odd:
-            problems.append(
-                f"new column(s) {odd!r} need column mapping, which target {spec.target!r} does not have;"
-                " set delta.columnMapping.mode='name' on it or rename them in the stream"
-            )
-    problems.extend(places.permission_problems(spec, found))
-    if problems:
-        raise ConfigError(problems, target=spec.target)
-
-
-def expect_fitting(events: DataFrame, spec: MergeSpec, found: TableSnapshot | None) -> None:
-    """Before a query starts: stop for what its first batch would stop for, by columns and types alone.
-
-    Requires: `events` is what the query reads. Writes nothing.
-
-    Raises:
-        ConfigError: with every problem found.
-    """
-    layout = plan_layout(events, spec, None if found is None else found.schema)
-    check_target(events.sparkSession, found, spec, layout)
-
-
-def _recorded_problems(found: TableSnapshot, spec: MergeSpec, layout: Layout, *, case_sensitive: bool) -> list[str]:
-    problems: list[str] = []
-    version = found.properties.get(names.FORMAT_PROPERTY)
-    if version is not None and version != names.FORMAT_VERSION:
-        problems.append(
-            f"target {spec.target!r} was prepared by another version of stream_merge (format {version!r}, this one"
-            f" knows {names.FORMAT_VERSION!r}); upgrade stream_merge"
-        )
-        return problems
-    problem = keys_problem(found, spec.target, layout.keys, case_sensitive=case_sensitive)
-    if problem is not None:
-        problems.append(problem)
-    sequence = found.properties.get(names.SEQUENCE_PROPERTY)
-    if sequence is not None and not _same_sequence(sequence, layout.definition, case_sensitive=case_sensitive):
-        problems.append(
-            f"target {spec.target!r} is sequenced by {_definition(sequence)}, now by {_definition(layout.definition)};"
-            " use the recorded definition, or rebuild the table: stored sequences cannot be compared with new ones"
-        )
-    elif sequence is not None and _lacks_reserved(found, layout):
-        problems.append(required.lacks_reserved(spec.target))
-    return problems
-
-
-def _lacks_reserved(found: TableSnapshot, layout: Layout) -> bool:
+def lacks_reserved(found: TableSnapshot, layout: Layout) -> bool:
+    """Whether the reserved column for the sequence is wanted and not there."""
     return layout.sequence_columns is None and names.SEQUENCE_COLUMN not in found.schema.names
-
-
-def _widening_problems(session: SparkSession, found: TableSnapshot, spec: MergeSpec, layout: Layout) -> Iterable[str]:
-    if spec.engine == "native":
-        listed = ", ".join(map(str, layout.type_changes))
-        yield (
-            f"engine='native' cannot merge into {spec.target!r} once its columns have been widened ({listed}): delta-rs"
-            " 1.6 does not write tables with type widening; use engine='auto', or build the table anew"
-        )
-    yield from widening.obstacles(layout.type_changes, found.schema, found.properties, session)
-
-
-def keys_problem(found: TableSnapshot, target: str, keys: Iterable[str], *, case_sensitive: bool) -> str | None:
-    """Why rows cannot be matched by these keys in a table that others are recorded with, or None."""
-
-    def folded(keys: Iterable[str]) -> set[str]:
-        return {key if case_sensitive else key.lower() for key in keys}
-
-    recorded = json.loads(found.properties.get(names.KEYS_PROPERTY, "null"))
-    if recorded is None or folded(recorded) == folded(keys):
-        return None
-    return (
-        f"target {target!r} is merged by keys {recorded!r}, now keys={list(keys)!r}; use the recorded keys, or rebuild"
-        " the table: rows and remembered deletes were matched by the old ones"
-    )
-
-
-def _same_sequence(recorded: str, now: str, *, case_sensitive: bool) -> bool:
-    old, new = json.loads(recorded), json.loads(now)
-    if not case_sensitive and "columns" in old and "columns" in new:
-        old, new = [name.lower() for name in old["columns"]], [name.lower() for name in new["columns"]]
-    return bool(old == new)
-
-
-def _definition(recorded: str) -> str:
-    loaded = json.loads(recorded)
-    return repr(loaded.get("columns", loaded.get("expression")) or "nothing")
 
 
 def prepared(
@@ -345,7 +232,7 @@ def _missing(target: str, found: TableSnapshot, layout: Layout, properties: Mapp
     identifier = names.sql_identifier(target)
     statements: list[str] = []
     # Before the property that says there is one: where it is missing later, somebody has taken it away.
-    if _lacks_reserved(found, layout):
+    if lacks_reserved(found, layout):
         column = StructType([StructField(names.SEQUENCE_COLUMN, layout.sequence_type)]).toDDL()
         statements.append(f"ALTER TABLE {identifier} ADD COLUMNS ({column})")
     absent = {

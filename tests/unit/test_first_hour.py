@@ -156,6 +156,14 @@ def test_a_checkpoint_of_another_query_is_refused_before_spark_starts(invoke: In
             "query 'orders': checkpoint 'checkpoint' is that of a query over files",
         ),
         ('{"items":{"0":5}}', "run job.yaml", "query 'orders': checkpoint 'checkpoint' is that of a query over topic"),
+        *(
+            (
+                other,
+                "run job.yaml",
+                "query 'orders': checkpoint 'checkpoint' is that of a query that reads something else",
+            )
+            for other in ("12", '{"sourceVersion":1,"reservoirId":"4f5c","reservoirVersion":3,"index":-1}')
+        ),
         ('{"orders":{"0":5}}', FILES, f"checkpoint 'checkpoint' is that of a query that reads something else .*{own}"),
     ):
         shutil.rmtree("checkpoint", ignore_errors=True)

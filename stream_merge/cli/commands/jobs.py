@@ -1,4 +1,4 @@
-"""`run`, `check` and `stop`: commands about a job file."""
+"""`run`, `check`, `history`, `stop`, `quarantine` and `jars`: commands about jobs."""
 
 from __future__ import annotations
 

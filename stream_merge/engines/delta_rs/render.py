@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from pyspark.sql.types import DataType, DoubleType, FloatType
+from pyspark.sql.types import DataType, DoubleType, FloatType, StructType
 
 from stream_merge.model import names
 from stream_merge.shapes.clauses import (
@@ -54,7 +54,7 @@ def condition(wanted: Condition, layout: Layout) -> str:  # noqa: PLR0911 - a ca
         case SameSequence():
             return _same(_sequence_pairs(layout))
         case SamePosition(components):
-            return _same(_sequence_pairs(layout)[:components])
+            return _same(_sequence_pairs(layout, components))
         case Changed():
             return _changed(layout)
         case IsDelete():
@@ -71,10 +71,15 @@ def _assigned(values: Assignments) -> Mapping[str, str]:
     return {sql.quote(name): sql.column("s", value) for name, value in values.items()}
 
 
-def _sequence_pairs(layout: Layout) -> list[tuple[str, str]]:
-    """The scalar components of the event's and the row's sequence, in the order in which they are compared."""
+def _sequence_pairs(layout: Layout, components: int | None = None) -> list[tuple[str, str]]:
+    """The scalars of the event's and the row's sequence, in the order in which they are compared.
+
+    Args:
+        layout: how the sequence is stored.
+        components: of so many leading components; None: of all.
+    """
     pairs = []
-    for path in sql.scalars(layout.sequence_type):
+    for path in sql.scalars(StructType(list(layout.sequence_fields[:components]))):
         stored: tuple[str, ...] = (names.SEQUENCE_COLUMN, *path)
         if layout.sequence_columns is not None:
             position = [f.name for f in layout.sequence_fields].index(path[0])

@@ -25,7 +25,7 @@ from stream_merge.sources.files.reader import Folder
 from stream_merge.sources.files.schema import Schema, parse, record, recorded
 from stream_merge.spark import places, preflight
 from stream_merge.spark.checkpoint import Checkpoint
-from stream_merge.tables import locks, spark_table
+from stream_merge.tables import fitness, locks, spark_table
 from stream_merge.tables.delivery import expect_same_table
 
 
@@ -158,7 +158,7 @@ def _run(
         schema, origin = _schema(session, settings)
         settings.folder.refuse_unknown_columns(session, schema)
         events = settings.folder.events(session, schema, max_files_per_trigger=settings.max_files_per_trigger)
-        spark_table.expect_fitting(events, sink._spec, found)
+        fitness.expect_fitting(events, sink._spec, found)
         if schema != recorded(session, settings.checkpoint):
             record(session, settings.checkpoint, schema)
     say("schema", f"{schema} ({origin})")
@@ -224,7 +224,7 @@ def _expect_table(session: SparkSession, settings: FilesSettings) -> TableSnapsh
     checkpoint = Checkpoint.in_session(session, settings.checkpoint)
     _expect_files(checkpoint)
     found = spark_table.find(session, settings.target)
-    problem = found and spark_table.keys_problem(found, settings.target, settings.keys, case_sensitive=False)
+    problem = found and fitness.keys_problem(found, settings.target, settings.keys, case_sensitive=False)
     if problem:
         raise ConfigError(problem, target=settings.target)
     expect_same_table(

@@ -249,15 +249,16 @@ class TopicSink:
 
 def merge_sink(settings: QuerySettings, **more: Any) -> MergeSink:
     """The sink behind a query's batch function."""
+    shape = shapes.of_name(settings.shape)
     return MergeSink(
         target=settings.target,
         keys=settings.keys,
         sequence_by=SEQUENCE,
         except_column_list=[*SEQUENCE, DELETE],
-        tombstone_retention_seconds=settings.tombstone_retention,
+        tombstone_retention_seconds=settings.tombstone_retention if shape.remembers_deletes else None,
         schema_evolution=settings.schema_evolution,
         engine=settings.engine,
-        shape=shapes.of_name(settings.shape),
+        shape=shape,
         name=settings.name,
         **more,
     )._for_source(

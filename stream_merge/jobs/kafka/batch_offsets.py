@@ -63,7 +63,14 @@ class Checkpoint(checkpoint.Checkpoint):
                 " where that one ended; give this one a checkpoint of its own"
             )
             raise ConfigError(msg)
-        return None if ends is None else parse_offsets(ends[0])
+        try:
+            return None if ends is None else parse_offsets(ends[0])
+        except (AttributeError, TypeError, ValueError) as err:
+            msg = (
+                f"checkpoint {self.path!r} is that of a query that reads something else than topics, and goes on where"
+                " that one ended; give this one a checkpoint of its own"
+            )
+            raise ConfigError(msg) from err
 
     def expect_one_of(self, topics: Sequence[str]) -> None:
         """Stop where its query has read other topics, and none of these.

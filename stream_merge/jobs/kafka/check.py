@@ -22,7 +22,7 @@ from stream_merge.spark.places import local_path, nearest_existing, not_writable
 from stream_merge.spark.preflight import occupied
 from stream_merge.tables.delivery import expect_same_table
 from stream_merge.tables.explain import find
-from stream_merge.tables.spark_table import keys_problem
+from stream_merge.tables.fitness import keys_problem
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -155,7 +155,7 @@ def evaluate(records: DataFrame, rows: RowSchema, max_value_bytes: int) -> Decod
 def evaluate_here(records: DataFrame, rows: RowSchema, max_value_bytes: int) -> DecodedBatch:
     """As `evaluate`, with the events in the driver where all of them are whole rows of known schemas.
 
-    Requires: `spool.workers_are_here`.
+    Requires: `arrow_files.workers_are_here`.
     Cost: one Spark job that reads the topic; where an event is not such a one, that of `evaluate` over the files.
 
     Raises:

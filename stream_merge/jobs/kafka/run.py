@@ -33,7 +33,7 @@ from stream_merge.sources.kafka.connection import Cluster
 from stream_merge.sources.kafka.connection import records as records_of
 from stream_merge.spark.internals import owned_session
 from stream_merge.spark.preflight import refuse_forgetful_catalog
-from stream_merge.tables import locks, spark_table
+from stream_merge.tables import fitness, locks, spark_table
 from stream_merge.tables.delivery import expect_same_table
 
 log = logging.getLogger(__name__)
@@ -166,7 +166,7 @@ class Job:
             refuse_start_elsewhere(query, topics)
         refuse_forgetful_catalog(session, query.target)
         found = spark_table.find(session, query.target)
-        others = found and spark_table.keys_problem(found, query.target, query.keys, case_sensitive=False)
+        others = found and fitness.keys_problem(found, query.target, query.keys, case_sensitive=False)
         if others:  # the sink would say so at the next batch, which may be long in coming
             raise ConfigError(others, target=query.target)
         query_id = checkpoint.query_id()

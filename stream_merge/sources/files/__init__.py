@@ -1,4 +1,4 @@
-"""A folder of change files, written by any tool, merged into a Delta table."""
+"""A folder of change files, written by any tool, as a stream of events."""
 
 from stream_merge.sources.files.reader import read_files
 

@@ -1,4 +1,4 @@
-"""Side tables by delta-rs: `commits.append_once` for rows that the driver has already."""
+"""Side tables by delta-rs: `side_commits.append_once` for rows that the driver has already."""
 
 from __future__ import annotations
 

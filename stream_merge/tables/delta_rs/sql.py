@@ -41,7 +41,7 @@ def text(value: str) -> str:
 
 
 def literal(value: Any, dtype: DataType) -> str:
-    """A bound of a key (see `plan.KeyBounds`: microseconds, days, or text) as a literal of its type."""
+    """A bound of a key (see `key_bounds.KeyBounds`: microseconds, days, or text) as a literal of its type."""
     if isinstance(dtype, StringType):
         return text(value)
     if isinstance(dtype, TimestampType):

@@ -1,4 +1,4 @@
-"""Which deletes are remembered, and which events they refuse, by delta-rs: the log of `spark_log`, in the driver."""
+"""Which deletes are remembered, and which events they refuse, by delta-rs: the entries of `tombstones.spark`."""
 
 from __future__ import annotations
 
