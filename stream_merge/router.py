@@ -26,17 +26,12 @@ from stream_merge.model.source_batch import Intake
 from stream_merge.shapes import contract
 from stream_merge.sink import MergeSink
 from stream_merge.spark import columns
+from stream_merge.spark.errors import reason, was_cancelled
+from stream_merge.spark.evaluate_once import materialised, release
 from stream_merge.spark.identity import Caller, caller_of
-from stream_merge.spark.internals import (
-    in_session,
-    is_classic,
-    is_stopping,
-    materialised,
-    reason,
-    release,
-    was_cancelled,
-)
+from stream_merge.spark.jvm import in_session, is_classic
 from stream_merge.spark.places import canonical
+from stream_merge.spark.streaming import is_stopping
 from stream_merge.tables import quarantine, retry
 from stream_merge.tables.delivery import fingerprint
 from stream_merge.tables.side_commits import SideCommit

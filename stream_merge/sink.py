@@ -31,8 +31,10 @@ from stream_merge.model.snapshot import is_applied
 from stream_merge.model.source_batch import Intake
 from stream_merge.shapes import Changes, Shape, checked
 from stream_merge.shapes.matching import Layouts
+from stream_merge.spark.errors import reason, spark_errors_unlogged
 from stream_merge.spark.identity import Caller, caller
-from stream_merge.spark.internals import in_session, is_called_by_query, is_classic, reason, spark_errors_unlogged
+from stream_merge.spark.jvm import in_session, is_classic
+from stream_merge.spark.streaming import is_called_by_query
 from stream_merge.tables import locks, quarantine, retry, spark_table
 from stream_merge.tables.delivery import fingerprint, of_query
 from stream_merge.tables.reader import Store

@@ -24,7 +24,8 @@ from stream_merge.shapes.batch import Batch
 from stream_merge.shapes.layout import Layout
 from stream_merge.shapes.newest import Newest, stored
 from stream_merge.spark import environment
-from stream_merge.spark.internals import exceeds_driver_results, known_bytes, reason
+from stream_merge.spark.errors import exceeds_driver_results, reason
+from stream_merge.spark.evaluate_once import known_bytes
 from stream_merge.tables.delta_rs.eligibility import Ineligible, of_batch, of_events, of_log, of_table
 from stream_merge.tables.reader import Store
 from stream_merge.tables.tombstones.delta_rs import NativeTombstones

@@ -5,7 +5,7 @@ from __future__ import annotations
 from stream_merge.engines.base import Commits, CommitTag, MergeReport
 from stream_merge.errors import CommitStateUnknownError, MergeFailedError, StreamMergeError
 from stream_merge.model.snapshot import is_applied
-from stream_merge.spark.internals import reason
+from stream_merge.spark.errors import reason
 from stream_merge.tables import retry
 
 

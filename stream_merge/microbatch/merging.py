@@ -20,7 +20,7 @@ from stream_merge.model import names
 from stream_merge.model.logs import tell
 from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.shapes.batch import Batch
-from stream_merge.spark.internals import reason
+from stream_merge.spark.errors import reason
 from stream_merge.tables.side_commits import SideCommit
 from stream_merge.tables.tombstones.hits import Hits
 

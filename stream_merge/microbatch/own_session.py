@@ -5,7 +5,7 @@ from __future__ import annotations
 from pyspark.sql import DataFrame, SparkSession
 
 from stream_merge.engines.spark.commit import APP_ID_CONF, BATCH_ID_CONF
-from stream_merge.spark.internals import owned_session, same_session
+from stream_merge.spark.jvm import owned_session, same_session
 
 TIMESTAMP_CONF = "spark.sql.parquet.outputTimestampType"
 TIMESTAMP_MICROS = "TIMESTAMP_MICROS"

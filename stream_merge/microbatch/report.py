@@ -13,7 +13,7 @@ from stream_merge.model.logs import tell
 from stream_merge.model.results import FailedBatch, MergeResult
 from stream_merge.model.settings import MergeSpec
 from stream_merge.spark import environment
-from stream_merge.spark.internals import reason
+from stream_merge.spark.errors import reason
 
 log = logging.getLogger(__name__)
 

@@ -22,7 +22,8 @@ from stream_merge.model.snapshot import CommitRecord, TableSnapshot
 from stream_merge.model.source_batch import Intake
 from stream_merge.shapes.batch import Batch, evaluate, evaluate_at_hand, evaluate_in_driver
 from stream_merge.shapes.matching import Layouts
-from stream_merge.spark.internals import in_session, keeps_state, run_through
+from stream_merge.spark.jvm import in_session
+from stream_merge.spark.streaming import keeps_state, run_through
 from stream_merge.tables import fitness, quarantine, quarantining, spark_table
 from stream_merge.tables.delivery import Delivery
 from stream_merge.tables.tombstones.rules import log_of

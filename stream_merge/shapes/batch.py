@@ -31,7 +31,8 @@ from stream_merge.shapes.latest_arrow import latest
 from stream_merge.shapes.layout import Layout
 from stream_merge.shapes.newest import Newest
 from stream_merge.spark import columns
-from stream_merge.spark.internals import exceeds_driver_results, materialised, release
+from stream_merge.spark.errors import exceeds_driver_results
+from stream_merge.spark.evaluate_once import materialised, release
 
 
 class Rows(Protocol):

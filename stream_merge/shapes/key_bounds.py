@@ -23,7 +23,7 @@ from pyspark.sql.types import (
 )
 
 from stream_merge.spark import columns
-from stream_merge.spark.internals import exact_literal
+from stream_merge.spark.jvm import exact_literal
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,7 +17,7 @@ from stream_merge.shapes import required, widening
 from stream_merge.shapes.layout import Layout, StoredColumn
 from stream_merge.shapes.widening import TypeChange
 from stream_merge.spark import columns
-from stream_merge.spark.internals import reason
+from stream_merge.spark.errors import reason
 
 _NO_SEQUENCE = json.dumps({"columns": []})
 

@@ -8,7 +8,7 @@ from pyspark.sql import DataFrame
 
 from stream_merge.model import names
 from stream_merge.model.settings import MergeSpec
-from stream_merge.spark.internals import streaming_query
+from stream_merge.spark.streaming import streaming_query
 
 DIRECT = "direct"
 """Label of calls outside a streaming query."""

@@ -15,8 +15,8 @@ from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import FINGERPRINT, History, TableSnapshot, is_other, recorded_fingerprint
 from stream_merge.model.source_batch import Calls
 from stream_merge.spark.checkpoint import Checkpoint, Destination
+from stream_merge.spark.errors import reason
 from stream_merge.spark.identity import Caller
-from stream_merge.spark.internals import reason
 from stream_merge.spark.places import canonical
 
 log = logging.getLogger(__name__)

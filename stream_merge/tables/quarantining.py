@@ -11,7 +11,7 @@ from stream_merge.errors import MergeFailedError
 from stream_merge.model.logs import tell
 from stream_merge.model.settings import MergeSpec
 from stream_merge.shapes.batch import Batch
-from stream_merge.spark.internals import reason
+from stream_merge.spark.errors import reason
 from stream_merge.tables import quarantine, quarantine_delta_rs
 from stream_merge.tables.reader import Store
 from stream_merge.tables.side_commits import SideCommit

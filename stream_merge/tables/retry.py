@@ -22,7 +22,7 @@ from stream_merge.errors import CommitConflictError
 from stream_merge.model.logs import tell
 from stream_merge.model.results import CONFLICTS
 from stream_merge.model.settings import RetryPolicy
-from stream_merge.spark.internals import java_causes
+from stream_merge.spark.errors import java_causes
 
 log = logging.getLogger(__name__)
 

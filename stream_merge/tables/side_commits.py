@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame
 from stream_merge.errors import MergeFailedError
 from stream_merge.model import names
 from stream_merge.model.snapshot import FINGERPRINT, History, recorded_fingerprint
-from stream_merge.spark.internals import reason
+from stream_merge.spark.errors import reason
 from stream_merge.tables import retry, spark_table
 
 Runner = Callable[[Callable[[int], None]], None]

@@ -20,8 +20,9 @@ from stream_merge.model.snapshot import CommitRecord, History, TableSnapshot, me
 from stream_merge.shapes import widening
 from stream_merge.shapes.layout import Layout
 from stream_merge.spark import columns, places
+from stream_merge.spark.delta import snapshot
+from stream_merge.spark.errors import reason
 from stream_merge.spark.hadoop_files import path_is_occupied, qualified_path
-from stream_merge.spark.internals import reason, snapshot
 
 log = logging.getLogger(__name__)
 

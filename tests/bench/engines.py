@@ -13,7 +13,7 @@ from pathlib import Path
 from common import DEFAULT_CONFS, Bench, Comparison, deduped, hand_written, sink_on, timed
 from pyspark.sql import DataFrame
 
-from stream_merge.spark.internals import in_session, owned_session
+from stream_merge.spark.jvm import in_session, owned_session
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -30,7 +30,7 @@ from stream_merge.engines.spark.commit import MATERIALIZE_CONF
 from stream_merge.model.results import PHASES, Phase
 from stream_merge.model.settings import Engine
 from stream_merge.session import local_session
-from stream_merge.spark.internals import in_session, owned_session
+from stream_merge.spark.jvm import in_session, owned_session
 
 SINKS: dict[str, Engine] = {"sink": "auto", "sink on Spark": "spark"}
 

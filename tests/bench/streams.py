@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 from pyspark.sql import DataFrame, SparkSession
 
 from stream_merge import MergeMetrics, MergeSink, MergeSinks
-from stream_merge.spark.internals import in_session, owned_session
+from stream_merge.spark.jvm import in_session, owned_session
 
 TRIGGERS = 300
 NAIVE_TRIGGERS = 20

@@ -34,7 +34,7 @@ from stream_merge.jobs.watch.text import escape
 from stream_merge.metrics.server import MetricsServer, serve
 from stream_merge.session import is_submitted, local_session, submitted_session
 from stream_merge.spark import environment
-from stream_merge.spark.internals import PYSPARK_ERROR_LOGGERS
+from stream_merge.spark.errors import PYSPARK_ERROR_LOGGERS
 
 METRICS_PORT = 9108
 FAILED, CONFIGURATION, DATA, AGAIN, INTERRUPTED = 1, 2, 3, 4, 130

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 
 from stream_merge.engines.base import CommitTag, MergeReport
 from stream_merge.model.snapshot import CommitRecord, TableSnapshot
-from stream_merge.spark.internals import LAST_COMMIT_VERSION_CONF, merge_metrics
+from stream_merge.spark.delta import LAST_COMMIT_VERSION_CONF, merge_metrics
 from stream_merge.tables import spark_table
 from stream_merge.tables.spark_table import delta_table
 

@@ -20,7 +20,7 @@ from stream_merge.sources.files.reader import NEW_FIELD_REMEDY
 from stream_merge.sources.files.schema import Schema, said
 from stream_merge.spark import columns
 from stream_merge.spark.hadoop_files import exactly
-from stream_merge.spark.internals import files_of
+from stream_merge.spark.streaming import files_of
 
 _REMEDY = "write the file again with the schema's types, or pass --schema with types that hold both"
 

@@ -22,7 +22,7 @@ from stream_merge.sources.decode.decoding import events
 from stream_merge.sources.decode.events import OLD_KEY, ROW
 from stream_merge.sources.envelopes.base import Kind
 from stream_merge.spark import columns
-from stream_merge.spark.internals import release
+from stream_merge.spark.evaluate_once import release
 
 
 @dataclass(kw_only=True, slots=True)

@@ -12,7 +12,7 @@ from stream_merge.errors import CommitConflictError, CommitStateUnknownError, Co
 from stream_merge.jobs.watch.queries import QueryFailedError
 from stream_merge.sources.kafka import connection
 from stream_merge.spark import environment
-from stream_merge.spark.internals import java_causes
+from stream_merge.spark.errors import java_causes
 
 _OUTAGES = (
     "org.apache.kafka.common.errors.TimeoutException",

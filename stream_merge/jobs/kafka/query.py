@@ -17,7 +17,7 @@ from stream_merge.jobs.kafka.settings import QuerySettings
 from stream_merge.jobs.watch.queries import Running, Stream
 from stream_merge.model.logs import tell
 from stream_merge.model.results import MergeResult
-from stream_merge.spark.internals import reason
+from stream_merge.spark.errors import reason
 
 log = logging.getLogger(__name__)
 

@@ -31,7 +31,7 @@ from stream_merge.model.logs import tell
 from stream_merge.model.results import MergeResult
 from stream_merge.sources.kafka.connection import Cluster
 from stream_merge.sources.kafka.connection import records as records_of
-from stream_merge.spark.internals import owned_session
+from stream_merge.spark.jvm import owned_session
 from stream_merge.spark.preflight import refuse_forgetful_catalog
 from stream_merge.tables import fitness, locks, spark_table
 from stream_merge.tables.delivery import expect_same_table

@@ -24,7 +24,8 @@ from stream_merge.errors import StreamMergeError
 from stream_merge.model.logs import tell
 from stream_merge.model.results import FATES, EventCounts, MergeResult
 from stream_merge.spark import environment
-from stream_merge.spark.internals import jvm_signals, root_cause
+from stream_merge.spark.errors import root_cause
+from stream_merge.spark.jvm import jvm_signals
 
 log = logging.getLogger(__name__)
 

@@ -25,7 +25,8 @@ from stream_merge.shapes import widening
 from stream_merge.shapes.key_bounds import KeyBounds
 from stream_merge.shapes.layout import Layout
 from stream_merge.spark import columns
-from stream_merge.spark.internals import materialised, reason, release
+from stream_merge.spark.errors import reason
+from stream_merge.spark.evaluate_once import materialised, release
 from stream_merge.tables import retry, spark_table
 from stream_merge.tables.side_commits import SideCommit, append_once
 from stream_merge.tables.tombstones import rules

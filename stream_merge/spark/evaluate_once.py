@@ -1,0 +1,41 @@
+"""A frame evaluated once, with aggregates in the same pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pyspark.sql import Column, DataFrame, Observation
+
+
+def materialised(
+    df: DataFrame, *aggregates: Column, keep: Callable[[DataFrame], DataFrame] = lambda observed: observed
+) -> tuple[DataFrame, dict[str, Any]]:
+    """Evaluate a frame once, and aggregates over it in the same pass.
+
+    The rows become a local checkpoint: a lost executor fails the batch instead of evaluating again
+    a source that may answer differently. The aggregates are observed in the job's result stage,
+    whose accumulators Spark counts once per partition.
+
+    Args:
+        df: what to evaluate.
+        aggregates: named aggregates over all its rows.
+        keep: narrows the rows that are kept after they were observed.
+
+    Returns: the evaluated rows, and the aggregates by name.
+    Cost: one evaluation, one Spark job (adaptive execution submits each shuffle as one more).
+    """
+    observation = Observation()
+    rows = keep(df.observe(observation, *aggregates)).localCheckpoint(eager=True)
+    return rows, observation.get
+
+
+def known_bytes(df: DataFrame) -> int:
+    """Size of a frame's rows as far as Spark knows it before it runs; of most sources it knows nothing: 8 EiB."""
+    return int(df._jdf.queryExecution().optimizedPlan().stats().sizeInBytes())
+
+
+def release(df: DataFrame) -> None:
+    """Drop the blocks of a locally checkpointed frame (`RDD.unpersist` would log a warning per batch)."""
+    rdd = df._jdf.logicalPlan().rdd()
+    df.sparkSession.sparkContext._jsc.sc().unpersistRDD(rdd.id(), False)

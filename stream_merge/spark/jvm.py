@@ -1,0 +1,134 @@
+"""Calls into Spark's JVM: classes, collections and signals, sessions and literals that have no public API.
+
+Everything here goes through Py4J to classes that are not public API, read and run on Spark 4.2.0 with Delta 4.4.0.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from py4j.protocol import Py4JError
+from pyspark import SparkContext
+from pyspark.java_gateway import ensure_callback_server_started
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql.types import DataType, DateType, DecimalType, TimestampNTZType, TimestampType
+
+
+def java_class(session: SparkSession, name: str) -> Any:
+    """A class by its whole name: Py4J would ask the JVM for each package on the way, a millisecond in all."""
+    return getattr(session.sparkContext._jvm, name)
+
+
+def strings(seq: Any) -> tuple[str, ...]:
+    """A Scala sequence of texts."""
+    return tuple(str(seq.apply(i)) for i in range(seq.size()))
+
+
+def string_map(scala_map: Any) -> dict[str, str]:
+    """A Scala map of texts."""
+    found: dict[str, str] = {}
+    entries = scala_map.iterator()
+    while entries.hasNext():
+        entry = entries.next()
+        found[str(entry._1())] = str(entry._2())
+    return found
+
+
+def each(seq: Any) -> Iterator[Any]:
+    """The elements of a Scala sequence."""
+    return (seq.apply(i) for i in range(seq.size()))
+
+
+def owned_session(session: SparkSession) -> SparkSession:
+    """A copy of a session with its own confs, temporary views and functions (about 2 ms).
+
+    `newSession` would drop confs set at run time, such as `spark.sql.caseSensitive`.
+    """
+    return SparkSession(session.sparkContext, session._jsparkSession.cloneSession())
+
+
+def in_session(df: DataFrame, session: SparkSession) -> DataFrame:
+    """The same rows, planned and run under another session's confs."""
+    dataset = java_class(session, "org.apache.spark.sql.classic.Dataset")
+    return DataFrame(dataset.ofRows(session._jsparkSession, df._jdf.logicalPlan()), session)
+
+
+def is_classic(df: object) -> bool:
+    """Whether a DataFrame has a JVM behind it in this process (False for Spark Connect)."""
+    return getattr(df, "_jdf", None) is not None
+
+
+def same_session(one: SparkSession, other: SparkSession) -> bool:
+    """Whether two Python handles stand for one JVM session."""
+    return bool(one._jsparkSession.equals(other._jsparkSession))
+
+
+def exact_literal(session: SparkSession, value: object, dtype: DataType) -> Column:
+    """A literal of exactly this type, without a detour through Python's or the session's time zone.
+
+    Args:
+        session: whose JVM makes the literal.
+        value: microseconds for timestamps with and without zone, days for dates, text for decimals, else the value
+            itself.
+        dtype: the column's type.
+    """
+    java: Any = value
+    if isinstance(dtype, TimestampType | TimestampNTZType):
+        java = java_class(session, "java.time.Instant").EPOCH.plus(
+            value, java_class(session, "java.time.temporal.ChronoUnit").MICROS
+        )
+        if isinstance(dtype, TimestampNTZType):
+            java = java_class(session, "java.time.LocalDateTime").ofInstant(
+                java, java_class(session, "java.time.ZoneOffset").UTC
+            )
+    elif isinstance(dtype, DateType):
+        java = java_class(session, "java.time.LocalDate").ofEpochDay(value)
+    elif isinstance(dtype, DecimalType):
+        java = java_class(session, "java.math.BigDecimal")(str(value))
+    return Column(java_class(session, "org.apache.spark.sql.functions").lit(java)).cast(dtype)
+
+
+@contextmanager
+def jvm_signals(tell: Callable[[], None], *numbers: signal.Signals) -> Iterator[None]:
+    """Have the JVM tell this process of signals, instead of ending Spark at once; nothing where no JVM runs.
+
+    Under spark-submit the JVM is the process that people and cluster managers know; elsewhere a signal to the whole
+    process group reaches it, too.
+
+    Args:
+        tell: called in a thread of its own for each signal.
+        numbers: which signals.
+    """
+    gateway = SparkContext._gateway
+    if gateway is None:
+        yield
+        return
+    ensure_callback_server_started(gateway)  # type: ignore[no-untyped-call]
+    java, handler = gateway.jvm.sun.misc.Signal, _SignalHandler(tell)
+    signals = [java(number.name.removeprefix("SIG")) for number in numbers]
+    before = [java.handle(one, handler) for one in signals]
+    try:
+        yield
+    finally:
+        with suppress(Py4JError):  # the JVM may have ended
+            for one, theirs in zip(signals, before, strict=True):
+                java.handle(one, theirs)
+
+
+class _SignalHandler:
+    """A `sun.misc.SignalHandler` that is Python."""
+
+    def __init__(self, tell: Callable[[], None]) -> None:
+        self._tell = tell
+
+    def handle(self, _signal: Any) -> None:
+        """What the JVM calls."""
+        self._tell()
+
+    class Java:
+        """Read by Py4J."""
+
+        implements = ("sun.misc.SignalHandler",)
