@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import glob
 import logging
 import os
 import re
+import shlex
 import sys
 import threading
 from collections.abc import Mapping
@@ -28,6 +30,7 @@ from pyspark.sql import SparkSession
 
 from stream_merge.model.logs import tell
 from stream_merge.spark import preflight
+from stream_merge.spark.defaults import in_effect, spark_defaults, spark_home
 
 _log = logging.getLogger(__name__)
 
@@ -48,6 +51,7 @@ _DELTA_JAR = "delta-spark_"
 _KAFKA_CONNECTOR = "spark-sql-kafka-0-10"
 JARS = "spark.jars"
 PACKAGES = "spark.jars.packages"
+_CLASS_PATH = "spark.driver.extraClassPath"
 _JAVA_OPTIONS_OF_ENVIRONMENT = ("SPARK_SUBMIT_OPTS", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
 _NAMES_COLLECTOR = re.compile(r"-XX:\+Use\w+GC\b")
 
@@ -138,22 +142,32 @@ def small_batches(builder: SparkSession.Builder) -> SparkSession.Builder:
 
 
 def delta_packages(builder: SparkSession.Builder) -> SparkSession.Builder:
-    """Have Spark download Delta's jars for the installed delta-spark, beside the builder's own packages.
+    """Have Spark download Delta's jars for the installed delta-spark, beside the packages that it downloads anyway.
 
     Nothing is downloaded where the builder's `spark.jars` names them already.
     """
     if _DELTA_JAR in (_option(builder, JARS) or ""):
         return builder
-    own = [package for package in (_option(builder, PACKAGES) or "").split(",") if package]
-    return configure_spark_with_delta_pip(builder, extra_packages=own)
+    configure_spark_with_delta_pip(builder, extra_packages=packages(_confs(builder)))
+    named = dict.fromkeys((_option(builder, PACKAGES) or "").split(","))  # the user's may name Delta's, too
+    return builder.config(PACKAGES, ",".join(named))
 
 
 def kafka_packages(builder: SparkSession.Builder) -> SparkSession.Builder:
-    """Have Spark download its Kafka connector, beside the builder's own packages, unless it has one."""
-    own = [package for package in (_option(builder, PACKAGES) or "").split(",") if package]
-    if not has_kafka_connector({conf: str(value) for conf, value in _options(builder).items()}):
-        builder.config(PACKAGES, ",".join([*own, kafka_coordinates()]))
+    """Have Spark download its Kafka connector, beside the packages that it downloads anyway, unless it has one."""
+    confs = _confs(builder)
+    if not has_kafka_connector(confs):
+        builder.config(PACKAGES, ",".join([*packages(confs), kafka_coordinates()]))
     return builder
+
+
+def packages(confs: Mapping[str, str]) -> list[str]:
+    """Maven's coordinates of what Spark downloads for a session with these confs.
+
+    Those of `spark-defaults.conf` where the confs name none. Whoever adds to the list has to start with these: once a
+    session names a list, Spark does not look into the file for it.
+    """
+    return [package.strip() for package in in_effect(PACKAGES, confs).split(",") if package.strip()]
 
 
 def kafka_coordinates() -> str:
@@ -163,13 +177,22 @@ def kafka_coordinates() -> str:
 
 def has_kafka_connector(confs: Mapping[str, str]) -> bool:
     """Whether Spark's jars, confs or `spark-defaults.conf` bring the Kafka connector; confs are those of a session."""
-    said = [confs.get(JARS, ""), confs.get(PACKAGES, ""), _spark_defaults(), os.environ.get("PYSPARK_SUBMIT_ARGS", "")]
-    return any(_KAFKA_CONNECTOR in text for text in said) or any(spark_jars_folder().glob(f"{_KAFKA_CONNECTOR}*.jar"))
+    submit_args = [arg.rpartition("=")[2] for arg in shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", ""))]
+    named = [*packages(confs), *submit_args]
+    named += [entry for text in [in_effect(JARS, confs), *submit_args] for entry in text.split(",")]
+    named += [entry for text in [in_effect(_CLASS_PATH, confs), *submit_args] for entry in text.split(os.pathsep)]
+    named.append(f"{spark_jars_folder()}/*")
+    return any(_KAFKA_CONNECTOR in name for entry in named for name in _files(entry.strip()))
+
+
+def _files(entry: str) -> list[str]:
+    """What an entry of `spark.jars` or of a class path stands for: itself, or the local files of a pattern."""
+    return glob.glob(re.sub(r"^(file|local):(//)?", "", entry)) if glob.has_magic(entry) else [entry]
 
 
 def spark_jars_folder() -> Path:
     """Where the Spark that a local session starts has its own jars."""
-    return Path(os.environ.get("SPARK_HOME") or Path(pyspark.__file__).parent, "jars")
+    return spark_home() / "jars"
 
 
 def local_session(
@@ -213,18 +236,13 @@ def local_session(
 def _with_collector(builder: SparkSession.Builder) -> SparkSession.Builder:
     """Name the collector, unless somebody has: a JVM that is told two does not start."""
     own = _option(builder, _JAVA_OPTIONS) or ""
-    said = [own, _option(builder, _DEFAULT_JAVA_OPTIONS) or "", _spark_defaults()]
+    defaults = spark_defaults()
+    said = [own, _option(builder, _DEFAULT_JAVA_OPTIONS) or ""]
+    said += [defaults.get(conf, "") for conf in (_JAVA_OPTIONS, _DEFAULT_JAVA_OPTIONS)]
     said += [os.environ.get(name, "") for name in _JAVA_OPTIONS_OF_ENVIRONMENT]
     if not any(_NAMES_COLLECTOR.search(options) for options in said):
         builder.config(_JAVA_OPTIONS, f"{own} {COLLECTOR_OPTION}".strip())
     return builder
-
-
-def _spark_defaults() -> str:
-    """The text of `spark-defaults.conf`, which the JVM's launcher reads; empty where there is none."""
-    folder = os.environ.get("SPARK_CONF_DIR") or Path(os.environ.get("SPARK_HOME", ""), "conf")
-    file = Path(folder, "spark-defaults.conf")
-    return file.read_text(errors="replace") if file.is_file() else ""
 
 
 def is_submitted() -> bool:
@@ -343,6 +361,10 @@ class _JvmOutput:
 def _options(builder: SparkSession.Builder) -> dict[str, Any]:
     """What the builder says so far; PySpark 4.2 has no public way to read it."""
     return builder._options
+
+
+def _confs(builder: SparkSession.Builder) -> dict[str, str]:
+    return {conf: str(value) for conf, value in _options(builder).items()}
 
 
 def _option(builder: SparkSession.Builder, conf: str) -> str | None:

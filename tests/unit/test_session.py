@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
 from stream_merge.session import SMALL_BATCHES, delta_packages, small_batches
+from stream_merge.spark.defaults import properties, spark_defaults, spark_home
 
 DELTA_PACKAGE = "io.delta:delta-spark_4.2_2.13:4.4.0"
 
@@ -79,3 +83,41 @@ def test_deltas_jars_join_the_users_own_packages():
     builder = delta_packages(SparkSession.builder.config("spark.jars.packages", "com.example:a:1,com.example:b:2"))
 
     assert options(builder) == {"spark.jars.packages": f"{DELTA_PACKAGE},com.example:a:1,com.example:b:2"}
+
+
+def test_deltas_jars_join_the_packages_of_the_defaults(tmp_path, monkeypatch):
+    """Delta's, which the file may name as well, is there once."""
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    (tmp_path / "spark-defaults.conf").write_text(f"spark.jars.packages com.example:a:1, {DELTA_PACKAGE}")
+
+    assert options(delta_packages(SparkSession.builder)) == {"spark.jars.packages": f"{DELTA_PACKAGE},com.example:a:1"}
+
+
+@pytest.mark.parametrize(
+    ("text", "entries"),
+    [
+        ("a b\nc=d\r\ne:f\rg\th", {"a": "b", "c": "d", "e": "f", "g": "h"}),
+        ("a =  b c \n b  :=c", {"a": "b c", "b": "=c"}),
+        ("# a b\n  ! c d\n\ne #f", {"e": "#f"}),
+        ("a b,\\\n   c\n# d \\\ne f", {"a": "b,c", "e": "f"}),
+        (r"a\ b\=c d\\ne\t\u0041", {"a b=c": "d\\ne\tA"}),
+        ("a b\na c\nd", {"a": "c", "d": ""}),
+        ("a b\\", {"a": "b"}),
+    ],
+)
+def test_the_defaults_are_read_as_javas_properties(text, entries):
+    assert properties(text) == entries
+
+
+def test_the_defaults_are_those_of_the_spark_that_starts(tmp_path, monkeypatch):
+    """Not those of a folder `conf` where the process happens to work."""
+    monkeypatch.delenv("SPARK_CONF_DIR", raising=False)
+    monkeypatch.delenv("SPARK_HOME", raising=False)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "spark-defaults.conf").write_text("spark.jars.packages a:b:1")
+
+    assert "spark.jars.packages" not in spark_defaults()
+    assert spark_home() == Path(pyspark.__file__).parent
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path))
+    assert spark_defaults() == {"spark.jars.packages": "a:b:1"}

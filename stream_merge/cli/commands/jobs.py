@@ -269,7 +269,7 @@ def fetch_jars(
     """
     with (
         errors_as_sentences(debug=debug),
-        session_starter("stream-merge jars", jars.conf(None, confs(conf or []))) as start,
+        session_starter("stream-merge jars", jars.conf_to_fetch(confs(conf or []))) as start,
     ):
         copies = jars.fetch(start(), folder)
         OUT.print(f"{len(copies)} jars in {escape(str(folder))}", highlight=False, soft_wrap=True)
