@@ -85,7 +85,7 @@ class RowSchema:
 
     def admit_declared(self) -> None:
         """Let in the columns that the job declares, where it does; they count from the first event on."""
-        if getattr(self._format, "declared", None) is not None:
+        if self._format.is_declared:
             self.admit(DECLARED)
 
     def decoder(self, max_value_bytes: int) -> Decoder:

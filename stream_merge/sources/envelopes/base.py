@@ -97,6 +97,11 @@ class Format(Protocol):
         """How record keys are written."""
         ...
 
+    @property
+    def is_declared(self) -> bool:
+        """Whether columns are declared for records that bring no schema: those of the schema id ""."""
+        ...
+
     def read(self, key: bytes | None, value: bytes) -> Read:
         """Take a record apart.
 

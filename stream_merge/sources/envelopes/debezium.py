@@ -39,6 +39,11 @@ class Debezium:
     key: KeyFormat = field(default_factory=JsonKey)
     """How record keys are written."""
 
+    @property
+    def is_declared(self) -> bool:
+        """As `Format.is_declared`."""
+        return self.wire.is_declared
+
     def encodings(self, schema_id: str) -> Mapping[str, Encoding]:
         """As `Format.encodings`."""
         return self.wire.encodings(schema_id)

@@ -68,6 +68,11 @@ class Flattened:
     ordered_by_offset: bool = False
     """Whether Kafka's order takes the place of a position: for topics whose keys stay in their partitions."""
 
+    @property
+    def is_declared(self) -> bool:
+        """As `Format.is_declared`."""
+        return self.wire.is_declared
+
     def encodings(self, schema_id: str) -> Mapping[str, Encoding]:
         """As `Format.encodings`."""
         return self.wire.encodings(schema_id)

@@ -95,6 +95,11 @@ class PlainJson:
     key_completes: bool = False
     """Whether columns that a value lacks are taken from the record key; else only null-value records use it."""
 
+    @property
+    def is_declared(self) -> bool:
+        """As `Format.is_declared`: always."""
+        return True
+
     def read(self, key: bytes | None, value: bytes) -> Read:
         """As `Format.read`."""
         found = parse(text_of(value), exact=True)

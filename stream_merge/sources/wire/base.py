@@ -32,6 +32,11 @@ class Payloads(NamedTuple):
 class Wire(Protocol):
     """How bytes hold what an envelope looks into; sent to the workers."""
 
+    @property
+    def is_declared(self) -> bool:
+        """As `Format.is_declared`."""
+        ...
+
     def parse(self, value: bytes) -> tuple[Mapping[str, Any], str | None]:
         """The payload of a record, and the id of the schema of its row; None where there is none.
 

@@ -43,6 +43,11 @@ class ConnectJson:
     _shapes: dict[str, pa.StructType] = field(default_factory=dict, repr=False)
     """Schema id -> what is around the rows."""
 
+    @property
+    def is_declared(self) -> bool:
+        """As `Format.is_declared`."""
+        return self.declared is not None
+
     def parse(self, value: bytes) -> tuple[Mapping[str, Any], str | None]:
         """As `Wire.parse`."""
         payload, schema_id = self._unwrapped(text_of(value))
