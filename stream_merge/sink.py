@@ -183,7 +183,7 @@ class MergeSink:
     def _under(self, *, costs: CostModel, sleep: Callable[[float], None] | None = None) -> MergeSink:
         """The same sink with another judge of its engines and, if given, another way to wait for the next attempt."""
         self._costs = costs
-        self._sleep = sleep or self._sleep
+        self._sleep = self._sleep if sleep is None else sleep
         return self
 
     @property
