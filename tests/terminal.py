@@ -67,8 +67,8 @@ class Terminal:
         self._column += 1
 
 
-def run(program: str, *, columns: int = 120, errors_to: Path | None = None) -> list[str]:
-    """The lines that a Python program leaves on a terminal of its own."""
+def run(program: str, *, columns: int = 120, errors_to: Path | None = None, never: str | None = None) -> list[str]:
+    """The lines that a Python program leaves on a terminal of its own; `never` was not there for a moment."""
     ours, theirs = pty.openpty()
     ioctl(theirs, TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
     inherited = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
@@ -90,4 +90,5 @@ def run(program: str, *, columns: int = 120, errors_to: Path | None = None) -> l
     terminal.feed(written.decode())
     if process.wait(timeout=60):
         raise AssertionError("\n".join(terminal.lines))
+    assert never is None or never not in written.decode()
     return terminal.lines

@@ -54,7 +54,7 @@ def test_warnings_stand_whole_above_one_table() -> None:
 
 
 def test_a_broker_that_is_back_is_no_trouble_any_more() -> None:
-    seen = terminal.run(PROGRAM.replace("MORE", 'tell(log.warning, "broker_back", seconds=63)'))
+    seen = terminal.run(PROGRAM.replace("MORE", 'tell(log.warning, "broker_back", seconds=63)'), never="[dim]")
 
     assert "WARNING stream_merge.jobs.kafka.batch broker_back seconds=63" in seen
     assert [line for line in seen if line.startswith("broker:")] == []

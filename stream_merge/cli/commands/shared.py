@@ -19,6 +19,7 @@ from pyspark.errors import PySparkException
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 from rich.console import Console
+from rich.text import Text
 
 from stream_merge.errors import (
     CommitConflictError,
@@ -176,7 +177,8 @@ class _ScreenHandler(logging.Handler):
         """Print a line."""
         console = OUT if OUT.is_terminal and ERR.is_terminal else ERR
         try:
-            console.print(self.format(record), highlight=False, markup=False, soft_wrap=True)
+            # A text, not markup=False: that would hold for the table below, too, which is drawn in the same breath.
+            console.print(Text(self.format(record)), highlight=False, soft_wrap=True)
         except Exception:
             self.handleError(record)
 
