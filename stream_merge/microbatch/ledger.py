@@ -13,6 +13,13 @@ from stream_merge.shapes.batch import Batch
 log = logging.getLogger(__name__)
 
 
+def _by_events(report: MergeReport) -> tuple[int, int]:
+    """Rows that events have updated and deleted: those without an event of their key are no event's fate."""
+    missing = (report.metrics.get(f"numTargetRowsNotMatchedBySource{what}", 0) for what in ("Updated", "Deleted"))
+    updated, deleted = missing
+    return report.updated - updated, report.deleted - deleted
+
+
 def settle(
     batch: Batch | None,
     report: MergeReport | None,
@@ -35,7 +42,7 @@ def settle(
     if batch is None:
         return EventCounts(received=undecodable, quarantined=undecodable)
     merged = batch.upserts + batch.deletes - refused
-    inserted, updated, deleted = report.inserted, report.updated, report.deleted
+    inserted, updated, deleted = report.inserted, *_by_events(report)
     surplus = inserted + updated + deleted - merged
     if surplus > 0:
         # Only a target that holds a key twice has more affected rows than events.

@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame
 from stream_merge.engines.base import MergeReport
 from stream_merge.engines.selection import Selector
 from stream_merge.errors import ContractError, MergeFailedError
+from stream_merge.microbatch import meaning
 from stream_merge.microbatch.call import BatchCall
 from stream_merge.microbatch.commit import Committing
 from stream_merge.microbatch.ledger import settle
@@ -146,6 +147,7 @@ class MicroBatch:
                 " into a table and with a checkpoint of its own"
             )
             raise ContractError(msg, reasons={}, target=self._spec.target, batch_id=self._batch_id)
+        meaning.refuse(batch, self._layout, self._spec, undecodable=self._undecodable, batch_id=self._batch_id)
         if batch.quarantined and self._spec.on_invalid == "fail":
             reasons = ", ".join(f"{reason}: {n}" for reason, n in batch.reasons.items())
             msg = (

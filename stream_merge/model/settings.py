@@ -51,9 +51,20 @@ class RetryPolicy:
 class ShapeSettings(Protocol):
     """What settings have to know of a shape; the whole of it is `shapes.base.Shape`."""
 
+    name: ClassVar[str]
     remembers_deletes: ClassVar[bool]
     keeps_sequence: ClassVar[bool]
-    only_inserts: ClassVar[bool]
+    needs_whole_events: ClassVar[bool]
+
+    @property
+    def only_inserts(self) -> bool:
+        """Whether no row is ever changed or removed."""
+        ...
+
+    @property
+    def concerns_missing(self) -> bool:
+        """Whether rows whose key no event of a batch has are concerned."""
+        ...
 
     def problems(self, spec: MergeSpec) -> Iterable[str]:
         """What of the settings cannot work with this shape, a sentence each."""
@@ -140,6 +151,11 @@ class MergeSpec:
     def only_inserts(self) -> bool:
         """Whether no row is ever changed or removed."""
         return self.shape is not None and self.shape.only_inserts
+
+    @property
+    def concerns_missing(self) -> bool:
+        """Whether rows whose key no event of a batch has are concerned, too."""
+        return self.shape is not None and self.shape.concerns_missing
 
     @property
     def label(self) -> str:

@@ -6,12 +6,26 @@ from stream_merge.errors import ConfigError
 from stream_merge.model.settings import MergeSpec
 from stream_merge.shapes.base import Shape
 from stream_merge.shapes.changes import Changes
+from stream_merge.shapes.custom import Clauses, when_matched, when_not_matched, when_not_matched_by_source
 from stream_merge.shapes.insert_only import InsertOnly
 
-SHAPES: tuple[type[Shape], ...] = (Changes, InsertOnly)
+SHAPES: tuple[type[Shape], ...] = (Changes, InsertOnly, Clauses)
 """Every shape there is; command line and job file know those that need no arguments by their names."""
 
-__all__ = ["SHAPES", "Changes", "InsertOnly", "Shape", "checked", "known_shapes", "of_name", "shape_of"]
+__all__ = [
+    "SHAPES",
+    "Changes",
+    "Clauses",
+    "InsertOnly",
+    "Shape",
+    "checked",
+    "known_shapes",
+    "of_name",
+    "shape_of",
+    "when_matched",
+    "when_not_matched",
+    "when_not_matched_by_source",
+]
 
 
 def shape_of(spec: MergeSpec) -> Shape:
@@ -32,8 +46,8 @@ def checked(shape: object, *, target: str) -> Shape:
 
 
 def known_shapes() -> list[str]:
-    """The names of the shapes, the default one first."""
-    return [shape.name for shape in SHAPES]
+    """The names of the shapes that need no more than that, the default one first."""
+    return [shape.name for shape in SHAPES if not shape.needs_arguments]
 
 
 def of_name(name: str) -> Shape:
@@ -42,4 +56,4 @@ def of_name(name: str) -> Shape:
     Raises:
         KeyError: there is none.
     """
-    return {shape.name: shape for shape in SHAPES}[name]()
+    return {shape.name: shape for shape in SHAPES if not shape.needs_arguments}[name]()

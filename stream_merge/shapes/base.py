@@ -6,6 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import ClassVar
 
+from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
+
 from stream_merge.model import names
 from stream_merge.model.settings import MergeSpec
 from stream_merge.shapes.clauses import Assignments, Clause, Condition
@@ -22,8 +25,31 @@ class Shape(ABC):
     """Whether deletes are remembered (tombstones), where the sink was not told otherwise."""
     keeps_sequence: ClassVar[bool]
     """Whether the sequence of a row is kept with it, for events to come."""
-    only_inserts: ClassVar[bool]
-    """Whether no row is ever changed or removed."""
+    needs_arguments: ClassVar[bool] = False
+    """Whether its name alone does not say what it does."""
+    needs_whole_events: ClassVar[bool] = False
+    """Whether its clauses may name any column of the source, stored or not. Without `sequence_by`, several different
+    events of a key in one batch are then an error: nothing says which of them its clauses are about."""
+    is_literal: ClassVar[bool] = False
+    """Whether the clauses are executed as they stand, also where the row stays as it is."""
+
+    @property
+    def only_inserts(self) -> bool:
+        """Whether no row is ever changed or removed."""
+        return False
+
+    @property
+    def concerns_missing(self) -> bool:
+        """Whether rows whose key no event of a batch has are concerned: then no file of the target is left unread."""
+        return False
+
+    def misfits(self, session: SparkSession, layout: Layout, target: StructType) -> Iterable[str]:
+        """What of the shape does not fit the columns of source and target, a sentence each; runs no Spark job."""
+        return ()
+
+    def asks_for(self, column: str) -> bool:
+        """Whether what a user has written names a column of the source."""
+        return False
 
     @abstractmethod
     def problems(self, spec: MergeSpec) -> Iterable[str]:

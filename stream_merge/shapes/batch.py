@@ -84,6 +84,9 @@ class Batch:
     delete_events: int
     """Valid events that are deletes, the latest of their key or not."""
     bounds: KeyBounds
+    """None at all where rows without an event are concerned: they may lie anywhere."""
+    tied_keys: tuple[str, ...] = ()
+    """As JSON, two at most, of keys with several different events, where no sequence says which of them counts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -337,8 +340,12 @@ def evaluate(source: DataFrame, layout: Layout) -> Batch:
         upserts=counts["upserts"],
         deletes=counts["deletes"],
         delete_events=counts["delete_events"],
-        bounds=key_bounds(layout.key_fields, counts),
+        bounds=KeyBounds() if layout.concerns_missing else key_bounds(layout.key_fields, counts),
+        tied_keys=tuple(sorted({counts[end] for end in _TIED if counts.get(end) is not None})),
     )
+
+
+_TIED = ("least_tied", "greatest_tied")
 
 
 def _counts(layout: Layout) -> list[Column]:
@@ -357,4 +364,12 @@ def _counts(layout: Layout) -> list[Column]:
         *(F.count_if(F.array_contains(reasons, reason)).alias(f"reason_{reason}") for reason in REASONS),
         *bound_aggregates(layout.key_fields, valid),
         *newest.aggregates(layout, valid & first & ~delete),
+        *(_tied(layout) if layout.whole is not None and not layout.whole.is_ordered else ()),
     ]
+
+
+def _tied(layout: Layout) -> list[Column]:
+    """Two of the keys that have several different events: an aggregate of all could exceed the driver."""
+    key = F.to_json(F.struct(*(columns.column(name) for name in layout.keys)))
+    tied = F.when(columns.column(latest_spark.TIE_COLUMN), key)
+    return [end(tied).alias(name) for end, name in zip((F.min, F.max), _TIED, strict=True)]

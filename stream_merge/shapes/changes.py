@@ -36,7 +36,6 @@ class Changes(Shape):
     name = "changes"
     remembers_deletes = True
     keeps_sequence = True
-    only_inserts = False
 
     def __repr__(self) -> str:
         """As it is written."""

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from pyspark.sql import Column
+
 
 @dataclass(frozen=True, slots=True)
 class Always:
@@ -71,10 +73,21 @@ class Or:
         object.__setattr__(self, "conditions", conditions)
 
 
-Condition: TypeAlias = Always | Newer | SameSequence | SamePosition | Changed | IsDelete | Not | And | Or
+@dataclass(frozen=True, slots=True, eq=False)
+class Opaque:
+    """What a user has written over the event (`s`) and the row (`t`), in Spark's words: only Spark executes it.
 
-Assignments: TypeAlias = Mapping[str, str]
-"""Column of the target -> column of the event, both by their plain names."""
+    As a condition it holds where it is TRUE, as in Delta, and stands alone: it may be NULL, so nothing is made of it.
+    """
+
+    written: str | Column
+    """Text of SQL, or a column."""
+
+
+Condition: TypeAlias = Always | Newer | SameSequence | SamePosition | Changed | IsDelete | Not | And | Or | Opaque
+
+Assignments: TypeAlias = Mapping[str, str | Opaque]
+"""Column of the target -> column of the event, both by their plain names, or what a user has written."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,4 +113,19 @@ class Insert:
     values: Assignments
 
 
-Clause: TypeAlias = Delete | Update | Insert
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeleteMissing:
+    """WHEN NOT MATCHED BY SOURCE: a row whose key no event has goes."""
+
+    when: Condition
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UpdateMissing:
+    """WHEN NOT MATCHED BY SOURCE: columns of a row whose key no event has take what is written over the row alone."""
+
+    when: Condition
+    values: Assignments
+
+
+Clause: TypeAlias = Delete | Update | Insert | DeleteMissing | UpdateMissing

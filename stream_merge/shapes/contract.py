@@ -21,9 +21,10 @@ def checked(batch_df: DataFrame, layout: Layout) -> DataFrame:
     """Judge every event of a batch; nothing is dropped. Each invalid event has a number of its own.
 
     Returns:
-        One row per event: the stored columns in the target's names and types, the sequence as a
-        struct, whether the event is a delete, the reasons against it (NULL when it is valid) and,
-        for an invalid one only, the event as JSON or why the record could not be read, and where it came from.
+        One row per event: the stored columns in the target's names and types, those beside them that the
+        shape's clauses may name (`Layout.whole`), the sequence as a struct, whether the event is a delete, the
+        reasons against it (NULL when it is valid) and, for an invalid one only, the event as JSON or why the record
+        could not be read, and where it came from.
 
     Cost: a projection; no scan, no shuffle.
     """
@@ -47,8 +48,10 @@ def _projection(source_names: list[str], layout: Layout) -> list[Column]:
     )
     reasons = _reasons(layout, source_names, corrupt)
     event = event_text(source_names)
+    carried = () if layout.whole is None else layout.whole.carried
     return [
         *layout.stored_values,
+        *(columns.column(one.name).alias(one.travels_as) for one in carried),
         valid_sequence.alias(names.SEQUENCE_COLUMN),
         F.coalesce(F.lit(False) if layout.deletes is None else layout.deletes, F.lit(False)).alias(names.DELETE_COLUMN),
         reasons.alias(names.REASONS_COLUMN),

@@ -24,11 +24,15 @@ class InsertOnly(Shape):
     name = "insert-only"
     remembers_deletes = False
     keeps_sequence = False
-    only_inserts = True
 
     def __repr__(self) -> str:
         """As it is written."""
         return "InsertOnly()"
+
+    @property
+    def only_inserts(self) -> bool:
+        """It is what it is for."""
+        return True
 
     def problems(self, spec: MergeSpec) -> Iterable[str]:
         """Settings about deletes mean nothing where there are none."""

@@ -35,7 +35,9 @@ def _ranks(layout: Layout) -> list[Column]:
     keys = [columns.column(key) for key in layout.keys]
     sequence = columns.column(names.SEQUENCE_COLUMN)
     deletes = columns.column(names.DELETE_COLUMN)
-    payload = [columns.canonical(columns.column(c.name), c.dtype) for c in layout.stored]
+    beside = () if layout.whole is None else layout.whole.carried
+    compared = [(c.name, c.dtype) for c in layout.stored] + [(c.travels_as, c.dtype) for c in beside]
+    payload = [columns.canonical(columns.column(name), dtype) for name, dtype in compared]
     content = F.struct(deletes, *(value.alias(f"p{i}") for i, value in enumerate(payload)))
 
     per_key = Window.partitionBy(*keys, columns.column(names.ALONE_COLUMN)).orderBy(

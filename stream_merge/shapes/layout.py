@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from pyspark.sql import Column
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, StructField, StructType
 
@@ -44,6 +44,35 @@ class StoredColumn:
         return columns.lacks_fields(self.source_type, self.dtype)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EventColumn:
+    """One column of the source on its way to the merge, as the source has it."""
+
+    name: str
+    """In the source."""
+    travels_as: str
+    """The stored column where that is the same, else a reserved name."""
+    dtype: DataType
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WholeEvents:
+    """What travels beside the stored columns, for a shape whose clauses may name any column of the source."""
+
+    columns: tuple[EventColumn, ...]
+    """All of the source's, in its order."""
+    stored_as: Mapping[str, str]
+    """Stored column -> what its value is called beside the source's columns."""
+    is_ordered: bool
+    """Whether a sequence says which of a key's events counts."""
+
+    @property
+    def carried(self) -> tuple[EventColumn, ...]:
+        """Those that the stored columns do not tell."""
+        stored = set(self.stored_as)
+        return tuple(column for column in self.columns if column.travels_as not in stored)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Layout:
     """How a batch's columns map onto the target."""
@@ -68,6 +97,10 @@ class Layout:
     """The sequence definition as recorded with the table (JSON)."""
     case_sensitive: bool
     """Whether names are compared with case (`spark.sql.caseSensitive`)."""
+    whole: WholeEvents | None = None
+    """None: events are merged by their stored columns alone."""
+    concerns_missing: bool = False
+    """Whether rows whose key no event has are concerned, wherever they lie."""
     _built: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def once(self, name: str, build: Callable[[], T]) -> T:
@@ -84,6 +117,26 @@ class Layout:
     def sequence_type(self) -> StructType:
         """Type of the sequence, wherever it is stored."""
         return StructType(list(self.sequence_fields))
+
+    def in_event(self, name: str) -> str:
+        """What a stored column's value is called in the events that a merge sees as `s`; other names stay."""
+        return name if self.whole is None else self.whole.stored_as.get(name, name)
+
+    def as_merged(self, events: DataFrame) -> DataFrame:
+        """Evaluated events as a merge sees them: of whole ones the source's columns, by the source's names."""
+        if self.whole is None:
+            return events
+        return events.select(*self.once("as merged", self._whole_event))
+
+    def _whole_event(self) -> list[Column]:
+        whole = self.whole
+        if whole is None:
+            return []
+        stored = {name: kept for name, kept in whole.stored_as.items() if names.is_reserved(kept)}
+        return [
+            *(columns.column(one.travels_as).alias(one.name) for one in whole.columns),
+            *(columns.column(name).alias(kept) for name, kept in stored.items()),
+        ]
 
     @property
     def key_fields(self) -> tuple[StructField, ...]:

@@ -14,12 +14,13 @@ from stream_merge.errors import ConfigError
 from stream_merge.model import names
 from stream_merge.model.settings import MergeSpec
 from stream_merge.shapes import required, widening
-from stream_merge.shapes.layout import Layout, StoredColumn
+from stream_merge.shapes.layout import EventColumn, Layout, StoredColumn, WholeEvents
 from stream_merge.shapes.widening import TypeChange
 from stream_merge.spark import columns
 from stream_merge.spark.errors import reason
 
-_NO_SEQUENCE = json.dumps({"columns": []})
+_UNNAMED = "insert-only"
+"""The shape whose name is not recorded: the first one without a sequence."""
 
 
 class Layouts:
@@ -82,7 +83,26 @@ def plan_layout(source: DataFrame, spec: MergeSpec, target: StructType | None) -
         type_changes=tuple(finder.type_changes),
         definition=definition,
         case_sensitive=case_sensitive,
+        whole=_whole_events(finder, stored),
+        concerns_missing=spec.concerns_missing,
     )
+
+
+def _whole_events(finder: _Finder, stored: list[StoredColumn]) -> WholeEvents | None:
+    """How all of the source's columns travel; None where the stored ones are enough."""
+    spec = finder.spec
+    if spec.shape is None or not spec.shape.needs_whole_events:
+        return None
+    same = {c.source_name: c.name for c in stored if c.is_stored_as_it_is and not columns.is_padded(c.field)}
+    stored_as = {
+        c.name: c.source_name if c.source_name in same else names.STORED_COLUMN.format(i) for i, c in enumerate(stored)
+    }
+    every = tuple(
+        EventColumn(name=f.name, travels_as=same.get(f.name, names.SOURCE_COLUMN.format(i)), dtype=f.dataType)
+        for i, f in enumerate(finder.fields)
+    )
+    is_ordered = isinstance(spec.sequence_by, Column) or bool(spec.sequence_by)
+    return WholeEvents(columns=every, stored_as=stored_as, is_ordered=is_ordered)
 
 
 def _evolution(finder: _Finder, selected: list[StructField], target: StructType | None) -> tuple[str, ...]:
@@ -235,7 +255,7 @@ class _Finder:
         by_source = {c.source_name: c for c in stored}
         if not isinstance(self.spec.sequence_by, Column) and not self.spec.sequence_by:
             # All events of a key are of one sequence: which of them counts is left to the order of `latest_spark`.
-            return [StructField("c1", ByteType())], (), [F.lit(0).cast(ByteType())], _NO_SEQUENCE
+            return [StructField("c1", ByteType())], (), [F.lit(0).cast(ByteType())], _without_sequence(self.spec)
         if isinstance(self.spec.sequence_by, Column):
             text = str(self.spec.sequence_by).removeprefix("Column<'").removesuffix("'>")
             parts = self._expression_parts(self.spec.sequence_by, text)
@@ -282,7 +302,8 @@ class _Finder:
                 f"sequence_by has {len(parts)} component(s), the table's stored sequence has {len(recorded.fields)};"
                 " use the recorded definition or build the table anew"
             )
-        recorded_as = json.dumps(definition, sort_keys=True) if self.spec.keeps_sequence else _NO_SEQUENCE
+        keeps = self.spec.keeps_sequence
+        recorded_as = json.dumps(definition, sort_keys=True) if keeps else _without_sequence(self.spec)
         return components, stored_columns, sources, recorded_as
 
     def _expression_parts(self, value: Column, text: str) -> list[tuple[str, Column, DataType]]:
@@ -320,6 +341,18 @@ def _is_of_source(field: StructField, spec: MergeSpec) -> bool:
     """Whether it is a column that only a source of this package may carry, and this one is such a source."""
     is_marked = names.SOURCE_METADATA in field.metadata
     return field.name in spec.source_columns or (field.name in names.SOURCE_COLUMNS and is_marked)
+
+
+def _without_sequence(spec: MergeSpec) -> str:
+    """What is recorded with a table whose rows have no sequence: the shape; without a name it is insert-only."""
+    is_named = spec.shape is not None and spec.shape.name != _UNNAMED
+    return json.dumps({"columns": [], **({"shape": spec.shape.name} if spec.shape and is_named else {})})
+
+
+def filled_as(recorded: str) -> str:
+    """The shape of a table by the definition that is recorded with it."""
+    found = json.loads(recorded)
+    return str(found.get("shape", _UNNAMED if found == {"columns": []} else "changes"))
 
 
 def _recorded_sequence(target: StructType | None) -> StructType | None:

@@ -203,11 +203,16 @@ def nullable(dtype: DataType) -> DataType:
     return dtype
 
 
+def is_padded(field: StructField) -> bool:
+    """Whether a column is char(n): Spark pads its values on write."""
+    return str(field.metadata.get(CHAR_VARCHAR_METADATA, "")).startswith("char(")
+
+
 def as_stored_text(value: Column, field: StructField) -> Column:
     """The value as a char(n) column keeps it: Spark pads on write, so a key 'a' is stored as 'a  '."""
-    declared = str(field.metadata.get(CHAR_VARCHAR_METADATA, ""))
-    if not declared.startswith("char("):
+    if not is_padded(field):
         return value
+    declared = str(field.metadata[CHAR_VARCHAR_METADATA])
     width = int(declared[len("char(") : -1])
     return F.when(F.length(value) < width, F.rpad(value, width, " ")).otherwise(value)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 from py4j.protocol import Py4JError
@@ -89,6 +90,23 @@ def exact_literal(session: SparkSession, value: object, dtype: DataType) -> Colu
     elif isinstance(dtype, DecimalType):
         java = java_class(session, "java.math.BigDecimal")(str(value))
     return Column(java_class(session, "org.apache.spark.sql.functions").lit(java)).cast(dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class FilterTraits:
+    """What Spark says of the condition of a filter."""
+
+    is_deterministic: bool
+    has_subquery: bool
+
+
+def filter_traits(filtered: DataFrame) -> FilterTraits:
+    """Of a frame whose last operation is `where`; nothing is run."""
+    condition = filtered._jdf.queryExecution().analyzed().condition()
+    subquery = java_class(filtered.sparkSession, "org.apache.spark.sql.catalyst.expressions.SubqueryExpression")
+    return FilterTraits(
+        is_deterministic=bool(condition.deterministic()), has_subquery=bool(subquery.hasSubquery(condition))
+    )
 
 
 @contextmanager

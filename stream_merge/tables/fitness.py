@@ -6,14 +6,15 @@ import json
 from collections.abc import Iterable
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
 from stream_merge.errors import ConfigError
 from stream_merge.model import names
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import TableSnapshot
-from stream_merge.shapes import required, widening
+from stream_merge.shapes import required, shape_of, widening
 from stream_merge.shapes.layout import Layout
-from stream_merge.shapes.matching import plan_layout
+from stream_merge.shapes.matching import filled_as, plan_layout
 from stream_merge.spark import columns, places
 from stream_merge.tables import spark_table
 from stream_merge.tables.delta_rs.eligibility import of_batch
@@ -58,6 +59,8 @@ def check_target(session: SparkSession, found: TableSnapshot | None, spec: Merge
                 f"new column(s) {odd!r} need column mapping, which target {spec.target!r} does not have;"
                 " set delta.columnMapping.mode='name' on it or rename them in the stream"
             )
+    schema = StructType(list(layout.target_fields)) if found is None else found.schema
+    problems.extend(shape_of(spec).misfits(session, layout, schema))
     problems.extend(places.permission_problems(spec, found))
     if problems:
         raise ConfigError(problems, target=spec.target)
@@ -88,11 +91,12 @@ def _recorded_problems(found: TableSnapshot, spec: MergeSpec, layout: Layout, *,
     if problem is not None:
         problems.append(problem)
     sequence = found.properties.get(names.SEQUENCE_PROPERTY)
-    if sequence is not None and _keeps_none(sequence) != _keeps_none(layout.definition):
-        was, now = ("as insert-only" if _keeps_none(one) else "as changes" for one in (sequence, layout.definition))
+    if sequence is not None and filled_as(sequence) != filled_as(layout.definition):
+        was, now = filled_as(sequence), filled_as(layout.definition)
         problems.append(
-            f"target {spec.target!r} was filled {was} and would now be {now}; a table keeps its shape, since later"
-            " events are compared with what earlier ones have left: choose another table, with a checkpoint of its own"
+            f"target {spec.target!r} was filled as {was} and would now be as {now}; a table keeps its shape, since"
+            " later events are compared with what earlier ones have left: choose another table, with a checkpoint of"
+            " its own"
         )
     elif sequence is not None and not _same_sequence(sequence, layout.definition, case_sensitive=case_sensitive):
         problems.append(
@@ -134,11 +138,6 @@ def _same_sequence(recorded: str, now: str, *, case_sensitive: bool) -> bool:
     if not case_sensitive and "columns" in old and "columns" in new:
         old, new = [name.lower() for name in old["columns"]], [name.lower() for name in new["columns"]]
     return bool(old == new)
-
-
-def _keeps_none(recorded: str) -> bool:
-    """Whether a table's rows have no sequence, because its shape needs none."""
-    return bool(json.loads(recorded) == {"columns": []})
 
 
 def _definition(recorded: str) -> str:

@@ -15,9 +15,11 @@ from stream_merge.shapes.clauses import (
     Clause,
     Condition,
     Delete,
+    Insert,
     IsDelete,
     Newer,
     Not,
+    Opaque,
     Or,
     SamePosition,
     SameSequence,
@@ -39,8 +41,10 @@ def with_clauses(merger: Merger, clauses: Iterable[Clause], layout: Layout) -> M
             merger = merger.when_matched_delete(when)
         elif isinstance(clause, Update):
             merger = merger.when_matched_update(dict(_assigned(clause.values)), when)
-        else:
+        elif isinstance(clause, Insert):
             merger = merger.when_not_matched_insert(dict(_assigned(clause.values)), when)
+        else:
+            raise _only_spark(clause)
     return merger
 
 
@@ -65,10 +69,22 @@ def condition(wanted: Condition, layout: Layout) -> str:  # noqa: PLR0911 - a ca
             return f"({' AND '.join(condition(one, layout) for one in conditions)})"
         case Or(conditions):
             return _any(condition(one, layout) for one in conditions)
+        case Opaque():
+            raise _only_spark(wanted)
 
 
 def _assigned(values: Assignments) -> Mapping[str, str]:
-    return {sql.quote(name): sql.column("s", value) for name, value in values.items()}
+    found: dict[str, str] = {}
+    for name, value in values.items():
+        if isinstance(value, Opaque):
+            raise _only_spark(value)
+        found[sql.quote(name)] = sql.column("s", value)
+    return found
+
+
+def _only_spark(what: object) -> AssertionError:
+    """`eligibility.of_batch` keeps them away from here."""
+    return AssertionError(f"{what!r} is for Spark alone")
 
 
 def _sequence_pairs(layout: Layout, components: int | None = None) -> list[tuple[str, str]]:

@@ -110,12 +110,13 @@ class SparkEngine(SparkCommits):
         """One MERGE in one commit: delete, update or insert each event, unless the row is newer."""
         layout, batch = self._layout, self._batch
         live = self._live(hits)
-        if not self._is_sure(hits) and not self._would_change(live, None if hits.refused else batch.upserts):
+        is_wanted = self._shape.is_literal or self._is_sure(hits)
+        if not is_wanted and not self._would_change(live, None if hits.refused else batch.upserts):
             # Delta would write files again for rows that stay as they are, which some readers take for changes.
             return self._unchanged(tag)
         with committing(self._session, tag, deletion_vectors=self._deletion_vectors):
             builder = render.with_clauses(
-                self._matched(live.alias("s")),
+                self._matched(layout.as_merged(live).alias("s")),
                 self._shape.clauses(layout, self._spec, deletes=batch.deletes > 0, upserts=batch.upserts > 0),
                 layout,
             )
@@ -204,7 +205,7 @@ class SparkEngine(SparkCommits):
 
     def _delete_matched(self, table: str, keys: Sequence[str], source: DataFrame, condition: Column) -> None:
         """One MERGE that only deletes, on a side table and without a transaction id."""
-        same_keys = _same_keys(keys)
+        same_keys = columns.all_of(columns.column(key, "t") == columns.column(key, "s") for key in keys)
         builder = delta_table(self._session, table).alias("t").merge(source.alias("s"), same_keys & condition)
         try:
             builder.whenMatchedDelete().execute()
@@ -217,9 +218,10 @@ class SparkEngine(SparkCommits):
         return delta_table(self._session, self._target).alias("t").merge(source, self._is_match())
 
     def _is_match(self) -> Column:
-        same_keys = self._layout.once("same_keys", lambda: _same_keys(self._layout.keys))
+        same_keys = self._layout.once("same_keys", lambda: _same_keys(self._layout))
         return self._batch.bounds.condition(self._session, "t") & same_keys
 
 
-def _same_keys(keys: Sequence[str]) -> Column:
-    return columns.all_of(columns.column(k, "t") == columns.column(k, "s") for k in keys)
+def _same_keys(layout: Layout) -> Column:
+    pairs = ((key, layout.in_event(key)) for key in layout.keys)
+    return columns.all_of(columns.column(row, "t") == columns.column(event, "s") for row, event in pairs)

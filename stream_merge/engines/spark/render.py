@@ -17,9 +17,12 @@ from stream_merge.shapes.clauses import (
     Clause,
     Condition,
     Delete,
+    DeleteMissing,
+    Insert,
     IsDelete,
     Newer,
     Not,
+    Opaque,
     Or,
     SamePosition,
     SameSequence,
@@ -37,17 +40,30 @@ def with_clauses(builder: DeltaMergeBuilder, clauses: Iterable[Clause], layout: 
             builder = builder.whenMatchedDelete(when)
         elif isinstance(clause, Update):
             builder = builder.whenMatchedUpdate(when, _updated(clause.values, layout))
-        else:
+        elif isinstance(clause, Insert):
             values = _assigned(clause.values, layout)
             if when is None:
                 builder = builder.whenNotMatchedInsert(values=values)
             else:
                 builder = builder.whenNotMatchedInsert(when, values)
+        elif isinstance(clause, DeleteMissing):
+            builder = builder.whenNotMatchedBySourceDelete(when)
+        else:
+            values = _assigned(clause.values, layout)
+            if when is None:
+                builder = builder.whenNotMatchedBySourceUpdate(set=values)
+            else:
+                builder = builder.whenNotMatchedBySourceUpdate(when, values)
     return builder
 
 
 def condition(wanted: Condition, layout: Layout) -> Column:
-    """The condition as a column that is never NULL; built once per layout, each operation is a call to the JVM."""
+    """The condition as a column that is never NULL; built once per layout, each operation is a call to the JVM.
+
+    What a user has written may be NULL, and a clause with it then does not hold.
+    """
+    if isinstance(wanted, Opaque):
+        return as_column(wanted)
     return layout.once(f"spark {wanted!r}", lambda: _column(wanted, layout))
 
 
@@ -74,24 +90,34 @@ def _column(wanted: Condition, layout: Layout) -> Column:  # noqa: PLR0911 - a c
             return columns.all_of(condition(one, layout) for one in conditions)
         case Or(conditions):
             return columns.any_of(condition(one, layout) for one in conditions)
+        case Opaque():
+            return as_column(wanted)
+
+
+def as_column(opaque: Opaque) -> Column:
+    """What a user has written."""
+    return F.expr(opaque.written) if isinstance(opaque.written, str) else opaque.written
 
 
 def _assigned(values: Assignments, layout: Layout) -> dict[str, str | Column]:
-    return layout.once(
-        f"spark {sorted(values.items())!r}",
-        lambda: {names.quote(name): columns.column(value, "s") for name, value in values.items()},
+    written = {names.quote(name): as_column(value) for name, value in values.items() if isinstance(value, Opaque)}
+    plain = {name: value for name, value in values.items() if not isinstance(value, Opaque)}
+    of_event = layout.once(
+        f"spark {sorted(plain.items())!r}",
+        lambda: {names.quote(name): columns.column(layout.in_event(value), "s") for name, value in plain.items()},
     )
+    return {**of_event, **written}
 
 
 def _updated(values: Assignments, layout: Layout) -> dict[str, str | Column]:
     """As `_assigned`, with the fields of the row that the source's structs lack."""
-    completed = {names.quote(c.name): _completed(c) for c in layout.stored if c.lacks_fields and c.name in values}
-    return {**_assigned(values, layout), **completed}
+    lacking = (c for c in layout.stored if c.lacks_fields and isinstance(values.get(c.name), str))
+    return {**_assigned(values, layout), **{names.quote(c.name): _completed(c, layout) for c in lacking}}
 
 
-def _completed(stored: StoredColumn) -> Column:
+def _completed(stored: StoredColumn, layout: Layout) -> Column:
     """What an update by the event's column of that name makes of the row's."""
-    event, row = columns.column(stored.name, "s"), columns.column(stored.name, "t")
+    event, row = columns.column(layout.in_event(stored.name), "s"), columns.column(stored.name, "t")
     return columns.completed(event, row, stored.source_type, stored.dtype)
 
 
@@ -106,7 +132,7 @@ def _changed(layout: Layout) -> Column:
     return columns.any_of(
         F.lit(True)
         if any(name == c.source_name or name.startswith(f"{c.source_name}.") for name in new)
-        else columns.differs(_completed(c), columns.column(c.name, "t"), c.dtype)
+        else columns.differs(_completed(c, layout), columns.column(c.name, "t"), c.dtype)
         for c in layout.stored
     )
 

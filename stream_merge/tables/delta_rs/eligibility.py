@@ -184,6 +184,8 @@ def of_batch(layout: Layout) -> Ineligible | None:
 
 
 def _of_layout(layout: Layout) -> Ineligible | None:
+    if layout.whole is not None:
+        return Ineligible(reason="shape", detail="the shape's clauses are SQL, which only Spark executes")
     if layout.new_columns:
         return Ineligible(reason="schema_change", detail=f"column(s) {list(layout.new_columns)!r} are new")
     for stored in layout.stored:

@@ -1,0 +1,104 @@
+"""Clauses as users write them against the columns of source and target: analysed by Spark, nothing is run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructField, StructType
+
+from stream_merge.model import names
+from stream_merge.shapes.layout import Layout
+from stream_merge.shapes.written import Kind, Then, Written, named, plain_name, text_of
+from stream_merge.spark import columns
+from stream_merge.spark.errors import reason
+from stream_merge.spark.jvm import filter_traits
+
+
+def misfits(session: SparkSession, clauses: Sequence[Then], layout: Layout, target: StructType) -> list[str]:
+    """Every problem of the clauses with these columns, a sentence each.
+
+    Args:
+        session: whose settings (such as `spark.sql.caseSensitive`) and functions count.
+        clauses: in their order.
+        layout: how the batch's columns map onto the target.
+        target: the columns of the target, or those that it will be made with.
+
+    Cost: no Spark job; a few milliseconds per condition and value.
+    """
+    sides = _Sides(session, layout, target)
+    return [
+        f"{named(number, clause)}: {problem}"
+        for number, clause in enumerate(clauses, start=1)
+        for problem in sides.problems(clause)
+    ]
+
+
+def stored(name: str, layout: Layout) -> str | None:
+    """The stored column that a user means, by the source's name or the target's."""
+    wanted = plain_name(name)
+    for known in ([c.name for c in layout.stored], [c.source_name for c in layout.stored]):
+        found = columns.resolve(wanted, known, case_sensitive=layout.case_sensitive)
+        if found is not None:
+            return layout.stored[known.index(found)].name
+    return None
+
+
+class _Sides:
+    """Source and target without rows."""
+
+    def __init__(self, session: SparkSession, layout: Layout, target: StructType) -> None:
+        self._layout = layout
+        source = StructType([StructField(c.name, c.dtype) for c in layout.whole.columns] if layout.whole else [])
+        events = session.createDataFrame([], source).alias("s")
+        rows = session.createDataFrame([], target).alias("t")
+        self._seen: Mapping[Kind, tuple[DataFrame, str]] = {
+            "matched": (rows.crossJoin(events), f"s has {_shown(source.names)}, t has {_shown(target.names)}"),
+            "not_matched": (events, f"s has {_shown(source.names)}, and there is no row t"),
+            "not_matched_by_source": (rows, f"t has {_shown(target.names)}, and there is no event s"),
+        }
+        # With schema evolution the events' new columns are the target's, too; without it they are refused elsewhere.
+        known = [*target.names, *(c.name for c in layout.stored)]
+        self._assignable = [name for name in dict.fromkeys(known) if not names.is_reserved(name)]
+
+    def problems(self, clause: Then) -> Iterator[str]:
+        """Of one clause."""
+        if clause.condition is not None:
+            yield from self._of_expression(clause.kind, "its condition", clause.condition, is_condition=True)
+        for name in clause.except_:
+            if stored(name, self._layout) is None:
+                yield (
+                    f"except_ names {name!r}, which is not among the stored columns"
+                    f" {_shown(c.source_name for c in self._layout.stored)}"
+                )
+        assigned: dict[str, str] = {}
+        for name, value in (clause.values or {}).items():
+            found = columns.resolve(plain_name(name), self._assignable, case_sensitive=self._layout.case_sensitive)
+            if found is None:
+                yield f"the target has no column {plain_name(name)!r} to assign; it has {_shown(self._assignable)}"
+            elif found in assigned:
+                yield f"{assigned[found]!r} and {name!r} are one column; name each column once"
+            else:
+                assigned[found] = name
+            yield from self._of_expression(clause.kind, f"the value of {name!r}", value, is_condition=False)
+
+    def _of_expression(self, kind: Kind, what: str, written: Written, *, is_condition: bool) -> Iterator[str]:
+        frame, seen = self._seen[kind]
+        said = f"{what} {text_of(written)!r}"
+        try:
+            value: Column = F.expr(written) if isinstance(written, str) else written
+            # A filter, as a clause of MERGE, takes neither aggregates nor windows nor generators.
+            traits = filter_traits(frame.where(value if is_condition else value.isNull()))
+        except AnalysisException as err:
+            yield f"{said} does not fit: {reason(err).rstrip(';.')}; {seen}"
+            return
+        if traits.has_subquery:
+            yield f"{said} has a subquery, which MERGE does not take; join what it needs to the events in the stream"
+        elif is_condition and not traits.is_deterministic:
+            yield f"{said} is not deterministic, and MERGE asks more than once; make it a column of the stream"
+
+
+def _shown(found: Iterable[str]) -> str:
+    return repr([name for name in found if not names.is_reserved(name)])

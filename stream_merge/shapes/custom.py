@@ -1,0 +1,142 @@
+"""Clauses of one's own: what becomes of rows and events is said as in Delta's MERGE, and done as Delta does it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
+
+from stream_merge.errors import ConfigError
+from stream_merge.model.settings import MergeSpec
+from stream_merge.shapes import analysed
+from stream_merge.shapes.base import Shape
+from stream_merge.shapes.clauses import (
+    Always,
+    Assignments,
+    Clause,
+    Condition,
+    Delete,
+    DeleteMissing,
+    Insert,
+    Opaque,
+    Update,
+    UpdateMissing,
+)
+from stream_merge.shapes.layout import Layout
+from stream_merge.shapes.newest import Newest
+from stream_merge.shapes.written import (
+    Then,
+    list_problems,
+    plain_name,
+    text_of,
+    when_matched,
+    when_not_matched,
+    when_not_matched_by_source,
+)
+
+__all__ = ["Clauses", "when_matched", "when_not_matched", "when_not_matched_by_source"]
+
+
+class Clauses(Shape):
+    """A MERGE in the user's own words: `WHEN MATCHED`, `WHEN NOT MATCHED` and `WHEN NOT MATCHED BY SOURCE`.
+
+    Conditions and values are Spark's SQL over the event `s`, with all columns of the source, stored or not, and the row
+    `t`. The first clause of its kind that holds counts, and it does what Delta does, updates that change nothing
+    included. Rows and events meet by `keys`.
+
+    One event of a key is merged per batch. With `sequence_by` that is the latest; the sequence is not kept with the
+    row, so events that come late, in a later batch, are for the clauses to refuse (`s.lsn > t.lsn`). Without it,
+    several different events of a key are an error before anything is written.
+
+    With a clause about rows that no event matches, a batch stands for the whole table: one with quarantined events
+    is an error before anything is written, and one without any event changes nothing.
+
+    Args:
+        clauses: at least one; of a kind only the last may lack a condition.
+
+    Raises:
+        ConfigError: with every problem that shows without source and target.
+    """
+
+    name = "clauses"
+    remembers_deletes = False
+    keeps_sequence = False
+    needs_arguments = True
+    needs_whole_events = True
+    is_literal = True
+
+    def __init__(self, clauses: Sequence[Then]) -> None:
+        listed = [clauses] if isinstance(clauses, Then) else list(clauses)
+        problems = list_problems(listed)
+        if problems:
+            raise ConfigError(problems)
+        self._clauses: tuple[Then, ...] = tuple(listed)
+
+    def __repr__(self) -> str:
+        """As it is written."""
+        return f"Clauses([{', '.join(map(repr, self._clauses))}])"
+
+    @property
+    def only_inserts(self) -> bool:
+        """Whether there is nothing but inserts."""
+        return all(clause.action == "insert" for clause in self._clauses)
+
+    @property
+    def concerns_missing(self) -> bool:
+        """Whether a clause is about rows that no event matches."""
+        return any(clause.kind == "not_matched_by_source" for clause in self._clauses)
+
+    def problems(self, spec: MergeSpec) -> Iterable[str]:
+        """What the clauses say already, and what only Spark does."""
+        if spec.apply_as_deletes is not None and not spec.source_columns:
+            yield (
+                "apply_as_deletes is given, and shape=Clauses(…) says itself what is deleted; leave it out and add"
+                " a clause, such as when_matched(\"s.op = 'd'\").delete()"
+            )
+        if spec.tombstone_retention_seconds is not None:
+            yield "tombstone_retention_seconds is given, and shape=Clauses(…) remembers no deletes; leave it out"
+        if spec.engine == "native":
+            yield "engine='native' is given, and only Spark executes the SQL of shape=Clauses(…); use 'auto' or 'spark'"
+
+    def clauses(self, layout: Layout, spec: MergeSpec, *, deletes: bool, upserts: bool) -> Sequence[Clause]:
+        """As they were given, whatever the batch holds."""
+        return [_clause(clause, layout) for clause in self._clauses]
+
+    def misfits(self, session: SparkSession, layout: Layout, target: StructType) -> Iterable[str]:
+        """Columns that are unknown, and what is no condition or no value to Delta."""
+        found: list[str] = layout.once("misfits", lambda: analysed.misfits(session, self._clauses, layout, target))
+        return found
+
+    def asks_for(self, column: str) -> bool:
+        """Whether a condition names it."""
+        texts = (text_of(one.condition) for one in self._clauses if one.condition is not None)
+        return any(column.replace("`", "") in text.replace("`", "") for text in texts)
+
+    def certain(self, spec: MergeSpec) -> None:
+        """Nobody asks: clauses are executed as they stand."""
+
+    def updating(self, spec: MergeSpec) -> None:
+        """Nobody asks."""
+
+    def surely_changes(self, newest: Newest | None, stored: Callable[[], Newest | None], spec: MergeSpec) -> bool:
+        """Nobody asks."""
+        return True
+
+
+def _clause(clause: Then, layout: Layout) -> Clause:
+    when: Condition = Always() if clause.condition is None else Opaque(clause.condition)
+    is_missing = clause.kind == "not_matched_by_source"
+    if clause.action == "delete":
+        return DeleteMissing(when=when) if is_missing else Delete(when=when)
+    values = _values(clause, layout)
+    if is_missing:
+        return UpdateMissing(when=when, values=values)
+    return Insert(when=when, values=values) if clause.action == "insert" else Update(when=when, values=values)
+
+
+def _values(clause: Then, layout: Layout) -> Assignments:
+    if clause.values is not None:
+        return {plain_name(name): Opaque(value) for name, value in clause.values.items()}
+    left_out = {analysed.stored(name, layout) for name in clause.except_}
+    return {c.name: c.name for c in layout.stored if c.name not in left_out}

@@ -1,0 +1,222 @@
+"""Clauses of a MERGE as users write them, in Delta's words, and what can be said of them without Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias, get_args
+
+from pyspark.sql import Column
+
+from stream_merge.model import names
+
+Written: TypeAlias = str | Column
+"""SQL text, or a column, over the event (`s`) and the row (`t`)."""
+Kind = Literal["matched", "not_matched", "not_matched_by_source"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+Action = Literal["update", "insert", "delete"]
+ACTIONS: tuple[Action, ...] = get_args(Action)
+_ALLOWED: Mapping[Kind, tuple[Action, ...]] = {
+    "matched": ("update", "delete"),
+    "not_matched": ("insert",),
+    "not_matched_by_source": ("update", "delete"),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Then:
+    """One clause: when it applies, and what becomes of the row or the event then; see `when_matched` and its like."""
+
+    kind: Kind
+    action: Action
+    condition: Written | None = None
+    """None: always."""
+    values: Mapping[str, Written] | None = None
+    """Column of the target -> its new value. None: every stored column of the event."""
+    except_: tuple[str, ...] = field(default=())
+    """Where every column is assigned: all but these."""
+
+    def __repr__(self) -> str:
+        """As it is written."""
+        when = "" if self.condition is None else _text(self.condition)
+        return f"when_{self.kind}({when}).{self._what()}"
+
+    def _what(self) -> str:
+        if self.action == "delete":
+            return "delete()"
+        if self.values is None:
+            left_out = f"except_={list(self.except_)!r}" if self.except_ else ""
+            return f"{self.action}_all({left_out})"
+        assigned = ", ".join(f"{name!r}: {_text(value)}" for name, value in self.values.items())
+        return f"{self.action}({{{assigned}}})"
+
+    def problems(self) -> Iterator[str]:
+        """What is wrong with it by itself, without its name."""
+        if self.kind not in KINDS:
+            yield f"it is about {self.kind!r}; use one of {', '.join(KINDS)}"
+            return
+        if self.action not in _ALLOWED[self.kind]:
+            yield f"a {self.kind} clause cannot {self.action}; it can {' or '.join(_ALLOWED[self.kind])}"
+            return
+        if self.condition is not None and not _is_written(self.condition):
+            yield f"its condition {self.condition!r} is neither SQL text nor a Column; leave it out for none"
+        yield from self._value_problems()
+
+    def _value_problems(self) -> Iterator[str]:
+        if self.action == "delete":
+            if self.values is not None or self.except_:
+                yield "a delete assigns no columns; leave them out"
+            return
+        if self.kind == "not_matched_by_source" and self.values is None:
+            yield "no event has the row's key, so there are no columns of one to assign; name columns and values"
+            return
+        if self.values is None:
+            return
+        if self.except_:
+            yield "columns are left out of an update or insert of all columns, and this one names its own; keep one"
+        if not self.values:
+            yield f"it names no column to {self.action}; give at least one"
+        plain = [plain_name(name) for name in self.values if isinstance(name, str)]
+        for name, value in self.values.items():
+            if not isinstance(name, str) or not name.strip():
+                yield f"{name!r} is no column name"
+            elif names.is_reserved(plain_name(name)):
+                yield f"it assigns {name!r}; names starting with {names.RESERVED_PREFIX!r} belong to the sink"
+            elif not _is_written(value):
+                yield f"the value {value!r} of {name!r} is neither SQL text nor a Column; write a constant as text: '0'"
+        twice = sorted({name for name in plain if plain.count(name) > 1})
+        if twice:
+            yield f"it names {twice!r} more than once; name each column once"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WhenMatched:
+    """For an event whose key the table has, if the condition holds."""
+
+    condition: Written | None = None
+
+    def __repr__(self) -> str:
+        """As it is written."""
+        return _unfinished("matched", self.condition)
+
+    def update(self, values: Mapping[str, Written]) -> Then:
+        """Columns of the row take these values: target column -> SQL text or Column over `s` and `t`."""
+        return Then(kind="matched", action="update", condition=self.condition, values=values)
+
+    def update_all(self, *, except_: Sequence[str] = ()) -> Then:
+        """Every stored column of the event is written over the row's, but these."""
+        return Then(kind="matched", action="update", condition=self.condition, except_=_listed(except_))
+
+    def delete(self) -> Then:
+        """The row goes."""
+        return Then(kind="matched", action="delete", condition=self.condition)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WhenNotMatched:
+    """For an event whose key the table does not have, if the condition (over `s` alone) holds."""
+
+    condition: Written | None = None
+
+    def __repr__(self) -> str:
+        """As it is written."""
+        return _unfinished("not_matched", self.condition)
+
+    def insert(self, values: Mapping[str, Written]) -> Then:
+        """A row of these values, and NULL (or the column's default) elsewhere: target column -> SQL over `s`."""
+        return Then(kind="not_matched", action="insert", condition=self.condition, values=values)
+
+    def insert_all(self, *, except_: Sequence[str] = ()) -> Then:
+        """A row of every stored column of the event, but these."""
+        return Then(kind="not_matched", action="insert", condition=self.condition, except_=_listed(except_))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WhenNotMatchedBySource:
+    """For a row whose key no event of the batch has, if the condition (over `t` alone) holds."""
+
+    condition: Written | None = None
+
+    def __repr__(self) -> str:
+        """As it is written."""
+        return _unfinished("not_matched_by_source", self.condition)
+
+    def update(self, values: Mapping[str, Written]) -> Then:
+        """Columns of the row take these values: target column -> SQL text or Column over `t`."""
+        return Then(kind="not_matched_by_source", action="update", condition=self.condition, values=values)
+
+    def delete(self) -> Then:
+        """The row goes."""
+        return Then(kind="not_matched_by_source", action="delete", condition=self.condition)
+
+
+def when_matched(condition: Written | None = None) -> WhenMatched:
+    """Begin a clause about events whose key the table has; condition over the event `s` and the row `t`."""
+    return WhenMatched(condition)
+
+
+def when_not_matched(condition: Written | None = None) -> WhenNotMatched:
+    """Begin a clause about events whose key the table does not have; condition over the event `s`."""
+    return WhenNotMatched(condition)
+
+
+def when_not_matched_by_source(condition: Written | None = None) -> WhenNotMatchedBySource:
+    """Begin a clause about rows whose key no event of the batch has; condition over the row `t`."""
+    return WhenNotMatchedBySource(condition)
+
+
+def list_problems(clauses: Sequence[object]) -> list[str]:
+    """Every problem of a list of clauses that shows without source and target, each clause by its number."""
+    if not clauses:
+        return ["Clauses holds no clause; give at least one, such as when_matched().update_all()"]
+    found: list[str] = []
+    unconditional: dict[Kind, int] = {}
+    for number, clause in enumerate(clauses, start=1):
+        if not isinstance(clause, Then):
+            found.append(
+                f"clause {number} is {clause!r}, which is no clause; begin with when_matched, when_not_matched or"
+                " when_not_matched_by_source and end with what to do, such as when_matched().delete()"
+            )
+            continue
+        found.extend(f"{named(number, clause)}: {problem}" for problem in clause.problems())
+        before = unconditional.get(clause.kind)
+        if before is not None:
+            found.append(
+                f"{named(number, clause)} is never reached: clause {before} has no condition and takes all that is"
+                f" {clause.kind.replace('_', ' ')}; give that one a condition, or put it last"
+            )
+        elif clause.condition is None:
+            unconditional[clause.kind] = number
+    return found
+
+
+def named(number: int, clause: Then) -> str:
+    """A clause, for people."""
+    return f"clause {number}, {clause!r}"
+
+
+def plain_name(name: str) -> str:
+    """A column's name; a name in backticks without them."""
+    quoted = len(name) > 2 and name[0] == name[-1] == "`"  # noqa: PLR2004 - two backticks and something in between
+    return name[1:-1].replace("``", "`") if quoted else name
+
+
+def text_of(written: Written) -> str:
+    """As SQL, or as Spark shows a Column."""
+    return written if isinstance(written, str) else str(written).removeprefix("Column<'").removesuffix("'>")
+
+
+def _text(written: object) -> str:
+    return repr(text_of(written)) if isinstance(written, Column) else repr(written)
+
+
+def _is_written(value: object) -> bool:
+    return isinstance(value, Column) or (isinstance(value, str) and bool(value.strip()))
+
+
+def _listed(names_: Sequence[str]) -> tuple[str, ...]:
+    return (names_,) if isinstance(names_, str) else tuple(names_)
+
+
+def _unfinished(kind: Kind, condition: Written | None) -> str:
+    return f"when_{kind}({'' if condition is None else _text(condition)})"
