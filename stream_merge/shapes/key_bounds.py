@@ -102,8 +102,11 @@ def _above(text: str) -> str:
 
 
 def boundable(keys: tuple[StructField, ...]) -> tuple[StructField, ...]:
-    """The keys whose file statistics order as Spark does; floats (NaN, -0.0), binary and nested types do not."""
-    return tuple(field for field in keys if _has_usable_statistics(field.dataType))
+    """The keys whose file statistics order as Spark does; floats (NaN, -0.0), binary and nested types do not.
+
+    Nor does char(n): Spark compares padded values, and files and their statistics may hold others (Delta 4.4).
+    """
+    return tuple(f for f in keys if _has_usable_statistics(f.dataType) and not columns.is_padded(f))
 
 
 def _has_usable_statistics(dtype: DataType) -> bool:

@@ -365,3 +365,16 @@ def test_a_created_target_has_what_the_settings_say(spark: SparkSession, tmp_tab
     assert found["delta.logRetentionDuration"] == "interval 9 days"
     assert found["stream_merge.sequence"] == '{"columns": ["lsn"]}'
     assert Path(tmp_table, "name=a").is_dir()
+
+
+def test_a_padded_key_finds_its_row_in_a_file_that_holds_it_without_padding(spark: SparkSession, tmp_table: str):
+    """Spark pads char(n) when it reads; a file's statistics are what another writer has put there."""
+    spark.sql(f"CREATE TABLE delta.`{tmp_table}` (id char(3), lsn bigint) USING delta")
+    spark.sql(f"INSERT INTO delta.`{tmp_table}` VALUES ('a', 1), ('b', 1)")
+    assert '\\"minValues\\":{\\"id\\":\\"a\\"' in Path(tmp_table, "_delta_log", f"{1:020}.json").read_text()
+    stream = ChangeStream(spark, tmp_table, "id string, lsn bigint", keys=["id"], sequence_by="lsn")
+
+    result = stream.deliver(("a", 7), ("b", 8), ("c", 9))
+
+    assert stream.rows() == [("a  ", 7), ("b  ", 8), ("c  ", 9)]
+    assert ledger(result) == {"received": 3, "inserted": 1, "updated": 2}
