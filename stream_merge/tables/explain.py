@@ -12,6 +12,8 @@ import pyarrow.compute as pc
 from stream_merge.errors import ConfigError
 from stream_merge.model import names
 from stream_merge.model.snapshot import CommitRecord
+from stream_merge.shapes import SHAPES
+from stream_merge.shapes.matching import filled_as
 from stream_merge.tables.delta_rs.eligibility import of_columns, of_table
 from stream_merge.tables.delta_rs.table import NativeTable, open_table
 
@@ -50,6 +52,8 @@ class Explained:
     bytes: int
     keys: str | None
     """Keys that the sink recorded; None where no sink has written yet."""
+    shape: str | None
+    """What its batches mean; None where no sink has written yet."""
     native: str | None
     """Why the native engine must not write this table; None when it may (an object store's: with `single_writer`)."""
     merges: tuple[MergedVersion, ...]
@@ -72,6 +76,8 @@ def explain(target: str, *, last: int = 20, storage_options: Mapping[str, str] |
     table = opened(target, storage_options)
     snapshot = table.snapshot()
     keys = snapshot.properties.get(names.KEYS_PROPERTY)
+    recorded = snapshot.properties.get(names.SEQUENCE_PROPERTY)
+    shape = None if recorded is None else filled_as(recorded)
     refused = of_table(table, snapshot, "the table") or of_columns(snapshot.schema, json.loads(keys or "[]"))
     commits = table.history(last)
     merges = tuple(_merges(commits))
@@ -80,10 +86,17 @@ def explain(target: str, *, last: int = 20, storage_options: Mapping[str, str] |
         files=snapshot.files or 0,
         bytes=int(pc.sum(table.files()["size_bytes"]).as_py() or 0),
         keys=keys,
-        native=None if refused is None else refused.detail,
+        shape=shape,
+        native=_of_shape(shape) or (None if refused is None else refused.detail),
         merges=merges,
         others=len(commits) - len(merges),
     )
+
+
+def _of_shape(shape: str | None) -> str | None:
+    """Why the native engine cannot do what a table is filled by."""
+    needs_spark = any(one.name == shape and one.needs_whole_events for one in SHAPES)
+    return f"the table is filled as {shape}, whose SQL only Spark executes" if needs_spark else None
 
 
 def find(target: str, storage_options: Mapping[str, str] | None = None) -> NativeTable | None:

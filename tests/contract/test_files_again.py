@@ -119,3 +119,50 @@ def test_a_folder_of_facts_fills_a_table_that_only_grows(
     assert target_rows(spark, str(Path("table").resolve())) == [(1, 1, "u"), (2, 1, "new")]
     refused = invoke(line.replace("insert-only", "inserts"))
     assert (refused.exit_code, "'inserts' is not one of changes, insert-only" in refused.output) == (2, True)
+
+
+CLAUSES = """
+- {when: matched, condition: s.op = 'd', then: delete}
+- {when: matched, then: update, set: {name: "concat(t.name, '+', s.name)"}}
+- {when: not_matched, condition: s.op != 'd', then: insert}
+- {when: not_matched_by_source, condition: t.id > 100, then: delete}
+"""
+
+
+def test_a_folder_is_merged_by_clauses_of_one_s_own(
+    spark: SparkSession, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From a file, in the words of a job file; what is in quarantine cannot be replayed alone, and says so."""
+    line = files_of_one_event(spark, monkeypatch).replace(" --sequence-by lsn", " --except-columns op --clauses c.yaml")
+    Path("c.yaml").write_text(CLAUSES)
+    Path("in/a.json").write_text('{"id": 1, "name": "one", "op": "u"}\n{"id": 2, "name": "two", "op": "u"}\n')
+    Path("in/b.json").write_text('{"id": 101, "name": "far", "op": "u"}\n')
+    assert invoke(line).exit_code == 0
+    Path("in/c.json").write_text('{"id": 1, "name": "x", "op": "u"}\n{"id": 2, "op": "d"}\n{"id": 3, "op": "d"}\n')
+
+    result = invoke(line)
+
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert target_rows(spark, str(Path("table").resolve())) == [(1, "one+x")]
+    explained = invoke("explain ./table")
+    assert 'keys ["id"], filled as clauses' in explained.output
+    assert "must not write it: the table is filled as clauses" in explained.output
+    replayed = invoke(f"{line} --replay-quarantine")
+    assert (replayed.exit_code, "would take the others for missing" in replayed.stderr) == (2, True)
+
+
+def test_clauses_that_are_none_are_refused_with_their_places(
+    spark: SparkSession, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = files_of_one_event(spark, monkeypatch)
+    Path("c.yaml").write_text("- {when: matched, then: insert, on: x}\n- {when: always, then: delete}\n")
+
+    wrong = invoke(f"{line} --clauses c.yaml")
+    both = invoke(f"{line} --clauses c.yaml --shape changes")
+    absent = invoke(f"{line} --clauses d.yaml")
+
+    assert [wrong.exit_code, both.exit_code, absent.exit_code] == [2, 2, 2]
+    assert "c.yaml: clauses.1.when: Input should be 'matched', 'not_matched' or 'not_matched_by_source'" in wrong.stderr
+    assert "--shape and --clauses both say what the changes mean for the table" in both.stderr
+    assert "clause file 'd.yaml' cannot be read: No such file or directory" in absent.stderr
+    assert not Path("table").exists()

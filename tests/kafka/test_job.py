@@ -492,6 +492,31 @@ def test_a_topic_of_facts_fills_a_table_that_only_grows(shop: Shop):
     assert shop.rows() == [(1, "first"), (2, "second")]
 
 
+def test_a_topic_is_merged_by_clauses_of_one_s_own(shop: Shop):
+    """A delete is ``s.`$delete` ``; where no clause asks for it, one stops the job before it becomes a row."""
+    columns = {"id": "bigint", "name": "string", "price": "int"}
+    clauses: list[dict[str, Any]] = [
+        {"when": "matched", "condition": "s.price < t.price", "then": "update", "set": {"price": "s.price"}},
+        {"when": "not_matched", "then": "insert"},
+    ]
+    wanted = {"value_format": {"type": "json", "columns": columns}, "shape": {"clauses": clauses}}
+    shop.send(raw({"id": 1}), raw({"id": 1, "name": "one", "price": 5}))
+    shop.send(raw({"id": 2}), raw({"id": 2, "name": "two", "price": 5}))
+    shop.merge(**wanted)
+    shop.send(raw({"id": 1}), raw({"id": 1, "name": "x", "price": 4}))
+    shop.send(raw({"id": 2}), raw({"id": 2, "name": "x", "price": 6}))
+    shop.merge(**wanted)
+    assert shop.rows() == [(1, "one", 4), (2, "two", 5)]
+    shop.send(raw({"id": 1}), None)
+
+    assert "1 of 1 events of batch 2" in (failure := str(shop.failure(**wanted)))
+    assert "are deletes, and no clause asks for them; add one with the condition s.`$delete`" in failure
+
+    clauses.insert(0, {"when": "matched", "condition": "s.`$delete`", "then": "delete"})
+    shop.merge(**wanted)
+    assert shop.rows() == [(2, "two", 5)]
+
+
 def test_several_topics_fill_one_table_where_a_key_column_tells_them_apart(shop: Shop):
     other = f"{shop.topic}.other"
     shop.admin.create_topics({other: {"num_partitions": 1, "replication_factor": 1}})

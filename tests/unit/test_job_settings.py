@@ -100,6 +100,32 @@ def test_a_shape_that_is_not_known_is_refused_with_those_that_are(read: Read) ->
         read(GOOD.replace("keys: id", "keys: id, shape: changed"))
 
 
+def test_clauses_are_a_shape_and_every_rule_of_theirs_is_told_with_its_place(read: Read) -> None:
+    def shape(*clauses: str) -> str:
+        return GOOD.replace("keys: id", f"keys: id, shape: {{clauses: [{', '.join(clauses)}]}}")
+
+    update = "{when: matched, condition: s.v > t.v, then: update, set: {v: s.v}, except: []}"
+    (query, *_) = read(shape(update, "{when: not_matched, then: insert, except: note}")).queries
+    assert not isinstance(query.shape, str)
+    assert repr(query.shape.shape()) == (
+        "Clauses([when_matched('s.v > t.v').update({'v': 's.v'}), when_not_matched().insert_all(except_=['note'])])"
+    )
+
+    with pytest.raises(ConfigError) as raised:
+        read(shape("{when: matched, then: delete, set: {v: s.v}}", "{when: matched, then: insert}"))
+    assert [problem.split(": ", 1)[1] for problem in raised.value.problems] == [
+        "queries.0.shape: clause 1, when_matched().delete(): a delete assigns no columns; leave them out",
+        "queries.0.shape: clause 2, when_matched().insert_all(): a matched clause cannot insert; it can update or"
+        " delete",
+        "queries.0.shape: clause 2, when_matched().insert_all() is never reached: clause 1 has no condition and takes"
+        " all that is matched; give that one a condition, or put it last",
+    ]
+    with pytest.raises(ConfigError, match=r"queries.0.shape.clauses.0.set.v: Input should be a valid string"):
+        read(shape("{when: matched, then: update, set: {v: 1}}"))
+    with pytest.raises(ConfigError, match=r"a not_matched_by_source clause would change nearly every row; leave it"):
+        read(shape("{when: not_matched_by_source, then: delete}"))
+
+
 @pytest.mark.parametrize("name", ["keys", "topic"])
 def test_an_empty_list_is_refused(read: Read, name: str) -> None:
     with pytest.raises(ConfigError, match=rf"queries\.0\.{name}: .*at least 1 item"):

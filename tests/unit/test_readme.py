@@ -14,7 +14,7 @@ import yaml
 from stream_merge import MergeSink, MergeSinks
 from stream_merge.jobs.kafka.formats import DebeziumFormat, FlattenedFormat, JsonFormat, KeySettings
 from stream_merge.jobs.kafka.settings import KafkaSettings, Limits, MetricsSettings, QuerySettings, SecuritySettings
-from stream_merge.jobs.kafka.units import Model
+from stream_merge.jobs.units import Model
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()

@@ -28,10 +28,12 @@ from stream_merge.cli.commands.shared import (
 from stream_merge.cli.screens.explained import show as show_explained
 from stream_merge.demo.run import DemoSettings
 from stream_merge.demo.run import run as run_demo
+from stream_merge.errors import ConfigError
 from stream_merge.jobs.files.run import FilesSettings
 from stream_merge.jobs.files.run import replay_quarantine as replay_files
 from stream_merge.jobs.files.run import run as run_files
-from stream_merge.shapes import Changes, known_shapes
+from stream_merge.jobs.shapes import read_clauses
+from stream_merge.shapes import Changes, Shape, known_shapes, of_name
 from stream_merge.sources.files.reader import Folder
 from stream_merge.tables.explain import explain as explain_table
 
@@ -79,6 +81,16 @@ def _shape(name: str) -> str:
         msg = f"{name!r} is not one of {', '.join(known_shapes())}"
         raise typer.BadParameter(msg)
     return name
+
+
+def _meaning(context: typer.Context, shape: str, clauses: Path | None) -> Shape:
+    """What the files mean for the table, by one of the two options that say it."""
+    if clauses is None:
+        return of_name(shape)
+    if not is_default(context, "shape"):
+        msg = "--shape and --clauses both say what the changes mean for the table; leave one of them out"
+        raise ConfigError(msg)
+    return read_clauses(clauses)
 
 
 @app.command()
@@ -141,6 +153,10 @@ def files(
         str,
         typer.Option(parser=_shape, metavar="|".join(known_shapes()), help="What the changes mean for the table."),
     ] = Changes.name,
+    clauses: Annotated[
+        Path | None,
+        typer.Option(metavar="YAML", help="A list of clauses in place of a shape: when, condition, then, set, except."),
+    ] = None,
     apply_as_deletes: Annotated[
         str | None, typer.Option(metavar="SQL", help="Which changes are deletes, such as \"op = 'd'\".")
     ] = None,
@@ -190,7 +206,7 @@ def files(
             checkpoint=checkpoint.rstrip("/"),
             keys=names("--keys", keys),
             sequence_by=() if sequence_by is None else names("--sequence-by", sequence_by),
-            shape=shape,
+            shape=_meaning(context, shape, clauses),
             apply_as_deletes=apply_as_deletes,
             columns=None if columns is None else names("--columns", columns),
             except_columns=None if except_columns is None else names("--except-columns", except_columns),

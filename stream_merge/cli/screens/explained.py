@@ -13,7 +13,7 @@ def show(explained: Explained, target: str, *, console: Console) -> None:
     megabytes = explained.bytes / 1e6
     console.print(
         f"{escape(target)}: version {explained.version:,}, {explained.files:,} files, {megabytes:,.1f} MB, keys"
-        f" {escape(explained.keys or 'not recorded')}",
+        f" {escape(explained.keys or 'not recorded')}{_as(explained.shape)}",
         highlight=False,
         soft_wrap=True,
     )
@@ -23,6 +23,10 @@ def show(explained: Explained, target: str, *, console: Console) -> None:
         console.print(escape(_lines(merge)), highlight=False, soft_wrap=True)
     looked_at = len(explained.merges) + explained.others
     console.print(f"{len(explained.merges)} of the newest {looked_at} versions were merged by a sink", highlight=False)
+
+
+def _as(shape: str | None) -> str:
+    return "" if shape is None else f", filled as {shape}"
 
 
 def _lines(merge: MergedVersion) -> str:

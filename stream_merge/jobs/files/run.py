@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pyspark.sql import SparkSession
 from rich.console import Console
 
-from stream_merge import shapes
 from stream_merge.errors import ConfigError
 from stream_merge.jobs.files.parquet import TypesChecked
 from stream_merge.jobs.files.replay import Replayed, replay, replay_id
@@ -19,6 +18,7 @@ from stream_merge.model import names
 from stream_merge.model.results import MergeResult
 from stream_merge.model.settings import SchemaEvolution
 from stream_merge.model.snapshot import TableSnapshot
+from stream_merge.shapes import Changes, Shape
 from stream_merge.sink import MergeSink
 from stream_merge.sources.files import reader
 from stream_merge.sources.files.reader import Folder
@@ -43,8 +43,8 @@ class FilesSettings:
     except_columns: tuple[str, ...] | None = None
     quarantine_target: str | None = None
     schema_evolution: SchemaEvolution = False
-    shape: str = shapes.Changes.name
-    """What the files mean for the table, one of `shapes.SHAPES`."""
+    shape: Shape = field(default_factory=Changes)
+    """What the files mean for the table."""
     name: str | None = None
     schema: str | None = None
     """Spark DDL. None: as recorded with the checkpoint, else inferred from the files that are there."""
@@ -95,6 +95,12 @@ def replay_quarantine(
 
     Raises: as `run`.
     """
+    if settings.shape.concerns_missing:
+        msg = (
+            f"records from the quarantine are never all rows of {settings.target!r}, so clauses with"
+            " not_matched_by_source would take the others for missing; repair the files and put them into the folder"
+        )
+        raise ConfigError(msg, target=settings.target)
     sink = _sink(settings, app_id=replay_id())
     say = screen.Teller(console)
     with _alone(settings):
@@ -200,7 +206,7 @@ def _sink(settings: FilesSettings, *, app_id: str | None = None) -> MergeSink:
         except_column_list=settings.except_columns,
         quarantine_target=settings.quarantine_target,
         schema_evolution=settings.schema_evolution,
-        shape=shapes.of_name(settings.shape),
+        shape=settings.shape,
         name=settings.name,
         app_id=app_id,
     )

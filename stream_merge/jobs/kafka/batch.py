@@ -10,7 +10,6 @@ from kafka.errors import AuthorizationError, UnsupportedVersionError
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from stream_merge import shapes
 from stream_merge.errors import ContractError
 from stream_merge.jobs.kafka import decode, lost_offsets
 from stream_merge.jobs.kafka.batch_offsets import Checkpoint, Ranges
@@ -22,6 +21,7 @@ from stream_merge.jobs.kafka.newest_records import Records, newest
 from stream_merge.jobs.kafka.ordering import DELETE, POSITION_COMPONENTS, SEQUENCE
 from stream_merge.jobs.kafka.recorded_offsets import SECTION, Origin
 from stream_merge.jobs.kafka.settings import QuerySettings
+from stream_merge.jobs.shapes import of_settings
 from stream_merge.model import names
 from stream_merge.model.logs import tell
 from stream_merge.model.results import MergeResult
@@ -249,7 +249,7 @@ class TopicSink:
 
 def merge_sink(settings: QuerySettings, **more: Any) -> MergeSink:
     """The sink behind a query's batch function."""
-    shape = shapes.of_name(settings.shape)
+    shape = of_settings(settings.shape)
     return MergeSink(
         target=settings.target,
         keys=settings.keys,

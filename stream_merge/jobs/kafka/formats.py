@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from pyspark.sql import types as T
 
 from stream_merge.jobs.kafka.ordering import BY_LOG_POSITION, BY_OFFSET
-from stream_merge.jobs.kafka.units import Model
+from stream_merge.jobs.units import Model
 from stream_merge.sources.databases.postgresql import (
     AmbiguousTypeError,
     BinaryHandling,

@@ -19,7 +19,8 @@ from yaml.scanner import ScannerError
 from stream_merge import shapes
 from stream_merge.errors import ConfigError
 from stream_merge.jobs.kafka.formats import DebeziumFormat, KeySettings, ValueFormat
-from stream_merge.jobs.kafka.units import Bytes, Model, Names, Retention, Seconds
+from stream_merge.jobs.shapes import ClausesSettings, ShapeSettings, problems_of
+from stream_merge.jobs.units import Bytes, Model, Names, Retention, Seconds
 from stream_merge.model import names
 from stream_merge.model.settings import SchemaEvolution
 from stream_merge.sources.envelopes.base import Format
@@ -127,8 +128,8 @@ class QuerySettings(Model):
     unavailable: Literal["quarantine", "null", "fail"] = "quarantine"
     schema_evolution: SchemaEvolution = True
     engine: Literal["auto", "spark", "native"] = "auto"
-    shape: str = shapes.Changes.name
-    """What a batch means for the table, one of `shapes.SHAPES`."""
+    shape: ShapeSettings = shapes.Changes.name
+    """What a batch means for the table: one of `shapes.known_shapes`, or clauses."""
     group: str | None = None
     """Consumer group that shows what is merged to ordinary lag tools; None: `stream-merge-<name>`. "" for none."""
     tombstone_retention: Retention | None = Field(default=None, gt=0)
@@ -160,8 +161,14 @@ class QuerySettings(Model):
         return self
 
     def _problems(self) -> Iterator[str]:
-        if self.shape not in shapes.known_shapes():
-            yield f"shape {self.shape!r} is not known; use one of {', '.join(shapes.known_shapes())}"
+        if not isinstance(self.shape, ClausesSettings):
+            if self.shape not in shapes.known_shapes():
+                yield f"shape {self.shape!r} is not known; use one of {', '.join(shapes.known_shapes())}, or clauses"
+        elif self.shape.shape().concerns_missing:
+            yield (
+                "shape: a micro-batch of a topic never has all keys of the table, so a not_matched_by_source clause"
+                " would change nearly every row; leave it out"
+            )
         if self.key_format.type == "text" and len(self.event_keys) > 1:
             yield f"key_format: text is the value of one key column, and there are {len(self.event_keys)}; use json"
         if self.topic_column is not None and (self.topic_column not in self.keys or not self.event_keys):
@@ -229,7 +236,7 @@ def load(path: str | Path, *, environment: Mapping[str, str] | None = None) -> J
         found = err.errors(include_url=False, include_input=False)
         # A list whose entries are refused counts as too short as well.
         others = [error for error in found if error["type"] != "too_short"]
-        problems += [problem for error in others or found for problem in _problems_of(error)]
+        problems += [problem for error in others or found for problem in problems_of(error)]
     if problems:
         raise ConfigError([f"{path}: {problem}" for problem in problems])
     return settings
@@ -271,14 +278,3 @@ def _filled(node: Any, environment: Mapping[str, str], missing: list[str]) -> An
         return environment.get(found["name"], "")
 
     return _VARIABLE.sub(value_of, node)
-
-
-def _problems_of(error: Mapping[str, Any]) -> list[str]:
-    """A sentence for each problem, with its place."""
-    place = ".".join(str(part) for part in error["loc"])
-    said = str(error["msg"]).removeprefix("Value error, ").replace("valid tuple", "list")
-    if error["type"] == "extra_forbidden":
-        said = "is not a setting"
-    elif error["type"] == "missing":
-        said = "is missing"
-    return [f"{place}: {line}" if place else line for line in said.splitlines()]

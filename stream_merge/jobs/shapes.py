@@ -1,0 +1,111 @@
+"""What a batch means for a table, as job files and clause files say it: a shape's name, or clauses of one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import Discriminator, Field, Tag, ValidationError, model_validator
+
+from stream_merge import shapes
+from stream_merge.errors import ConfigError
+from stream_merge.jobs.units import Model, Names
+from stream_merge.shapes import Clauses, Shape
+from stream_merge.shapes.written import Then
+
+
+class ClauseSettings(Model):
+    """One clause of a MERGE, in SQL over the event `s` and the row `t`."""
+
+    when: Literal["matched", "not_matched", "not_matched_by_source"]
+    condition: str | None = None
+    """None: always."""
+    then: Literal["update", "insert", "delete"]
+    values: Mapping[str, str] | None = Field(default=None, alias="set")
+    """Column of the target -> its value. None: every stored column of the event."""
+    left_out: Names = Field(default=(), alias="except")
+    """Where every column is assigned: all but these."""
+
+    def clause(self) -> Then:
+        """As the shape takes it."""
+        return Then(
+            kind=self.when, action=self.then, condition=self.condition, values=self.values, except_=self.left_out
+        )
+
+
+class ClausesSettings(Model):
+    """`clauses`: the shape `Clauses`."""
+
+    clauses: tuple[ClauseSettings, ...]
+
+    def shape(self) -> Clauses:
+        """Ready for a sink.
+
+        Raises:
+            ConfigError: with every problem that shows without source and target.
+        """
+        return Clauses([one.clause() for one in self.clauses])
+
+    @model_validator(mode="after")
+    def _make_a_merge(self) -> ClausesSettings:
+        try:
+            self.shape()
+        except ConfigError as err:
+            raise ValueError("\n".join(err.problems)) from None
+        return self
+
+
+def _kind(given: Any) -> str:
+    return "by_name" if isinstance(given, str) else "in_words"
+
+
+ShapeSettings = Annotated[
+    Annotated[str, Tag("by_name")] | Annotated[ClausesSettings, Tag("in_words")], Discriminator(_kind)
+]
+"""A name of `shapes.known_shapes`, or `clauses:`."""
+
+
+def of_settings(given: str | ClausesSettings) -> Shape:
+    """The shape.
+
+    Raises:
+        KeyError: there is none of that name.
+    """
+    return shapes.of_name(given) if isinstance(given, str) else given.shape()
+
+
+def read_clauses(path: str | Path) -> Clauses:
+    """The clauses of a file: YAML, a list of them or `clauses:` with one.
+
+    Raises:
+        ConfigError: every problem at once, each with its place in the file.
+    """
+    try:
+        found = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as err:
+        msg = f"clause file {str(path)!r} cannot be read: {err.strerror}"
+        raise ConfigError(msg) from err
+    except (yaml.YAMLError, UnicodeDecodeError) as err:
+        msg = f"clause file {str(path)!r} is not YAML: {' '.join(str(err).split())}"
+        raise ConfigError(msg) from err
+    try:
+        settings = ClausesSettings.model_validate({"clauses": found} if isinstance(found, list) else found)
+    except ValidationError as err:
+        problems = [line for error in err.errors(include_url=False, include_input=False) for line in problems_of(error)]
+        raise ConfigError([f"{path}: {problem}" for problem in problems]) from None
+    return settings.shape()
+
+
+def problems_of(error: Mapping[str, Any]) -> list[str]:
+    """A sentence for each problem that pydantic found, with its place."""
+    place = ".".join(str(part) for part in error["loc"] if part not in ("by_name", "in_words"))
+    said = str(error["msg"]).removeprefix("Value error, ").replace("valid tuple", "list")
+    if error["type"] == "extra_forbidden":
+        said = "is not a setting"
+    elif error["type"] == "missing":
+        said = "is missing"
+    elif error["type"] == "model_type":
+        said = "holds no settings"
+    return [f"{place}: {line}" if place else line for line in said.splitlines()]
