@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.types import AtomicType, DataType, StructField, StructType
 
 from stream_merge.model import names
 from stream_merge.shapes.layout import Layout
@@ -60,8 +60,9 @@ class _Sides:
             "not_matched_by_source": (rows, f"t has {_shown(target.names)}, and there is no event s"),
         }
         # With schema evolution the events' new columns are the target's, too; without it they are refused elsewhere.
-        known = [*target.names, *(c.name for c in layout.stored)]
-        self._assignable = [name for name in dict.fromkeys(known) if not names.is_reserved(name)]
+        known = {c.name: c.dtype for c in layout.stored} | {f.name: f.dataType for f in target.fields}
+        order = dict.fromkeys([*target.names, *known])
+        self._assignable = {name: known[name] for name in order if not names.is_reserved(name)}
 
     def problems(self, clause: Then) -> Iterator[str]:
         """Of one clause."""
@@ -75,20 +76,26 @@ class _Sides:
                 )
         assigned: dict[str, str] = {}
         for name, value in (clause.values or {}).items():
-            found = columns.resolve(plain_name(name), self._assignable, case_sensitive=self._layout.case_sensitive)
+            known = list(self._assignable)
+            found = columns.resolve(plain_name(name), known, case_sensitive=self._layout.case_sensitive)
             if found is None:
                 yield f"the target has no column {plain_name(name)!r} to assign; it has {_shown(self._assignable)}"
             elif found in assigned:
                 yield f"{assigned[found]!r} and {name!r} are one column; name each column once"
             else:
                 assigned[found] = name
-            yield from self._of_expression(clause.kind, f"the value of {name!r}", value, is_condition=False)
+            stored_as = None if found is None else self._assignable[found]
+            yield from self._of_expression(clause.kind, f"the value of {name!r}", value, stored_as=stored_as)
 
-    def _of_expression(self, kind: Kind, what: str, written: Written, *, is_condition: bool) -> Iterator[str]:
+    def _of_expression(
+        self, kind: Kind, what: str, written: Written, *, is_condition: bool = False, stored_as: DataType | None = None
+    ) -> Iterator[str]:
         frame, seen = self._seen[kind]
         said = f"{what} {text_of(written)!r}"
         try:
             value: Column = F.expr(written) if isinstance(written, str) else written
+            if isinstance(stored_as, AtomicType):  # a struct's fields Delta casts by name, Spark by place
+                value = value.cast(stored_as)
             # A filter, as a clause of MERGE, takes neither aggregates nor windows nor generators.
             traits = filter_traits(frame.where(value if is_condition else value.isNull()))
         except AnalysisException as err:

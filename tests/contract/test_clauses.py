@@ -390,7 +390,7 @@ def test_every_misfit_is_said_at_once_before_anything_is_written(spark: SparkSes
         when_matched("max(s.v) > 1").delete(),
         when_matched("s.v").delete(),
         when_matched("s.id IN (SELECT 1)").delete(),
-        when_matched("s.v >").update({"total": "s.v", "V": "1", "v": "sum(s.v)"}),
+        when_matched("s.v >").update({"total": "s.v", "V": "array(1)", "v": "sum(s.v)"}),
         when_not_matched("t.v = 1").insert_all(except_=["opp"]),
         when_not_matched_by_source("s.v = 1").delete(),
     )
@@ -402,7 +402,7 @@ def test_every_misfit_is_said_at_once_before_anything_is_written(spark: SparkSes
         re.split(r"\)(?:\.delete\(\)|\.\w+\(.*?[})\]]\)): ", problem, maxsplit=1) for problem in caught.value.problems
     ]
     assert [where.split(",")[0] for where, _ in said] == [
-        f"clause {number}" for number in (1, 2, 3, 4, 5, 6, 6, 6, 6, 7, 7, 8)
+        f"clause {number}" for number in (1, 2, 3, 4, 5, 6, 6, 6, 6, 6, 7, 7, 8)
     ]
     for (_, problem), expected in zip(
         said,
@@ -414,6 +414,7 @@ def test_every_misfit_is_said_at_once_before_anything_is_written(spark: SparkSes
             "its condition 's.id IN (SELECT 1)' has a subquery",
             "its condition 's.v >' does not fit",
             "the target has no column 'total' to assign; it has ['id', 'v', 'name']",
+            "the value of 'V' 'array(1)' does not fit",
             "'V' and 'v' are one column; name each column once",
             "the value of 'v' 'sum(s.v)' does not fit",
             "its condition 't.v = 1' does not fit",
@@ -424,8 +425,8 @@ def test_every_misfit_is_said_at_once_before_anything_is_written(spark: SparkSes
     ):
         assert problem.startswith(expected), problem
     assert "; s has ['id', 'op', 'v', 'name'], t has ['id', 'v', 'name']" in said[0][1]
-    assert "s has ['id', 'op', 'v', 'name'], and there is no row t" in said[9][1]
-    assert "t has ['id', 'v', 'name'], and there is no event s" in said[11][1]
+    assert "s has ['id', 'op', 'v', 'name'], and there is no row t" in said[10][1]
+    assert "t has ['id', 'v', 'name'], and there is no event s" in said[12][1]
     assert not Path(tmp_table).exists()
 
 

@@ -62,6 +62,14 @@ def test_insert_only(script: Script) -> None:
     assert rows == ["a /", "b /docs", "c /"]
 
 
+def test_own_clauses(script: Script) -> None:
+    first, second, *rows = script("own_clauses.py")
+
+    assert first.startswith("committed EventCounts(received=4, ")
+    assert "unaffected=1, inserted=0, updated=1, deleted=1" in second
+    assert rows == ["chair 90 None True", "desk 200 None False", "lamp 45 40 True"]
+
+
 def test_many_tables(script: Script) -> None:
     *rows, unrouted = script("many_tables.py")
 
