@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from stream_merge.errors import ContractError
+from stream_merge.model.results import UNDECODABLE
 from stream_merge.model.settings import MergeSpec
 from stream_merge.shapes import shape_of
 from stream_merge.shapes.batch import Batch
@@ -43,7 +46,10 @@ def refuse(batch: Batch, layout: Layout, spec: MergeSpec, *, undecodable: int, b
             f" with the condition s.{spec.apply_as_deletes}, and NOT s.{spec.apply_as_deletes} to those that write rows"
         )
     if msg is not None:
-        raise ContractError(msg, reasons=batch.reasons, target=spec.target, batch_id=batch_id)
+        reasons = Counter(batch.reasons)
+        if undecodable:
+            reasons[UNDECODABLE] += undecodable
+        raise ContractError(msg, reasons=reasons, target=spec.target, batch_id=batch_id)
 
 
 def _heeds_deletes(spec: MergeSpec) -> bool:

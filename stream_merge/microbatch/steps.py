@@ -140,7 +140,7 @@ class MicroBatch:
     def refuse_invalid_if_told_to(self) -> None:
         """Under on_invalid="fail", and for deletes where none may come, raise before anything is written."""
         batch = self._evaluated()
-        if batch.delete_events and self._spec.only_inserts:
+        if batch.delete_events and self._spec.only_inserts and self._layout.whole is None:
             msg = (
                 f"{batch.delete_events} of {batch.received} events of batch {self._batch_id} for {self._spec.target!r}"
                 " are deletes, and its shape deletes nothing; leave them out of the source, or merge it as changes,"
