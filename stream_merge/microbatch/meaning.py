@@ -41,9 +41,10 @@ def refuse(batch: Batch, layout: Layout, spec: MergeSpec, *, undecodable: int, b
             " when_not_matched_by_source out"
         )
     elif layout.whole is not None and batch.delete_events and not _heeds_deletes(spec):
+        mark = f"s.{spec.apply_as_deletes}"
         msg = (
-            f"{batch.delete_events} of {received} events of {where} are deletes, and no clause asks for them; add one"
-            f" with the condition s.{spec.apply_as_deletes}, and NOT s.{spec.apply_as_deletes} to those that write rows"
+            f"{batch.delete_events} of {received} events of {where} are deletes, and a clause would write them as rows;"
+            f" give each insert the condition NOT {mark}, and put a matched clause with {mark} before the updates"
         )
     if msg is not None:
         reasons = Counter(batch.reasons)
@@ -53,6 +54,6 @@ def refuse(batch: Batch, layout: Layout, spec: MergeSpec, *, undecodable: int, b
 
 
 def _heeds_deletes(spec: MergeSpec) -> bool:
-    """Whether the user's clauses look at what the source marks as a delete."""
+    """Whether the user's clauses write nothing that the source marks as a delete."""
     marked = spec.apply_as_deletes
-    return isinstance(marked, str) and shape_of(spec).asks_for(marked)
+    return isinstance(marked, str) and shape_of(spec).heeds(marked)

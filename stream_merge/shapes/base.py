@@ -47,8 +47,8 @@ class Shape(ABC):
         """What of the shape does not fit the columns of source and target, a sentence each; runs no Spark job."""
         return ()
 
-    def asks_for(self, column: str) -> bool:
-        """Whether what a user has written names a column of the source."""
+    def heeds(self, mark: str) -> bool:
+        """Whether no event that a column of the source marks is written as a row unasked, as the user has put it."""
         return False
 
     @abstractmethod

@@ -108,10 +108,19 @@ class Clauses(Shape):
         found: list[str] = layout.once("misfits", lambda: analysed.misfits(session, self._clauses, layout, target))
         return found
 
-    def asks_for(self, column: str) -> bool:
-        """Whether a condition names it."""
-        texts = (text_of(one.condition) for one in self._clauses if one.condition is not None)
-        return any(column.replace("`", "") in text.replace("`", "") for text in texts)
+    def heeds(self, mark: str) -> bool:
+        """Whether each clause that writes an event asks for the mark: itself or, of an update, one that comes first."""
+        is_asked = False
+        for one in self._clauses:
+            condition = "" if one.condition is None else text_of(one.condition)
+            names_it = mark.replace("`", "") in condition.replace("`", "")
+            if one.kind == "matched":
+                is_asked = is_asked or names_it
+                if one.action == "update" and not is_asked:
+                    return False
+            elif one.kind == "not_matched" and not names_it:
+                return False
+        return True
 
     def certain(self, spec: MergeSpec) -> None:
         """Nobody asks: clauses are executed as they stand."""

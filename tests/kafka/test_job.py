@@ -493,7 +493,7 @@ def test_a_topic_of_facts_fills_a_table_that_only_grows(shop: Shop):
 
 
 def test_a_topic_is_merged_by_clauses_of_one_s_own(shop: Shop):
-    """A delete is ``s.`$delete` ``; where no clause asks for it, one stops the job before it becomes a row."""
+    """A delete is ``s.`$delete` ``; where clauses do not ask for it, one stops the job before it becomes a row."""
     columns = {"id": "bigint", "name": "string", "price": "int"}
     clauses: list[dict[str, Any]] = [
         {"when": "matched", "condition": "s.price < t.price", "then": "update", "set": {"price": "s.price"}},
@@ -510,9 +510,11 @@ def test_a_topic_is_merged_by_clauses_of_one_s_own(shop: Shop):
     shop.send(raw({"id": 1}), None)
 
     assert "1 of 1 events of batch 2" in (failure := str(shop.failure(**wanted)))
-    assert "are deletes, and no clause asks for them; add one with the condition s.`$delete`" in failure
+    assert "a clause would write them as rows; give each insert the condition NOT s.`$delete`" in failure
 
     clauses.insert(0, {"when": "matched", "condition": "s.`$delete`", "then": "delete"})
+    assert "a clause would write them as rows" in str(shop.failure(**wanted))
+    clauses[-1]["condition"] = "NOT s.`$delete`"
     shop.merge(**wanted)
     assert shop.rows("id", "name", "price") == [(2, "two", 5)]
 
