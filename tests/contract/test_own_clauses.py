@@ -342,7 +342,14 @@ def test_a_batch_without_an_event_is_no_empty_table(spark: SparkSession, tmp_tab
 def test_a_merge_that_loses_is_tried_again_on_a_fresh_table(
     spark: SparkSession, log_faults: LogFaults, faulty_table: str
 ):
-    """What the winner inserted is missing in the loser's source, and counts so."""
+    """What the winner inserted is missing in the loser's source, and counts so; the source is read once."""
+    evaluated = spark.sparkContext.accumulator(0)
+
+    @F.udf("string", useArrow=False)
+    def counted(name: str) -> str:
+        evaluated.add(1)
+        return name
+
     clauses = (*UPSERT, when_not_matched_by_source().update({"name": "'missing'"}))
     own: dict[str, Any] = {"keys": "id", "except_column_list": ["op"], "shape": Clauses(clauses)}
     mine, other = (
@@ -353,13 +360,13 @@ def test_a_merge_that_loses_is_tried_again_on_a_fresh_table(
 
     log_faults.overtake(
         "/table/_delta_log",
-        lambda: run(mine, batch(spark, SCHEMA, (1, "u", 2, "one")), 1),
+        lambda: run(mine, batch(spark, SCHEMA, (1, "u", 2, "one")).withColumn("name", counted("name")), 1),
         lambda: run(other, batch(spark, SCHEMA, (1, "u", 9, "x"), (3, "u", 9, "x")), 0),
     )
 
     result = mine.last_result
     assert target_rows(spark, faulty_table) == [(1, 2, "one"), (3, 9, "missing")]
-    assert (result.attempts, ledger(result)) == (2, {"received": 1, "updated": 1})
+    assert (result.attempts, ledger(result), evaluated.value) == (2, {"received": 1, "updated": 1}, 1)
 
 
 def test_null_keys_go_to_the_quarantine(spark: SparkSession, tmp_table: str):
