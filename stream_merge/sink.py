@@ -5,24 +5,25 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 from pyspark.sql import Column, DataFrame, SparkSession
 
 from stream_merge.engines.costs import CostModel
+from stream_merge.engines.job import is_for_driver
 from stream_merge.engines.memory import reservations
-from stream_merge.engines.selection import Selector
 from stream_merge.engines.spark.commit import USER_METADATA_CONF
 from stream_merge.errors import ConfigError
 from stream_merge.metrics.instruments import MergeMetrics, default_metrics
+from stream_merge.microbatch import set_aside, steps
+from stream_merge.microbatch.attempts import Attempts
 from stream_merge.microbatch.call import BatchCall
 from stream_merge.microbatch.claims import claims
-from stream_merge.microbatch.clock import PhaseClock
-from stream_merge.microbatch.commit import Committing
+from stream_merge.microbatch.clock import PhaseClock, now_micros
+from stream_merge.microbatch.commit import Marks
 from stream_merge.microbatch.own_session import OwnSession
-from stream_merge.microbatch.report import failures_told, told
-from stream_merge.microbatch.steps import MicroBatch
+from stream_merge.microbatch.report import failures_told, result_of, told
 from stream_merge.model import names
 from stream_merge.model.logs import tell
 from stream_merge.model.results import TARGET_FAILED, MergeResult
@@ -31,14 +32,13 @@ from stream_merge.model.snapshot import is_applied
 from stream_merge.model.source_batch import Intake
 from stream_merge.shapes import Changes, Shape, checked
 from stream_merge.shapes.matching import Layouts
-from stream_merge.spark.errors import reason, spark_errors_unlogged
+from stream_merge.spark.errors import spark_errors_unlogged
 from stream_merge.spark.identity import Caller, caller
 from stream_merge.spark.jvm import in_session, is_classic
 from stream_merge.spark.streaming import is_called_by_query
-from stream_merge.tables import locks, quarantine, retry, spark_table
-from stream_merge.tables.delivery import fingerprint, of_query
+from stream_merge.tables import locks, quarantine, spark_table
+from stream_merge.tables.delivery import of_query
 from stream_merge.tables.reader import Store
-from stream_merge.tables.side_commits import SideCommit
 
 log = logging.getLogger(__name__)
 
@@ -211,38 +211,29 @@ class MergeSink:
     @spark_errors_unlogged()
     def _merge(self, batch_df: DataFrame, batch_id: int, intake: Intake) -> None:
         """As a call, with what the source tells about the batch beside its events."""
-        with self._micro_batch(batch_df, batch_id, intake) as batch:
-            batch.read_schemas()
-            if batch.already_applied:
-                batch.evaluate_if_deletes_are_remembered()
-                batch.keep_state()
+        with self._call(batch_df, batch_id, intake) as (call, source):
+            prepared = steps.prepare(call, source)
+            if isinstance(prepared, steps.Applied):
+                done = steps.repeat(call, source, prepared)
             else:
-                batch.evaluate()
-                batch.refuse_invalid_if_told_to()
-                batch.prepare_target()
-                batch.quarantine_undecodable()
-                batch.quarantine_invalid()
-                batch.choose_engine()
-                batch.remember_deletes()
-                batch.merge()
-                batch.record_first_batch()
-            batch.recheck()
-            batch.forget_revived()
-            batch.note_target()
+                done = steps.merge_events(call, source, prepared)
+            steps.note_target(call, done)
+        self._report(call, done)
 
     def _account(self, batch_df: DataFrame, batch_id: int, intake: Intake) -> None:
         """As `_merge`, for a batch without any event of which the columns of a row are known.
 
         What is undecodable goes to the quarantine, once per batch; the target is neither looked at nor created.
         """
-        with self._micro_batch(batch_df, batch_id, intake) as batch:
-            batch.check_quarantine()
-            batch.quarantine_undecodable()
-            batch.note_query()
+        with self._call(batch_df, batch_id, intake) as (call, _):
+            steps.check_quarantine(call)
+            steps.quarantine_undecodable(call)
+            steps.note_query(call)
+        self._report(call, steps.Done())
 
     @contextmanager
-    def _micro_batch(self, batch_df: DataFrame, batch_id: int, intake: Intake) -> Iterator[MicroBatch]:
-        """The batch in the sink's own session; afterwards its result is kept, counted and logged."""
+    def _call(self, batch_df: DataFrame, batch_id: int, intake: Intake) -> Iterator[tuple[BatchCall, DataFrame]]:
+        """The call, and the batch in the sink's own session; what the block raises is counted and logged."""
         clock = PhaseClock()
         self._failed_late = False
         if not is_classic(batch_df):
@@ -260,47 +251,75 @@ class MergeSink:
             session = self._session.of(batch_df)
             target = names.normal_path(self._spec.target)
             location = self._location(session)
-            with claims.held(self, who.identity, target, location):
-                delivery = of_query(
-                    self._spec, who, batch_id, session, location=location, noted=self._noted, calls=intake.calls
-                )
-                call = BatchCall(
-                    spec=self._spec,
-                    batch_id=batch_id,
-                    caller=who,
-                    clock=clock,
-                    session=session,
-                    store=self._store,
-                    metrics=metrics,
-                    sleep=self._sleep,
-                )
-                committing = Committing(
-                    call,
-                    judge=None if delivery is None else delivery.judge,
-                    recorded={**intake.recorded, **({} if delivery is None else delivery.recorded(batch_id))},
-                    user_metadata=batch_df.sparkSession.conf.get(USER_METADATA_CONF, None),
-                )
-                micro_batch = MicroBatch(
-                    call,
-                    source=in_session(batch_df, session),
-                    committing=committing,
-                    layouts=self._layouts,
-                    selector=Selector(self._spec, self._store, self._costs),
-                    first_call=self._last_result is None,
-                    intake=intake,
-                    delivery=delivery,
-                )
+            with claims.held(self, who.identity, target, location), ExitStack() as resources:
+                call = self._called(batch_df, batch_id, intake, who=who, clock=clock, resources=resources)
                 try:
-                    yield micro_batch
+                    yield call, in_session(batch_df, session)
                 except BaseException:
-                    self._failed_late = micro_batch.is_in_target
+                    self._failed_late = call.attempts.landed
                     raise
-                finally:
-                    micro_batch.release()
-        result = micro_batch.result()
+
+    def _called(
+        self,
+        batch_df: DataFrame,
+        batch_id: int,
+        intake: Intake,
+        *,
+        who: Caller,
+        clock: PhaseClock,
+        resources: ExitStack,
+    ) -> BatchCall:
+        spec, session = self._spec, self._session.of(batch_df)
+        delivery = of_query(
+            spec,
+            who,
+            batch_id,
+            session,
+            location=self._location(session),
+            noted=self._noted,
+            calls=intake.calls,
+        )
+        attempts = Attempts(
+            spec.retry,
+            clock=clock,
+            metrics=self._metrics or default_metrics(),
+            query=who.query,
+            target=spec.label,
+            sleep=self._sleep,
+        )
+        marks = Marks(
+            caller=who,
+            batch_id=batch_id,
+            target=spec.target,
+            run=attempts.run,
+            judge=None if delivery is None else delivery.judge,
+            recorded={**intake.recorded, **({} if delivery is None else delivery.recorded(batch_id))},
+            user_metadata=batch_df.sparkSession.conf.get(USER_METADATA_CONF, None),
+        )
+        return BatchCall(
+            spec=spec,
+            batch_id=batch_id,
+            caller=who,
+            intake=intake,
+            delivery=delivery,
+            is_first=self._last_result is None,
+            clock=clock,
+            now_micros=now_micros(),
+            session=session,
+            store=self._store,
+            layouts=self._layouts,
+            costs=self._costs,
+            attempts=attempts,
+            marks=marks,
+            resources=resources,
+        )
+
+    def _report(self, call: BatchCall, done: steps.Done) -> None:
+        """Keep, count and log the result."""
+        result = result_of(call, done)
         self._last_result = result
-        told(result, metrics)
-        locks.warn_of_others(self._spec.target, f"query {who.query!r}")
+        told(result, self._metrics or default_metrics())
+        locks.warn_of_others(self._spec.target, f"query {call.caller.query!r}")
 
     def _wants_events_at_hand(self, batch_df: DataFrame, *, need: int) -> bool:
         """Whether delta-rs is likely to merge a batch that takes so many bytes of memory in the driver."""
@@ -309,7 +328,7 @@ class MergeSink:
             return False
         session = self._session.of(batch_df)
         found = self._store.find(session, self._spec.target)
-        return Selector(self._spec, self._store, self._costs).reads_natively(session, found)
+        return is_for_driver(session, self._spec, self._store, found)
 
     # -- for `MergeSinks` --------------------------------------------------------------------
 
@@ -360,35 +379,18 @@ class MergeSink:
     def _set_aside(self, batch_df: DataFrame, batch_id: int, error: Exception) -> int:
         """Commit all events of a batch to the quarantine table instead of merging them, once per batch.
 
-        An event that also breaks the contract may be there already, for that reason.
-
         Returns: how many there are.
-        Cost: two Spark jobs over the batch, one append.
         """
-        spec, who = self._spec, caller(batch_df, self._spec)
-        commit = self._setting_aside(batch_df, batch_id, who)
-        events = in_session(batch_df, self._session.of(batch_df))
-        count = events.count()
-        written = quarantine.write_whole(
-            events, spec.quarantine_table, reason=TARGET_FAILED, error=reason(error), query=who.query, commit=commit
-        )
+        spec, session = self._spec, self._session.of(batch_df)
+        commit = set_aside.commit_of(batch_df, batch_id, spec, session, self._sleep)
+        count, written = set_aside.write(batch_df, spec, session, error, commit)
         if written:
-            (self._metrics or default_metrics()).set_aside(who.query, spec.label, TARGET_FAILED, count)
+            query = caller(batch_df, spec).query
+            (self._metrics or default_metrics()).set_aside(query, spec.label, TARGET_FAILED, count)
         return count
 
     def _is_set_aside(self, batch_df: DataFrame, batch_id: int) -> bool:
-        """Whether `set_aside` has committed this batch before: then it must not be merged any more."""
-        commit = self._setting_aside(batch_df, batch_id, caller(batch_df, self._spec))
-        return quarantine.is_written(self._session.of(batch_df), self._spec.quarantine_table, commit)
-
-    def _setting_aside(self, batch_df: DataFrame, batch_id: int, who: Caller) -> SideCommit:
-        session, retried = self._session.of(batch_df), self._spec.retry
-        # By its name: a target that failed may have no readable id, and sinks may share a quarantine table.
-        target = names.normal_path(self._spec.target)
-        return SideCommit(
-            app_id=who.app_id("quarantine-broken", about=target),
-            batch_id=batch_id,
-            run=lambda attempt: retry.run(attempt, retried, sleep=self._sleep),
-            fingerprint=fingerprint(who, batch_id, session),
-            user=batch_df.sparkSession.conf.get(USER_METADATA_CONF, None),
-        )
+        """Whether `_set_aside` has committed this batch before: then it must not be merged any more."""
+        spec, session = self._spec, self._session.of(batch_df)
+        commit = set_aside.commit_of(batch_df, batch_id, spec, session, self._sleep)
+        return quarantine.is_written(session, spec.quarantine_table, commit)

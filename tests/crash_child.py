@@ -11,7 +11,8 @@ from typing import Any
 import scenario
 from pyspark.sql import DataFrame
 
-from stream_merge.microbatch.steps import MicroBatch
+from stream_merge.microbatch import steps
+from stream_merge.microbatch.call import BatchCall
 from stream_merge.session import local_session
 from stream_merge.tables.tombstones.delta_rs import NativeTombstones
 
@@ -27,16 +28,15 @@ def die() -> None:
 def die_at(boundary: str) -> None:
     """Arrange for death "before", "inside" or "after" a step of the micro-batch."""
     when, step = boundary.split()
-    owner, name = INSIDE[step] if when == "inside" else (MicroBatch, step)
+    owner, name = INSIDE[step] if when == "inside" else (steps, step)
     original = getattr(owner, name)
 
-    def last(self: Any, *args: Any, **kwargs: Any) -> None:
-        if isinstance(self, MicroBatch) and self._caller.identity == scenario.RIVAL_ID:
-            original(self)
-            return
+    def last(first: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(first, BatchCall) and first.caller.identity == scenario.RIVAL_ID:
+            return original(first, *args, **kwargs)
         if when == "after":
-            original(self, *args, **kwargs)
-        die()
+            original(first, *args, **kwargs)
+        return die()
 
     setattr(owner, name, last)
 

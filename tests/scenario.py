@@ -17,8 +17,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from stream_merge import MergeSink
 from stream_merge.engines.base import MergeReport
-from stream_merge.engines.delta_rs.merger import NativeEngine
-from stream_merge.engines.spark.merger import SparkEngine
+from stream_merge.engines.delta_rs.merger import DeltaRsMerger
+from stream_merge.engines.spark.merger import SparkMerger
 from stream_merge.metrics.instruments import MergeMetrics
 
 SCHEMA = "id int, lsn int, op string, name string"
@@ -77,7 +77,7 @@ def stream(session: SparkSession, source: Path, checkpoint: Path, each: Callable
 
 def race(session: SparkSession, table: str) -> None:
     """Let a rival delete a key between a batch's look at the remembered deletes and its merge, once."""
-    merges = {engine: engine.merge for engine in (SparkEngine, NativeEngine)}
+    merges = {engine: engine.merge for engine in (SparkMerger, DeltaRsMerger)}
 
     def overtaken(self: Any, *args: Any) -> MergeReport:
         for engine, merge in merges.items():

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
+from pyspark.sql import SparkSession
+
+from stream_merge.engines.costs import CostModel, Work
+from stream_merge.model.results import Refusal
+from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import CommitRecord, TableSnapshot
-from stream_merge.tables.side_commits import SideCommit
-from stream_merge.tables.tombstones.hits import Hits
+from stream_merge.shapes.batch import Batch
+from stream_merge.shapes.layout import Layout
+from stream_merge.tables.delta_rs.eligibility import Ineligible
+from stream_merge.tables.delta_rs.table import NativeTable
+from stream_merge.tables.reader import Store
+from stream_merge.tables.tombstones.base import BatchTombstones, Hits
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,50 +59,108 @@ class Commits(Protocol):
         ...
 
 
-H = TypeVar("H", bound=Hits)
+H_contra = TypeVar("H_contra", bound=Hits, contravariant=True)
 
 
-class Engine(Commits, Protocol[H]):
-    """Works on the target and on its tombstones for one evaluated batch. Raises what its library raises."""
+class Merger(Commits, Protocol[H_contra]):
+    """Merges one evaluated batch into its target. Raises what its library raises."""
 
-    name: str
-
-    def log_version(self) -> int | None:
-        """Newest version of the tombstone log; None while there is none for this target."""
-        ...
-
-    def remember(self, commit: SideCommit) -> None:
-        """Append the batch's deletes to the tombstone log, which is created before the first one."""
-        ...
-
-    def find_hits(self) -> H:
-        """Find the tombstones of the batch's keys."""
-        ...
-
-    def find_late_hits(self, seen: H) -> H:
-        """Find the tombstones of the upserts that were merged: all but those refused before."""
-        ...
-
-    def merge(self, hits: H, tag: CommitTag) -> MergeReport:
+    def merge(self, hits: H_contra | None, tag: CommitTag) -> MergeReport:
         """Merge what no tombstone refuses, on a freshly loaded table, in one commit."""
         ...
 
-    def repair(self, late: H, tag: CommitTag) -> MergeReport:
+    def repair(self, late: H_contra, tag: CommitTag) -> MergeReport:
         """Delete the rows of refused keys whose stored sequence is older than the tombstone's, in one commit."""
         ...
 
-    def counted_as(self, late: H, version: int) -> Mapping[str, int]:
+    def counted_as(self, late: H_contra, version: int) -> Mapping[str, int]:
         """How many of the refused keys a version's change feed shows as `inserted` and as `updated`."""
         ...
 
-    def forget(self, hits: H, commit: SideCommit) -> None:
-        """Mark the tombstones of revived keys as overtaken; only after the target's commit."""
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MergeJob:
+    """What has to be merged into what: all that an engine is chosen by, and built from."""
+
+    session: SparkSession
+    """The sink's own."""
+    spec: MergeSpec
+    store: Store
+    costs: CostModel
+    layout: Layout
+    batch: Batch
+    """Evaluated, with at least one upsert or delete."""
+    target: TableSnapshot
+    """Prepared, as it was before this batch."""
+    now_micros: int
+    """Time of the call, microseconds since the epoch."""
+    table: NativeTable | None
+    """The target as delta-rs reads it; None where it does not, or is not to."""
+    log: NativeTable | None
+    """The tombstones' table likewise."""
+    log_snapshot: TableSnapshot | None
+    """The same as whoever can has read it; None where deletes are not remembered, or Spark was asked for."""
+    work: Work
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """The engine for one batch."""
+
+    engine: str
+    why: str
+    how: str = ""
+    """What the engine adds, with a separator."""
+    refusal: Refusal | None = None
+    """Why not in the driver; None when it is, or Spark was asked for."""
+
+    def __str__(self) -> str:
+        """The choice in one sentence."""
+        return f"{self.engine}: {self.why}{self.how}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Execution:
+    """An engine at work on one batch: who merges, and who looks after the remembered deletes."""
+
+    choice: Choice
+    merger: Merger[Any]
+    tombstones: BatchTombstones[Any] | None
+    """Of the merger's kind of hits; None where deletes are not remembered."""
+    in_driver: bool
+    """Whether the merger works in the driver."""
+    only_spark: bool
+    """Whether nothing of it is left to delta-rs."""
+    release: Callable[[], None] = lambda: None
+    """Gives back what the execution was promised; harmless when repeated."""
+
+
+class Engine(Protocol):
+    """A way to execute merges. Stands in the tuple `engines.ENGINES`."""
+
+    name: str
+    """As `MergeSink(engine=…)` and the metrics have it."""
+    in_driver: bool
+    """Whether it works in the driver; one that does not takes any job."""
+
+    def reads(self, spec: MergeSpec, store: Store, session: SparkSession, found: TableSnapshot) -> bool:
+        """Whether it may merge into a target, by what the target's log says."""
         ...
 
-    def tidy(self) -> None:
-        """Drop entries that no longer matter and pack small files, when there are many."""
+    def takes(self, layout: Layout) -> bool:
+        """Whether it merges events in that layout."""
         ...
 
-    def no_hits(self) -> H:
-        """What `find_hits` returns when there is nothing to find."""
+    def obstacle(self, job: MergeJob) -> Ineligible | None:
+        """Why it cannot have the job, told without a look at the target's files."""
+        ...
+
+    def start(self, job: MergeJob, why: str, refusal: Refusal | None) -> Execution | Ineligible:
+        """Bring the events to where it works; or why that cannot be after all, and then nothing is held any more.
+
+        Args:
+            job: for which there was no obstacle.
+            why: it was chosen, in one sentence.
+            refusal: as `Choice.refusal`.
+        """
         ...

@@ -1,113 +1,101 @@
-"""Which engine merges a batch, and why."""
+"""Which engine merges a batch, and why; and which one takes it over when that one fails."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import logging
+from dataclasses import dataclass, replace
 
-from stream_merge.engines.costs import CostModel, Work
-from stream_merge.engines.memory import reservations
+from stream_merge.engines import ENGINES
+from stream_merge.engines.base import Choice, Engine, Execution, MergeJob
+from stream_merge.engines.costs import CostModel
 from stream_merge.errors import ConfigError
+from stream_merge.model.logs import tell
 from stream_merge.model.results import Refusal
-from stream_merge.model.settings import MergeSpec
-from stream_merge.model.snapshot import TableSnapshot
-from stream_merge.shapes.batch import Batch
-from stream_merge.shapes.layout import Layout
-from stream_merge.tables.delta_rs.eligibility import Ineligible, of_batch, of_files, of_table
-from stream_merge.tables.delta_rs.table import NativeTable
-from stream_merge.tables.delta_rs.touched_files import size_of, touched_files
+from stream_merge.spark import environment
+from stream_merge.spark.errors import reason
+from stream_merge.tables.delta_rs.eligibility import Ineligible
 
-NATIVE_BYTES_PER_FILE_BYTE = 2.5
-NATIVE_BYTES_PER_EVENT_BYTE = 6
-"""Resident memory of a merge by delta-rs: 20 M rows of 60 B, all touched, with 1 M events, peaked at 1.6 GB."""
-NATIVE_BASE_BYTES = 128 << 20
-"""What delta-rs, Arrow and its allocator hold whatever the batch."""
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Choice:
-    """The engine for one batch."""
+class Ranking:
+    """The engines that a job is offered to, in this order."""
 
-    native: bool
-    why: str
-    work: Work
-    refusal: Refusal | None = None
-    """Why not native; None when it was chosen, or Spark was asked for."""
-    version: int = -1
-    """Of the target, as delta-rs was chosen for it."""
-    reserved_bytes: int = 0
-    """Memory promised to the native merge until it is over (`memory.reservations`)."""
+    engines: tuple[Engine, ...]
+    estimate: str
+    """What is known of the job, in words."""
+    refused: Ineligible | None
+    """Why one that was asked for is not among them."""
 
 
-def choose(
-    *,
-    spec: MergeSpec,
-    layout: Layout,
-    batch: Batch,
-    target: NativeTable | None,
-    snapshot: TableSnapshot,
-    log: NativeTable | None,
-    log_snapshot: TableSnapshot | None,
-    costs: CostModel,
-    cores: int,
-) -> Choice:
-    """Choose between the engines from what is known about table and batch.
+def rank(job: MergeJob) -> Ranking:
+    """Put the engines into order by what they are expected to take."""
+    wanted = job.spec.engine
+    if wanted == "spark":
+        return Ranking(engines=tuple(one for one in ENGINES if not one.in_driver), estimate="asked for", refused=None)
+    seconds = {one.name: job.costs.seconds(one.name, job.work) for one in ENGINES}
+    asked = sorted((one for one in ENGINES if wanted == "auto" or one.in_driver), key=lambda one: seconds[one.name])
+    obstacles = {one.name: one.obstacle(job) for one in asked}
+    expected = ", ".join(f"{name} about {taken:.2f} s" for name, taken in seconds.items())
+    work = f"{job.work.events:,} events, {job.work.bytes / 1e6:,.1f} MB in the files that the key bounds leave"
+    return Ranking(
+        engines=tuple(one for one in asked if obstacles[one.name] is None),
+        estimate=f"{'' if wanted == 'auto' else 'asked for; '}{work}: {expected}",
+        refused=next((found for found in obstacles.values() if found is not None), None),
+    )
 
-    A native choice holds memory until `memory.reservations` gets it back.
+
+def start(job: MergeJob, ranking: Ranking) -> Execution:
+    """The first engine that can have the job, at work on it.
 
     Raises:
-        ConfigError: engine="native" and the batch is not for delta-rs.
+        ConfigError: engine="native", and none can that works in the driver.
     """
-    events = batch.upserts + batch.deletes
-    if spec.engine == "spark":
-        return Choice(native=False, why="asked for", work=Work(events=events, bytes=0, cores=cores))
-    refused = of_batch(layout) or of_table(target, snapshot, "the target")
-    if refused is None and log_snapshot is not None:
-        refused = of_table(log, log_snapshot, "the tombstone table")
-    touched, rows = (0, 0) if target is None else size_of(touched_files(target, batch.bounds))
-    if log is not None and log_snapshot is not None:
-        remembered, entries = size_of(touched_files(log, batch.bounds))
-        touched, rows = touched + remembered, rows + entries
-    work = Work(events=events, bytes=touched, cores=cores)
+    refused = ranking.refused
+    for engine in ranking.engines:
+        why, refusal = ranking.estimate, None
+        if not engine.in_driver:
+            why, refusal = _why_not_in_the_driver(job, ranking, refused)
+        found = engine.start(job, why, refusal)
+        if isinstance(found, Execution):
+            return found
+        refused = found
+    detail = "there is no such engine" if refused is None else refused.detail
+    msg = f"engine={job.spec.engine!r} cannot merge this batch: {detail}; use engine='auto' or 'spark'"
+    raise ConfigError(msg, target=job.spec.target)
+
+
+def _why_not_in_the_driver(job: MergeJob, ranking: Ranking, refused: Ineligible | None) -> tuple[str, Refusal | None]:
     if refused is not None:
-        return left_to_spark(spec, refused, work)
-    native, spark = costs.seconds("native", work), costs.seconds("spark", work)
-    estimate = (
-        f"{events:,} events, {touched / 1e6:,.1f} MB in the files that the key bounds leave:"
-        f" native about {native:.2f} s, spark about {spark:.2f} s"
-    )
-    if spec.engine == "auto" and native > spark:
-        return Choice(native=False, why=estimate, work=work, refusal="cost")
-    refused = None if target is None else of_files(target, snapshot, "the target", batch.bounds)
-    if refused is None and log is not None and log_snapshot is not None:
-        refused = of_files(log, log_snapshot, "the tombstone table")
-    if refused is not None:
-        return left_to_spark(spec, refused, work)
-    need = _memory_needed(work, rows)
-    allowed = reservations.take(need, spec.native_memory_bytes)
-    if allowed is not None:
-        detail = f"delta-rs might need {need / 1e6:,.0f} MB of the driver's memory, of {allowed / 1e6:,.0f} MB allowed"
-        return left_to_spark(spec, Ineligible(reason="memory", detail=detail), work)
-    why = estimate if spec.engine == "auto" else f"asked for; {estimate}"
-    version = -1 if target is None else target.version
-    return Choice(native=True, why=why, work=work, version=version, reserved_bytes=need)
+        return refused.detail, refused.reason
+    return ranking.estimate, "cost" if any(one.in_driver for one in ranking.engines) else None
 
 
-def left_to_spark(spec: MergeSpec, refused: Ineligible, work: Work) -> Choice:
-    """Spark, because the batch is not for delta-rs.
+def take_over(job: MergeJob, failed: Execution, error: Exception) -> Execution | None:
+    """Leave everything to Spark after delta-rs failed and left nothing behind; None where that is no way out."""
+    last = next((one for one in ENGINES if not one.in_driver), None)
+    if failed.only_spark or last is None or job.spec.engine == "native":
+        return None
+    if environment.said(error) is not None:  # on the same disk, Spark would fail as well
+        return None
+    tell(log.warning, "native_engine_failed", target=job.spec.label, error=reason(error))
+    failed.release()
+    alone = replace(job, log=None)  # by delta-rs
+    if failed.choice.engine == last.name:
+        why = f"{failed.choice.why}; delta-rs failed on the tombstones ({reason(error)})"
+        found = last.start(alone, why, failed.choice.refusal)
+    else:
+        found = last.start(alone, f"delta-rs failed ({reason(error)}), nothing was committed", "failed")
+    return found if isinstance(found, Execution) else None
 
-    Raises:
-        ConfigError: under engine="native".
-    """
-    if spec.engine == "native":
-        msg = f"engine='native' cannot merge this batch: {refused.detail}; use engine='auto' or 'spark'"
-        raise ConfigError(msg, target=spec.target)
-    return Choice(native=False, why=refused.detail, work=work, refusal=refused.reason)
+
+def without_work(engine: str) -> Choice:
+    """The engine of a batch that left nothing to merge: the one that would have been tried first."""
+    return Choice(engine="native" if engine == "native" else "spark", why="no merge needed")
 
 
-def _memory_needed(work: Work, rows: int) -> int:
-    row_bytes = work.bytes / rows if rows else 256
-    return int(
-        NATIVE_BASE_BYTES
-        + NATIVE_BYTES_PER_FILE_BYTE * work.bytes
-        + NATIVE_BYTES_PER_EVENT_BYTE * row_bytes * work.events
-    )
+def learn(costs: CostModel, job: MergeJob, execution: Execution, seconds: float) -> None:
+    """Note what a merge took."""
+    if job.spec.engine != "spark":
+        costs.learn(execution.choice.engine, job.work, seconds)

@@ -6,6 +6,10 @@ from dataclasses import dataclass
 
 EngineName = str
 
+DRIVER_EVENTS = 100_000
+DRIVER_BYTES = 16 << 20
+"""Up to these sizes a batch is evaluated in the driver."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Work:
@@ -15,6 +19,8 @@ class Work:
     """Events after dedup."""
     bytes: int
     """Bytes of the files that the bounds of the keys leave."""
+    rows: int = 0
+    """Rows in them; 0 where nobody says."""
     cores: int
     """Task slots of the cluster."""
 

@@ -52,6 +52,18 @@ class Reservations:
 reservations = Reservations()
 
 
+class Promise:
+    """Memory that one merge was promised, until it is given back."""
+
+    def __init__(self, taken: int) -> None:
+        self._taken = taken
+
+    def give_back(self) -> None:
+        """The merge is over; harmless when repeated."""
+        reservations.give_back(self._taken)
+        self._taken = 0
+
+
 def free_memory_bytes() -> int:
     """Memory that this process may still take: the least that machine, control group and its own limit leave."""
     return min([_free_on_the_machine(), *_free_in_the_groups(), *_free_in_the_limit()])

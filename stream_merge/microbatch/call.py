@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from pyspark.sql import SparkSession
 
-from stream_merge.metrics.instruments import MergeMetrics
+from stream_merge.engines.costs import CostModel
+from stream_merge.microbatch.attempts import Attempts
 from stream_merge.microbatch.clock import PhaseClock
+from stream_merge.microbatch.commit import Marks
 from stream_merge.model.settings import MergeSpec
+from stream_merge.model.snapshot import CommitRecord
+from stream_merge.model.source_batch import Intake
+from stream_merge.shapes.matching import Layouts
 from stream_merge.spark.identity import Caller
+from stream_merge.tables.delivery import Delivery
 from stream_merge.tables.reader import Store
 
 
@@ -23,11 +30,29 @@ class BatchCall:
     batch_id: int
     caller: Caller
     """Who calls, and what its batch ids belong to."""
+    intake: Intake
+    """What the source tells about the batch beside its events."""
+    delivery: Delivery | None
+    """The batch as its query's checkpoint knows it; None outside of a query."""
+    is_first: bool
+    """Whether the sink has not merged any batch before."""
     clock: PhaseClock
+    now_micros: int
+    """When the call began, microseconds since the epoch."""
     session: SparkSession
     """The sink's own."""
     store: Store
     """Reads the sink's tables."""
-    metrics: MergeMetrics
-    sleep: Callable[[float], None]
-    """Waits so many seconds between two attempts."""
+    layouts: Layouts
+    """How the sink's batches map onto the target."""
+    costs: CostModel
+    """What the sink knows of its engines."""
+    attempts: Attempts
+    marks: Marks
+    """Of its commits."""
+    resources: ExitStack
+    """Given back when the call is over."""
+
+    def history(self, newer_than: int, up_to: int) -> Sequence[CommitRecord]:
+        """The target's commits in a range of versions, newest first."""
+        return self.store.history(self.session, self.spec.target, newer_than=newer_than, up_to=up_to)

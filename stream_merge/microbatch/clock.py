@@ -9,6 +9,11 @@ from contextlib import contextmanager
 from stream_merge.model.results import PHASES, Phase
 
 
+def now_micros() -> int:
+    """Microseconds since the epoch."""
+    return time.time_ns() // 1000
+
+
 class PhaseClock:
     """Charges wall time to the innermost phase; what no phase claims is `other`."""
 

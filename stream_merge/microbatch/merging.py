@@ -5,251 +5,262 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from pyspark.sql import SparkSession
-
-from stream_merge.engines.base import CommitTag, Engine, MergeReport
-from stream_merge.engines.selection import Selector
+from stream_merge.engines import choose
+from stream_merge.engines.base import Choice, CommitTag, Execution, MergeJob, MergeReport
 from stream_merge.engines.spark.commit import SparkCommits, record
 from stream_merge.errors import MergeFailedError, StreamMergeError
 from stream_merge.microbatch import landed
 from stream_merge.microbatch.call import BatchCall
-from stream_merge.microbatch.commit import Committing
 from stream_merge.model import names
 from stream_merge.model.logs import tell
-from stream_merge.model.snapshot import TableSnapshot
-from stream_merge.shapes.batch import Batch
 from stream_merge.spark.errors import reason
-from stream_merge.tables.side_commits import SideCommit
-from stream_merge.tables.tombstones.hits import Hits
+from stream_merge.tables.tombstones.base import BatchTombstones, Hits
 
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
 
-class Merging:
-    """Remembered deletes, merge, re-check and forgotten tombstones of a batch that has events to merge.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Merged:
+    """What became of the events of a batch."""
+
+    report: MergeReport
+    """What the merge did."""
+    engine: str | None = None
+    """Which one merged; None where none had to."""
+    refused: int = 0
+    """Events that a tombstone refused before the merge."""
+    repaired: Mapping[str, int] = field(default_factory=dict)
+    """Rows that the re-check removed, in `total` and by what they had been counted as."""
+
+
+class Executor:
+    """The engine that works on a batch, and the tombstones of its keys as they were seen last.
 
     Args:
-        batch: evaluated, with at least one upsert or delete.
-        target: prepared, as it was before this batch.
-        engine: the chosen one.
-        already_applied: whether the target's transaction id shows the batch; then only the re-check is left to do.
+        job: what is to be merged.
+        execution: the engine that was chosen first.
     """
 
-    def __init__(
-        self,
-        call: BatchCall,
-        *,
-        batch: Batch,
-        target: TableSnapshot,
-        engine: Engine[Any],
-        selector: Selector,
-        committing: Committing,
-        already_applied: bool,
-    ) -> None:
-        self._spec = call.spec
-        self._batch = batch
-        self._target = target
-        self._engine = engine
-        self._selector = selector
-        self._committing = committing
-        self._clock = call.clock
-        self._store = call.store
-        self._session = call.session
-        self._batch_id = call.batch_id
-        self._hits: Hits | None = None
-        self._refused_by_merge = 0
-        self.already_applied = already_applied
-        self.report: MergeReport | None = None
-        """What the merge did; None before it."""
-        self.merged_by: str | None = None
-        """The engine that merged."""
-        self.repaired: dict[str, int] = {}
-        """Rows that the re-check removed, in `total` and by what they had been counted as."""
-
-    # -- steps, in order ---------------------------------------------------------------------
-
-    def remember_deletes(self) -> None:
-        """Add the batch's deletes to the tombstones, before the target shows their effect."""
-        if not (self._batch.deletes and self._spec.tombstones):
-            return
-        with self._clock.phase("tombstones"):
-            commit = self._beside("tombstones-add")
-            self._on_either_engine(lambda: self._engine.remember(commit))
-
-    def merge(self) -> None:
-        """Merge what no tombstone refuses, in one commit; each attempt reads tombstones and table afresh."""
-        self.report = self._committing.run(self._attempt)
-        if self.report.already_applied:
-            # Whoever applied it may have seen fewer tombstones than this attempt: all upserts are checked again.
-            self.already_applied = True
-            self._drop_hits()
-
-    def recheck(self) -> None:
-        """Undo upserts that a delete refuses which another writer remembered while this batch merged."""
-        if not (self._batch.upserts and self._spec.tombstones):
-            return
-        with self._clock.phase("recheck"):
-            if not self.already_applied:
-                version = self._on_either_engine(self._log_version)
-                if version == (self._hits or self._engine.no_hits()).version:
-                    return
-            late = self._on_either_engine(lambda: self._engine.find_late_hits(self._hits or self._engine.no_hits()))
-            if late.refused:
-                self._repair(late)
-            if self.already_applied:
-                self._hits = late
-            else:
-                late.release()
-
-    def forget_revived(self) -> None:
-        """Mark the tombstones that this batch's upserts have overtaken, and tidy the log now and then."""
-        if not self._spec.tombstones:
-            return
-        with self._clock.phase("tombstones"):
-            revived = self._hits is not None and self._hits.revived > 0
-            if revived:
-                self._on_either_engine(self._forget)
-            if self._batch.deletes or revived:
-                self._tidy()
-
-    def release(self) -> None:
-        """Free what was materialised; what has been counted stays."""
-        if self._hits is not None:
-            self._hits.release()
+    def __init__(self, call: BatchCall, job: MergeJob, execution: Execution) -> None:
+        self._call = call
+        self._job = job
+        self._execution = execution
+        self.hits: Hits | None = None
+        """None before the first look, and where deletes are not remembered."""
+        call.resources.callback(self._release)
 
     @property
-    def refused(self) -> int:
-        """Events that a tombstone refused before the merge."""
-        return self._refused_by_merge if self._hits is None else self._hits.refused
+    def choice(self) -> Choice:
+        """The engine, and why it is this one."""
+        return self._execution.choice
 
-    # -- how ---------------------------------------------------------------------------------
+    def tag(self, role: names.Role) -> CommitTag:
+        """What a commit of the target carries."""
+        return self._call.marks.tag(role, engine=self.choice.engine, plan=str(self.choice))
 
-    def _attempt(self, number: int) -> MergeReport:
-        self._committing.count_attempt(number)
-        with self._clock.phase("tombstones"):
-            hits = self._on_either_engine(self._fresh_hits)
-        if self._batch.upserts + self._batch.deletes == hits.refused:
-            # After a lost attempt the winner may have been a twin of this call that knew of no refusal.
-            return MergeReport(already_applied=number > 1 and self._is_recorded())
-        tag = self._tag("target")
-        with self._clock.phase("merge"):
-            started = time.perf_counter()
-            try:
-                report = self._engine.merge(hits, tag)
-            except Exception as err:
-                return self._decided(err, tag)
-            self.merged_by = self._engine.name
-            if report.version is not None:
-                self._selector.learn(time.perf_counter() - started)
-            return report
+    def with_tombstones(self, action: Callable[[BatchTombstones[Any]], T]) -> T | None:
+        """Do something with the remembered deletes; where delta-rs cannot, Spark does it and the rest of the batch.
 
-    def _on_either_engine(self, action: Callable[[], T]) -> T:
-        """Do something with the remembered deletes; where delta-rs cannot, Spark does it and the rest of the batch."""
+        Returns: None where deletes are not remembered.
+        """
+        spec, batch_id = self._call.spec, self._call.batch_id
+        tombstones = self._execution.tombstones
+        if tombstones is None:
+            return None
         try:
-            return action()
+            return action(tombstones)
         except MergeFailedError as err:
-            if not self._selector.fall_back(err):
+            if not self._take_over(err):
                 raise
         except StreamMergeError:
             raise
         except Exception as err:
-            if not self._selector.fall_back(err):
-                msg = f"reading or writing the remembered deletes of {self._spec.target!r} failed: {reason(err)}"
-                raise MergeFailedError(msg, target=self._spec.target, batch_id=self._batch_id) from err
-        if self.report is not None:
-            self._refused_by_merge = self.refused
-        self._drop_hits()
-        self._engine = self._selector.engine()
-        return action()
+            if not self._take_over(err):
+                msg = f"reading or writing the remembered deletes of {spec.target!r} failed: {reason(err)}"
+                raise MergeFailedError(msg, target=spec.target, batch_id=batch_id) from err
+        return None if self._execution.tombstones is None else action(self._execution.tombstones)
+
+    def look(self, tombstones: BatchTombstones[Any]) -> Hits | None:
+        """The tombstones that concern the batch, looked for again when the log has moved on."""
+        if self.hits is None or tombstones.version() != self.hits.version:
+            self.keep(None)
+            self.hits = tombstones.hits()
+        return self.hits
+
+    def keep(self, hits: Hits | None) -> None:
+        """Hold these in place of those that were seen before."""
+        if self.hits is not None:
+            self.hits.release()
+        self.hits = hits
+
+    def merge(self, tag: CommitTag) -> MergeReport:
+        """One merge of what no tombstone refuses."""
+        report: MergeReport = self._execution.merger.merge(self.hits, tag)
+        return report
+
+    def merge_timed(self, tag: CommitTag) -> MergeReport:
+        """As `merge`; what it took counts for choices to come. One that failed natively is tried on Spark, once."""
+        started = time.perf_counter()
+        try:
+            report = self.merge(tag)
+        except Exception as err:
+            return self._decided(err, tag)
+        if report.version is not None:
+            choose.learn(self._call.costs, self._job, self._execution, time.perf_counter() - started)
+        return report
+
+    def repair(self, late: Hits, tag: CommitTag) -> MergeReport:
+        """Undo the upserts that these tombstones refuse."""
+        try:
+            report: MergeReport = self._execution.merger.repair(late, tag)
+        except Exception as err:
+            return self._fate(err, tag)
+        return report
+
+    def counted_as(self, late: Hits, version: int) -> Mapping[str, int]:
+        """What the events that these tombstones refuse had been counted as by a merge."""
+        found: Mapping[str, int] = self._execution.merger.counted_as(late, version)
+        return found
 
     def _decided(self, err: Exception, tag: CommitTag) -> MergeReport:
-        """What became of an attempt that raised; one that failed natively and did not land is tried on Spark, once."""
+        """What became of a merge that raised; one that failed natively and did not land is tried on Spark, once."""
         try:
             return self._fate(err, tag)
         except MergeFailedError:
-            if self._selector.name != "native" or not self._selector.fall_back(err):
+            if not self._execution.in_driver or not self._take_over(err):
                 raise
-        self._drop_hits()
-        self._engine = self._selector.engine()
-        hits, tag = self._fresh_hits(), self._tag("target")
+        if self._execution.tombstones is not None:
+            self.look(self._execution.tombstones)
+        tag = self.tag("target")
         try:
-            return self._engine.merge(hits, tag)
+            return self.merge(tag)
         except Exception as again:
             return self._fate(again, tag)
 
     def _fate(self, err: Exception, tag: CommitTag) -> MergeReport:
-        return landed.decide(err, self._engine, self._spec.target, tag, since=self._target.version)
+        merger, target = self._execution.merger, self._call.spec.target
+        return landed.decide(err, merger, target, tag, since=self._job.target.version)
 
-    def _fresh_hits(self) -> Hits:
-        """The tombstones that concern the batch, looked for again when the log has moved on."""
-        if not self._spec.tombstones:
-            none: Hits = self._engine.no_hits()
-            return none
-        if self._hits is None or self._engine.log_version() != self._hits.version:
-            self._drop_hits()
-            self._hits = self._engine.find_hits()
-        found: Hits = self._hits
+    def _take_over(self, err: Exception) -> bool:
+        other = choose.take_over(self._job, self._execution, err)
+        if other is None:
+            return False
+        self.keep(None)
+        self._execution = other
+        return True
+
+    def _release(self) -> None:
+        self.keep(None)
+        self._execution.release()
+
+
+def merged(call: BatchCall, executor: Executor, *, events: int) -> Merged:
+    """Merge what no tombstone refuses, in one commit; each attempt reads tombstones and table afresh.
+
+    Args:
+        call: the sink's.
+        executor: the engine that works on the batch.
+        events: how many the batch has after dedup.
+    """
+    done_by: str | None = None
+
+    def attempt(number: int) -> MergeReport:
+        nonlocal done_by
+        call.attempts.count_merge(number)
+        with call.clock.phase("tombstones"):
+            executor.with_tombstones(executor.look)
+        if executor.hits is not None and events == executor.hits.refused:
+            # After a lost attempt the winner may have been a twin of this call that knew of no refusal.
+            return MergeReport(already_applied=number > 1 and _is_recorded(call))
+        with call.clock.phase("merge"):
+            report = executor.merge_timed(executor.tag("target"))
+        done_by = executor.choice.engine
+        return report
+
+    report = call.attempts.run(attempt)
+    if report.already_applied:
+        # Whoever applied it may have seen fewer tombstones than this attempt: all upserts are checked again.
+        executor.keep(None)
+    call.attempts.landed = report.already_applied or report.version is not None
+    return Merged(report=report, engine=done_by, refused=0 if executor.hits is None else executor.hits.refused)
+
+
+def rechecked(call: BatchCall, executor: Executor, merged: Merged) -> Merged:
+    """Undo upserts that a delete refuses which another writer remembered while this batch merged."""
+
+    def late(tombstones: BatchTombstones[Any]) -> Hits | None:
+        seen = None if executor.hits is None else executor.hits.version
+        if not merged.report.already_applied and tombstones.version() == seen:
+            return None
+        found: Hits = tombstones.late_hits(executor.hits)
         return found
 
-    def _log_version(self) -> int | None:
-        return self._engine.log_version()
-
-    def _drop_hits(self) -> None:
-        if self._hits is not None:
-            self._hits.release()
-            self._hits = None
-
-    def _repair(self, late: Hits) -> None:
-        tag = self._tag("recheck")
-
-        def attempt(_: int) -> MergeReport:
-            try:
-                return self._engine.repair(late, tag)
-            except Exception as err:
-                return self._fate(err, tag)
-
-        repair = self._committing.run(attempt)
-        if repair.deleted and self.report is not None:
-            self.repaired = self._fates_of(late, self.report, repair.deleted)
-
-    def _fates_of(self, late: Hits, report: MergeReport, deleted: int) -> dict[str, int]:
-        """What the repaired events had been counted as, from the change feed of the merge."""
-        found: Mapping[str, int] = {}
-        if report.version is not None and self._spec.change_data_feed:
-            found = self._engine.counted_as(late, report.version)
-        return {**found, "total": deleted}
-
-    def _forget(self) -> None:
-        if self._hits is None:  # the other engine found them
-            self._hits = self._engine.find_hits()
-        if self._hits.revived:
-            self._engine.forget(self._hits, self._beside("tombstones-forget"))
-
-    def _tidy(self) -> None:
-        """Housekeeping of the log: the batch is done without it, and the next one tries again."""
-        try:
-            self._engine.tidy()
-        except Exception as err:
-            tell(log.warning, "tombstones_not_tidied", target=self._spec.label, error=reason(err))
-
-    def _tag(self, role: names.Role) -> CommitTag:
-        return self._committing.tag(role, engine=self._engine.name, plan=self._selector.why)
-
-    def _beside(self, role: names.Role) -> SideCommit:
-        return self._committing.beside(role, table_id=self._target.table_id)
-
-    def _is_recorded(self) -> bool:
-        return self._committing.is_recorded(self._store.find(self._session, self._spec.target) or self._target)
+    found = executor.with_tombstones(late)
+    if found is None:
+        return merged
+    if found.refused:
+        merged = replace(merged, repaired=_repaired(call, executor, found, merged.report))
+    if merged.report.already_applied:
+        executor.keep(found)
+    else:
+        found.release()
+    return merged
 
 
-def record_first(session: SparkSession, target: str, committing: Committing, since: int) -> int | None:
-    """Commit a batch's transaction id alone; Delta's version, or None where a twin of this call was faster."""
+def _repaired(call: BatchCall, executor: Executor, late: Hits, report: MergeReport) -> Mapping[str, int]:
+    tag = executor.tag("recheck")
+    repair = call.attempts.run(lambda _: executor.repair(late, tag))
+    if not repair.deleted:
+        return {}
+    found: Mapping[str, int] = {}
+    if report.version is not None and call.spec.change_data_feed:
+        found = executor.counted_as(late, report.version)
+    return {**found, "total": repair.deleted}
+
+
+def forget(call: BatchCall, executor: Executor, *, table_id: str) -> bool:
+    """Mark the tombstones that the batch's upserts have overtaken; whether there were any."""
+
+    def forgotten(tombstones: BatchTombstones[Any]) -> None:
+        if executor.hits is None:  # the other engine found them
+            executor.hits = tombstones.hits()
+        if executor.hits.revived:
+            tombstones.forget(executor.hits, call.marks.beside("tombstones-forget", table_id=table_id))
+
+    revived = executor.hits is not None and executor.hits.revived > 0
+    if revived:
+        executor.with_tombstones(forgotten)
+    return revived
+
+
+def tidy(call: BatchCall, executor: Executor) -> None:
+    """Housekeeping of the tombstones: the batch is done without it, and the next one tries again."""
+    try:
+        executor.with_tombstones(lambda tombstones: tombstones.tidy())
+    except Exception as err:
+        tell(log.warning, "tombstones_not_tidied", target=call.spec.label, error=reason(err))
+
+
+def _is_recorded(call: BatchCall) -> bool:
+    found = call.store.find(call.session, call.spec.target)
+    return found is not None and call.marks.is_recorded(found)
+
+
+def record_first(call: BatchCall, *, since: int) -> int | None:
+    """Commit a batch's transaction id alone; Delta's version, or None where a twin of this call was faster.
+
+    Args:
+        call: the sink's.
+        since: version of the target before.
+    """
+    session, target = call.session, call.spec.target
     commits = SparkCommits(session, target)
-    tag = committing.tag("target", engine="spark", plan="no row changed; the query's first batch at this table")
+    tag = call.marks.tag("target", engine="spark", plan="no row changed; the query's first batch at this table")
 
     def attempt(_: int) -> MergeReport:
         try:
@@ -257,4 +268,4 @@ def record_first(session: SparkSession, target: str, committing: Committing, sin
         except Exception as err:
             return landed.decide(err, commits, target, tag, since=since)
 
-    return committing.run(attempt).version
+    return call.attempts.run(attempt).version

@@ -1,17 +1,24 @@
-"""How a call of a sink is told: to the metrics and to the log, whether it merged or failed."""
+"""How a call of a sink is told: as its result, to the metrics and to the log, whether it merged or failed."""
 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from stream_merge.engines.base import Choice
+from stream_merge.engines.choose import without_work
 from stream_merge.errors import ConfigError, StreamMergeError
 from stream_merge.metrics.instruments import MergeMetrics
+from stream_merge.microbatch.call import BatchCall
 from stream_merge.microbatch.clock import PhaseClock
+from stream_merge.microbatch.ledger import settle
+from stream_merge.microbatch.steps import Done
 from stream_merge.model.logs import tell
-from stream_merge.model.results import FailedBatch, MergeResult
+from stream_merge.model.results import UNDECODABLE, FailedBatch, MergeResult, Outcome
 from stream_merge.model.settings import MergeSpec
+from stream_merge.model.source_batch import Undecodable
 from stream_merge.spark import environment
 from stream_merge.spark.errors import reason
 
@@ -41,6 +48,57 @@ def failures_told(
             raise
         msg = f"batch {batch_id} for {spec.target!r} could not be merged: {from_outside}"
         raise ConfigError(msg, target=spec.target, batch_id=batch_id) from err
+
+
+def result_of(call: BatchCall, done: Done) -> MergeResult:
+    """The ledger and everything else worth knowing."""
+    report, undecodable = done.merged.report, call.intake.undecodable
+    choice = done.choice or without_work(call.spec.engine)
+    events = settle(
+        done.batch,
+        report,
+        refused=done.merged.refused,
+        repaired=done.merged.repaired,
+        undecodable=0 if undecodable is None else undecodable.events,
+    )
+    outcome: Outcome = "committed"
+    if report.already_applied:
+        outcome = "skipped_duplicate"
+    elif not events.received:
+        outcome = "empty"
+    elif not report.inserted + report.updated + report.deleted:
+        outcome = "no_change"
+    return MergeResult(
+        target=call.spec.label,
+        query=call.caller.query,
+        batch_id=call.batch_id,
+        outcome=outcome,
+        engine=done.merged.engine or choice.engine,
+        version=done.version,
+        attempts=call.attempts.merges,
+        conflicts=dict(call.attempts.conflicts),
+        plan=_plan(done, choice),
+        refusal=choice.refusal,
+        events=events,
+        reasons={} if report.already_applied else _reasons(done, undecodable),
+        metrics=dict(report.metrics),
+        seconds=call.clock.seconds(),
+    )
+
+
+def _plan(done: Done, choice: Choice) -> str:
+    if done.batch is None or done.was_applied:
+        return "no merge needed"
+    bounded = ", ".join(bound.name for bound in done.batch.bounds.columns) or "no column"
+    return f"{choice}; file skipping by key bounds on {bounded}"
+
+
+def _reasons(done: Done, undecodable: Undecodable | None) -> dict[str, int]:
+    """Quarantined events by reason, those included that are not in the batch."""
+    reasons = Counter({} if done.batch is None else done.batch.reasons)
+    if undecodable is not None and undecodable.events:
+        reasons[UNDECODABLE] += undecodable.events
+    return dict(reasons)
 
 
 def told(result: MergeResult, metrics: MergeMetrics) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
+import pyarrow as pa
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import (
@@ -25,27 +27,95 @@ from pyspark.sql.types import (
 from stream_merge.spark import columns
 from stream_merge.spark.jvm import exact_literal
 
+_LAST_MICROSECOND = 253_402_300_799_999_999
+"""Of the year 9999."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeyBound:
+    """Least and greatest value of one key column among the events to merge.
+
+    Values are microseconds since the epoch for timestamps with and without zone, days for dates, text for decimals,
+    else themselves.
+    """
+
+    field: StructField
+    least: Any
+    greatest: Any
+
+    @property
+    def name(self) -> str:
+        """The column."""
+        return self.field.name
+
+    def to_column(self, session: SparkSession, frame: str) -> Column:
+        """The condition on a frame's column, for Spark."""
+        least, greatest = (exact_literal(session, one, self.field.dataType) for one in (self.least, self.greatest))
+        return columns.column(self.name, frame).between(least, greatest)
+
+    def to_sql(self) -> tuple[str, str] | None:
+        """Least and greatest value as literals of DataFusion; None beyond the years that it can spell."""
+        is_time = isinstance(self.field.dataType, TimestampType | TimestampNTZType)
+        if is_time and (self.least < -_LAST_MICROSECOND or self.greatest > _LAST_MICROSECOND):
+            return None
+        return _sql(self.least, self.field.dataType), _sql(self.greatest, self.field.dataType)
+
+    def to_arrow(self, like: pa.DataType) -> tuple[pa.Scalar, pa.Scalar]:
+        """Least and greatest value in a type of Arrow.
+
+        Raises:
+            pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError: it cannot hold them.
+        """
+        least, greatest = (_arrow(one, self.field.dataType).cast(like) for one in (self.least, self.greatest))
+        return least, greatest
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeyBounds:
-    """Least and greatest value of each key column among the events to merge.
+    """The bounds of all key columns that can be bounded.
 
     Only key columns may be bounded: the stored row can lie anywhere else, in another partition
     too, and a bound that misses it would insert its key a second time.
     """
 
-    fields: tuple[StructField, ...] = ()
-    least: tuple[Any, ...] = ()
-    greatest: tuple[Any, ...] = ()
+    columns: tuple[KeyBound, ...] = ()
 
     def condition(self, session: SparkSession, frame: str) -> Column:
         """Literal bounds on the target's key columns: the only thing that lets Delta skip files in a MERGE."""
-        return columns.all_of(
-            columns.column(field.name, frame).between(
-                exact_literal(session, low, field.dataType), exact_literal(session, high, field.dataType)
-            )
-            for field, low, high in zip(self.fields, self.least, self.greatest, strict=True)
-        )
+        return columns.all_of(bound.to_column(session, frame) for bound in self.columns)
+
+
+def _sql(value: Any, dtype: DataType) -> str:
+    if isinstance(dtype, StringType):
+        return _text(value)
+    if isinstance(dtype, TimestampType):
+        return f"arrow_cast({int(value)}, 'Timestamp(Microsecond, Some(\"UTC\"))')"
+    if isinstance(dtype, TimestampNTZType):
+        return f"arrow_cast({int(value)}, 'Timestamp(Microsecond, None)')"
+    if isinstance(dtype, DateType):
+        return f"arrow_cast(arrow_cast({int(value)}, 'Int32'), 'Date32')"
+    if isinstance(dtype, DecimalType):
+        plain = f"{Decimal(value):f}"  # DataFusion reads no exponent
+        return f"arrow_cast({_text(plain)}, 'Decimal128({dtype.precision}, {dtype.scale})')"
+    return str(int(value))
+
+
+def _text(value: str) -> str:
+    return "'" + value.replace("'", "''") + "'"
+
+
+def _arrow(value: Any, dtype: DataType) -> pa.Scalar:
+    if isinstance(dtype, StringType):
+        return pa.scalar(value, pa.string())
+    if isinstance(dtype, DecimalType):
+        return pa.scalar(Decimal(value))
+    if isinstance(dtype, TimestampType):
+        return pa.scalar(value, pa.timestamp("us", tz="UTC"))
+    if isinstance(dtype, TimestampNTZType):
+        return pa.scalar(value, pa.timestamp("us"))
+    if isinstance(dtype, DateType):
+        return pa.scalar(value, pa.int32()).cast(pa.date32())
+    return pa.scalar(value, pa.int64())
 
 
 def bound_aggregates(keys: tuple[StructField, ...], counted: Column) -> list[Column]:
@@ -65,7 +135,7 @@ def key_bounds(keys: tuple[StructField, ...], observed: Mapping[str, Any]) -> Ke
 
     A text column of which a key is not valid UTF-8 has none: neither Python nor a file's statistics can express it.
     """
-    bounds: list[tuple[StructField, Any, Any]] = []
+    bounds: list[KeyBound] = []
     for i, field in enumerate(boundable(keys)):
         least, greatest = observed[f"least_{i}"], observed[f"greatest_{i}"]
         if least is None or greatest is None:
@@ -74,12 +144,8 @@ def key_bounds(keys: tuple[StructField, ...], observed: Mapping[str, Any]) -> Ke
         elif observed.get(f"legible_{i}", True):
             if isinstance(field.dataType, StringType):
                 least, greatest = _below(least), _above(greatest)
-            bounds.append((field, least, greatest))
-    return KeyBounds(
-        fields=tuple(field for field, _, _ in bounds),
-        least=tuple(least for _, least, _ in bounds),
-        greatest=tuple(greatest for _, _, greatest in bounds),
-    )
+            bounds.append(KeyBound(field=field, least=least, greatest=greatest))
+    return KeyBounds(columns=tuple(bounds))
 
 
 _REPLACEMENT, _GREATEST = "\ufffd", "\U0010ffff"

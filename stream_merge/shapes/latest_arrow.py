@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.types import StructType
 
 from stream_merge.model import names
 from stream_merge.shapes.arrow_order import orderable
 from stream_merge.shapes.layout import Layout
+from stream_merge.shapes.sequence import arrays
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,20 +77,9 @@ def _flat(events: pa.Table, layout: Layout) -> pa.Table:
     Without components that are the same in all events, such as a job's epoch: they decide nothing.
     """
     flat = {f"k{i}": events[key].combine_chunks() for i, key in enumerate(layout.keys)}
-    sequence = events[names.SEQUENCE_COLUMN].combine_chunks()
-    parts = enumerate(_scalars(sequence, layout.sequence_type))
+    parts = enumerate(arrays(events[names.SEQUENCE_COLUMN]))
     flat |= {f"q{i}": part for i, part in parts if not pc.all(pc.equal(part, part[0]), skip_nulls=False).as_py()}
     return pa.table(flat)
-
-
-def _scalars(values: pa.ChunkedArray | pa.StructArray, dtype: StructType) -> Iterator[pa.Array]:
-    if isinstance(values, pa.ChunkedArray):
-        values = pa.concat_arrays(values.chunks)
-    for part, field in zip(values.flatten(), dtype.fields, strict=True):
-        if isinstance(field.dataType, StructType):
-            yield from _scalars(part, field.dataType)
-        else:
-            yield part
 
 
 def _order(flat: pa.Table) -> list[tuple[str, str]]:

@@ -19,7 +19,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from stream_merge import CommitConflictError, ConfigError, MergeMetrics, MergeResult, MergeSink, RetryPolicy
-from stream_merge.microbatch.steps import MicroBatch
+from stream_merge.microbatch import steps
+from stream_merge.microbatch.call import BatchCall
 from stream_merge.model import names
 from stream_merge.model.results import FATES
 from stream_merge.tables import spark_table
@@ -499,16 +500,16 @@ def killed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 
     @contextmanager
     def dying(app_id: str, *, before: str) -> Iterator[None]:
-        step = getattr(MicroBatch, before)
+        step = getattr(steps, before)
 
-        def killed_or_not(self: MicroBatch) -> None:
-            if self._caller.identity == app_id:
+        def killed_or_not(call: BatchCall, *args: Any) -> Any:
+            if call.caller.identity == app_id:
                 raise Killed
-            step(self)
+            return step(call, *args)
 
         died = False
         with monkeypatch.context() as patch:
-            patch.setattr(MicroBatch, before, killed_or_not)
+            patch.setattr(steps, before, killed_or_not)
             try:
                 yield
             except Killed:

@@ -10,7 +10,6 @@ from deliveries import ChangeStream, delete, ledger, upsert
 from pyspark.sql import SparkSession
 
 from stream_merge.errors import ConfigError
-from stream_merge.microbatch import steps
 from stream_merge.model.names import FORMAT_PROPERTY, TOMBSTONE_TABLE_PREFIX, sibling, sql_identifier
 from stream_merge.tables.tombstones import rules
 
@@ -135,12 +134,12 @@ def test_an_expired_tombstone_lets_an_older_upsert_revive_the_key(
 ):
     """The price of a retention: after it nothing is known of the delete any more."""
     noon = 1_700_000_000_000_000
-    monkeypatch.setattr(steps, "_now_micros", lambda: noon)
+    monkeypatch.setattr("stream_merge.sink.now_micros", lambda: noon)
     stream.settings["tombstone_retention_seconds"] = 60
     stream.deliver(delete(1, lsn=5))
-    monkeypatch.setattr(steps, "_now_micros", lambda: noon + 60_000_000)
+    monkeypatch.setattr("stream_merge.sink.now_micros", lambda: noon + 60_000_000)
     within = stream.deliver(upsert(1, "ghost", lsn=4))
-    monkeypatch.setattr(steps, "_now_micros", lambda: noon + 60_000_001)
+    monkeypatch.setattr("stream_merge.sink.now_micros", lambda: noon + 60_000_001)
 
     after = stream.deliver(upsert(1, "revived", lsn=4))
 
@@ -185,9 +184,9 @@ def test_a_tidied_log_drops_what_is_past_the_retention(stream: ChangeStream, mon
     monkeypatch.setattr(rules, "TIDY_FILES", 2)
     stream.settings["tombstone_retention_seconds"] = 60
     noon = 1_700_000_000_000_000
-    monkeypatch.setattr(steps, "_now_micros", lambda: noon)
+    monkeypatch.setattr("stream_merge.sink.now_micros", lambda: noon)
     stream.deliver(delete(1, lsn=5))
-    monkeypatch.setattr(steps, "_now_micros", lambda: noon + 61_000_000)
+    monkeypatch.setattr("stream_merge.sink.now_micros", lambda: noon + 61_000_000)
 
     stream.deliver(delete(2, lsn=5))
 

@@ -15,10 +15,11 @@ from pyspark.sql import functions as F
 from traces import jobs_so_far
 
 from stream_merge import RetryPolicy
-from stream_merge.engines.delta_rs.merger import NativeEngine
-from stream_merge.engines.spark.merger import SparkEngine
+from stream_merge.engines.delta_rs.merger import DeltaRsMerger
+from stream_merge.engines.spark.merger import SparkMerger
 from stream_merge.model.names import QUARANTINE_TABLE_PREFIX, TOMBSTONE_TABLE_PREFIX
 from stream_merge.model.results import MergeResult
+from stream_merge.tables.tombstones.spark_batch import without_refused
 from stream_merge.testing import batch, run
 
 BATCH = (
@@ -84,25 +85,26 @@ def test_every_event_is_evaluated_exactly_once(stream: ChangeStream, evaluations
     assert stream.rows() == [(1, 2, "new"), (2, 9, "back"), (5, 1, "first")]
 
 
-@pytest.mark.parametrize("engine", [SparkEngine, NativeEngine], ids=lambda engine: engine.name)
+@pytest.mark.parametrize(("engine", "merger"), [("spark", SparkMerger), ("native", DeltaRsMerger)])
 def test_lost_attempts_evaluate_nothing_again(
-    stream: ChangeStream, evaluations: Path, monkeypatch: pytest.MonkeyPatch, engine: Any
+    stream: ChangeStream, evaluations: Path, monkeypatch: pytest.MonkeyPatch, engine: str, merger: Any
 ):
     """Each attempt merges the rows that the first one had."""
-    merge, losses = engine.merge, 2
-    stream.settings["engine"] = engine.name
+    merge, losses = merger.merge, 2
+    stream.settings["engine"] = engine
 
     def losing(self: Any, hits: Any, tag: Any) -> Any:
         nonlocal losses
-        if isinstance(self, SparkEngine):
-            self._live(hits).collect()  # an attempt that loses at its commit has read its source
+        if isinstance(self, SparkMerger):
+            # An attempt that loses at its commit has read its source.
+            without_refused(self._batch.rows.latest(), hits, self._layout, self._session).collect()
         if losses:
             losses -= 1
             msg = "[DELTA_CONCURRENT_APPEND] another writer was faster"
             raise ConcurrentAppendException(msg)
         return merge(self, hits, tag)
 
-    monkeypatch.setattr(engine, "merge", losing)
+    monkeypatch.setattr(merger, "merge", losing)
     result = run(stream.sink(), noted_batch(stream, evaluations), 1)
 
     assert (result.attempts, result.conflicts) == (3, {"ConcurrentAppendException": 2})

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import scenario
@@ -14,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from traces import USER_METADATA_CONF, commits, transactions, user_metadata
 
 from stream_merge import ConfigError, MergeFailedError, MergeSink
-from stream_merge.microbatch.steps import MicroBatch
+from stream_merge.microbatch import steps
 from stream_merge.model.results import EventCounts
 from stream_merge.testing import assert_replay_stable, run, target_rows
 
@@ -222,14 +223,14 @@ def test_two_sinks_at_work_under_one_identity_are_refused(
 ):
     """One would skip the other's batches; afterwards the second may go on."""
     at_work, go_on = threading.Event(), threading.Event()
-    merge = MicroBatch.merge
+    merge = steps.merge
 
-    def waiting(self: MicroBatch) -> None:
+    def waiting(*args: Any) -> Any:
         at_work.set()
         assert go_on.wait(WAIT_SECONDS)
-        merge(self)
+        return merge(*args)
 
-    monkeypatch.setattr(MicroBatch, "merge", waiting)
+    monkeypatch.setattr(steps, "merge", waiting)
     first = scenario.sink(tmp_table, app_id="orders")
     second = scenario.sink(spelling.format(tmp_table), app_id="orders")
     elsewhere = scenario.sink(tmp_table + "2", app_id="orders")

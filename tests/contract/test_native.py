@@ -15,8 +15,8 @@ from delta.tables import DeltaTable
 from pyspark.sql import SparkSession
 
 from stream_merge import CommitStateUnknownError, ConfigError, MergeFailedError, RetryPolicy
-from stream_merge.engines import selection
-from stream_merge.engines.delta_rs.merger import NativeEngine
+from stream_merge.engines.delta_rs.merger import DeltaRsMerger
+from stream_merge.engines.spark import engine as spark_engine
 from stream_merge.model.names import TOMBSTONE_TABLE_PREFIX, sibling
 from stream_merge.tables.delta_rs.table import NativeTable
 from stream_merge.tables.tombstones import rules
@@ -111,7 +111,7 @@ def test_an_unreadable_table_after_a_lost_answer_stops_the_batch(stream: ChangeS
 
     def lost(self: NativeTable, *args: Any, **kwargs: Any) -> Any:
         merge(self, *args, **kwargs)
-        monkeypatch.setattr(NativeEngine, "find", unreadable)
+        monkeypatch.setattr(DeltaRsMerger, "find", unreadable)
         raise OSError
 
     def unreadable(_: Any) -> Any:
@@ -296,7 +296,7 @@ def test_spark_marks_or_rewrites_as_the_size_of_the_files_suggests(
         spark, tmp_table, native_memory_bytes=1, table_properties={"delta.enableDeletionVectors": "true"}
     )
     stream.deliver(*(upsert(key, "old", lsn=1) for key in range(5)))
-    monkeypatch.setattr(selection, "favours_deletion_vectors", lambda _: favoured)
+    monkeypatch.setattr(spark_engine, "favours_deletion_vectors", lambda _: favoured)
 
     result = stream.deliver(upsert(1, "new", lsn=2))
 

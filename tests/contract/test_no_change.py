@@ -10,7 +10,7 @@ from deliveries import SCHEMA, ChangeStream, delete, upsert
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from stream_merge.engines.spark.merger import SparkEngine
+from stream_merge.engines.spark.merger import SparkMerger
 from stream_merge.shapes import newest
 from stream_merge.shapes.matching import plan_layout
 from stream_merge.shapes.newest import Newest
@@ -86,8 +86,8 @@ def test_a_batch_that_is_newer_than_the_table_is_not_looked_at_again(
 ):
     """The statistics in the log tell that it changes a row; a look at the rows would be one more scan."""
     looked: list[bool] = []
-    would_change = SparkEngine._would_change
-    monkeypatch.setattr(SparkEngine, "_would_change", lambda *args: looked.append(would_change(*args)) or looked[-1])
+    would_change = SparkMerger._would_change
+    monkeypatch.setattr(SparkMerger, "_would_change", lambda *args: looked.append(would_change(*args)) or looked[-1])
     stream = ChangeStream(spark, tmp_table, engine="spark", app_id=None)
     run(stream.sink(), batch(spark, SCHEMA, *ROWS), 0)
     run(stream.sink(), batch(spark, SCHEMA, upsert(2, "due", lsn=51), upsert(1, "late", lsn=3)), 1)

@@ -27,7 +27,8 @@ from stream_merge import (
     RoutedMergeError,
 )
 from stream_merge.engines.memory import reservations
-from stream_merge.microbatch.steps import MicroBatch
+from stream_merge.microbatch import steps
+from stream_merge.microbatch.call import BatchCall
 from stream_merge.model.names import sibling
 from stream_merge.model.source_batch import Intake
 from stream_merge.testing import batch, target_rows
@@ -216,16 +217,16 @@ def test_two_failing_tables_may_share_a_quarantine(fleet: Fleet):
 def test_events_that_are_merged_already_are_not_quarantined(fleet: Fleet, monkeypatch: pytest.MonkeyPatch):
     """What failed came after the commit; the replay does what was left undone."""
     events = fleet.batch(event("orders", 2), event("customers", 2))
-    forget = MicroBatch.forget_revived
+    forget = steps.forget_revived
 
-    def failing(self: MicroBatch) -> None:
-        if self._spec.label == "orders":
+    def failing(call: BatchCall, *args: Any) -> None:
+        if call.spec.label == "orders":
             msg = "after the commit"
             raise MergeFailedError(msg)
-        forget(self)
+        forget(call, *args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(MicroBatch, "forget_revived", failing)
+        patch.setattr(steps, "forget_revived", failing)
         with pytest.raises(RoutedMergeError, match="after the commit"):
             fleet.tolerant()(events, 1)
         with pytest.raises(RoutedMergeError, match="after the commit"):

@@ -128,16 +128,13 @@ def during_the_upkeep(engine: str, monkeypatch: pytest.MonkeyPatch, action: Call
 
         monkeypatch.setattr(NativeTable, "replace", racing)
         return
-    tidy = Tombstones.tidy
+    delete_matched = Tombstones._delete_matched
 
-    def tidied(self: Tombstones, *, now: Any, delete_matched: Callable[..., None]) -> None:
-        def deleted(*args: Any) -> None:
-            action()
-            delete_matched(*args)
+    def deleted(*args: Any) -> None:
+        action()
+        delete_matched(*args)
 
-        tidy(self, now=now, delete_matched=deleted)
-
-    monkeypatch.setattr(Tombstones, "tidy", tidied)
+    monkeypatch.setattr(Tombstones, "_delete_matched", deleted)
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from pyspark.sql import DataFrame, SparkSession
 
 from stream_merge import ConfigError, MergeMetrics, MergeSink, StreamMergeError
-from stream_merge.engines.delta_rs.merger import NativeEngine
+from stream_merge.engines.delta_rs.merger import DeltaRsMerger
 from stream_merge.microbatch.own_session import TIMESTAMP_CONF
 from stream_merge.model.names import sql_identifier
 from stream_merge.model.results import MergeResult
@@ -144,14 +144,14 @@ def test_files_in_sparks_legacy_format_are_read_by_delta_rs_as_by_spark(table: T
 
 def test_a_file_that_comes_after_the_choice_counts_too(table: Table, monkeypatch: pytest.MonkeyPatch):
     table.write("SELECT id, 1L AS lsn, TIMESTAMP'2026-01-01 00:00:00Z' AS until FROM range(2)")
-    merge = NativeEngine.merge
+    merge = DeltaRsMerger.merge
 
-    def overtaken(self: NativeEngine, *args: Any) -> Any:
-        monkeypatch.setattr(NativeEngine, "merge", merge)
+    def overtaken(self: DeltaRsMerger, *args: Any) -> Any:
+        monkeypatch.setattr(DeltaRsMerger, "merge", merge)
         table.write(f"SELECT id, 1L AS lsn, {OPEN_END} AS until FROM range(2, 4)")
         return merge(self, *args)
 
-    monkeypatch.setattr(NativeEngine, "merge", overtaken)
+    monkeypatch.setattr(DeltaRsMerger, "merge", overtaken)
     result = table.merge(f"SELECT id, 2L AS lsn, {OPEN_END} AS until FROM range(1, 3)")
 
     assert (result.engine, result.refusal, "INT96" in result.plan) == ("spark", "failed", True), result.plan
@@ -309,15 +309,15 @@ def test_a_repair_in_a_partition_whose_feed_delta_rs_does_not_find_is_counted(
     event = "SELECT {}L AS id, {}L AS lsn, 'a b' AS city, '{}' AS op"
     table.merge(event.format(1, 1, "u"), engine="native")
     table.merge(event.format(9, 1, "d"), engine="native")
-    merge = NativeEngine.merge
+    merge = DeltaRsMerger.merge
 
-    def overtaken(self: NativeEngine, *args: Any) -> Any:
-        monkeypatch.setattr(NativeEngine, "merge", merge)
+    def overtaken(self: DeltaRsMerger, *args: Any) -> Any:
+        monkeypatch.setattr(DeltaRsMerger, "merge", merge)
         rival = Table(table.spark, table.path, app_id="rival", partition_by="city")
         rival.merge(event.format(2, 9, "d"), engine="native")
         return merge(self, *args)
 
-    monkeypatch.setattr(NativeEngine, "merge", overtaken)
+    monkeypatch.setattr(DeltaRsMerger, "merge", overtaken)
     result = table.merge(event.format(2, 5, "u"), engine="native")
 
     assert table.rows("id", "city") == [("1", "a b")]

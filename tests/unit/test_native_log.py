@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
-from typing import Any, cast
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from stream_merge.model import names
-from stream_merge.tables.tombstones.delta_rs import NativeHits, NativeTombstones, _without_their_own
+from stream_merge.tables.tombstones.delta_rs import _judged, _without_their_own
 
 SEQUENCE = pa.struct([pa.field("c1", pa.int32()), pa.field("c2", pa.struct([pa.field("a", pa.int64())]))])
 
@@ -49,5 +49,5 @@ def test_a_delete_and_its_own_tombstone_are_left_out_without_a_difference(seed):
 
 
 def said(pairs: pa.Table, entries: pa.Table, events: pa.Table) -> tuple[Any, ...]:
-    hits: NativeHits = NativeTombstones._judged(cast(NativeTombstones, None), entries, events, pairs, 7)
+    hits = _judged(entries, events, pairs, 7)
     return hits.refused, hits.revived, list(hits.refused_rows), list(hits.refused_by), list(hits.revived_by)

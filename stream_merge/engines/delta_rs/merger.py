@@ -9,7 +9,6 @@ import pyarrow.compute as pc
 
 from stream_merge.engines.base import CommitTag, MergeReport
 from stream_merge.engines.delta_rs import render
-from stream_merge.engines.remembering import RemembersNatively
 from stream_merge.model import names
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import CommitRecord, TableSnapshot, is_applied
@@ -20,14 +19,14 @@ from stream_merge.shapes.layout import Layout
 from stream_merge.tables.delta_rs import data_files, sql
 from stream_merge.tables.delta_rs.eligibility import of_files, of_table
 from stream_merge.tables.delta_rs.table import NativeTable
-from stream_merge.tables.tombstones.delta_rs import NativeHits, NativeTombstones
+from stream_merge.tables.tombstones.delta_rs import NativeHits
 
 
 class NoLongerEligibleError(RuntimeError):
     """Another writer has changed the table so that delta-rs must not merge into it; nothing was written."""
 
 
-class NativeEngine(RemembersNatively):
+class DeltaRsMerger:
     """Works on one batch through delta-rs.
 
     delta-rs writes transaction ids but neither checks nor orders them (1.6), so the id is read from
@@ -36,27 +35,24 @@ class NativeEngine(RemembersNatively):
     Args:
         spec: what the sink was told.
         target: the table.
-        tombstones: its remembered deletes; None when they are switched off.
         layout: how the batch's columns map onto the target.
         events: `Rows.arrow` of the batch, one row per key.
         bounds: least and greatest keys.
         chosen_at: version of the target for which delta-rs was found eligible.
     """
 
-    name = "native"
-
     def __init__(
         self,
         *,
         spec: MergeSpec,
         target: NativeTable,
-        tombstones: NativeTombstones | None,
         layout: Layout,
         events: pa.Table,
         bounds: KeyBounds,
         chosen_at: int,
     ) -> None:
-        super().__init__(tombstones, events, bounds)
+        self._events = events
+        self._bounds = bounds
         self._spec = spec
         self._table = target
         self._chosen_at = chosen_at
@@ -71,9 +67,9 @@ class NativeEngine(RemembersNatively):
         """Its commits in a range of versions, newest first."""
         return self._table.commits(newer_than, up_to)
 
-    def merge(self, hits: NativeHits, tag: CommitTag) -> MergeReport:
+    def merge(self, hits: NativeHits | None, tag: CommitTag) -> MergeReport:
         """One merge in one commit: delete, update or insert each event, unless the row is newer."""
-        events = self._live(hits)
+        events = self._events if hits is None else hits.live(self._events)
         layout = self._layout
         any_delete = bool(pc.any(events[names.DELETE_COLUMN]).as_py())
         any_upsert = not bool(pc.all(events[names.DELETE_COLUMN]).as_py())
@@ -83,7 +79,7 @@ class NativeEngine(RemembersNatively):
     def repair(self, late: NativeHits, tag: CommitTag) -> MergeReport:
         """One merge that only deletes."""
         older = Delete(when=Newer())  # the tombstone than the row
-        return self._commit(late.refusals(self._layout.keys), [older], tag)
+        return self._commit(late.refused_entries(), [older], tag)
 
     def counted_as(self, late: NativeHits, version: int) -> Mapping[str, int]:
         """How many of the refused keys a version's change feed shows as inserted and as updated."""
@@ -93,7 +89,7 @@ class NativeEngine(RemembersNatively):
         if data_files.adds_escaped(self._table.commit(version)):
             return {}  # nor does it find change files under paths with escapes
         changed = self._table.changes(version).select([*keys, "_change_type"])
-        refused = late.refusals(self._layout.keys).select(keys)
+        refused = late.refused_entries().select(keys)
         schema = pa.schema([*refused.schema, pa.field("_change_type", pa.string())])
         touched = changed.cast(schema).join(refused, keys, join_type="left semi")
         kinds = touched["_change_type"].to_pylist()

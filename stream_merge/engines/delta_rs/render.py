@@ -26,6 +26,7 @@ from stream_merge.shapes.clauses import (
     Update,
 )
 from stream_merge.shapes.layout import Layout
+from stream_merge.shapes.sequence import leaves
 from stream_merge.tables.delta_rs import sql
 from stream_merge.tables.delta_rs.table import Merger
 
@@ -95,7 +96,7 @@ def _sequence_pairs(layout: Layout, components: int | None = None) -> list[tuple
         components: of so many leading components; None: of all.
     """
     pairs = []
-    for path in sql.scalars(StructType(list(layout.sequence_fields[:components]))):
+    for path, _ in leaves(StructType(list(layout.sequence_fields[:components]))):
         stored: tuple[str, ...] = (names.SEQUENCE_COLUMN, *path)
         if layout.sequence_columns is not None:
             position = [f.name for f in layout.sequence_fields].index(path[0])

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from delta.tables import DeltaMergeBuilder
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -13,7 +12,6 @@ from stream_merge.engines.base import CommitTag, MergeReport
 from stream_merge.engines.spark import render
 from stream_merge.engines.spark.commit import SparkCommits, committing, executed
 from stream_merge.model import names
-from stream_merge.model.logs import tell
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import is_applied
 from stream_merge.shapes import shape_of
@@ -22,15 +20,14 @@ from stream_merge.shapes.clauses import Newer
 from stream_merge.shapes.layout import Layout
 from stream_merge.shapes.newest import Newest
 from stream_merge.spark import columns
-from stream_merge.tables import retry, spark_table
-from stream_merge.tables.side_commits import SideCommit
+from stream_merge.tables import spark_table
 from stream_merge.tables.spark_table import delta_table
-from stream_merge.tables.tombstones.spark import BROADCAST_EVENTS, SparkHits, Tombstones
+from stream_merge.tables.tombstones.base import Hits
+from stream_merge.tables.tombstones.spark import BROADCAST_EVENTS
+from stream_merge.tables.tombstones.spark_batch import without_refused
 
-log = logging.getLogger(__name__)
 
-
-class SparkEngine(SparkCommits):
+class SparkMerger(SparkCommits):
     """Works on one batch in a session that belongs to the sink.
 
     MERGE takes its transaction id and user metadata only from confs of the session of the target
@@ -42,14 +39,10 @@ class SparkEngine(SparkCommits):
         spec: what the sink was told.
         layout: how the batch's columns map onto the target.
         batch: the evaluated events.
-        target_id: Delta table id of the target; tombstones belong to it.
-        now: time of the call.
         stored_newest: greatest sequence in the target by its files' statistics, looked up at each merge.
         deletion_vectors: on a target that has them: mark rows as deleted (True) or write their files again
             (False); None leaves it to the session.
     """
-
-    name = "spark"
 
     def __init__(
         self,
@@ -58,8 +51,6 @@ class SparkEngine(SparkCommits):
         spec: MergeSpec,
         layout: Layout,
         batch: Batch,
-        target_id: str,
-        now: Column,
         stored_newest: Callable[[], Newest | None],
         deletion_vectors: bool | None = None,
     ) -> None:
@@ -68,50 +59,16 @@ class SparkEngine(SparkCommits):
         self._shape = shape_of(spec)
         self._layout = layout
         self._batch = batch
-        self._now = now
         self._stored_newest = stored_newest
         self._deletion_vectors = deletion_vectors
-        self._tombstones = Tombstones(session, spec, target_id, layout)
 
-    def log_version(self) -> int | None:
-        """Newest version of the tombstone log; None while there is none for this target."""
-        return self._tombstones.version()
-
-    def remember(self, commit: SideCommit) -> None:
-        """Append the batch's deletes to the tombstone log."""
-        deletes = self._batch.rows.latest().where(columns.column(names.DELETE_COLUMN))
-        self._tombstones.remember(deletes, recorded_at=self._now, commit=commit)
-
-    def no_hits(self) -> SparkHits:
-        """Nothing found."""
-        return SparkHits()
-
-    def find_hits(self) -> SparkHits:
-        """Find the tombstones of the batch's keys."""
-        return self._find_hits(self._batch.rows.latest())
-
-    def find_late_hits(self, seen: SparkHits) -> SparkHits:
-        """Find the tombstones of the upserts that were merged."""
-        return self._find_hits(self._live(seen).where(~columns.column(names.DELETE_COLUMN)))
-
-    def _find_hits(self, events: DataFrame) -> SparkHits:
-        batch = self._batch
-        return self._tombstones.hits(events, batch.upserts + batch.deletes, batch.bounds, now=self._now)
-
-    def forget(self, hits: SparkHits, commit: SideCommit) -> None:
-        """Mark the tombstones of revived keys as overtaken."""
-        self._tombstones.forget(hits.revivals(), recorded_at=self._now, commit=commit)
-
-    def tidy(self) -> None:
-        """Tidy the tombstone log when it has many files."""
-        self._tombstones.tidy(now=self._now, delete_matched=self._delete_matched)
-
-    def merge(self, hits: SparkHits, tag: CommitTag) -> MergeReport:
+    def merge(self, hits: Hits | None, tag: CommitTag) -> MergeReport:
         """One MERGE in one commit: delete, update or insert each event, unless the row is newer."""
         layout, batch = self._layout, self._batch
-        live = self._live(hits)
-        is_wanted = self._shape.is_literal or self._is_sure(hits)
-        if not is_wanted and not self._would_change(live, None if hits.refused else batch.upserts):
+        refused = 0 if hits is None else hits.refused
+        live = without_refused(batch.rows.latest(), hits, layout, self._session)
+        is_wanted = self._shape.is_literal or self._is_sure(refused)
+        if not is_wanted and not self._would_change(live, None if refused else batch.upserts):
             # Delta would write files again for rows that stay as they are, which some readers take for changes.
             return self._unchanged(tag)
         with committing(self._session, tag, deletion_vectors=self._deletion_vectors):
@@ -124,26 +81,27 @@ class SparkEngine(SparkCommits):
                 builder = builder.withSchemaEvolution()
             return executed(self._session, builder)
 
-    def repair(self, late: SparkHits, tag: CommitTag) -> MergeReport:
+    def repair(self, late: Hits, tag: CommitTag) -> MergeReport:
         """One MERGE that only deletes."""
         older = render.condition(Newer(), self._layout)  # the tombstone than the row
-        if not self._pairs(late.refusals()).where(older).take(1):
+        refused = late.refusals(self._session)
+        if not self._pairs(refused).where(older).take(1):
             return self._unchanged(tag)
         with committing(self._session, tag, deletion_vectors=self._deletion_vectors):
-            builder = self._matched(late.refusals().alias("s"))
+            builder = self._matched(refused.alias("s"))
             return executed(self._session, builder.whenMatchedDelete(older))
 
-    def counted_as(self, late: SparkHits, version: int) -> dict[str, int]:
+    def counted_as(self, late: Hits, version: int) -> dict[str, int]:
         """How many of the refused keys a version's change feed shows as inserted and as updated."""
         keys = [columns.column(key) for key in self._layout.keys]
         changed = spark_table.changes(self._session, self._target, version)
-        touched = changed.join(late.refusals().select(*keys), list(self._layout.keys), "left_semi")
+        touched = changed.join(late.refusals(self._session).select(*keys), list(self._layout.keys), "left_semi")
         counted = {row["_change_type"]: row["count"] for row in touched.groupBy("_change_type").count().collect()}
         return {"inserted": counted.get("insert", 0), "updated": counted.get("update_postimage", 0)}
 
-    def _is_sure(self, hits: SparkHits) -> bool:
+    def _is_sure(self, refused: int) -> bool:
         """Whether the batch changes a row, told from the statistics of the target's files."""
-        if hits.refused or not self._batch.upserts:
+        if refused or not self._batch.upserts:
             return False
         return self._shape.surely_changes(self._batch.rows.newest(), self._stored_newest, self._spec)
 
@@ -191,28 +149,6 @@ class SparkEngine(SparkCommits):
         return MergeReport(
             already_applied=found is not None and is_applied(found.transaction, tag.app_id, tag.batch_id)
         )
-
-    def _live(self, hits: SparkHits) -> DataFrame:
-        """The events that no tombstone refuses."""
-        latest = self._batch.rows.latest()
-        if not hits.refused:
-            return latest
-        refused = hits.refusals().select(*(columns.column(key) for key in self._layout.keys))
-        if hits.refused <= BROADCAST_EVENTS:
-            refused = F.broadcast(refused)
-        same = columns.all_of(columns.column(key, "e") == columns.column(key, "r") for key in self._layout.keys)
-        return latest.alias("e").join(refused.alias("r"), same, "left_anti")
-
-    def _delete_matched(self, table: str, keys: Sequence[str], source: DataFrame, condition: Column) -> None:
-        """One MERGE that only deletes, on a side table and without a transaction id."""
-        same_keys = columns.all_of(columns.column(key, "t") == columns.column(key, "s") for key in keys)
-        builder = delta_table(self._session, table).alias("t").merge(source.alias("s"), same_keys & condition)
-        try:
-            builder.whenMatchedDelete().execute()
-        except Exception as err:
-            if retry.conflict_class(err) is None:
-                raise
-            tell(log.info, "side_table_tidied_later", table=table, conflict=retry.conflict_class(err))
 
     def _matched(self, source: DataFrame) -> DeltaMergeBuilder:
         return delta_table(self._session, self._target).alias("t").merge(source, self._is_match())

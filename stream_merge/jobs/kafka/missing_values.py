@@ -23,8 +23,7 @@ from stream_merge.jobs.kafka.ordering import (
 from stream_merge.model import names
 from stream_merge.shapes import key_bounds
 from stream_merge.spark import columns
-from stream_merge.tables import spark_table
-from stream_merge.tables.tombstones.rules import log_of
+from stream_merge.tables import remembered, spark_table
 
 UNAVAILABLE, ABSENT = "$unavailable", "$absent"
 OLD_KEY = "$old_key"
@@ -54,25 +53,20 @@ class Known:
 
         Cost: one Spark job for the bounds of the keys; the scan is left to whoever runs the frame.
         """
-        return None if spark_table.find(self.session, self.target) is None else self._matching(self.target, wanted)
+        if spark_table.find(self.session, self.target) is None:
+            return None
+        return self._matching(spark_table.rows(self.session, self.target), wanted)
 
     def deletes(self, wanted: DataFrame) -> DataFrame | None:
         """The newest remembered delete of each of some keys; None where nothing is remembered."""
-        log = names.sibling(self.target, names.TOMBSTONE_TABLE_PREFIX)
-        target = spark_table.find(self.session, self.target)
-        if target is None or log_of(target.table_id, spark_table.find(self.session, log)) is None:
-            return None
-        found = self._matching(log, wanted)
+        entries = remembered.deletes(self.session, self.target, retention_seconds=self.tombstone_retention)
+        found = None if entries is None else self._matching(entries, wanted)
         if found is None:
             return None
-        if self.tombstone_retention is not None:
-            recorded_at = columns.column(names.RECORDED_AT_COLUMN)
-            found = found.where(~columns.is_older(recorded_at, self.tombstone_retention, now=F.current_timestamp()))
         by_key = found.groupBy(*_columns(self.keys))
         return by_key.agg(F.max(names.SEQUENCE_COLUMN).alias(names.SEQUENCE_COLUMN))
 
-    def _matching(self, table: str, wanted: DataFrame) -> DataFrame | None:
-        stored = spark_table.rows(self.session, table)
+    def _matching(self, stored: DataFrame, wanted: DataFrame) -> DataFrame | None:
         spelled = {key: columns.resolve(key, stored.columns, case_sensitive=False) for key in self.keys}
         if None in spelled.values():
             return None  # the sink says what is wrong with such a table

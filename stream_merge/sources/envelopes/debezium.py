@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from stream_merge.sources.databases.base import Database
 from stream_merge.sources.envelopes import base
+from stream_merge.sources.envelopes.about import SNAPSHOT_READS, are_snapshot_reads, inner, named, tells_snapshot
 from stream_merge.sources.envelopes.base import Kind, Read, ReadMany
 from stream_merge.sources.wire import connect_schema, json_table
 from stream_merge.sources.wire.base import Payloads, Wire
@@ -18,8 +19,6 @@ from stream_merge.sources.wire.encodings import Encoding, refuse
 from stream_merge.sources.wire.keys import JsonKey, KeyFormat
 
 UPSERTS = frozenset("cur")
-SNAPSHOT_READS = frozenset({True, "true", "first", "first_in_data_collection", "last_in_data_collection", "last"})
-"""Values of `source.snapshot` in initial and blocking snapshots; "incremental" reads go with the stream."""
 _IMAGES = frozenset({"before", "after"})
 
 
@@ -102,17 +101,7 @@ class Debezium:
         source = types.get("source", pa.null())
         if types.get("op") != pa.string() or not pa.types.is_struct(source):
             return False
-        return (self.database.position_field, pa.int64()) in _named(source) and tells_snapshot(source, "snapshot")
-
-
-def tells_snapshot(about: pa.StructType, name: str) -> bool:
-    """Whether a field, where it is there, says as connectors do who has read an event."""
-    types = [field.type for field in about if field.name == name]
-    return set(types) <= {pa.null(), pa.string(), pa.bool_()}
-
-
-def _named(struct: pa.StructType) -> set[tuple[str, pa.DataType]]:
-    return {(field.name, field.type) for field in struct}
+        return (self.database.position_field, pa.int64()) in named(source) and tells_snapshot(source, "snapshot")
 
 
 def _row_events(payloads: Payloads, rows: pa.StructArray, position_field: str) -> Iterator[ReadMany]:
@@ -135,19 +124,6 @@ def _row_events(payloads: Payloads, rows: pa.StructArray, position_field: str) -
     )
     yield every.where(pc.and_(pc.and_(is_upsert, whole), position.is_valid()))
     yield every._replace(image=rows.field("before")).where(pc.and_(is_delete, position.is_valid()))
-
-
-def are_snapshot_reads(about: pa.StructArray, name: str) -> pa.BooleanArray:
-    """Which events a snapshot has read, by a field of what is said about them."""
-    if (name, pa.bool_()) in _named(about.type):
-        return pc.fill_null(about.field(name), False)
-    texts = [value for value in SNAPSHOT_READS if isinstance(value, str)]
-    return pc.is_in(inner(about, name, pa.string()), value_set=pa.array(texts))
-
-
-def inner(objects: pa.StructArray, name: str, dtype: pa.DataType) -> pa.Array:
-    """A field of objects; NULL where it is of another type."""
-    return objects.field(name) if (name, dtype) in _named(objects.type) else pa.nulls(len(objects), dtype)
 
 
 def _side_record(payload: Mapping[str, Any]) -> str | None:

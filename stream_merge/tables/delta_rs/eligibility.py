@@ -24,7 +24,6 @@ from pyspark.sql.types import (
     MapType,
     ShortType,
     StringType,
-    StructField,
     StructType,
     TimestampNTZType,
     TimestampType,
@@ -35,6 +34,7 @@ from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.shapes.arrow_text import is_legible
 from stream_merge.shapes.key_bounds import KeyBounds
 from stream_merge.shapes.layout import Layout
+from stream_merge.shapes.sequence import leaves
 from stream_merge.spark.columns import CHAR_VARCHAR_METADATA
 from stream_merge.tables.delta_rs import data_files
 from stream_merge.tables.delta_rs.table import NativeTable, Protocol
@@ -146,7 +146,7 @@ def of_files(
         bounds: of the keys to merge: only files that may hold them are rewritten. None: any file may be read.
     """
     # A time that was misread may equal a key of the batch although the log's statistics rule that out.
-    all_count = bounds is None or any(isinstance(field.dataType, TimestampType) for field in bounds.fields)
+    all_count = bounds is None or any(isinstance(bound.field.dataType, TimestampType) for bound in bounds.columns)
     files = table.files() if bounds is None or all_count else touched_files(table, bounds)
     path = data_files.misnamed(files)
     if path is not None:
@@ -220,7 +220,7 @@ def _of_keys(layout: Layout) -> Ineligible | None:
         refused = _of_column(field.name, field.dataType, "key")
         if refused:
             return refused
-    for field in _scalars(layout.sequence_type):
+    for _, field in leaves(layout.sequence_type):
         refused = _of_column(field.name, field.dataType, "sequence")
         if refused:
             return refused
@@ -274,10 +274,3 @@ def _of_type(dtype: DataType, place: Place) -> str | None:
         found = (_of_name(f.name) or _of_type(f.dataType, inside) for f in dtype.fields)
         return next((problem for problem in found if problem), None)
     return None
-
-
-def _scalars(dtype: StructType) -> list[StructField]:
-    found: list[StructField] = []
-    for field in dtype.fields:
-        found.extend(_scalars(field.dataType) if isinstance(field.dataType, StructType) else [field])
-    return found

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.types import DateType, DecimalType, StringType, TimestampNTZType, TimestampType
 
 from stream_merge.shapes.key_bounds import KeyBounds
 from stream_merge.tables.delta_rs.table import NativeTable
@@ -17,12 +15,13 @@ def touched_files(table: NativeTable, bounds: KeyBounds) -> pa.Table:
     """The files whose statistics do not rule out the keys within the bounds. Reads the log only."""
     files = table.files()
     keep: Any = pa.array([True] * files.num_rows, pa.bool_())
-    for field, low, high in zip(bounds.fields, bounds.least, bounds.greatest, strict=True):
-        least, greatest = f"min.{field.name}", f"max.{field.name}"
+    for bound in bounds.columns:
+        least, greatest = f"min.{bound.name}", f"max.{bound.name}"
         if files.column_names.count(least) != 1 or files.column_names.count(greatest) != 1:
             continue  # no statistics, or a nested field of the same flattened name
         try:
-            lowest, highest = _scalar(low, field.dataType, files[least]), _scalar(high, field.dataType, files[greatest])
+            lowest, _ = bound.to_arrow(files[greatest].type)
+            _, highest = bound.to_arrow(files[least].type)
             may_hold = pc.and_kleene(pc.less_equal(files[least], highest), pc.greater_equal(files[greatest], lowest))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError):
             continue
@@ -34,17 +33,3 @@ def size_of(files: pa.Table) -> tuple[int, int]:
     """Bytes and rows of files."""
     rows = pc.sum(files["num_records"]).as_py() if "num_records" in files.column_names else 0
     return int(pc.sum(files["size_bytes"]).as_py() or 0), int(rows or 0)
-
-
-def _scalar(value: Any, dtype: object, like: pa.ChunkedArray) -> pa.Scalar:
-    if isinstance(dtype, StringType):
-        return pa.scalar(value, pa.string()).cast(like.type)
-    if isinstance(dtype, DecimalType):
-        return pa.scalar(Decimal(value)).cast(like.type)
-    if isinstance(dtype, TimestampType):
-        return pa.scalar(value, pa.timestamp("us", tz="UTC")).cast(like.type)
-    if isinstance(dtype, TimestampNTZType):
-        return pa.scalar(value, pa.timestamp("us")).cast(like.type)
-    if isinstance(dtype, DateType):
-        return pa.scalar(value, pa.int32()).cast(pa.date32()).cast(like.type)
-    return pa.scalar(value, pa.int64()).cast(like.type)

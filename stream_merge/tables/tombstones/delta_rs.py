@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructField, StructType
 
 from stream_merge.model import names
 from stream_merge.model.logs import tell
@@ -17,13 +19,15 @@ from stream_merge.model.settings import MergeSpec
 from stream_merge.shapes.arrow_order import orderable
 from stream_merge.shapes.key_bounds import KeyBounds
 from stream_merge.shapes.layout import Layout
+from stream_merge.shapes.sequence import arrays
+from stream_merge.spark import columns
 from stream_merge.tables import retry
 from stream_merge.tables.delta_rs import sql
 from stream_merge.tables.delta_rs.append import append_once
 from stream_merge.tables.delta_rs.table import MOST_KEPT_ROWS, NativeTable
 from stream_merge.tables.side_commits import SideCommit
 from stream_merge.tables.tombstones import rules
-from stream_merge.tables.tombstones.hits import Hits
+from stream_merge.tables.tombstones.base import Hits
 
 log = logging.getLogger(__name__)
 
@@ -43,31 +47,39 @@ class NativeHits(Hits):
     refused_by: Sequence[int] = field(default=())
     revived_by: Sequence[int] = field(default=())
     """Tombstones (rows of `entries`) that an upsert overtakes."""
+    types: StructType = field(default_factory=StructType)
+    """Of keys and tombstone sequence, for Spark."""
 
-    def kept(self, count: int) -> list[bool]:
-        """For each of `count` events, whether no tombstone refuses it."""
-        keep = [True] * count
+    def live(self, events: pa.Table) -> pa.Table:
+        """The events, the very ones that were looked for, that no tombstone refuses."""
+        if not self.refused:
+            return events
+        keep = [True] * events.num_rows
         for row in self.refused_rows:
             keep[row] = False
-        return keep
+        return events.filter(pa.array(keep))
 
-    def refusals(self, keys: Sequence[str]) -> pa.Table:
+    def refused_entries(self) -> pa.Table:
         """Keys and tombstone sequence of the refused events."""
-        return self._entries(self.refused_by, keys)
+        return self._entries(self.refused_by)
 
-    def revivals(self, keys: Sequence[str]) -> pa.Table:
+    def revived_entries(self) -> pa.Table:
         """Keys and tombstone sequence of the keys that an upsert brings back."""
-        return self._entries(self.revived_by, keys)
+        return self._entries(self.revived_by)
 
-    def _entries(self, rows: Sequence[int], keys: Sequence[str]) -> pa.Table:
+    def refusals(self, session: SparkSession) -> DataFrame:
+        """As `refused_entries`, for Spark."""
+        return session.createDataFrame(self.refused_entries(), self.types)
+
+    def _entries(self, rows: Sequence[int]) -> pa.Table:
         if self.entries is None:
             msg = "no tombstone was hit"
             raise ValueError(msg)
-        return self.entries.take(pa.array(rows, pa.int64())).select([*keys, names.SEQUENCE_COLUMN])
+        return self.entries.take(pa.array(rows, pa.int64())).select(self.types.names)
 
 
 class NativeTombstones:
-    """The remembered deletes of one target.
+    """Works on the tombstones of one batch.
 
     Args:
         open_log: the log's table, or None while there is none.
@@ -75,6 +87,8 @@ class NativeTombstones:
         spec: what the sink was told.
         target_id: Delta table id of the target.
         layout: how the batch's columns map onto the target.
+        events: of the batch, one row per key, with at least keys, sequence and whether it is a delete.
+        bounds: least and greatest keys.
         now_micros: time of the call, microseconds since the epoch.
     """
 
@@ -86,6 +100,8 @@ class NativeTombstones:
         spec: MergeSpec,
         target_id: str,
         layout: Layout,
+        events: pa.Table,
+        bounds: KeyBounds,
         now_micros: int,
     ) -> None:
         self._open_log = open_log
@@ -93,6 +109,8 @@ class NativeTombstones:
         self._spec = spec
         self._target_id = target_id
         self._layout = layout
+        self._events = events
+        self._bounds = bounds
         self._now = now_micros
 
     def version(self) -> int | None:
@@ -100,28 +118,43 @@ class NativeTombstones:
         found = self._find()
         return None if found is None else found.version
 
-    def remember(self, deletes: pa.Table, commit: SideCommit) -> None:
-        """Append the deletes of a batch; the log is created before the first one."""
+    def remember(self, commit: SideCommit) -> None:
+        """Append the batch's deletes; the log is created before the first one."""
         if self._find() is None:
             self._start()
-        self._append(deletes, revived=False, commit=commit)
+        self._append(self._events.filter(self._events[names.DELETE_COLUMN]), revived=False, commit=commit)
 
     def forget(self, hits: NativeHits, commit: SideCommit) -> None:
         """Mark these tombstones as overtaken, up to their own sequence: newer ones stay."""
-        self._append(hits.revivals(self._layout.keys), revived=True, commit=commit)
+        self._append(hits.revived_entries(), revived=True, commit=commit)
 
-    def hits(self, events: pa.Table, bounds: KeyBounds) -> NativeHits:
-        """Find the tombstones of these events' keys."""
+    def hits(self) -> NativeHits:
+        """The tombstones of the batch's keys."""
+        return self._hits(self._events)
+
+    def late_hits(self, seen: NativeHits | None) -> NativeHits:
+        """The tombstones of the upserts that were merged."""
+        merged = self._events if seen is None else seen.live(self._events)
+        return self._hits(merged.filter(pc.invert(merged[names.DELETE_COLUMN])))
+
+    def _hits(self, events: pa.Table) -> NativeHits:
         found = self._find()
         if found is None or not found.files().num_rows:
             return NativeHits(version=None if found is None else found.version)
         keys = list(self._layout.keys)
-        entries = self._entries(found, bounds)
+        entries = self._entries(found)
         entries = entries.cast(_with_types_of(entries.schema, events.schema))
         pairs = _without_their_own(_pairs(entries.select(keys), events.select(keys)), entries, events)
-        return self._judged(entries, events, pairs, found.version)
+        judged = _judged(entries, events, pairs, found.version)
+        return replace(judged, types=self._types)
 
-    def _entries(self, found: NativeTable, bounds: KeyBounds) -> pa.Table:
+    @property
+    def _types(self) -> StructType:
+        """Of keys and sequence, as Spark has them."""
+        keys = [StructField(f.name, columns.nullable(f.dataType)) for f in self._layout.key_fields]
+        return StructType([*keys, StructField(names.SEQUENCE_COLUMN, columns.nullable(self._layout.sequence_type))])
+
+    def _entries(self, found: NativeTable) -> pa.Table:
         """Entries that may concern keys within the bounds: from memory where the log is small."""
         wanted = [*self._layout.keys, names.SEQUENCE_COLUMN, names.REVIVED_COLUMN]
         if _entries_of(found) <= MOST_KEPT_ROWS:
@@ -130,7 +163,7 @@ class NativeTombstones:
                 oldest = pa.scalar(self._oldest_micros, pa.timestamp("us", tz="UTC"))
                 kept = kept.filter(pc.greater_equal(kept[names.RECORDED_AT_COLUMN], oldest))
             return kept.select(wanted)
-        conditions = [*sql.bounds(bounds, "log"), *self._unexpired()]
+        conditions = [*sql.bounds(self._bounds, "log"), *self._unexpired()]
         where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
         return found.query(f"SELECT {', '.join(map(sql.quote, wanted))} FROM log{where}")
 
@@ -171,39 +204,6 @@ class NativeTombstones:
         )
         found.replace(kept.drop_columns([_ROW]))
 
-    def _judged(self, entries: pa.Table, events: pa.Table, pairs: pa.Table, version: int) -> NativeHits:
-        hit = pairs[_ROW].to_pylist()
-        if not hit:
-            return NativeHits(version=version)
-        marks = entries[names.REVIVED_COLUMN].take(pairs[_ROW]).to_pylist()
-        sequences = orderable(entries[names.SEQUENCE_COLUMN].take(pairs[_ROW]))
-        newest: dict[int, tuple[Any, int]] = {}
-        overtaken: dict[int, Any] = {}
-        for event, entry, mark, sequence in zip(pairs[_EVENT].to_pylist(), hit, marks, sequences, strict=True):
-            if mark:
-                overtaken[event] = max(overtaken.get(event, sequence), sequence)
-            elif event not in newest or newest[event][0] < sequence:
-                newest[event] = (sequence, entry)
-        standing = {
-            event: found for event, found in newest.items() if event not in overtaken or overtaken[event] < found[0]
-        }
-        order = sorted(standing)
-        taken = pa.array(order, pa.int64())
-        theirs = orderable(events[names.SEQUENCE_COLUMN].take(taken))
-        deletes = events[names.DELETE_COLUMN].take(taken).to_pylist()
-        refused = [(e, standing[e][1]) for e, s in zip(order, theirs, strict=True) if standing[e][0] > s]
-        stale = {event for event, _ in refused}
-        revived = [standing[e][1] for e, d in zip(order, deletes, strict=True) if e not in stale and not d]
-        return NativeHits(
-            refused=len(refused),
-            revived=len(revived),
-            version=version,
-            entries=entries,
-            refused_rows=[event for event, _ in refused],
-            refused_by=[entry for _, entry in refused],
-            revived_by=revived,
-        )
-
     def _append(self, events: pa.Table, *, revived: bool, commit: SideCommit) -> None:
         count = events.num_rows
         rows = events.select([*self._layout.keys, names.SEQUENCE_COLUMN])
@@ -229,6 +229,48 @@ class NativeTombstones:
         return [f"{recorded_at} >= arrow_cast({self._oldest_micros}, 'Timestamp(Microsecond, Some(\"UTC\"))')"]
 
 
+def _judged(entries: pa.Table, events: pa.Table, pairs: pa.Table, version: int) -> NativeHits:
+    """Which events the tombstones refuse, and which revive their key.
+
+    Args:
+        entries: of the log.
+        events: of the batch.
+        pairs: row numbers of an entry and an event of one key.
+        version: of the log.
+    """
+    hit = pairs[_ROW].to_pylist()
+    if not hit:
+        return NativeHits(version=version)
+    marks = entries[names.REVIVED_COLUMN].take(pairs[_ROW]).to_pylist()
+    sequences = orderable(entries[names.SEQUENCE_COLUMN].take(pairs[_ROW]))
+    newest: dict[int, tuple[Any, int]] = {}
+    overtaken: dict[int, Any] = {}
+    for event, entry, mark, sequence in zip(pairs[_EVENT].to_pylist(), hit, marks, sequences, strict=True):
+        if mark:
+            overtaken[event] = max(overtaken.get(event, sequence), sequence)
+        elif event not in newest or newest[event][0] < sequence:
+            newest[event] = (sequence, entry)
+    standing = {
+        event: found for event, found in newest.items() if event not in overtaken or overtaken[event] < found[0]
+    }
+    order = sorted(standing)
+    taken = pa.array(order, pa.int64())
+    theirs = orderable(events[names.SEQUENCE_COLUMN].take(taken))
+    deletes = events[names.DELETE_COLUMN].take(taken).to_pylist()
+    refused = [(e, standing[e][1]) for e, s in zip(order, theirs, strict=True) if standing[e][0] > s]
+    stale = {event for event, _ in refused}
+    revived = [standing[e][1] for e, d in zip(order, deletes, strict=True) if e not in stale and not d]
+    return NativeHits(
+        refused=len(refused),
+        revived=len(revived),
+        version=version,
+        entries=entries,
+        refused_rows=[event for event, _ in refused],
+        refused_by=[entry for _, entry in refused],
+        revived_by=revived,
+    )
+
+
 def _pairs(entries: pa.Table, events: pa.Table) -> pa.Table:
     """Entries and events (row numbers `_ROW` and `_EVENT`) of the same key.
 
@@ -252,15 +294,9 @@ def _without_their_own(pairs: pa.Table, entries: pa.Table, events: pa.Table) -> 
     entry, event = pairs[_ROW], pairs[_EVENT]
     own = pc.and_(events[names.DELETE_COLUMN].take(event), pc.invert(entries[names.REVIVED_COLUMN].take(entry)))
     one, other = (table[names.SEQUENCE_COLUMN].take(at) for table, at in ((entries, entry), (events, event)))
-    for theirs, its in zip(_parts(one), _parts(other), strict=True):
+    for theirs, its in zip(arrays(one), arrays(other), strict=True):
         own = pc.and_(own, pc.fill_null(pc.equal(theirs, its), False))
     return pairs.filter(pc.invert(own))
-
-
-def _parts(values: pa.ChunkedArray) -> list[pa.ChunkedArray]:
-    """The scalar components of a sequence."""
-    parts = values.flatten()
-    return [leaf for part in parts for leaf in (_parts(part) if pa.types.is_struct(part.type) else [part])]
 
 
 def _entries_of(found: NativeTable) -> float:

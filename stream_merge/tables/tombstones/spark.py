@@ -9,7 +9,6 @@ conflict with each other and cost a fifth of a MERGE (0.2 s against 1 s here, De
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -30,7 +29,7 @@ from stream_merge.spark.evaluate_once import materialised, release
 from stream_merge.tables import retry, spark_table
 from stream_merge.tables.side_commits import SideCommit, append_once
 from stream_merge.tables.tombstones import rules
-from stream_merge.tables.tombstones.hits import Hits
+from stream_merge.tables.tombstones.base import Hits
 
 log = logging.getLogger(__name__)
 
@@ -49,13 +48,7 @@ class SparkHits(Hits):
     rows: DataFrame | None = None
     """Keys, `__stream_merge_sequence` (the tombstone's) and whether it refuses the event; one row per key."""
 
-    @classmethod
-    def of_refusals(cls, rows: DataFrame, *, refused: int, version: int | None) -> SparkHits:
-        """Hits that only refuse, found elsewhere: keys and tombstone sequence of each."""
-        flags = {_REFUSED: F.lit(True), _MARK: F.lit(False)}
-        return cls(refused=refused, version=version, rows=rows.withColumns(flags))
-
-    def refusals(self) -> DataFrame:
+    def refusals(self, session: SparkSession) -> DataFrame:
         """Keys and tombstone sequence of the refused events; only where there are some."""
         return self._where(_REFUSED)
 
@@ -141,7 +134,7 @@ class Tombstones:
         )
         return SparkHits(rows=rows, refused=counts["refused"], revived=counts["revived"], version=found.version)
 
-    def tidy(self, *, now: Column, delete_matched: Callable[[str, Sequence[str], DataFrame, Column], None]) -> None:
+    def tidy(self, *, now: Column) -> None:
         """Remove entries that no longer matter and pack small files, when there are many.
 
         Conflict-safe: entries that somebody appends meanwhile are never lost; a lost commit is left
@@ -149,8 +142,6 @@ class Tombstones:
 
         Args:
             now: time of the call.
-            delete_matched: deletes the entries of the log (alias `t`) that a source (alias `s`, one
-                row per key) and a condition match, in one commit.
         """
         found = self._find()
         if found is None or (found.files or 0) < rules.TIDY_FILES:
@@ -167,11 +158,22 @@ class Tombstones:
         # Only what is older than something already seen goes: an entry appended meanwhile stays.
         drop = F.coalesce(entry < F.col(f"s.{_TOMBSTONE}"), F.lit(False))
         drop |= F.coalesce(entry <= F.col(f"s.{_MARK}"), F.lit(False))
-        delete_matched(self._table, self._layout.keys, overtaken, drop)
+        self._delete_matched(overtaken, drop)
         if self._spec.tombstone_retention_seconds is not None:
             spark_table.delta_table(self._session, self._table).delete(expired)
         self._session.sql(f"OPTIMIZE {names.sql_identifier(self._table)}")
         tell(log.info, "tombstones_tidied", table=self._table, version=found.version, files=found.files)
+
+    def _delete_matched(self, source: DataFrame, condition: Column) -> None:
+        """Delete the entries (`t`) that a row of their key (`s`) and a condition match, in one commit, or none."""
+        same_keys = columns.all_of(columns.column(k, "t") == columns.column(k, "s") for k in self._layout.keys)
+        log_table = spark_table.delta_table(self._session, self._table).alias("t")
+        try:
+            log_table.merge(source.alias("s"), same_keys & condition).whenMatchedDelete().execute()
+        except Exception as err:
+            if retry.conflict_class(err) is None:
+                raise
+            tell(log.info, "side_table_tidied_later", table=self._table, conflict=retry.conflict_class(err))
 
     def bring_along(self, found: TableSnapshot) -> None:
         """Give the log the types that the target's keys and sequence have now, where they were widened.

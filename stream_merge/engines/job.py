@@ -1,0 +1,114 @@
+"""What is known of a merge before it: by its target, its tombstones' table and the files that its keys may lie in."""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame, SparkSession
+
+from stream_merge.engines import ENGINES
+from stream_merge.engines.base import MergeJob
+from stream_merge.engines.costs import DRIVER_BYTES, DRIVER_EVENTS, CostModel, Work
+from stream_merge.model.settings import MergeSpec
+from stream_merge.model.snapshot import TableSnapshot
+from stream_merge.shapes.batch import Batch
+from stream_merge.shapes.layout import Layout
+from stream_merge.spark.evaluate_once import known_bytes
+from stream_merge.tables.delta_rs.touched_files import size_of, touched_files
+from stream_merge.tables.reader import Store
+from stream_merge.tables.tombstones.rules import log_of
+from stream_merge.tables.tombstones.spark import Tombstones
+
+
+def job_of(
+    session: SparkSession,
+    spec: MergeSpec,
+    store: Store,
+    costs: CostModel,
+    *,
+    layout: Layout,
+    batch: Batch,
+    target: TableSnapshot,
+    now_micros: int,
+) -> MergeJob:
+    """Look at everything that engines are chosen by.
+
+    Cost: the tables' logs alone; for `engine="spark"` nothing.
+    """
+    if spec.tombstones:
+        layout.once("log_of_types", lambda: _bring_log_along(session, spec, store, layout, target))
+    table, log, log_snapshot, touched, rows = None, None, None, 0, 0
+    if spec.engine != "spark":
+        table = store.handle(session, spec.target)
+        if spec.tombstones:
+            log = store.native(session, spec.tombstone_target)
+            found = store.find(session, spec.tombstone_target) if log is None else log.snapshot()
+            log_snapshot = log_of(target.table_id, found)
+        for one in (table, None if log_snapshot is None else log):
+            if one is not None:
+                more_bytes, more_rows = size_of(touched_files(one, batch.bounds))
+                touched, rows = touched + more_bytes, rows + more_rows
+    return MergeJob(
+        session=session,
+        spec=spec,
+        store=store,
+        costs=costs,
+        layout=layout,
+        batch=batch,
+        target=target,
+        now_micros=now_micros,
+        table=table,
+        log=log,
+        log_snapshot=log_snapshot,
+        work=Work(
+            events=batch.upserts + batch.deletes,
+            bytes=touched,
+            rows=rows,
+            cores=session.sparkContext.defaultParallelism,
+        ),
+    )
+
+
+def _bring_log_along(
+    session: SparkSession, spec: MergeSpec, store: Store, layout: Layout, target: TableSnapshot
+) -> bool:
+    """Keys and sequence of the target may have been widened, by this batch or by somebody."""
+    found = log_of(target.table_id, store.find(session, spec.tombstone_target))
+    if found is not None:
+        Tombstones(session, spec, target.table_id, layout).bring_along(found)
+    return True
+
+
+def fits_the_driver(
+    source: DataFrame,
+    spec: MergeSpec,
+    store: Store,
+    costs: CostModel,
+    *,
+    layout: Layout,
+    target: TableSnapshot | None,
+) -> bool:
+    """Whether the batch is to be evaluated in the driver: it will be small, and may be merged there.
+
+    Nobody knows a batch's size before it is read. The batch before is the best guess, else what
+    Spark knows of a source that is in memory already.
+    """
+    if not is_for_driver(source.sparkSession, spec, store, target, layout):
+        return False
+    if costs.last_events is None:
+        return known_bytes(source) <= DRIVER_BYTES
+    return costs.last_events <= DRIVER_EVENTS
+
+
+def is_for_driver(
+    session: SparkSession,
+    spec: MergeSpec,
+    store: Store,
+    target: TableSnapshot | None,
+    layout: Layout | None = None,
+) -> bool:
+    """Whether an engine in the driver may merge into the target: batches in this layout, or any."""
+    if spec.engine == "spark" or target is None:
+        return False
+    return any(
+        engine.in_driver and (layout is None or engine.takes(layout)) and engine.reads(spec, store, session, target)
+        for engine in ENGINES
+    )

@@ -1,0 +1,63 @@
+"""Spark as an engine: it takes any batch into any table."""
+
+from __future__ import annotations
+
+from pyspark.sql import SparkSession
+
+from stream_merge.engines import tombstones
+from stream_merge.engines.base import Choice, Execution, MergeJob
+from stream_merge.engines.costs import favours_deletion_vectors
+from stream_merge.engines.spark.merger import SparkMerger
+from stream_merge.model.results import Refusal
+from stream_merge.model.settings import MergeSpec
+from stream_merge.model.snapshot import TableSnapshot
+from stream_merge.shapes.layout import Layout
+from stream_merge.shapes.newest import Newest, stored
+from stream_merge.tables.reader import Store
+
+
+class Spark:
+    """Delta's MERGE on the executors."""
+
+    name = "spark"
+    in_driver = False
+
+    def reads(self, spec: MergeSpec, store: Store, session: SparkSession, found: TableSnapshot) -> bool:
+        """Any table."""
+        return True
+
+    def takes(self, layout: Layout) -> bool:
+        """Any events."""
+        return True
+
+    def obstacle(self, job: MergeJob) -> None:
+        """There is none."""
+
+    def start(self, job: MergeJob, why: str, refusal: Refusal | None) -> Execution:
+        """The merger, with the tombstones beside it looked after by whoever does it faster."""
+        spec, target = job.spec, job.target
+        deletion_vectors: bool | None = None
+        if job.work.bytes and target.properties.get("delta.enableDeletionVectors") == "true":
+            deletion_vectors = favours_deletion_vectors(job.work)
+        how = {None: "", True: "; with deletion vectors", False: "; copy-on-write"}[deletion_vectors]
+        natively = tombstones.quickly(job) if spec.tombstones else None
+        merger = SparkMerger(
+            session=job.session,
+            spec=spec,
+            layout=job.layout,
+            batch=job.batch,
+            stored_newest=lambda: _stored_newest(job),
+            deletion_vectors=deletion_vectors,
+        )
+        return Execution(
+            choice=Choice(engine=self.name, why=why, how=how, refusal=refusal),
+            merger=merger,
+            tombstones=natively or (tombstones.on_spark(job) if spec.tombstones else None),
+            in_driver=self.in_driver,
+            only_spark=natively is None,
+        )
+
+
+def _stored_newest(job: MergeJob) -> Newest | None:
+    files = job.store.statistics(job.session, job.spec.target)
+    return None if files is None else stored(files, job.layout)

@@ -1,0 +1,67 @@
+"""Who looks after the remembered deletes of a job: whichever engine merges, delta-rs does it where that is proven."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+from pyspark.sql import functions as F
+
+from stream_merge.engines.base import MergeJob
+from stream_merge.engines.costs import DRIVER_EVENTS
+from stream_merge.spark.errors import exceeds_driver_results
+from stream_merge.tables.delta_rs.eligibility import of_events, of_log
+from stream_merge.tables.tombstones.delta_rs import NativeTombstones
+from stream_merge.tables.tombstones.spark import Tombstones
+from stream_merge.tables.tombstones.spark_batch import SparkTombstones
+
+
+def on_spark(job: MergeJob) -> SparkTombstones:
+    """By Spark."""
+    return SparkTombstones(
+        session=job.session,
+        tombstones=_of_target(job),
+        layout=job.layout,
+        batch=job.batch,
+        now=F.timestamp_micros(F.lit(job.now_micros)),
+    )
+
+
+def by_delta_rs(job: MergeJob, events: pa.Table) -> NativeTombstones:
+    """By delta-rs.
+
+    Args:
+        job: whose deletes are remembered.
+        events: `Rows.arrow` or `Rows.keys` of the batch.
+    """
+    return NativeTombstones(
+        open_log=lambda: job.store.native(job.session, job.spec.tombstone_target, must_read=True),
+        start=_of_target(job).start,
+        spec=job.spec,
+        target_id=job.target.table_id,
+        layout=job.layout,
+        events=events,
+        bounds=job.batch.bounds,
+        now_micros=job.now_micros,
+    )
+
+
+def quickly(job: MergeJob) -> NativeTombstones | None:
+    """By delta-rs for a batch that Spark merges, None where that is not proven; Spark takes a job or two for a look.
+
+    The log is a plain table of the sink's own, whatever the target is like.
+    """
+    small = job.batch.upserts + job.batch.deletes <= DRIVER_EVENTS
+    if job.spec.engine != "auto" or not small or not job.costs.remembers_natively:
+        return None
+    if job.log is None or job.log_snapshot is None or of_log(job.layout, job.log, job.log_snapshot) is not None:
+        return None
+    try:
+        events = job.batch.rows.keys()
+    except Exception as err:
+        if not exceeds_driver_results(err):
+            raise
+        return None
+    return None if of_events(events, ()) is not None else by_delta_rs(job, events)
+
+
+def _of_target(job: MergeJob) -> Tombstones:
+    return Tombstones(job.session, job.spec, job.target.table_id, job.layout)

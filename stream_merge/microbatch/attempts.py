@@ -1,0 +1,69 @@
+"""The attempts of one batch: tried again when another writer was faster, waited for, and counted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import TypeVar
+
+from stream_merge.errors import CommitConflictError
+from stream_merge.metrics.instruments import MergeMetrics
+from stream_merge.microbatch.clock import PhaseClock
+from stream_merge.model.settings import RetryPolicy
+from stream_merge.tables import retry
+
+T = TypeVar("T")
+
+
+class Attempts:
+    """Of the merge and of the commits beside it.
+
+    Args:
+        policy: how often, and how long.
+        clock: waiting is its `backoff`.
+        metrics: count attempts, conflicts and seconds of waiting.
+        query: label.
+        target: label.
+        sleep: waits so many seconds.
+    """
+
+    def __init__(
+        self,
+        policy: RetryPolicy,
+        *,
+        clock: PhaseClock,
+        metrics: MergeMetrics,
+        query: str,
+        target: str,
+        sleep: Callable[[float], None],
+    ) -> None:
+        self._policy = policy
+        self._clock = clock
+        self._metrics = metrics
+        self._query = query
+        self._target = target
+        self._sleep = sleep
+        self.merges = 0
+        """Attempts of the merge."""
+        self.conflicts: Counter[str] = Counter()
+        """Lost commits by Delta's class."""
+        self.landed = False
+        """Whether the target is known to hold what the call had to merge; False also where nobody knows yet."""
+
+    def run(self, attempt: Callable[[int], T]) -> T:
+        """Run an attempt, which gets its number, until it wins or the policy is exhausted."""
+        return retry.run(attempt, self._policy, sleep=self._wait, on_conflict=self._lost)
+
+    def count_merge(self, number: int) -> None:
+        """Count an attempt of the merge."""
+        self.merges = number
+        self._metrics.attempt(self._query, self._target)
+
+    def _lost(self, error: CommitConflictError) -> None:
+        self.conflicts[error.conflict] += 1
+        self._metrics.conflict(self._query, self._target, error.conflict)
+
+    def _wait(self, seconds: float) -> None:
+        with self._clock.phase("backoff"):
+            self._sleep(seconds)
+        self._metrics.backoff(self._query, self._target, seconds)

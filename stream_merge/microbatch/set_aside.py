@@ -1,0 +1,58 @@
+"""Batches that a sink could not merge, kept in its quarantine table instead: as a whole, and once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pyspark.sql import DataFrame, SparkSession
+
+from stream_merge.engines.spark.commit import USER_METADATA_CONF
+from stream_merge.model import names
+from stream_merge.model.results import TARGET_FAILED
+from stream_merge.model.settings import MergeSpec
+from stream_merge.spark.errors import reason
+from stream_merge.spark.identity import caller
+from stream_merge.spark.jvm import in_session
+from stream_merge.tables import quarantine, retry
+from stream_merge.tables.delivery import fingerprint
+from stream_merge.tables.side_commits import SideCommit
+
+
+def commit_of(
+    batch_df: DataFrame, batch_id: int, spec: MergeSpec, session: SparkSession, sleep: Callable[[float], None]
+) -> SideCommit:
+    """How the batch is written to the quarantine table.
+
+    By the target's name: a target that failed may have no readable id, and sinks may share a quarantine table.
+    """
+    who = caller(batch_df, spec)
+    return SideCommit(
+        app_id=who.app_id("quarantine-broken", about=names.normal_path(spec.target)),
+        batch_id=batch_id,
+        run=lambda attempt: retry.run(attempt, spec.retry, sleep=sleep),
+        fingerprint=fingerprint(who, batch_id, session),
+        user=batch_df.sparkSession.conf.get(USER_METADATA_CONF, None),
+    )
+
+
+def write(
+    batch_df: DataFrame, spec: MergeSpec, session: SparkSession, error: Exception, commit: SideCommit
+) -> tuple[int, bool]:
+    """Commit all events of a batch to the quarantine table, once per batch.
+
+    An event that also breaks the contract may be there already, for that reason.
+
+    Returns: how many there are, and whether this call has written them.
+    Cost: two Spark jobs over the batch, one append.
+    """
+    events = in_session(batch_df, session)
+    count = events.count()
+    written = quarantine.write_whole(
+        events,
+        spec.quarantine_table,
+        reason=TARGET_FAILED,
+        error=reason(error),
+        query=caller(batch_df, spec).query,
+        commit=commit,
+    )
+    return count, written
