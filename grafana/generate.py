@@ -376,6 +376,23 @@ ROWS = (
         title="Write amplification",
         panels=(
             Panel(
+                title="Upkeep",
+                description="Rounds of upkeep of a target's files by what became of them: over_budget needs a larger "
+                "budget_seconds, behind leaves rounds out until the stream has caught up.",
+                unit="cpm",
+                look="stacked",
+                queries=(("{{upkeep}}", f"60 * ({rate('upkeep_total', 'upkeep')})"),),
+            ),
+            Panel(
+                title="Files put together",
+                description="Data files that upkeep took away, and those that it wrote in their place.",
+                unit="cpm",
+                queries=(
+                    ("removed", f"60 * sum(rate({series('upkeep_removed_files_total')}[$__rate_interval]))"),
+                    ("added", f"60 * sum(rate({series('upkeep_added_files_total')}[$__rate_interval]))"),
+                ),
+            ),
+            Panel(
                 title="Target rows written",
                 description="Rows inserted, updated and deleted, and unchanged rows copied because they share a file "
                 "with a changed one.",

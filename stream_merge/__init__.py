@@ -10,6 +10,7 @@ from stream_merge.errors import (
     StreamMergeError,
 )
 from stream_merge.metrics.instruments import MergeMetrics
+from stream_merge.model.maintenance import Maintenance
 from stream_merge.model.results import EventCounts, MergeResult
 from stream_merge.model.settings import RetryPolicy
 from stream_merge.router import MergeSinks
@@ -22,6 +23,7 @@ __all__ = [
     "ConfigError",
     "ContractError",
     "EventCounts",
+    "Maintenance",
     "MergeFailedError",
     "MergeMetrics",
     "MergeResult",

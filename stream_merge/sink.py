@@ -24,8 +24,10 @@ from stream_merge.microbatch.clock import PhaseClock, now_micros
 from stream_merge.microbatch.commit import Marks
 from stream_merge.microbatch.own_session import OwnSession
 from stream_merge.microbatch.report import failures_told, result_of, told
+from stream_merge.microbatch.upkeep import UpkeepPlan
 from stream_merge.model import names
 from stream_merge.model.logs import tell
+from stream_merge.model.maintenance import Maintenance
 from stream_merge.model.results import TARGET_FAILED, MergeResult
 from stream_merge.model.settings import Engine, MergeSpec, OnInvalid, RetryPolicy, SchemaEvolution, as_names
 from stream_merge.model.snapshot import is_applied
@@ -77,6 +79,7 @@ class MergeSink:
         single_writer: promise that nobody else writes to the target (native engine).
         storage_options: object store credentials of the native engine.
         native_memory_bytes: memory ceiling of the native engine.
+        maintenance: upkeep of the target's files at the end of a call; None: none.
         shape: what a batch means for the table, one of `stream_merge.shapes`; None: its changes.
         metrics: where to count; None: one instance on the default Prometheus registry.
 
@@ -110,6 +113,7 @@ class MergeSink:
         single_writer: bool = False,
         storage_options: Mapping[str, str] | None = None,
         native_memory_bytes: int | None = None,
+        maintenance: Maintenance | None = None,
         shape: Shape | None = None,
         metrics: MergeMetrics | None = None,
     ) -> None:
@@ -138,6 +142,7 @@ class MergeSink:
             single_writer=single_writer,
             storage_options=storage_options,
             native_memory_bytes=native_memory_bytes,
+            maintenance=maintenance,
             shape=wanted,
         )
         self._metrics = metrics
@@ -146,6 +151,7 @@ class MergeSink:
         self._costs = CostModel()
         self._sleep: Callable[[float], None] = time.sleep
         self._session = OwnSession()
+        self._upkeep = None if maintenance is None else UpkeepPlan(target, maintenance)
         self._place: str | None = None
         self._last_result: MergeResult | None = None
         self._failed_late = False
@@ -218,6 +224,7 @@ class MergeSink:
             else:
                 done = steps.merge_events(call, source, prepared)
             steps.note_target(call, done)
+            done = steps.keep_up(call, done)
         self._report(call, done)
 
     def _account(self, batch_df: DataFrame, batch_id: int, intake: Intake) -> None:
@@ -311,6 +318,7 @@ class MergeSink:
             costs=self._costs,
             attempts=attempts,
             marks=marks,
+            upkeep=self._upkeep,
             resources=resources,
         )
 

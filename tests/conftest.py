@@ -12,6 +12,7 @@ import pytest
 import services
 from log_faults import LogFaults, class_path, compile_log_store
 from pyspark.sql import SparkSession
+from spared import spare_lookups, spare_processes
 
 from stream_merge.jobs.kafka import jars
 from stream_merge.session import local_session
@@ -98,6 +99,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
             **({} if services.missing() else jars.conf(str(services.SPARK_JARS))),
         },
     )
+    spare_lookups()
+    spare_processes(session, tmp_path_factory.mktemp("local-files"))
     yield session
     session.stop()
 

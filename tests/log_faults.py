@@ -85,13 +85,20 @@ def _running(call: Callable[[], object]) -> Iterator[threading.Thread]:
 
 
 def compile_log_store(folder: Path, jars: list[str]) -> Path:
-    """Compile the Java sources beside the tests; skips the test where there is no compiler."""
+    """Compile the log store and its file system; skips the test where there is no compiler."""
+    if not compile_java(folder, jars, "Faulty*.java"):
+        pytest.skip("no javac on the PATH: faults in a Delta log need a JDK, not only a Java runtime")
+    return folder
+
+
+def compile_java(folder: Path, jars: list[str], pattern: str) -> bool:
+    """Compile Java sources that lie beside the tests; False where there is no compiler."""
     javac = shutil.which("javac")
     if javac is None:
-        pytest.skip("no javac on the PATH: faults in a Delta log need a JDK, not only a Java runtime")
-    sources = [str(path) for path in sorted(JAVA_SOURCES.glob("*.java"))]
-    subprocess.run([javac, "-nowarn", "-d", str(folder), "-cp", ":".join(jars), *sources], check=True)
-    return folder
+        return False
+    sources = [str(path) for path in sorted(JAVA_SOURCES.glob(pattern))]
+    subprocess.run([javac, "-proc:none", "-nowarn", "-d", str(folder), "-cp", ":".join(jars), *sources], check=True)
+    return True
 
 
 def class_path(spark: SparkSession) -> list[str]:
@@ -107,6 +114,11 @@ def added_jars(spark: SparkSession) -> list[str]:
     return [url.getPath() for url in _loader(spark).getURLs()]
 
 
+def add_classes(spark: SparkSession, classes: Path) -> None:
+    """Give compiled classes to the JVM that runs already."""
+    _loader(spark).addURL(spark._jvm.java.io.File(str(classes)).toURI().toURL())
+
+
 def _loader(spark: SparkSession) -> Any:
     jvm: Any = spark.sparkContext._jvm
     loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
@@ -119,7 +131,7 @@ def _load(spark: SparkSession, classes: Path) -> Any:
     """Give the classes to the JVM that runs already, and the scheme to Hadoop and Delta."""
     context: Any = spark.sparkContext
     jvm = context._jvm
-    _loader(spark).addURL(jvm.java.io.File(str(classes)).toURI().toURL())
+    add_classes(spark, classes)
     context._jsc.hadoopConfiguration().set("fs.faulty.impl", "streammerge.tests.FaultyFileSystem")
     # Delta reads this from the context's conf, which Spark hides from Scala callers only.
     context._jsc.sc().conf().set("spark.delta.logStore.faulty.impl", "streammerge.tests.FaultyLogStore")

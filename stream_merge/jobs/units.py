@@ -37,7 +37,7 @@ def _seconds(value: Any) -> Any:
     return float(found["number"]) * _SECONDS["ms" if unit == "ms" else unit[0]]
 
 
-def _seconds_by_unit(value: Any) -> Any:
+def seconds_by_unit(value: Any) -> Any:
     """As `_seconds`, where a number alone would be taken for something else."""
     found = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
     if isinstance(value, int | float) or (found is not None and found["unit"] is None):
@@ -48,7 +48,7 @@ def _seconds_by_unit(value: Any) -> Any:
 
 Bytes = Annotated[int, BeforeValidator(_bytes)]
 Seconds = Annotated[float, BeforeValidator(_seconds)]
-Retention = Annotated[float, BeforeValidator(_seconds_by_unit)]
+Retention = Annotated[float, BeforeValidator(seconds_by_unit)]
 Names = Annotated[tuple[str, ...], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
 
 

@@ -9,7 +9,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
-from stream_merge.model.results import CONFLICTS, ENGINES, FATES, OUTCOMES, PHASES, REASONS, REFUSALS, ROUTING_REASONS
+from stream_merge.model.results import (
+    CONFLICTS,
+    ENGINES,
+    FATES,
+    OUTCOMES,
+    PHASES,
+    REASONS,
+    REFUSALS,
+    ROUTING_REASONS,
+    UPKEEP_OUTCOMES,
+)
 
 FAILED = "failed"
 """Outcome of a call that raised; the other outcomes are those of `MergeResult`."""
@@ -242,6 +252,26 @@ PHASE_SECONDS = Instrument(
     label="phase",
     values=PHASES,
 )
+UPKEEP = Instrument(
+    name="stream_merge_upkeep_total",
+    type="counter",
+    unit="rounds",
+    help="Rounds of upkeep of the target's files that were due, by what became of them.",
+    label="upkeep",
+    values=UPKEEP_OUTCOMES,
+)
+UPKEEP_REMOVED = Instrument(
+    name="stream_merge_upkeep_removed_files_total",
+    type="counter",
+    unit="files",
+    help="Data files that upkeep put together, or wrote again without removed rows.",
+)
+UPKEEP_ADDED = Instrument(
+    name="stream_merge_upkeep_added_files_total",
+    type="counter",
+    unit="files",
+    help="Data files that upkeep wrote in their place.",
+)
 LAST_VERSION = Instrument(
     name="stream_merge_last_committed_version",
     type="gauge",
@@ -366,6 +396,9 @@ CATALOGUE: tuple[Instrument, ...] = (
     LOST_COMMITS,
     BACKOFF,
     PHASE_SECONDS,
+    UPKEEP,
+    UPKEEP_REMOVED,
+    UPKEEP_ADDED,
     LAST_VERSION,
     LAST_COMMIT,
     *_OF_TOPICS,

@@ -43,6 +43,9 @@ from stream_merge.metrics.catalogue import (
     RECEIVED,
     TIES,
     UNKNOWN_DELTA_METRICS,
+    UPKEEP,
+    UPKEEP_ADDED,
+    UPKEEP_REMOVED,
     Instrument,
 )
 from stream_merge.model.logs import tell
@@ -118,6 +121,9 @@ class MergeMetrics:
             add.append((MERGES, (result.engine,), 1))
         if result.refusal is not None:
             add.append((NATIVE_REFUSALS, (result.refusal,), 1))
+        if result.upkeep is not None:
+            add.append((UPKEEP, (result.upkeep.outcome,), 1))
+            add += [(UPKEEP_REMOVED, (), result.upkeep.removed_files), (UPKEEP_ADDED, (), result.upkeep.added_files)]
         unknown = result.metrics.keys() - DELTA_MERGE_METRICS.keys()
         for name in result.metrics.keys() - unknown:
             value = result.metrics[name] * DELTA_MERGE_METRICS[name].factor

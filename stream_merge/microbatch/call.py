@@ -12,6 +12,7 @@ from stream_merge.engines.costs import CostModel
 from stream_merge.microbatch.attempts import Attempts
 from stream_merge.microbatch.clock import PhaseClock
 from stream_merge.microbatch.commit import Marks
+from stream_merge.microbatch.upkeep import UpkeepPlan
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import CommitRecord
 from stream_merge.model.source_batch import Intake
@@ -50,6 +51,8 @@ class BatchCall:
     attempts: Attempts
     marks: Marks
     """Of its commits."""
+    upkeep: UpkeepPlan | None
+    """When the target's files are looked after; None: never."""
     resources: ExitStack
     """Given back when the call is over."""
 

@@ -83,6 +83,7 @@ def result_of(call: BatchCall, done: Done) -> MergeResult:
         reasons={} if report.already_applied else _reasons(done, undecodable),
         metrics=dict(report.metrics),
         seconds=call.clock.seconds(),
+        upkeep=done.upkeep,
     )
 
 

@@ -7,25 +7,26 @@ idempotent, and a target that is found committed does not skip those after it.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pyspark.sql import DataFrame
 
 from stream_merge.engines import choose
 from stream_merge.engines.base import Choice, MergeReport
 from stream_merge.engines.job import fits_the_driver, is_for_driver, job_of
-from stream_merge.errors import ContractError, MergeFailedError
+from stream_merge.errors import ConfigError, ContractError, MergeFailedError
 from stream_merge.microbatch import meaning, merging
 from stream_merge.microbatch.call import BatchCall
 from stream_merge.microbatch.merging import Executor, Merged
 from stream_merge.model.logs import tell
+from stream_merge.model.results import Upkeep
 from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.shapes.batch import Batch, evaluate_at_hand, evaluate_in_driver
 from stream_merge.shapes.batch import evaluate as evaluate_on_spark
 from stream_merge.shapes.layout import Layout
 from stream_merge.spark.jvm import in_session
 from stream_merge.spark.streaming import keeps_state, run_through
-from stream_merge.tables import fitness, quarantine, quarantining, spark_table
+from stream_merge.tables import fitness, quarantine, quarantining, spark_table, upkeep
 from stream_merge.tables.tombstones.rules import log_of
 
 log = logging.getLogger(__name__)
@@ -72,6 +73,8 @@ class Done:
     """Whether the target held the batch before this call."""
     recorded_version: int | None = None
     """Of the target, that has the batch's transaction id alone."""
+    upkeep: Upkeep | None = None
+    """Of the target's files, after all else; None where none was due."""
 
     @property
     def version(self) -> int | None:
@@ -92,6 +95,7 @@ def prepare(call: BatchCall, source: DataFrame) -> Prepared | Applied:
         layout = call.layouts.plan(source, None if found is None else found.schema)
         fitness.check_target(session, found, spec, layout)
         check_quarantine(call)
+        check_upkeep(call, found)
         if call.is_first and spec.tombstones and found is not None:
             # Before the first write: whether the remembered deletes are in a format that this version reads.
             log_of(found.table_id, call.store.find(session, spec.tombstone_target))
@@ -104,6 +108,17 @@ def check_quarantine(call: BatchCall) -> None:
     """Before the first write: whether the quarantine can take what it may have to."""
     if call.is_first and call.spec.on_invalid == "quarantine":
         quarantine.check(call.session, call.spec.quarantine_table)
+
+
+def check_upkeep(call: BatchCall, found: TableSnapshot | None) -> None:
+    """Before the first write: whether the upkeep would delete files that readers may need."""
+    spec = call.spec
+    if not call.is_first or spec.maintenance is None:
+        return
+    properties = spec.table_properties if found is None else found.properties
+    problem = upkeep.retention_problem(call.session, spec.target, properties, spec.maintenance)
+    if problem is not None:
+        raise ConfigError(problem, target=spec.target)
 
 
 def _is_applied(call: BatchCall, found: TableSnapshot | None) -> bool:
@@ -362,3 +377,17 @@ def note_target(call: BatchCall, done: Done) -> None:
     """Tell the checkpoint that the query has merged into this very table."""
     if call.delivery is not None and done.target is not None and done.version is not None:
         call.delivery.note(done.target)
+
+
+def keep_up(call: BatchCall, done: Done) -> Done:
+    """A round of upkeep of the target's files, if one is due; the batch is done, whatever becomes of it."""
+    if call.upkeep is None:
+        return done
+    with call.clock.phase("upkeep"):
+        found = call.upkeep.round(
+            call.session,
+            started=call.clock.started,
+            changed=done.version is not None,
+            in_query=call.caller.checkpoint is not None,
+        )
+    return replace(done, upkeep=found)

@@ -40,9 +40,31 @@ Refusal = Literal["storage", "table_feature", "column", "shape", "schema_change"
 REFUSALS: tuple[Refusal, ...] = get_args(Refusal)
 """Why a batch that could choose went to Spark instead of delta-rs."""
 
-Phase = Literal["prepare", "quarantine", "tombstones", "plan", "merge", "recheck", "backoff", "other"]
+Phase = Literal["prepare", "quarantine", "tombstones", "plan", "merge", "recheck", "backoff", "upkeep", "other"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 """Where the wall time of a call goes; together they are the whole call."""
+
+
+UpkeepOutcome = Literal["done", "nothing", "over_budget", "behind", "lost", "failed"]
+UPKEEP_OUTCOMES: tuple[UpkeepOutcome, ...] = get_args(UpkeepOutcome)
+"""What became of a round of upkeep that was due: files were written again or deleted; none was worth it; the least
+that would be worth it takes longer than allowed; left out because the stream is behind; another writer was faster;
+it failed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Upkeep:
+    """A round of upkeep of the target's files."""
+
+    outcome: UpkeepOutcome
+    removed_files: int = 0
+    """Data files that were put together, or written without removed rows."""
+    added_files: int = 0
+    """What they have become."""
+    vacuumed: bool = False
+    """Whether files that the table no longer needs were deleted."""
+    detail: str = ""
+    """Why not, where it was not done."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,6 +127,8 @@ class MergeResult:
     """Raw SQL metrics of Delta's MERGE, by Delta's own names; empty when no merge ran."""
     seconds: Mapping[Phase, float] = field(default_factory=dict)
     """Wall time by phase; adds up to the call."""
+    upkeep: Upkeep | None = None
+    """The round of upkeep at the end of the call; None where none was due."""
 
     @property
     def duration_seconds(self) -> float:

@@ -11,6 +11,7 @@ from pyspark.sql import Column
 
 from stream_merge.errors import ConfigError
 from stream_merge.model import names
+from stream_merge.model.maintenance import Maintenance
 
 Engine = Literal["auto", "spark", "native"]
 OnInvalid = Literal["quarantine", "fail"]
@@ -127,6 +128,8 @@ class MergeSpec:
     """Credentials of the native engine for object stores; never logged, never in a repr."""
     native_memory_bytes: int | None = None
     """Ceiling for the native engine's driver memory; None: chosen from what is free."""
+    maintenance: Maintenance | None = None
+    """What is done for the target's files now and then; None: nothing."""
     shape: ShapeSettings | None = None
     """What a batch means for the table; None: its changes."""
     source_columns: frozenset[str] = frozenset()
@@ -237,6 +240,9 @@ def _value_problems(spec: MergeSpec) -> list[str]:
         )
     if spec.native_memory_bytes is not None and spec.native_memory_bytes <= 0:
         found.append(f"native_memory_bytes={spec.native_memory_bytes!r} leaves no memory; use a positive number")
+    upkeep: object = spec.maintenance
+    if not isinstance(upkeep, Maintenance | None):
+        found.append(f"maintenance={upkeep!r} is no Maintenance; give Maintenance(...), or leave it out")
     found.extend(
         f"{setting}={text!r} is empty; leave it out or give it a value"
         for setting, text in (("app_id", spec.app_id), ("name", spec.name))

@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from deliveries import ledger
+from deliveries import from_sql, ledger
 from prometheus_client import CollectorRegistry
 from pyspark.sql import SparkSession
 
@@ -74,16 +74,18 @@ def test_each_value_is_newer_than_the_one_before_it(
         target=tmp_table, keys=["id"], sequence_by="at", metrics=MergeMetrics(registry=CollectorRegistry()), **whole
     )
 
-    def events(name: str, at: int, op: str) -> list[str]:
+    types = {"id": "string", "at": dtype, "op": "string", "note": "string"}
+
+    def events(name: str, at: int, op: str) -> list[dict[str, str]]:
         """An event for each step, before (0) or behind it (1)."""
         return [
-            f"SELECT '{name} {number}' AS id, CAST({step[at]} AS {dtype}) AS at, '{op}' AS op, '{op}' AS note"
+            {"id": f"'{name} {number}'", "at": step[at], "op": f"'{op}'", "note": f"'{op}'"}
             for number, step in enumerate(steps)
         ]
 
-    def merge(batch_id: int, *some: list[str]) -> dict[str, int]:
+    def merge(batch_id: int, *some: list[dict[str, str]]) -> dict[str, int]:
         rows = [row for each in some for row in each]
-        return ledger(run(sink, spark.sql(" UNION ALL ".join(rows)), batch_id))
+        return ledger(run(sink, from_sql(spark, rows, types), batch_id))
 
     merge(
         0, events("newer", 0, "old"), events("older", 1, "old"), events("deleted", 0, "old"), events("kept", 1, "old")

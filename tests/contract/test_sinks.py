@@ -217,16 +217,16 @@ def test_two_failing_tables_may_share_a_quarantine(fleet: Fleet):
 def test_events_that_are_merged_already_are_not_quarantined(fleet: Fleet, monkeypatch: pytest.MonkeyPatch):
     """What failed came after the commit; the replay does what was left undone."""
     events = fleet.batch(event("orders", 2), event("customers", 2))
-    forget = steps.forget_revived
+    note_target = steps.note_target
 
     def failing(call: BatchCall, *args: Any) -> None:
         if call.spec.label == "orders":
             msg = "after the commit"
             raise MergeFailedError(msg)
-        forget(call, *args)
+        note_target(call, *args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(steps, "forget_revived", failing)
+        patch.setattr(steps, "note_target", failing)
         with pytest.raises(RoutedMergeError, match="after the commit"):
             fleet.tolerant()(events, 1)
         with pytest.raises(RoutedMergeError, match="after the commit"):

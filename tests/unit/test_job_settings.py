@@ -157,6 +157,7 @@ def test_every_default_of_a_query_is_pinned(read: Read) -> None:
             "max_quarantine_share": 0.5,
             "max_position_regression": 256 * 2**20,
         },
+        "maintenance": None,
     }
 
 

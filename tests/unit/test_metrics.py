@@ -33,6 +33,7 @@ from stream_merge.model.results import (
     REASONS,
     REFUSALS,
     ROUTING_REASONS,
+    UPKEEP_OUTCOMES,
     EventCounts,
     FailedBatch,
     MergeResult,
@@ -129,7 +130,7 @@ def test_names_follow_the_conventions_of_prometheus() -> None:
         assert instrument.name.removesuffix("_total").endswith("_seconds") == (instrument.unit == "seconds")
         assert "bytes" in instrument.name or instrument.unit != "bytes"
         assert instrument.help.endswith(".")
-    assert len({instrument.name for instrument in CATALOGUE}) == len(CATALOGUE) == 56
+    assert len({instrument.name for instrument in CATALOGUE}) == len(CATALOGUE) == 59
 
 
 def test_every_label_beyond_query_and_target_is_a_bounded_enumeration() -> None:
@@ -142,6 +143,7 @@ def test_every_label_beyond_query_and_target_is_a_bounded_enumeration() -> None:
         "reason": (*REASONS, *ROUTING_REASONS),
         "conflict": (*CONFLICTS, "other"),
         "phase": PHASES,
+        "upkeep": UPKEEP_OUTCOMES,
         "engine": ENGINES,
         "refusal": REFUSALS,
         "kind": RECORD_KINDS,
@@ -159,10 +161,10 @@ def test_every_series_of_a_sink_exists_at_zero_before_its_first_batch(
     assert {sample.value for sample in samples} == {0.0}
     assert len(samples) == len(set(map(str, samples)))
     enumerated = 5 + len(FATES) + len(REASONS) + len(ROUTING_REASONS) + 9 + len(PHASES) + len(ENGINES) + len(REFUSALS)
-    enumerated += len(RECORD_KINDS)
-    plain = 56 - 8 - 9 - 5  # eight families have an enumerated label, nine a topic, five are histograms
+    enumerated += len(RECORD_KINDS) + len(UPKEEP_OUTCOMES)
+    plain = 59 - 9 - 9 - 5  # nine families have an enumerated label, as many a topic, five are histograms
     assert len(samples) == enumerated + plain + 5 * (len(BUCKETS_SECONDS) + 3)
-    assert len(samples) < 185
+    assert len(samples) < 195
 
 
 def test_preparing_again_keeps_what_was_counted(registry: CollectorRegistry, merge_metrics: MergeMetrics) -> None:
@@ -483,7 +485,7 @@ def test_both_exposition_formats_are_valid_and_hold_no_created_series(
 
     text = list(parse_text(generate_latest(registry).decode()))
     openmetrics = list(parse_openmetrics(generate_openmetrics(registry).decode()))  # type: ignore[no-untyped-call]
-    assert len(text) == len(openmetrics) == 56
+    assert len(text) == len(openmetrics) == 59
     assert not [s.name for family in openmetrics for s in family.samples if s.name.endswith("_created")]
 
 

@@ -11,6 +11,7 @@ from pyspark.sql import functions as F
 
 from stream_merge.engines.base import CommitTag, MergeReport
 from stream_merge.model.snapshot import CommitRecord, TableSnapshot
+from stream_merge.spark.confs import holding
 from stream_merge.spark.delta import LAST_COMMIT_VERSION_CONF, merge_metrics
 from stream_merge.tables import spark_table
 from stream_merge.tables.spark_table import delta_table
@@ -80,17 +81,5 @@ def committing(session: SparkSession, tag: CommitTag, *, deletion_vectors: bool 
     }
     if deletion_vectors is not None:
         wanted[DELETION_VECTORS_CONF] = str(deletion_vectors).lower()
-    before = {key: session.conf.get(key, None) for key in wanted}
-    try:
-        _set(session, wanted)
+    with holding(session, wanted):
         yield
-    finally:
-        _set(session, before)
-
-
-def _set(session: SparkSession, confs: dict[str, str | None]) -> None:
-    for key, value in confs.items():
-        if value is None:
-            session.conf.unset(key)
-        else:
-            session.conf.set(key, value)

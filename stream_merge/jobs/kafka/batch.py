@@ -259,6 +259,7 @@ def merge_sink(settings: QuerySettings, **more: Any) -> MergeSink:
         schema_evolution=settings.schema_evolution,
         engine=settings.engine,
         shape=shape,
+        maintenance=None if settings.maintenance is None else settings.maintenance.maintenance(),
         name=settings.name,
         **more,
     )._for_source(

@@ -6,7 +6,7 @@ import hashlib
 import os
 import re
 from collections.abc import Iterator, Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,11 +22,12 @@ from stream_merge.jobs.kafka.formats import DebeziumFormat, KeySettings, ValueFo
 from stream_merge.jobs.shapes import ClausesSettings, ShapeSettings, problems_of
 from stream_merge.jobs.units import Bytes, Model, Names, Retention, Seconds
 from stream_merge.model import names
+from stream_merge.model.maintenance import Maintenance
 from stream_merge.model.settings import SchemaEvolution
 from stream_merge.sources.envelopes.base import Format
 from stream_merge.sources.kafka.connection import Connection, Isolation, Mechanism, Protocol, Security
 
-_GROUPS = ("key_format", "value_format", "limits")
+_GROUPS = ("key_format", "value_format", "limits", "maintenance")
 _VARIABLE = re.compile(r"\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)\}")
 
 
@@ -103,6 +104,42 @@ class Limits(Model):
     """How far behind the highest position a new event may be before the source counts as another one; bytes of WAL."""
 
 
+class MaintenanceSettings(Model):
+    """`maintenance`: upkeep of the target's files."""
+
+    optimize: bool = True
+    zorder_by: Names = ()
+    vacuum_after: Retention | None = Field(default=None, gt=0)
+    every: int = Field(default=100, ge=1)
+    """Calls that changed a row between two rounds."""
+    budget: Seconds = Field(default=60.0, gt=0)
+    """What a round may take."""
+    force: bool = False
+
+    def maintenance(self) -> Maintenance:
+        """For a sink.
+
+        Raises:
+            ConfigError: they do not fit together.
+        """
+        return Maintenance(
+            optimize=self.optimize,
+            zorder_by=self.zorder_by,
+            vacuum_after=None if self.vacuum_after is None else timedelta(seconds=self.vacuum_after),
+            every=self.every,
+            budget_seconds=self.budget,
+            force=self.force,
+        )
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> MaintenanceSettings:
+        try:
+            self.maintenance()
+        except ConfigError as err:
+            raise ValueError("\n".join(err.problems)) from None
+        return self
+
+
 class QuerySettings(Model):
     """One of `queries`: one topic into one table."""
 
@@ -134,6 +171,7 @@ class QuerySettings(Model):
     """Consumer group that shows what is merged to ordinary lag tools; None: `stream-merge-<name>`. "" for none."""
     tombstone_retention: Retention | None = Field(default=None, gt=0)
     limits: Limits = Limits()
+    maintenance: MaintenanceSettings | None = None
 
     @property
     def event_keys(self) -> tuple[str, ...]:

@@ -1,0 +1,97 @@
+"""`maintain`: one round of upkeep of a table, by hand."""
+
+from __future__ import annotations
+
+import logging
+from datetime import timedelta
+from typing import Annotated
+
+import typer
+
+from stream_merge.cli.commands.shared import (
+    FAILED,
+    OUT,
+    Confs,
+    Debug,
+    confs,
+    errors_as_sentences,
+    log_to_screen,
+    names,
+    session_starter,
+)
+from stream_merge.jobs.kafka.units import seconds_by_unit
+from stream_merge.model.maintenance import Maintenance
+from stream_merge.model.results import Upkeep
+from stream_merge.tables.upkeep import maintained
+
+app = typer.Typer()
+
+_DEFAULT = Maintenance()
+
+
+def _age(text: str) -> timedelta:
+    """A time with its unit."""
+    try:
+        return timedelta(seconds=seconds_by_unit(text))
+    except ValueError as err:
+        raise typer.BadParameter(str(err)) from err
+
+
+@app.command()
+def maintain(
+    target: Annotated[str, typer.Argument(metavar="TABLE", help="Path, URI or catalog name of a sink's target.")],
+    *,
+    optimize: Annotated[
+        bool, typer.Option("--optimize/--no-optimize", help="Put small files together, within the budget.")
+    ] = _DEFAULT.optimize,
+    zorder_by: Annotated[
+        str | None, typer.Option(metavar="COLUMNS", help="Columns by which rows are to lie together.")
+    ] = None,
+    vacuum_after: Annotated[
+        timedelta | None,
+        typer.Option(parser=_age, metavar="TIME", help="Delete files not needed for so long, such as '7 days'."),
+    ] = None,
+    budget_seconds: Annotated[
+        float, typer.Option(min=0.001, metavar="SECONDS", help="What it may take; files are picked accordingly.")
+    ] = 3600.0,
+    force: Annotated[
+        bool, typer.Option("--force", help="Allow --vacuum-after below the table's own retention; readers lose files.")
+    ] = False,
+    conf: Confs = None,
+    debug: Debug = False,
+) -> None:
+    """Put a table's small files together and delete those that it no longer needs, once, beside a running sink or not.
+
+    Exit codes: 0 done, or nothing was worth it; 1 not done, the sentence says why; 2 an option has to change.
+    """
+    log_to_screen(logging.ERROR)
+    with errors_as_sentences(debug=debug):
+        wanted = Maintenance(
+            optimize=optimize,
+            zorder_by=() if zorder_by is None else names("--zorder-by", zorder_by),
+            vacuum_after=vacuum_after,
+            budget_seconds=budget_seconds,
+            force=force,
+        )
+        with session_starter(f"stream-merge maintain {target}", confs(conf or [])) as start:
+            found = maintained(start(), target, wanted)
+    OUT.print(_sentence(found), markup=False, highlight=False, soft_wrap=True)
+    if found.outcome not in ("done", "nothing"):
+        raise typer.Exit(FAILED)
+
+
+def _sentence(found: Upkeep) -> str:
+    vacuumed = "; files that it no longer needs are deleted" if found.vacuumed else ""
+    match found.outcome:
+        case "done" if found.removed_files:
+            return f"{found.removed_files:,} files became {found.added_files:,}{vacuumed}"
+        case "done":
+            return f"no files are worth putting together{vacuumed}"
+        case "nothing":
+            return "nothing to do"
+        case "over_budget":
+            return f"not done: {found.detail}"
+        case "lost":
+            return f"not done: another writer was faster ({found.detail}); run it again"
+        case _:
+            return f"failed: {found.detail}"

@@ -1,0 +1,57 @@
+"""What a sink does for its target's files when a batch is merged: settings, checked without Spark."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from stream_merge.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Maintenance:
+    """Upkeep of a target: a round at the end of a call, after the target's commit. It never fails a batch."""
+
+    optimize: bool = True
+    """Put small files together, write files without the rows that deletion vectors have removed, and cluster what a
+    table with `cluster_by` has not clustered yet."""
+    zorder_by: tuple[str, ...] = ()
+    """Columns by which rows lie together; each round that has something to do writes the whole table again."""
+    vacuum_after: timedelta | None = None
+    """Delete files that the table has not needed for so long; None: never. Spark does it, at most once a day."""
+    every: int = 100
+    """A round after so many calls that changed a row."""
+    budget_seconds: float = 60.0
+    """What a round may take; files are picked by what writing them again is expected to take."""
+    force: bool = False
+    """Allow a `vacuum_after` shorter than the table's own `delta.deletedFileRetentionDuration`: time travel, readers
+    of the change feed and streams that are behind lose what it deletes."""
+
+    def __post_init__(self) -> None:
+        problems = list(_problems(self))
+        if problems:
+            raise ConfigError(problems)
+
+
+def _problems(wanted: Any) -> list[str]:
+    found: list[str] = []
+    if isinstance(wanted.zorder_by, str) or not all(isinstance(name, str) and name for name in wanted.zorder_by):
+        found.append(f"zorder_by={wanted.zorder_by!r} is not a list of column names; give a tuple of them")
+    if wanted.zorder_by and not wanted.optimize:
+        found.append("zorder_by is given and optimize is off; switch it on, or leave zorder_by out")
+    if wanted.vacuum_after is not None and not isinstance(wanted.vacuum_after, timedelta):
+        found.append(f"vacuum_after={wanted.vacuum_after!r} is not a timedelta; give one, such as timedelta(days=7)")
+    elif wanted.vacuum_after is not None and wanted.vacuum_after < timedelta(0):
+        found.append(f"vacuum_after={wanted.vacuum_after!r} is negative; give a longer time")
+    if not isinstance(wanted.every, int) or isinstance(wanted.every, bool) or wanted.every < 1:
+        found.append(f"every={wanted.every!r} is not a number of calls; set it to 1 or more")
+    budget = wanted.budget_seconds
+    if not isinstance(budget, int | float) or isinstance(budget, bool) or not math.isfinite(budget) or budget <= 0:
+        found.append(f"budget_seconds={budget!r} is no time; set it to a positive number of seconds")
+    if wanted.force and wanted.vacuum_after is None:
+        found.append("force is given without vacuum_after, which it is about; leave it out")
+    if not wanted.optimize and wanted.vacuum_after is None:
+        found.append("optimize is off and vacuum_after is not given, so there is nothing to do; leave maintenance out")
+    return found

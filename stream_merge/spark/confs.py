@@ -1,0 +1,27 @@
+"""Confs of a session that hold for a block only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from pyspark.sql import SparkSession
+
+
+@contextmanager
+def holding(session: SparkSession, wanted: Mapping[str, str | None]) -> Iterator[None]:
+    """Set confs, None unsets one, and restore them whatever happens."""
+    before = {key: session.conf.get(key, None) for key in wanted}
+    try:
+        _set(session, wanted)
+        yield
+    finally:
+        _set(session, before)
+
+
+def _set(session: SparkSession, confs: Mapping[str, str | None]) -> None:
+    for key, value in confs.items():
+        if value is None:
+            session.conf.unset(key)
+        else:
+            session.conf.set(key, value)

@@ -1,0 +1,210 @@
+"""A round of upkeep of one table: OPTIMIZE within a budget, and VACUUM; by Spark, which knows every table feature."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Iterable, Mapping
+from datetime import timedelta
+
+from pyspark.sql import SparkSession
+
+from stream_merge.errors import ConfigError
+from stream_merge.model import names
+from stream_merge.model.logs import tell
+from stream_merge.model.maintenance import Maintenance
+from stream_merge.model.results import Upkeep
+from stream_merge.spark.confs import holding
+from stream_merge.spark.console import silent
+from stream_merge.spark.data_files import DataFile, data_files
+from stream_merge.spark.errors import reason
+from stream_merge.tables import compaction, retry
+from stream_merge.tables.compaction import TARGET_BYTES
+from stream_merge.tables.spark_table import delta_table, find
+
+log = logging.getLogger(__name__)
+
+MIN_FILE_CONF = "spark.databricks.delta.optimize.minFileSize"
+MAX_FILE_CONF = "spark.databricks.delta.optimize.maxFileSize"
+DELETED_CONF = "spark.databricks.delta.optimize.maxDeletedRowsRatio"
+RETENTION_CHECK_CONF = "spark.databricks.delta.retentionDurationCheck.enabled"
+LISTING_CONF = "spark.sql.sources.parallelPartitionDiscovery.parallelism"
+"""VACUUM lists a table in so many tasks; Spark's default of 10,000 takes a minute on two cores, for any table."""
+RETENTION_PROPERTY = "delta.deletedFileRetentionDuration"
+_DEFAULT_RETENTION = "interval 1 week"
+_INTERVAL = re.compile(r"(interval\s+)?(\d+\s+[a-z]+\s*)+", re.IGNORECASE)
+
+BYTES_PER_SECOND = 20e6
+"""What a table's first round expects; later ones know (2 cores, Parquet with snappy: 15 to 40 MB)."""
+FIXED_SECONDS = 1.5
+BETWEEN_VACUUMS = timedelta(days=1)
+"""VACUUM lists the whole table: not more often."""
+
+
+class TableUpkeep:
+    """Looks after one table, and learns how fast its files are written.
+
+    Args:
+        target: as the sink was told.
+        wanted: what to do.
+    """
+
+    def __init__(self, target: str, wanted: Maintenance) -> None:
+        self._target = target
+        self._wanted = wanted
+        self._bytes_per_second = BYTES_PER_SECOND
+        self._vacuumed_at: float | None = None
+        self._vacuum_seconds = 0.0
+
+    def round(self, session: SparkSession) -> Upkeep:
+        """Do what is due, in one or two commits without changes of data.
+
+        Cost: a job over the log; where something is due, OPTIMIZE of the files that were picked, and VACUUM.
+        Raises: nothing: what fails is logged and left for the next round.
+        """
+        started = time.perf_counter()
+        try:
+            found = self._optimized(session) if self._wanted.optimize else Upkeep(outcome="nothing")
+            left = self._wanted.budget_seconds - (time.perf_counter() - started)
+            if self._is_vacuum_due(left):
+                self._vacuum(session)
+                found = Upkeep(
+                    outcome="done",
+                    removed_files=found.removed_files,
+                    added_files=found.added_files,
+                    vacuumed=True,
+                    detail=found.detail,
+                )
+        except Exception as err:
+            lost = retry.conflict_class(err)
+            found = Upkeep(outcome="failed" if lost is None else "lost", detail=reason(err))
+        say = log.warning if found.outcome in ("failed", "over_budget") else log.info
+        tell(say, "table_upkeep", table=self._target, **_said(found), seconds=round(time.perf_counter() - started, 3))
+        return found
+
+    def _optimized(self, session: SparkSession) -> Upkeep:
+        table = delta_table(session, self._target)
+        files = data_files(session, table)
+        detail = table.detail().select("clusteringColumns").first()
+        clustered = bool(detail and detail["clusteringColumns"])
+        most_bytes = max(0.0, (self._wanted.budget_seconds - FIXED_SECONDS) * self._bytes_per_second)
+        target_bytes = int(session.conf.get(MAX_FILE_CONF, str(TARGET_BYTES)) or TARGET_BYTES)
+        if clustered or self._wanted.zorder_by:
+            return self._reordered(session, files, most_bytes, target_bytes, clustered=clustered)
+        plan = compaction.due(files, most_bytes=most_bytes, target_bytes=target_bytes)
+        if not plan.files and not plan.purge:
+            return _left(plan.beyond, self._bytes_per_second)
+        identifier, statements = names.sql_identifier(self._target), []
+        if plan.files:
+            statements.append(f"OPTIMIZE {identifier}")
+        if plan.purge:
+            statements.append(f"REORG TABLE {identifier} APPLY (PURGE)")
+        # Files with removed rows are left to the second one: OPTIMIZE leaves one alone that is the only one in its
+        # partition (Delta 4.4).
+        confs = {MAX_FILE_CONF: str(target_bytes), MIN_FILE_CONF: str(plan.smaller_than), DELETED_CONF: "1.0"}
+        return self._rewritten(session, confs, statements, plan.bytes)
+
+    def _reordered(
+        self, session: SparkSession, files: list[DataFile], most_bytes: float, target_bytes: int, *, clustered: bool
+    ) -> Upkeep:
+        """Delta picks the files itself where rows are to lie together: what is not clustered, or all of them."""
+        wanted = [file for file in files if not (clustered and file.is_clustered)]
+        needed = sum(file.bytes for file in wanted)
+        if len(wanted) < max(compaction.FEWEST_FILES, 2 * needed / target_bytes):
+            return Upkeep(outcome="nothing")
+        if needed > most_bytes:
+            return _left(needed, self._bytes_per_second)
+        columns = ", ".join(names.quote(name) for name in self._wanted.zorder_by)
+        statement = f"OPTIMIZE {names.sql_identifier(self._target)}" + (f" ZORDER BY ({columns})" if columns else "")
+        return self._rewritten(session, {MAX_FILE_CONF: str(target_bytes)}, [statement], needed)
+
+    def _rewritten(
+        self, session: SparkSession, confs: Mapping[str, str], statements: Iterable[str], expected_bytes: int
+    ) -> Upkeep:
+        started = time.perf_counter()
+        removed = added = 0
+        with holding(session, confs):
+            for statement in statements:
+                row = session.sql(statement).first()
+                if row is not None:
+                    removed += row["metrics"]["numFilesRemoved"]
+                    added += row["metrics"]["numFilesAdded"]
+        seconds = time.perf_counter() - started - FIXED_SECONDS
+        if seconds > 0 and expected_bytes > 1 << 20:
+            self._bytes_per_second = (self._bytes_per_second * expected_bytes / seconds) ** 0.5
+        return Upkeep(outcome="done" if removed else "nothing", removed_files=removed, added_files=added)
+
+    def _is_vacuum_due(self, seconds_left: float) -> bool:
+        if self._wanted.vacuum_after is None or self._vacuum_seconds > max(seconds_left, 0.0):
+            return False
+        since = None if self._vacuumed_at is None else time.monotonic() - self._vacuumed_at
+        return since is None or since >= BETWEEN_VACUUMS.total_seconds()
+
+    def _vacuum(self, session: SparkSession) -> None:
+        started = time.perf_counter()
+        hours = 0.0 if self._wanted.vacuum_after is None else self._wanted.vacuum_after.total_seconds() / 3600
+        # Whether it is too short was said before anything was written (`retention_problem`), or force was given.
+        confs = {RETENTION_CHECK_CONF: "false", LISTING_CONF: str(4 * session.sparkContext.defaultParallelism)}
+        with holding(session, confs), silent(session):
+            delta_table(session, self._target).vacuum(hours)
+        self._vacuumed_at, self._vacuum_seconds = time.monotonic(), time.perf_counter() - started
+
+
+def retention_problem(
+    session: SparkSession, target: str, properties: Mapping[str, str], wanted: Maintenance
+) -> str | None:
+    """Why `vacuum_after` would delete what readers may still need, or None."""
+    if wanted.vacuum_after is None or wanted.force:
+        return None
+    kept = properties.get(RETENTION_PROPERTY, _DEFAULT_RETENTION)
+    seconds = _seconds(session, kept)
+    if seconds is None or wanted.vacuum_after.total_seconds() >= seconds:
+        return None
+    return (
+        f"vacuum_after={wanted.vacuum_after} is shorter than what {target!r} keeps removed files for"
+        f" ({RETENTION_PROPERTY}={kept!r}): time travel, streams that are behind and readers of the change feed would"
+        " lose them; give a longer time, set the property, or force=True"
+    )
+
+
+def _seconds(session: SparkSession, interval: str) -> float | None:
+    """An interval as table properties have it, in seconds; None where it is none."""
+    if _INTERVAL.fullmatch(interval.strip()) is None:
+        return None
+    text = interval.strip() if interval.strip().lower().startswith("interval") else f"interval {interval.strip()}"
+    row = session.sql(f"SELECT unix_seconds(timestamp_seconds(0) + {text}) AS seconds").first()
+    return None if row is None else float(row["seconds"])
+
+
+def _left(needed: int, bytes_per_second: float) -> Upkeep:
+    if not needed:
+        return Upkeep(outcome="nothing")
+    detail = f"{needed / 1e6:,.0f} MB would take about {FIXED_SECONDS + needed / bytes_per_second:,.0f} s"
+    return Upkeep(outcome="over_budget", detail=f"{detail}; raise budget_seconds, or run stream-merge maintain")
+
+
+def _said(found: Upkeep) -> dict[str, object]:
+    return {
+        "outcome": found.outcome,
+        "removed_files": found.removed_files,
+        "added_files": found.added_files,
+        "vacuumed": found.vacuumed,
+        "detail": found.detail,
+    }
+
+
+def maintained(session: SparkSession, target: str, wanted: Maintenance) -> Upkeep:
+    """One round now, by hand.
+
+    Raises:
+        ConfigError: there is no such table, or what is wanted would take away what its readers may need.
+    """
+    snapshot = find(session, target)
+    if snapshot is None:
+        msg = f"there is no Delta table at {target!r}; give a sink's target"
+        raise ConfigError(msg, target=target)
+    problem = retention_problem(session, target, snapshot.properties, wanted)
+    if problem is not None:
+        raise ConfigError(problem, target=target)
+    return TableUpkeep(target, wanted).round(session)

@@ -1,0 +1,186 @@
+"""Upkeep of a target at the end of a call. Needs a JVM: OPTIMIZE and VACUUM are Spark's, on real tables.
+
+When a round comes, and which files it takes, is arithmetic: `tests/unit/test_compaction.py`.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import deltalake
+import pytest
+from deliveries import ChangeStream, delete, upsert
+from delta.exceptions import ConcurrentDeleteReadException
+from pyspark.sql import SparkSession
+from typer.testing import CliRunner
+
+from stream_merge import ConfigError, Maintenance, cli
+from stream_merge.model.results import MergeResult
+from stream_merge.tables import upkeep
+from stream_merge.tables.upkeep import TableUpkeep, maintained
+from stream_merge.testing import run
+
+OFTEN = Maintenance(every=5)
+
+
+def operations(target: str) -> list[str]:
+    """What the table's commits were, oldest first."""
+    return [str(commit["operation"]) for commit in reversed(deltalake.DeltaTable(target).history())]
+
+
+def stored_files(target: str) -> set[str]:
+    """Data files on the disk, whether the table needs them or not."""
+    return {str(file) for file in Path(target).rglob("*.parquet") if "_delta_log" not in str(file)}
+
+
+def grown(stream: ChangeStream, batches: int) -> list[MergeResult]:
+    """Deliver batches of new keys, by one sink; each adds a file."""
+    sink = stream.sink()
+    done = []
+    for number in range(batches):
+        frame = stream.spark.range(1).selectExpr(f"{number}L AS id", "10L AS lsn", "'u' AS op", f"'{number}' AS name")
+        done.append(run(sink, frame, number))
+    return done
+
+
+@pytest.mark.parametrize("engine", ["spark", "native"])
+def test_small_files_are_put_together_after_the_commit(spark: SparkSession, tmp_table: str, engine: str) -> None:
+    """Rows, feed and the query's next batches are as without."""
+    stream = ChangeStream(spark, tmp_table, engine=engine, maintenance=OFTEN)
+    done = grown(stream, 6)
+
+    assert [result.upkeep is None for result in done] == [True] * 4 + [False, True]
+    assert done[4].upkeep is not None
+    assert (done[4].upkeep.outcome, done[4].upkeep.removed_files, done[4].upkeep.added_files) == ("done", 5, 1)
+    assert done[4].seconds["upkeep"] > 0
+    assert done[3].seconds["upkeep"] == pytest.approx(0, abs=0.01)
+    assert (done[4].outcome, done[5].outcome) == ("committed", "committed")
+    assert operations(tmp_table).count("OPTIMIZE") == 1
+    assert [row[0] for row in stream.rows()] == list(range(6))
+    assert [row[:2] for row in stream.changes()] == [("insert", key) for key in range(6)]
+    stream.batch_id = 5
+    assert stream.deliver(upsert(3, "changed", lsn=20)).events.updated == 1
+
+
+def test_files_are_written_without_the_rows_that_vectors_removed(spark: SparkSession, tmp_table: str) -> None:
+    vectors = {"delta.enableDeletionVectors": "true"}
+    stream = ChangeStream(
+        spark, tmp_table, engine="spark", table_properties=vectors, maintenance=Maintenance(every=1, budget_seconds=90)
+    )
+    sink = stream.sink()
+    run(sink, spark.range(1_000).selectExpr("id", "10L AS lsn", "'u' AS op", "'x' AS name"), 0)
+    spark.conf.set("spark.databricks.delta.merge.deletionVectors.persistent", "true")
+    result = run(sink, spark.range(200).selectExpr("id", "20L AS lsn", "'d' AS op", "'x' AS name"), 1)
+
+    assert result.metrics["numTargetDeletionVectorsAdded"] == 1
+    assert result.upkeep is not None
+    assert (result.upkeep.outcome, result.upkeep.removed_files) == ("done", 1)
+    assert spark.read.format("delta").load(tmp_table).count() == 800
+    metadata = deltalake.DeltaTable(tmp_table).get_add_actions(flatten=True)
+    assert sum(metadata.column("num_records").to_pylist()) == 800
+
+
+@pytest.mark.parametrize("settings", [{"cluster_by": ["id"]}, {"zorder": True}], ids=["cluster_by", "zorder_by"])
+def test_rows_that_are_to_lie_together_do(spark: SparkSession, tmp_table: str, settings: dict[str, Any]) -> None:
+    zorder = settings.pop("zorder", False)
+    maintenance = Maintenance(every=5, zorder_by=("id",) if zorder else ())
+    stream = ChangeStream(spark, tmp_table, engine="spark", maintenance=maintenance, **settings)
+    done = grown(stream, 5)
+
+    assert done[-1].upkeep is not None
+    assert (done[-1].upkeep.outcome, done[-1].upkeep.added_files) == ("done", 1)
+    parameters = deltalake.DeltaTable(tmp_table).history(1)[0]["operationParameters"]
+    wanted = "zOrderBy" if zorder else "clusterBy"
+    assert "id" in str(parameters[wanted])
+
+
+def test_what_does_not_fit_the_budget_is_left_out_and_told(
+    spark: SparkSession, tmp_table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upkeep, "BYTES_PER_SECOND", 10.0)
+    stream = ChangeStream(spark, tmp_table, engine="native", maintenance=OFTEN)
+    done = grown(stream, 5)
+
+    assert done[-1].upkeep is not None
+    assert done[-1].upkeep.outcome == "over_budget"
+    assert "MB would take about" in done[-1].upkeep.detail
+    assert "OPTIMIZE" not in operations(tmp_table)
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [(RuntimeError("no such luck"), "failed"), (ConcurrentDeleteReadException("[DELTA] faster"), "lost")],
+)
+def test_a_round_that_fails_does_not_fail_the_batch(
+    spark: SparkSession, tmp_table: str, monkeypatch: pytest.MonkeyPatch, error: Exception, outcome: str
+) -> None:
+    def failing(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(TableUpkeep, "_optimized", failing)
+    stream = ChangeStream(spark, tmp_table, engine="native", maintenance=Maintenance(every=1))
+    (result,) = grown(stream, 1)
+
+    assert (result.outcome, result.events.inserted) == ("committed", 1)
+    assert result.upkeep is not None
+    assert (result.upkeep.outcome, result.upkeep.detail) == (outcome, str(error))
+
+
+def test_files_that_are_no_longer_needed_are_deleted(spark: SparkSession, tmp_table: str) -> None:
+    """With a time below the table's retention only if that is forced."""
+    forced = Maintenance(every=1, optimize=False, vacuum_after=timedelta(0), force=True)
+    stream = ChangeStream(spark, tmp_table, engine="native")
+    stream.deliver(upsert(1, "one", lsn=10))
+    stream.deliver(upsert(1, "uno", lsn=20))
+    before = stored_files(tmp_table)
+    stream.settings["maintenance"] = forced
+    sink = stream.sink()
+    result = run(sink, spark.sql("SELECT 1L AS id, 30L AS lsn, 'u' AS op, 'eins' AS name"), 7)
+
+    assert result.upkeep is not None
+    assert (result.upkeep.outcome, result.upkeep.vacuumed) == ("done", True)
+    assert not before & stored_files(tmp_table)
+    assert stream.rows() == [(1, 30, "eins")]
+    assert run(sink, spark.sql("SELECT 1L AS id, 40L AS lsn, 'u' AS op, 'un' AS name"), 8).upkeep is not None
+    assert operations(tmp_table).count("VACUUM START") <= 1  # not again on the same day
+
+
+@pytest.mark.parametrize("retention", [None, "interval 2 weeks", "interval 30 hours"])
+def test_a_time_below_the_retention_is_refused_before_anything_is_written(
+    spark: SparkSession, tmp_table: str, retention: str | None
+) -> None:
+    properties = {} if retention is None else {"delta.deletedFileRetentionDuration": retention}
+    too_short = Maintenance(vacuum_after=timedelta(hours=29))
+    stream = ChangeStream(spark, tmp_table, table_properties=properties, maintenance=too_short)
+    with pytest.raises(ConfigError) as raised:
+        run(stream.sink(), spark.sql("SELECT 1L AS id, 1L AS lsn, 'u' AS op, 'a' AS name"), 0)
+
+    assert str(raised.value) == (
+        f"vacuum_after=1 day, 5:00:00 is shorter than what {tmp_table!r} keeps removed files for"
+        f" (delta.deletedFileRetentionDuration='{retention or 'interval 1 week'}'): time travel, streams that are"
+        " behind and readers of the change feed would lose them; give a longer time, set the property, or force=True"
+    )
+    assert not Path(tmp_table).exists()
+    if retention == "interval 30 hours":
+        long_enough = Maintenance(vacuum_after=timedelta(hours=30))
+        stream.deliver(delete(1, lsn=1), maintenance=long_enough)
+
+
+def test_by_hand(spark: SparkSession, tmp_table: str) -> None:
+    stream = ChangeStream(spark, tmp_table, engine="native")
+    grown(stream, 6)
+    command = CliRunner()
+
+    assert command.invoke(cli.app, ["maintain", tmp_table]).output == "6 files became 1\n"
+    assert command.invoke(cli.app, ["maintain", tmp_table]).output == "nothing to do\n"
+    refused = command.invoke(cli.app, ["maintain", tmp_table, "--vacuum-after", "3 days"])
+    assert (refused.exit_code, "vacuum_after=3 days, 0:00:00 is shorter than" in refused.output) == (2, True)
+    done = command.invoke(cli.app, ["maintain", tmp_table, "--vacuum-after", "0 s", "--force"])
+    assert done.output == "no files are worth putting together; files that it no longer needs are deleted\n"
+    assert len(stored_files(tmp_table)) == 1
+    wrong = command.invoke(cli.app, ["maintain", tmp_table, "--vacuum-after", "3"])
+    assert (wrong.exit_code, "'3' has no unit" in wrong.output) == (2, True)
+    with pytest.raises(ConfigError, match="there is no Delta table at"):
+        maintained(spark, tmp_table + "_missing", OFTEN)
