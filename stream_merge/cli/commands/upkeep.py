@@ -19,7 +19,7 @@ from stream_merge.cli.commands.shared import (
     names,
     session_starter,
 )
-from stream_merge.jobs.kafka.units import seconds_by_unit
+from stream_merge.jobs.units import seconds_by_unit
 from stream_merge.model.maintenance import Maintenance
 from stream_merge.model.results import Upkeep
 from stream_merge.tables.upkeep import maintained
