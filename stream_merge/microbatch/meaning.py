@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 
+from pyspark.sql import functions as F
+
 from stream_merge.errors import ContractError
 from stream_merge.model.results import UNDECODABLE
 from stream_merge.model.settings import MergeSpec
+from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.shapes import shape_of
 from stream_merge.shapes.batch import Batch
 from stream_merge.shapes.layout import Layout
@@ -28,7 +31,9 @@ def refuse(batch: Batch, layout: Layout, spec: MergeSpec, *, undecodable: int, b
     where = f"batch {batch_id} for {spec.target!r}"
     received = batch.received + undecodable
     msg = None
-    if batch.tied_keys:
+    if spec.is_whole:
+        msg = _refused_whole(batch, spec, where=f"snapshot {batch_id} for {spec.target!r}", undecodable=undecodable)
+    elif batch.tied_keys:
         keys = " and ".join(batch.tied_keys)
         msg = (
             f"{where} has several different events of a key, such as {keys}, and nothing says which of them counts;"
@@ -51,6 +56,55 @@ def refuse(batch: Batch, layout: Layout, spec: MergeSpec, *, undecodable: int, b
         if undecodable:
             reasons[UNDECODABLE] += undecodable
         raise ContractError(msg, reasons=reasons, target=spec.target, batch_id=batch_id)
+
+
+def expect_newest(found: TableSnapshot, spec: MergeSpec, *, app_id: str | None, batch_id: int) -> None:
+    """Stop for a copy of the table that is older than the last one merged.
+
+    Raises:
+        ContractError: the target has recorded a later one.
+    """
+    recorded = None if app_id is None else found.transaction(app_id)
+    if recorded is not None and recorded > batch_id:
+        msg = (
+            f"snapshot {batch_id} for {spec.target!r} is older than {recorded}, the last one merged; nothing was"
+            " written, give snapshots in ascending order of their versions"
+        )
+        raise ContractError(msg, reasons={}, target=spec.target, batch_id=batch_id)
+
+
+def _refused_whole(batch: Batch, spec: MergeSpec, *, where: str, undecodable: int) -> str | None:
+    """Why a copy of the whole table cannot be one, by itself."""
+    shape, broken = shape_of(spec), batch.quarantined + undecodable
+    received = batch.received + undecodable
+    if broken:
+        found = Counter(batch.reasons) + Counter({UNDECODABLE: undecodable})
+        reasons = ", ".join(f"{reason}: {n}" for reason, n in found.items() if n)
+        return (
+            f"{broken} of {received} rows of {where} break the contract ({reasons}), and a broken row must not look"
+            " like a missing key; nothing was written, repair the snapshot"
+        )
+    if batch.tied_keys:
+        keys = " and ".join(batch.tied_keys)
+        return (
+            f"{where} has {batch.collapsed} row(s) more than keys, such as {keys}, and a snapshot has each key once;"
+            " nothing was written, repair the snapshot or choose other keys"
+        )
+    if received < shape.min_rows:
+        return (
+            f"{where} has {received} row(s), and min_rows={shape.min_rows} expects more; nothing was written, repair"
+            " the snapshot or lower min_rows"
+        )
+    outside = 0
+    if shape.within is not None and batch.upserts:
+        inside = F.coalesce(F.expr(shape.within), F.lit(False))
+        outside = batch.rows.latest().alias("t").where(~inside).count()
+    if outside:
+        return (
+            f"{outside} of {received} rows of {where} lie outside of within={shape.within!r}; nothing was written,"
+            " leave them out of the snapshot or widen the window"
+        )
+    return None
 
 
 def _heeds_deletes(spec: MergeSpec) -> bool:

@@ -64,7 +64,7 @@ def result_of(call: BatchCall, done: Done) -> MergeResult:
     outcome: Outcome = "committed"
     if report.already_applied:
         outcome = "skipped_duplicate"
-    elif not events.received:
+    elif not events.received and report.version is None:
         outcome = "empty"
     elif not report.inserted + report.updated + report.deleted:
         outcome = "no_change"

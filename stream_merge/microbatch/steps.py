@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame
 from stream_merge.engines import choose
 from stream_merge.engines.base import Choice, MergeReport
 from stream_merge.engines.job import fits_the_driver, is_for_driver, job_of
+from stream_merge.engines.spark.whole import Beside
 from stream_merge.errors import ConfigError, ContractError, MergeFailedError
 from stream_merge.microbatch import meaning, merging
 from stream_merge.microbatch.call import BatchCall
@@ -124,6 +125,8 @@ def check_upkeep(call: BatchCall, found: TableSnapshot | None) -> None:
 def _is_applied(call: BatchCall, found: TableSnapshot | None) -> bool:
     if call.delivery is not None:
         return call.delivery.is_applied(found, call.batch_id, call.history)
+    if found is not None and call.spec.is_whole:
+        meaning.expect_newest(found, call.spec, app_id=call.caller.app_id("target"), batch_id=call.batch_id)
     return found is not None and call.marks.is_recorded(found)
 
 
@@ -173,13 +176,13 @@ def merge_events(call: BatchCall, source: DataFrame, prepared: Prepared) -> Done
     """All that a batch needs which the target does not hold."""
     batch = evaluate(call, source, prepared.layout, prepared.target)
     refuse_invalid_if_told_to(call, batch, prepared.layout)
-    if not batch.received:
+    if not batch.received and not call.spec.is_whole:
         quarantine_undecodable(call)
         return Done(batch=batch, target=prepared.target)
     ready = prepare_target(call, source, prepared, batch)
     quarantine_undecodable(call)
     quarantine_invalid(call, ready)
-    if not batch.upserts + batch.deletes:
+    if not batch.upserts + batch.deletes and not call.spec.is_whole:
         return Done(batch=batch, target=ready.target, recorded_version=record_first_batch(call, ready, None))
     executor = choose_engine(call, ready)
     remember_deletes(call, executor, ready)
@@ -252,6 +255,9 @@ def prepare_target(call: BatchCall, source: DataFrame, prepared: Prepared, batch
                 cluster_by=spec.cluster_by,
             )
             layout = _same_layout(call, source, layout, found)
+        elif spec.is_whole and not spark_table.is_prepared(found, spec.target, layout, properties):
+            # What speaks against the copy has to be said before its table gets so much as a property.
+            Beside(session, spec, layout, batch, batch_id=call.batch_id, version=found.version).expect_allowed()
         found = spark_table.prepared(session, spec.target, found, layout, properties)
         if layout.type_changes:  # delta-rs, too, has to see that the table is not for it any more
             found = call.store.find(session, spec.target) or found

@@ -56,6 +56,7 @@ class ShapeSettings(Protocol):
     remembers_deletes: ClassVar[bool]
     keeps_sequence: ClassVar[bool]
     needs_whole_events: ClassVar[bool]
+    is_whole: ClassVar[bool]
 
     @property
     def only_inserts(self) -> bool:
@@ -65,6 +66,11 @@ class ShapeSettings(Protocol):
     @property
     def concerns_missing(self) -> bool:
         """Whether rows whose key no event of a batch has are concerned."""
+        ...
+
+    @property
+    def kept_beside(self) -> Mapping[str, str]:
+        """Columns of the target that the source does not have -> SQL over the row `t`."""
         ...
 
     def problems(self, spec: MergeSpec) -> Iterable[str]:
@@ -159,6 +165,11 @@ class MergeSpec:
     def concerns_missing(self) -> bool:
         """Whether rows whose key no event of a batch has are concerned, too."""
         return self.shape is not None and self.shape.concerns_missing
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether a batch is a copy of the whole table."""
+        return self.shape is not None and self.shape.is_whole
 
     @property
     def label(self) -> str:

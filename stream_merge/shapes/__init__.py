@@ -8,8 +8,9 @@ from stream_merge.shapes.base import Shape
 from stream_merge.shapes.changes import Changes
 from stream_merge.shapes.custom import Clauses, when_matched, when_not_matched, when_not_matched_by_source
 from stream_merge.shapes.insert_only import InsertOnly
+from stream_merge.shapes.snapshot import Snapshot
 
-SHAPES: tuple[type[Shape], ...] = (Changes, InsertOnly, Clauses)
+SHAPES: tuple[type[Shape], ...] = (Changes, InsertOnly, Clauses, Snapshot)
 """Every shape there is; command line and job file know those that need no arguments by their names."""
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "Clauses",
     "InsertOnly",
     "Shape",
+    "Snapshot",
     "checked",
     "known_shapes",
     "of_name",

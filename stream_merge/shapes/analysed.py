@@ -92,19 +92,52 @@ class _Sides:
     ) -> Iterator[str]:
         frame, seen = self._seen[kind]
         said = f"{what} {text_of(written)!r}"
-        try:
-            value: Column = F.expr(written) if isinstance(written, str) else written
-            if isinstance(stored_as, AtomicType):  # a struct's fields Delta casts by name, Spark by place
-                value = value.cast(stored_as)
-            # A filter, as a clause of MERGE, takes neither aggregates nor windows nor generators.
-            traits = filter_traits(frame.where(value if is_condition else value.isNull()))
-        except AnalysisException as err:
-            yield f"{said} does not fit: {reason(err).rstrip(';.')}; {seen}"
-            return
-        if traits.has_subquery:
-            yield f"{said} has a subquery, which MERGE does not take; join what it needs to the events in the stream"
-        elif is_condition and not traits.is_deterministic:
-            yield f"{said} is not deterministic, and MERGE asks more than once; make it a column of the stream"
+        problem = misfit(frame, said, written, seen=seen, is_condition=is_condition, stored_as=stored_as)
+        if problem is not None:
+            yield problem
+
+
+def misfit(
+    frame: DataFrame,
+    said: str,
+    written: Written,
+    *,
+    seen: str,
+    is_condition: bool = False,
+    stored_as: DataType | None = None,
+) -> str | None:
+    """What is wrong with a condition or a value of a clause; None where Delta takes it.
+
+    Args:
+        frame: what it is over, without rows.
+        said: what it is called.
+        written: the condition or the value.
+        seen: which columns there are.
+        is_condition: whether it decides, and is no value.
+        stored_as: the type of the column that it is the value of.
+    """
+    try:
+        value = _as_stored(written, stored_as)
+        # A filter, as a clause of MERGE, takes neither aggregates nor windows nor generators.
+        traits = filter_traits(frame.where(value if is_condition else value.isNull()))
+    except AnalysisException as err:
+        return f"{said} does not fit: {reason(err).rstrip(';.')}; {seen}"
+    if traits.has_subquery:
+        return f"{said} has a subquery, which MERGE does not take; join what it needs to the events in the stream"
+    if is_condition and not traits.is_deterministic:
+        return f"{said} is not deterministic, and MERGE asks more than once; make it a column of the stream"
+    return None
+
+
+def may_be_null(frame: DataFrame, written: Written, stored_as: DataType) -> bool:
+    """Whether Spark cannot rule out that a value of a clause, which has no misfit, is NULL."""
+    return frame.select(_as_stored(written, stored_as).alias("value")).schema["value"].nullable
+
+
+def _as_stored(written: Written, stored_as: DataType | None) -> Column:
+    value: Column = F.expr(written) if isinstance(written, str) else written
+    # A struct's fields Delta casts by name, Spark by place.
+    return value.cast(stored_as) if isinstance(stored_as, AtomicType) else value
 
 
 def _shown(found: Iterable[str]) -> str:

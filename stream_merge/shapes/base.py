@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 from pyspark.sql import SparkSession
@@ -11,9 +12,19 @@ from pyspark.sql.types import StructType
 
 from stream_merge.model import names
 from stream_merge.model.settings import MergeSpec
-from stream_merge.shapes.clauses import Assignments, Clause, Condition
+from stream_merge.shapes.clauses import Always, Assignments, Clause, Condition
 from stream_merge.shapes.layout import Layout
 from stream_merge.shapes.newest import Newest
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Copied:
+    """A whole copy beside its table."""
+
+    rows: int
+    """Of the table that the copy is about: inside the window, and not flagged as missing before."""
+    missing: int
+    """Of those, whose key the copy does not have."""
 
 
 class Shape(ABC):
@@ -30,6 +41,9 @@ class Shape(ABC):
     needs_whole_events: ClassVar[bool] = False
     """Whether its clauses may name any column of the source, stored or not. Without `sequence_by`, several different
     events of a key in one batch are then an error: nothing says which of them its clauses are about."""
+    is_whole: ClassVar[bool] = False
+    """Whether a batch is a copy of the whole table: each key once, nothing left out, and one without events is a copy
+    of an empty table."""
     is_literal: ClassVar[bool] = False
     """Whether the clauses are executed as they stand, also where the row stays as it is."""
 
@@ -42,6 +56,35 @@ class Shape(ABC):
     def concerns_missing(self) -> bool:
         """Whether rows whose key no event of a batch has are concerned: then no file of the target is left unread."""
         return False
+
+    @property
+    def kept_beside(self) -> Mapping[str, str]:
+        """Columns of the target that the source does not have -> SQL over the row `t`, whose types they have."""
+        return {}
+
+    @property
+    def within(self) -> str | None:
+        """SQL over the row `t`: the part of the table that a batch is a copy of; None: all of it."""
+        return None
+
+    @property
+    def expected(self) -> Condition:
+        """Which rows of the table a whole copy should have."""
+        return Always()
+
+    @property
+    def min_rows(self) -> int:
+        """A batch with fewer events must not be merged."""
+        return 0
+
+    def objection(self, counts: Copied, *, where: str) -> str | None:
+        """Why a whole copy must not be merged, in a sentence; None where nothing speaks against it.
+
+        Args:
+            counts: what it would do to the table.
+            where: which batch it is, and for what table.
+        """
+        return None
 
     def misfits(self, session: SparkSession, layout: Layout, target: StructType) -> Iterable[str]:
         """What of the shape does not fit the columns of source and target, a sentence each; runs no Spark job."""

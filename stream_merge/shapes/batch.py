@@ -86,7 +86,8 @@ class Batch:
     bounds: KeyBounds
     """None at all where rows without an event are concerned: they may lie anywhere."""
     tied_keys: tuple[str, ...] = ()
-    """As JSON, two at most, of keys with several different events, where no sequence says which of them counts."""
+    """As JSON, two at most, of keys with several different events, where no sequence says which of them counts; of a
+    whole copy with several events, different or not."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -364,12 +365,17 @@ def _counts(layout: Layout) -> list[Column]:
         *(F.count_if(F.array_contains(reasons, reason)).alias(f"reason_{reason}") for reason in REASONS),
         *bound_aggregates(layout.key_fields, valid),
         *newest.aggregates(layout, valid & first & ~delete),
-        *(_tied(layout) if layout.whole is not None and not layout.whole.is_ordered else ()),
+        *(_tied(layout, columns.column(latest_spark.TIE_COLUMN)) if _is_unordered(layout) else ()),
+        *(_tied(layout, valid & ~first) if layout.is_whole else ()),
     ]
 
 
-def _tied(layout: Layout) -> list[Column]:
-    """Two of the keys that have several different events: an aggregate of all could exceed the driver."""
+def _is_unordered(layout: Layout) -> bool:
+    return layout.whole is not None and not layout.whole.is_ordered
+
+
+def _tied(layout: Layout, is_tied: Column) -> list[Column]:
+    """Two of the keys of such events: an aggregate of all could exceed the driver."""
     key = F.to_json(F.struct(*(columns.column(name) for name in layout.keys)))
-    tied = F.when(columns.column(latest_spark.TIE_COLUMN), key)
+    tied = F.when(is_tied, key)
     return [end(tied).alias(name) for end, name in zip((F.min, F.max), _TIED, strict=True)]

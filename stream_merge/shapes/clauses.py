@@ -47,6 +47,20 @@ class IsDelete:
 
 
 @dataclass(frozen=True, slots=True)
+class HasValue:
+    """The row is not NULL in a column of the target."""
+
+    column: str
+
+
+@dataclass(frozen=True, slots=True)
+class Holds:
+    """What a user has written over the row (`t`) alone, in Spark's SQL, is TRUE: not FALSE, not NULL."""
+
+    written: str
+
+
+@dataclass(frozen=True, slots=True)
 class Not:
     """The opposite."""
 
@@ -84,7 +98,9 @@ class Opaque:
     """Text of SQL, or a column."""
 
 
-Condition: TypeAlias = Always | Newer | SameSequence | SamePosition | Changed | IsDelete | Not | And | Or | Opaque
+Condition: TypeAlias = (
+    Always | Newer | SameSequence | SamePosition | Changed | IsDelete | HasValue | Holds | Not | And | Or | Opaque
+)
 
 Assignments: TypeAlias = Mapping[str, str | Opaque]
 """Column of the target -> column of the event, both by their plain names, or what a user has written."""

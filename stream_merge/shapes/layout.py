@@ -101,6 +101,10 @@ class Layout:
     """None: events are merged by their stored columns alone."""
     concerns_missing: bool = False
     """Whether rows whose key no event has are concerned, wherever they lie."""
+    is_whole: bool = False
+    """Whether a batch is a copy of the whole table, with each key once."""
+    beside: tuple[StructField, ...] = ()
+    """Columns of the target that the source does not have and the shape needs."""
     _built: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def once(self, name: str, build: Callable[[], T]) -> T:
@@ -147,7 +151,7 @@ class Layout:
     @property
     def target_fields(self) -> tuple[StructField, ...]:
         """The columns of a target made for this layout."""
-        fields = tuple(StructField(c.name, c.dtype) for c in self.stored)
+        fields = (*(StructField(c.name, c.dtype) for c in self.stored), *self.beside)
         if self.sequence_columns is None:
             fields += (StructField(names.SEQUENCE_COLUMN, self.sequence_type),)
         return fields

@@ -13,7 +13,7 @@ from pyspark.sql.types import BooleanType, ByteType, DataType, NullType, StructF
 from stream_merge.errors import ConfigError
 from stream_merge.model import names
 from stream_merge.model.settings import MergeSpec
-from stream_merge.shapes import required, widening
+from stream_merge.shapes import kept_beside, required, widening
 from stream_merge.shapes.layout import EventColumn, Layout, StoredColumn, WholeEvents
 from stream_merge.shapes.widening import TypeChange
 from stream_merge.spark import columns
@@ -69,6 +69,7 @@ def plan_layout(source: DataFrame, spec: MergeSpec, target: StructType | None) -
     sequence = finder.sequence(stored, target)
     deletes = finder.deletes()
     new = _evolution(finder, selected, target)
+    beside = kept_beside.fields(source.sparkSession, spec, stored, target, problems, case_sensitive=case_sensitive)
     if problems:
         raise ConfigError(problems, target=spec.target)
     sequence_fields, sequence_columns, sequence_source, definition = sequence
@@ -85,6 +86,8 @@ def plan_layout(source: DataFrame, spec: MergeSpec, target: StructType | None) -
         case_sensitive=case_sensitive,
         whole=_whole_events(finder, stored),
         concerns_missing=spec.concerns_missing,
+        is_whole=spec.is_whole,
+        beside=beside,
     )
 
 

@@ -58,9 +58,11 @@ def find(session: SparkSession, target: str) -> TableSnapshot | None:
         raise ConfigError(places.no_table(target), target=target) from err
 
 
-def rows(session: SparkSession, target: str) -> DataFrame:
-    """The table's newest version."""
+def rows(session: SparkSession, target: str, *, version: int | None = None) -> DataFrame:
+    """The table's rows at a version; None: at its newest."""
     reader = session.read.format("delta")
+    if version is not None:
+        reader = reader.option("versionAsOf", version)
     return reader.load(names.normal_path(target)) if names.is_path(target) else reader.table(target)
 
 
@@ -207,6 +209,11 @@ def lacks_reserved(found: TableSnapshot, layout: Layout) -> bool:
     return layout.sequence_columns is None and names.SEQUENCE_COLUMN not in found.schema.names
 
 
+def is_prepared(found: TableSnapshot, target: str, layout: Layout, properties: Mapping[str, str]) -> bool:
+    """Whether an existing table lacks nothing that `prepared` would give it."""
+    return not _missing(target, found, layout, properties)
+
+
 def prepared(
     session: SparkSession, target: str, found: TableSnapshot, layout: Layout, properties: Mapping[str, str]
 ) -> TableSnapshot:
@@ -236,6 +243,9 @@ def _missing(target: str, found: TableSnapshot, layout: Layout, properties: Mapp
     if lacks_reserved(found, layout):
         column = StructType([StructField(names.SEQUENCE_COLUMN, layout.sequence_type)]).toDDL()
         statements.append(f"ALTER TABLE {identifier} ADD COLUMNS ({column})")
+    added = [field for field in layout.beside if field.name not in found.schema.names]
+    if added:
+        statements.append(f"ALTER TABLE {identifier} ADD COLUMNS ({StructType(added).toDDL()})")
     absent = {
         key: value
         for key, value in properties.items()

@@ -15,6 +15,8 @@ from stream_merge.shapes.clauses import (
     Clause,
     Condition,
     Delete,
+    HasValue,
+    Holds,
     Insert,
     IsDelete,
     Newer,
@@ -70,7 +72,7 @@ def condition(wanted: Condition, layout: Layout) -> str:  # noqa: PLR0911 - a ca
             return f"({' AND '.join(condition(one, layout) for one in conditions)})"
         case Or(conditions):
             return _any(condition(one, layout) for one in conditions)
-        case Opaque():
+        case Opaque() | Holds() | HasValue():
             raise _only_spark(wanted)
 
 

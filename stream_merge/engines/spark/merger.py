@@ -9,7 +9,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from stream_merge.engines.base import CommitTag, MergeReport
-from stream_merge.engines.spark import render
+from stream_merge.engines.spark import render, whole
 from stream_merge.engines.spark.commit import SparkCommits, committing, executed
 from stream_merge.model import names
 from stream_merge.model.settings import MergeSpec
@@ -65,15 +65,46 @@ class SparkMerger(SparkCommits):
     def merge(self, hits: Hits | None, tag: CommitTag) -> MergeReport:
         """One MERGE in one commit: delete, update or insert each event, unless the row is newer."""
         layout, batch = self._layout, self._batch
+        if self._shape.is_whole:
+            return self._merge_whole(tag)
         refused = 0 if hits is None else hits.refused
         live = without_refused(batch.rows.latest(), hits, layout, self._session)
         is_wanted = self._shape.is_literal or self._is_sure(refused)
         if not is_wanted and not self._would_change(live, None if refused else batch.upserts):
             # Delta would write files again for rows that stay as they are, which some readers take for changes.
             return self._unchanged(tag)
+        return self._executed(layout.as_merged(live), tag)
+
+    def _merge_whole(self, tag: CommitTag) -> MergeReport:
+        """As `merge`, of a copy of the whole table: looked at beside the version that the MERGE begins with.
+
+        Raises:
+            ContractError: it must not be merged into the table as it is.
+        """
+        events = self._batch.rows.latest()
+        while True:
+            found = self.find()
+            if found is None or is_applied(found.transaction, tag.app_id, tag.batch_id):
+                break
+            beside = whole.Beside(
+                self._session,
+                self._spec,
+                self._layout,
+                self._batch,
+                batch_id=tag.batch_id,
+                version=found.version,
+            )
+            is_wanted = beside.would_change()
+            now = self.find()
+            if now is not None and now.version == found.version:
+                return self._executed(events, tag) if is_wanted else self._unchanged(tag)
+        return self._unchanged(tag)
+
+    def _executed(self, events: DataFrame, tag: CommitTag) -> MergeReport:
+        layout, batch = self._layout, self._batch
         with committing(self._session, tag, deletion_vectors=self._deletion_vectors):
             builder = render.with_clauses(
-                self._matched(layout.as_merged(live).alias("s")),
+                self._matched(events.alias("s")),
                 self._shape.clauses(layout, self._spec, deletes=batch.deletes > 0, upserts=batch.upserts > 0),
                 layout,
             )
@@ -154,10 +185,5 @@ class SparkMerger(SparkCommits):
         return delta_table(self._session, self._target).alias("t").merge(source, self._is_match())
 
     def _is_match(self) -> Column:
-        same_keys = self._layout.once("same_keys", lambda: _same_keys(self._layout))
+        same_keys = self._layout.once("same_keys", lambda: render.same_keys(self._layout))
         return self._batch.bounds.condition(self._session, "t") & same_keys
-
-
-def _same_keys(layout: Layout) -> Column:
-    pairs = ((key, layout.in_event(key)) for key in layout.keys)
-    return columns.all_of(columns.column(row, "t") == columns.column(event, "s") for row, event in pairs)

@@ -18,6 +18,8 @@ from stream_merge.shapes.clauses import (
     Condition,
     Delete,
     DeleteMissing,
+    HasValue,
+    Holds,
     Insert,
     IsDelete,
     Newer,
@@ -84,6 +86,10 @@ def _column(wanted: Condition, layout: Layout) -> Column:  # noqa: PLR0911 - a c
             return _changed(layout)
         case IsDelete():
             return columns.column(names.DELETE_COLUMN, "s")
+        case HasValue(name):
+            return columns.column(name, "t").isNotNull()
+        case Holds(written):
+            return F.coalesce(F.expr(written), F.lit(False))
         case Not(inner):
             return ~condition(inner, layout)
         case And(conditions):
@@ -92,6 +98,12 @@ def _column(wanted: Condition, layout: Layout) -> Column:  # noqa: PLR0911 - a c
             return columns.any_of(condition(one, layout) for one in conditions)
         case Opaque():
             return as_column(wanted)
+
+
+def same_keys(layout: Layout) -> Column:
+    """Whether event and row have the same key."""
+    pairs = ((key, layout.in_event(key)) for key in layout.keys)
+    return columns.all_of(columns.column(row, "t") == columns.column(event, "s") for row, event in pairs)
 
 
 def as_column(opaque: Opaque) -> Column:

@@ -184,6 +184,8 @@ def of_batch(layout: Layout) -> Ineligible | None:
 
 
 def _of_layout(layout: Layout) -> Ineligible | None:
+    if layout.is_whole:
+        return Ineligible(reason="shape", detail="snapshots are compared with their table by Spark alone")
     if layout.whole is not None:
         return Ineligible(reason="shape", detail="the shape's clauses are SQL, which only Spark executes")
     if layout.new_columns:

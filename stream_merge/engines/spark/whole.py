@@ -1,0 +1,95 @@
+"""A whole copy beside its table: what it would change, and whether it may."""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from stream_merge.engines.spark import render
+from stream_merge.errors import ContractError
+from stream_merge.model.settings import MergeSpec
+from stream_merge.shapes import shape_of
+from stream_merge.shapes.base import Copied
+from stream_merge.shapes.batch import Batch
+from stream_merge.shapes.layout import Layout
+from stream_merge.spark import columns
+from stream_merge.tables import spark_table
+from stream_merge.tables.tombstones.spark import BROADCAST_EVENTS
+
+
+class Beside:
+    """A copy and its table at one version.
+
+    Args:
+        session: the sink's own.
+        spec: what the sink was told.
+        layout: how the copy's columns map onto the table.
+        batch: the evaluated copy.
+        batch_id: of the copy.
+        version: of the table.
+    """
+
+    def __init__(
+        self, session: SparkSession, spec: MergeSpec, layout: Layout, batch: Batch, *, batch_id: int, version: int
+    ) -> None:
+        self._spec = spec
+        self._shape = shape_of(spec)
+        self._layout = layout
+        self._upserts = batch.upserts
+        self._batch_id = batch_id
+        rows = spark_table.rows(session, spec.target, version=version)
+        lacking = [field for field in layout.beside if field.name not in rows.columns]
+        added = [F.lit(None).cast(field.dataType).alias(field.name) for field in lacking]
+        self._rows = rows.select("*", *added).alias("t")
+        events = batch.rows.latest()
+        self._events = (F.broadcast(events) if batch.upserts <= BROADCAST_EVENTS else events).alias("s")
+
+    def would_change(self) -> bool:
+        """Whether merging the copy changes a row of the table.
+
+        Raises:
+            ContractError: the copy must not be merged.
+
+        Cost: one Spark job over the keys of both (with flag and window); a second one over all columns where no key
+            is new and none is missing.
+        """
+        counts, matched = self.expect_allowed()
+        if matched < self._upserts or (counts.missing and self._shape.concerns_missing):
+            return True
+        updating = self._shape.updating(self._spec)
+        if not matched or updating is None:
+            return False
+        pairs = self._rows.join(self._events, render.same_keys(self._layout))
+        return bool(pairs.where(render.condition(updating, self._layout)).take(1))
+
+    def expect_allowed(self) -> tuple[Copied, int]:
+        """What the copy does to the table, and how many of its keys the table has.
+
+        Raises:
+            ContractError: the copy must not be merged.
+
+        Cost: one Spark job over the keys of both (with flag and window).
+        """
+        spec = self._spec
+        counts, matched = _counted(self._rows, self._events, spec, self._layout)
+        problem = self._shape.objection(counts, where=f"snapshot {self._batch_id} for {spec.target!r}")
+        if problem is not None:
+            raise ContractError(problem, reasons={}, target=spec.target, batch_id=self._batch_id)
+        return counts, matched
+
+
+def _counted(rows: DataFrame, events: DataFrame, spec: MergeSpec, layout: Layout) -> tuple[Copied, int]:
+    """Rows that should be in the copy, those that are not, and keys of the copy that the table has."""
+    expected = render.condition(shape_of(spec).expected, layout)
+    keys = [columns.column(layout.in_event(key), "s") for key in layout.keys]
+    is_matched = columns.all_of(key.isNotNull() for key in keys)
+    ((every, missing, matched),) = (
+        rows.join(events, render.same_keys(layout), "left")
+        .agg(
+            F.count_if(expected),
+            F.count_if(expected & ~is_matched),
+            F.count_distinct(F.when(is_matched, F.struct(*keys))),
+        )
+        .collect()
+    )
+    return Copied(rows=every, missing=missing), matched

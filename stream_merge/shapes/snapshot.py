@@ -1,0 +1,245 @@
+"""A full copy of the source: the table becomes it, and what the copy lacks is deleted or flagged."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from pyspark.sql import Column, SparkSession
+from pyspark.sql.types import StructType
+
+from stream_merge.errors import ConfigError
+from stream_merge.model import names
+from stream_merge.model.settings import MergeSpec
+from stream_merge.shapes import analysed
+from stream_merge.shapes.base import Copied, Shape, assignments
+from stream_merge.shapes.clauses import (
+    Always,
+    And,
+    Changed,
+    Clause,
+    Condition,
+    DeleteMissing,
+    HasValue,
+    Holds,
+    Insert,
+    Not,
+    Opaque,
+    Or,
+    Update,
+    UpdateMissing,
+)
+from stream_merge.shapes.layout import Layout
+from stream_merge.shapes.newest import Newest
+from stream_merge.shapes.written import plain_name
+
+
+class Snapshot(Shape):
+    """A batch is a full copy of the source, and the table becomes it.
+
+    New keys are inserted, rows that differ in a stored column are updated, all others stay untouched: they have no rows
+    in the change feed. Rows whose key the copy lacks are deleted or, with `missing`, flagged. A flagged row is not
+    touched again; when its key returns the flag becomes NULL.
+
+    Before anything is written, an error stops a copy that has an event in quarantine, a key twice, fewer rows than
+    `min_rows`, or that would remove more than `max_delete_share` of the table, and one that is older than the last one
+    merged. No sequence is kept: batches have to come in the order of their ids. Only Spark executes this shape.
+
+    Args:
+        delete_missing: whether rows whose key the copy lacks are concerned at all.
+        missing: column of the target -> SQL over the row `t`: they are set in place of deleting. The first one is
+            the flag: it is NULL as long as the key is there.
+        max_delete_share: at most this share (0 to 1) of the rows may be deleted or flagged by one copy.
+        min_rows: the copy has at least so many rows; 0 lets an empty one empty the table.
+        within: SQL over the row `t`: the part of the table that the copy is of, such as "t.day = '2024-06-01'". Only
+            there rows are missing; a row of the copy outside of it is an error.
+
+    Raises:
+        ConfigError: with every problem that shows without source and target.
+    """
+
+    name = "snapshot"
+    remembers_deletes = False
+    keeps_sequence = False
+    is_whole = True
+
+    def __init__(
+        self,
+        *,
+        delete_missing: bool = True,
+        missing: Mapping[str, str] | None = None,
+        max_delete_share: float = 0.2,
+        min_rows: int = 1,
+        within: str | None = None,
+    ) -> None:
+        self._missing = None if missing is None else dict(missing)
+        self._delete_missing = delete_missing
+        self._max_delete_share = max_delete_share
+        self._min_rows = min_rows
+        self._within = within
+        problems = list(self._own_problems())
+        if problems:
+            raise ConfigError(problems)
+
+    def _own_problems(self) -> Iterable[str]:
+        share, least = self._max_delete_share, self._min_rows
+        if not isinstance(share, int | float) or isinstance(share, bool) or not math.isfinite(share):
+            yield f"max_delete_share={share!r} is not a number; set it from 0 (no row) to 1 (all of them)"
+        elif not 0 <= share <= 1:
+            yield f"max_delete_share={share!r} is no share; set it from 0 (no row) to 1 (all of them)"
+        if not isinstance(least, int) or isinstance(least, bool) or least < 0:
+            yield f"min_rows={least!r} is not a whole number of rows; set it to 0 or more"
+        if self._within is not None and (not isinstance(self._within, str) or not self._within.strip()):
+            yield f"within={self._within!r} is not SQL text; write a condition over t, such as \"t.day = '2024-06-01'\""
+        if self._missing is not None:
+            yield from _flag_problems(self._missing, delete_missing=self._delete_missing)
+
+    def __repr__(self) -> str:
+        """As it is written."""
+        given = {
+            "delete_missing": (self._delete_missing, True),
+            "missing": (self._missing, None),
+            "max_delete_share": (self._max_delete_share, 0.2),
+            "min_rows": (self._min_rows, 1),
+            "within": (self._within, None),
+        }
+        return f"Snapshot({', '.join(f'{name}={value!r}' for name, (value, usual) in given.items() if value != usual)})"
+
+    @property
+    def concerns_missing(self) -> bool:
+        """Unless rows that the copy lacks are to stay."""
+        return self._delete_missing
+
+    @property
+    def kept_beside(self) -> Mapping[str, str]:
+        """The columns that are set where a row is missing."""
+        return {plain_name(name): value for name, value in (self._missing or {}).items()}
+
+    @property
+    def within(self) -> str | None:
+        """As it was given."""
+        return self._within
+
+    @property
+    def min_rows(self) -> int:
+        """The copy has at least so many."""
+        return self._min_rows
+
+    @property
+    def _flag(self) -> str | None:
+        """NULL where a row is not flagged."""
+        return next(iter(self.kept_beside), None)
+
+    def problems(self, spec: MergeSpec) -> Iterable[str]:
+        """What means nothing where each batch is the whole truth."""
+        if isinstance(spec.sequence_by, Column) or spec.sequence_by:
+            yield (
+                "sequence_by is given, and shape=Snapshot(…) keeps no sequence: a snapshot has each key once, and the"
+                " later one counts; leave it out"
+            )
+        if spec.apply_as_deletes is not None:
+            yield (
+                "apply_as_deletes is given, and shape=Snapshot(…) takes for deleted what a snapshot lacks; leave it"
+                " out, and such rows out of the snapshot"
+            )
+        if spec.tombstone_retention_seconds is not None:
+            yield "tombstone_retention_seconds is given, and shape=Snapshot(…) remembers no deletes; leave it out"
+        if spec.engine == "native":
+            yield "engine='native' is given, and only Spark executes shape=Snapshot(…); use 'auto' or 'spark'"
+        keys = sorted(set(self.kept_beside).intersection(spec.keys))
+        if keys:
+            yield f"missing sets {keys!r}, which are keys; a flag is a column of its own"
+
+    def clauses(self, layout: Layout, spec: MergeSpec, *, deletes: bool, upserts: bool) -> Sequence[Clause]:
+        """Update what differs, insert what is new, and what becomes of missing rows."""
+        values = assignments(layout)
+        cleared = {name: Opaque("NULL") for name in self.kept_beside}
+        updates = {**{name: value for name, value in values.items() if name not in layout.keys}, **cleared}
+        found: list[Clause] = []
+        if updates:
+            found.append(Update(when=self.updating(spec), values=updates))
+        found.append(Insert(when=Always(), values=values))
+        if self._missing is not None:
+            flags = {name: Opaque(value) for name, value in self.kept_beside.items()}
+            found.append(UpdateMissing(when=self.expected, values=flags))
+        elif self._delete_missing:
+            found.append(DeleteMissing(when=self.expected))
+        return found
+
+    @property
+    def expected(self) -> Condition:
+        """Which rows of the table should be in the copy: those of the window that are not flagged."""
+        conditions: list[Condition] = []
+        if self._within is not None:
+            conditions.append(Holds(self._within))
+        if self._flag is not None:
+            conditions.append(Not(HasValue(self._flag)))
+        return And(*conditions) if conditions else Always()
+
+    def objection(self, counts: Copied, *, where: str) -> str | None:
+        """More rows would go than may."""
+        if not self._delete_missing or counts.missing <= self._max_delete_share * counts.rows:
+            return None
+        share = counts.missing / counts.rows
+        what = "delete" if self._missing is None else "flag"
+        window = "" if self._within is None else f" within {self._within!r}"
+        needed = math.ceil(share * 100) / 100
+        return (
+            f"{where} would {what} {counts.missing} of {counts.rows} rows{window} ({share:.1%}), and max_delete_share="
+            f"{self._max_delete_share!r} allows {self._max_delete_share:.1%}; repair the snapshot or, if so many rows"
+            f" are really gone, merge it with max_delete_share={needed!r}"
+        )
+
+    def misfits(self, session: SparkSession, layout: Layout, target: StructType) -> Iterable[str]:
+        """A window or a flag that Spark cannot make sense of."""
+        found: list[str] = layout.once("misfits", lambda: list(self._misfits(session, layout, target)))
+        return found
+
+    def _misfits(self, session: SparkSession, layout: Layout, target: StructType) -> Iterable[str]:
+        beside = [field for field in layout.beside if field.name not in target.names]
+        rows = session.createDataFrame([], StructType([*target.fields, *beside])).alias("t")
+        stored = [field for field in layout.target_fields if field not in layout.beside]
+        if self._within is not None:
+            of_copy = session.createDataFrame([], StructType(stored)).alias("t")
+            for frame, whose in ((rows, "the table"), (of_copy, "the snapshot")):
+                said, seen = f"within={self._within!r} over {whose}", f"t has {frame.columns!r}"
+                problem = analysed.misfit(frame, said, self._within, seen=seen, is_condition=True)
+                if problem is not None:
+                    yield problem
+                    return
+        for (name, written), field in zip(self.kept_beside.items(), layout.beside, strict=True):
+            said = f"the value {written!r} of {name!r} in missing"
+            seen = f"t has {rows.columns!r}"
+            problem = analysed.misfit(rows, said, written, seen=seen, stored_as=field.dataType)
+            if problem is not None:
+                yield problem
+            elif name == self._flag and analysed.may_be_null(rows, written, field.dataType):
+                yield (
+                    f"{said} may be NULL, and a row would then not count as flagged; put a column first that never is,"
+                    " such as {'deleted_at': 'current_timestamp()'}"
+                )
+
+    def certain(self, spec: MergeSpec) -> None:
+        """Nothing is known by the keys alone."""
+
+    def updating(self, spec: MergeSpec) -> Condition:
+        """A stored column differs, or the row is flagged and its key is back."""
+        return Changed() if self._flag is None else Or(Changed(), HasValue(self._flag))
+
+    def surely_changes(self, newest: Newest | None, stored: Callable[[], Newest | None], spec: MergeSpec) -> bool:
+        """Nobody knows without a look."""
+        return False
+
+
+def _flag_problems(missing: Mapping[str, str], *, delete_missing: bool) -> Iterable[str]:
+    if not delete_missing:
+        yield "missing is given, and delete_missing=False leaves missing rows as they are; leave one of them out"
+    if not missing:
+        yield "missing names no column to set; leave it out to delete missing rows"
+    for name, value in missing.items():
+        if not isinstance(name, str) or not name.strip():
+            yield f"missing holds {name!r}, which is no column name"
+        elif names.is_reserved(plain_name(name)):
+            yield f"missing sets {name!r}; names starting with {names.RESERVED_PREFIX!r} belong to the sink"
+        elif not isinstance(value, str) or not value.strip():
+            yield f"the value {value!r} of {name!r} in missing is not SQL text; write a constant as text: 'true'"
