@@ -178,9 +178,9 @@ class Snapshot(Shape):
 
     def objection(self, counts: Copied, *, where: str) -> str | None:
         """More rows would go than may."""
-        if not self._delete_missing or counts.missing <= self._max_delete_share * counts.rows:
+        share = counts.missing / max(counts.rows, 1)
+        if not self._delete_missing or share <= self._max_delete_share:
             return None
-        share = counts.missing / counts.rows
         what = "delete" if self._missing is None else "flag"
         window = "" if self._within is None else f" within {self._within!r}"
         needed = math.ceil(share * 100) / 100

@@ -323,7 +323,7 @@ def test_what_does_not_fit_is_one_error_before_anything_is_written(spark: SparkS
     }.items():
         with pytest.raises(ConfigError, match=wanted):
             stream.deliver(ONE, shape=shape)
-    with pytest.raises(ConfigError, match="'t.v' of 'x' in missing may be NULL, and a row would then not count"):
+    with pytest.raises(ConfigError, match=r"'t\.v' of 'x' in missing may be NULL, and a row would then not count"):
         stream.deliver(ONE, shape=Snapshot(missing={"x": "t.v"}), schema_evolution=True)
     with pytest.raises(ConfigError, match="was filled as snapshot and would now be as insert-only"):
         stream.deliver(ONE, shape=InsertOnly())

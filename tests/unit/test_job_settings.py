@@ -126,6 +126,11 @@ def test_clauses_are_a_shape_and_every_rule_of_theirs_is_told_with_its_place(rea
         read(shape("{when: not_matched_by_source, then: delete}"))
 
 
+def test_a_topic_is_no_snapshot(read: Read) -> None:
+    with pytest.raises(ConfigError, match=r"shape 'snapshot': a micro-batch of a topic is no snapshot, and every row"):
+        read(GOOD.replace("keys: ", "shape: snapshot\n    keys: ", 1))
+
+
 @pytest.mark.parametrize("name", ["keys", "topic"])
 def test_an_empty_list_is_refused(read: Read, name: str) -> None:
     with pytest.raises(ConfigError, match=rf"queries\.0\.{name}: .*at least 1 item"):

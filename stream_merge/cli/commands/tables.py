@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -33,7 +34,7 @@ from stream_merge.jobs.files.run import FilesSettings
 from stream_merge.jobs.files.run import replay_quarantine as replay_files
 from stream_merge.jobs.files.run import run as run_files
 from stream_merge.jobs.shapes import read_clauses
-from stream_merge.shapes import Changes, Shape, known_shapes, of_name
+from stream_merge.shapes import Changes, Shape, Snapshot, known_shapes, of_name
 from stream_merge.sources.files.reader import Folder
 from stream_merge.tables.explain import explain as explain_table
 
@@ -83,8 +84,22 @@ def _shape(name: str) -> str:
     return name
 
 
-def _meaning(context: typer.Context, shape: str, clauses: Path | None) -> Shape:
-    """What the files mean for the table, by one of the two options that say it."""
+def _meaning(context: typer.Context, shape: str, clauses: Path | None, guards: Mapping[str, Any]) -> Shape:
+    """What the files mean for the table, by one of the two options that say it.
+
+    Args:
+        context: what was given.
+        shape: by its name.
+        clauses: in its place.
+        guards: arguments of a snapshot; None: as usual.
+    """
+    given = {name: value for name, value in guards.items() if value is not None}
+    if clauses is None and shape == Snapshot.name:
+        return Snapshot(**given)
+    if given:
+        options = " and ".join(f"--{name.replace('_', '-')}" for name in given)
+        msg = f"{options} is about snapshots; add --shape {Snapshot.name}, or leave it out"
+        raise ConfigError(msg)
     if clauses is None:
         return of_name(shape)
     if not is_default(context, "shape"):
@@ -157,6 +172,16 @@ def files(
         Path | None,
         typer.Option(metavar="YAML", help="A list of clauses in place of a shape: when, condition, then, set, except."),
     ] = None,
+    max_delete_share: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE",
+            help="Of --shape snapshot: stop if more of the rows are missing, from 0 to 1; 0.2 if not given.",
+        ),
+    ] = None,
+    min_rows: Annotated[
+        int | None, typer.Option(metavar="NUMBER", help="Of --shape snapshot: stop if it has fewer; 1 if not given.")
+    ] = None,
     apply_as_deletes: Annotated[
         str | None, typer.Option(metavar="SQL", help="Which changes are deletes, such as \"op = 'd'\".")
     ] = None,
@@ -206,7 +231,7 @@ def files(
             checkpoint=checkpoint.rstrip("/"),
             keys=names("--keys", keys),
             sequence_by=() if sequence_by is None else names("--sequence-by", sequence_by),
-            shape=_meaning(context, shape, clauses),
+            shape=_meaning(context, shape, clauses, {"max_delete_share": max_delete_share, "min_rows": min_rows}),
             apply_as_deletes=apply_as_deletes,
             columns=None if columns is None else names("--columns", columns),
             except_columns=None if except_columns is None else names("--except-columns", except_columns),

@@ -59,6 +59,11 @@ class FilesSettings:
         return self.name if self.name is not None else names.table_name(self.target)
 
     @property
+    def files_per_trigger(self) -> int | None:
+        """One file is one snapshot; else as it was asked for."""
+        return 1 if self.shape.is_whole else self.max_files_per_trigger
+
+    @property
     def quarantine(self) -> str:
         """Where the sink puts events that break the contract."""
         return self.quarantine_target or names.sibling(self.target, names.QUARANTINE_TABLE_PREFIX)
@@ -78,6 +83,12 @@ def run(
         StreamMergeError: whatever else the sink raises.
         QueryFailedError: Spark failed.
     """
+    if settings.shape.is_whole and settings.max_files_per_trigger not in (None, 1):
+        msg = (
+            f"--max-files-per-trigger {settings.max_files_per_trigger} is given, and with --shape {settings.shape.name}"
+            " one file is one snapshot and one batch; leave it out"
+        )
+        raise ConfigError(msg, target=settings.target)
     sink = _sink(settings)  # says what is wrong with the settings before Spark starts
     closed = places.not_writable(settings.checkpoint) or preflight.occupied(settings.target)
     if closed is not None:
@@ -95,6 +106,12 @@ def replay_quarantine(
 
     Raises: as `run`.
     """
+    if settings.shape.is_whole:
+        msg = (
+            f"records from the quarantine are no snapshot of {settings.target!r}, and one with a broken record is"
+            " refused as a whole; repair the file and put it into the folder under a new name"
+        )
+        raise ConfigError(msg, target=settings.target)
     if settings.shape.concerns_missing:
         msg = (
             f"records from the quarantine are never all rows of {settings.target!r}, so clauses with"
@@ -163,7 +180,7 @@ def _run(
     with console.status(f"looking at the files in {escape_line(settings.folder.path)}"):
         schema, origin = _schema(session, settings)
         settings.folder.refuse_unknown_columns(session, schema)
-        events = settings.folder.events(session, schema, max_files_per_trigger=settings.max_files_per_trigger)
+        events = settings.folder.events(session, schema, max_files_per_trigger=settings.files_per_trigger)
         fitness.expect_fitting(events, sink._spec, found)
         if schema != recorded(session, settings.checkpoint):
             record(session, settings.checkpoint, schema)

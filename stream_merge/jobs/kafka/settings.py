@@ -202,6 +202,11 @@ class QuerySettings(Model):
         if not isinstance(self.shape, ClausesSettings):
             if self.shape not in shapes.known_shapes():
                 yield f"shape {self.shape!r} is not known; use one of {', '.join(shapes.known_shapes())}, or clauses"
+            elif shapes.of_name(self.shape).is_whole:
+                yield (
+                    f"shape {self.shape!r}: a micro-batch of a topic is no snapshot, and every row that it lacks would"
+                    " be deleted; merge snapshots with 'stream-merge files --shape snapshot' or in Python"
+                )
         elif self.shape.shape().concerns_missing:
             yield (
                 "shape: a micro-batch of a topic never has all keys of the table, so a not_matched_by_source clause"

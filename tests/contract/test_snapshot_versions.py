@@ -1,0 +1,195 @@
+"""Snapshots one after the other: by their versions from a function, and as files of a folder.
+
+Needs a JVM: the version is a transaction id in Delta's log, and Spark's file source says which files make a batch.
+"""
+
+from __future__ import annotations
+
+import os
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engines import under_test
+from prometheus_client import CollectorRegistry
+from pyspark.sql import DataFrame, SparkSession
+from rich.console import Console
+
+from stream_merge import ConfigError, ContractError, MergeResult, MergeSink
+from stream_merge.jobs.files.run import FilesSettings, replay_quarantine, run
+from stream_merge.metrics.instruments import MergeMetrics
+from stream_merge.shapes import InsertOnly, Shape, Snapshot
+from stream_merge.snapshots import merge_versions
+from stream_merge.sources.files.reader import Folder
+from stream_merge.testing import batch, change_rows, target_rows
+
+SCHEMA = "id bigint, name string"
+ANY = Snapshot(max_delete_share=1.0)
+
+
+# -- versions ---------------------------------------------------------------------------------------
+
+
+class Export:
+    """Snapshots by their versions, and which of them were asked for."""
+
+    def __init__(self, spark: SparkSession, versions: dict[int, list[tuple[Any, ...]]]) -> None:
+        self._spark = spark
+        self._versions = versions
+        self.asked: list[int | None] = []
+
+    def __call__(self, latest: int | None) -> tuple[DataFrame, int] | None:
+        self.asked.append(latest)
+        version = min((one for one in self._versions if latest is None or one > latest), default=None)
+        return None if version is None else (batch(self._spark, SCHEMA, *self._versions[version]), version)
+
+
+def sink_of(target: str, *, app_id: str | None = "export", shape: Shape = ANY) -> MergeSink:
+    return under_test(
+        MergeSink(
+            target=target, keys="id", shape=shape, app_id=app_id, metrics=MergeMetrics(registry=CollectorRegistry())
+        )
+    )
+
+
+def test_versions_are_merged_in_their_order_and_a_later_run_goes_on(spark: SparkSession, tmp_table: str):
+    export = Export(spark, {3: [(1, "a"), (2, "b")], 5: [(1, "a"), (2, "c"), (4, "d")], 9: [(1, "a")]})
+
+    results = merge_versions(sink_of(tmp_table), spark, export)
+
+    assert [result.batch_id for result in results] == [3, 5, 9]
+    assert export.asked == [None, 3, 5, 9]
+    assert target_rows(spark, tmp_table) == [(1, "a")]
+    made = [row[1:] for row in change_rows(spark, tmp_table)]
+    assert made == [
+        ("insert", 1, "a"),
+        ("insert", 2, "b"),
+        ("insert", 4, "d"),
+        ("update_postimage", 2, "c"),
+        ("update_preimage", 2, "b"),
+        ("delete", 2, "c"),
+        ("delete", 4, "d"),
+    ]
+
+    later = Export(spark, {5: [(7, "old")], 9: [(7, "old")], 10: [(1, "a"), (8, "new")]})
+    merge_versions(sink_of(tmp_table), spark, later)
+    assert later.asked == [9, 10]
+    assert target_rows(spark, tmp_table) == [(1, "a"), (8, "new")]
+
+
+def test_versions_that_do_not_ascend_are_an_error(spark: SparkSession, tmp_table: str):
+    answers = iter([(batch(spark, SCHEMA, (1, "a")), 4), (batch(spark, SCHEMA, (2, "b")), 4)])
+
+    with pytest.raises(
+        ConfigError, match=r"next_version\(4\) gave version 4 for .*, which is not newer; give versions in"
+    ):
+        merge_versions(sink_of(tmp_table), spark, lambda _: next(answers))
+    assert target_rows(spark, tmp_table) == [(1, "a")]
+    with pytest.raises(ConfigError, match=r"gave version '5' for .*; give a whole number from 0 on"):
+        merge_versions(sink_of(tmp_table), spark, lambda _: (batch(spark, SCHEMA, (1, "a")), "5"))
+
+
+def test_a_sink_that_cannot_tell_versions_is_refused(spark: SparkSession, tmp_table: str):
+    with pytest.raises(ConfigError) as caught:
+        merge_versions(sink_of(tmp_table, app_id=None, shape=InsertOnly()), spark, lambda _: None)
+    assert caught.value.problems == (
+        "merge_versions takes a sink with shape=Snapshot(…); give it one",
+        "merge_versions tells by the sink's app_id which versions are merged; give it one",
+    )
+
+
+# -- files ------------------------------------------------------------------------------------------
+
+
+class Job:
+    """`stream-merge files --shape snapshot --once` over a folder of its own."""
+
+    def __init__(self, spark: SparkSession, root: Path) -> None:
+        self.spark = spark
+        self.source = root / "in"
+        self.source.mkdir()
+        self.target = str(root / "customers")
+        self.checkpoint = str(root / "checkpoint")
+        self.put_at = 1_700_000_000
+
+    def settings(self, **options: Any) -> FilesSettings:
+        return FilesSettings(
+            **{
+                "folder": Folder(path=str(self.source), format="json"),
+                "target": self.target,
+                "checkpoint": self.checkpoint,
+                "keys": ("id",),
+                "shape": ANY,
+                "schema": SCHEMA,
+                "once": True,
+                **options,
+            }
+        )
+
+    def __call__(self, **options: Any) -> list[MergeResult]:
+        return run(
+            self.settings(**options),
+            console=Console(file=StringIO(), width=200),
+            start_session=lambda: self.spark,
+            metrics_url="nowhere",
+        )
+
+    def put(self, name: str, *lines: str) -> None:
+        """Each file a second younger than the one before."""
+        path = self.source / name
+        path.write_text("".join(f"{line}\n" for line in lines))
+        self.put_at += 1
+        os.utime(path, (self.put_at, self.put_at))
+
+    def rows(self) -> list[tuple[Any, ...]]:
+        return target_rows(self.spark, self.target)
+
+
+@pytest.fixture
+def job(spark: SparkSession, tmp_path: Path) -> Job:
+    return Job(spark, tmp_path)
+
+
+def test_each_file_is_one_snapshot_in_the_order_of_their_times(job: Job) -> None:
+    job.put("b.json", '{"id": 1, "name": "a"}', '{"id": 2, "name": "b"}')
+    job.put("a.json", '{"id": 1, "name": "a"}', '{"id": 3, "name": "c"}')
+
+    results = job()
+
+    assert [result.events.inserted for result in results] == [2, 1]
+    assert job.rows() == [(1, "a"), (3, "c")]
+    assert job() == []
+
+
+def test_a_file_with_a_broken_line_stops_the_job_and_changes_nothing(job: Job) -> None:
+    job.put("1.json", '{"id": 1, "name": "a"}', '{"id": 2, "name": "b"}')
+    job()
+    job.put("2.json", '{"id": 1, "name": "a"}', '{"id": 2, "na')
+
+    for _ in range(2):
+        with pytest.raises(
+            ContractError, match=r"1 of 2 rows of snapshot 1 for .* break the contract \(undecodable: 1\)"
+        ):
+            job()
+    assert job.rows() == [(1, "a"), (2, "b")]
+
+    with pytest.raises(ConfigError, match="records from the quarantine are no snapshot"):
+        replay_quarantine(job.settings(), console=Console(file=StringIO()), start_session=lambda: job.spark)
+
+
+def test_an_empty_file_stops_the_job(job: Job) -> None:
+    job.put("1.json", '{"id": 1, "name": "a"}')
+    job()
+    job.put("2.json")
+
+    with pytest.raises(ContractError, match="snapshot 1 for .* has 0 row"):
+        job()
+    assert job.rows() == [(1, "a")]
+
+
+def test_several_files_per_batch_are_refused(job: Job) -> None:
+    with pytest.raises(
+        ConfigError, match="--max-files-per-trigger 2 is given, and with --shape snapshot one file is one"
+    ):
+        job(max_files_per_trigger=2)

@@ -1,0 +1,115 @@
+"""What a snapshot may be told, and when its counts are too many missing rows: rules that need no Spark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stream_merge import ConfigError, MergeSink
+from stream_merge.jobs.files.run import FilesSettings
+from stream_merge.shapes import SHAPES, Clauses, Snapshot, known_shapes, of_name
+from stream_merge.shapes.base import Copied
+from stream_merge.sources.files.reader import Folder
+
+
+def sink(shape: Snapshot | None = None, **settings: Any) -> MergeSink:
+    return MergeSink(target="/t", keys=["id"], shape=shape or Snapshot(), **settings)
+
+
+def test_a_snapshot_reads_as_it_is_written():
+    written = "Snapshot(missing={'deleted_at': 'current_timestamp()'}, max_delete_share=0.5, within=\"t.day = 'x'\")"
+
+    assert repr(eval(written)) == written
+    assert repr(Snapshot()) == "Snapshot()"
+
+
+def test_it_is_known_by_its_name():
+    assert "snapshot" in known_shapes()
+    assert repr(of_name("snapshot")) == "Snapshot()"
+    assert [shape.is_whole for shape in SHAPES] == [False, False, False, True]
+    assert Clauses in SHAPES
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"max_delete_share": 1.5}, "max_delete_share=1.5 is no share; set it from 0 (no row) to 1 (all of them)"),
+        ({"max_delete_share": float("nan")}, "max_delete_share=nan is not a number; set it from 0 (no row) to 1 (all"),
+        ({"max_delete_share": True}, "max_delete_share=True is not a number; set it from 0 (no row) to 1 (all"),
+        ({"min_rows": -1}, "min_rows=-1 is not a whole number of rows; set it to 0 or more"),
+        ({"min_rows": 1.5}, "min_rows=1.5 is not a whole number of rows; set it to 0 or more"),
+        ({"within": " "}, "within=' ' is not SQL text; write a condition over t, such as \"t.day = '2024-06-01'\""),
+        ({"missing": {}}, "missing names no column to set; leave it out to delete missing rows"),
+        ({"missing": {"": "1"}}, "missing holds '', which is no column name"),
+        ({"missing": {"a": 1}}, "the value 1 of 'a' in missing is not SQL text; write a constant as text: 'true'"),
+        (
+            {"missing": {"`__stream_merge_x`": "1"}},
+            "missing sets '`__stream_merge_x`'; names starting with '__stream_merge_' belong to the sink",
+        ),
+        (
+            {"missing": {"a": "1"}, "delete_missing": False},
+            "missing is given, and delete_missing=False leaves missing rows as they are; leave one of them out",
+        ),
+    ],
+)
+def test_arguments_that_mean_nothing_are_refused(arguments: dict[str, Any], said: str):
+    with pytest.raises(ConfigError) as caught:
+        Snapshot(**arguments)
+    (problem,) = caught.value.problems
+    assert problem.startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"sequence_by": "lsn"}, "sequence_by is given, and shape=Snapshot(…) keeps no sequence"),
+        ({"apply_as_deletes": "op = 'd'"}, "apply_as_deletes is given, and shape=Snapshot(…) takes for deleted what"),
+        ({"tombstone_retention_seconds": 1.0}, "tombstone_retention_seconds is given, and shape=Snapshot(…) remembers"),
+        ({"engine": "native"}, "engine='native' is given, and only Spark executes shape=Snapshot(…)"),
+        ({"shape": Snapshot(missing={"id": "1"})}, "missing sets ['id'], which are keys"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused_by_both_names(settings: dict[str, Any], said: str):
+    with pytest.raises(ConfigError) as caught:
+        sink(**settings)
+    (problem,) = caught.value.problems
+    assert problem.startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("share", "rows", "missing", "stops"),
+    [
+        (0.2, 0, 0, False),
+        (0.2, 10, 2, False),
+        (0.2, 10, 3, True),
+        (0.0, 10, 0, False),
+        (0.0, 10, 1, True),
+        (1.0, 10, 10, False),
+        (0.3, 10, 3, False),
+        (0.29, 100, 29, False),
+    ],
+)
+def test_so_many_rows_may_be_missing_and_no_more(share: float, rows: int, missing: int, stops: bool):
+    said = Snapshot(max_delete_share=share).objection(Copied(rows=rows, missing=missing), where="snapshot 1")
+
+    assert (said is not None) == stops
+    if said is not None:
+        allowed = float(said.rsplit("=", 1)[1])
+        shape = Snapshot(max_delete_share=allowed)
+        assert shape.objection(Copied(rows=rows, missing=missing), where="snapshot 1") is None
+
+
+def test_what_stays_may_be_any_share():
+    shape = Snapshot(delete_missing=False, max_delete_share=0.0)
+
+    assert shape.objection(Copied(rows=1, missing=1), where="snapshot 1") is None
+    assert (shape.concerns_missing, Snapshot().concerns_missing) == (False, True)
+
+
+def test_one_file_is_one_snapshot(tmp_path: Path):
+    settings = {"folder": Folder(path="in", format="json"), "target": "t", "checkpoint": "c", "keys": ("id",)}
+
+    assert FilesSettings(**settings, max_files_per_trigger=7).files_per_trigger == 7
+    assert FilesSettings(**settings, shape=Snapshot()).files_per_trigger == 1
