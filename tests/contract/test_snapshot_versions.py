@@ -81,9 +81,7 @@ def test_versions_are_merged_in_their_order_and_a_later_run_goes_on(spark: Spark
 def test_versions_that_do_not_ascend_are_an_error(spark: SparkSession, tmp_table: str):
     answers = iter([(batch(spark, SCHEMA, (1, "a")), 4), (batch(spark, SCHEMA, (2, "b")), 4)])
 
-    with pytest.raises(
-        ConfigError, match=r"next_version\(4\) gave version 4 for .*, which is not newer; give versions in"
-    ):
+    with pytest.raises(ConfigError, match=r"next_version\(4\) gave version 4 for .*, which is not newer;"):
         merge_versions(sink_of(tmp_table), spark, lambda _: next(answers))
     assert target_rows(spark, tmp_table) == [(1, "a")]
     with pytest.raises(ConfigError, match=r"gave version '5' for .*; give a whole number from 0 on"):
@@ -168,9 +166,7 @@ def test_a_file_with_a_broken_line_stops_the_job_and_changes_nothing(job: Job) -
     job.put("2.json", '{"id": 1, "name": "a"}', '{"id": 2, "na')
 
     for _ in range(2):
-        with pytest.raises(
-            ContractError, match=r"1 of 2 rows of snapshot 1 for .* break the contract \(undecodable: 1\)"
-        ):
+        with pytest.raises(ContractError, match=r"1 of 2 rows of snapshot 1 .* break the contract \(undecodable: 1\)"):
             job()
     assert job.rows() == [(1, "a"), (2, "b")]
 
@@ -183,13 +179,13 @@ def test_an_empty_file_stops_the_job(job: Job) -> None:
     job()
     job.put("2.json")
 
-    with pytest.raises(ContractError, match="snapshot 1 for .* has 0 row"):
+    with pytest.raises(ContractError, match=r"snapshot 1 for .* has 0 row"):
         job()
     assert job.rows() == [(1, "a")]
 
 
 def test_several_files_per_batch_are_refused(job: Job) -> None:
     with pytest.raises(
-        ConfigError, match="--max-files-per-trigger 2 is given, and with --shape snapshot one file is one"
+        ConfigError, match=r"--max-files-per-trigger 2 is given, and with --shape snapshot one file is one"
     ):
         job(max_files_per_trigger=2)

@@ -70,6 +70,14 @@ def test_own_clauses(script: Script) -> None:
     assert rows == ["chair 90 None True", "desk 200 None False", "lamp 45 40 True"]
 
 
+def test_full_snapshot(script: Script) -> None:
+    refused, *rows = script("full_snapshot.py")
+
+    assert "snapshot 3 for " in refused
+    assert "would flag 2 of 3 rows (66.7%)" in refused
+    assert rows == ["1 Ada None", "2 Benjamin None", "3 Cy True", "4 Di None"]
+
+
 def test_many_tables(script: Script) -> None:
     *rows, unrouted = script("many_tables.py")
 

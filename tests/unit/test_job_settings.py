@@ -128,7 +128,7 @@ def test_clauses_are_a_shape_and_every_rule_of_theirs_is_told_with_its_place(rea
 
 def test_a_topic_is_no_snapshot(read: Read) -> None:
     with pytest.raises(ConfigError, match=r"shape 'snapshot': a micro-batch of a topic is no snapshot, and every row"):
-        read(GOOD.replace("keys: ", "shape: snapshot\n    keys: ", 1))
+        read(GOOD.replace("keys: id", "keys: id, shape: snapshot"))
 
 
 @pytest.mark.parametrize("name", ["keys", "topic"])

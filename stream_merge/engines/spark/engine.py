@@ -38,7 +38,8 @@ class Spark:
         spec, target = job.spec, job.target
         deletion_vectors: bool | None = None
         if job.work.bytes and target.properties.get("delta.enableDeletionVectors") == "true":
-            deletion_vectors = favours_deletion_vectors(job.work)
+            # Of a whole copy most events change nothing: how many do, nobody knows before the MERGE.
+            deletion_vectors = job.layout.is_whole or favours_deletion_vectors(job.work)
         how = {None: "", True: "; with deletion vectors", False: "; copy-on-write"}[deletion_vectors]
         natively = tombstones.quickly(job) if spec.tombstones else None
         merger = SparkMerger(
