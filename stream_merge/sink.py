@@ -340,16 +340,6 @@ class MergeSink:
 
     # -- for `MergeSinks` --------------------------------------------------------------------
 
-    @property
-    def _target(self) -> str:
-        """Catalog name, path or URI of the target."""
-        return self._spec.target
-
-    @property
-    def _label(self) -> str:
-        """The `target` label of metrics and logs."""
-        return self._spec.label
-
     def _announce(self, batch_df: DataFrame, *, at_most: int) -> None:
         """Let the sink's series exist before its first event, and tell how many events a first batch can hold."""
         who = caller(batch_df, self._spec)
