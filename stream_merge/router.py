@@ -179,7 +179,7 @@ class MergeSinks:
             place = canonical(sink._location_for(batch_df))
             if place in places:
                 msg = f"routes {places[place]!r} and {route!r} lead to one table ({place}); give each its own target"
-                raise ConfigError(msg, target=sink._target)
+                raise ConfigError(msg, target=sink._spec.target)
             places[place] = route
 
     def _check_type(self, with_route: DataFrame) -> None:
@@ -286,7 +286,7 @@ class MergeSinks:
         tell(
             log.error,
             "events_of_a_failed_table_quarantined",
-            target=sink._label,
+            target=sink._spec.label,
             batch_id=batch_id,
             events=count,
             error=reason(error),
@@ -294,13 +294,13 @@ class MergeSinks:
         return None
 
     def _failure(self, lost: Mapping[Route, Exception], batch_id: int, tables: int) -> RoutedMergeError:
-        listed = "; ".join(f"{route!r} ({self._sinks[route]._target}): {reason(e)}" for route, e in lost.items())
+        listed = "; ".join(f"{route!r} ({self._sinks[route]._spec.target}): {reason(e)}" for route, e in lost.items())
         msg = (
             f"{len(lost)} of {tables} tables failed in batch {batch_id}; the others hold their events and skip them"
             f" when the batch is delivered again: {listed}"
         )
         route, first = next(iter(lost.items()))
-        error = RoutedMergeError(msg, failures=lost, target=self._sinks[route]._target, batch_id=batch_id)
+        error = RoutedMergeError(msg, failures=lost, target=self._sinks[route]._spec.target, batch_id=batch_id)
         error.__cause__ = first
         return error
 
@@ -319,12 +319,18 @@ def _problems(
     if len(kinds) > 1 or not kinds <= {str, int}:
         problems.append(f"sinks are named by {sorted(k.__name__ for k in kinds)}; name all by text or all by int")
     for what, values in (
-        ("target", [names.normal_path(sink._target) for sink in sinks.values()]),
-        ("name= (label of metrics)", [sink._label for sink in sinks.values()]),
+        ("target", [names.normal_path(sink._spec.target) for sink in sinks.values()]),
+        ("name= (label of metrics)", [sink._spec.label for sink in sinks.values()]),
     ):
         twice = sorted({value for value in values if values.count(value) > 1})
         if twice:
             problems.append(f"several sinks have the same {what}: {twice!r}; each needs its own")
+    missing = [route for route, sink in sinks.items() if sink._spec.concerns_missing or sink._spec.is_whole]
+    if missing:
+        problems.append(
+            f"the sinks of {missing!r} change rows that a batch does not have, and a part of a routed stream never has"
+            " all of a table; merge whole tables by a sink of their own"
+        )
     if not isinstance(route_by, Column) and (not isinstance(route_by, str) or not route_by):
         problems.append(f"route_by={route_by!r} is neither a column name nor a Column")
     if on_failure not in get_args(OnFailure):

@@ -338,35 +338,7 @@ class MergeSink:
         found = self._store.find(session, self._spec.target)
         return is_for_driver(session, self._spec, self._store, found)
 
-    def _latest_snapshot(self, session: SparkSession) -> int | None:
-        """The version of the last snapshot that a call outside of a query has committed; None where there is none.
-
-        Raises:
-            ConfigError: the sink merges no snapshots, or has no `app_id` to know its own by.
-        """
-        spec = self._spec
-        problems = []
-        if not spec.is_whole:
-            problems.append("merge_versions takes a sink with shape=Snapshot(…); give it one")
-        if spec.app_id is None:
-            problems.append("merge_versions tells by the sink's app_id which versions are merged; give it one")
-        if problems:
-            raise ConfigError(problems, target=spec.target)
-        found = self._store.find(session, spec.target)
-        app_id = Caller(query="", identity=spec.app_id).app_id("target")
-        return None if found is None or app_id is None else found.transaction(app_id)
-
     # -- for `MergeSinks` --------------------------------------------------------------------
-
-    @property
-    def _target(self) -> str:
-        """Catalog name, path or URI of the target."""
-        return self._spec.target
-
-    @property
-    def _label(self) -> str:
-        """The `target` label of metrics and logs."""
-        return self._spec.label
 
     def _announce(self, batch_df: DataFrame, *, at_most: int) -> None:
         """Let the sink's series exist before its first event, and tell how many events a first batch can hold."""

@@ -10,6 +10,8 @@ from pyspark.sql import DataFrame, SparkSession
 from stream_merge.errors import ConfigError
 from stream_merge.model.results import MergeResult
 from stream_merge.sink import MergeSink
+from stream_merge.spark.identity import DIRECT, Caller
+from stream_merge.tables import spark_table
 
 NextVersion: TypeAlias = Callable[[int | None], tuple[DataFrame, int] | None]
 """From the latest merged version (None: none yet) to the next snapshot and its version; None: there is no more."""
@@ -34,20 +36,40 @@ def merge_versions(sink: MergeSink, spark: SparkSession, next_version: NextVersi
         StreamMergeError: whatever the sink raises; snapshots before it are merged.
     """
     results: list[MergeResult] = []
-    latest = sink._latest_snapshot(spark)
+    target = sink._spec.target
+    latest = _latest(sink, spark)
     while (found := next_version(latest)) is not None:
         snapshot, version = found
         if not isinstance(version, int) or isinstance(version, bool) or version < 0:
-            msg = f"next_version({latest}) gave version {version!r} for {sink._target!r}; give a whole number from 0 on"
-            raise ConfigError(msg, target=sink._target)
+            msg = f"next_version({latest}) gave version {version!r} for {target!r}; give a whole number from 0 on"
+            raise ConfigError(msg, target=target)
         if latest is not None and version <= latest:
             msg = (
-                f"next_version({latest}) gave version {version} for {sink._target!r}, which is not newer; give versions"
+                f"next_version({latest}) gave version {version} for {target!r}, which is not newer; give versions"
                 " in ascending order, and None after the last one"
             )
-            raise ConfigError(msg, target=sink._target, batch_id=version)
+            raise ConfigError(msg, target=target, batch_id=version)
         sink(snapshot, version)
         if sink.last_result is not None:
             results.append(sink.last_result)
         latest = version
     return results
+
+
+def _latest(sink: MergeSink, spark: SparkSession) -> int | None:
+    """The version of the last snapshot that the target has; None where there is none.
+
+    Raises:
+        ConfigError: the sink merges no snapshots, or has no `app_id` to know its own by.
+    """
+    spec = sink._spec
+    problems = []
+    if not spec.is_whole:
+        problems.append("merge_versions takes a sink with shape=Snapshot(…); give it one")
+    if spec.app_id is None:
+        problems.append("merge_versions tells by the sink's app_id which versions are merged; give it one")
+    if problems:
+        raise ConfigError(problems, target=spec.target)
+    found = spark_table.find(spark, spec.target)
+    app_id = Caller(query=DIRECT, identity=spec.app_id).app_id("target")
+    return None if found is None or app_id is None else found.transaction(app_id)

@@ -28,7 +28,6 @@ from stream_merge.metrics.catalogue import (
     BATCHES,
     BUCKETS_SECONDS,
     CATALOGUE,
-    DELTA_MERGE_METRICS,
     EVENTS,
     FAILED,
     LAST_COMMIT,
@@ -48,6 +47,7 @@ from stream_merge.metrics.catalogue import (
     UPKEEP_REMOVED,
     Instrument,
 )
+from stream_merge.metrics.delta_merge import DELTA_MERGE_METRICS
 from stream_merge.model.logs import tell
 from stream_merge.model.results import FATES, FailedBatch, MergeResult
 

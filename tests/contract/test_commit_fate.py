@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 from pyspark.sql import DataFrame, SparkSession
 
 from stream_merge import CommitStateUnknownError, ConfigError, MergeFailedError, MergeMetrics, MergeResult, MergeSink
-from stream_merge.metrics.instruments import DELTA_MERGE_METRICS
+from stream_merge.metrics.delta_merge import DELTA_MERGE_METRICS
 from stream_merge.microbatch import landed
 from stream_merge.model import names
 from stream_merge.model.results import FATES

@@ -153,6 +153,7 @@ SINK_DEFAULTS = {
     "single_writer": False,
     "storage_options": None,
     "native_memory_bytes": None,
+    "maintenance": None,
     "shape": None,
     "metrics": None,
 }

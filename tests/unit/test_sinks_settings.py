@@ -12,6 +12,7 @@ from stream_merge import (
     MergeSink,
     MergeSinks,
 )
+from stream_merge.shapes import Clauses, when_matched, when_not_matched_by_source
 
 
 @pytest.fixture
@@ -33,6 +34,13 @@ def one(tmp_path: Path) -> dict[str, MergeSink]:
 def test_wrong_settings_are_refused_without_spark(one: dict[str, MergeSink], settings: dict[str, Any], problem: str):
     with pytest.raises(ConfigError, match=problem):
         MergeSinks(**{"sinks": one, "route_by": "source", **settings})
+
+
+def test_rows_that_a_part_of_a_stream_does_not_have_are_not_missing(tmp_path: Path):
+    shape = Clauses([when_matched().update_all(), when_not_matched_by_source().delete()])
+    whole = MergeSink(target=str(tmp_path / "a"), keys="id", shape=shape)
+    with pytest.raises(ConfigError, match=r"the sinks of \['a'\] change rows that a batch does not have"):
+        MergeSinks({"a": whole}, route_by="source")
 
 
 def test_sinks_that_would_meet_are_refused(tmp_path: Path):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stream_merge import ConfigError, MergeSink
+from stream_merge import ConfigError, MergeSink, MergeSinks
 from stream_merge.jobs.files.run import FilesSettings
 from stream_merge.shapes import SHAPES, Clauses, Snapshot, known_shapes, of_name
 from stream_merge.shapes.base import Copied
@@ -106,6 +106,13 @@ def test_what_stays_may_be_any_share():
 
     assert shape.objection(Copied(rows=1, missing=1), where="snapshot 1") is None
     assert (shape.concerns_missing, Snapshot().concerns_missing) == (False, True)
+
+
+def test_a_part_of_a_routed_stream_is_no_snapshot(tmp_path: Path):
+    for shape in (Snapshot(), Snapshot(delete_missing=False)):
+        whole = MergeSink(target=str(tmp_path / "a"), keys="id", shape=shape)
+        with pytest.raises(ConfigError, match=r"the sinks of \['a'\] change rows that a batch does not have"):
+            MergeSinks({"a": whole}, route_by="source")
 
 
 def test_one_file_is_one_snapshot(tmp_path: Path):
