@@ -14,13 +14,16 @@ from typing import Any
 
 import pytest
 from deliveries import ChangeStream, ledger
+from engines import under_test
+from log_faults import LogFaults
 from pyspark.sql import SparkSession
 
-from stream_merge import ConfigError, ContractError
+from stream_merge import ConfigError, ContractError, MergeSink
 from stream_merge.engines.spark import whole
+from stream_merge.engines.spark.merger import SparkMerger
 from stream_merge.model.results import MergeResult
 from stream_merge.shapes import InsertOnly, Snapshot
-from stream_merge.testing import batch, table_version
+from stream_merge.testing import batch, run, table_version, target_rows
 
 SCHEMA = "id bigint, v int, name string"
 ONE, TWO, THREE = (1, 1, "one"), (2, 2, "two"), (3, 3, "three")
@@ -272,6 +275,55 @@ def test_after_a_lost_commit_the_guards_see_the_table_as_it_is_then(
         stream.deliver(ONE, THREE)
     assert looks == [True]
     assert len(stream.rows()) == 6
+
+
+def test_a_commit_lost_to_another_writer_is_tried_again_on_the_table_as_it_is_then(
+    spark: SparkSession, log_faults: LogFaults, faulty_table: str
+):
+    """Rows of the winner count as missing, and in the share, too."""
+    shapes = (Snapshot(max_delete_share=0.5), Snapshot(delete_missing=False))
+    mine, other = (
+        under_test(MergeSink(target=faulty_table, keys="id", app_id=app_id, shape=shape), sleep=lambda _: None)
+        for app_id, shape in zip(("mine", "other"), shapes, strict=True)
+    )
+    run(mine, batch(spark, SCHEMA, ONE, TWO, THREE), 0)
+
+    log_faults.overtake(
+        "/table/_delta_log",
+        lambda: run(mine, batch(spark, SCHEMA, (1, 10, "one"), TWO), 1),
+        lambda: run(other, batch(spark, SCHEMA, (3, 30, "x"), (4, 4, "x")), 0),
+    )
+    result = mine.last_result
+    assert result is not None
+    assert (result.attempts, ledger(result)) == (2, {"received": 2, "unaffected": 1, "updated": 1})
+    assert target_rows(spark, faulty_table) == [(1, 10, "one"), TWO]
+
+    with pytest.raises(ContractError, match=r"would delete 3 of 4 rows \(75.0%\)"):
+        log_faults.overtake(
+            "/table/_delta_log",
+            lambda: run(mine, batch(spark, SCHEMA, (1, 11, "one")), 2),
+            lambda: run(other, batch(spark, SCHEMA, (2, 20, "x"), (3, 3, "x"), (4, 4, "x")), 1),
+        )
+    assert [row[0] for row in target_rows(spark, faulty_table)] == [1, 2, 3, 4]
+
+
+def test_rows_that_nobody_could_count_are_told(
+    spark: SparkSession, tmp_table: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """Another writer commits after the last look at the version, before Delta begins its MERGE."""
+    stream = stream_of(spark, tmp_table, max_delete_share=0.5)
+    stream.deliver(ONE, TWO)
+    execute = SparkMerger._executed
+
+    def disturbed(self: Any, *arguments: Any) -> Any:
+        batch(spark, SCHEMA, THREE, (4, 4, "x")).write.format("delta").mode("append").save(tmp_table)
+        return execute(self, *arguments)
+
+    monkeypatch.setattr(SparkMerger, "_executed", disturbed)
+    stream.deliver(ONE)
+
+    (record,) = (one for one in caplog.records if getattr(one, "event", None) == "more_rows_removed_than_counted")
+    assert (record.counted, record.removed) == (1, 3)  # type: ignore[attr-defined]
 
 
 # -- a window ---------------------------------------------------------------------------------------

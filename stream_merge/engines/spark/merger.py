@@ -97,7 +97,7 @@ class SparkMerger(SparkCommits):
             is_wanted = beside.would_change()
             now = self.find()
             if now is not None and now.version == found.version:
-                return self._executed(events, tag) if is_wanted else self._unchanged(tag)
+                return beside.held_against(self._executed(events, tag)) if is_wanted else self._unchanged(tag)
         return self._unchanged(tag)
 
     def _executed(self, events: DataFrame, tag: CommitTag) -> MergeReport:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from stream_merge.engines.base import MergeReport
 from stream_merge.engines.spark import render
 from stream_merge.errors import ContractError
+from stream_merge.model.logs import tell
 from stream_merge.model.settings import MergeSpec
 from stream_merge.shapes import shape_of
 from stream_merge.shapes.base import Copied
@@ -15,6 +19,8 @@ from stream_merge.shapes.layout import Layout
 from stream_merge.spark import columns
 from stream_merge.tables import spark_table
 from stream_merge.tables.tombstones.spark import BROADCAST_EVENTS
+
+log = logging.getLogger(__name__)
 
 
 class Beside:
@@ -37,6 +43,7 @@ class Beside:
         self._layout = layout
         self._upserts = batch.upserts
         self._batch_id = batch_id
+        self._missing = 0
         rows = spark_table.rows(session, spec.target, version=version)
         lacking = [field for field in layout.beside if field.name not in rows.columns]
         added = [F.lit(None).cast(field.dataType).alias(field.name) for field in lacking]
@@ -62,6 +69,26 @@ class Beside:
         pairs = self._rows.join(self._events, render.same_keys(self._layout))
         return bool(pairs.where(render.condition(updating, self._layout)).take(1))
 
+    def held_against(self, report: MergeReport) -> MergeReport:
+        """The report of the MERGE as it is; a warning where it removed more rows than there were to be counted.
+
+        Another writer has then committed rows between the look and the MERGE, which Delta began with a newer version.
+        """
+        removed = sum(
+            report.metrics.get(f"numTargetRowsNotMatchedBySource{what}", 0) for what in ("Deleted", "Updated")
+        )
+        if removed > self._missing:
+            tell(
+                log.warning,
+                "more_rows_removed_than_counted",
+                target=self._spec.label,
+                batch_id=self._batch_id,
+                version=report.version,
+                counted=self._missing,
+                removed=removed,
+            )
+        return report
+
     def expect_allowed(self) -> tuple[Copied, int]:
         """What the copy does to the table, and how many of its keys the table has.
 
@@ -75,6 +102,7 @@ class Beside:
         problem = self._shape.objection(counts, where=f"snapshot {self._batch_id} for {spec.target!r}")
         if problem is not None:
             raise ContractError(problem, reasons={}, target=spec.target, batch_id=self._batch_id)
+        self._missing = counts.missing
         return counts, matched
 
 
