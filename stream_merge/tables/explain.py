@@ -96,7 +96,7 @@ def explain(target: str, *, last: int = 20, storage_options: Mapping[str, str] |
 def _of_shape(shape: str | None) -> str | None:
     """Why the native engine cannot do what a table is filled by."""
     needs_spark = any(one.name == shape and (one.needs_whole_events or one.is_whole) for one in SHAPES)
-    return f"the table is filled as {shape}, whose SQL only Spark executes" if needs_spark else None
+    return f"the table is filled as {shape}, which only Spark merges" if needs_spark else None
 
 
 def find(target: str, storage_options: Mapping[str, str] | None = None) -> NativeTable | None:

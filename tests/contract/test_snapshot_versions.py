@@ -15,8 +15,10 @@ from engines import under_test
 from prometheus_client import CollectorRegistry
 from pyspark.sql import DataFrame, SparkSession
 from rich.console import Console
+from typer.testing import CliRunner, Result
 
-from stream_merge import ConfigError, ContractError, MergeResult, MergeSink
+from stream_merge import ConfigError, ContractError, MergeResult, MergeSink, cli
+from stream_merge.cli.commands import shared
 from stream_merge.jobs.files.run import FilesSettings, replay_quarantine, run
 from stream_merge.metrics.instruments import MergeMetrics
 from stream_merge.shapes import InsertOnly, Shape, Snapshot
@@ -100,6 +102,39 @@ def test_a_sink_that_cannot_tell_versions_is_refused(spark: SparkSession, tmp_ta
 # -- files ------------------------------------------------------------------------------------------
 
 
+FILES = "files --source {0}/in --format csv --keys id --target {0}/table --checkpoint {0}/checkpoint --once"
+
+
+def test_the_command_takes_a_file_for_a_snapshot_and_says_why_it_refuses_one(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared, "local_session", lambda *_, **__: spark)
+
+    def invoke(options: str) -> Result:
+        return CliRunner().invoke(cli.app, f"{FILES.format(tmp_path)} --metrics-port 0 {options}".split())
+
+    def put(name: str, *lines: str) -> None:
+        (tmp_path / "in" / name).write_text("".join(f"{line}\n" for line in ("id,name", *lines)))
+
+    (tmp_path / "in").mkdir()
+    target = str(tmp_path / "table")
+    put("1.csv", "1,a", "2,b", "3,c", "4,d")
+    assert invoke("--shape snapshot").exit_code == 0
+    put("2.csv", "1,a", "2,x")
+
+    refused = invoke("--shape snapshot")
+    assert (refused.exit_code, target_rows(spark, target)[1]) == (3, (2, "b"))
+    assert "would delete 2 of 4 rows (50.0%), and max_delete_share=0.2 allows 20.0%" in " ".join(refused.stderr.split())
+    assert invoke("--shape snapshot --max-delete-share 0.5").exit_code == 0
+    assert target_rows(spark, target) == [(1, "a"), (2, "x")]
+    explained = CliRunner().invoke(cli.app, ["explain", target]).output
+    assert "filled as snapshot" in explained
+    assert "must not write it: the table is filled as snapshot" in explained
+
+    wrong = invoke("--shape insert-only --min-rows 3")
+    assert (wrong.exit_code, "--min-rows is about snapshots; add --shape snapshot" in wrong.stderr) == (2, True)
+
+
 class Job:
     """`stream-merge files --shape snapshot --once` over a folder of its own."""
 
@@ -181,6 +216,15 @@ def test_an_empty_file_stops_the_job(job: Job) -> None:
 
     with pytest.raises(ContractError, match=r"snapshot 1 for .* has 0 row"):
         job()
+    assert job.rows() == [(1, "a")]
+
+
+def test_a_parquet_file_is_one_snapshot(job: Job) -> None:
+    for rows in ([(1, "a"), (2, "b")], [(1, "a")]):
+        path = job.source / f"{len(rows)}.parquet"
+        batch(job.spark, SCHEMA, *rows).toPandas().to_parquet(path)
+        job(folder=Folder(path=str(job.source), format="parquet"))
+
     assert job.rows() == [(1, "a")]
 
 
