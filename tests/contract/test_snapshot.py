@@ -401,6 +401,25 @@ def test_columns_of_the_table_s_own_are_kept(spark: SparkSession, tmp_table: str
     assert stream.rows() == [(*ONE, "a"), (2, 5, "x", "b"), (*THREE, None)]
 
 
+def test_a_table_of_the_catalog_whose_names_need_quotes(spark: SparkSession):
+    target = "default.a_snapshot"
+    own = {"keys": ["the id"], "app_id": "test", "shape": Snapshot(missing={"gone-at": "current_timestamp()"}, **ANY)}
+    schema = "`the id` bigint, `a.b` struct<x: double, m: map<string, int>>"
+    nan = (float("nan"), {"k": 1})
+    sink = under_test(MergeSink(target=target, **own))
+    try:
+        run(sink, batch(spark, schema, (1, nan), (2, nan)), 0)
+        again = run(sink, batch(spark, schema, (2, nan), (1, nan)), 1)
+        flagged = run(sink, batch(spark, schema, (2, (0.0, {"k": 2}))), 2)
+        back = run(sink, batch(spark, schema, (1, nan), (2, (-0.0, {"k": 2}))), 3)
+
+        assert (again.outcome, flagged.outcome) == ("no_change", "committed")
+        assert ledger(back) == {"received": 2, "unaffected": 1, "updated": 1}
+        assert target_rows(spark, "default.a_snapshot", "the id", "gone-at") == [(1, None), (2, None)]
+    finally:
+        spark.sql(f"DROP TABLE IF EXISTS {target}")
+
+
 def test_with_deletion_vectors_unchanged_rows_are_not_written_again(spark: SparkSession, tmp_table: str):
     spark.range(40_000).selectExpr("id", "CAST(id AS INT) AS v", "uuid() AS name").coalesce(1).write.format(
         "delta"

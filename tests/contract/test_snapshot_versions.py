@@ -10,6 +10,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from engines import under_test
 from prometheus_client import CollectorRegistry
@@ -221,8 +222,7 @@ def test_an_empty_file_stops_the_job(job: Job) -> None:
 
 def test_a_parquet_file_is_one_snapshot(job: Job) -> None:
     for rows in ([(1, "a"), (2, "b")], [(1, "a")]):
-        path = job.source / f"{len(rows)}.parquet"
-        batch(job.spark, SCHEMA, *rows).toPandas().to_parquet(path)
+        pq.write_table(batch(job.spark, SCHEMA, *rows).toArrow(), job.source / f"{len(rows)}.parquet")
         job(folder=Folder(path=str(job.source), format="parquet"))
 
     assert job.rows() == [(1, "a")]
