@@ -209,6 +209,10 @@ def test_a_file_with_a_broken_line_stops_the_job_and_changes_nothing(job: Job) -
     with pytest.raises(ConfigError, match="records from the quarantine are no snapshot"):
         replay_quarantine(job.settings(), console=Console(file=StringIO()), start_session=lambda: job.spark)
 
+    job.put("2.json", '{"id": 1, "name": "a"}', '{"id": 2, "name": "repaired"}', '{"id": 3, "name": "c"}')
+    job()
+    assert job.rows() == [(1, "a"), (2, "repaired"), (3, "c")]
+
 
 def test_an_empty_file_stops_the_job(job: Job) -> None:
     job.put("1.json", '{"id": 1, "name": "a"}')

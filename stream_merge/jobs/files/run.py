@@ -109,7 +109,7 @@ def replay_quarantine(
     if settings.shape.is_whole:
         msg = (
             f"records from the quarantine are no snapshot of {settings.target!r}, and one with a broken record is"
-            " refused as a whole; repair the file and put it into the folder under a new name"
+            " refused as a whole; repair the file where it is and run again without --replay-quarantine"
         )
         raise ConfigError(msg, target=settings.target)
     if settings.shape.concerns_missing:
