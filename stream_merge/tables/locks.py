@@ -114,7 +114,8 @@ def expect_alone(target: str, by: str) -> None:
     place = path.with_name(path.name.removeprefix(_LOCK_PREFIX))
     others: list[str] = []
     with suppress(OSError):
-        others = _Present(place, by).others()
+        here = f"process {os.getpid()} ("
+        others = [other for other in _Present(place, by).others() if not other.startswith(here)]
     if others:
         raise _taken(target, others[0])
 

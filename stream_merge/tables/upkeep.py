@@ -31,6 +31,8 @@ MIN_FILE_CONF = "spark.databricks.delta.optimize.minFileSize"
 MAX_FILE_CONF = "spark.databricks.delta.optimize.maxFileSize"
 DELETED_CONF = "spark.databricks.delta.optimize.maxDeletedRowsRatio"
 RETENTION_CHECK_CONF = "spark.databricks.delta.retentionDurationCheck.enabled"
+OWN_RETENTION_CONF = "spark.databricks.delta.vacuum.retentionWindowIgnore.enabled"
+"""Unless it is off, VACUUM takes the table's own retention, whatever it is told but 0 hours (Delta 4.4)."""
 LISTING_CONF = "spark.sql.sources.parallelPartitionDiscovery.parallelism"
 """VACUUM lists a table in so many tasks; Spark's default of 10,000 takes a minute on two cores, for any table."""
 RETENTION_PROPERTY = "delta.deletedFileRetentionDuration"
@@ -161,7 +163,7 @@ class TableUpkeep:
         if problem is not None:  # the property has been changed since the sink looked first
             return Upkeep(outcome="failed", detail=problem)
         started = time.perf_counter()
-        confs = {LISTING_CONF: str(4 * session.sparkContext.defaultParallelism)}
+        confs = {OWN_RETENTION_CONF: "false", LISTING_CONF: str(4 * session.sparkContext.defaultParallelism)}
         if self._wanted.force:
             confs[RETENTION_CHECK_CONF] = "false"
         hours = 0.0 if self._wanted.vacuum_after is None else self._wanted.vacuum_after.total_seconds() / 3600

@@ -157,6 +157,23 @@ def test_files_that_are_no_longer_needed_are_deleted(
     assert (again.outcome, again.vacuumed) == ("nothing", False)  # not twice on a day
 
 
+def test_a_time_beyond_the_retention_counts(spark: SparkSession, tmp_table: str) -> None:
+    """VACUUM by itself takes the table's own retention, whatever it is told (Delta 4.4)."""
+    brief = {"delta.deletedFileRetentionDuration": "interval 1 hour"}
+    two_hours = Maintenance(every=1, optimize=False, vacuum_after=timedelta(hours=2))
+    stream = ChangeStream(spark, tmp_table, engine="native", table_properties=brief, maintenance=two_hours)
+    Path(tmp_table).mkdir()
+    ages = {Path(tmp_table, f"{hours}.parquet"): 3_600 * hours + 100 for hours in (1, 2)}
+    for file, age in ages.items():
+        file.write_bytes(b"never committed")
+        os.utime(file, (time.time() - age,) * 2)
+    (result,) = grown(stream, 1)
+
+    assert result.upkeep is not None
+    assert result.upkeep.vacuumed
+    assert [file.exists() for file in ages] == [True, False]
+
+
 def test_a_retention_that_has_grown_counts_from_then_on(spark: SparkSession, tmp_table: str) -> None:
     stream = ChangeStream(spark, tmp_table, maintenance=Maintenance(every=2, vacuum_after=timedelta(days=7)))
     sink = stream.sink()
