@@ -161,13 +161,13 @@ def test_a_time_beyond_the_retention_counts(spark: SparkSession, tmp_table: str)
     """VACUUM by itself takes the table's own retention, whatever it is told (Delta 4.4)."""
     brief = {"delta.deletedFileRetentionDuration": "interval 1 hour"}
     two_hours = Maintenance(every=1, optimize=False, vacuum_after=timedelta(hours=2))
-    stream = ChangeStream(spark, tmp_table, engine="native", table_properties=brief, maintenance=two_hours)
-    Path(tmp_table).mkdir()
+    stream = ChangeStream(spark, tmp_table, engine="native", table_properties=brief)
+    stream.deliver(upsert(9, "nine", lsn=10))
     ages = {Path(tmp_table, f"{hours}.parquet"): 3_600 * hours + 100 for hours in (1, 2)}
     for file, age in ages.items():
         file.write_bytes(b"never committed")
         os.utime(file, (time.time() - age,) * 2)
-    (result,) = grown(stream, 1)
+    result = stream.deliver(upsert(8, "eight", lsn=10), maintenance=two_hours)
 
     assert result.upkeep is not None
     assert result.upkeep.vacuumed
