@@ -259,7 +259,9 @@ class MergeSink:
             target = names.normal_path(self._spec.target)
             location = self._location(session)
             with claims.held(self, who.identity, target, location), ExitStack() as resources:
-                call = self._called(batch_df, batch_id, intake, who=who, clock=clock, resources=resources)
+                call = self._called(
+                    batch_df, batch_id, intake, who=who, location=location, clock=clock, resources=resources
+                )
                 try:
                     yield call, in_session(batch_df, session)
                 except BaseException:
@@ -273,6 +275,7 @@ class MergeSink:
         intake: Intake,
         *,
         who: Caller,
+        location: str,
         clock: PhaseClock,
         resources: ExitStack,
     ) -> BatchCall:
@@ -282,7 +285,7 @@ class MergeSink:
             who,
             batch_id,
             session,
-            location=self._location(session),
+            location=location,
             noted=self._noted,
             calls=intake.calls,
         )

@@ -58,6 +58,21 @@ def refuse(batch: Batch, layout: Layout, spec: MergeSpec, *, undecodable: int, b
         raise ContractError(msg, reasons=reasons, target=spec.target, batch_id=batch_id)
 
 
+def refuse_invalid_if_told_to(batch: Batch, spec: MergeSpec, *, batch_id: int) -> None:
+    """Stop for events that break the contract, under on_invalid="fail".
+
+    Raises:
+        ContractError: there are some.
+    """
+    if batch.quarantined and spec.on_invalid == "fail":
+        reasons = ", ".join(f"{reason}: {n}" for reason, n in batch.reasons.items())
+        msg = (
+            f"{batch.quarantined} of {batch.received} events of batch {batch_id} for {spec.target!r}"
+            f" break the contract ({reasons}); fix the source, or use on_invalid='quarantine'"
+        )
+        raise ContractError(msg, reasons=batch.reasons, target=spec.target, batch_id=batch_id)
+
+
 def expect_newest(found: TableSnapshot, spec: MergeSpec, *, app_id: str | None, batch_id: int) -> None:
     """Stop for a copy of the table that is older than the last one merged.
 

@@ -5,11 +5,8 @@ from __future__ import annotations
 from pyspark.sql import DataFrame, SparkSession
 
 from stream_merge.engines.spark.commit import APP_ID_CONF, BATCH_ID_CONF
+from stream_merge.spark.confs import TIMESTAMP_CONF, TIMESTAMP_MICROS
 from stream_merge.spark.jvm import owned_session, same_session
-
-TIMESTAMP_CONF = "spark.sql.parquet.outputTimestampType"
-TIMESTAMP_MICROS = "TIMESTAMP_MICROS"
-"""Spark's default is INT96, from which delta-rs reads years outside of 1677 to 2262 wrongly (1.6)."""
 
 STALENESS_CONF = "spark.databricks.delta.stalenessLimit"
 """Lets reads go without the newest version of a table for a while; 0 unless somebody sets it."""

@@ -96,7 +96,7 @@ def prepare(call: BatchCall, source: DataFrame) -> Prepared | Applied:
         layout = call.layouts.plan(source, None if found is None else found.schema)
         fitness.check_target(session, found, spec, layout)
         check_quarantine(call)
-        check_upkeep(call, found)
+        check_upkeep(call, found, layout)
         if call.is_first and spec.tombstones and found is not None:
             # Before the first write: whether the remembered deletes are in a format that this version reads.
             log_of(found.table_id, call.store.find(session, spec.tombstone_target))
@@ -111,15 +111,18 @@ def check_quarantine(call: BatchCall) -> None:
         quarantine.check(call.session, call.spec.quarantine_table)
 
 
-def check_upkeep(call: BatchCall, found: TableSnapshot | None) -> None:
+def check_upkeep(call: BatchCall, found: TableSnapshot | None, layout: Layout) -> None:
     """Before the first write: whether the upkeep would delete files that readers may need."""
     spec = call.spec
     if not call.is_first or spec.maintenance is None:
         return
     properties = spec.table_properties if found is None else found.properties
-    problem = upkeep.retention_problem(call.session, spec.target, properties, spec.maintenance)
-    if problem is not None:
-        raise ConfigError(problem, target=spec.target)
+    problems = [
+        upkeep.retention_problem(call.session, spec.target, properties, spec.maintenance),
+        upkeep.order_problem(spec.target, layout, spec.maintenance, clustered=bool(spec.cluster_by)),
+    ]
+    if any(problems):
+        raise ConfigError([problem for problem in problems if problem], target=spec.target)
 
 
 def _is_applied(call: BatchCall, found: TableSnapshot | None) -> bool:
@@ -231,13 +234,7 @@ def refuse_invalid_if_told_to(call: BatchCall, batch: Batch, layout: Layout) -> 
         raise ContractError(msg, reasons={}, target=target, batch_id=batch_id)
     undecodable = 0 if call.intake.undecodable is None else call.intake.undecodable.events
     meaning.refuse(batch, layout, call.spec, undecodable=undecodable, batch_id=batch_id)
-    if batch.quarantined and call.spec.on_invalid == "fail":
-        reasons = ", ".join(f"{reason}: {n}" for reason, n in batch.reasons.items())
-        msg = (
-            f"{batch.quarantined} of {batch.received} events of batch {batch_id} for {target!r}"
-            f" break the contract ({reasons}); fix the source, or use on_invalid='quarantine'"
-        )
-        raise ContractError(msg, reasons=batch.reasons, target=target, batch_id=batch_id)
+    meaning.refuse_invalid_if_told_to(batch, call.spec, batch_id=batch_id)
 
 
 def prepare_target(call: BatchCall, source: DataFrame, prepared: Prepared, batch: Batch) -> Ready:
@@ -389,11 +386,12 @@ def keep_up(call: BatchCall, done: Done) -> Done:
     """A round of upkeep of the target's files, if one is due; the batch is done, whatever becomes of it."""
     if call.upkeep is None:
         return done
+    call.resources.close()  # other sinks may need the memory of this batch meanwhile
     with call.clock.phase("upkeep"):
         found = call.upkeep.round(
             call.session,
             started=call.clock.started,
-            changed=done.version is not None,
+            changed=done.merged.report.version is not None,
             in_query=call.caller.checkpoint is not None,
         )
     return replace(done, upkeep=found)

@@ -9,6 +9,9 @@ from typing import Any
 
 from stream_merge.errors import ConfigError
 
+LEAST_VACUUM_AFTER = timedelta(hours=1)
+"""A file is on the disk before the commit that needs it."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Maintenance:
@@ -27,7 +30,8 @@ class Maintenance:
     """What a round may take; files are picked by what writing them again is expected to take."""
     force: bool = False
     """Allow a `vacuum_after` shorter than the table's own `delta.deletedFileRetentionDuration`: time travel, readers
-    of the change feed and streams that are behind lose what it deletes."""
+    of the change feed and streams that are behind lose what it deletes, and another writer what it has written for
+    so long and not yet committed."""
 
     def __post_init__(self) -> None:
         problems = list(_problems(self))
@@ -43,8 +47,11 @@ def _problems(wanted: Any) -> list[str]:
         found.append("zorder_by is given and optimize is off; switch it on, or leave zorder_by out")
     if wanted.vacuum_after is not None and not isinstance(wanted.vacuum_after, timedelta):
         found.append(f"vacuum_after={wanted.vacuum_after!r} is not a timedelta; give one, such as timedelta(days=7)")
-    elif wanted.vacuum_after is not None and wanted.vacuum_after < timedelta(0):
-        found.append(f"vacuum_after={wanted.vacuum_after!r} is negative; give a longer time")
+    elif wanted.vacuum_after is not None and wanted.vacuum_after < LEAST_VACUUM_AFTER:
+        found.append(
+            f"vacuum_after={wanted.vacuum_after} would delete what a commit under way has just written; give an hour or"
+            " more"
+        )
     if not isinstance(wanted.every, int) or isinstance(wanted.every, bool) or wanted.every < 1:
         found.append(f"every={wanted.every!r} is not a number of calls; set it to 1 or more")
     budget = wanted.budget_seconds

@@ -9,7 +9,7 @@ from pyspark.sql.types import StructType
 
 from stream_merge.errors import ConfigError
 from stream_merge.model.settings import MergeSpec
-from stream_merge.shapes import analysed
+from stream_merge.shapes import analysed, deletes
 from stream_merge.shapes.base import Shape
 from stream_merge.shapes.clauses import (
     Always,
@@ -109,16 +109,22 @@ class Clauses(Shape):
         return found
 
     def heeds(self, mark: str) -> bool:
-        """Whether each clause that writes an event asks for the mark: itself or, of an update, one that comes first."""
-        is_asked = False
+        """Whether no clause can write an event that bears the mark unless it says so.
+
+        An insert needs the condition NOT mark, alone or with others by AND; an update that condition, or the mark
+        itself, or before it a matched clause with nothing but the mark, which takes all of them.
+        """
+        wanted = deletes.bare(mark)
+        taken = False
         for one in self._clauses:
-            condition = "" if one.condition is None else text_of(one.condition)
-            names_it = mark.replace("`", "") in condition.replace("`", "")
+            terms = deletes.terms(None if one.condition is None else text_of(one.condition))
+            leaves_out = any(deletes.negates(term, wanted) for term in terms)
+            asks = any(deletes.is_mark(term, wanted) for term in terms)
             if one.kind == "matched":
-                is_asked = is_asked or names_it
-                if one.action == "update" and not is_asked:
+                if one.action == "update" and not (taken or leaves_out or asks):
                     return False
-            elif one.kind == "not_matched" and not names_it:
+                taken = taken or (asks and len(terms) == 1)
+            elif one.kind == "not_matched" and not leaves_out:
                 return False
         return True
 

@@ -70,6 +70,7 @@ def plan_layout(source: DataFrame, spec: MergeSpec, target: StructType | None) -
     deletes = finder.deletes()
     new = _evolution(finder, selected, target)
     beside = kept_beside.fields(source.sparkSession, spec, stored, target, problems, case_sensitive=case_sensitive)
+    _refuse_strangers(finder, selected, target)
     if problems:
         raise ConfigError(problems, target=spec.target)
     sequence_fields, sequence_columns, sequence_source, definition = sequence
@@ -106,6 +107,28 @@ def _whole_events(finder: _Finder, stored: list[StoredColumn]) -> WholeEvents | 
     )
     is_ordered = isinstance(spec.sequence_by, Column) or bool(spec.sequence_by)
     return WholeEvents(columns=every, stored_as=stored_as, is_ordered=is_ordered)
+
+
+def _refuse_strangers(finder: _Finder, selected: list[StructField], target: StructType | None) -> None:
+    """Columns that travel along without being stored, under the name of a target's column of another type.
+
+    With schema evolution Delta brings the types of equally named columns together, where a clause assigns the target's
+    (ResolveDeltaMergeInto, 4.4), whatever it assigns.
+    """
+    spec = finder.spec
+    if target is None or not spec.schema_evolution or spec.shape is None or not spec.shape.needs_whole_events:
+        return
+    for source in finder.fields:
+        name = columns.resolve(source.name, target.names, case_sensitive=finder.case_sensitive)
+        if source in selected or name is None:
+            continue
+        theirs = target[name].dataType
+        if columns.nullable(source.dataType) != columns.nullable(theirs):
+            finder.problems.append(
+                f"the source's column {source.name!r} ({source.dataType.simpleString()}) is not stored, and the"
+                f" target's {name!r} is {theirs.simpleString()}: schema evolution would bring them together; rename the"
+                " column in the stream, or switch schema_evolution off"
+            )
 
 
 def _evolution(finder: _Finder, selected: list[StructField], target: StructType | None) -> tuple[str, ...]:

@@ -7,6 +7,10 @@ from contextlib import contextmanager
 
 from pyspark.sql import SparkSession
 
+TIMESTAMP_CONF = "spark.sql.parquet.outputTimestampType"
+TIMESTAMP_MICROS = "TIMESTAMP_MICROS"
+"""Spark's default is INT96, from which delta-rs reads years outside of 1677 to 2262 wrongly (1.6)."""
+
 
 @contextmanager
 def holding(session: SparkSession, wanted: Mapping[str, str | None]) -> Iterator[None]:

@@ -102,6 +102,24 @@ def expect_no_other(target: str) -> None:
         raise _taken(target, holder)
 
 
+def expect_alone(target: str, by: str) -> None:
+    """Stop where a sink of another process has written to a table on a local disk and is still there.
+
+    Raises:
+        ConfigError: naming that process.
+    """
+    path = _lock_of(target)
+    if path is None:
+        return
+    place = path.with_name(path.name.removeprefix(_LOCK_PREFIX))
+    others: list[str] = []
+    with suppress(OSError):
+        here = f"process {os.getpid()} ("
+        others = [other for other in _Present(place, by).others() if not other.startswith(here)]
+    if others:
+        raise _taken(target, others[0])
+
+
 class _Present:
     """This process among those that write to a table; what it holds goes with it, however it ends."""
 

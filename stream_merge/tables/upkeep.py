@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 
 from pyspark.sql import SparkSession
@@ -14,12 +14,14 @@ from stream_merge.errors import ConfigError
 from stream_merge.model import names
 from stream_merge.model.logs import tell
 from stream_merge.model.maintenance import Maintenance
-from stream_merge.model.results import Upkeep
-from stream_merge.spark.confs import holding
+from stream_merge.model.results import Upkeep, UpkeepOutcome
+from stream_merge.shapes.layout import Layout
+from stream_merge.spark import columns
+from stream_merge.spark.confs import TIMESTAMP_CONF, TIMESTAMP_MICROS, holding
 from stream_merge.spark.console import silent
 from stream_merge.spark.data_files import DataFile, data_files
 from stream_merge.spark.errors import reason
-from stream_merge.tables import compaction, retry
+from stream_merge.tables import compaction, locks, retry
 from stream_merge.tables.compaction import TARGET_BYTES
 from stream_merge.tables.spark_table import delta_table, find
 
@@ -29,11 +31,16 @@ MIN_FILE_CONF = "spark.databricks.delta.optimize.minFileSize"
 MAX_FILE_CONF = "spark.databricks.delta.optimize.maxFileSize"
 DELETED_CONF = "spark.databricks.delta.optimize.maxDeletedRowsRatio"
 RETENTION_CHECK_CONF = "spark.databricks.delta.retentionDurationCheck.enabled"
+OWN_RETENTION_CONF = "spark.databricks.delta.vacuum.retentionWindowIgnore.enabled"
+"""Unless it is off, VACUUM takes the table's own retention, whatever it is told but 0 hours (Delta 4.4)."""
 LISTING_CONF = "spark.sql.sources.parallelPartitionDiscovery.parallelism"
 """VACUUM lists a table in so many tasks; Spark's default of 10,000 takes a minute on two cores, for any table."""
 RETENTION_PROPERTY = "delta.deletedFileRetentionDuration"
 _DEFAULT_RETENTION = "interval 1 week"
 _INTERVAL = re.compile(r"(interval\s+)?(\d+\s+[a-z]+\s*)+", re.IGNORECASE)
+
+_REMEDY = "raise budget_seconds, or run stream-merge maintain"
+_WORSE: tuple[UpkeepOutcome, ...] = ("nothing", "done", "lost", "over_budget", "failed")
 
 BYTES_PER_SECOND = 20e6
 """What a table's first round expects; later ones know (2 cores, Parquet with snappy: 15 to 40 MB)."""
@@ -56,6 +63,7 @@ class TableUpkeep:
         self._bytes_per_second = BYTES_PER_SECOND
         self._vacuumed_at: float | None = None
         self._vacuum_seconds = 0.0
+        self._removed = self._added = 0
 
     def round(self, session: SparkSession) -> Upkeep:
         """Do what is due, in one or two commits without changes of data.
@@ -64,24 +72,26 @@ class TableUpkeep:
         Raises: nothing: what fails is logged and left for the next round.
         """
         started = time.perf_counter()
-        try:
-            found = self._optimized(session) if self._wanted.optimize else Upkeep(outcome="nothing")
+        found = self._guarded(session, self._optimized) if self._wanted.optimize else Upkeep(outcome="nothing")
+        if self._is_vacuum_due():
             left = self._wanted.budget_seconds - (time.perf_counter() - started)
-            if self._is_vacuum_due(left):
-                self._vacuum(session)
-                found = Upkeep(
-                    outcome="done",
-                    removed_files=found.removed_files,
-                    added_files=found.added_files,
-                    vacuumed=True,
-                    detail=found.detail,
-                )
-        except Exception as err:
-            lost = retry.conflict_class(err)
-            found = Upkeep(outcome="failed" if lost is None else "lost", detail=reason(err))
+            found = _both(found, self._guarded(session, lambda session: self._vacuumed(session, left)))
         say = log.warning if found.outcome in ("failed", "over_budget") else log.info
         tell(say, "table_upkeep", table=self._target, **_said(found), seconds=round(time.perf_counter() - started, 3))
         return found
+
+    def _guarded(self, session: SparkSession, part: Callable[[SparkSession], Upkeep]) -> Upkeep:
+        self._removed = self._added = 0
+        try:
+            return part(session)
+        except Exception as err:
+            lost = retry.conflict_class(err)
+            return Upkeep(
+                outcome="failed" if lost is None else "lost",
+                removed_files=self._removed,
+                added_files=self._added,
+                detail=reason(err),
+            )
 
     def _optimized(self, session: SparkSession) -> Upkeep:
         table = delta_table(session, self._target)
@@ -115,40 +125,63 @@ class TableUpkeep:
             return Upkeep(outcome="nothing")
         if needed > most_bytes:
             return _left(needed, self._bytes_per_second)
-        columns = ", ".join(names.quote(name) for name in self._wanted.zorder_by)
-        statement = f"OPTIMIZE {names.sql_identifier(self._target)}" + (f" ZORDER BY ({columns})" if columns else "")
+        together = ", ".join(names.quote(name) for name in self._wanted.zorder_by)
+        statement = f"OPTIMIZE {names.sql_identifier(self._target)}" + (f" ZORDER BY ({together})" if together else "")
         return self._rewritten(session, {MAX_FILE_CONF: str(target_bytes)}, [statement], needed)
 
     def _rewritten(
         self, session: SparkSession, confs: Mapping[str, str], statements: Iterable[str], expected_bytes: int
     ) -> Upkeep:
         started = time.perf_counter()
-        removed = added = 0
-        with holding(session, confs):
+        with holding(session, {TIMESTAMP_CONF: TIMESTAMP_MICROS, **confs}):
             for statement in statements:
                 row = session.sql(statement).first()
                 if row is not None:
-                    removed += row["metrics"]["numFilesRemoved"]
-                    added += row["metrics"]["numFilesAdded"]
-        seconds = time.perf_counter() - started - FIXED_SECONDS
-        if seconds > 0 and expected_bytes > 1 << 20:
-            self._bytes_per_second = (self._bytes_per_second * expected_bytes / seconds) ** 0.5
-        return Upkeep(outcome="done" if removed else "nothing", removed_files=removed, added_files=added)
+                    self._removed += row["metrics"]["numFilesRemoved"]
+                    self._added += row["metrics"]["numFilesAdded"]
+        seconds = time.perf_counter() - started
+        if seconds > 2 * FIXED_SECONDS:  # else most of it was no writing
+            observed = expected_bytes / (seconds - FIXED_SECONDS)
+            self._bytes_per_second = (self._bytes_per_second * observed) ** 0.5
+        outcome: UpkeepOutcome = "done" if self._removed else "nothing"
+        return Upkeep(outcome=outcome, removed_files=self._removed, added_files=self._added)
 
-    def _is_vacuum_due(self, seconds_left: float) -> bool:
-        if self._wanted.vacuum_after is None or self._vacuum_seconds > max(seconds_left, 0.0):
+    def _is_vacuum_due(self) -> bool:
+        if self._wanted.vacuum_after is None:
             return False
         since = None if self._vacuumed_at is None else time.monotonic() - self._vacuumed_at
         return since is None or since >= BETWEEN_VACUUMS.total_seconds()
 
-    def _vacuum(self, session: SparkSession) -> None:
+    def _vacuumed(self, session: SparkSession, seconds_left: float) -> Upkeep:
+        if self._vacuum_seconds >= seconds_left:
+            last = f", which took {self._vacuum_seconds:,.0f} s last time" if self._vacuum_seconds else ""
+            return Upkeep(outcome="over_budget", detail=f"{seconds_left:.0f} s are left for VACUUM{last}; {_REMEDY}")
+        snapshot = find(session, self._target)
+        problem = (
+            None if snapshot is None else retention_problem(session, self._target, snapshot.properties, self._wanted)
+        )
+        if problem is not None:  # the property has been changed since the sink looked first
+            return Upkeep(outcome="failed", detail=problem)
         started = time.perf_counter()
+        confs = {OWN_RETENTION_CONF: "false", LISTING_CONF: str(4 * session.sparkContext.defaultParallelism)}
+        if self._wanted.force:
+            confs[RETENTION_CHECK_CONF] = "false"
         hours = 0.0 if self._wanted.vacuum_after is None else self._wanted.vacuum_after.total_seconds() / 3600
-        # Whether it is too short was said before anything was written (`retention_problem`), or force was given.
-        confs = {RETENTION_CHECK_CONF: "false", LISTING_CONF: str(4 * session.sparkContext.defaultParallelism)}
         with holding(session, confs), silent(session):
             delta_table(session, self._target).vacuum(hours)
         self._vacuumed_at, self._vacuum_seconds = time.monotonic(), time.perf_counter() - started
+        return Upkeep(outcome="done", vacuumed=True)
+
+
+def _both(one: Upkeep, other: Upkeep) -> Upkeep:
+    """What became of both parts of a round: the worse outcome, and why."""
+    return Upkeep(
+        outcome=max(one.outcome, other.outcome, key=_WORSE.index),
+        removed_files=one.removed_files,
+        added_files=one.added_files,
+        vacuumed=other.vacuumed,
+        detail="; ".join(detail for detail in (one.detail, other.detail) if detail),
+    )
 
 
 def retention_problem(
@@ -159,7 +192,11 @@ def retention_problem(
         return None
     kept = properties.get(RETENTION_PROPERTY, _DEFAULT_RETENTION)
     seconds = _seconds(session, kept)
-    if seconds is None or wanted.vacuum_after.total_seconds() >= seconds:
+    if seconds is None:
+        return (
+            f"{RETENTION_PROPERTY}={kept!r} of {target!r} is no time that can be compared; set it anew, or force=True"
+        )
+    if wanted.vacuum_after.total_seconds() >= seconds:
         return None
     return (
         f"vacuum_after={wanted.vacuum_after} is shorter than what {target!r} keeps removed files for"
@@ -168,12 +205,26 @@ def retention_problem(
     )
 
 
+def order_problem(target: str, layout: Layout, wanted: Maintenance, *, clustered: bool) -> str | None:
+    """Why rows cannot be brought together by `zorder_by`, or None."""
+    known = [*(c.name for c in layout.stored)]
+    missing = [
+        name for name in wanted.zorder_by if columns.resolve(name, known, case_sensitive=layout.case_sensitive) is None
+    ]
+    if missing:
+        return f"zorder_by names {missing!r}, which {target!r} does not store; stored columns are {known!r}"
+    if wanted.zorder_by and clustered:
+        return f"zorder_by is given, and {target!r} is clustered (cluster_by), which OPTIMIZE keeps up; leave it out"
+    return None
+
+
 def _seconds(session: SparkSession, interval: str) -> float | None:
     """An interval as table properties have it, in seconds; None where it is none."""
     if _INTERVAL.fullmatch(interval.strip()) is None:
         return None
     text = interval.strip() if interval.strip().lower().startswith("interval") else f"interval {interval.strip()}"
-    row = session.sql(f"SELECT unix_seconds(timestamp_seconds(0) + {text}) AS seconds").first()
+    epoch = "timestamp_ntz'1970-01-01 00:00:00'"  # without a zone, whose clocks may change meanwhile
+    row = session.sql(f"SELECT timestampdiff(SECOND, {epoch}, {epoch} + {text}) AS seconds").first()
     return None if row is None else float(row["seconds"])
 
 
@@ -181,7 +232,7 @@ def _left(needed: int, bytes_per_second: float) -> Upkeep:
     if not needed:
         return Upkeep(outcome="nothing")
     detail = f"{needed / 1e6:,.0f} MB would take about {FIXED_SECONDS + needed / bytes_per_second:,.0f} s"
-    return Upkeep(outcome="over_budget", detail=f"{detail}; raise budget_seconds, or run stream-merge maintain")
+    return Upkeep(outcome="over_budget", detail=f"{detail}; {_REMEDY}")
 
 
 def _said(found: Upkeep) -> dict[str, object]:
@@ -195,11 +246,19 @@ def _said(found: Upkeep) -> dict[str, object]:
 
 
 def maintained(session: SparkSession, target: str, wanted: Maintenance) -> Upkeep:
-    """One round now, by hand.
+    """One round now, by hand, with the table on a local disk kept from jobs of other processes meanwhile.
 
     Raises:
-        ConfigError: there is no such table, or what is wanted would take away what its readers may need.
+        ConfigError: there is no such table, another process has it, or what is wanted would take away what its readers
+            may need.
     """
+    who = "stream-merge maintain"
+    with locks.only_writer(target, who):
+        locks.expect_alone(target, who)
+        return _maintained(session, target, wanted)
+
+
+def _maintained(session: SparkSession, target: str, wanted: Maintenance) -> Upkeep:
     snapshot = find(session, target)
     if snapshot is None:
         msg = f"there is no Delta table at {target!r}; give a sink's target"

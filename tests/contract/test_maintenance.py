@@ -5,6 +5,8 @@ When a round comes, and which files it takes, is arithmetic: `tests/unit/test_co
 
 from __future__ import annotations
 
+import os
+import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -128,23 +130,83 @@ def test_a_round_that_fails_does_not_fail_the_batch(
     assert (result.upkeep.outcome, result.upkeep.detail) == (outcome, str(error))
 
 
-def test_files_that_are_no_longer_needed_are_deleted(spark: SparkSession, tmp_table: str) -> None:
-    """With a time below the table's retention only if that is forced."""
-    forced = Maintenance(every=1, optimize=False, vacuum_after=timedelta(0), force=True)
+def test_files_that_are_no_longer_needed_are_deleted(
+    spark: SparkSession, tmp_table: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Below the table's retention only if that is forced; what was removed just now stays, and nothing is printed."""
+    forced = Maintenance(every=1, optimize=False, vacuum_after=timedelta(hours=1), force=True)
     stream = ChangeStream(spark, tmp_table, engine="native")
     stream.deliver(upsert(1, "one", lsn=10))
-    stream.deliver(upsert(1, "uno", lsn=20))
-    before = stored_files(tmp_table)
+    needed = stored_files(tmp_table)
+    old = Path(tmp_table, "of-a-writer-that-died.parquet")
+    old.write_bytes(b"never committed")
+    os.utime(old, (time.time() - 3_700,) * 2)
     stream.settings["maintenance"] = forced
     sink = stream.sink()
+    capfd.readouterr()
     result = run(sink, spark.sql("SELECT 1L AS id, 30L AS lsn, 'u' AS op, 'eins' AS name"), 7)
 
     assert result.upkeep is not None
     assert (result.upkeep.outcome, result.upkeep.vacuumed) == ("done", True)
-    assert not before & stored_files(tmp_table)
+    assert not old.exists()
+    assert needed <= stored_files(tmp_table)
     assert stream.rows() == [(1, 30, "eins")]
-    assert run(sink, spark.sql("SELECT 1L AS id, 40L AS lsn, 'u' AS op, 'un' AS name"), 8).upkeep is not None
-    assert operations(tmp_table).count("VACUUM START") <= 1  # not again on the same day
+    assert "Deleted" not in "".join(capfd.readouterr())
+    again = run(sink, spark.sql("SELECT 1L AS id, 40L AS lsn, 'u' AS op, 'un' AS name"), 8).upkeep
+    assert again is not None
+    assert (again.outcome, again.vacuumed) == ("nothing", False)  # not twice on a day
+
+
+def test_a_time_beyond_the_retention_counts(spark: SparkSession, tmp_table: str) -> None:
+    """VACUUM by itself takes the table's own retention, whatever it is told (Delta 4.4)."""
+    brief = {"delta.deletedFileRetentionDuration": "interval 1 hour"}
+    two_hours = Maintenance(every=1, optimize=False, vacuum_after=timedelta(hours=2))
+    stream = ChangeStream(spark, tmp_table, engine="native", table_properties=brief)
+    stream.deliver(upsert(9, "nine", lsn=10))
+    ages = {Path(tmp_table, f"{hours}.parquet"): 3_600 * hours + 100 for hours in (1, 2)}
+    for file, age in ages.items():
+        file.write_bytes(b"never committed")
+        os.utime(file, (time.time() - age,) * 2)
+    result = stream.deliver(upsert(8, "eight", lsn=10), maintenance=two_hours)
+
+    assert result.upkeep is not None
+    assert result.upkeep.vacuumed
+    assert [file.exists() for file in ages] == [True, False]
+
+
+def test_a_retention_that_has_grown_counts_from_then_on(spark: SparkSession, tmp_table: str) -> None:
+    stream = ChangeStream(spark, tmp_table, maintenance=Maintenance(every=2, vacuum_after=timedelta(days=7)))
+    sink = stream.sink()
+    run(sink, spark.sql("SELECT 1L AS id, 1L AS lsn, 'u' AS op, 'a' AS name"), 0)
+    spark.sql(f"ALTER TABLE delta.`{tmp_table}` SET TBLPROPERTIES (delta.deletedFileRetentionDuration = '30 days')")
+    result = run(sink, spark.sql("SELECT 1L AS id, 2L AS lsn, 'u' AS op, 'a' AS name"), 1)
+
+    assert (result.outcome, result.upkeep is not None and result.upkeep.outcome) == ("committed", "failed")
+    assert result.upkeep is not None
+    assert "is shorter than what" in result.upkeep.detail
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({}, "zorder_by names ['nmae'], which"),
+        ({"cluster_by": ["id"], "zorder_by": ("id",)}, "is clustered (cluster_by), which OPTIMIZE keeps up"),
+        (
+            {"table_properties": {"delta.deletedFileRetentionDuration": "interval soon"}},
+            "is no time that can be compared",
+        ),
+    ],
+)
+def test_what_a_round_could_never_do_is_refused_at_once(
+    spark: SparkSession, tmp_table: str, settings: dict[str, Any], problem: str
+) -> None:
+    zorder_by = settings.pop("zorder_by", ("nmae",))
+    wanted = Maintenance(zorder_by=zorder_by, vacuum_after=timedelta(days=30))
+    stream = ChangeStream(spark, tmp_table, maintenance=wanted, **settings)
+    with pytest.raises(ConfigError) as raised:
+        run(stream.sink(), spark.sql("SELECT 1L AS id, 1L AS lsn, 'u' AS op, 'a' AS name"), 0)
+    assert problem in str(raised.value)
+    assert not Path(tmp_table).exists()
 
 
 @pytest.mark.parametrize("retention", [None, "interval 2 weeks", "interval 30 hours"])
@@ -177,9 +239,10 @@ def test_by_hand(spark: SparkSession, tmp_table: str) -> None:
     assert command.invoke(cli.app, ["maintain", tmp_table]).output == "nothing to do\n"
     refused = command.invoke(cli.app, ["maintain", tmp_table, "--vacuum-after", "3 days"])
     assert (refused.exit_code, "vacuum_after=3 days, 0:00:00 is shorter than" in refused.output) == (2, True)
-    done = command.invoke(cli.app, ["maintain", tmp_table, "--vacuum-after", "0 s", "--force"])
+    done = command.invoke(cli.app, ["maintain", tmp_table, "--vacuum-after", "1 hour", "--force"])
     assert done.output == "no files are worth putting together; files that it no longer needs are deleted\n"
-    assert len(stored_files(tmp_table)) == 1
+    too_short = command.invoke(cli.app, ["maintain", tmp_table, "--vacuum-after", "0 s", "--force"])
+    assert (too_short.exit_code, "give an hour or more" in too_short.output) == (2, True)
     wrong = command.invoke(cli.app, ["maintain", tmp_table, "--vacuum-after", "3"])
     assert (wrong.exit_code, "'3' has no unit" in wrong.output) == (2, True)
     with pytest.raises(ConfigError, match="there is no Delta table at"):

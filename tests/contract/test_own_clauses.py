@@ -192,6 +192,19 @@ def test_new_fields_of_a_struct_are_added_and_those_that_the_source_lacks_are_ke
     assert stream.rows() == [(1, (8, 3, 9), (8, 9)), (2, (8, None, 9), (8, 9))]
 
 
+def test_a_column_that_is_not_stored_is_not_brought_together_with_the_targets(spark: SparkSession, tmp_table: str):
+    """Delta would merge the types of both where the schema may evolve, whatever a clause assigns."""
+    spark.sql(f"CREATE TABLE delta.`{tmp_table}` (id bigint, info string) USING delta")
+    own = {"schema": "id bigint, info struct<a: int>", "except_column_list": ["info"]}
+    written = {"id": "s.id", "info": "to_json(s.info)"}
+    stream = stream_of(spark, tmp_table, when_not_matched().insert(written), **own)
+    stream.deliver((1, (8,)))
+
+    assert stream.rows() == [(1, '{"a":8}')]
+    with pytest.raises(ConfigError, match=r"'info' \(struct<a:int>\) is not stored, and the target's 'info' is string"):
+        stream.deliver((2, (9,)), schema_evolution=True)
+
+
 def test_a_source_of_narrower_types_and_a_padded_key(spark: SparkSession, tmp_table: str):
     """Conditions and values see the source's own values; what is stored and matched has the target's types."""
     spark.sql(f"CREATE TABLE delta.`{tmp_table}` (id char(3), v bigint, st struct<a: int, b: int>) USING delta")

@@ -155,7 +155,7 @@ def test_a_stream_that_is_behind_goes_first(monkeypatch: pytest.MonkeyPatch) -> 
         ({"budget_seconds": 0}, "budget_seconds=0 is no time; set it to a positive number of seconds"),
         ({"budget_seconds": float("inf")}, "budget_seconds=inf is no time"),
         ({"vacuum_after": 7}, "vacuum_after=7 is not a timedelta; give one, such as timedelta(days=7)"),
-        ({"vacuum_after": timedelta(days=-1)}, "is negative; give a longer time"),
+        ({"vacuum_after": timedelta(minutes=59), "force": True}, "has just written; give an hour or more"),
         ({"zorder_by": "id"}, "zorder_by='id' is not a list of column names; give a tuple of them"),
         ({"zorder_by": ("id",), "optimize": False}, "zorder_by is given and optimize is off"),
         ({"optimize": False}, "there is nothing to do; leave maintenance out"),

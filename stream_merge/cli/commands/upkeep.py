@@ -60,7 +60,7 @@ def maintain(
     conf: Confs = None,
     debug: Debug = False,
 ) -> None:
-    """Put a table's small files together and delete those that it no longer needs, once, beside a running sink or not.
+    """Put a table's small files together and delete those that it no longer needs, once, while no sink writes to it.
 
     Exit codes: 0 done, or nothing was worth it; 1 not done, the sentence says why; 2 an option has to change.
     """
