@@ -116,13 +116,9 @@ def check_upkeep(call: BatchCall, found: TableSnapshot | None, layout: Layout) -
     spec = call.spec
     if not call.is_first or spec.maintenance is None:
         return
-    properties = spec.table_properties if found is None else found.properties
-    problems = [
-        upkeep.retention_problem(call.session, spec.target, properties, spec.maintenance),
-        upkeep.order_problem(spec.target, layout, spec.maintenance, clustered=bool(spec.cluster_by)),
-    ]
-    if any(problems):
-        raise ConfigError([problem for problem in problems if problem], target=spec.target)
+    problems = upkeep.problems(call.session, spec.target, spec.maintenance, layout, found=found, spec=spec)
+    if problems:
+        raise ConfigError(problems, target=spec.target)
 
 
 def _is_applied(call: BatchCall, found: TableSnapshot | None) -> bool:

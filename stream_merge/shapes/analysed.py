@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import AtomicType, DataType, StructField, StructType
+from pyspark.sql.types import ArrayType, AtomicType, DataType, MapType, NullType, StructField, StructType
 
 from stream_merge.model import names
 from stream_merge.shapes.layout import Layout
@@ -120,8 +120,11 @@ def misfit(
         value = _as_stored(written, stored_as)
         # A filter, as a clause of MERGE, takes neither aggregates nor windows nor generators.
         traits = filter_traits(frame.where(value if is_condition else value.isNull()))
+        held = None if stored_as is None else frame.select(value.alias("value")).schema["value"].dataType
     except AnalysisException as err:
         return f"{said} does not fit: {reason(err).rstrip(';.')}; {seen}"
+    if held is not None and stored_as is not None and _are_unlike(held, stored_as):
+        return f"{said} is {held.simpleString()}, and the column is {stored_as.simpleString()}; {seen}"
     if traits.has_subquery:
         return f"{said} has a subquery, which MERGE does not take; join what it needs to the events in the stream"
     if is_condition and not traits.is_deterministic:
@@ -132,6 +135,14 @@ def misfit(
 def may_be_null(frame: DataFrame, written: Written, stored_as: DataType) -> bool:
     """Whether Spark cannot rule out that a value of a clause, which has no misfit, is NULL."""
     return frame.select(_as_stored(written, stored_as).alias("value")).schema["value"].nullable
+
+
+def _are_unlike(held: DataType, stored: DataType) -> bool:
+    """Whether a value is of another kind than its column, where one is a struct, an array or a map: no cast helps."""
+    kinds = StructType | ArrayType | MapType
+    if not isinstance(held, kinds | NullType) and not isinstance(stored, kinds):
+        return False
+    return not isinstance(held, NullType) and type(held) is not type(stored)
 
 
 def _as_stored(written: Written, stored_as: DataType | None) -> Column:

@@ -10,6 +10,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import (
     ArrayType,
     ByteType,
+    CalendarIntervalType,
     CharType,
     DataType,
     DecimalType,
@@ -88,7 +89,7 @@ def or_empty(texts: Column) -> Column:
 
 def has_order(dtype: DataType) -> bool:
     """Whether Spark can compare two values with `<` (maps and variants have neither order nor equality)."""
-    if isinstance(dtype, MapType | VariantType | NullType):
+    if isinstance(dtype, MapType | VariantType | NullType | CalendarIntervalType):
         return False
     if isinstance(dtype, ArrayType):
         return has_order(dtype.elementType)

@@ -50,8 +50,7 @@ def due(files: Sequence[DataFile], *, most_bytes: float, target_bytes: int = TAR
     smaller_than = ends[fitting - 1] if fitting else 0
     small = _small(files, smaller_than)
     vectored = [file for file in files if file.deleted_share > 0 and file not in small]
-    removed = sum(file.deleted_share * file.bytes for file in vectored)
-    is_worth_it = removed > LEAST_DELETED_SHARE * _bytes(vectored)
+    is_worth_it = worth_purging(vectored)
     purge = is_worth_it and _bytes(vectored) <= most_bytes - _bytes(small)
     beyond = 0
     if not small and not purge:
@@ -65,6 +64,12 @@ def due(files: Sequence[DataFile], *, most_bytes: float, target_bytes: int = TAR
         purge=purge,
         beyond=beyond,
     )
+
+
+def worth_purging(files: Iterable[DataFile]) -> bool:
+    """Whether deletion vectors have removed enough of the rows of the files that have some."""
+    vectored = [file for file in files if file.deleted_share > 0]
+    return sum(file.deleted_share * file.bytes for file in vectored) > LEAST_DELETED_SHARE * _bytes(vectored)
 
 
 def _bytes(files: Iterable[DataFile]) -> int:
@@ -81,7 +86,7 @@ def _ends(files: Iterable[DataFile], target_bytes: int) -> Iterable[int]:
         sizes.sort()
         total = 0
         for count, size in enumerate(sizes, start=1):
-            if count > 1 and size > total:
+            if count >= FEWEST_FILES and size > total:
                 break
             total += size
             if count >= FEWEST_FILES and (count == len(sizes) or sizes[count] != size):

@@ -102,7 +102,7 @@ def expect_no_other(target: str) -> None:
         raise _taken(target, holder)
 
 
-def expect_alone(target: str, by: str) -> None:
+def expect_alone(target: str) -> None:
     """Stop where a sink of another process has written to a table on a local disk and is still there.
 
     Raises:
@@ -112,12 +112,12 @@ def expect_alone(target: str, by: str) -> None:
     if path is None:
         return
     place = path.with_name(path.name.removeprefix(_LOCK_PREFIX))
-    others: list[str] = []
-    with suppress(OSError):
-        here = f"process {os.getpid()} ("
-        others = [other for other in _Present(place, by).others() if not other.startswith(here)]
-    if others:
-        raise _taken(target, others[0])
+    folder, here = place.with_name(f"{_WRITERS_PREFIX}{place.name}"), f"process {os.getpid()} ("
+    with suppress(FileNotFoundError):
+        for name in os.listdir(folder):
+            holder = _holder_of(folder / name)
+            if holder is not None and not holder.startswith(here):
+                raise _taken(target, holder)
 
 
 class _Present:

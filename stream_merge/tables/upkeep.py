@@ -15,6 +15,8 @@ from stream_merge.model import names
 from stream_merge.model.logs import tell
 from stream_merge.model.maintenance import Maintenance
 from stream_merge.model.results import Upkeep, UpkeepOutcome
+from stream_merge.model.settings import MergeSpec
+from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.shapes.layout import Layout
 from stream_merge.spark import columns
 from stream_merge.spark.confs import TIMESTAMP_CONF, TIMESTAMP_MICROS, holding
@@ -122,12 +124,21 @@ class TableUpkeep:
         wanted = [file for file in files if not (clustered and file.is_clustered)]
         needed = sum(file.bytes for file in wanted)
         if len(wanted) < max(compaction.FEWEST_FILES, 2 * needed / target_bytes):
-            return Upkeep(outcome="nothing")
+            # Clustered files neither REORG nor OPTIMIZE … FULL writes again, whatever rows they have lost (Delta 4.4).
+            return Upkeep(outcome="nothing") if clustered else self._purged(session, files, most_bytes)
         if needed > most_bytes:
             return _left(needed, self._bytes_per_second)
         together = ", ".join(names.quote(name) for name in self._wanted.zorder_by)
         statement = f"OPTIMIZE {names.sql_identifier(self._target)}" + (f" ZORDER BY ({together})" if together else "")
         return self._rewritten(session, {MAX_FILE_CONF: str(target_bytes)}, [statement], needed)
+
+    def _purged(self, session: SparkSession, files: list[DataFile], most_bytes: float) -> Upkeep:
+        needed = sum(file.bytes for file in files if file.deleted_share > 0)
+        if not compaction.worth_purging(files):
+            return Upkeep(outcome="nothing")
+        if needed > most_bytes:
+            return _left(needed, self._bytes_per_second)
+        return self._rewritten(session, {}, [f"REORG TABLE {names.sql_identifier(self._target)} APPLY (PURGE)"], needed)
 
     def _rewritten(
         self, session: SparkSession, confs: Mapping[str, str], statements: Iterable[str], expected_bytes: int
@@ -205,17 +216,39 @@ def retention_problem(
     )
 
 
-def order_problem(target: str, layout: Layout, wanted: Maintenance, *, clustered: bool) -> str | None:
-    """Why rows cannot be brought together by `zorder_by`, or None."""
-    known = [*(c.name for c in layout.stored)]
+def problems(
+    session: SparkSession,
+    target: str,
+    wanted: Maintenance,
+    layout: Layout,
+    *,
+    found: TableSnapshot | None,
+    spec: MergeSpec,
+) -> list[str]:
+    """Why a sink's upkeep would do harm, or nothing at all.
+
+    Args:
+        session: any.
+        target: as the sink was told.
+        wanted: what is to be done.
+        layout: how the sink's batches map onto the target.
+        found: the target; None while there is none.
+        spec: what a missing target is made by.
+    """
+    properties = spec.table_properties if found is None else found.properties
+    known = list(dict.fromkeys([*(c.name for c in layout.stored), *([] if found is None else found.schema.names)]))
     missing = [
         name for name in wanted.zorder_by if columns.resolve(name, known, case_sensitive=layout.case_sensitive) is None
     ]
+    problem = retention_problem(session, target, properties, wanted)
+    listed = [] if problem is None else [problem]
     if missing:
-        return f"zorder_by names {missing!r}, which {target!r} does not store; stored columns are {known!r}"
-    if wanted.zorder_by and clustered:
-        return f"zorder_by is given, and {target!r} is clustered (cluster_by), which OPTIMIZE keeps up; leave it out"
-    return None
+        listed.append(f"zorder_by names {missing!r}, which {target!r} does not have; its columns are {known!r}")
+    elif wanted.zorder_by and spec.cluster_by:
+        listed.append(
+            f"zorder_by is given, and {target!r} is clustered (cluster_by), which OPTIMIZE keeps up; leave it out"
+        )
+    return listed
 
 
 def _seconds(session: SparkSession, interval: str) -> float | None:
@@ -252,9 +285,8 @@ def maintained(session: SparkSession, target: str, wanted: Maintenance) -> Upkee
         ConfigError: there is no such table, another process has it, or what is wanted would take away what its readers
             may need.
     """
-    who = "stream-merge maintain"
-    with locks.only_writer(target, who):
-        locks.expect_alone(target, who)
+    with locks.only_writer(target, "stream-merge maintain"):
+        locks.expect_alone(target)
         return _maintained(session, target, wanted)
 
 

@@ -205,6 +205,29 @@ def test_a_column_that_is_not_stored_is_not_brought_together_with_the_targets(sp
         stream.deliver((2, (9,)), schema_evolution=True)
 
 
+@pytest.mark.parametrize(
+    ("column", "value", "held"),
+    [
+        ("st", "s.v", "int"),
+        ("l", "s.v", "int"),
+        ("v", "named_struct('a', 1)", "struct<a:int>"),
+        ("m", "array(1)", "array"),
+    ],
+)
+def test_a_value_of_another_kind_than_its_column_is_refused_before_anything_is_written(
+    spark: SparkSession, tmp_table: str, column: str, value: str, held: str
+):
+    spark.sql(
+        f"CREATE TABLE delta.`{tmp_table}` (id bigint, st struct<a: int>, l array<int>, m map<string, int>, v int)"
+        " USING delta"
+    )
+    own = {"schema": "id bigint, v int", "except_column_list": ["v"]}
+    stream = stream_of(spark, tmp_table, when_matched().update({column: value}), **own)
+    with pytest.raises(ConfigError, match=f"{held}.*, and the column is "):
+        stream.deliver((1, 2))
+    assert spark.sql(f"DESCRIBE HISTORY delta.`{tmp_table}`").count() == 1
+
+
 def test_a_source_of_narrower_types_and_a_padded_key(spark: SparkSession, tmp_table: str):
     """Conditions and values see the source's own values; what is stored and matched has the target's types."""
     spark.sql(f"CREATE TABLE delta.`{tmp_table}` (id char(3), v bigint, st struct<a: int, b: int>) USING delta")

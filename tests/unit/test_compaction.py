@@ -36,6 +36,16 @@ def test_a_file_is_written_again_when_its_size_doubles() -> None:
     assert due(files(MB, MB, MB), most_bytes=PLENTY).files == 0
 
 
+def test_files_of_unequal_size_are_put_together() -> None:
+    """As they are on any real table."""
+    rng = random.Random(1)
+    alike = files(*(rng.randrange(900 * KB, 1_100 * KB) for _ in range(200)))
+    assert due(alike, most_bytes=PLENTY).files == 200
+    assert due(files(*range(1_000, 1_500)), most_bytes=PLENTY).files == 500
+    assert due(files(100, *[1_000] * 20), most_bytes=PLENTY).files == 21
+    assert due(files(KB, 10 * KB, 100 * KB, MB, 10 * MB), most_bytes=PLENTY).files == 0
+
+
 def test_files_of_other_partitions_are_not_put_together() -> None:
     apart = [DataFile(f'{{"day":"{day}"}}', KB, 0.0, is_clustered=False) for day in range(50)]
     assert due(apart, most_bytes=PLENTY).files == 0
