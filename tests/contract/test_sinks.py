@@ -281,9 +281,9 @@ def test_events_whose_commit_nobody_knows_are_not_quarantined(fleet: Fleet, monk
 
     def lost(self: MergeSink, batch_df: DataFrame, batch_id: int, intake: Intake) -> None:
         merge(self, batch_df, batch_id, intake)
-        if self._label == "orders":
+        if self._spec.label == "orders":
             msg = "no answer"
-            raise CommitStateUnknownError(msg, target=self._target, batch_id=batch_id)
+            raise CommitStateUnknownError(msg, target=self._spec.target, batch_id=batch_id)
 
     with monkeypatch.context() as patch:
         patch.setattr(MergeSink, "_merge", lost)
