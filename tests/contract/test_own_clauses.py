@@ -210,7 +210,6 @@ def test_a_column_that_is_not_stored_is_not_brought_together_with_the_targets(sp
     [
         ("st", "s.v", "int"),
         ("l", "s.v", "int"),
-        ("v", "named_struct('a', 1)", "struct<a:int>"),
         ("m", "array(1)", "array"),
     ],
 )
