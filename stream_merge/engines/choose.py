@@ -56,7 +56,7 @@ def start(job: MergeJob, ranking: Ranking) -> Execution:
     for engine in ranking.engines:
         why, refusal = ranking.estimate, None
         if not engine.in_driver:
-            why, refusal = _why_not_in_the_driver(job, ranking, refused)
+            why, refusal = _why_not_in_the_driver(ranking, refused)
         found = engine.start(job, why, refusal)
         if isinstance(found, Execution):
             return found
@@ -66,7 +66,7 @@ def start(job: MergeJob, ranking: Ranking) -> Execution:
     raise ConfigError(msg, target=job.spec.target)
 
 
-def _why_not_in_the_driver(job: MergeJob, ranking: Ranking, refused: Ineligible | None) -> tuple[str, Refusal | None]:
+def _why_not_in_the_driver(ranking: Ranking, refused: Ineligible | None) -> tuple[str, Refusal | None]:
     if refused is not None:
         return refused.detail, refused.reason
     return ranking.estimate, "cost" if any(one.in_driver for one in ranking.engines) else None

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Mapping
 
 from stream_merge.engines.base import MergeReport
 from stream_merge.model.logs import tell
-from stream_merge.model.results import EventCounts
+from stream_merge.model.results import UNDECODABLE, EventCounts
 from stream_merge.shapes.batch import Batch
 
 log = logging.getLogger(__name__)
+
+
+def all_reasons(batch: Batch | None, undecodable: int) -> Counter[str]:
+    """Quarantined events by reason, those included that are not in the batch."""
+    reasons = Counter({} if batch is None else batch.reasons)
+    if undecodable:
+        reasons[UNDECODABLE] += undecodable
+    return reasons
 
 
 def _by_events(report: MergeReport) -> tuple[int, int]:

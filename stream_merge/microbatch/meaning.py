@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 from pyspark.sql import functions as F
 
 from stream_merge.errors import ContractError
-from stream_merge.model.results import UNDECODABLE
+from stream_merge.microbatch.ledger import all_reasons
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.shapes import shape_of
@@ -30,6 +28,12 @@ def refuse(batch: Batch, layout: Layout, spec: MergeSpec, *, undecodable: int, b
     """
     where = f"batch {batch_id} for {spec.target!r}"
     received = batch.received + undecodable
+    if batch.delete_events and spec.only_inserts and layout.whole is None:
+        unwanted = (
+            f"{batch.delete_events} of {batch.received} events of {where} are deletes, and its shape deletes nothing;"
+            " leave them out of the source, or merge it as changes, into a table and with a checkpoint of its own"
+        )
+        raise ContractError(unwanted, reasons={}, target=spec.target, batch_id=batch_id)
     msg = None
     if spec.is_whole:
         msg = _refused_whole(batch, spec, where=f"snapshot {batch_id} for {spec.target!r}", undecodable=undecodable)
@@ -52,9 +56,7 @@ def refuse(batch: Batch, layout: Layout, spec: MergeSpec, *, undecodable: int, b
             f" give each insert the condition NOT {mark}, and put a matched clause with {mark} before the updates"
         )
     if msg is not None:
-        reasons = Counter(batch.reasons)
-        if undecodable:
-            reasons[UNDECODABLE] += undecodable
+        reasons = all_reasons(batch, undecodable)
         raise ContractError(msg, reasons=reasons, target=spec.target, batch_id=batch_id)
 
 
@@ -93,8 +95,7 @@ def _refused_whole(batch: Batch, spec: MergeSpec, *, where: str, undecodable: in
     shape, broken = shape_of(spec), batch.quarantined + undecodable
     received = batch.received + undecodable
     if broken:
-        found = Counter(batch.reasons) + Counter({UNDECODABLE: undecodable})
-        reasons = ", ".join(f"{reason}: {n}" for reason, n in found.items() if n)
+        reasons = ", ".join(f"{reason}: {n}" for reason, n in all_reasons(batch, undecodable).items())
         return (
             f"{broken} of {received} rows of {where} break the contract ({reasons}), and a broken row must not look"
             " like a missing key; nothing was written, repair the snapshot"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -13,12 +12,11 @@ from stream_merge.errors import ConfigError, StreamMergeError
 from stream_merge.metrics.instruments import MergeMetrics
 from stream_merge.microbatch.call import BatchCall
 from stream_merge.microbatch.clock import PhaseClock
-from stream_merge.microbatch.ledger import settle
+from stream_merge.microbatch.ledger import all_reasons, settle
 from stream_merge.microbatch.steps import Done
 from stream_merge.model.logs import tell
-from stream_merge.model.results import UNDECODABLE, FailedBatch, MergeResult, Outcome
+from stream_merge.model.results import FailedBatch, MergeResult, Outcome
 from stream_merge.model.settings import MergeSpec
-from stream_merge.model.source_batch import Undecodable
 from stream_merge.spark import environment
 from stream_merge.spark.errors import reason
 
@@ -52,14 +50,14 @@ def failures_told(
 
 def result_of(call: BatchCall, done: Done) -> MergeResult:
     """The ledger and everything else worth knowing."""
-    report, undecodable = done.merged.report, call.intake.undecodable
+    report, undecodable = done.merged.report, call.intake.undecodable_events
     choice = done.choice or without_work(call.spec.engine)
     events = settle(
         done.batch,
         report,
         refused=done.merged.refused,
         repaired=done.merged.repaired,
-        undecodable=0 if undecodable is None else undecodable.events,
+        undecodable=undecodable,
     )
     outcome: Outcome = "committed"
     if report.already_applied:
@@ -80,7 +78,7 @@ def result_of(call: BatchCall, done: Done) -> MergeResult:
         plan=_plan(done, choice),
         refusal=choice.refusal,
         events=events,
-        reasons={} if report.already_applied else _reasons(done, undecodable),
+        reasons={} if report.already_applied else dict(all_reasons(done.batch, undecodable)),
         metrics=dict(report.metrics),
         seconds=call.clock.seconds(),
         upkeep=done.upkeep,
@@ -92,14 +90,6 @@ def _plan(done: Done, choice: Choice) -> str:
         return "no merge needed"
     bounded = ", ".join(bound.name for bound in done.batch.bounds.columns) or "no column"
     return f"{choice}; file skipping by key bounds on {bounded}"
-
-
-def _reasons(done: Done, undecodable: Undecodable | None) -> dict[str, int]:
-    """Quarantined events by reason, those included that are not in the batch."""
-    reasons = Counter({} if done.batch is None else done.batch.reasons)
-    if undecodable is not None and undecodable.events:
-        reasons[UNDECODABLE] += undecodable.events
-    return dict(reasons)
 
 
 def told(result: MergeResult, metrics: MergeMetrics) -> None:

@@ -15,7 +15,7 @@ from stream_merge.engines import choose
 from stream_merge.engines.base import Choice, MergeReport
 from stream_merge.engines.job import fits_the_driver, is_for_driver, job_of
 from stream_merge.engines.spark.whole import Beside
-from stream_merge.errors import ConfigError, ContractError, MergeFailedError
+from stream_merge.errors import ConfigError, MergeFailedError
 from stream_merge.microbatch import meaning, merging
 from stream_merge.microbatch.call import BatchCall
 from stream_merge.microbatch.merging import Executor, Merged
@@ -116,7 +116,7 @@ def check_upkeep(call: BatchCall, found: TableSnapshot | None, layout: Layout) -
     spec = call.spec
     if not call.is_first or spec.maintenance is None:
         return
-    problems = upkeep.problems(call.session, spec.target, spec.maintenance, layout, found=found, spec=spec)
+    problems = upkeep.problems(call.session, spec, spec.maintenance, layout, found)
     if problems:
         raise ConfigError(problems, target=spec.target)
 
@@ -220,17 +220,9 @@ def _evaluated_in_driver(
 
 def refuse_invalid_if_told_to(call: BatchCall, batch: Batch, layout: Layout) -> None:
     """Under on_invalid="fail", and for events that may not come in this shape, raise before anything is written."""
-    target, batch_id = call.spec.target, call.batch_id
-    if batch.delete_events and call.spec.only_inserts and layout.whole is None:
-        msg = (
-            f"{batch.delete_events} of {batch.received} events of batch {batch_id} for {target!r}"
-            " are deletes, and its shape deletes nothing; leave them out of the source, or merge it as changes,"
-            " into a table and with a checkpoint of its own"
-        )
-        raise ContractError(msg, reasons={}, target=target, batch_id=batch_id)
-    undecodable = 0 if call.intake.undecodable is None else call.intake.undecodable.events
-    meaning.refuse(batch, layout, call.spec, undecodable=undecodable, batch_id=batch_id)
-    meaning.refuse_invalid_if_told_to(batch, call.spec, batch_id=batch_id)
+    undecodable = call.intake.undecodable_events
+    meaning.refuse(batch, layout, call.spec, undecodable=undecodable, batch_id=call.batch_id)
+    meaning.refuse_invalid_if_told_to(batch, call.spec, batch_id=call.batch_id)
 
 
 def prepare_target(call: BatchCall, source: DataFrame, prepared: Prepared, batch: Batch) -> Ready:

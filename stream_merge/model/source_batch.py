@@ -61,3 +61,8 @@ class Intake:
     """For which batches of its query the sink is called."""
     undecodable: Undecodable | None = None
     """Not among the events; None where there is nothing of the kind."""
+
+    @property
+    def undecodable_events(self) -> int:
+        """How many of them there are."""
+        return 0 if self.undecodable is None else self.undecodable.events

@@ -10,7 +10,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from stream_merge.spark.jvm import java_class
+from stream_merge.spark.delta import newest
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +28,7 @@ class DataFile:
 
 def data_files(session: SparkSession, delta_table: Any) -> list[DataFile]:
     """The files behind a `DeltaTable` handle. Cost: one Spark job over the log."""
-    none = java_class(session, "scala.Option").empty()
-    loaded = delta_table._jdt.deltaLog().update(False, none, none)
-    rows = DataFrame(loaded.allFiles().toDF(), session).selectExpr(
+    rows = DataFrame(newest(session, delta_table).allFiles().toDF(), session).selectExpr(
         "to_json(partitionValues) AS partition",
         "size",
         "coalesce(deletionVector.cardinality, 0) AS deleted",

@@ -18,17 +18,21 @@ LAST_COMMIT_VERSION_CONF = "spark.databricks.delta.lastCommitVersionInSession"
 """Delta notes the version of each commit of a session here (OptimisticTransaction, 4.4)."""
 
 
+def newest(session: SparkSession, delta_table: Any) -> Any:
+    """Delta's own snapshot of the table behind a `DeltaTable` handle, freshly loaded."""
+    none = java_class(session, "scala.Option").empty()
+    return delta_table._jdt.deltaLog().update(False, none, none)
+
+
 def snapshot(session: SparkSession, delta_table: Any) -> TableSnapshot:
     """A freshly loaded snapshot of the table behind a `DeltaTable` handle (about 5 ms when little changed)."""
-    none = java_class(session, "scala.Option").empty()
-    log = delta_table._jdt.deltaLog()
-    loaded = log.update(False, none, none)
+    loaded = newest(session, delta_table)
     metadata = loaded.metadata()
     checksum = loaded.checksumOpt()
     return TableSnapshot(
         table_id=metadata.id(),
         version=int(loaded.version()),
-        location=log.dataPath().toString(),
+        location=delta_table._jdt.deltaLog().dataPath().toString(),
         schema=StructType.fromJson(json.loads(metadata.schemaString())),
         partition_columns=strings(metadata.partitionColumns()),
         properties=string_map(metadata.configuration()),

@@ -43,14 +43,15 @@ def due(files: Sequence[DataFile], *, most_bytes: float, target_bytes: int = TAR
     Args:
         files: of the table.
         most_bytes: how much may be written again.
-        target_bytes: files of half of this size and more are left alone.
+        target_bytes: files of half of this size and more are left alone; 0: all are, but for removed rows.
     """
     ends = sorted(set(_ends(files, target_bytes)))
     fitting = bisect_right(ends, most_bytes, key=lambda end: _bytes(_small(files, end)))
     smaller_than = ends[fitting - 1] if fitting else 0
     small = _small(files, smaller_than)
     vectored = [file for file in files if file.deleted_share > 0 and file not in small]
-    is_worth_it = worth_purging(vectored)
+    removed = sum(file.deleted_share * file.bytes for file in vectored)
+    is_worth_it = removed > LEAST_DELETED_SHARE * _bytes(vectored)
     purge = is_worth_it and _bytes(vectored) <= most_bytes - _bytes(small)
     beyond = 0
     if not small and not purge:
@@ -64,12 +65,6 @@ def due(files: Sequence[DataFile], *, most_bytes: float, target_bytes: int = TAR
         purge=purge,
         beyond=beyond,
     )
-
-
-def worth_purging(files: Iterable[DataFile]) -> bool:
-    """Whether deletion vectors have removed enough of the rows of the files that have some."""
-    vectored = [file for file in files if file.deleted_share > 0]
-    return sum(file.deleted_share * file.bytes for file in vectored) > LEAST_DELETED_SHARE * _bytes(vectored)
 
 
 def _bytes(files: Iterable[DataFile]) -> int:

@@ -6,7 +6,9 @@ import logging
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
 from datetime import timedelta
+from functools import partial
 
 from pyspark.sql import SparkSession
 
@@ -24,7 +26,7 @@ from stream_merge.spark.console import silent
 from stream_merge.spark.data_files import DataFile, data_files
 from stream_merge.spark.errors import reason
 from stream_merge.tables import compaction, locks, retry
-from stream_merge.tables.compaction import TARGET_BYTES
+from stream_merge.tables.compaction import TARGET_BYTES, Compaction
 from stream_merge.tables.spark_table import delta_table, find
 
 log = logging.getLogger(__name__)
@@ -65,7 +67,6 @@ class TableUpkeep:
         self._bytes_per_second = BYTES_PER_SECOND
         self._vacuumed_at: float | None = None
         self._vacuum_seconds = 0.0
-        self._removed = self._added = 0
 
     def round(self, session: SparkSession) -> Upkeep:
         """Do what is due, in one or two commits without changes of data.
@@ -74,26 +75,15 @@ class TableUpkeep:
         Raises: nothing: what fails is logged and left for the next round.
         """
         started = time.perf_counter()
-        found = self._guarded(session, self._optimized) if self._wanted.optimize else Upkeep(outcome="nothing")
-        if self._is_vacuum_due():
-            left = self._wanted.budget_seconds - (time.perf_counter() - started)
-            found = _both(found, self._guarded(session, lambda session: self._vacuumed(session, left)))
+        wanted = self._wanted
+        found = _guarded(lambda: self._optimized(session)) if wanted.optimize else Upkeep(outcome="nothing")
+        after = wanted.vacuum_after
+        if after is not None and self._is_vacuum_due():
+            left = wanted.budget_seconds - (time.perf_counter() - started)
+            found = _both(found, _guarded(lambda: self._vacuumed(session, after, left)))
         say = log.warning if found.outcome in ("failed", "over_budget") else log.info
-        tell(say, "table_upkeep", table=self._target, **_said(found), seconds=round(time.perf_counter() - started, 3))
+        tell(say, "table_upkeep", table=self._target, **asdict(found), seconds=round(time.perf_counter() - started, 3))
         return found
-
-    def _guarded(self, session: SparkSession, part: Callable[[SparkSession], Upkeep]) -> Upkeep:
-        self._removed = self._added = 0
-        try:
-            return part(session)
-        except Exception as err:
-            lost = retry.conflict_class(err)
-            return Upkeep(
-                outcome="failed" if lost is None else "lost",
-                removed_files=self._removed,
-                added_files=self._added,
-                detail=reason(err),
-            )
 
     def _optimized(self, session: SparkSession) -> Upkeep:
         table = delta_table(session, self._target)
@@ -104,7 +94,11 @@ class TableUpkeep:
         target_bytes = int(session.conf.get(MAX_FILE_CONF, str(TARGET_BYTES)) or TARGET_BYTES)
         if clustered or self._wanted.zorder_by:
             return self._reordered(session, files, most_bytes, target_bytes, clustered=clustered)
-        plan = compaction.due(files, most_bytes=most_bytes, target_bytes=target_bytes)
+        return self._compacted(
+            session, compaction.due(files, most_bytes=most_bytes, target_bytes=target_bytes), target_bytes
+        )
+
+    def _compacted(self, session: SparkSession, plan: Compaction, target_bytes: int) -> Upkeep:
         if not plan.files and not plan.purge:
             return _left(plan.beyond, self._bytes_per_second)
         identifier, statements = names.sql_identifier(self._target), []
@@ -125,45 +119,36 @@ class TableUpkeep:
         needed = sum(file.bytes for file in wanted)
         if len(wanted) < max(compaction.FEWEST_FILES, 2 * needed / target_bytes):
             # Clustered files neither REORG nor OPTIMIZE … FULL writes again, whatever rows they have lost (Delta 4.4).
-            return Upkeep(outcome="nothing") if clustered else self._purged(session, files, most_bytes)
+            if clustered:
+                return Upkeep(outcome="nothing")
+            return self._compacted(session, compaction.due(files, most_bytes=most_bytes, target_bytes=0), target_bytes)
         if needed > most_bytes:
             return _left(needed, self._bytes_per_second)
         together = ", ".join(names.quote(name) for name in self._wanted.zorder_by)
         statement = f"OPTIMIZE {names.sql_identifier(self._target)}" + (f" ZORDER BY ({together})" if together else "")
         return self._rewritten(session, {MAX_FILE_CONF: str(target_bytes)}, [statement], needed)
 
-    def _purged(self, session: SparkSession, files: list[DataFile], most_bytes: float) -> Upkeep:
-        needed = sum(file.bytes for file in files if file.deleted_share > 0)
-        if not compaction.worth_purging(files):
-            return Upkeep(outcome="nothing")
-        if needed > most_bytes:
-            return _left(needed, self._bytes_per_second)
-        return self._rewritten(session, {}, [f"REORG TABLE {names.sql_identifier(self._target)} APPLY (PURGE)"], needed)
-
     def _rewritten(
         self, session: SparkSession, confs: Mapping[str, str], statements: Iterable[str], expected_bytes: int
     ) -> Upkeep:
         started = time.perf_counter()
+        found = Upkeep(outcome="nothing")
         with holding(session, {TIMESTAMP_CONF: TIMESTAMP_MICROS, **confs}):
             for statement in statements:
-                row = session.sql(statement).first()
-                if row is not None:
-                    self._removed += row["metrics"]["numFilesRemoved"]
-                    self._added += row["metrics"]["numFilesAdded"]
+                found = _both(found, _guarded(partial(_counted, session, statement)))
+                if found.outcome in ("lost", "failed"):
+                    return found
         seconds = time.perf_counter() - started
         if seconds > 2 * FIXED_SECONDS:  # else most of it was no writing
             observed = expected_bytes / (seconds - FIXED_SECONDS)
             self._bytes_per_second = (self._bytes_per_second * observed) ** 0.5
-        outcome: UpkeepOutcome = "done" if self._removed else "nothing"
-        return Upkeep(outcome=outcome, removed_files=self._removed, added_files=self._added)
+        return found
 
     def _is_vacuum_due(self) -> bool:
-        if self._wanted.vacuum_after is None:
-            return False
         since = None if self._vacuumed_at is None else time.monotonic() - self._vacuumed_at
         return since is None or since >= BETWEEN_VACUUMS.total_seconds()
 
-    def _vacuumed(self, session: SparkSession, seconds_left: float) -> Upkeep:
+    def _vacuumed(self, session: SparkSession, after: timedelta, seconds_left: float) -> Upkeep:
         if self._vacuum_seconds >= seconds_left:
             last = f", which took {self._vacuum_seconds:,.0f} s last time" if self._vacuum_seconds else ""
             return Upkeep(outcome="over_budget", detail=f"{seconds_left:.0f} s are left for VACUUM{last}; {_REMEDY}")
@@ -177,20 +162,35 @@ class TableUpkeep:
         confs = {OWN_RETENTION_CONF: "false", LISTING_CONF: str(4 * session.sparkContext.defaultParallelism)}
         if self._wanted.force:
             confs[RETENTION_CHECK_CONF] = "false"
-        hours = 0.0 if self._wanted.vacuum_after is None else self._wanted.vacuum_after.total_seconds() / 3600
         with holding(session, confs), silent(session):
-            delta_table(session, self._target).vacuum(hours)
+            delta_table(session, self._target).vacuum(after.total_seconds() / 3600)
         self._vacuumed_at, self._vacuum_seconds = time.monotonic(), time.perf_counter() - started
         return Upkeep(outcome="done", vacuumed=True)
 
 
+def _guarded(part: Callable[[], Upkeep]) -> Upkeep:
+    """What became of a part of a round, also where it raised."""
+    try:
+        return part()
+    except Exception as err:
+        lost = retry.conflict_class(err)
+        return Upkeep(outcome="failed" if lost is None else "lost", detail=reason(err))
+
+
+def _counted(session: SparkSession, statement: str) -> Upkeep:
+    """What a statement that writes files again has done."""
+    row = session.sql(statement).first()
+    removed, added = (0, 0) if row is None else (row["metrics"]["numFilesRemoved"], row["metrics"]["numFilesAdded"])
+    return Upkeep(outcome="done" if removed else "nothing", removed_files=removed, added_files=added)
+
+
 def _both(one: Upkeep, other: Upkeep) -> Upkeep:
-    """What became of both parts of a round: the worse outcome, and why."""
+    """What became of two parts of a round: the worse outcome, and why."""
     return Upkeep(
         outcome=max(one.outcome, other.outcome, key=_WORSE.index),
-        removed_files=one.removed_files,
-        added_files=one.added_files,
-        vacuumed=other.vacuumed,
+        removed_files=one.removed_files + other.removed_files,
+        added_files=one.added_files + other.added_files,
+        vacuumed=one.vacuumed or other.vacuumed,
         detail="; ".join(detail for detail in (one.detail, other.detail) if detail),
     )
 
@@ -217,24 +217,18 @@ def retention_problem(
 
 
 def problems(
-    session: SparkSession,
-    target: str,
-    wanted: Maintenance,
-    layout: Layout,
-    *,
-    found: TableSnapshot | None,
-    spec: MergeSpec,
+    session: SparkSession, spec: MergeSpec, wanted: Maintenance, layout: Layout, found: TableSnapshot | None
 ) -> list[str]:
     """Why a sink's upkeep would do harm, or nothing at all.
 
     Args:
         session: any.
-        target: as the sink was told.
+        spec: what the sink was told; a missing target is made by it.
         wanted: what is to be done.
         layout: how the sink's batches map onto the target.
         found: the target; None while there is none.
-        spec: what a missing target is made by.
     """
+    target = spec.target
     properties = spec.table_properties if found is None else found.properties
     known = list(dict.fromkeys([*(c.name for c in layout.stored), *([] if found is None else found.schema.names)]))
     missing = [
@@ -266,16 +260,6 @@ def _left(needed: int, bytes_per_second: float) -> Upkeep:
         return Upkeep(outcome="nothing")
     detail = f"{needed / 1e6:,.0f} MB would take about {FIXED_SECONDS + needed / bytes_per_second:,.0f} s"
     return Upkeep(outcome="over_budget", detail=f"{detail}; {_REMEDY}")
-
-
-def _said(found: Upkeep) -> dict[str, object]:
-    return {
-        "outcome": found.outcome,
-        "removed_files": found.removed_files,
-        "added_files": found.added_files,
-        "vacuumed": found.vacuumed,
-        "detail": found.detail,
-    }
 
 
 def maintained(session: SparkSession, target: str, wanted: Maintenance) -> Upkeep:
