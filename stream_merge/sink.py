@@ -33,6 +33,7 @@ from stream_merge.model.settings import Engine, MergeSpec, OnInvalid, RetryPolic
 from stream_merge.model.snapshot import is_applied
 from stream_merge.model.source_batch import Intake
 from stream_merge.shapes import Changes, Shape, checked
+from stream_merge.shapes import target_filter as filters
 from stream_merge.shapes.matching import Layouts
 from stream_merge.spark.errors import spark_errors_unlogged
 from stream_merge.spark.identity import Caller, caller
@@ -80,6 +81,8 @@ class MergeSink:
         storage_options: object store credentials of the native engine.
         native_memory_bytes: memory ceiling of the native engine.
         maintenance: upkeep of the target's files at the end of a call; None: none.
+        target_filter: SQL over the row `t`, such as "t.day >= current_date() - 7": the only part of the target that is
+            looked through for a batch's keys. Rows of them elsewhere stop the batch before anything is written.
         shape: what a batch means for the table, one of `stream_merge.shapes`; None: its changes.
         metrics: where to count; None: one instance on the default Prometheus registry.
 
@@ -114,6 +117,7 @@ class MergeSink:
         storage_options: Mapping[str, str] | None = None,
         native_memory_bytes: int | None = None,
         maintenance: Maintenance | None = None,
+        target_filter: str | None = None,
         shape: Shape | None = None,
         metrics: MergeMetrics | None = None,
     ) -> None:
@@ -143,6 +147,7 @@ class MergeSink:
             storage_options=storage_options,
             native_memory_bytes=native_memory_bytes,
             maintenance=maintenance,
+            target_filter=target_filter,
             shape=wanted,
         )
         self._metrics = metrics
@@ -279,16 +284,9 @@ class MergeSink:
         clock: PhaseClock,
         resources: ExitStack,
     ) -> BatchCall:
-        spec, session = self._spec, self._session.of(batch_df)
-        delivery = of_query(
-            spec,
-            who,
-            batch_id,
-            session,
-            location=location,
-            noted=self._noted,
-            calls=intake.calls,
-        )
+        session = self._session.of(batch_df)
+        spec = filters.of_call(session, self._spec)
+        delivery = of_query(spec, who, batch_id, session, location=location, noted=self._noted, calls=intake.calls)
         attempts = Attempts(
             spec.retry,
             clock=clock,
@@ -359,8 +357,7 @@ class MergeSink:
             return self._place
         target = names.normal_path(self._spec.target)
         found = spark_table.location(session, target)
-        if names.is_path(target):
-            self._place = found
+        self._place = found if names.is_path(target) else None
         return found
 
     def _may_hold(self, batch_df: DataFrame, batch_id: int) -> bool:

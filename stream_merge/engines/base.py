@@ -101,6 +101,8 @@ class MergeJob:
     log_snapshot: TableSnapshot | None
     """The same as whoever can has read it; None where deletes are not remembered, or Spark was asked for."""
     work: Work
+    inside_at: int | None = None
+    """Version of the target in which no row of the batch's keys lies outside of `spec.target_filter`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -28,6 +28,7 @@ def job_of(
     batch: Batch,
     target: TableSnapshot,
     now_micros: int,
+    inside_at: int | None = None,
 ) -> MergeJob:
     """Look at everything that engines are chosen by.
 
@@ -57,6 +58,7 @@ def job_of(
         now_micros=now_micros,
         table=table,
         log=log,
+        inside_at=inside_at,
         log_snapshot=log_snapshot,
         work=Work(
             events=batch.upserts + batch.deletes,

@@ -75,7 +75,7 @@ def result_of(call: BatchCall, done: Done) -> MergeResult:
         version=done.version,
         attempts=call.attempts.merges,
         conflicts=dict(call.attempts.conflicts),
-        plan=_plan(done, choice),
+        plan=_plan(done, choice, call.spec),
         refusal=choice.refusal,
         events=events,
         reasons={} if report.already_applied else dict(all_reasons(done.batch, undecodable)),
@@ -85,11 +85,12 @@ def result_of(call: BatchCall, done: Done) -> MergeResult:
     )
 
 
-def _plan(done: Done, choice: Choice) -> str:
+def _plan(done: Done, choice: Choice, spec: MergeSpec) -> str:
     if done.batch is None or done.was_applied:
         return "no merge needed"
     bounded = ", ".join(bound.name for bound in done.batch.bounds.columns) or "no column"
-    return f"{choice}; file skipping by key bounds on {bounded}"
+    within = "" if spec.target_filter is None else f", within {spec.target_filter}"
+    return f"{choice}; file skipping by key bounds on {bounded}{within}"
 
 
 def told(result: MergeResult, metrics: MergeMetrics) -> None:

@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame
 from stream_merge.engines import choose
 from stream_merge.engines.base import Choice, MergeReport
 from stream_merge.engines.job import fits_the_driver, is_for_driver, job_of
+from stream_merge.engines.spark.pruning import Pruning
 from stream_merge.engines.spark.whole import Beside
 from stream_merge.errors import ConfigError, MergeFailedError
 from stream_merge.microbatch import meaning, merging
@@ -57,6 +58,9 @@ class Ready:
     layout: Layout
     target: TableSnapshot
     batch: Batch
+    inside_at: int | None = None
+    """Version of the target in which no row of the batch's keys lies outside of the user's filter; None where nobody
+    has looked."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -229,6 +233,7 @@ def prepare_target(call: BatchCall, source: DataFrame, prepared: Prepared, batch
     """Create a missing target, or give an existing one what the sink needs on it."""
     spec, session, layout, found = call.spec, call.session, prepared.layout, prepared.target
     properties = spark_table.target_properties(spec, layout)
+    inside_at: int | None = None
     with call.clock.phase("plan"):
         if found is None:
             found = spark_table.create(
@@ -243,10 +248,14 @@ def prepare_target(call: BatchCall, source: DataFrame, prepared: Prepared, batch
         elif spec.is_whole and not spark_table.is_prepared(found, spec.target, layout, properties):
             # What speaks against the copy has to be said before its table gets so much as a property.
             Beside(session, spec, layout, batch, batch_id=call.batch_id, version=found.version).expect_allowed()
+        elif spec.target_filter is not None:
+            pruning = Pruning(session, spec, layout, batch, found)
+            pruning.expect_inside(found.version, batch_id=call.batch_id)
+            inside_at = found.version
         found = spark_table.prepared(session, spec.target, found, layout, properties)
         if layout.type_changes:  # delta-rs, too, has to see that the table is not for it any more
             found = call.store.find(session, spec.target) or found
-    return Ready(layout=layout, target=found, batch=batch)
+    return Ready(layout=layout, target=found, batch=batch, inside_at=inside_at)
 
 
 def _same_layout(call: BatchCall, source: DataFrame, before: Layout, created: TableSnapshot) -> Layout:
@@ -305,6 +314,7 @@ def choose_engine(call: BatchCall, ready: Ready) -> Executor:
             batch=ready.batch,
             target=ready.target,
             now_micros=call.now_micros,
+            inside_at=ready.inside_at,
         )
         ranking = choose.rank(job)
     with call.clock.phase("prepare"):

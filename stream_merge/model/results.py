@@ -36,7 +36,7 @@ UNKNOWN_ROUTE = "unknown_route"
 ROUTING_REASONS = (TARGET_FAILED, UNKNOWN_ROUTE)
 """Why `MergeSinks` quarantines events: their sink could not merge them, or there is no sink for them."""
 
-Refusal = Literal["storage", "table_feature", "column", "shape", "schema_change", "memory", "cost", "failed"]
+Refusal = Literal["storage", "table_feature", "column", "shape", "filter", "schema_change", "memory", "cost", "failed"]
 REFUSALS: tuple[Refusal, ...] = get_args(Refusal)
 """Why a batch that could choose went to Spark instead of delta-rs."""
 

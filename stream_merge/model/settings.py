@@ -136,6 +136,8 @@ class MergeSpec:
     """Ceiling for the native engine's driver memory; None: chosen from what is free."""
     maintenance: Maintenance | None = None
     """What is done for the target's files now and then; None: nothing."""
+    target_filter: str | None = None
+    """SQL over the row `t`: the only part of the target in which a batch's keys are; None: they may lie anywhere."""
     shape: ShapeSettings | None = None
     """What a batch means for the table; None: its changes."""
     source_columns: frozenset[str] = frozenset()
@@ -195,7 +197,7 @@ def as_names(value: str | Sequence[str]) -> tuple[str, ...]:
 def _problems(spec: MergeSpec) -> list[str]:
     of_columns = (*_column_problems(spec), *_selection_problems(spec))
     of_shape = () if spec.shape is None else spec.shape.problems(spec)
-    return [*of_columns, *of_shape, *_value_problems(spec), *_layout_problems(spec)]
+    return [*of_columns, *of_shape, *_value_problems(spec), *_filter_problems(spec), *_layout_problems(spec)]
 
 
 def _column_problems(spec: MergeSpec) -> list[str]:
@@ -259,6 +261,24 @@ def _value_problems(spec: MergeSpec) -> list[str]:
         for setting, text in (("app_id", spec.app_id), ("name", spec.name))
         if text is not None and not text.strip()
     )
+    return found
+
+
+def _filter_problems(spec: MergeSpec) -> list[str]:
+    written: object = spec.target_filter
+    if written is None:
+        return []
+    if not isinstance(written, str) or not written.strip():
+        example = "t.day >= '2024-06-01'"
+        return [f'target_filter={written!r} is not SQL text; write a condition over t, such as "{example}"']
+    found: list[str] = []
+    if spec.engine == "native":
+        found.append("target_filter is given, and engine='native' executes no SQL; leave one of them out")
+    if spec.is_whole:
+        found.append(
+            "target_filter is given, and a snapshot is compared with its whole table; for a part of it give"
+            " shape=Snapshot(within=…)"
+        )
     return found
 
 

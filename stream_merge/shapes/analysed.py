@@ -104,6 +104,7 @@ def misfit(
     *,
     seen: str,
     is_condition: bool = False,
+    is_fixed: bool = False,
     stored_as: DataType | None = None,
 ) -> str | None:
     """What is wrong with a condition or a value of a clause; None where Delta takes it.
@@ -114,6 +115,7 @@ def misfit(
         written: the condition or the value.
         seen: which columns there are.
         is_condition: whether it decides, and is no value.
+        is_fixed: whether it has to mean the same in query after query.
         stored_as: the type of the column that it is the value of.
     """
     try:
@@ -129,6 +131,11 @@ def misfit(
         return f"{said} has a subquery, which MERGE does not take; join what it needs to the events in the stream"
     if is_condition and not traits.is_deterministic:
         return f"{said} is not deterministic, and MERGE asks more than once; make it a column of the stream"
+    if is_fixed and traits.asks_for_now:
+        return (
+            f"{said} asks for what may differ from query to query; of the time, take current_date(),"
+            " current_timestamp() or localtimestamp(), which are looked up once per batch"
+        )
     return None
 
 

@@ -123,8 +123,8 @@ def bound_aggregates(keys: tuple[StructField, ...], counted: Column) -> list[Col
     found: list[Column] = []
     for i, field in enumerate(boundable(keys)):
         value = F.when(counted, columns.column(field.name))
-        found.append(_transport(F.min(value), field.dataType).alias(f"least_{i}"))
-        found.append(_transport(F.max(value), field.dataType).alias(f"greatest_{i}"))
+        found.append(as_transported(F.min(value), field.dataType).alias(f"least_{i}"))
+        found.append(as_transported(F.max(value), field.dataType).alias(f"greatest_{i}"))
         if isinstance(field.dataType, StringType):
             found.append(F.bool_and(F.is_valid_utf8(value)).alias(f"legible_{i}"))
     return found
@@ -184,7 +184,7 @@ def _has_usable_statistics(dtype: DataType) -> bool:
     )
 
 
-def _transport(value: Column, dtype: DataType) -> Column:
+def as_transported(value: Column, dtype: DataType) -> Column:
     """A form that survives the way through Python unchanged; `exact_literal` turns it back.
 
     Dates and times are numbers: Python knows none beyond the year 9999.

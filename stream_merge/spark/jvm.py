@@ -98,14 +98,19 @@ class FilterTraits:
 
     is_deterministic: bool
     has_subquery: bool
+    asks_for_now: bool
+    """Whether it has the time, the user or the like in it, which differ from query to query."""
 
 
 def filter_traits(filtered: DataFrame) -> FilterTraits:
     """Of a frame whose last operation is `where`; nothing is run."""
     condition = filtered._jdf.queryExecution().analyzed().condition()
     subquery = java_class(filtered.sparkSession, "org.apache.spark.sql.catalyst.expressions.SubqueryExpression")
+    patterns = java_class(filtered.sparkSession, "org.apache.spark.sql.catalyst.trees.TreePattern")
     return FilterTraits(
-        is_deterministic=bool(condition.deterministic()), has_subquery=bool(subquery.hasSubquery(condition))
+        is_deterministic=bool(condition.deterministic()),
+        has_subquery=bool(subquery.hasSubquery(condition)),
+        asks_for_now=bool(condition.containsPattern(patterns.CURRENT_LIKE())),
     )
 
 

@@ -12,7 +12,7 @@ from stream_merge.errors import ConfigError
 from stream_merge.model import names
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import TableSnapshot
-from stream_merge.shapes import required, shape_of, widening
+from stream_merge.shapes import required, shape_of, target_filter, widening
 from stream_merge.shapes.layout import Layout
 from stream_merge.shapes.matching import filled_as, plan_layout
 from stream_merge.spark import columns, places
@@ -61,6 +61,8 @@ def check_target(session: SparkSession, found: TableSnapshot | None, spec: Merge
             )
     schema = StructType(list(layout.target_fields)) if found is None else found.schema
     problems.extend(shape_of(spec).misfits(session, layout, schema))
+    if spec.target_filter is not None:
+        problems.extend(target_filter.misfits(session, spec.target_filter, layout, schema))
     problems.extend(places.permission_problems(spec, found))
     if problems:
         raise ConfigError(problems, target=spec.target)

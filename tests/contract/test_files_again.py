@@ -71,6 +71,7 @@ def files_of_one_event(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> 
         ("--columns id,lsn,nmae", "column_list names column 'nmae', which the source does not have; its columns are "),
         ("--except-columns opp", "except_column_list names column 'opp', which the source does not have; its columns"),
         ("--apply-as-deletes opp='d'", "apply_as_deletes=.*`opp` cannot be resolved"),
+        ("--target-filter t.opp='d'", "target_filter=.*`opp` cannot be resolved"),
         ("--schema id|bigit", "--schema 'id bigit' is not a list of columns like 'id BIGINT, name STRING': .*BIGIT"),
         ("--schema idd|bigint,lsn|bigint", "keys names column 'id', which the source does not have; .*'idd', 'lsn'"),
     ],

@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame
 import stream_merge
 from stream_merge import ConfigError, MergeSink, RetryPolicy
 from stream_merge.model.settings import MergeSpec
-from stream_merge.shapes import Changes
+from stream_merge.shapes import Changes, Snapshot
 
 
 def sink_of(target: str, **settings: Any) -> MergeSink:
@@ -53,6 +53,19 @@ def problems_of(sink: MergeSink, events: DataFrame) -> tuple[str, ...]:
             "column_list leaves out key(s) ['id']; add them, a row cannot be found without its keys",
         ),
         ({"except_column_list": ["id"]}, "except_column_list drops key(s) ['id']; remove them from the list"),
+        (
+            {"target_filter": " "},
+            "target_filter=' ' is not SQL text; write a condition over t, such as \"t.day >= '2024-06-01'\"",
+        ),
+        (
+            {"target_filter": "t.day > 1", "engine": "native"},
+            "target_filter is given, and engine='native' executes no SQL; leave one of them out",
+        ),
+        (
+            {"target_filter": "t.day > 1", "shape": Snapshot(), "sequence_by": ()},
+            "target_filter is given, and a snapshot is compared with its whole table; for a part of it give"
+            " shape=Snapshot(within=…)",
+        ),
         ({"engine": "quick"}, "engine='quick' is not known; use one of 'auto', 'spark', 'native'"),
         ({"schema_evolution": "always"}, "schema_evolution='always' is not known; use False, True or 'widen'"),
         ({"on_invalid": "drop"}, "on_invalid='drop' is not known; use one of 'quarantine', 'fail'"),
@@ -156,6 +169,7 @@ SINK_DEFAULTS = {
     "maintenance": None,
     "shape": None,
     "metrics": None,
+    "target_filter": None,
 }
 
 

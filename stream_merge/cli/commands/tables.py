@@ -198,6 +198,12 @@ def files(
             metavar="[widen]", help="Add columns to the target that it lacks; with widen also make types wider."
         ),
     ] = None,
+    target_filter: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SQL", help='Where rows of the changes\' keys are, such as "t.day >= current_date() - 7".'
+        ),
+    ] = None,
     header: Annotated[bool, typer.Option("--header/--no-header", help="CSV: files start with column names.")] = True,
     delimiter: Annotated[str, typer.Option(help="CSV: what separates fields.")] = ",",
     max_files_per_trigger: Annotated[
@@ -237,6 +243,7 @@ def files(
             except_columns=None if except_columns is None else names("--except-columns", except_columns),
             quarantine_target=quarantine_target,
             schema_evolution="widen" if schema_evolution is Evolution.WIDEN else schema_evolution is not None,
+            target_filter=target_filter,
             name=name,
             schema=schema,
             max_files_per_trigger=max_files_per_trigger,

@@ -33,6 +33,8 @@ class DeltaRs:
 
     def reads(self, spec: MergeSpec, store: Store, session: SparkSession, found: TableSnapshot) -> bool:
         """What it can write as well."""
+        if _of_filter(spec) is not None:
+            return False
         return found.read_by == "native" and of_table(store.handle(session, spec.target), found, "target") is None
 
     def takes(self, layout: Layout) -> bool:
@@ -41,7 +43,7 @@ class DeltaRs:
 
     def obstacle(self, job: MergeJob) -> Ineligible | None:
         """Columns, features and places that are not proven."""
-        refused = of_batch(job.layout) or of_table(job.table, job.target, "the target")
+        refused = _of_filter(job.spec) or of_batch(job.layout) or of_table(job.table, job.target, "the target")
         if refused is None and job.log_snapshot is not None:
             refused = of_table(job.log, job.log_snapshot, "the tombstone table")
         return refused
@@ -72,6 +74,12 @@ class DeltaRs:
         if isinstance(found, Ineligible):
             promise.give_back()
         return found
+
+
+def _of_filter(spec: MergeSpec) -> Ineligible | None:
+    if spec.target_filter is None:
+        return None
+    return Ineligible(reason="filter", detail="target_filter is SQL, which only Spark executes")
 
 
 def _started(job: MergeJob, table: NativeTable, choice: Choice, promise: Promise) -> Execution | Ineligible:

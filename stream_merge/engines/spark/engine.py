@@ -8,6 +8,7 @@ from stream_merge.engines import tombstones
 from stream_merge.engines.base import Choice, Execution, MergeJob
 from stream_merge.engines.costs import favours_deletion_vectors
 from stream_merge.engines.spark.merger import SparkMerger
+from stream_merge.engines.spark.pruning import Pruning
 from stream_merge.model.results import Refusal
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import TableSnapshot
@@ -47,6 +48,7 @@ class Spark:
             spec=spec,
             layout=job.layout,
             batch=job.batch,
+            pruning=Pruning(job.session, spec, job.layout, job.batch, target, inside_at=job.inside_at),
             stored_newest=lambda: _stored_newest(job),
             deletion_vectors=deletion_vectors,
         )

@@ -11,6 +11,7 @@ from pyspark.sql import functions as F
 from stream_merge.engines.base import CommitTag, MergeReport
 from stream_merge.engines.spark import render, whole
 from stream_merge.engines.spark.commit import SparkCommits, committing, executed
+from stream_merge.engines.spark.pruning import Pruning
 from stream_merge.model import names
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import is_applied
@@ -39,6 +40,7 @@ class SparkMerger(SparkCommits):
         spec: what the sink was told.
         layout: how the batch's columns map onto the target.
         batch: the evaluated events.
+        pruning: what the batch needs to see of the target.
         stored_newest: greatest sequence in the target by its files' statistics, looked up at each merge.
         deletion_vectors: on a target that has them: mark rows as deleted (True) or write their files again
             (False); None leaves it to the session.
@@ -51,6 +53,7 @@ class SparkMerger(SparkCommits):
         spec: MergeSpec,
         layout: Layout,
         batch: Batch,
+        pruning: Pruning,
         stored_newest: Callable[[], Newest | None],
         deletion_vectors: bool | None = None,
     ) -> None:
@@ -59,6 +62,7 @@ class SparkMerger(SparkCommits):
         self._shape = shape_of(spec)
         self._layout = layout
         self._batch = batch
+        self._pruning = pruning
         self._stored_newest = stored_newest
         self._deletion_vectors = deletion_vectors
 
@@ -67,13 +71,21 @@ class SparkMerger(SparkCommits):
         layout, batch = self._layout, self._batch
         if self._shape.is_whole:
             return self._merge_whole(tag)
+        if self._pruning.has_filter:
+            found = self.find()
+            if found is None or is_applied(found.transaction, tag.app_id, tag.batch_id):
+                return self._unchanged(tag)
+            self._pruning.expect_inside(found.version, batch_id=tag.batch_id)
         refused = 0 if hits is None else hits.refused
         live = without_refused(batch.rows.latest(), hits, layout, self._session)
         is_wanted = self._shape.is_literal or self._is_sure(refused)
         if not is_wanted and not self._would_change(live, None if refused else batch.upserts):
             # Delta would write files again for rows that stay as they are, which some readers take for changes.
             return self._unchanged(tag)
-        return self._executed(layout.as_merged(live), tag)
+        report = self._executed(layout.as_merged(live), tag)
+        if report.version is not None:
+            self._pruning.warn_if_outside(report.version, batch_id=tag.batch_id)
+        return report
 
     def _merge_whole(self, tag: CommitTag) -> MergeReport:
         """As `merge`, of a copy of the whole table: looked at beside the version that the MERGE begins with.
@@ -104,9 +116,10 @@ class SparkMerger(SparkCommits):
         layout, batch = self._layout, self._batch
         with committing(self._session, tag, deletion_vectors=self._deletion_vectors):
             builder = render.with_clauses(
-                self._matched(events.alias("s")),
+                self._matched(events.alias("s"), self._is_match()),
                 self._shape.clauses(layout, self._spec, deletes=batch.deletes > 0, upserts=batch.upserts > 0),
                 layout,
+                of_missing=self._pruning.filtered(),
             )
             if self._spec.schema_evolution and layout.new_columns:
                 builder = builder.withSchemaEvolution()
@@ -116,10 +129,11 @@ class SparkMerger(SparkCommits):
         """One MERGE that only deletes."""
         older = render.condition(Newer(), self._layout)  # the tombstone than the row
         refused = late.refusals(self._session)
-        if not self._pairs(refused).where(older).take(1):
+        if not self._pairs(refused, self._has_keys()).where(older).take(1):
             return self._unchanged(tag)
         with committing(self._session, tag, deletion_vectors=self._deletion_vectors):
-            builder = self._matched(refused.alias("s"))
+            # Whatever the user's filter is by now: what is to be undone lies where the merge has put it.
+            builder = self._matched(refused.alias("s"), self._has_keys())
             return executed(self._session, builder.whenMatchedDelete(older))
 
     def counted_as(self, late: Hits, version: int) -> dict[str, int]:
@@ -166,13 +180,13 @@ class SparkMerger(SparkCommits):
             return bool(matched < upserts)
         return bool(self._pairs(events).where(updates).take(1))
 
-    def _pairs(self, events: DataFrame) -> DataFrame:
+    def _pairs(self, events: DataFrame, is_match: Column | None = None) -> DataFrame:
         """Events (`s`) and the rows (`t`) of their keys, as the MERGE would match them."""
         batch = self._batch
         if batch.upserts + batch.deletes <= BROADCAST_EVENTS:
             events = F.broadcast(events)
         stored = spark_table.rows(self._session, self._target)
-        return stored.alias("t").join(events.alias("s"), self._is_match())
+        return stored.alias("t").join(events.alias("s"), self._is_match() if is_match is None else is_match)
 
     def _unchanged(self, tag: CommitTag) -> MergeReport:
         """Nothing was left to do: perhaps because a twin of this call has done it."""
@@ -181,9 +195,14 @@ class SparkMerger(SparkCommits):
             already_applied=found is not None and is_applied(found.transaction, tag.app_id, tag.batch_id)
         )
 
-    def _matched(self, source: DataFrame) -> DeltaMergeBuilder:
-        return delta_table(self._session, self._target).alias("t").merge(source, self._is_match())
+    def _matched(self, source: DataFrame, is_match: Column) -> DeltaMergeBuilder:
+        return delta_table(self._session, self._target).alias("t").merge(source, is_match)
 
     def _is_match(self) -> Column:
-        same_keys = self._layout.once("same_keys", lambda: render.same_keys(self._layout))
-        return self._batch.bounds.condition(self._session, "t") & same_keys
+        return self._pruning.condition() & self._same_keys()
+
+    def _has_keys(self) -> Column:
+        return self._pruning.by_keys() & self._same_keys()
+
+    def _same_keys(self) -> Column:
+        return self._layout.once("same_keys", lambda: render.same_keys(self._layout))

@@ -29,15 +29,27 @@ from stream_merge.shapes.clauses import (
     SamePosition,
     SameSequence,
     Update,
+    UpdateMissing,
 )
 from stream_merge.shapes.layout import Layout, StoredColumn
 from stream_merge.spark import columns
 
 
-def with_clauses(builder: DeltaMergeBuilder, clauses: Iterable[Clause], layout: Layout) -> DeltaMergeBuilder:
-    """Add the clauses in their order; Delta takes the first that holds."""
+def with_clauses(
+    builder: DeltaMergeBuilder, clauses: Iterable[Clause], layout: Layout, *, of_missing: Column | None = None
+) -> DeltaMergeBuilder:
+    """Add the clauses in their order; Delta takes the first that holds.
+
+    Args:
+        builder: of the MERGE.
+        clauses: what becomes of rows and events.
+        layout: how the batch's columns map onto the target.
+        of_missing: which of the rows without an event the clauses about them may concern; None: any.
+    """
     for clause in clauses:
         when = None if clause.when == Always() else condition(clause.when, layout)
+        if of_missing is not None and isinstance(clause, DeleteMissing | UpdateMissing):
+            when = of_missing if when is None else of_missing & when
         if isinstance(clause, Delete):
             builder = builder.whenMatchedDelete(when)
         elif isinstance(clause, Update):

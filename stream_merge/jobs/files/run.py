@@ -43,6 +43,7 @@ class FilesSettings:
     except_columns: tuple[str, ...] | None = None
     quarantine_target: str | None = None
     schema_evolution: SchemaEvolution = False
+    target_filter: str | None = None
     shape: Shape = field(default_factory=Changes)
     """What the files mean for the table."""
     name: str | None = None
@@ -223,6 +224,7 @@ def _sink(settings: FilesSettings, *, app_id: str | None = None) -> MergeSink:
         except_column_list=settings.except_columns,
         quarantine_target=settings.quarantine_target,
         schema_evolution=settings.schema_evolution,
+        target_filter=settings.target_filter,
         shape=settings.shape,
         name=settings.name,
         app_id=app_id,

@@ -1,0 +1,141 @@
+"""Which part of the target a MERGE has to read: by bounds and partition values of the keys, and by a user's filter."""
+
+from __future__ import annotations
+
+import logging
+
+from pyspark.sql import Column, SparkSession
+from pyspark.sql import functions as F
+
+from stream_merge.engines.spark.partitions import partition_condition
+from stream_merge.errors import ContractError
+from stream_merge.model.logs import tell
+from stream_merge.model.settings import MergeSpec
+from stream_merge.model.snapshot import TableSnapshot
+from stream_merge.shapes import target_filter
+from stream_merge.shapes.batch import Batch
+from stream_merge.shapes.layout import Layout
+from stream_merge.spark import columns
+from stream_merge.tables import spark_table
+from stream_merge.tables.tombstones.spark import BROADCAST_EVENTS
+
+log = logging.getLogger(__name__)
+
+_SHOWN_KEYS = 2
+
+
+class Pruning:
+    """What one batch needs to see of its target.
+
+    Args:
+        session: the sink's own.
+        spec: what the sink was told, with the moments in its filter fixed.
+        layout: how the batch's columns map onto the target.
+        batch: the evaluated events.
+        target: as it was found; its schema and partition columns count.
+        inside_at: version in which no row of the batch's keys is known to lie outside of the filter.
+    """
+
+    def __init__(
+        self,
+        session: SparkSession,
+        spec: MergeSpec,
+        layout: Layout,
+        batch: Batch,
+        target: TableSnapshot,
+        *,
+        inside_at: int | None = None,
+    ) -> None:
+        self._session = session
+        self._spec = spec
+        self._layout = layout
+        self._batch = batch
+        self._target = target
+        self._inside_at = inside_at
+        self._by_keys: Column | None = None
+
+    @property
+    def has_filter(self) -> bool:
+        """Whether the user has said where the keys are."""
+        return self._spec.target_filter is not None
+
+    def by_keys(self) -> Column:
+        """What the rows of the batch's keys have in common, as a condition on `t`: the others need not be read.
+
+        Cost: one small Spark job, once, where partition columns follow from the keys and are not all alike.
+        """
+        if self._by_keys is None:
+            bounds = self._batch.bounds.condition(self._session, "t")
+            partitions = None
+            if not self._layout.concerns_missing:
+                partitions = partition_condition(self._session, self._layout, self._batch, self._target)
+            self._by_keys = bounds if partitions is None else bounds & partitions
+        return self._by_keys
+
+    def filtered(self) -> Column | None:
+        """The user's filter; None where there is none."""
+        return None if self._spec.target_filter is None else target_filter.inside(self._spec.target_filter)
+
+    def condition(self) -> Column:
+        """Both."""
+        wanted = self.filtered()
+        return self.by_keys() if wanted is None else self.by_keys() & wanted
+
+    def expect_inside(self, version: int, *, batch_id: int) -> None:
+        """Stop where a row of the batch's keys lies outside of the filter: it would be there twice after the merge.
+
+        Args:
+            version: of the target.
+            batch_id: of the micro-batch.
+
+        Raises:
+            ContractError: there are such rows.
+
+        Cost: nothing for a version that was looked at before; else one Spark job over the key columns (and those of
+            the filter) of the files outside of the filter whose statistics do not rule out the batch's keys.
+        """
+        if not self.has_filter or version == self._inside_at or not self._batch.upserts + self._batch.deletes:
+            return
+        keys = self._outside(version)
+        if keys:
+            msg = (
+                f"rows of keys of batch {batch_id} for {self._spec.target!r}, such as {' and '.join(keys)}, lie outside"
+                f" of target_filter={self._spec.target_filter!r}, and a merge that does not see them would write these"
+                " keys a second time; nothing was written, widen the filter or leave it out"
+            )
+            raise ContractError(msg, reasons={}, target=self._spec.target, batch_id=batch_id)
+        self._inside_at = version
+
+    def warn_if_outside(self, version: int, *, batch_id: int) -> None:
+        """Say so where another writer has brought such rows between the look and the MERGE's commit.
+
+        Args:
+            version: that the MERGE has committed.
+            batch_id: of the micro-batch.
+        """
+        if not self.has_filter or self._inside_at is None or version == self._inside_at + 1:
+            return
+        keys = self._outside(version - 1)
+        if keys:
+            tell(
+                log.warning,
+                "keys_outside_of_filter",
+                target=self._spec.label,
+                batch_id=batch_id,
+                version=version,
+                keys=list(keys),
+            )
+
+    def _outside(self, version: int) -> list[str]:
+        """As JSON, a few of the batch's keys that have rows outside of the filter."""
+        if self._spec.target_filter is None:
+            return []
+        stored = spark_table.rows(self._session, self._spec.target, version=version).alias("t")
+        elsewhere = stored.where(self.by_keys() & target_filter.outside(self._spec.target_filter))
+        events = self._batch.rows.latest().select(*(columns.column(key) for key in self._layout.keys))
+        if self._batch.upserts + self._batch.deletes <= BROADCAST_EVENTS:
+            events = F.broadcast(events)
+        same_keys = columns.all_of(columns.column(k, "t") == columns.column(k, "s") for k in self._layout.keys)
+        found = elsewhere.join(events.alias("s"), same_keys, "left_semi")
+        key = F.to_json(F.struct(*(columns.column(name, "t") for name in self._layout.keys)))
+        return [row[0] for row in found.select(key).limit(_SHOWN_KEYS).collect()]
