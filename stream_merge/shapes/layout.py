@@ -103,6 +103,8 @@ class Layout:
     """Whether rows whose key no event has are concerned, wherever they lie."""
     is_whole: bool = False
     """Whether a batch is a copy of the whole table, with each key once."""
+    evolves: bool = False
+    """Whether the merge is one with schema evolution: for what the batch brings, or because clauses count on it."""
     beside: tuple[StructField, ...] = ()
     """Columns of the target that the source does not have and the shape needs."""
     _built: dict[str, Any] = field(default_factory=dict, repr=False)

@@ -87,6 +87,8 @@ def plan_layout(source: DataFrame, spec: MergeSpec, target: StructType | None) -
         case_sensitive=case_sensitive,
         whole=_whole_events(finder, stored),
         concerns_missing=spec.concerns_missing,
+        # A struct of a user's that lacks fields, which are then NULL, must fit each batch as it fits the first one.
+        evolves=bool(new) or bool(spec.schema_evolution and spec.shape and spec.shape.needs_whole_events),
         is_whole=spec.is_whole,
         beside=beside,
     )

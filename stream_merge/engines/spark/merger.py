@@ -108,7 +108,7 @@ class SparkMerger(SparkCommits):
                 self._shape.clauses(layout, self._spec, deletes=batch.deletes > 0, upserts=batch.upserts > 0),
                 layout,
             )
-            if self._spec.schema_evolution and layout.new_columns:
+            if layout.evolves:
                 builder = builder.withSchemaEvolution()
             return executed(self._session, builder)
 
