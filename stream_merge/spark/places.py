@@ -65,6 +65,11 @@ def canonical(location: str) -> str:
     return location if names.is_path(location) else location.casefold()
 
 
+def lies_below(target: str, location: str) -> bool:
+    """Whether a target that is a path is a folder inside the table at a location."""
+    return names.is_path(target) and canonical(names.normal_path(target)).startswith(f"{canonical(location)}/")
+
+
 def nearest_existing(path: Path) -> Path | None:
     """The path itself, or the first folder above it that is there and can be seen."""
     return next((p for p in (path.absolute(), *path.absolute().parents) if _exists(p)), None)
