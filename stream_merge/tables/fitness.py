@@ -28,6 +28,12 @@ def check_target(session: SparkSession, found: TableSnapshot | None, spec: Merge
     """
     problems: list[str] = []
     case_sensitive = layout.case_sensitive
+    above = places.table_above(spec.target, found)
+    if above is not None:
+        problems.append(
+            f"target {spec.target!r} lies inside the Delta table at {above!r}; name that table, or choose a folder"
+            " outside of it"
+        )
     if found is None:
         if not spec.create_target:
             problems.append(
@@ -41,12 +47,6 @@ def check_target(session: SparkSession, found: TableSnapshot | None, spec: Merge
             if columns.resolve(name, stored, case_sensitive=case_sensitive) is None
         )
     else:
-        if places.lies_below(spec.target, found.location):
-            # Delta looks for a table in all folders above (4.4), and would merge into that one.
-            problems.append(
-                f"target {spec.target!r} lies inside the Delta table at {found.location!r}; name that table, or choose"
-                " a folder outside of it"
-            )
         problems.extend(_recorded_problems(found, spec, layout, case_sensitive=case_sensitive))
         if not spec.only_inserts and found.properties.get("delta.appendOnly", "false").lower() == "true":
             problems.append(

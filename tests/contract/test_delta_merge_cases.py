@@ -118,9 +118,12 @@ def test_types_of_a_user_s_own_are_stored_as_spark_does(spark: SparkSession, tmp
 
 
 def test_all_rows_of_a_merge_have_one_time(spark: SparkSession, tmp_table: str):
-    """`current_timestamp()` is one for conditions and values of all clauses, and not before that of the source."""
-    spark.sql(f"CREATE TABLE delta.`{tmp_table}` (id bigint, at timestamp, also timestamp, made timestamp) USING delta")
-    own = {"at": "current_timestamp()", "also": "now()", "made": "s.made"}
+    """One for conditions and values of all clauses, and not before that of the source; chance is each row's own."""
+    spark.sql(
+        f"CREATE TABLE delta.`{tmp_table}` (id bigint, at timestamp, also timestamp, made timestamp, dice double)"
+        " USING delta"
+    )
+    own = {"dice": "rand()", "at": "current_timestamp()", "also": "now()", "made": "s.made"}
     clauses = Clauses([when_matched("t.at < now()").update(own), when_not_matched().insert({"id": "s.id", **own})])
     stream = ChangeStream(spark, tmp_table, keys="id", shape=clauses, schema="", app_id="clock")
 
@@ -134,10 +137,12 @@ def test_all_rows_of_a_merge_have_one_time(spark: SparkSession, tmp_table: str):
     (found,) = (
         spark.read.format("delta")
         .load(tmp_table)
-        .selectExpr("count(*)", "count(DISTINCT at)", "bool_and(at = also)", "bool_and(made <= at)")
+        .selectExpr(
+            "count(*)", "count(DISTINCT at)", "bool_and(at = also)", "bool_and(made <= at)", "count(DISTINCT dice)"
+        )
         .collect()
     )
-    assert tuple(found) == (40, 1, True, True)
+    assert tuple(found) == (40, 1, True, True, 40)
 
 
 def test_only_new_columns_that_a_clause_assigns_are_added(spark: SparkSession, tmp_table: str):

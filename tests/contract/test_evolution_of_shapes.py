@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import types as T
 
 from stream_merge import ConfigError
+from stream_merge.microbatch import steps
 from stream_merge.shapes import Clauses, InsertOnly, Snapshot, when_matched, when_not_matched
 from stream_merge.testing import batch, run
 
@@ -136,6 +137,29 @@ def test_a_writer_that_changes_the_schema_meanwhile_costs_an_attempt_on_a_fresh_
         (2, 1, None, None, None),
         (3, 1, (3, None, "y"), None, None),
     ]
+
+
+@pytest.mark.parametrize("engine", ["auto", "spark"])
+def test_a_field_that_appears_between_look_and_merge_is_kept(
+    spark: SparkSession, tmp_table: str, monkeypatch: pytest.MonkeyPatch, engine: str
+):
+    """No commit is lost, since the merge begins after it: Delta would take the events' narrower struct for the row."""
+    stream = stream_of(spark, tmp_table, "changes", engine=engine)
+    simple = "id bigint, lsn bigint, s struct<a:int>"
+    sink = stream.sink()
+    run(sink, batch(spark, simple, (1, 1, (1,)), (2, 1, (2,))), 0)
+    choose_engine = steps.choose_engine
+
+    def overtaken(*args: Any) -> Any:
+        stream.sql("ALTER TABLE {target} ADD COLUMNS (s.c int)")
+        stream.sql("UPDATE {target} SET s = named_struct('a', 7, 'c', 9) WHERE id = 1")
+        return choose_engine(*args)
+
+    monkeypatch.setattr(steps, "choose_engine", overtaken)
+    result = run(sink, batch(spark, simple, (1, 2, (5,)), (2, 2, None), (3, 1, (3,))), 1)
+
+    assert (result.attempts, result.engine) == (1, "spark")
+    assert stream.rows("id", "lsn", "s") == [(1, 2, (5, 9)), (2, 2, None), (3, 1, (3, None))]
 
 
 def test_types_that_need_no_cast_pass_the_strictest_policy(spark: SparkSession, tmp_table: str, shape: str):
