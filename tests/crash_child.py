@@ -48,6 +48,7 @@ def main() -> None:
     parser.add_argument("--table", required=True)
     parser.add_argument("--boundary", help='such as "after merge"')
     parser.add_argument("--batch-id", type=int, help="deliver this batch; without: run the query")
+    parser.add_argument("--shape", default="changes", choices=scenario.SHAPES, help="of the sink")
     parser.add_argument("--race", action="store_true", help="let a rival delete meanwhile")
     parser.add_argument("--source", type=Path)
     parser.add_argument("--checkpoint", type=Path)
@@ -61,9 +62,9 @@ def main() -> None:
         scenario.race(session, args.table)
     if args.batch_id is not None:
         batch_df = scenario.events(session, scenario.BATCHES[args.batch_id])
-        scenario.sink(args.table, app_id="crash")(batch_df, args.batch_id)
+        scenario.sink(args.table, shape=args.shape, app_id="crash")(batch_df, args.batch_id)
         return
-    sink = scenario.sink(args.table)
+    sink = scenario.sink(args.table, shape=args.shape)
 
     def each(batch_df: DataFrame, batch_id: int) -> None:
         sink(batch_df, batch_id)

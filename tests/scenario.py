@@ -20,6 +20,7 @@ from stream_merge.engines.base import MergeReport
 from stream_merge.engines.delta_rs.merger import DeltaRsMerger
 from stream_merge.engines.spark.merger import SparkMerger
 from stream_merge.metrics.instruments import MergeMetrics
+from stream_merge.shapes import Clauses, InsertOnly, when_matched, when_not_matched
 
 SCHEMA = "id int, lsn int, op string, name string"
 BATCHES = (
@@ -29,20 +30,34 @@ BATCHES = (
     "(1, 40, 'u', 'one at last'), (5, 25, 'u', 'late'), (8, 40, 'c', 'eight')",
 )
 """Updates, inserts and deletes; in the second batch also a revived key, a ghost and two invalid events."""
+SHAPES: dict[str, dict[str, Any]] = {
+    "changes": {"apply_as_deletes": "op = 'd'"},
+    "clauses": {
+        "shape": Clauses(
+            [
+                when_matched("s.op = 'd' AND s.lsn > t.lsn").delete(),
+                when_matched("s.lsn > t.lsn").update({"lsn": "s.lsn", "name": "concat(t.name, ' > ', s.name)"}),
+                when_not_matched("s.op <> 'd'").insert_all(),
+            ]
+        )
+    },
+    "insert-only": {"shape": InsertOnly()},
+}
+"""What a sink for this stream is told of its shape."""
 RIVAL_ID = "rival"
 RIVAL = "(6, 40, 'd', null)"
 """What another writer merges while the second batch is on its way: its row is not there yet."""
 
 
-def sink(table: str, **settings: Any) -> MergeSink:
+def sink(table: str, *, shape: str = "changes", **settings: Any) -> MergeSink:
     """A sink for this stream; it counts for itself."""
     columns = {} if "column_list" in settings else {"except_column_list": ["op"]}
     return MergeSink(
         target=table,
         keys=["id"],
         sequence_by="lsn",
-        apply_as_deletes="op = 'd'",
         metrics=MergeMetrics(registry=CollectorRegistry()),
+        **SHAPES[shape],
         **columns,
         **settings,
     )

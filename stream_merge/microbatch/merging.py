@@ -8,6 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+from pyspark.sql import DataFrame
+from pyspark.sql.types import AtomicType
+
 from stream_merge.engines import choose
 from stream_merge.engines.base import Choice, CommitTag, Execution, MergeJob, MergeReport
 from stream_merge.engines.spark.commit import SparkCommits, record
@@ -16,7 +19,9 @@ from stream_merge.microbatch import landed
 from stream_merge.microbatch.call import BatchCall
 from stream_merge.model import names
 from stream_merge.model.logs import tell
+from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.spark.errors import reason
+from stream_merge.tables import fitness, spark_table
 from stream_merge.tables.tombstones.base import BatchTombstones, Hits
 
 T = TypeVar("T")
@@ -44,12 +49,14 @@ class Executor:
     Args:
         job: what is to be merged.
         execution: the engine that was chosen first.
+        source: what the events came from, with the source's columns.
     """
 
-    def __init__(self, call: BatchCall, job: MergeJob, execution: Execution) -> None:
+    def __init__(self, call: BatchCall, job: MergeJob, execution: Execution, source: DataFrame) -> None:
         self._call = call
         self._job = job
         self._execution = execution
+        self._source = source
         self.hits: Hits | None = None
         """None before the first look, and where deletes are not remembered."""
         call.resources.callback(self._release)
@@ -58,6 +65,33 @@ class Executor:
     def choice(self) -> Choice:
         """The engine, and why it is this one."""
         return self._execution.choice
+
+    def follow_columns(self, *, is_retry: bool) -> None:
+        """Where another writer has changed the target's columns meanwhile: merge into the table as it is now.
+
+        Delta tells a merge that lost from one whose table had changed before it began only where the number of columns
+        did (4.4): a field that others have added to a struct would be NULL in each row that is updated.
+
+        Cost: a look at the table's log at each attempt but the first; and at that one where a column is nested.
+
+        Raises:
+            ConfigError: the events do not fit the table any more.
+        """
+        call, spec, before = self._call, self._call.spec, self._job.target
+        if not is_retry and all(isinstance(column.dtype, AtomicType) for column in self._job.layout.stored):
+            return
+        found = call.store.find(call.session, spec.target)
+        if found is None or _columns(found) == _columns(before):
+            return
+        layout = call.layouts.plan(self._source, found.schema)
+        fitness.check_target(call.session, found, spec, layout)
+        properties = spark_table.target_properties(spec, layout)
+        found = spark_table.prepared(call.session, spec.target, found, layout, properties)
+        tell(log.info, "columns_changed_meanwhile", target=spec.label, batch_id=call.batch_id, version=found.version)
+        self.keep(None)
+        self._execution.release()
+        self._job = replace(self._job, layout=self._job.layout.onto(layout), target=found)
+        self._execution = choose.start(self._job, choose.rank(self._job))
 
     def tag(self, role: names.Role) -> CommitTag:
         """What a commit of the target carries."""
@@ -111,8 +145,17 @@ class Executor:
         except Exception as err:
             return self._decided(err, tag)
         if report.version is not None:
+            if self._execution.in_driver:
+                self._refresh_cached()
             choose.learn(self._call.costs, self._job, self._execution, time.perf_counter() - started)
         return report
+
+    def _refresh_cached(self) -> None:
+        """What a user has cached of the target is read anew, as after Delta's MERGE; the commit stands without it."""
+        try:
+            spark_table.refresh_cached(self._call.session, self._call.spec.target)
+        except Exception as err:
+            tell(log.warning, "cached_rows_not_refreshed", target=self._call.spec.label, error=reason(err))
 
     def repair(self, late: Hits, tag: CommitTag) -> MergeReport:
         """Undo the upserts that these tombstones refuse."""
@@ -172,6 +215,8 @@ def merged(call: BatchCall, executor: Executor, *, events: int) -> Merged:
     def attempt(number: int) -> MergeReport:
         nonlocal done_by
         call.attempts.count_merge(number)
+        with call.clock.phase("plan"):
+            executor.follow_columns(is_retry=number > 1)
         with call.clock.phase("tombstones"):
             executor.with_tombstones(executor.look)
         if executor.hits is not None and events == executor.hits.refused:
@@ -188,6 +233,10 @@ def merged(call: BatchCall, executor: Executor, *, events: int) -> Merged:
         executor.keep(None)
     call.attempts.landed = report.already_applied or report.version is not None
     return Merged(report=report, engine=done_by, refused=0 if executor.hits is None else executor.hits.refused)
+
+
+def _columns(found: TableSnapshot) -> list[tuple[str, str]]:
+    return [(field.name, field.dataType.simpleString()) for field in found.schema.fields]
 
 
 def rechecked(call: BatchCall, executor: Executor, merged: Merged) -> Merged:

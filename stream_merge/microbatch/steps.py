@@ -58,6 +58,8 @@ class Ready:
     layout: Layout
     target: TableSnapshot
     batch: Batch
+    source: DataFrame
+    """What the events came from, with the source's columns."""
     inside_at: int | None = None
     """Version of the target in which no row of the batch's keys lies outside of the user's filter; None where nobody
     has looked."""
@@ -148,7 +150,7 @@ def repeat(call: BatchCall, source: DataFrame, applied: Applied) -> Done:
         keep_state(call, source)
         return Done(target=applied.target, was_applied=True, merged=again)
     batch = evaluate(call, source, applied.layout, applied.target)
-    ready = Ready(layout=applied.layout, target=applied.target, batch=batch)
+    ready = Ready(layout=applied.layout, target=applied.target, batch=batch, source=source)
     if not batch.upserts + batch.deletes:
         return Done(batch=batch, target=applied.target, was_applied=True, merged=again)
     executor = choose_engine(call, ready)
@@ -255,7 +257,7 @@ def prepare_target(call: BatchCall, source: DataFrame, prepared: Prepared, batch
         found = spark_table.prepared(session, spec.target, found, layout, properties)
         if layout.type_changes:  # delta-rs, too, has to see that the table is not for it any more
             found = call.store.find(session, spec.target) or found
-    return Ready(layout=layout, target=found, batch=batch, inside_at=inside_at)
+    return Ready(layout=layout, target=found, batch=batch, source=source, inside_at=inside_at)
 
 
 def _same_layout(call: BatchCall, source: DataFrame, before: Layout, created: TableSnapshot) -> Layout:
@@ -318,7 +320,7 @@ def choose_engine(call: BatchCall, ready: Ready) -> Executor:
         )
         ranking = choose.rank(job)
     with call.clock.phase("prepare"):
-        return Executor(call, job, choose.start(job, ranking))
+        return Executor(call, job, choose.start(job, ranking), ready.source)
 
 
 def remember_deletes(call: BatchCall, executor: Executor, ready: Ready) -> None:

@@ -12,7 +12,7 @@ from pyspark.sql.types import ArrayType, AtomicType, DataType, MapType, NullType
 from stream_merge.model import names
 from stream_merge.shapes.layout import Layout
 from stream_merge.shapes.written import Kind, Then, Written, named, plain_name, text_of
-from stream_merge.spark import columns
+from stream_merge.spark import casts, columns
 from stream_merge.spark.errors import reason
 from stream_merge.spark.jvm import filter_traits
 
@@ -59,10 +59,9 @@ class _Sides:
             "not_matched": (events, f"s has {_shown(source.names)}, and there is no row t"),
             "not_matched_by_source": (rows, f"t has {_shown(target.names)}, and there is no event s"),
         }
-        # With schema evolution the events' new columns are the target's, too; without it they are refused elsewhere.
-        known = {c.name: c.dtype for c in layout.stored} | {f.name: f.dataType for f in target.fields}
-        order = dict.fromkeys([*target.names, *known])
-        self._assignable = {name: known[name] for name in order if not names.is_reserved(name)}
+        # Of a column that is stored: as it will be, with the events' new fields and wider types.
+        known = {f.name: f.dataType for f in target.fields} | {c.name: c.dtype for c in layout.stored}
+        self._assignable = {name: dtype for name, dtype in known.items() if not names.is_reserved(name)}
 
     def problems(self, clause: Then) -> Iterator[str]:
         """Of one clause."""
@@ -92,7 +91,10 @@ class _Sides:
     ) -> Iterator[str]:
         frame, seen = self._seen[kind]
         said = f"{what} {text_of(written)!r}"
-        problem = misfit(frame, said, written, seen=seen, is_condition=is_condition, stored_as=stored_as)
+        evolves = self._layout.evolves
+        problem = misfit(
+            frame, said, written, seen=seen, is_condition=is_condition, stored_as=stored_as, evolves=evolves
+        )
         if problem is not None:
             yield problem
 
@@ -106,6 +108,7 @@ def misfit(
     is_condition: bool = False,
     is_fixed: bool = False,
     stored_as: DataType | None = None,
+    evolves: bool = False,
 ) -> str | None:
     """What is wrong with a condition or a value of a clause; None where Delta takes it.
 
@@ -117,16 +120,22 @@ def misfit(
         is_condition: whether it decides, and is no value.
         is_fixed: whether it has to mean the same in query after query.
         stored_as: the type of the column that it is the value of.
+        evolves: whether the MERGE evolves the target's schema.
     """
     try:
         value = _as_stored(written, stored_as)
         # A filter, as a clause of MERGE, takes neither aggregates nor windows nor generators.
         traits = filter_traits(frame.where(value if is_condition else value.isNull()))
-        held = None if stored_as is None else frame.select(value.alias("value")).schema["value"].dataType
+        held = None if stored_as is None else _type_of(frame, written)
     except AnalysisException as err:
         return f"{said} does not fit: {reason(err).rstrip(';.')}; {seen}"
-    if held is not None and stored_as is not None and _are_unlike(held, stored_as):
-        return f"{said} is {held.simpleString()}, and the column is {stored_as.simpleString()}; {seen}"
+    if held is not None and stored_as is not None:
+        are = f"{said} is {held.simpleString()}, and the column is {stored_as.simpleString()}"
+        if _are_unlike(held, stored_as):
+            return f"{are}; {seen}"
+        why = casts.obstacle(frame.sparkSession, held, stored_as, evolves=evolves)
+        if why is not None:
+            return f"{are}: {why}"
     if traits.has_subquery:
         return f"{said} has a subquery, which MERGE does not take; join what it needs to the events in the stream"
     if is_condition and not traits.is_deterministic:
@@ -153,9 +162,17 @@ def _are_unlike(held: DataType, stored: DataType) -> bool:
 
 
 def _as_stored(written: Written, stored_as: DataType | None) -> Column:
-    value: Column = F.expr(written) if isinstance(written, str) else written
+    value = _as_column(written)
     # A struct's fields Delta casts by name, Spark by place.
     return value.cast(stored_as) if isinstance(stored_as, AtomicType) else value
+
+
+def _as_column(written: Written) -> Column:
+    return F.expr(written) if isinstance(written, str) else written
+
+
+def _type_of(frame: DataFrame, written: Written) -> DataType:
+    return frame.select(_as_column(written).alias("value")).schema["value"].dataType
 
 
 def _shown(found: Iterable[str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from pyspark.sql import Column, DataFrame
@@ -103,6 +103,8 @@ class Layout:
     """Whether rows whose key no event has are concerned, wherever they lie."""
     is_whole: bool = False
     """Whether a batch is a copy of the whole table, with each key once."""
+    evolves: bool = False
+    """Whether the merge is one with schema evolution: for what the batch brings, or because clauses count on it."""
     beside: tuple[StructField, ...] = ()
     """Columns of the target that the source does not have and the shape needs."""
     _built: dict[str, Any] = field(default_factory=dict, repr=False)
@@ -121,6 +123,22 @@ class Layout:
     def sequence_type(self) -> StructType:
         """Type of the sequence, wherever it is stored."""
         return StructType(list(self.sequence_fields))
+
+    def onto(self, newer: Layout) -> Layout:
+        """For events that are evaluated in this layout, onto the target that `newer` was planned for.
+
+        Events stay as they are called and held: what the target's structs have gained they lack, like what the source
+        does not have. An update keeps it, an insert leaves it to Delta to be NULL.
+        """
+        lacking = any(column.lacks_fields for column in newer.stored)
+        return replace(
+            self,
+            stored=newer.stored,
+            new_columns=newer.new_columns,
+            type_changes=newer.type_changes,
+            evolves=newer.evolves or lacking,
+            _built={},
+        )
 
     def in_event(self, name: str) -> str:
         """What a stored column's value is called in the events that a merge sees as `s`; other names stay."""

@@ -87,6 +87,8 @@ def plan_layout(source: DataFrame, spec: MergeSpec, target: StructType | None) -
         case_sensitive=case_sensitive,
         whole=_whole_events(finder, stored),
         concerns_missing=spec.concerns_missing,
+        # A struct of a user's that lacks fields, which are then NULL, must fit each batch as it fits the first one.
+        evolves=bool(new) or bool(spec.schema_evolution and spec.shape and spec.shape.needs_whole_events),
         is_whole=spec.is_whole,
         beside=beside,
     )
@@ -209,24 +211,29 @@ class _Finder:
                 f"the source has column(s) {backticked!r}; Delta's change data feed cannot write names with a backtick,"
                 " rename them in the stream, leave them out with except_column_list, or set change_data_feed=False"
             )
-        void = [f.name for f in selected if isinstance(f.dataType, NullType)]
-        if void:
-            self.problems.append(f"column(s) {void!r} have no type (void); cast them in the stream")
         return selected
 
     def stored(self, field: StructField, target: StructType | None) -> StoredColumn:
         """Where a selected field is stored, and whether the target can hold it."""
         known = target.names if target is not None else []
         name = columns.resolve(field.name, known, case_sensitive=self.case_sensitive)
-        if target is None or name is None:
+        if target is None or name is None or isinstance(field.dataType, NullType):
+            self._refuse_untyped(field.name, field.dataType, None)
             kept = StructField(field.name, columns.nullable(field.dataType), True)
             return StoredColumn(name=field.name, source_name=field.name, source_type=field.dataType, field=kept)
         theirs = target[name]
         may_lack = field.name not in self._compared
         held = self._held(field.name, field.dataType, theirs.dataType, name, may_lack=may_lack)
         dtype = columns.merged(field.dataType, held)
+        self._refuse_untyped(name, dtype, theirs.dataType)
         kept = StructField(name, dtype, theirs.nullable, theirs.metadata)
         return StoredColumn(name=name, source_name=field.name, source_type=field.dataType, field=kept)
+
+    def _refuse_untyped(self, name: str, dtype: DataType, before: DataType | None) -> None:
+        """A column or a new field that could hold nothing ever; where the target knows the type, NULL is of that."""
+        untyped = columns.untyped(name, dtype)
+        if untyped and (before is None or not columns.untyped(name, before)):
+            self.problems.append(f"column(s) {untyped!r} have no type (void); cast them in the stream")
 
     def _held(self, what: str, source: DataType, stored: DataType, *path: str, may_lack: bool = False) -> DataType:
         """The stored type, widened where it is to be; a problem where it cannot hold the source's values."""

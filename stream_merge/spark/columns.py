@@ -204,6 +204,19 @@ def nullable(dtype: DataType) -> DataType:
     return dtype
 
 
+def untyped(name: str, dtype: DataType) -> list[str]:
+    """What of a column has no type (void), by dotted names."""
+    if isinstance(dtype, NullType):
+        return [name]
+    if isinstance(dtype, StructType):
+        return [found for f in dtype.fields for found in untyped(f"{name}.{f.name}", f.dataType)]
+    if isinstance(dtype, ArrayType):
+        return untyped(f"{name}.element", dtype.elementType)
+    if isinstance(dtype, MapType):
+        return untyped(f"{name}.key", dtype.keyType) + untyped(f"{name}.value", dtype.valueType)
+    return []
+
+
 def is_padded(field: StructField) -> bool:
     """Whether a column is char(n): Spark pads its values on write."""
     return str(field.metadata.get(CHAR_VARCHAR_METADATA, "")).startswith("char(")

@@ -57,6 +57,11 @@ def in_session(df: DataFrame, session: SparkSession) -> DataFrame:
     return DataFrame(dataset.ofRows(session._jsparkSession, df._jdf.logicalPlan()), session)
 
 
+def caches_nothing(session: SparkSession) -> bool:
+    """Whether no frame and no table is cached (`cache`, `persist`) in any session of this process."""
+    return bool(session._jsparkSession.sharedState().cacheManager().isEmpty())
+
+
 def is_classic(df: object) -> bool:
     """Whether a DataFrame has a JVM behind it in this process (False for Spark Connect)."""
     return getattr(df, "_jdf", None) is not None

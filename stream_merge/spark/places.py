@@ -65,6 +65,27 @@ def canonical(location: str) -> str:
     return location if names.is_path(location) else location.casefold()
 
 
+def table_above(target: str, found: TableSnapshot | None) -> str | None:
+    """The Delta table that a target which is a path is a folder of; None where it is none of any.
+
+    Delta looks for a table in all folders above a path (4.4): it would merge into the table whose partition the folder
+    is. Where there is no such partition it would make a table, whose files a VACUUM of the one above deletes.
+
+    Args:
+        target: as the user names it.
+        found: what Delta takes for it. Where that is nothing, only a local disk is searched: elsewhere a process need
+            not be allowed to look above its tables.
+    """
+    if not names.is_path(target):
+        return None
+    path = names.normal_path(target)
+    if found is not None:
+        return found.location if canonical(path).startswith(f"{canonical(found.location)}/") else None
+    local = local_path(path)
+    above = [] if local is None else Path(os.path.realpath(local)).parents
+    return next((str(folder) for folder in above if _exists(folder / "_delta_log")), None)
+
+
 def nearest_existing(path: Path) -> Path | None:
     """The path itself, or the first folder above it that is there and can be seen."""
     return next((p for p in (path.absolute(), *path.absolute().parents) if _exists(p)), None)

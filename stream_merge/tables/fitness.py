@@ -28,6 +28,12 @@ def check_target(session: SparkSession, found: TableSnapshot | None, spec: Merge
     """
     problems: list[str] = []
     case_sensitive = layout.case_sensitive
+    above = places.table_above(spec.target, found)
+    if above is not None:
+        problems.append(
+            f"target {spec.target!r} lies inside the Delta table at {above!r}; name that table, or choose a folder"
+            " outside of it"
+        )
     if found is None:
         if not spec.create_target:
             problems.append(

@@ -23,6 +23,7 @@ from stream_merge.spark import columns, places
 from stream_merge.spark.delta import snapshot
 from stream_merge.spark.errors import reason
 from stream_merge.spark.hadoop_files import path_is_occupied, qualified_path
+from stream_merge.spark.jvm import caches_nothing
 
 log = logging.getLogger(__name__)
 
@@ -59,11 +60,29 @@ def find(session: SparkSession, target: str) -> TableSnapshot | None:
 
 
 def rows(session: SparkSession, target: str, *, version: int | None = None) -> DataFrame:
-    """The table's rows at a version; None: at its newest."""
+    """The table's rows at a version; None: at its newest, whatever a user has cached of it.
+
+    Spark takes cached rows for those of the table, however old: what others, or delta-rs, have committed since is not
+    among them. A version that is asked for by its number is another plan.
+    """
     reader = session.read.format("delta")
     if version is not None:
         reader = reader.option("versionAsOf", version)
-    return reader.load(names.normal_path(target)) if names.is_path(target) else reader.table(target)
+    found = reader.load(names.normal_path(target)) if names.is_path(target) else reader.table(target)
+    if version is not None or not (found.storageLevel.useMemory or found.storageLevel.useDisk):
+        return found
+    newest = find(session, target)
+    return found if newest is None else rows(session, target, version=newest.version)
+
+
+def refresh_cached(session: SparkSession, target: str) -> None:
+    """After a commit that Spark has not made: have it read anew what a user has cached of the table."""
+    if caches_nothing(session):
+        return
+    if names.is_path(target):
+        session.catalog.refreshByPath(names.normal_path(target))
+    else:
+        session.catalog.refreshTable(target)
 
 
 def location(session: SparkSession, target: str) -> str:

@@ -35,10 +35,13 @@ def stream_of(spark: SparkSession, target: str, *clauses: Any, schema: str = SCH
     return ChangeStream(spark, target, schema, **own)
 
 
-def filled(spark: SparkSession, target: str, *rows: Sequence[Any], **properties: str) -> None:
+def filled(
+    spark: SparkSession, target: str, *rows: Sequence[Any], partition_by: Sequence[str] = (), **properties: str
+) -> None:
     """A table that no sink has ever merged into, each row in a file of its own, with the change feed on."""
     for row in rows:
         writer = batch(spark, "id bigint, v int, name string", row).coalesce(1).write.format("delta").mode("append")
+        writer = writer.partitionBy(*partition_by)
         writer.options(**{"delta.enableChangeDataFeed": "true", **properties}).save(target)
 
 
@@ -132,9 +135,9 @@ def test_rows_and_change_feed_are_those_of_a_bare_merge(spark: SparkSession, tmp
     clauses = random_clauses(rng)
     ours, theirs = str(tmp_path / "ours" / "table"), str(tmp_path / "theirs")
     rows = [(key, rng.choice((None, 1, 3, 6)), rng.choice((None, "n", "m"))) for key in range(0, 12, 3)]
-    vectors = rng.choice(("true", "false"))
+    vectors, partition_by = rng.choice(("true", "false")), rng.choice(((), ("name",)))
     for table in (ours, theirs):
-        filled(spark, table, *rows, **{"delta.enableDeletionVectors": vectors})
+        filled(spark, table, *rows, partition_by=partition_by, **{"delta.enableDeletionVectors": vectors})
     stream = stream_of(spark, ours, *clauses)
     for _ in range(2):
         keys = rng.sample(range(14), 6)
@@ -452,6 +455,7 @@ def test_every_misfit_is_said_at_once_before_anything_is_written(spark: SparkSes
         when_matched("s.v >").update({"total": "s.v", "V": "array(1)", "v": "sum(s.v)"}),
         when_not_matched("t.v = 1").insert_all(except_=["opp"]),
         when_not_matched_by_source("s.v = 1").delete(),
+        when_matched("v = 1").delete(),
     )
 
     with pytest.raises(ConfigError) as caught:
@@ -461,7 +465,7 @@ def test_every_misfit_is_said_at_once_before_anything_is_written(spark: SparkSes
         re.split(r"\)(?:\.delete\(\)|\.\w+\(.*?[})\]]\)): ", problem, maxsplit=1) for problem in caught.value.problems
     ]
     assert [where.split(",")[0] for where, _ in said] == [
-        f"clause {number}" for number in (1, 2, 3, 4, 5, 6, 6, 6, 6, 6, 7, 7, 8)
+        f"clause {number}" for number in (1, 2, 3, 4, 5, 6, 6, 6, 6, 6, 7, 7, 8, 9)
     ]
     for (_, problem), expected in zip(
         said,
@@ -479,6 +483,7 @@ def test_every_misfit_is_said_at_once_before_anything_is_written(spark: SparkSes
             "its condition 't.v = 1' does not fit",
             "except_ names 'opp', which is not among the stored columns ['id', 'v', 'name']",
             "its condition 's.v = 1' does not fit",
+            "its condition 'v = 1' does not fit",
         ),
         strict=True,
     ):

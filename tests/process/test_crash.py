@@ -7,7 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,12 +76,29 @@ def killed(work: Path, *args: str) -> None:
     assert child.returncode == -signal.SIGKILL, f"the child ended by itself with {child.returncode}: {said}"
 
 
+class Bases(dict[str, Path]):
+    """For each shape a folder with a table (and its siblings) after the first batch, made when it is wanted."""
+
+    def __init__(self, spark: SparkSession, folders: pytest.TempPathFactory) -> None:
+        self._spark = spark
+        self._folders = folders
+
+    def __missing__(self, shape: str) -> Path:
+        folder = self[shape] = self._folders.mktemp(f"base-{shape}")
+        deliver(self._spark, folder / "table", 0, shape)
+        return folder
+
+
 @pytest.fixture(scope="module")
-def base(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def bases(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+    """Folders with tables after the first batch."""
+    return Bases(spark, tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def base(bases: Mapping[str, Path]) -> Path:
     """A folder with a table (and its siblings) after the first batch."""
-    folder = tmp_path_factory.mktemp("base")
-    deliver(spark, folder / "table", 0)
-    return folder
+    return bases["changes"]
 
 
 FIRST_BATCH = ("before quarantine_invalid", "inside remember_deletes")
@@ -91,35 +108,38 @@ AFTER_COMMIT = ("after merge", "after recheck", "after forget_revived")
 
 @pytest.fixture(scope="module")
 def died(
-    request: pytest.FixtureRequest, base: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[[str], Path]]:
-    """The table that a process left which died at a boundary.
+    request: pytest.FixtureRequest, bases: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., Path]]:
+    """The table that a process left which died at a boundary, of a sink of some shape.
 
     A process needs half a minute, most of it to start, so two of them run beside the tests; only those that
     the selected tests ask for.
     """
 
-    def left_behind(boundary: str, folder: Path) -> Path:
+    def left_behind(shape: str, boundary: str, folder: Path) -> Path:
         table = folder / "table"
         if boundary not in FIRST_BATCH:
-            shutil.copytree(base, folder, dirs_exist_ok=True)
-        race = ["--race"] if boundary in AFTER_COMMIT else []
+            shutil.copytree(bases[shape], folder, dirs_exist_ok=True)
+        race = ["--race"] if boundary in AFTER_COMMIT and shape == "changes" else []
         batch_id = "0" if boundary in FIRST_BATCH else "1"
-        killed(folder.parent / "work", "--table", str(table), "--batch-id", batch_id, "--boundary", boundary, *race)
+        where = ("--table", str(table), "--batch-id", batch_id, "--boundary", boundary, "--shape", shape)
+        killed(folder.parent / "work", *where, *race)
         return table
 
     wanted = [
-        item.callspec.params["boundary"]
+        (str(item.callspec.params.get("shape", "changes")), str(item.callspec.params["boundary"]))
         for item in request.session.items
         if isinstance(item, pytest.Function) and item.module is request.module and hasattr(item, "callspec")
     ]
     with ThreadPoolExecutor(2) as pool:
         running = {}
-        for boundary in wanted:
+        for shape, boundary in wanted:
             folder = tmp_path_factory.mktemp("died") / "tables"
             folder.mkdir()
-            running[boundary] = pool.submit(left_behind, boundary, folder)
-        yield lambda boundary: running[boundary].result()
+            if boundary not in FIRST_BATCH:
+                assert bases[shape]  # made on this thread, before the process starts
+            running[shape, boundary] = pool.submit(left_behind, shape, boundary, folder)
+        yield lambda boundary, shape="changes": running[shape, boundary].result()
 
 
 @pytest.fixture(scope="module")
@@ -135,10 +155,10 @@ def undisturbed(spark: SparkSession, base: Path, tmp_path_factory: pytest.TempPa
     return states
 
 
-def deliver(spark: SparkSession, table: Path, batch_id: int) -> MergeResult:
+def deliver(spark: SparkSession, table: Path, batch_id: int, shape: str = "changes") -> MergeResult:
     """Deliver a batch as the child does."""
     batch_df = scenario.events(spark, scenario.BATCHES[batch_id])
-    return run(scenario.sink(str(table), app_id="crash"), batch_df, batch_id)
+    return run(scenario.sink(str(table), shape=shape, app_id="crash"), batch_df, batch_id)
 
 
 def test_the_scenario_holds_every_step(undisturbed: dict[str, State]):
@@ -207,6 +227,58 @@ def test_a_crash_after_the_target_commit_does_not_skip_the_steps_after_it(
     assert again.outcome == "skipped_duplicate"
     assert again.events == EventCounts()
     assert state(spark, table) == undisturbed["raced"]
+
+
+OF_SHAPES: Mapping[str, list[tuple[Any, ...]]] = {
+    "clauses": [(1, 30, "one > one again"), (2, 30, "two revived"), (5, 30, "five"), (6, 30, "raced"), (9, 5, "late")],
+    "insert-only": [
+        (1, 10, "one"),
+        (2, 20, None),
+        (3, 10, "three"),
+        (5, 30, "five"),
+        (6, 30, "raced"),
+        (9, 20, None),
+    ],
+}
+"""Rows after the second batch. These shapes remember no deletes, and only clauses look at what an event is."""
+LEDGERS = {
+    "clauses": EventCounts(received=8, quarantined=2, unaffected=0, inserted=4, updated=1, deleted=1),
+    "insert-only": EventCounts(received=8, quarantined=2, unaffected=4, inserted=2),
+}
+
+
+@pytest.mark.parametrize(
+    ("shape", "boundary"),
+    [
+        ("clauses", "after quarantine_invalid"),
+        ("clauses", "after merge"),
+        ("insert-only", "before quarantine_invalid"),
+        ("insert-only", "after quarantine_invalid"),
+        ("insert-only", "after merge"),
+    ],
+)
+def test_a_crash_of_another_shape_is_as_if_each_batch_had_run_once(
+    spark: SparkSession, died: Callable[..., Path], tmp_path: Path, shape: str, boundary: str
+):
+    """Before the commit of the target the batch is merged by its second delivery, after it there is nothing to do.
+
+    The clauses would tell: to append to a name twice, or to count an update that changed nothing, is not the same.
+    """
+    table, once = died(boundary, shape), tmp_path / "table"
+    interrupted, committed = target_rows(spark, str(table)), boundary == "after merge"
+    if boundary in FIRST_BATCH:
+        assert interrupted == []
+        assert deliver(spark, table, 0, shape).outcome == "committed"
+    assert (target_rows(spark, str(table)) == OF_SHAPES[shape]) == committed
+
+    again = deliver(spark, table, 1, shape)
+
+    outcome, counts = ("skipped_duplicate", EventCounts()) if committed else ("committed", LEDGERS[shape])
+    assert (again.outcome, again.events) == (outcome, counts)
+    assert target_rows(spark, str(table)) == OF_SHAPES[shape]
+    for batch_id in (0, 1):
+        deliver(spark, once, batch_id, shape)
+    assert state(spark, table) == state(spark, once)
 
 
 def test_a_crash_between_target_commit_and_checkpoint_commit_merges_the_batch_once(spark: SparkSession, tmp_path: Path):

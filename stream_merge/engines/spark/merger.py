@@ -121,7 +121,7 @@ class SparkMerger(SparkCommits):
                 layout,
                 of_missing=self._pruning.filtered(),
             )
-            if self._spec.schema_evolution and layout.new_columns:
+            if layout.evolves:
                 builder = builder.withSchemaEvolution()
             return executed(self._session, builder)
 

@@ -1,0 +1,177 @@
+"""Schema evolution, shape by shape: what one merge adds and widens, what it leaves, what it refuses.
+
+Needs a JVM: Delta adds columns and fields, and two writers meet in its log.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from deliveries import ChangeStream, ledger
+from log_faults import LogFaults
+from pyspark.sql import SparkSession
+from pyspark.sql import types as T
+
+from stream_merge import ConfigError
+from stream_merge.microbatch import steps
+from stream_merge.shapes import Clauses, InsertOnly, Snapshot, when_matched, when_not_matched
+from stream_merge.testing import batch, run
+
+NARROW = (
+    "id bigint, lsn bigint, n int, s struct<a:int>, l array<struct<a:int>>, m map<string,struct<a:int>>, kept string"
+)
+WIDE = (
+    "id bigint, lsn bigint, n bigint, s struct<a:bigint,b:string>, l array<struct<a:int,b:string>>,"
+    " m map<string,struct<a:int,b:string>>, note string"
+)
+"""Two types grow, each struct has a new field, a column is new, and one of before is missing."""
+SHAPES: dict[str, dict[str, Any]] = {
+    "changes": {"sequence_by": "lsn"},
+    "clauses": {"shape": Clauses([when_matched().update_all(), when_not_matched().insert_all()])},
+    "insert-only": {"shape": InsertOnly()},
+    "snapshot": {"shape": Snapshot(max_delete_share=1.0)},
+}
+ONE = (1, 1, 1, (1,), [(1,), None], {"k": (1,), "z": None}, "one")
+TWO = (2, 1, 2, None, None, None, "two")
+THREE = (3, 1, 3, (None,), [None], {}, None)
+
+
+@pytest.fixture(params=SHAPES)
+def shape(request: pytest.FixtureRequest) -> str:
+    """The name of a shape."""
+    return str(request.param)
+
+
+def stream_of(spark: SparkSession, target: str, shape: str, **settings: Any) -> ChangeStream:
+    own = {"keys": "id", "table_properties": {"delta.enableChangeDataFeed": "true"}, **SHAPES[shape], **settings}
+    return ChangeStream(spark, target, NARROW, **own)
+
+
+def test_one_merge_adds_columns_fields_and_widens_and_leaves_what_it_does_not_name(
+    spark: SparkSession, tmp_table: str, shape: str
+):
+    """A NULL struct stays NULL, at the top, in an array and in a map; a column that is not there keeps its values."""
+    stream = stream_of(spark, tmp_table, shape, schema_evolution="widen")
+    stream.deliver(ONE, TWO, THREE)
+    wide = (1, 2, 2**40, (2**41, "x"), [(1, "y"), None], {"k": (1, "z"), "n": None}, "new")
+    rest = [(2, 1, 2, None, None, None, None), (3, 1, 3, (None, None), [None], {}, None)]
+    new = (4, 2, 4, None, [], {"k": None}, "four")
+    stays = rest if shape == "snapshot" else []
+
+    result = stream.deliver(wide, *stays, new, schema=WIDE)
+
+    assert ledger(result)["inserted"] == 1
+    one = (1, 1, 1, (1, None), [(1, None), None], {"k": (1, None), "z": None}, "one", None)
+    if shape != "insert-only":
+        one = (*wide[:6], "one", "new")
+    assert stream.rows() == [
+        one,
+        (2, 1, 2, None, None, None, "two", None),
+        (3, 1, 3, (None, None), [None], {}, None, None),
+        (4, 2, 4, None, [], {"k": None}, None, "four"),
+    ]
+    stored = spark.read.format("delta").load(tmp_table).schema
+    wanted = T.StructType.fromDDL(WIDE.replace(", note string", ", kept string, note string"))
+    assert [(f.name, f.dataType.simpleString()) for f in stored] == [
+        (f.name, f.dataType.simpleString()) for f in wanted
+    ]
+
+    # A NULL struct is a value; what a new field's column was NULL in stays so. The schema stays as it is.
+    unset = (1, 3, 1, None, None, None, "again")
+    before = stream.rows()
+    stream.deliver(unset, *stays, *([new] if stays else []), schema=WIDE)
+    assert stream.rows() == ([(*unset[:6], "one", "again"), *before[1:]] if shape != "insert-only" else before)
+
+
+@pytest.mark.parametrize("evolution", [False, True])
+def test_a_clash_is_one_error_and_nothing_is_written(spark: SparkSession, tmp_table: str, shape: str, evolution: bool):
+    """Every clash of the batch at once; the table, what lies beside it and its properties are as before."""
+    stream = stream_of(spark, tmp_table, shape, schema_evolution=evolution)
+    stream.deliver(ONE, TWO, THREE)
+    before = stream.versions()
+    clashing = "id bigint, lsn bigint, n string, s struct<a:string>, l array<int>, m map<int,struct<a:int>>, kept date"
+
+    with pytest.raises(ConfigError) as caught:
+        stream.deliver((1, 2, "x", ("x",), [1], {1: (1,)}, None), schema=clashing)
+
+    said = [problem.split(" in the target")[0] for problem in caught.value.problems]
+    assert said == [
+        "column 'n' is string in the source and int",
+        "column 's.a' is string in the source and int",
+        "column 'l.element' is int in the source and struct<a:int>",
+        "column 'm.key' is int in the source and string",
+        "column 'kept' is date in the source and string",
+    ]
+    assert stream.versions() == before
+
+
+@pytest.mark.parametrize(("shape", "evolution"), [*((shape, True) for shape in SHAPES), ("changes", False)])
+def test_a_writer_that_changes_the_schema_meanwhile_costs_an_attempt_on_a_fresh_table(
+    spark: SparkSession, log_faults: LogFaults, faulty_table: str, shape: str, evolution: bool
+):
+    """Theirs is kept with its values, in structs, too, which Delta would make NULL; where we add columns, both are."""
+    stream = stream_of(spark, faulty_table, shape, schema_evolution=evolution)
+    simple = "id bigint, lsn bigint, s struct<a:int>"
+    sink = stream.sink()
+    run(sink, batch(spark, simple, (1, 1, (1,)), (2, 1, None)), 0)
+
+    def theirs() -> None:
+        stream.sql("ALTER TABLE {target} ADD COLUMNS (city string, s.c int)")
+        stream.sql("UPDATE {target} SET city = 'Bonn', s = named_struct('a', 7, 'c', 9) WHERE id = 1")
+
+    wide = "id bigint, lsn bigint, s struct<a:int,b:string>, note string"
+    ours = batch(spark, wide, (1, 2, (1, "x"), "new"), (2, 1, None, None), (3, 1, (3, "y"), None))
+    ours = ours if evolution else ours.selectExpr("id", "lsn", "named_struct('a', s.a) AS s").where("id != 2")
+    log_faults.overtake("/table/_delta_log", lambda: run(sink, ours, 1), theirs)
+
+    result = sink.last_result
+    assert (result.outcome, result.attempts) == ("committed", 2)
+    assert dict(result.conflicts) == {"MetadataChangedException": 1}
+    if not evolution:
+        assert stream.rows() == [(1, 2, (1, 9), "Bonn"), (2, 1, None, None), (3, 1, (3, None), None)]
+        return
+    one = (1, 1, (7, 9, None), "Bonn", None) if shape == "insert-only" else (1, 2, (1, 9, "x"), "Bonn", "new")
+    assert stream.rows("id", "lsn", "s", "city", "note") == [
+        one,
+        (2, 1, None, None, None),
+        (3, 1, (3, None, "y"), None, None),
+    ]
+
+
+@pytest.mark.parametrize("engine", ["auto", "spark"])
+def test_a_field_that_appears_between_look_and_merge_is_kept(
+    spark: SparkSession, tmp_table: str, monkeypatch: pytest.MonkeyPatch, engine: str
+):
+    """No commit is lost, since the merge begins after it: Delta would take the events' narrower struct for the row."""
+    stream = stream_of(spark, tmp_table, "changes", engine=engine)
+    simple = "id bigint, lsn bigint, s struct<a:int>"
+    sink = stream.sink()
+    run(sink, batch(spark, simple, (1, 1, (1,)), (2, 1, (2,))), 0)
+    choose_engine = steps.choose_engine
+
+    def overtaken(*args: Any) -> Any:
+        stream.sql("ALTER TABLE {target} ADD COLUMNS (s.c int)")
+        stream.sql("UPDATE {target} SET s = named_struct('a', 7, 'c', 9) WHERE id = 1")
+        return choose_engine(*args)
+
+    monkeypatch.setattr(steps, "choose_engine", overtaken)
+    result = run(sink, batch(spark, simple, (1, 2, (5,)), (2, 2, None), (3, 1, (3,))), 1)
+
+    assert (result.attempts, result.engine) == (1, "spark")
+    assert stream.rows("id", "lsn", "s") == [(1, 2, (5, 9)), (2, 2, None), (3, 1, (3, None))]
+
+
+def test_types_that_need_no_cast_pass_the_strictest_policy(spark: SparkSession, tmp_table: str, shape: str):
+    """Narrower values are made the target's before Delta casts anything, whatever the session's policy."""
+    stream = stream_of(spark, tmp_table, shape)
+    stream.deliver((1, 1, 1, (1,), None, None, "one"))
+    narrower = NARROW.replace("lsn bigint, n int, s struct<a:int>", "LSN int, n tinyint, s struct<A:smallint>")
+    spark.conf.set("spark.sql.storeAssignmentPolicy", "STRICT")
+    try:
+        stream.deliver((1, 2, 7, (8,), None, None, "x"), (2, 1, 9, (9,), None, None, "two"), schema=narrower)
+    finally:
+        spark.conf.unset("spark.sql.storeAssignmentPolicy")
+
+    one = (1, 1, 1, (1,), None, None, "one") if shape == "insert-only" else (1, 2, 7, (8,), None, None, "x")
+    assert stream.rows() == [one, (2, 1, 9, (9,), None, None, "two")]
