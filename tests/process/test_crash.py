@@ -81,12 +81,15 @@ def base(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a table (and its siblings) after the first batch."""
     folder = tmp_path_factory.mktemp("base")
     deliver(spark, folder / "table", 0)
+    scenario.filled_by_others(spark, str(folder / "copied"))
     return folder
 
 
 FIRST_BATCH = ("before quarantine_invalid", "inside remember_deletes")
 BEFORE_COMMIT = ("after quarantine_invalid", "after remember_deletes")
 AFTER_COMMIT = ("after merge", "after recheck", "after forget_revived")
+SNAPSHOT = ("snapshot after prepare_target", "snapshot inside merge", "snapshot after merge")
+"""With its properties on the table; compared with the table; committed."""
 
 
 @pytest.fixture(scope="module")
@@ -100,9 +103,13 @@ def died(
     """
 
     def left_behind(boundary: str, folder: Path) -> Path:
-        table = folder / "table"
         if boundary not in FIRST_BATCH:
             shutil.copytree(base, folder, dirs_exist_ok=True)
+        if boundary in SNAPSHOT:
+            table, at = folder / "copied", boundary.removeprefix("snapshot ")
+            killed(folder.parent / "work", "--table", str(table), "--snapshot", "--boundary", at)
+            return table
+        table = folder / "table"
         race = ["--race"] if boundary in AFTER_COMMIT else []
         batch_id = "0" if boundary in FIRST_BATCH else "1"
         killed(folder.parent / "work", "--table", str(table), "--batch-id", batch_id, "--boundary", boundary, *race)
@@ -207,6 +214,34 @@ def test_a_crash_after_the_target_commit_does_not_skip_the_steps_after_it(
     assert again.outcome == "skipped_duplicate"
     assert again.events == EventCounts()
     assert state(spark, table) == undisturbed["raced"]
+
+
+@pytest.mark.parametrize("boundary", SNAPSHOT)
+def test_a_crash_inside_of_a_snapshot_leaves_the_table_as_it_was_or_as_the_snapshot(
+    spark: SparkSession, died: Callable[[str], Path], boundary: str
+):
+    """Delivered again it becomes the snapshot by one commit, without a row that stays as it is; once more, by none."""
+    table, is_committed = died(boundary), boundary == "snapshot after merge"
+    before = [(1, 10, "one"), (2, 10, "two"), (3, 10, "three"), (4, 10, "four")]
+    after = [(1, 10, "one"), (2, 20, "two again"), (5, 20, "five")]
+    assert target_rows(spark, str(table)) == (after if is_committed else before)
+    properties = spark.sql(f"SHOW TBLPROPERTIES delta.`{table}`").collect()
+    assert ("stream_merge.shape", "snapshot") in [tuple(row) for row in properties]
+
+    again = [run(scenario.snapshot_sink(str(table)), scenario.events(spark, scenario.COPY), 0) for _ in range(2)]
+
+    first = "skipped_duplicate" if is_committed else "committed"
+    assert [result.outcome for result in again] == [first, "skipped_duplicate"]
+    assert target_rows(spark, str(table)) == after
+    assert state(spark, table).feed[1:] == [
+        [
+            ("delete", 3, 10, "three"),
+            ("delete", 4, 10, "four"),
+            ("insert", 5, 20, "five"),
+            ("update_postimage", 2, 20, "two again"),
+            ("update_preimage", 2, 10, "two"),
+        ]
+    ]
 
 
 def test_a_crash_between_target_commit_and_checkpoint_commit_merges_the_batch_once(spark: SparkSession, tmp_path: Path):
