@@ -104,7 +104,7 @@ def test_a_broken_folder_stops_the_job_until_it_is_written_again(job: Job) -> No
     assert job.rows() == [(1, "a"), (3, "c")]
 
 
-class Died(BaseException):
+class Died(Exception):  # noqa: N818
     """Stands for the end of a process."""
 
 

@@ -20,6 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from stream_merge import MergeSink
 from stream_merge.model.results import EventCounts, MergeResult
+from stream_merge.shapes.matching import filled_as
 from stream_merge.testing import change_rows, run, target_rows
 
 ROOT = Path(__file__).parents[2]
@@ -225,8 +226,8 @@ def test_a_crash_inside_of_a_snapshot_leaves_the_table_as_it_was_or_as_the_snaps
     before = [(1, 10, "one"), (2, 10, "two"), (3, 10, "three"), (4, 10, "four")]
     after = [(1, 10, "one"), (2, 20, "two again"), (5, 20, "five")]
     assert target_rows(spark, str(table)) == (after if is_committed else before)
-    properties = spark.sql(f"SHOW TBLPROPERTIES delta.`{table}`").collect()
-    assert ("stream_merge.shape", "snapshot") in [tuple(row) for row in properties]
+    properties = {row["key"]: row["value"] for row in spark.sql(f"SHOW TBLPROPERTIES delta.`{table}`").collect()}
+    assert filled_as(properties["stream_merge.sequence"]) == "snapshot"
 
     again = [run(scenario.snapshot_sink(str(table)), scenario.events(spark, scenario.COPY), 0) for _ in range(2)]
 
