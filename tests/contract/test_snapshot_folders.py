@@ -45,7 +45,7 @@ def refused(job: Job, said: str, *, as_error: type[Exception] = ContractError, *
 
 
 def test_a_folder_is_merged_once_and_not_before_it_is_whole(job: Job) -> None:
-    second = "2024-06-02 {b}*%20=ü"
+    second = "2024-06-02T00:00 {b}*%20=ü"
     job.put_folder("2024-06-01", {"part-0.json": A + B, "_half.json": "{", "part-2.json": ""})
     job.put_folder("2024-06-01/day=1", {"part-1.json": C}, is_whole=False)
     job.put_folder(second, {"part-0.json": A}, is_whole=False)

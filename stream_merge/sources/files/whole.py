@@ -11,12 +11,13 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
+from urllib.parse import quote, unquote
 
 from pyspark.sql import DataFrame, SparkSession
 
 from stream_merge.errors import ConfigError, ContractError
 from stream_merge.spark.checkpoint import Checkpoint
-from stream_merge.spark.hadoop_files import inside, list_names, matching, modified_millis, write_text
+from stream_merge.spark.hadoop_files import exactly, inside, list_names, matching, modified_millis, write_text
 
 MARKER = "_SUCCESS"
 """What Spark, and Hadoop's committers, put into a folder when all of its files are there."""
@@ -70,7 +71,8 @@ class Snapshots:
 
     def taken(self) -> list[str]:
         """Names of the folders that were given to the query, merged or about to be, in ascending order."""
-        return sorted(name for name in list_names(self._session, self._notes) if not name.startswith("."))
+        notes = list_names(self._session, self._notes)
+        return sorted(unquote(note) for note in notes if not note.startswith("."))
 
     def whole(self) -> list[str]:
         """Paths of all folders that are whole now, in the order of their names."""
@@ -84,10 +86,9 @@ class Snapshots:
         Returns: its name; None where there is none now.
 
         Raises:
-            ConfigError: as `kind`.
+            ConfigError: files and folders lie side by side.
             ContractError: the folder has a lower name than one that was taken.
         """
-        self.kind()
         taken = self.taken()
         for name, path in sorted(self._look().folders.items()):
             if name in taken or self._marked_at(path) is None:
@@ -98,14 +99,16 @@ class Snapshots:
                     " taken, and would turn the table back; remove it or, if it is the newest, give it a higher name"
                 )
                 raise ContractError(msg, reasons={})
-            write_text(self._session, f"{self._notes}/{name}", json.dumps({"folder": name}))
+            # Hadoop takes what stands before a colon for a scheme; with an equals sign `_a=b` is no hidden name.
+            note = quote(name, safe="=")
+            write_text(self._session, f"{self._notes}/{note}", json.dumps({"folder": name}))
             return name
         return None
 
     def notes(self) -> DataFrame:
         """The taken folders as a stream: one a batch, its name as JSON in `value`. Requires: one was taken."""
         stream = self._session.readStream.option("maxFilesPerTrigger", 1).option("maxFileAge", "36500d")
-        return stream.text(self._notes)
+        return stream.text(exactly(self._notes))
 
     def path_of(self, note: str) -> str:
         """Where the folder of a note lies.
