@@ -45,9 +45,9 @@ def refused(job: Job, said: str, *, as_error: type[Exception] = ContractError, *
 
 
 def test_a_folder_is_merged_once_and_not_before_it_is_whole(job: Job) -> None:
-    second = "2024-06-02T00:00 {b}*%20=ü"
-    job.put_folder("2024-06-01", {"part-0.json": A + B, "_half.json": "{", "part-2.json": ""})
-    job.put_folder("2024-06-01/day=1", {"part-1.json": C}, is_whole=False)
+    first, second = "2024-06-01T00:00", "2024-06-02 {b}*%20=ü"
+    job.put_folder(first, {"part-0.json": A + B, "_half.json": "{", "part-2.json": ""})
+    job.put_folder(f"{first}/day=1", {"part-1.json": C}, is_whole=False)
     job.put_folder(second, {"part-0.json": A}, is_whole=False)
 
     assert [result.events.inserted for result in job()] == [3]
@@ -63,7 +63,7 @@ def test_a_folder_is_merged_once_and_not_before_it_is_whole(job: Job) -> None:
         ("update_preimage", 2, "b"),
     ]
     job.put_folder(second, {"part-2.json": C})  # it was merged: what changes in it does not count
-    shutil.rmtree(job.source / "2024-06-01")
+    shutil.rmtree(job.source / first)
     assert job() == []
 
     job.put_folder("2024-05-31", {"part-0.json": C})
