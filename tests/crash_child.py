@@ -11,13 +11,14 @@ from typing import Any
 import scenario
 from pyspark.sql import DataFrame
 
+from stream_merge.engines.spark.whole import Beside
 from stream_merge.microbatch import steps
 from stream_merge.microbatch.call import BatchCall
 from stream_merge.session import local_session
 from stream_merge.tables.tombstones.delta_rs import NativeTombstones
 
-INSIDE = {"remember_deletes": (NativeTombstones, "_append")}
-"""Between two commits of one step: here the log of deletes exists, but has no entry."""
+INSIDE = {"remember_deletes": (NativeTombstones, "_append"), "merge": (Beside, "expect_newest")}
+"""Between two parts of one step: the log of deletes exists and has no entry; a snapshot was compared with its table."""
 
 
 def die() -> None:
@@ -49,6 +50,7 @@ def main() -> None:
     parser.add_argument("--boundary", help='such as "after merge"')
     parser.add_argument("--batch-id", type=int, help="deliver this batch; without: run the query")
     parser.add_argument("--shape", default="changes", choices=scenario.SHAPES, help="of the sink")
+    parser.add_argument("--snapshot", action="store_true", help="deliver a copy of the whole source")
     parser.add_argument("--race", action="store_true", help="let a rival delete meanwhile")
     parser.add_argument("--source", type=Path)
     parser.add_argument("--checkpoint", type=Path)
@@ -60,6 +62,9 @@ def main() -> None:
         die_at(args.boundary)
     if args.race:
         scenario.race(session, args.table)
+    if args.snapshot:
+        scenario.snapshot_sink(args.table)(scenario.events(session, scenario.COPY), 0)
+        return
     if args.batch_id is not None:
         batch_df = scenario.events(session, scenario.BATCHES[args.batch_id])
         scenario.sink(args.table, shape=args.shape, app_id="crash")(batch_df, args.batch_id)

@@ -20,7 +20,7 @@ from stream_merge.engines.base import MergeReport
 from stream_merge.engines.delta_rs.merger import DeltaRsMerger
 from stream_merge.engines.spark.merger import SparkMerger
 from stream_merge.metrics.instruments import MergeMetrics
-from stream_merge.shapes import Clauses, InsertOnly, when_matched, when_not_matched
+from stream_merge.shapes import Clauses, InsertOnly, Snapshot, when_matched, when_not_matched
 
 SCHEMA = "id int, lsn int, op string, name string"
 BATCHES = (
@@ -47,6 +47,9 @@ SHAPES: dict[str, dict[str, Any]] = {
 RIVAL_ID = "rival"
 RIVAL = "(6, 40, 'd', null)"
 """What another writer merges while the second batch is on its way: its row is not there yet."""
+COPY = "(1, 10, 'c', 'one'), (2, 20, 'c', 'two again'), (5, 20, 'c', 'five')"
+"""A copy of the whole source, as a snapshot: beside the rows of `filled_by_others` one is equal, one differs, one is
+new, and two are missing."""
 
 
 def sink(table: str, *, shape: str = "changes", **settings: Any) -> MergeSink:
@@ -61,6 +64,25 @@ def sink(table: str, *, shape: str = "changes", **settings: Any) -> MergeSink:
         **columns,
         **settings,
     )
+
+
+def snapshot_sink(table: str) -> MergeSink:
+    """A sink that takes a batch for a copy of the whole source; it counts for itself."""
+    metrics = MergeMetrics(registry=CollectorRegistry())
+    return MergeSink(
+        target=table,
+        keys=["id"],
+        except_column_list=["op"],
+        shape=Snapshot(max_delete_share=0.5),
+        app_id="crash",
+        metrics=metrics,
+    )
+
+
+def filled_by_others(session: SparkSession, table: str) -> None:
+    """A table that no sink has seen yet."""
+    rows = events(session, "(1, 10, 'c', 'one'), (2, 10, 'c', 'two'), (3, 10, 'c', 'three'), (4, 10, 'c', 'four')")
+    rows.drop("op").write.format("delta").option("delta.enableChangeDataFeed", "true").save(table)
 
 
 def events(session: SparkSession, values: str) -> DataFrame:

@@ -14,7 +14,7 @@ from stream_merge.shapes.layout import Layout
 from stream_merge.shapes.written import Kind, Then, Written, named, plain_name, text_of
 from stream_merge.spark import casts, columns
 from stream_merge.spark.errors import reason
-from stream_merge.spark.jvm import filter_traits
+from stream_merge.spark.jvm import FilterTraits, filter_traits
 
 
 def misfits(session: SparkSession, clauses: Sequence[Then], layout: Layout, target: StructType) -> list[str]:
@@ -136,6 +136,11 @@ def misfit(
         why = casts.obstacle(frame.sparkSession, held, stored_as, evolves=evolves)
         if why is not None:
             return f"{are}: {why}"
+    return _not_in_merge(said, traits, is_condition=is_condition, is_fixed=is_fixed)
+
+
+def _not_in_merge(said: str, traits: FilterTraits, *, is_condition: bool, is_fixed: bool) -> str | None:
+    """What MERGE does not take of SQL that is right by itself."""
     if traits.has_subquery:
         return f"{said} has a subquery, which MERGE does not take; join what it needs to the events in the stream"
     if is_condition and not traits.is_deterministic:

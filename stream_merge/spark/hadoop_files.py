@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
@@ -53,6 +54,42 @@ def list_names(session: SparkSession, path: str) -> list[str]:
     if not files.exists(hadoop_path):
         return []
     return [str(entry.getPath().getName()) for entry in files.listStatus(hadoop_path)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """A file or a folder."""
+
+    path: str
+    """With its scheme."""
+    name: str
+    is_folder: bool
+
+
+def matching(session: SparkSession, path: str) -> list[Entry]:
+    """What a path or glob means; nothing where nothing is."""
+    hadoop_path = _hadoop(session, "Path")(path)
+    files = hadoop_path.getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
+    return [_entry(one) for one in files.globStatus(hadoop_path) or ()]
+
+
+def inside(session: SparkSession, path: str) -> list[Entry]:
+    """What lies in a folder that is there."""
+    hadoop_path = _hadoop(session, "Path")(path)
+    files = hadoop_path.getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
+    return [_entry(one) for one in files.listStatus(hadoop_path)]
+
+
+def modified_millis(session: SparkSession, path: str) -> int | None:
+    """When a file was written, in milliseconds since 1970; None where there is none."""
+    hadoop_path = _hadoop(session, "Path")(path)
+    files = hadoop_path.getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
+    return int(files.getFileStatus(hadoop_path).getModificationTime()) if files.exists(hadoop_path) else None
+
+
+def _entry(status: Any) -> Entry:
+    found = status.getPath()
+    return Entry(path=str(found.toString()), name=str(found.getName()), is_folder=bool(status.isDirectory()))
 
 
 def path_is_occupied(session: SparkSession, path: str) -> bool:

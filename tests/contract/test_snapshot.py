@@ -16,9 +16,10 @@ import pytest
 from deliveries import ChangeStream, ledger
 from engines import under_test
 from log_faults import LogFaults
+from prometheus_client import CollectorRegistry
 from pyspark.sql import SparkSession
 
-from stream_merge import ConfigError, ContractError, MergeSink
+from stream_merge import CommitConflictError, ConfigError, ContractError, MergeMetrics, MergeSink, RetryPolicy
 from stream_merge.engines.spark import whole
 from stream_merge.engines.spark.merger import SparkMerger
 from stream_merge.model.results import MergeResult
@@ -275,6 +276,54 @@ def test_after_a_lost_commit_the_guards_see_the_table_as_it_is_then(
         stream.deliver(ONE, THREE)
     assert looks == [True]
     assert len(stream.rows()) == 6
+
+
+def test_looks_that_another_writer_makes_worthless_end_with_the_retry_policy(
+    spark: SparkSession, tmp_table: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Each is a lost attempt: waited for, counted like a lost commit, and after the last one an error."""
+    registry, waits = CollectorRegistry(), []
+    mine = under_test(
+        MergeSink(
+            target=tmp_table,
+            keys="id",
+            app_id="mine",
+            shape=Snapshot(**ANY),
+            retry=RetryPolicy(attempts=3),
+            metrics=MergeMetrics(registry=registry),
+        ),
+        sleep=waits.append,
+    )
+    run(mine, batch(spark, SCHEMA, ONE, TWO), 0)
+    look, disturbances = whole.Beside.would_change, [3]
+
+    def disturbed(self: Any) -> bool:
+        found = look(self)
+        if disturbances[0]:
+            disturbances[0] -= 1
+            spark.sql(f"ALTER TABLE delta.`{tmp_table}` SET TBLPROPERTIES ('left' = '{disturbances[0]}')")
+        return found
+
+    monkeypatch.setattr(whole.Beside, "would_change", disturbed)
+    with pytest.raises(
+        CommitConflictError, match=r"snapshot 1 was compared with version 3 of .*at version 4 by"
+    ) as lost:
+        run(mine, batch(spark, SCHEMA, ONE, THREE), 1)
+
+    assert (lost.value.conflict, lost.value.attempts, lost.value.batch_id) == ("ConcurrentWriteException", 3, 1)
+    assert lost.value.__notes__[0].startswith("gave up after 3 attempt(s)")
+    assert (len(waits), target_rows(spark, tmp_table)) == (2, [ONE, TWO])
+
+    disturbances[0] = 2
+    result = run(mine, batch(spark, SCHEMA, ONE, THREE), 1)
+
+    assert (result.attempts, dict(result.conflicts)) == (3, {"ConcurrentWriteException": 2})
+    assert target_rows(spark, tmp_table) == [ONE, THREE]
+    sink = {"query": "direct", "target": "table"}
+    assert registry.get_sample_value("stream_merge_attempts_total", sink) == 7
+    assert (
+        registry.get_sample_value("stream_merge_conflicts_total", {**sink, "conflict": "ConcurrentWriteException"}) == 5
+    )
 
 
 def test_a_commit_lost_to_another_writer_is_tried_again_on_the_table_as_it_is_then(

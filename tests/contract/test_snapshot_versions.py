@@ -5,7 +5,6 @@ Needs a JVM: the version is a transaction id in Delta's log, and Spark's file so
 
 from __future__ import annotations
 
-import os
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -13,23 +12,20 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from engines import under_test
+from files_job import ANY, SCHEMA, Job
 from prometheus_client import CollectorRegistry
 from pyspark.sql import DataFrame, SparkSession
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
-from stream_merge import ConfigError, ContractError, MergeResult, MergeSink, cli
+from stream_merge import ConfigError, ContractError, MergeSink, cli
 from stream_merge.cli.commands import shared
-from stream_merge.jobs.files.run import FilesSettings, replay_quarantine, run
+from stream_merge.jobs.files.run import replay_quarantine
 from stream_merge.metrics.instruments import MergeMetrics
-from stream_merge.shapes import InsertOnly, Shape, Snapshot
+from stream_merge.shapes import InsertOnly, Shape
 from stream_merge.snapshots import merge_versions
 from stream_merge.sources.files.reader import Folder
 from stream_merge.testing import batch, change_rows, target_rows
-
-SCHEMA = "id bigint, name string"
-ANY = Snapshot(max_delete_share=1.0)
-
 
 # -- versions ---------------------------------------------------------------------------------------
 
@@ -133,51 +129,10 @@ def test_the_command_takes_a_file_for_a_snapshot_and_says_why_it_refuses_one(
     assert "must not write it: the table is filled as snapshot" in explained
 
     wrong = invoke("--shape insert-only --min-rows 3")
-    assert (wrong.exit_code, "--min-rows is about snapshots; add --shape snapshot" in wrong.stderr) == (2, True)
-
-
-class Job:
-    """`stream-merge files --shape snapshot --once` over a folder of its own."""
-
-    def __init__(self, spark: SparkSession, root: Path) -> None:
-        self.spark = spark
-        self.source = root / "in"
-        self.source.mkdir()
-        self.target = str(root / "customers")
-        self.checkpoint = str(root / "checkpoint")
-        self.put_at = 1_700_000_000
-
-    def settings(self, **options: Any) -> FilesSettings:
-        return FilesSettings(
-            **{
-                "folder": Folder(path=str(self.source), format="json"),
-                "target": self.target,
-                "checkpoint": self.checkpoint,
-                "keys": ("id",),
-                "shape": ANY,
-                "schema": SCHEMA,
-                "once": True,
-                **options,
-            }
-        )
-
-    def __call__(self, **options: Any) -> list[MergeResult]:
-        return run(
-            self.settings(**options),
-            console=Console(file=StringIO(), width=200),
-            start_session=lambda: self.spark,
-            metrics_url="nowhere",
-        )
-
-    def put(self, name: str, *lines: str) -> None:
-        """Each file a second younger than the one before."""
-        path = self.source / name
-        path.write_text("".join(f"{line}\n" for line in lines))
-        self.put_at += 1
-        os.utime(path, (self.put_at, self.put_at))
-
-    def rows(self) -> list[tuple[Any, ...]]:
-        return target_rows(self.spark, self.target)
+    assert (wrong.exit_code, "--min-rows is about snapshots, and --shape is insert-only; add" in wrong.stderr) == (
+        2,
+        True,
+    )
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from stream_merge import MergeSink
 from stream_merge.model.results import EventCounts, MergeResult
+from stream_merge.shapes.matching import filled_as
 from stream_merge.testing import change_rows, run, target_rows
 
 ROOT = Path(__file__).parents[2]
@@ -96,19 +97,23 @@ def bases(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Mapp
 
 
 @pytest.fixture(scope="module")
-def base(bases: Mapping[str, Path]) -> Path:
+def base(spark: SparkSession, bases: Mapping[str, Path]) -> Path:
     """A folder with a table (and its siblings) after the first batch."""
-    return bases["changes"]
+    folder = bases["changes"]
+    scenario.filled_by_others(spark, str(folder / "copied"))
+    return folder
 
 
 FIRST_BATCH = ("before quarantine_invalid", "inside remember_deletes")
 BEFORE_COMMIT = ("after quarantine_invalid", "after remember_deletes")
 AFTER_COMMIT = ("after merge", "after recheck", "after forget_revived")
+SNAPSHOT = ("snapshot after prepare_target", "snapshot inside merge", "snapshot after merge")
+"""With its properties on the table; compared with the table; committed."""
 
 
 @pytest.fixture(scope="module")
 def died(
-    request: pytest.FixtureRequest, bases: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, base: Path, bases: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[..., Path]]:
     """The table that a process left which died at a boundary, of a sink of some shape.
 
@@ -117,6 +122,11 @@ def died(
     """
 
     def left_behind(shape: str, boundary: str, folder: Path) -> Path:
+        if boundary in SNAPSHOT:
+            shutil.copytree(base, folder, dirs_exist_ok=True)
+            table, at = folder / "copied", boundary.removeprefix("snapshot ")
+            killed(folder.parent / "work", "--table", str(table), "--snapshot", "--boundary", at)
+            return table
         table = folder / "table"
         if boundary not in FIRST_BATCH:
             shutil.copytree(bases[shape], folder, dirs_exist_ok=True)
@@ -279,6 +289,34 @@ def test_a_crash_of_another_shape_is_as_if_each_batch_had_run_once(
     for batch_id in (0, 1):
         deliver(spark, once, batch_id, shape)
     assert state(spark, table) == state(spark, once)
+
+
+@pytest.mark.parametrize("boundary", SNAPSHOT)
+def test_a_crash_inside_of_a_snapshot_leaves_the_table_as_it_was_or_as_the_snapshot(
+    spark: SparkSession, died: Callable[..., Path], boundary: str
+):
+    """Delivered again it becomes the snapshot by one commit, without a row that stays as it is; once more, by none."""
+    table, is_committed = died(boundary), boundary == "snapshot after merge"
+    before = [(1, 10, "one"), (2, 10, "two"), (3, 10, "three"), (4, 10, "four")]
+    after = [(1, 10, "one"), (2, 20, "two again"), (5, 20, "five")]
+    assert target_rows(spark, str(table)) == (after if is_committed else before)
+    properties = {row["key"]: row["value"] for row in spark.sql(f"SHOW TBLPROPERTIES delta.`{table}`").collect()}
+    assert filled_as(properties["stream_merge.sequence"]) == "snapshot"
+
+    again = [run(scenario.snapshot_sink(str(table)), scenario.events(spark, scenario.COPY), 0) for _ in range(2)]
+
+    first = "skipped_duplicate" if is_committed else "committed"
+    assert [result.outcome for result in again] == [first, "skipped_duplicate"]
+    assert target_rows(spark, str(table)) == after
+    assert state(spark, table).feed[1:] == [
+        [
+            ("delete", 3, 10, "three"),
+            ("delete", 4, 10, "four"),
+            ("insert", 5, 20, "five"),
+            ("update_postimage", 2, 20, "two again"),
+            ("update_preimage", 2, 10, "two"),
+        ]
+    ]
 
 
 def test_a_crash_between_target_commit_and_checkpoint_commit_merges_the_batch_once(spark: SparkSession, tmp_path: Path):

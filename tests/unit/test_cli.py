@@ -26,6 +26,7 @@ from stream_merge.jobs.files.run import FilesSettings
 from stream_merge.jobs.watch.queries import QueryFailedError
 
 FILES = "files --source in --format json --keys id --sequence-by lsn --target ./t --checkpoint ./c --metrics-port 0"
+SNAPSHOTS = "files --source in --format json --keys id --target ./t --checkpoint ./c --metrics-port 0 --shape snapshot"
 
 
 Invoke = Callable[..., Result]
@@ -135,6 +136,91 @@ def test_wrong_settings_end_with_2_and_a_sentence_before_spark_starts(invoke: In
     assert result.exit_code == 2
     assert said in result.stderr
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "shape"),
+    [
+        ((), "Snapshot()"),
+        (("--delete-missing",), "Snapshot()"),
+        (("--no-delete-missing", "--min-rows", "0"), "Snapshot(delete_missing=False, min_rows=0)"),
+        (
+            ("--missing", "gone=t.v = 1", "--missing", "`at=` = now()", "--max-delete-share", "1"),
+            "Snapshot(missing={'gone': 't.v = 1', 'at=': 'now()'}, max_delete_share=1.0)",
+        ),
+        (("--within", "t.day = '2024-06-01'"), "Snapshot(within=\"t.day = '2024-06-01'\")"),
+    ],
+)
+def test_a_snapshot_is_told_all_that_it_is_told_in_python(
+    invoke: Invoke, monkeypatch: pytest.MonkeyPatch, given: tuple[str, ...], shape: str
+) -> None:
+    started: list[FilesSettings] = []
+    monkeypatch.setattr(tables, "run_files", lambda settings, **_: started.append(settings))
+
+    result = invoke(SNAPSHOTS, *given)
+
+    assert (result.exit_code, [repr(settings.shape) for settings in started]) == (0, [shape])
+
+
+@pytest.mark.usefixtures("no_spark")
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (
+            f"{FILES} --min-rows 3",
+            "--min-rows is about snapshots, and --shape is changes; add --shape snapshot, or leave it out",
+        ),
+        (
+            f"{FILES} --shape insert-only --no-delete-missing --within t.x",
+            "--delete-missing and --within are about snapshots, and --shape is insert-only; add --shape snapshot, or"
+            " leave them out",
+        ),
+        (
+            f"{FILES} --clauses c.yaml --missing a=1",
+            "--missing is about snapshots, and --clauses says what becomes of missing rows by itself; leave one of them"
+            " out",
+        ),
+        (
+            f"{SNAPSHOTS} --clauses c.yaml --min-rows 3",
+            "--shape and --clauses both say what the changes mean for the table; leave one of them out",
+        ),
+        (
+            f"{SNAPSHOTS} --no-delete-missing --missing a=1",
+            "--no-delete-missing leaves missing rows as they are, and --missing flags them; leave one of them out",
+        ),
+        (
+            f"{SNAPSHOTS} --no-delete-missing --max-delete-share 0.5",
+            "--no-delete-missing leaves missing rows as they are, and --max-delete-share limits how many may go; leave"
+            " one of them out",
+        ),
+        (
+            f"{SNAPSHOTS} --missing gone",
+            "--missing 'gone' sets no column; write it like --missing deleted_at=current_timestamp()",
+        ),
+        (
+            f"{SNAPSHOTS} --missing gone=1 --missing `gone`=2",
+            "--missing sets 'gone' twice; leave one of the two out",
+        ),
+        (
+            f"{SNAPSHOTS} --max-files-per-trigger 2",
+            "--max-files-per-trigger 2 is given, and with --shape snapshot one file is one snapshot and one batch, as"
+            " one folder with _SUCCESS is; leave it out",
+        ),
+        (
+            f"{SNAPSHOTS} --sequence-by lsn",
+            "sequence_by is given, and shape=Snapshot(…) keeps no sequence: a snapshot has each key once, and the"
+            " later one counts; leave it out",
+        ),
+        (
+            f"{SNAPSHOTS} --missing id=1",
+            "missing sets ['id'], which are keys; a flag is a column of its own",
+        ),
+    ],
+)
+def test_options_of_snapshots_that_do_not_go_together_are_one_sentence(invoke: Invoke, line: str, said: str) -> None:
+    result = invoke(line)
+
+    assert (result.exit_code, result.stderr) == (2, f"stream-merge: {said}\n")
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -35,10 +36,14 @@ from stream_merge.jobs.files.run import replay_quarantine as replay_files
 from stream_merge.jobs.files.run import run as run_files
 from stream_merge.jobs.shapes import read_clauses
 from stream_merge.shapes import Changes, Shape, Snapshot, known_shapes, of_name
+from stream_merge.shapes.written import plain_name
 from stream_merge.sources.files.reader import Folder
 from stream_merge.tables.explain import explain as explain_table
 
 app = typer.Typer()
+
+_ASSIGNMENT = re.compile(r"\s*(?P<column>`(?:[^`]|``)+`|[^=`]*[^=`\s])\s*=\s*(?P<value>.*\S)\s*", re.DOTALL)
+"""`COLUMN=SQL`; backticks around a name that holds an equals sign."""
 
 _DEMO = DemoSettings()
 _SHORT_LIVED = {
@@ -84,28 +89,63 @@ def _shape(name: str) -> str:
     return name
 
 
-def _meaning(context: typer.Context, shape: str, clauses: Path | None, guards: Mapping[str, Any]) -> Shape:
+def _meaning(context: typer.Context, shape: str, clauses: Path | None, of_snapshots: Mapping[str, Any]) -> Shape:
     """What the files mean for the table, by one of the two options that say it.
 
     Args:
         context: what was given.
         shape: by its name.
         clauses: in its place.
-        guards: arguments of a snapshot; None: as usual.
+        of_snapshots: arguments of a snapshot; None: as usual.
     """
-    given = {name: value for name, value in guards.items() if value is not None}
-    if clauses is None and shape == Snapshot.name:
-        return Snapshot(**given)
+    given = {name: value for name, value in of_snapshots.items() if value is not None}
+    named = " and ".join(f"--{name.replace('_', '-')}" for name in given)
+    theirs = f"{named} {'is' if len(given) == 1 else 'are'} about snapshots"
+    if clauses is not None:
+        if not is_default(context, "shape"):
+            msg = "--shape and --clauses both say what the changes mean for the table; leave one of them out"
+            raise ConfigError(msg)
+        if given:
+            msg = f"{theirs}, and --clauses says what becomes of missing rows by itself; leave one of them out"
+            raise ConfigError(msg)
+        return read_clauses(clauses)
+    if shape == Snapshot.name:
+        return _snapshot(given)
     if given:
-        options = " and ".join(f"--{name.replace('_', '-')}" for name in given)
-        msg = f"{options} is about snapshots; add --shape {Snapshot.name}, or leave it out"
+        them = "it" if len(given) == 1 else "them"
+        msg = f"{theirs}, and --shape is {shape}; add --shape {Snapshot.name}, or leave {them} out"
         raise ConfigError(msg)
-    if clauses is None:
-        return of_name(shape)
-    if not is_default(context, "shape"):
-        msg = "--shape and --clauses both say what the changes mean for the table; leave one of them out"
-        raise ConfigError(msg)
-    return read_clauses(clauses)
+    return of_name(shape)
+
+
+def _snapshot(given: Mapping[str, Any]) -> Snapshot:
+    """As its options say it."""
+    if given.get("delete_missing") is False:
+        for name, does in (("missing", "flags them"), ("max_delete_share", "limits how many may go")):
+            if name in given:
+                msg = (
+                    f"--no-delete-missing leaves missing rows as they are, and --{name.replace('_', '-')} {does}; leave"
+                    " one of them out"
+                )
+                raise ConfigError(msg)
+    flags = given.get("missing")
+    return Snapshot(**{**given, "missing": None if flags is None else _assignments("--missing", flags)})
+
+
+def _assignments(option: str, pairs: Sequence[str]) -> dict[str, str]:
+    """Values from `COLUMN=SQL`, each column once."""
+    found: dict[str, str] = {}
+    for pair in pairs:
+        parts = _ASSIGNMENT.fullmatch(pair)
+        if parts is None:
+            msg = f"{option} {pair!r} sets no column; write it like {option} deleted_at=current_timestamp()"
+            raise ConfigError(msg)
+        name = plain_name(parts["column"])
+        if name in found:
+            msg = f"{option} sets {name!r} twice; leave one of the two out"
+            raise ConfigError(msg)
+        found[name] = parts["value"]
+    return found
 
 
 @app.command()
@@ -182,6 +222,28 @@ def files(
     min_rows: Annotated[
         int | None, typer.Option(metavar="NUMBER", help="Of --shape snapshot: stop if it has fewer; 1 if not given.")
     ] = None,
+    delete_missing: Annotated[
+        bool | None,
+        typer.Option(
+            "--delete-missing/--no-delete-missing",
+            help="Of --shape snapshot: whether rows that it lacks are deleted; they are if not given.",
+        ),
+    ] = None,
+    missing: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="COLUMN=SQL",
+            help="Of --shape snapshot: set this in rows that it lacks, in place of deleting them; repeatable, and the"
+            " first is the flag, such as deleted_at=current_timestamp().",
+        ),
+    ] = None,
+    within: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SQL",
+            help="Of --shape snapshot: the part of the table that it is a copy of, such as \"t.day = '2024-06-01'\".",
+        ),
+    ] = None,
     apply_as_deletes: Annotated[
         str | None, typer.Option(metavar="SQL", help="Which changes are deletes, such as \"op = 'd'\".")
     ] = None,
@@ -237,7 +299,18 @@ def files(
             checkpoint=checkpoint.rstrip("/"),
             keys=names("--keys", keys),
             sequence_by=() if sequence_by is None else names("--sequence-by", sequence_by),
-            shape=_meaning(context, shape, clauses, {"max_delete_share": max_delete_share, "min_rows": min_rows}),
+            shape=_meaning(
+                context,
+                shape,
+                clauses,
+                {
+                    "delete_missing": delete_missing,
+                    "missing": missing or None,
+                    "within": within,
+                    "max_delete_share": max_delete_share,
+                    "min_rows": min_rows,
+                },
+            ),
             apply_as_deletes=apply_as_deletes,
             columns=None if columns is None else names("--columns", columns),
             except_columns=None if except_columns is None else names("--except-columns", except_columns),

@@ -92,25 +92,20 @@ class SparkMerger(SparkCommits):
 
         Raises:
             ContractError: it must not be merged into the table as it is.
+            CommitConflictError: another writer has committed since the look, which does not count any more.
         """
-        events = self._batch.rows.latest()
-        while True:
-            found = self.find()
-            if found is None or is_applied(found.transaction, tag.app_id, tag.batch_id):
-                break
-            beside = whole.Beside(
-                self._session,
-                self._spec,
-                self._layout,
-                self._batch,
-                batch_id=tag.batch_id,
-                version=found.version,
-            )
-            is_wanted = beside.would_change()
-            now = self.find()
-            if now is not None and now.version == found.version:
-                return beside.held_against(self._executed(events, tag)) if is_wanted else self._unchanged(tag)
-        return self._unchanged(tag)
+        found = self.find()
+        if found is None or is_applied(found.transaction, tag.app_id, tag.batch_id):
+            return self._unchanged(tag)
+        version = found.version
+        beside = whole.Beside(
+            self._session, self._spec, self._layout, self._batch, batch_id=tag.batch_id, version=version
+        )
+        is_wanted = beside.would_change()
+        beside.expect_newest(self.find())
+        return (
+            beside.held_against(self._executed(self._batch.rows.latest(), tag)) if is_wanted else self._unchanged(tag)
+        )
 
     def _executed(self, events: DataFrame, tag: CommitTag) -> MergeReport:
         layout, batch = self._layout, self._batch

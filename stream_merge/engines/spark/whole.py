@@ -9,9 +9,10 @@ from pyspark.sql import functions as F
 
 from stream_merge.engines.base import MergeReport
 from stream_merge.engines.spark import render
-from stream_merge.errors import ContractError
+from stream_merge.errors import CommitConflictError, ContractError
 from stream_merge.model.logs import tell
 from stream_merge.model.settings import MergeSpec
+from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.shapes import shape_of
 from stream_merge.shapes.base import Copied
 from stream_merge.shapes.batch import Batch
@@ -43,6 +44,7 @@ class Beside:
         self._layout = layout
         self._upserts = batch.upserts
         self._batch_id = batch_id
+        self._version = version
         self._missing = 0
         rows = spark_table.rows(session, spec.target, version=version)
         lacking = [field for field in layout.beside if field.name not in rows.columns]
@@ -68,6 +70,24 @@ class Beside:
             return False
         pairs = self._rows.join(self._events, render.same_keys(self._layout))
         return bool(pairs.where(render.condition(updating, self._layout)).take(1))
+
+    def expect_newest(self, now: TableSnapshot | None) -> None:
+        """Whether the look still counts: the table is at the version that it was taken of.
+
+        Raises:
+            CommitConflictError: another writer has committed meanwhile, as if a commit had lost against it.
+        """
+        if now is not None and now.version == self._version:
+            return
+        meanwhile = "it is gone" if now is None else f"it is at version {now.version}"
+        msg = (
+            f"snapshot {self._batch_id} was compared with version {self._version} of {self._spec.target!r}, and"
+            f" {meanwhile} by another writer since; nothing of it was written, run the batch again while that writer"
+            " rests, or give the retry policy more attempts or a longer budget"
+        )
+        raise CommitConflictError(
+            msg, conflict="ConcurrentWriteException", target=self._spec.target, batch_id=self._batch_id
+        )
 
     def held_against(self, report: MergeReport) -> MergeReport:
         """The report of the MERGE as it is; a warning where it removed more rows than there were to be counted.

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 from pyspark.sql import SparkSession
 from rich.console import Console
 
 from stream_merge.errors import ConfigError
+from stream_merge.jobs.files import whole
 from stream_merge.jobs.files.parquet import TypesChecked
 from stream_merge.jobs.files.replay import Replayed, replay, replay_id
 from stream_merge.jobs.watch import queries, report, screen
@@ -23,6 +25,7 @@ from stream_merge.sink import MergeSink
 from stream_merge.sources.files import reader
 from stream_merge.sources.files.reader import Folder
 from stream_merge.sources.files.schema import Schema, parse, record, recorded
+from stream_merge.sources.files.whole import Snapshots
 from stream_merge.spark import places, preflight
 from stream_merge.spark.checkpoint import Checkpoint
 from stream_merge.tables import fitness, locks, spark_table
@@ -87,7 +90,7 @@ def run(
     if settings.shape.is_whole and settings.max_files_per_trigger not in (None, 1):
         msg = (
             f"--max-files-per-trigger {settings.max_files_per_trigger} is given, and with --shape {settings.shape.name}"
-            " one file is one snapshot and one batch; leave it out"
+            " one file is one snapshot and one batch, as one folder with _SUCCESS is; leave it out"
         )
         raise ConfigError(msg, target=settings.target)
     sink = _sink(settings)  # says what is wrong with the settings before Spark starts
@@ -178,21 +181,24 @@ def _run(
         session = start_session()
     preflight.refuse_forgetful_catalog(session, settings.target)
     found = _expect_table(session, settings)
+    snapshots = _snapshots(session, settings)
     with console.status(f"looking at the files in {escape_line(settings.folder.path)}"):
-        schema, origin = _schema(session, settings)
-        settings.folder.refuse_unknown_columns(session, schema)
+        only = snapshots.whole() if snapshots is not None and snapshots.kind() == "folders" else None
+        schema, origin = _schema(session, settings, only=only)
+        settings.folder.refuse_unknown_columns(session, schema, only=only)
         events = settings.folder.events(session, schema, max_files_per_trigger=settings.files_per_trigger)
         fitness.expect_fitting(events, sink._spec, found)
         if schema != recorded(session, settings.checkpoint):
             record(session, settings.checkpoint, schema)
     say("schema", f"{schema} ({origin})")
     say("metrics", metrics_url)
-    stream = queries.Stream(
-        name=settings.label,
-        events=events,
-        sink=TypesChecked(sink, schema) if settings.folder.format == "parquet" else sink,
-        checkpoint=settings.checkpoint,
-    )
+    each: queries.BatchFunction = TypesChecked(sink, schema) if settings.folder.format == "parquet" else sink
+    run_all: Callable[..., list[MergeResult]] = queries.run
+    if snapshots is not None:
+        each = whole.OfOneKind(each, snapshots)
+        of_folders = whole.FolderRead(sink, snapshots, settings.folder, schema)
+        run_all = partial(whole.run, of_folders=of_folders, snapshots=snapshots)
+    stream = queries.Stream(name=settings.label, events=events, sink=each, checkpoint=settings.checkpoint)
     merged = report.Merged(name=settings.label, target=settings.target, quarantine=settings.quarantine)
     with (
         queries.stop_on_signal(lambda text: say("stop", text)) as stopping,
@@ -204,7 +210,7 @@ def _run(
             shown.add(name, result)
 
         try:
-            results = queries.run(
+            results = run_all(
                 [stream], once=settings.once, stopping=stopping, on_result=arrived, keep=queries.MOST_KEPT
             )
         except queries.QueryFailedError as err:
@@ -241,6 +247,24 @@ def _expect_files(checkpoint: Checkpoint) -> None:
         raise ConfigError(msg)
 
 
+def _snapshots(session: SparkSession, settings: FilesSettings) -> Snapshots | None:
+    """Those of the source; None where files are changes.
+
+    Raises:
+        ConfigError: the checkpoint is one of snapshots, and the files are changes.
+    """
+    found = Snapshots(session, settings.folder.path, Checkpoint.in_session(session, settings.checkpoint))
+    if settings.shape.is_whole:
+        return found
+    if found.taken():
+        msg = (
+            f"checkpoint {settings.checkpoint!r} is one of snapshots that are folders, and shape"
+            f" {settings.shape.name!r} takes files for changes; give this one a checkpoint of its own"
+        )
+        raise ConfigError(msg, target=settings.target)
+    return None
+
+
 def _expect_table(session: SparkSession, settings: FilesSettings) -> TableSnapshot | None:
     """The sink would say at the first batch what is wrong with the table, and without new files there is none.
 
@@ -263,11 +287,11 @@ def _expect_table(session: SparkSession, settings: FilesSettings) -> TableSnapsh
     return found
 
 
-def _schema(session: SparkSession, settings: FilesSettings) -> tuple[Schema, str]:
+def _schema(session: SparkSession, settings: FilesSettings, *, only: Sequence[str] | None = None) -> tuple[Schema, str]:
     """The schema, and where it comes from; later runs read the one that is kept."""
     if settings.schema is not None:
         return parse(settings.schema), "as given"
     known = recorded(session, settings.checkpoint)
     if known is not None:
         return known, "as in the runs before over this checkpoint; --schema changes it"
-    return settings.folder.infer(session), "inferred from the files that are there; --schema overrides it"
+    return settings.folder.infer(session, only=only), "inferred from the files that are there; --schema overrides it"

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import pyarrow as pa
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import AnalysisException
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.functions import arrow_udf
+from pyspark.sql.streaming.readwriter import DataStreamReader
 from pyspark.sql.types import DateType, IntegerType, LongType, StringType, StructField, StructType
 
 from stream_merge.errors import ConfigError, ContractError
@@ -113,24 +114,34 @@ class Folder:
     delimiter: str = ","
     """CSV: what separates fields."""
 
-    def infer(self, session: SparkSession) -> Schema:
+    def infer(self, session: SparkSession, *, only: Sequence[str] | None = None) -> Schema:
         """Derive the schema from the files that are there now; lines that cannot be read do not count.
+
+        Args:
+            session: reads them.
+            only: folders below this one; None: all that is there.
 
         Cost: reads all files once (Parquet: only their footers).
 
         Raises:
             ConfigError: there is no folder, no file, or nothing in them to derive a schema from.
         """
+        if only == []:
+            msg = (
+                f"source {self.path!r} has no folder that is whole to infer types from; wait for one, or pass --schema"
+            )
+            raise ConfigError(msg)
         reader = session.read.options(**_FILE_OPTIONS)
+        paths = [self.path] if only is None else [exactly(path) for path in only]
         try:
             match self.format:
                 case "json":
-                    found = reader.option("mode", "DROPMALFORMED").json(self.path).schema
+                    found = reader.option("mode", "DROPMALFORMED").json(paths).schema
                 case "csv":
                     options = {**self._csv_options(), "header": str(self.header).lower(), "inferSchema": "true"}
-                    found = _widened(reader.options(**options).csv(self.path).schema)
+                    found = _widened(reader.options(**options).csv(paths).schema)
                 case "parquet":
-                    found = reader.option("mergeSchema", "true").parquet(self.path).schema
+                    found = reader.option("mergeSchema", "true").parquet(*paths).schema
         except (AnalysisException, Py4JJavaError) as err:
             msg = f"source {self.path!r} gives no schema: {said(err)}; put a {self.format} file there, or pass --schema"
             raise ConfigError(msg) from err
@@ -146,24 +157,30 @@ class Folder:
             The fields of the schema and, for text formats, two columns that only the sink looks at: why a record cannot
             be read, NULL for all others, and where it stands.
         """
+        stream = session.readStream.options(**_FILE_OPTIONS, **_STREAM_OPTIONS)
+        if max_files_per_trigger is not None:
+            stream = stream.option("maxFilesPerTrigger", max_files_per_trigger)
         try:
-            return self._stream(session, schema, max_files_per_trigger)
+            return self._read(stream, session, schema, self.path)
         except AnalysisException as err:
             msg = f"source {self.path!r} cannot be read: {said(err)}; make the folder first, or name another one"
             raise ConfigError(msg) from err
 
-    def _stream(self, session: SparkSession, schema: Schema, max_files_per_trigger: int | None) -> DataFrame:
-        stream = session.readStream.options(**_FILE_OPTIONS, **_STREAM_OPTIONS)
-        if max_files_per_trigger is not None:
-            stream = stream.option("maxFilesPerTrigger", max_files_per_trigger)
+    def rows(self, session: SparkSession, schema: Schema, path: str) -> DataFrame:
+        """The files of one folder that are there now, with the columns of `events`; not as a stream."""
+        return self._read(session.read.options(**_FILE_OPTIONS), session, schema, exactly(path))
+
+    def _read(
+        self, reader: DataFrameReader | DataStreamReader, session: SparkSession, schema: Schema, path: str
+    ) -> DataFrame:
         match self.format:
             case "json":
-                lines = stream.text(self.path).select(F.col("value").cast("binary"), *_of_file())
+                lines = reader.text(path).select(F.col("value").cast("binary"), *_of_file())
             case "csv":
-                found = stream.schema(_RECORD).options(**self._csv_options(), **_AS_TEXT)
-                lines = found.csv(self.path).select(_record_text().alias("value"), *_of_file())
+                found = reader.schema(_RECORD).options(**self._csv_options(), **_AS_TEXT)
+                lines = found.csv(path).select(_record_text().alias("value"), *_of_file())
             case "parquet":
-                return stream.schema(schema.fields).parquet(self.path)
+                return reader.schema(schema.fields).parquet(path)
         return self.decoded(lines, schema, has_header=self.header)
 
     def decoded(self, records: DataFrame, schema: Schema, *, has_header: bool) -> DataFrame:
@@ -227,7 +244,9 @@ class Folder:
             return "the file is gone, and with it the order of its columns"
         return self._lines(session, schema, schema.fields, has_header=True).refuse_header(header)
 
-    def refuse_unknown_columns(self, session: SparkSession, schema: Schema) -> None:
+    def refuse_unknown_columns(
+        self, session: SparkSession, schema: Schema, *, only: Sequence[str] | None = None
+    ) -> None:
         """Compare an inferred schema with the Parquet files of now: Spark leaves out columns that it was not told of.
 
         Text formats are compared line by line or header by header, while they are read.
@@ -235,9 +254,9 @@ class Folder:
         Raises:
             ContractError: the files have more columns.
         """
-        if self.format != "parquet" or not schema.is_inferred:
+        if self.format != "parquet" or not schema.is_inferred or only == []:
             return
-        more = [name for name in self.infer(session).fields.names if name not in schema.fields.names]
+        more = [name for name in self.infer(session, only=only).fields.names if name not in schema.fields.names]
         if more:
             msg = f"files in {self.path!r} have column(s) {more!r} that the schema lacks; {NEW_FIELD_REMEDY}"
             raise ContractError(msg, reasons={})

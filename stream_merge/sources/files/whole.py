@@ -1,0 +1,177 @@
+"""Which snapshots lie in a folder, each whole: single files, or folders with `_SUCCESS`; and which have been taken.
+
+Spark's file source cannot watch `_SUCCESS` itself: to it names starting with `_` do not exist (Spark 4.2,
+`HadoopFSUtils.shouldFilterOutPathName`). So each folder that is whole gets a note in the checkpoint, one at a time, and
+the stream reads the notes: which of them a batch has, and whether it ran, stands in Spark's own checkpoint then.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+from urllib.parse import quote, unquote
+
+from pyspark.sql import DataFrame, SparkSession
+
+from stream_merge.errors import ConfigError, ContractError
+from stream_merge.spark.checkpoint import Checkpoint
+from stream_merge.spark.hadoop_files import exactly, inside, list_names, matching, modified_millis, write_text
+
+MARKER = "_SUCCESS"
+"""What Spark, and Hadoop's committers, put into a folder when all of its files are there."""
+_NOTES = "stream_merge_snapshots"
+"""Folder in the checkpoint; a file in it is named like the folder that was taken."""
+
+Kind = Literal["files", "folders"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Found:
+    """What lies in a source, without hidden names."""
+
+    files: tuple[str, ...]
+    """Their names."""
+    folders: dict[str, str]
+    """Name -> path."""
+
+
+class Snapshots:
+    """The snapshots of a source, and what a checkpoint knows of them.
+
+    Args:
+        session: lists and reads files.
+        source: folder, URI or glob.
+        checkpoint: of the query that merges them.
+    """
+
+    def __init__(self, session: SparkSession, source: str, checkpoint: Checkpoint) -> None:
+        self._session = session
+        self._source = source
+        self._checkpoint = checkpoint
+        self._notes = f"{checkpoint.path}/{_NOTES}"
+
+    def kind(self) -> Kind | None:
+        """What a snapshot is here; None while nothing tells.
+
+        Raises:
+            ConfigError: files and folders lie side by side, or it was the other one up to now.
+        """
+        found = self._look()
+        here: Kind | None = "files" if found.files else "folders" if found.folders else None
+        before: Kind | None = "folders" if self.taken() else "files" if self._checkpoint.reads_files() else None
+        if here is not None and before is not None and here != before:
+            msg = (
+                f"checkpoint {self._checkpoint.path!r} is one of snapshots that are {before}, and source"
+                f" {self._source!r} has {here}; give this one a checkpoint of its own"
+            )
+            raise ConfigError(msg)
+        return before or here
+
+    def taken(self) -> list[str]:
+        """Names of the folders that were given to the query, merged or about to be, in ascending order."""
+        notes = list_names(self._session, self._notes)
+        return sorted(unquote(note) for note in notes if not note.startswith("."))
+
+    def whole(self) -> list[str]:
+        """Paths of all folders that are whole now, in the order of their names."""
+        return [path for _, path in sorted(self._look().folders.items()) if self._marked_at(path) is not None]
+
+    def take(self) -> str | None:
+        """Give the query the next folder: of those that are whole and were not taken, the first by its name.
+
+        Requires: the query has merged what was given before. The order of the notes would else be that of their times.
+
+        Returns: its name; None where there is none now.
+
+        Raises:
+            ConfigError: files and folders lie side by side.
+            ContractError: the folder has a lower name than one that was taken.
+        """
+        taken = self.taken()
+        for name, path in sorted(self._look().folders.items()):
+            if name in taken or self._marked_at(path) is None:
+                continue
+            if taken and name < taken[-1]:
+                msg = (
+                    f"snapshot {name!r} in {self._source!r} is older by its name than {taken[-1]!r}, the last one"
+                    " taken, and would turn the table back; remove it or, if it is the newest, give it a higher name"
+                )
+                raise ContractError(msg, reasons={})
+            # Hadoop takes what stands before a colon for a scheme; with an equals sign `_a=b` is no hidden name.
+            note = quote(name, safe="=")
+            write_text(self._session, f"{self._notes}/{note}", json.dumps({"folder": name}))
+            return name
+        return None
+
+    def notes(self) -> DataFrame:
+        """The taken folders as a stream: one a batch, its name as JSON in `value`. Requires: one was taken."""
+        stream = self._session.readStream.option("maxFilesPerTrigger", 1).option("maxFileAge", "36500d")
+        return stream.text(exactly(self._notes))
+
+    def path_of(self, note: str) -> str:
+        """Where the folder of a note lies.
+
+        Raises:
+            ContractError: it is gone, or is not whole (any more).
+        """
+        name = json.loads(note)["folder"]
+        path = self._look().folders.get(name)
+        if path is None or self._marked_at(path) is None:
+            what = "is gone" if path is None else f"has no {MARKER} any more"
+            msg = (
+                f"snapshot {name!r} in {self._source!r} was about to be merged and {what}; put it there again, whole,"
+                " under its name"
+            )
+            raise ContractError(msg, reasons={})
+        return path
+
+    def read(self, path: str, read: Callable[[str], DataFrame]) -> DataFrame:
+        """What a folder holds, all of it from one writing.
+
+        Raises:
+            ContractError: it is being written again.
+        """
+        before = self._marked_at(path)
+        rows = read(path)  # Spark lists its files now
+        if before is None or self._marked_at(path) != before:
+            msg = f"snapshot {path!r} is being written again; run again when it has a {MARKER} of its own"
+            raise ContractError(msg, reasons={})
+        return rows
+
+    def _look(self) -> _Found:
+        files: list[str] = []
+        folders: dict[str, str] = {}
+        for match in matching(self._session, self._source):
+            entries = inside(self._session, match.path) if match.is_folder else [match]
+            if match.is_folder and any(entry.name == MARKER for entry in entries):
+                msg = (
+                    f"source {self._source!r} is itself one snapshot, for {match.path!r} has a {MARKER}; name the"
+                    " folder that it lies in"
+                )
+                raise ConfigError(msg)
+            for entry in entries:
+                if _is_hidden(entry.name):
+                    continue
+                if not entry.is_folder:
+                    files.append(entry.name)
+                elif folders.setdefault(entry.name, entry.path) != entry.path:
+                    msg = f"source {self._source!r} has two folders {entry.name!r}; name one folder that holds all"
+                    raise ConfigError(msg)
+        if files and folders:
+            msg = (
+                f"source {self._source!r} has files, such as {min(files)!r}, beside folders, such as"
+                f" {min(folders)!r}, and either each file is one snapshot or each folder with {MARKER} is; move the"
+                " ones or the others elsewhere"
+            )
+            raise ConfigError(msg)
+        return _Found(files=tuple(files), folders=folders)
+
+    def _marked_at(self, path: str) -> int | None:
+        return modified_millis(self._session, f"{path}/{MARKER}")
+
+
+def _is_hidden(name: str) -> bool:
+    """As Spark's file sources have it (`HadoopFSUtils.shouldFilterOutPathName`)."""
+    return name.startswith(".") or (name.startswith("_") and "=" not in name) or name.endswith("._COPYING_")

@@ -1,0 +1,247 @@
+"""Folders with `_SUCCESS` as snapshots: each whole one once, in the order of their names.
+
+Needs a JVM: Spark reads the folders, and its checkpoint says which of them were merged.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from files_job import SCHEMA, Job
+from pyspark.sql import SparkSession
+
+from stream_merge import ConfigError, ContractError
+from stream_merge.jobs.files.whole import FolderRead
+from stream_merge.jobs.watch import queries
+from stream_merge.shapes import InsertOnly
+from stream_merge.sources.files.reader import Folder
+from stream_merge.sources.files.whole import Snapshots
+from stream_merge.spark.checkpoint import Checkpoint
+from stream_merge.testing import batch, change_rows, table_version
+
+A, B, C = (f'{{"id": {key}, "name": "{name}"}}\n' for key, name in ((1, "a"), (2, "b"), (3, "c")))
+B2 = B.replace('"b"', '"B"')
+
+
+@pytest.fixture
+def job(spark: SparkSession, tmp_path: Path) -> Job:
+    return Job(spark, tmp_path)
+
+
+def refused(job: Job, said: str, *, as_error: type[Exception] = ContractError, **options: Any) -> None:
+    """The job ends with this, and the table is as before."""
+    before = table_version(job.spark, job.target) if Path(job.target).exists() else None
+    with pytest.raises(as_error, match=re.escape(said)):
+        job(**options)
+    assert before == (table_version(job.spark, job.target) if Path(job.target).exists() else None)
+
+
+def test_a_folder_is_merged_once_and_not_before_it_is_whole(job: Job) -> None:
+    first, second = "2024-06-01T00:00", "2024-06-02 {b}*%20=ü"
+    job.put_folder(first, {"part-0.json": A + B, "_half.json": "{", "part-2.json": ""})
+    job.put_folder(f"{first}/day=1", {"part-1.json": C}, is_whole=False)
+    job.put_folder(second, {"part-0.json": A}, is_whole=False)
+
+    assert [result.events.inserted for result in job()] == [3]
+    (job.source / second / "part-1.json").write_text(B2)
+    assert job() == []
+    (job.source / second / "_SUCCESS").touch()
+    (result,) = job()
+
+    assert job.rows() == [(1, "a"), (2, "B")]
+    assert [row[1:] for row in change_rows(job.spark, job.target) if row[0] == result.version] == [
+        ("delete", 3, "c"),
+        ("update_postimage", 2, "B"),
+        ("update_preimage", 2, "b"),
+    ]
+    job.put_folder(second, {"part-2.json": C})  # it was merged: what changes in it does not count
+    shutil.rmtree(job.source / first)
+    assert job() == []
+
+    job.put_folder("2024-05-31", {"part-0.json": C})
+    older = f"is older by its name than {second!r}, the last one taken, and would turn the table back; remove it"
+    refused(job, f"snapshot '2024-05-31' in {str(job.source)!r} {older}")
+    assert job.rows() == [(1, "a"), (2, "B")]
+
+
+@pytest.mark.parametrize("format_", ["csv", "parquet"])
+def test_folders_that_spark_writes_come_in_the_order_of_their_names(job: Job, format_: str) -> None:
+    """Not of their times, which a copy changes. Types are inferred from whole folders alone."""
+    folder = Folder(path=str(job.source), format=format_)  # type: ignore[arg-type]
+    for name, rows in {"2": [(2, "b"), (4, "d")], "1": [(1, "a"), (2, "x"), (3, "c")], "3": [(7, "g")]}.items():
+        frame = batch(job.spark, SCHEMA, *rows).repartition(2)
+        frame.write.option("header", "true").format(format_).save(str(job.source / name))
+    (job.source / "3" / "_SUCCESS").unlink()
+    if format_ == "csv":
+        job.put_folder("3", {"part-9.csv": "other,columns\n1,2\n"}, is_whole=False)
+
+    results = job(folder=folder, schema=None)
+
+    assert [(result.events.received, result.events.inserted) for result in results] == [(3, 3), (2, 1)]
+    assert job.rows() == [(2, "b"), (4, "d")]
+
+
+def test_a_broken_folder_stops_the_job_until_it_is_written_again(job: Job) -> None:
+    job.put_folder("1", {"a.json": A + B})
+    job()
+    job.put_folder("2", {"a.json": A, "b.json": B[:-4] + "\n"})
+
+    refused(job, "break the contract (undecodable: 1)")
+    shutil.rmtree(job.source / "2")
+    refused(job, "snapshot '2' in")
+    refused(job, "was about to be merged and is gone; put it there again, whole, under its name")
+    job.put_folder("2", {"a.json": A}, is_whole=False)
+    refused(job, "was about to be merged and has no _SUCCESS any more")
+
+    job.put_folder("2", {"b.json": C})
+    job.put_folder("3", {"a.json": A + C})
+    assert [result.outcome for result in job()] == ["committed", "no_change"]
+    assert job.rows() == [(1, "a"), (3, "c")]
+
+
+class Died(Exception):  # noqa: N818
+    """Stands for the end of a process."""
+
+
+def test_a_death_at_any_point_merges_a_folder_once(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the note and the query, before the merge, and between the commits of the table and of the checkpoint."""
+    job.put_folder("1", {"a.json": A + B})
+    job.put_folder("2", {"a.json": A})
+
+    def dies(*_: Any, **__: Any) -> None:
+        raise Died
+
+    with monkeypatch.context() as patched:
+        patched.setattr(queries, "run", dies)
+        with pytest.raises(Died):
+            job()
+    assert not Path(job.target).exists()
+
+    merge = FolderRead.__call__
+    with monkeypatch.context() as patched:
+        patched.setattr(FolderRead, "__call__", dies)
+        with pytest.raises(queries.QueryFailedError):
+            job()
+    assert not Path(job.target).exists()
+
+    def dies_after(self: FolderRead, *arguments: Any) -> None:
+        merge(self, *arguments)
+        dies()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(FolderRead, "__call__", dies_after)
+        with pytest.raises(queries.QueryFailedError):
+            job()
+    assert job.rows() == [(1, "a"), (2, "b")]
+
+    assert [result.outcome for result in job()] == ["skipped_duplicate", "committed"]
+    assert job() == []
+    assert [row[1:] for row in change_rows(job.spark, job.target)] == [
+        ("insert", 1, "a"),
+        ("insert", 2, "b"),
+        ("delete", 2, "b"),
+    ]
+
+
+class Arrivals(threading.Event):
+    """Lets a folder arrive whenever the job waits, and then stops it."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__()
+        self._job = job
+        self._coming = iter([("1", A + B), ("2", A), ("3", None)])
+
+    def wait(self, timeout: float | None = None) -> bool:
+        assert timeout == 1
+        name, text = next(self._coming)
+        if text is None:
+            self.set()
+        else:
+            self._job.put_folder(name, {"a.json": text})
+        return self.is_set()
+
+
+def test_a_job_waits_for_folders_until_it_is_stopped(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From an empty source on, of which nothing tells what a snapshot is."""
+    assert job() == []
+
+    @contextmanager
+    def stopping(_: Any) -> Iterator[threading.Event]:
+        yield Arrivals(job)
+
+    monkeypatch.setattr(queries, "stop_on_signal", stopping)
+    assert [result.events.received for result in job(once=False)] == [2, 1]
+    assert job.rows() == [(1, "a")]
+
+
+def test_files_and_folders_are_not_mixed(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    job.put("1.json", A.strip(), B.strip())
+    job()
+    job.put_folder("archive", {"0.json": A}, is_whole=False)
+
+    mix = "has files, such as '1.json', beside folders, such as 'archive', and either each file is one snapshot or each"
+    refused(job, mix, as_error=ConfigError)
+    with monkeypatch.context() as patched:  # the folder comes while the job is running
+        look = Snapshots.kind
+        answers = iter(["files", "files"])
+        patched.setattr(Snapshots, "kind", lambda self: next(answers, None) or look(self))
+        refused(job, mix, as_error=ConfigError)
+
+    (job.source / "1.json").unlink()
+    one_kind = f"checkpoint {job.checkpoint!r} is one of snapshots that are files, and source {str(job.source)!r} has"
+    refused(job, one_kind, as_error=ConfigError)
+
+
+def test_what_is_no_source_of_snapshots_is_refused(job: Job) -> None:
+    inner = job.put_folder("1", {"a.json": A})
+
+    refused(
+        job,
+        f"source {str(inner)!r} is itself one snapshot, for 'file:{inner}' has a _SUCCESS; name the folder that it",
+        as_error=ConfigError,
+        folder=Folder(path=str(inner), format="json"),
+    )
+    (inner / "_SUCCESS").unlink()
+    refused(job, "has no folder that is whole to infer types from; wait for one", as_error=ConfigError, schema=None)
+    assert job() == []
+
+    (inner / "_SUCCESS").touch()
+    job()
+    refused(
+        job,
+        "is one of snapshots that are folders, and shape 'insert-only' takes files for changes",
+        as_error=ConfigError,
+        shape=InsertOnly(),
+    )
+    shutil.rmtree(inner)
+    job.put("1.json", A.strip())
+    refused(job, "is one of snapshots that are folders, and source", as_error=ConfigError)
+
+
+def test_a_folder_that_is_written_again_while_it_is_listed_is_refused(spark: SparkSession, job: Job) -> None:
+    """What is read may be a part of the old files and a part of the new ones."""
+    folder = job.put_folder("1", {"a.json": A})
+    snapshots = Snapshots(spark, str(job.source), Checkpoint.on_disk(job.checkpoint))
+    path = snapshots.path_of('{"folder": "1"}')
+
+    def written_again(_: str) -> Any:
+        os.utime(folder / "_SUCCESS", (1, 1))
+
+    with pytest.raises(ContractError, match=r"snapshot .*/in/1' is being written again; run again when it has"):
+        snapshots.read(path, written_again)
+
+
+def test_spark_does_not_see_what_says_that_a_folder_is_whole(spark: SparkSession, job: Job) -> None:
+    """Why the stream reads notes in place of `_SUCCESS`; where it fails, there is a simpler way."""
+    folder = job.put_folder("1", {"a.json": A})
+
+    for path in (folder, f"{job.source}/*/_SUCCESS", f"{job.source}/*/*"):
+        assert "_SUCCESS" not in str(spark.read.format("binaryFile").load(str(path)).select("path").collect())
