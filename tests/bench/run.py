@@ -24,6 +24,7 @@ from engines import CASES, measure, plot, rows_of
 from native import grid, growth, memory, overhead
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
+from shapes import matched_only, snapshot
 from streams import end_to_end, fleet, year
 
 from stream_merge.engines.spark.commit import MATERIALIZE_CONF
@@ -171,6 +172,8 @@ COMPARISONS: dict[str, Callable[[Bench, argparse.Namespace], list[Comparison]]] 
     "memory": lambda bench, _: memory(bench),
     "stream": lambda bench, _: end_to_end(bench),
     "fleet": lambda bench, _: fleet(bench),
+    "matched-only": lambda bench, _: matched_only(bench),
+    "snapshot": lambda bench, _: snapshot(bench),
     "year": lambda bench, args: year(bench, args.batches),
 }
 

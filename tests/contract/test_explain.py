@@ -7,7 +7,7 @@ import scenario
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
-from stream_merge import cli
+from stream_merge import MergeSink, cli
 from stream_merge.cli.commands import shared
 from stream_merge.tables.explain import explain
 from stream_merge.testing import run
@@ -64,3 +64,19 @@ def test_a_table_that_delta_rs_must_not_write_is_named_with_the_reason(spark: Sp
 
     assert explain(tmp_table).native == "the table uses domainMetadata, rowTracking"
     assert explain(tmp_table).merges == ()
+
+
+def test_advice_names_the_figures_of_the_newest_merge(spark: SparkSession, tmp_table: str):
+    """Needs a JVM for what Spark writes: files that each hold keys from everywhere, change files, its metrics."""
+    rows = "id", "concat('name ', id) AS name", "1L AS seq"
+    spark.range(160_000).repartition(8).selectExpr(*rows).write.format("delta").save(tmp_table)
+    settings = {"keys": ["id"], "sequence_by": "seq", "app_id": "orders", "engine": "spark", "tombstones": False}
+    sink = MergeSink(target=tmp_table, **settings)
+    run(sink, spark.range(150_000, 150_100).selectExpr("id", "'new' AS name", "2L AS seq"), 0)
+
+    vectors, order = sorted(explain(tmp_table).advice, key=lambda sentence: "ordered" in sentence)
+
+    merge = "the newest merge wrote 1,599 rows again for each row changed"
+    assert vectors.startswith(f"{merge}, 159,900 in all by Spark; with deletion vectors they stay where they are:")
+    assert order.startswith(f"{merge}, and by their statistics ")
+    assert "ordered by 'id' they would lie in about 2" in order
