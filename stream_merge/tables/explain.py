@@ -1,4 +1,4 @@
-"""What the sink did to a table and why, from the table's own log: no Spark, no job, no metrics needed."""
+"""What the sink did to a table and why, and what would be cheaper, from the table's own log: no Spark, no metrics."""
 
 from __future__ import annotations
 

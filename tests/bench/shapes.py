@@ -57,11 +57,14 @@ def matched_only(bench: Bench) -> list[Comparison]:
 
 
 SNAPSHOT_ROWS, SNAPSHOT_FILES = 1_000_000, 8
+SNAPSHOT_RUNS = 5
+"""At most: a copy takes ten seconds and more on each side."""
 
 
 def snapshot(bench: Bench) -> list[Comparison]:
     """A whole copy, 1 % of it new, changed or gone, by `Snapshot()` and by the MERGE that people write for it."""
     table = bench.table(SNAPSHOT_ROWS, SNAPSHOT_FILES)
+    bench.runs = min(bench.runs, SNAPSHOT_RUNS)
     return [_snapshot(bench, str(table), vectors=vectors) for vectors in (False, True)]
 
 

@@ -1,0 +1,82 @@
+"""A sink that looks after its table: what its calls take, and how many files there are, over many small batches."""
+
+from __future__ import annotations
+
+import statistics
+from functools import partial
+from pathlib import Path
+
+from common import Bench, Comparison, sink_on, timed
+from deltalake import DeltaTable
+
+from stream_merge import Maintenance
+
+EVENTS, NEW = 100, 90
+"""Of each batch; the others are changes and deletes of the newest rows."""
+WARM_UP, COUNTED = 20, 50
+"""Calls: those before the first that count, and how many count at either end."""
+EVERY = 50
+MOST_FILES = 2 * EVERY
+"""Between two rounds a call adds a file or two; what a round leaves is fewer than between two of them come."""
+
+
+def upkeep(bench: Bench, batches: int, png: Path | None) -> list[Comparison]:
+    """Small batches of new rows and a few changes to a small table, a round of upkeep after every 50 of them."""
+    target = bench.copy(bench.table(20_000, 1), "upkeep")
+    sink = sink_on(target, maintenance=Maintenance(every=EVERY))
+    rows = bench.spark.range(EVENTS).selectExpr("id", "uuid() AS a", "current_timestamp() AS ts").localCheckpoint()
+    table = DeltaTable(target)
+    seconds: list[float] = []
+    files: list[int] = []
+    added = 0
+    for number in range(batches + WARM_UP):
+        newest = 20_000 + NEW * number
+        batch = rows.selectExpr(
+            f"if(id < {NEW}, {newest} + id, {newest} - 1 - pmod(hash(id, {number}), 500)) AS id",
+            f"{number + 2}L AS lsn",
+            "a",
+            "id AS b",
+            "'changed' AS c",
+            "ts",
+            f"if(id = {EVENTS - 1}, 'd', 'u') AS op",
+        )
+        seconds.append(timed(partial(sink, batch, number)))
+        table.update_incremental()
+        files.append(len(table.file_uris()))
+        if sink.last_result is not None:
+            counts = sink.last_result.metrics
+            added += counts.get("numTargetFilesAdded", 0) - counts.get("numTargetFilesRemoved", 0)
+    first = statistics.median(seconds[WARM_UP : WARM_UP + COUNTED])
+    last = statistics.median(seconds[-COUNTED:])
+    if png is not None:
+        _plot(seconds[WARM_UP:], files[WARM_UP:], png.with_stem(f"{png.stem}_upkeep"))
+    return [
+        Comparison(
+            case=f"{batches:,} batches of {EVENTS} events, 20,000 rows at first, upkeep after every {EVERY}",
+            baseline=f"first {COUNTED} after {WARM_UP}",
+            baseline_seconds=first,
+            candidate=f"last {COUNTED}",
+            candidate_seconds=last,
+            bound=f"at most 1.3 x, and {MOST_FILES} files",
+            holds=last <= 1.3 * first and max(files) <= MOST_FILES,
+            phases=(
+                f"files: {max(files)} at most, {files[-1]} in the end; merges alone added {added:,} more than they"
+                f" removed; slowest call {max(seconds[WARM_UP:]):.2f} s"
+            ),
+        )
+    ]
+
+
+def _plot(seconds: list[float], files: list[int], path: Path) -> None:
+    """Seconds of each call, and below them how many files the table has after it."""
+    from matplotlib.figure import Figure  # noqa: PLC0415 - only where a picture is wanted
+
+    figure = Figure(figsize=(10, 6), layout="constrained")
+    above, below = figure.subplots(2, sharex=True)
+    above.plot(seconds, ".", markersize=3)
+    above.set_ylabel("seconds of a call")
+    above.set_yscale("log")
+    below.plot(files, drawstyle="steps-post")
+    below.set_ylabel("files of the table")
+    below.set_xlabel("batch")
+    figure.savefig(path, dpi=120)
