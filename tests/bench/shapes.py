@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 from common import STORED, Bench, Comparison, timed
@@ -17,13 +18,21 @@ from stream_merge.spark.jvm import in_session, owned_session
 
 MATCHED_CASES = ((1_000_000, 16, 10_000), (5_000_000, 32, 10_000), (5_000_000, 32, 100_000))
 """Rows, files, and events with keys from anywhere in the table."""
+MATCHED_RUNS = 5
+"""At most: every file is written again by each."""
 
 
-def matched_only(bench: Bench) -> list[Comparison]:
-    """Clauses that only update beside the same with an insert, for batches whose keys are all there."""
+def matched_only(bench: Bench, chosen: Sequence[int] | None = None) -> list[Comparison]:
+    """Clauses that only update beside the same with an insert, for batches whose keys are all there.
+
+    Args:
+        bench: where tables and batches come from.
+        chosen: only these cases, from 0; None: all.
+    """
     found = []
+    bench.runs = min(bench.runs, MATCHED_RUNS)
     update = when_matched("s.lsn > t.lsn").update_all()
-    for rows, files, events in MATCHED_CASES:
+    for rows, files, events in (case for number, case in enumerate(MATCHED_CASES) if not chosen or number in chosen):
         table = bench.table(rows, files)
         upsert, only = (
             MergeSink(
@@ -38,7 +47,7 @@ def matched_only(bench: Bench) -> list[Comparison]:
             )
             for label, clauses in (("upsert", [update, when_not_matched().insert_all()]), ("only", [update]))
         )
-        make = partial(bench.events, events, 0, rows, deletes=False)
+        make = partial(_as_delivered, bench, events, rows)
         through = (partial(_through, bench, sink) for sink in (upsert, only))
         upsert_seconds, only_seconds = bench.alternate(make, *through)
         found.append(
@@ -54,6 +63,15 @@ def matched_only(bench: Bench) -> list[Comparison]:
             )
         )
     return found
+
+
+def _as_delivered(bench: Bench, events: int, rows: int) -> DataFrame:
+    """A batch of which Spark knows no size, as of those that a query delivers (`ForeachBatchSink`, Spark 4.2)."""
+    made = bench.events(events, 0, rows, deletes=False)
+    inside = bench.spark._jsparkSession.internalCreateDataFrame(
+        made._jdf.queryExecution().toRdd(), made._jdf.schema(), False
+    )
+    return DataFrame(inside, bench.spark)
 
 
 SNAPSHOT_ROWS, SNAPSHOT_FILES = 1_000_000, 8
