@@ -17,8 +17,8 @@ puts the files that it has to write again together, so batches of changes alone 
 WARM_UP, COUNTED = 20, 50
 """Calls: those before the first that count, and how many count at either end."""
 EVERY = 50
-MOST_FILES = 2 * EVERY
-"""Between two rounds a call adds a file at most, and a round leaves fewer than that."""
+MOST_FILES = EVERY
+"""A call adds a file at most, each fifth one puts some together, and a round leaves two or three."""
 
 
 def upkeep(bench: Bench, batches: int, png: Path | None) -> list[Comparison]:
