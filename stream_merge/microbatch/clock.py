@@ -20,7 +20,7 @@ class PhaseClock:
     def __init__(self) -> None:
         self._seconds: dict[Phase, float] = dict.fromkeys(PHASES, 0.0)
         self._current: Phase = "other"
-        self._since = self.started = time.perf_counter()
+        self._since = time.perf_counter()
 
     @contextmanager
     def phase(self, name: Phase) -> Iterator[None]:

@@ -390,8 +390,7 @@ def keep_up(call: BatchCall, done: Done) -> Done:
     with call.clock.phase("upkeep"):
         found = call.upkeep.round(
             call.session,
-            started=call.clock.started,
             changed=done.merged.report.version is not None,
-            in_query=call.caller.checkpoint is not None,
+            query_id=call.caller.query_id,
         )
     return replace(done, upkeep=found)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections.abc import Sequence
 from itertools import pairwise
 
 from pyspark.sql import SparkSession
 
 from stream_merge.model.maintenance import Maintenance
 from stream_merge.model.results import Upkeep
+from stream_merge.spark.streaming import Trigger, ended_triggers
 from stream_merge.tables.upkeep import TableUpkeep
 
-_CALLS = 5
+_TRIGGERS = 5
 _LEAST_PAUSE = 0.1
-"""A stream that waits for less than this share of its calls' time has more to do than it gets done."""
+"""A stream that waits for less than this share of its triggers' time has more to do than it gets done."""
 
 
 class UpkeepPlan:
@@ -29,34 +30,36 @@ class UpkeepPlan:
         self._every = wanted.every
         self._table = TableUpkeep(target, wanted)
         self._changed = 0
-        self._calls: deque[tuple[float, float]] = deque(maxlen=_CALLS)
-        """Start and end of the last calls, without their upkeep, in seconds of a clock of its own."""
+        self._last_ended = 0.0
+        """When the last round was over, in seconds since the epoch."""
 
-    def round(self, session: SparkSession, *, started: float, changed: bool, in_query: bool) -> Upkeep | None:
+    def round(self, session: SparkSession, *, changed: bool, query_id: str | None) -> Upkeep | None:
         """A round at the end of a call, if one is due.
 
         Args:
             session: the sink's own.
-            started: when the call began, by `time.perf_counter`.
             changed: whether the call has committed to the target.
-            in_query: whether a streaming query called.
+            query_id: of the streaming query that called; None: none has, and nobody waits.
         """
-        self._calls.append((started, time.perf_counter()))
         self._changed += changed
         if self._changed < self._every:
             return None
-        if in_query and self._is_behind():
+        if query_id is not None and self._is_behind(ended_triggers(session, query_id, most=_TRIGGERS)):
             return Upkeep(outcome="behind")
         self._changed = 0
         found = self._table.round(session)
-        self._calls.clear()  # the pause before the next call was this round
+        self._last_ended = time.time()
         return found
 
-    def _is_behind(self) -> bool:
-        """Whether one call has followed the other without a pause."""
-        if len(self._calls) < _CALLS:
+    def _is_behind(self, triggers: Sequence[Trigger]) -> bool:
+        """Whether one trigger has followed the other without a pause, since the last round.
+
+        The triggers of the query, not the calls of the sink: between these lie other tables of the same stream, what
+        is decoded for the sink and Spark's own work, none of which is a pause.
+        """
+        since = [trigger for trigger in triggers if trigger.started > self._last_ended]
+        if len(since) < _TRIGGERS:
             return False
-        calls = list(self._calls)
-        busy = sum(end - start for start, end in calls)
-        pauses = sum(after[0] - before[1] for before, after in pairwise(calls))
+        busy = sum(trigger.seconds for trigger in since)
+        pauses = sum(after.started - (before.started + before.seconds) for before, after in pairwise(since))
         return pauses < _LEAST_PAUSE * busy

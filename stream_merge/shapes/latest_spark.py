@@ -21,6 +21,7 @@ def ranked(events: DataFrame, layout: Layout) -> DataFrame:
     the stored columns in the source's order, the greater value first and NULL last, map entries
     sorted by key. So a replay of the batch picks the same event, whatever order it arrives in.
     Invalid events are not compared: each stays the first of its own.
+    Of a whole copy a second event of a key is an error, whichever it is: there the values are not compared.
 
     Requires: the rows of `contract.checked`.
     Returns: the same rows with their rank (1 = latest) and whether the event is a tie: same key
@@ -33,6 +34,9 @@ def ranked(events: DataFrame, layout: Layout) -> DataFrame:
 def _ranks(layout: Layout) -> list[Column]:
     valid = columns.column(names.REASONS_COLUMN).isNull()
     keys = [columns.column(key) for key in layout.keys]
+    of_key = Window.partitionBy(*keys, columns.column(names.ALONE_COLUMN))
+    if layout.is_whole:
+        return [F.row_number().over(of_key.orderBy(*keys)).alias(RANK_COLUMN), F.lit(False).alias(TIE_COLUMN)]
     sequence = columns.column(names.SEQUENCE_COLUMN)
     deletes = columns.column(names.DELETE_COLUMN)
     beside = () if layout.whole is None else layout.whole.carried
@@ -40,9 +44,7 @@ def _ranks(layout: Layout) -> list[Column]:
     payload = [columns.canonical(columns.column(name), dtype) for name, dtype in compared]
     content = F.struct(deletes, *(value.alias(f"p{i}") for i, value in enumerate(payload)))
 
-    per_key = Window.partitionBy(*keys, columns.column(names.ALONE_COLUMN)).orderBy(
-        sequence.desc(), deletes.asc(), *(value.desc() for value in payload)
-    )
+    per_key = of_key.orderBy(sequence.desc(), deletes.asc(), *(value.desc() for value in payload))
     same_sequence: Column = F.lag(sequence).over(per_key).eqNullSafe(sequence)
     other_content: Column = ~F.lag(content).over(per_key).eqNullSafe(content)
     return [

@@ -35,6 +35,22 @@ def known_bytes(df: DataFrame) -> int:
     return int(df._jdf.queryExecution().optimizedPlan().stats().sizeInBytes())
 
 
+def held_bytes(df: DataFrame) -> int | None:
+    """What the evaluated rows take that a frame stands on; None where it stands on others, or Spark does not hold all.
+
+    Of a checkpoint Spark's statistics know what its source promised, which for most sources is nothing (4.2).
+    """
+    leaves = df._jdf.queryExecution().logical().collectLeaves()
+    found = [leaves.apply(i) for i in range(leaves.size())]
+    if any(leaf.nodeName() != "LogicalRDD" for leaf in found):
+        return None
+    wanted = {leaf.rdd().id() for leaf in found}
+    stored = [info for info in df.sparkSession.sparkContext._jsc.sc().getRDDStorageInfo() if info.id() in wanted]
+    if len(stored) < len(wanted) or any(info.numCachedPartitions() < info.numPartitions() for info in stored):
+        return None
+    return sum(int(info.memSize()) + int(info.diskSize()) for info in stored)
+
+
 def release(df: DataFrame) -> None:
     """Drop the blocks of a locally checkpointed frame (`RDD.unpersist` would log a warning per batch)."""
     rdd = df._jdf.logicalPlan().rdd()

@@ -24,6 +24,8 @@ class Caller:
     """What batch ids belong to; None writes no transaction id."""
     checkpoint: str | None = None
     """Folder of the streaming query's checkpoint; None outside of one."""
+    query_id: str | None = None
+    """Of the streaming query; None outside of one."""
     batch_id: int | None = None
     """Of the batch that the query runs; None where nobody says."""
 
@@ -45,4 +47,10 @@ def caller_of(batch_df: DataFrame, *, app_id: str | None, name: str | None) -> C
     if query is None:
         return Caller(query=DIRECT, identity=names.identity(query_id=None, app_id=app_id, name=name))
     identity = names.identity(query_id=query.id, app_id=app_id, name=name)
-    return Caller(query=query.name or query.id, identity=identity, checkpoint=query.checkpoint, batch_id=query.batch_id)
+    return Caller(
+        query=query.name or query.id,
+        identity=identity,
+        checkpoint=query.checkpoint,
+        query_id=query.id,
+        batch_id=query.batch_id,
+    )

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 from urllib.parse import unquote
 
 from pyspark import SparkContext
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.utils import ForeachBatchFunction
 
 from stream_merge.spark.jvm import each, java_class
@@ -49,6 +50,37 @@ def streaming_query(batch_df: DataFrame) -> StreamingQueryInfo | None:
     if query_id is None:
         return None
     return _described(running.get(java_class(session, "java.util.UUID").fromString(query_id)), query_id, context)
+
+
+@dataclass(frozen=True, slots=True)
+class Trigger:
+    """One that a query has ended, with events to process."""
+
+    started: float
+    """Seconds since the epoch."""
+    seconds: float
+    """What it took: planning, the batch with all that was called for it, and the query's own log."""
+
+
+def ended_triggers(session: SparkSession, query_id: str, *, most: int) -> list[Trigger]:
+    """The newest triggers of a running query, oldest first: so many, or fewer where Spark keeps fewer of them.
+
+    Args:
+        session: any of the query's JVM.
+        query_id: of the query; of one that has ended there is nothing.
+        most: Spark keeps `spark.sql.streaming.numRecentProgressUpdates` of them, 100 unless told otherwise.
+    """
+    running = session._jsparkSession.sharedState().activeStreamingQueries()
+    query = running.get(java_class(session, "java.util.UUID").fromString(query_id))
+    if query is None:
+        return []
+    progress = query.recentProgress()
+    return [_trigger(progress[i]) for i in range(max(0, len(progress) - most), len(progress))]
+
+
+def _trigger(progress: Any) -> Trigger:
+    started = datetime.fromisoformat(str(progress.timestamp())).timestamp()
+    return Trigger(started=started, seconds=int(progress.durationMs().get("triggerExecution")) / 1000)
 
 
 def _described(query: Any, query_id: str, context: SparkContext) -> StreamingQueryInfo:

@@ -1,4 +1,4 @@
-"""What the sink did to a table and why, from the table's own log: no Spark, no job, no metrics needed."""
+"""What the sink did to a table and why, and what would be cheaper, from the table's own log: no Spark, no metrics."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from stream_merge.model import names
 from stream_merge.model.snapshot import CommitRecord
 from stream_merge.shapes import SHAPES
 from stream_merge.shapes.matching import filled_as
+from stream_merge.tables.advice import advice
 from stream_merge.tables.delta_rs.eligibility import of_columns, of_table
 from stream_merge.tables.delta_rs.table import NativeTable, open_table
+from stream_merge.tables.facts import facts_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,6 +62,8 @@ class Explained:
     """Newest first."""
     others: int
     """Versions among those looked at that no sink committed."""
+    advice: tuple[str, ...]
+    """What would make merges cheaper, a sentence each; none where the figures do not ask for it."""
 
 
 def explain(target: str, *, last: int = 20, storage_options: Mapping[str, str] | None = None) -> Explained:
@@ -81,15 +85,17 @@ def explain(target: str, *, last: int = 20, storage_options: Mapping[str, str] |
     refused = of_table(table, snapshot, "the table") or of_columns(snapshot.schema, json.loads(keys or "[]"))
     commits = table.history(last)
     merges = tuple(_merges(commits))
+    native = _of_shape(shape) or (None if refused is None else refused.detail)
     return Explained(
         version=snapshot.version,
         files=snapshot.files or 0,
         bytes=int(pc.sum(table.files()["size_bytes"]).as_py() or 0),
         keys=keys,
         shape=shape,
-        native=_of_shape(shape) or (None if refused is None else refused.detail),
+        native=native,
         merges=merges,
         others=len(commits) - len(merges),
+        advice=advice(facts_of(table, snapshot, commits, target=target, is_native=native is None)),
     )
 
 

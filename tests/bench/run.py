@@ -24,7 +24,9 @@ from engines import CASES, measure, plot, rows_of
 from native import grid, growth, memory, overhead
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
+from shapes import matched_only, snapshot
 from streams import end_to_end, fleet, year
+from upkeep import upkeep
 
 from stream_merge.engines.spark.commit import MATERIALIZE_CONF
 from stream_merge.model.results import PHASES, Phase
@@ -171,6 +173,9 @@ COMPARISONS: dict[str, Callable[[Bench, argparse.Namespace], list[Comparison]]] 
     "memory": lambda bench, _: memory(bench),
     "stream": lambda bench, _: end_to_end(bench),
     "fleet": lambda bench, _: fleet(bench),
+    "matched-only": lambda bench, args: matched_only(bench, args.case),
+    "snapshot": lambda bench, _: snapshot(bench),
+    "upkeep": lambda bench, args: upkeep(bench, args.calls, args.png),
     "year": lambda bench, args: year(bench, args.batches),
 }
 
@@ -181,9 +186,10 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=9, help="counted rounds per comparison")
     parser.add_argument("--rows", type=int, default=5_000_000, help="rows of the large table")
     parser.add_argument("--batches", type=int, default=5_000, help="commits of the year")
+    parser.add_argument("--calls", type=int, default=1_000, help="batches of the comparison of upkeep")
     parser.add_argument("--only", choices=tuple(COMPARISONS), action="append", help="these comparisons alone")
-    parser.add_argument("--case", type=int, action="append", help="of the engines only these cases, from 0")
-    parser.add_argument("--png", type=Path, help="also draw the engines here")
+    parser.add_argument("--case", type=int, action="append", help="only these cases of engines or matched-only, from 0")
+    parser.add_argument("--png", type=Path, help="also draw the engines here, and upkeep beside it")
     parser.add_argument("--json", type=Path, help="also write the results here")
     args = parser.parse_args()
     spark = local_session("stream_merge bench", memory="4g")

@@ -7,7 +7,7 @@ import scenario
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
-from stream_merge import cli
+from stream_merge import MergeSink, cli
 from stream_merge.cli.commands import shared
 from stream_merge.tables.explain import explain
 from stream_merge.testing import run
@@ -64,3 +64,22 @@ def test_a_table_that_delta_rs_must_not_write_is_named_with_the_reason(spark: Sp
 
     assert explain(tmp_table).native == "the table uses domainMetadata, rowTracking"
     assert explain(tmp_table).merges == ()
+
+
+def test_advice_names_the_figures_of_the_newest_merge(spark: SparkSession, tmp_table: str):
+    """Needs a JVM for what Spark writes: files that each hold keys from everywhere, change files, its metrics."""
+    spark.range(0, 660_000, 1, 12).selectExpr("id * 7919 % 660000 AS id", "1L AS seq").write.format("delta").save(
+        tmp_table
+    )
+    settings = {"keys": ["id"], "sequence_by": "seq", "app_id": "orders", "engine": "spark", "tombstones": False}
+    run(MergeSink(target=tmp_table, **settings), spark.sql("SELECT id, 2L AS seq FROM range(100, 102)"), 0)
+
+    found = explain(tmp_table)
+
+    assert found.native is None
+    order, vectors = found.advice
+    merge = "the newest merge wrote 54,999 rows again for each row changed"
+    assert order.startswith(f"{merge}, and by their statistics {found.files} of {found.files} files may hold the keys")
+    assert "ordered by 'id' they would lie in about 2" in order
+    assert f"OPTIMIZE delta.`{tmp_table}` ZORDER BY (`id`)" in order
+    assert vectors.startswith(f"{merge}, 109,998 in all by Spark; with deletion vectors they stay where they are:")

@@ -21,6 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from stream_merge import ConfigError, ContractError, MergeSink
+from stream_merge.engines.spark import merger
 from stream_merge.model.results import MergeResult
 from stream_merge.shapes import Clauses, InsertOnly, when_matched, when_not_matched, when_not_matched_by_source
 from stream_merge.shapes.written import Then
@@ -535,3 +536,25 @@ def test_inserts_alone_touch_no_file(spark: SparkSession, tmp_table: str):
     untouched = ("numSourceRowsInSecondScan", "numTargetRowsCopied", "numTargetFilesRemoved")
     assert of(result, *untouched, "numTargetFilesAdded") == [0, 0, 0, 1]
     assert ledger(result) == {"received": 3, "unaffected": 2, "inserted": 1}
+
+
+def test_few_events_that_only_update_are_sent_to_the_rows_and_no_row_to_them(
+    spark: SparkSession, tmp_table: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Delta joins rows with such events alone, and of a query's events Spark does not know how few they are."""
+    filled(spark, tmp_table, (1, 10, "one"), (2, 20, "two"))
+    store = spark._jsparkSession.sharedState().statusStore()
+
+    def planned(events: int) -> str:
+        """How Spark planned to join what is written again, before it knew how much that is; so many events are few."""
+        monkeypatch.setattr(merger, "BROADCAST_EVENTS", events)
+        known = batch(spark, SCHEMA, (1, "u", events, "one"), (2, "u", events, "two"))
+        sink = stream_of(spark, tmp_table, when_matched().update_all()).sink()
+        run(sink, spark.createDataFrame(known.rdd, known.schema), events)
+        newest = store.executionsList(max(0, int(store.executionsCount()) - 20), 20)
+        plans = [newest.apply(i).physicalPlanDescription() for i in range(newest.size())]
+        written_again = [plan for plan in plans if "Join RightOuter" in plan][-1]
+        return re.findall(r"(\w+Join) RightOuter", written_again.partition("Initial Plan ==")[2])[0]
+
+    assert planned(events=1) == "SortMergeJoin"
+    assert planned(events=2) == "BroadcastHashJoin"

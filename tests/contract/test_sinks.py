@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from stream_merge import (
     CommitStateUnknownError,
     ConfigError,
     ContractError,
+    Maintenance,
     MergeFailedError,
     MergeMetrics,
     MergeSink,
@@ -56,10 +57,10 @@ class Fleet:
         wanted |= {"engine": self.engine, "quarantine_target": self.quarantine}
         return MergeSink(target=self.path(table), keys="id", sequence_by="lsn", apply_as_deletes="op = 'd'", **wanted)
 
-    def sinks(self, **settings: Any) -> MergeSinks:
-        """New objects, as after a restart."""
+    def sinks(self, each: Mapping[str, MergeSink] | None = None, **settings: Any) -> MergeSinks:
+        """New objects, as after a restart; with these sinks in place of one for each table."""
         wanted: dict[str, Any] = {"route_by": "source", "app_id": "fleet", "metrics": self.metrics, **settings}
-        return MergeSinks({table: self.sink(table) for table in TABLES}, **wanted)
+        return MergeSinks({**(each or {table: self.sink(table) for table in TABLES})}, **wanted)
 
     def tolerant(self) -> MergeSinks:
         return self.sinks(on_failure="quarantine", quarantine_target=self.path("unrouted"))
@@ -362,6 +363,25 @@ def test_a_streaming_query_feeds_all_tables_and_a_restart_repeats_nothing(fleet:
     again = fleet.sinks()
     query(again)
     assert {result.outcome for result in again.last_results.values()} == {"skipped_duplicate"}
+
+
+def test_upkeep_waits_while_the_stream_of_several_tables_is_behind(fleet: Fleet, tmp_path: Path):
+    """The time of other tables, and what Spark does around a batch, is no pause of the stream."""
+    source = tmp_path / "source"
+    for key in range(2, 9):
+        events = (event(table, key) for table in ("customers", "orders"))
+        fleet.batch(*events).coalesce(1).write.mode("append").json(str(source))
+    stream = fleet.spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).json(str(source))
+    orders = fleet.sink("orders", maintenance=Maintenance(every=6))
+    sinks = fleet.sinks({"customers": fleet.sink("customers"), "orders": orders})
+
+    writer = stream.writeStream.foreachBatch(sinks).option("checkpointLocation", str(tmp_path / "checkpoint"))
+    writer.trigger(availableNow=True).start().awaitTermination()
+
+    upkeep = sinks.last_results["orders"].upkeep
+    assert upkeep is not None
+    assert upkeep.outcome == "behind"
+    assert sinks.last_results["customers"].upkeep is None
 
 
 def test_tables_can_be_named_by_numbers_and_routed_by_an_expression(fleet: Fleet):

@@ -86,6 +86,22 @@ def test_the_same_snapshot_again_commits_nothing(spark: SparkSession, tmp_table:
     assert table_version(spark, tmp_table) == before
 
 
+def test_a_large_copy_is_held_against_its_table_as_a_small_one_is(
+    spark: SparkSession, tmp_table: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Rows with a key that nothing equals, and with one that the table has twice, count as rows and not as new keys."""
+    monkeypatch.setattr(whole, "BROADCAST_EVENTS", 0)
+    stream = stream_of(spark, tmp_table)
+    stream.deliver(ONE, TWO)
+    spark.sql(f"INSERT INTO delta.`{tmp_table}` VALUES (1, 1, 'one'), (NULL, 0, 'nobody')")
+
+    with pytest.raises(ContractError, match=r"would delete 2 of 4 rows \(50.0%\)"):
+        stream.deliver(ONE, THREE, shape=Snapshot(max_delete_share=0.4))
+    kept = Snapshot(delete_missing=False)
+    assert stream.deliver(ONE, TWO, shape=kept).outcome == "no_change"
+    assert ledger(stream.deliver(ONE, THREE, shape=kept)) == {"received": 2, "unaffected": 1, "inserted": 1}
+
+
 def test_flagged_rows_stay_untouched_until_their_key_returns(spark: SparkSession, tmp_table: str):
     stream = stream_of(spark, tmp_table, missing={**FLAG, "gone": "concat(t.name, '!')"})
     stream.deliver(ONE, TWO)
@@ -112,9 +128,15 @@ def state_of(row: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("round_", range(6))
-def test_random_snapshots_leave_what_a_plain_model_says(spark: SparkSession, tmp_table: str, seed: int, round_: int):
-    """Rows, change feed and ledger; deleting or flagging, with a window or without, with deletion vectors or not."""
+def test_random_snapshots_leave_what_a_plain_model_says(
+    spark: SparkSession, tmp_table: str, monkeypatch: pytest.MonkeyPatch, seed: int, round_: int
+):
+    """Rows, change feed and ledger: deleting or flagging, with a window or not, with deletion vectors or not.
+
+    Small copies, in which the rows are looked up, and such as count for large ones.
+    """
     rng = random.Random(f"{seed} {round_}")
+    monkeypatch.setattr(whole, "BROADCAST_EVENTS", rng.choice((0, whole.BROADCAST_EVENTS)))
     flags, has_window = rng.random() < 0.5, rng.random() < 0.5
     stream = stream_of(
         spark,

@@ -14,6 +14,7 @@ from stream_merge.microbatch import upkeep
 from stream_merge.microbatch.upkeep import UpkeepPlan
 from stream_merge.model.results import Upkeep
 from stream_merge.spark.data_files import DataFile
+from stream_merge.spark.streaming import Trigger
 from stream_merge.tables.compaction import due
 
 KB, MB = 1 << 10, 1 << 20
@@ -129,18 +130,23 @@ def calls(
     pause: float,
     count: int,
     changed: bool = True,
-    in_query: bool = True,
+    query_id: str | None = "q",
+    other_work: float = 0.0,
 ) -> tuple[list[str | None], int]:
-    """What became of upkeep in so many calls of one second each, with pauses between them."""
-    now = 0.0
-    monkeypatch.setattr(upkeep, "time", SimpleNamespace(perf_counter=lambda: now))
+    """What became of upkeep in so many calls of a query, each in a trigger of one second and what else it does."""
+    now = 1.0
+    ended: list[Trigger] = []
+    monkeypatch.setattr(upkeep, "time", SimpleNamespace(time=lambda: now))
+    monkeypatch.setattr(upkeep, "ended_triggers", lambda _, query_id, *, most: ended[-most:])
     plan, rounds = UpkeepPlan("shop.orders", Maintenance(every=every)), Rounds()
     monkeypatch.setattr(plan, "_table", rounds)
     found = []
     for _ in range(count):
         started, now = now, now + 1.0
-        done = plan.round(cast(Any, None), started=started, changed=changed, in_query=in_query)
+        done = plan.round(cast(Any, None), changed=changed, query_id=query_id)
         found.append(None if done is None else done.outcome)
+        now += other_work
+        ended.append(Trigger(started=started, seconds=now - started))
         now += pause
     return found, rounds.count
 
@@ -151,10 +157,22 @@ def test_a_round_comes_after_so_many_calls_that_changed_a_row(monkeypatch: pytes
 
 
 def test_a_stream_that_is_behind_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls without pauses; those outside of a query have nobody who waits for them."""
+    """Triggers without pauses; calls outside of a query have nobody who waits for them."""
     assert calls(monkeypatch, every=6, pause=0.01, count=7) == ([None] * 5 + ["behind"] * 2, 0)
     assert calls(monkeypatch, every=6, pause=0.5, count=7) == ([None] * 5 + ["nothing", None], 1)
-    assert calls(monkeypatch, every=6, pause=0.0, count=7, in_query=False) == ([None] * 5 + ["nothing", None], 1)
+    assert calls(monkeypatch, every=6, pause=0.0, count=7, query_id=None) == ([None] * 5 + ["nothing", None], 1)
+
+
+def test_what_a_trigger_does_beside_the_call_is_no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tables of `MergeSinks`, the decoding of records, Spark's own work."""
+    assert calls(monkeypatch, every=6, pause=0.01, other_work=3.0, count=6) == ([None] * 5 + ["behind"], 0)
+    assert calls(monkeypatch, every=6, pause=0.5, other_work=3.0, count=6) == ([None] * 5 + ["nothing"], 1)
+
+
+def test_the_time_of_a_round_itself_does_not_make_a_stream_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What came before the last round does not count: the next trigger has waited for it."""
+    found, rounds = calls(monkeypatch, every=3, pause=0.01, count=9)
+    assert (found, rounds) == ([None, None, "nothing"] * 2 + [None, None, "nothing"], 3)
 
 
 @pytest.mark.parametrize(

@@ -338,6 +338,9 @@ def explain(
     *,
     last: Annotated[int, typer.Option(min=1, metavar="NUMBER", help="So many versions, newest first.")] = 20,
 ) -> None:
-    """Say which engine merged a table's newest batches, why, and what each did. Reads the log only; needs no Java."""
+    """Say which engine merged a table's newest batches, why, what each did, and what would make merges cheaper.
+
+    Reads the table's log, and of a merge's change files the footers; needs no Java.
+    """
     with errors_as_sentences():
         show_explained(explain_table(target, last=last), target, console=OUT)

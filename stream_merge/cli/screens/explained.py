@@ -9,7 +9,7 @@ from stream_merge.tables.explain import Explained, MergedVersion
 
 
 def show(explained: Explained, target: str, *, console: Console) -> None:
-    """Print the table's state, then a line per merge, newest first, and its reason below."""
+    """Print the table's state, each merge in a line, newest first, with its reason below, and advice."""
     megabytes = explained.bytes / 1e6
     console.print(
         f"{escape(target)}: version {explained.version:,}, {explained.files:,} files, {megabytes:,.1f} MB, keys"
@@ -23,6 +23,8 @@ def show(explained: Explained, target: str, *, console: Console) -> None:
         console.print(escape(_lines(merge)), highlight=False, soft_wrap=True)
     looked_at = len(explained.merges) + explained.others
     console.print(f"{len(explained.merges)} of the newest {looked_at} versions were merged by a sink", highlight=False)
+    for sentence in explained.advice:
+        console.print(escape(f"advice: {sentence}"), highlight=False, soft_wrap=True)
 
 
 def _as(shape: str | None) -> str:

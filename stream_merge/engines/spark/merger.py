@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from delta.tables import DeltaMergeBuilder
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -17,15 +17,19 @@ from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import is_applied
 from stream_merge.shapes import shape_of
 from stream_merge.shapes.batch import Batch
-from stream_merge.shapes.clauses import Newer
+from stream_merge.shapes.clauses import Clause, Delete, Newer, Update
 from stream_merge.shapes.layout import Layout
 from stream_merge.shapes.newest import Newest
 from stream_merge.spark import columns
+from stream_merge.spark.evaluate_once import held_bytes
 from stream_merge.tables import spark_table
 from stream_merge.tables.spark_table import delta_table
 from stream_merge.tables.tombstones.base import Hits
 from stream_merge.tables.tombstones.spark import BROADCAST_EVENTS
 from stream_merge.tables.tombstones.spark_batch import without_refused
+
+BROADCAST_BYTES = 64 << 20
+"""Events up to this size are sent to all executors whole, through the memory of the driver."""
 
 
 class SparkMerger(SparkCommits):
@@ -109,16 +113,29 @@ class SparkMerger(SparkCommits):
 
     def _executed(self, events: DataFrame, tag: CommitTag) -> MergeReport:
         layout, batch = self._layout, self._batch
+        clauses = self._shape.clauses(layout, self._spec, deletes=batch.deletes > 0, upserts=batch.upserts > 0)
+        source = self._brought_to_rows(events, clauses).alias("s")
         with committing(self._session, tag, deletion_vectors=self._deletion_vectors):
             builder = render.with_clauses(
-                self._matched(events.alias("s"), self._is_match()),
-                self._shape.clauses(layout, self._spec, deletes=batch.deletes > 0, upserts=batch.upserts > 0),
-                layout,
-                of_missing=self._pruning.filtered(),
+                self._matched(source, self._is_match()), clauses, layout, of_missing=self._pruning.filtered()
             )
             if layout.evolves:
                 builder = builder.withSchemaEvolution()
             return executed(self._session, builder)
+
+    def _brought_to_rows(self, events: DataFrame, clauses: Sequence[Clause]) -> DataFrame:
+        """Few events that can only change rows, to be sent to where these are read.
+
+        Delta joins the rows with such events alone, and Spark, which does not know how few they are, would shuffle the
+        rows of all files that are written again. With an insert, or rows that no event matches, it joins from both
+        sides, and has to.
+        """
+        if self._batch.upserts + self._batch.deletes > BROADCAST_EVENTS:
+            return events
+        if not all(isinstance(clause, Update | Delete) for clause in clauses):
+            return events
+        held = held_bytes(events)
+        return events if held is None or held > BROADCAST_BYTES else F.broadcast(events)
 
     def repair(self, late: Hits, tag: CommitTag) -> MergeReport:
         """One MERGE that only deletes."""

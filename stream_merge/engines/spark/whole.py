@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from stream_merge.engines.base import MergeReport
 from stream_merge.engines.spark import render
 from stream_merge.errors import CommitConflictError, ContractError
+from stream_merge.model import names
 from stream_merge.model.logs import tell
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import TableSnapshot
@@ -22,6 +23,8 @@ from stream_merge.tables import spark_table
 from stream_merge.tables.tombstones.spark import BROADCAST_EVENTS
 
 log = logging.getLogger(__name__)
+
+_IS_ROW = f"{names.RESERVED_PREFIX}is_row"
 
 
 class Beside:
@@ -51,7 +54,8 @@ class Beside:
         added = [F.lit(None).cast(field.dataType).alias(field.name) for field in lacking]
         self._rows = rows.select("*", *added).alias("t")
         events = batch.rows.latest()
-        self._events = (F.broadcast(events) if batch.upserts <= BROADCAST_EVENTS else events).alias("s")
+        self._is_small = batch.upserts <= BROADCAST_EVENTS
+        self._events = (F.broadcast(events) if self._is_small else events).alias("s")
 
     def would_change(self) -> bool:
         """Whether merging the copy changes a row of the table.
@@ -62,11 +66,11 @@ class Beside:
         Cost: one Spark job over the keys of both (with flag and window); a second one over all columns where no key
             is new and none is missing.
         """
-        counts, matched = self.expect_allowed()
-        if matched < self._upserts or (counts.missing and self._shape.concerns_missing):
+        counts, new = self.expect_allowed()
+        if new or (counts.missing and self._shape.concerns_missing):
             return True
         updating = self._shape.updating(self._spec)
-        if not matched or updating is None:
+        if not self._upserts or updating is None:
             return False
         pairs = self._rows.join(self._events, render.same_keys(self._layout))
         return bool(pairs.where(render.condition(updating, self._layout)).take(1))
@@ -110,7 +114,7 @@ class Beside:
         return report
 
     def expect_allowed(self) -> tuple[Copied, int]:
-        """What the copy does to the table, and how many of its keys the table has.
+        """What the copy does to the table, and how many of its keys the table does not have.
 
         Raises:
             ContractError: the copy must not be merged.
@@ -118,26 +122,35 @@ class Beside:
         Cost: one Spark job over the keys of both (with flag and window).
         """
         spec = self._spec
-        counts, matched = _counted(self._rows, self._events, spec, self._layout)
+        counts, new = self._counted()
         problem = self._shape.objection(counts, where=f"snapshot {self._batch_id} for {spec.target!r}")
         if problem is not None:
             raise ContractError(problem, reasons={}, target=spec.target, batch_id=self._batch_id)
         self._missing = counts.missing
-        return counts, matched
+        return counts, new
 
+    def _counted(self) -> tuple[Copied, int]:
+        """Rows that should be in the copy, those that are not, and keys of the copy that the table does not have.
 
-def _counted(rows: DataFrame, events: DataFrame, spec: MergeSpec, layout: Layout) -> tuple[Copied, int]:
-    """Rows that should be in the copy, those that are not, and keys of the copy that the table has."""
-    expected = render.condition(shape_of(spec).expected, layout)
-    keys = [columns.column(layout.in_event(key), "s") for key in layout.keys]
-    is_matched = columns.all_of(key.isNotNull() for key in keys)
-    ((every, missing, matched),) = (
-        rows.join(events, render.same_keys(layout), "left")
-        .agg(
-            F.count_if(expected),
-            F.count_if(expected & ~is_matched),
-            F.count_distinct(F.when(is_matched, F.struct(*keys))),
+        The rows are looked up in a small copy, which no shuffle brings to them. With a large one they are joined from
+        both sides, so that new keys need not be told from a count of the distinct ones that rows have.
+        """
+        layout = self._layout
+        keys = [columns.column(layout.in_event(key), "s") for key in layout.keys]
+        is_event, is_row = columns.all_of(key.isNotNull() for key in keys), columns.column(_IS_ROW, "t")
+        expected = render.condition(self._shape.expected, layout)
+        rows = self._rows.withColumn(_IS_ROW, F.lit(True)).alias("t")
+        if self._is_small:
+            new = F.lit(self._upserts) - F.count_distinct(F.when(is_event, F.struct(*keys)))
+        else:
+            new = F.count_if(is_row.isNull())
+        ((every, missing, new_keys),) = (
+            rows.join(self._events, render.same_keys(layout), "left" if self._is_small else "full")
+            .agg(
+                F.count_if(is_row & expected),
+                F.count_if(is_row & expected & ~is_event),
+                new,
+            )
+            .collect()
         )
-        .collect()
-    )
-    return Copied(rows=every, missing=missing), matched
+        return Copied(rows=every, missing=missing), new_keys
