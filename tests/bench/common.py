@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -116,12 +116,13 @@ class Bench:
 def sink_on(target: str, **settings: Any) -> MergeSink:
     """A sink for the bench's events, with tombstones unless told otherwise; it counts for itself."""
     wanted = {
+        "keys": "id",
         "app_id": "bench",
         "metrics": MergeMetrics(CollectorRegistry()),
         "except_column_list": ["op"],
         **settings,
     }
-    return MergeSink(target=target, keys="id", sequence_by="lsn", apply_as_deletes="op = 'd'", **wanted)
+    return MergeSink(target=target, sequence_by="lsn", apply_as_deletes="op = 'd'", **wanted)
 
 
 def timed(action: Callable[[], object]) -> float:
@@ -137,9 +138,11 @@ def deduped(events: DataFrame) -> DataFrame:
     return events.withColumn("rank", F.row_number().over(latest)).where("rank = 1").drop("rank")
 
 
-def hand_written(session: SparkSession, target: str, source: DataFrame, bounds: str = "") -> object:
-    """A MERGE as people write it in `foreachBatch`."""
-    values = {name: f"s.{name}" for name in STORED}
+def hand_written(
+    session: SparkSession, target: str, source: DataFrame, bounds: str = "", also: Sequence[str] = ()
+) -> object:
+    """A MERGE as people write it in `foreachBatch`; `also` names columns that the table has beside `STORED`."""
+    values = {name: f"s.{name}" for name in (*STORED, *also)}
     return (
         DeltaTable.forPath(session, target)
         .alias("t")

@@ -22,6 +22,7 @@ from pathlib import Path
 from common import DEFAULT_CONFS, Bench, Comparison, deduped, hand_written, show, sink_on, timed
 from engines import CASES, measure, plot, rows_of
 from native import grid, growth, memory, overhead
+from pruning import pruning
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from shapes import matched_only, snapshot
@@ -174,6 +175,7 @@ COMPARISONS: dict[str, Callable[[Bench, argparse.Namespace], list[Comparison]]] 
     "stream": lambda bench, _: end_to_end(bench),
     "fleet": lambda bench, _: fleet(bench),
     "matched-only": lambda bench, args: matched_only(bench, args.case),
+    "pruning": lambda bench, args: pruning(bench, args.case),
     "snapshot": lambda bench, _: snapshot(bench),
     "upkeep": lambda bench, args: upkeep(bench, args.calls, args.png),
     "year": lambda bench, args: year(bench, args.batches),
@@ -188,7 +190,9 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=5_000, help="commits of the year")
     parser.add_argument("--calls", type=int, default=1_000, help="batches of the comparison of upkeep")
     parser.add_argument("--only", choices=tuple(COMPARISONS), action="append", help="these comparisons alone")
-    parser.add_argument("--case", type=int, action="append", help="only these cases of engines or matched-only, from 0")
+    parser.add_argument(
+        "--case", type=int, action="append", help="only these cases of engines, matched-only or pruning, from 0"
+    )
     parser.add_argument("--png", type=Path, help="also draw the engines here, and upkeep beside it")
     parser.add_argument("--json", type=Path, help="also write the results here")
     args = parser.parse_args()

@@ -1,0 +1,164 @@
+"""Bytes that a merge of recent keys reads, beside those of a MERGE that says nothing of where its rows are."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from common import Bench, Comparison, deduped, hand_written, sink_on, timed
+from pyspark.sql import DataFrame, SparkSession
+
+from stream_merge.engines.spark.commit import MATERIALIZE_CONF
+from stream_merge.spark.jvm import in_session, owned_session
+
+ROWS, DAYS, EVENTS = 2_000_000, 200, 10_000
+RECENT = DAYS - 7
+"""The first day of the last week."""
+PRUNING_RUNS = 5
+"""At most: a side without pruning reads, and often writes, the whole table."""
+BOUND = 4.0
+
+PAYLOAD = ("uuid() AS a", "cast(rand() * 1e15 AS bigint) AS b", "uuid() AS c", "current_timestamp() AS ts")
+"""As the columns of the other benches, with values that do not shrink."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Case:
+    said: str
+    key: str
+    """SQL: a row's id, by its number `n` and its `day`."""
+    days: str
+    """SQL: the day of an event, by `pick` in [0, 1)."""
+    keys: Sequence[str] = ("id",)
+    partitioned: bool = False
+    settings: Mapping[str, Any]
+    bound: float = BOUND
+
+
+CASES = (
+    _Case(
+        said="keys that grow with time, events of the last week: key bounds",
+        key="n",
+        days=f"{RECENT} + cast(pick * 7 AS int)",
+        settings={},
+    ),
+    _Case(
+        said="random ids beside a day, events of two days: values of partitions",
+        key="xxhash64(n)",
+        days=f"if(pick < 0.5, 3, {DAYS - 1})",
+        keys=("id", "day"),
+        partitioned=True,
+        settings={},
+    ),
+    _Case(
+        said="keys that grow with time, events of the last week: target_filter, and its look at what is outside",
+        key="n",
+        days=f"{RECENT} + cast(pick * 7 AS int)",
+        partitioned=True,
+        settings={"target_filter": f"t.day >= {RECENT}"},
+    ),
+    _Case(
+        said="random ids, events of the last week: target_filter, whose look reads every key outside",
+        key="xxhash64(n)",
+        days=f"{RECENT} + cast(pick * 7 AS int)",
+        partitioned=True,
+        settings={"target_filter": f"t.day >= {RECENT}"},
+        bound=1.0,
+    ),
+)
+
+
+def pruning(bench: Bench, chosen: Sequence[int] | None = None) -> list[Comparison]:
+    """Sinks on Spark beside the MERGE that people write, which joins by key alone.
+
+    Args:
+        bench: where tables and batches come from.
+        chosen: only these cases, from 0; None: all.
+    """
+    bench.runs = min(bench.runs, PRUNING_RUNS)
+    return [_measured(bench, case, n) for n, case in enumerate(CASES) if not chosen or n in chosen]
+
+
+def _measured(bench: Bench, case: _Case, number: int) -> Comparison:
+    spark = bench.spark
+    table = bench.folder / f"pruning_{number}"
+    rows = spark.range(0, ROWS, 1, 8).selectExpr("id AS n", f"cast(id * {DAYS} div {ROWS} AS int) AS day")
+    writer = (
+        rows.selectExpr(f"{case.key} AS id", "1L AS lsn", *PAYLOAD, "day")
+        .repartitionByRange(16, "day")
+        .write.format("delta")
+        .option("delta.enableChangeDataFeed", "true")
+    )
+    (writer.partitionBy("day") if case.partitioned else writer).save(str(table))
+    by_hand, pruned = (bench.copy(table, side) for side in ("by_hand", "pruned"))
+    session = owned_session(spark)
+    session.conf.set(MATERIALIZE_CONF, "none")  # as the sink does for its evaluated rows
+    sink = sink_on(pruned, keys=list(case.keys), tombstones=False, engine="spark", **case.settings)
+    reads = _Reads(spark)
+    bytes_read: dict[str, list[int]] = {"hand": [], "sink": []}
+
+    def batch() -> DataFrame:
+        bench.batch_id += 1
+        picked = (
+            spark.range(EVENTS)
+            .selectExpr("rand() AS pick", "rand() AS of_day")
+            .selectExpr(f"{case.days} AS day", "of_day")
+        )
+        per_day = ROWS // DAYS
+        numbered = picked.selectExpr("day", f"cast((day + of_day) * {per_day} AS bigint) AS n")
+        stamped = numbered.selectExpr(
+            f"{case.key} AS id", f"{bench.batch_id + 1}L AS lsn", *PAYLOAD, "day", "'u' AS op"
+        )
+        return stamped.localCheckpoint()
+
+    def merge_by_hand(events: DataFrame) -> object:
+        same_keys = "".join(f" AND t.{key} = s.{key}" for key in case.keys[1:])
+        return hand_written(session, by_hand, deduped(in_session(events, session)), same_keys, also=["day"])
+
+    def side(label: str, merge: Callable[[DataFrame], object]) -> Callable[[DataFrame], float]:
+        def run(events: DataFrame) -> float:
+            reads.since()
+            took = timed(lambda: merge(events))
+            bytes_read[label].append(reads.since())
+            return took
+
+        return run
+
+    hand_seconds, sink_seconds = bench.alternate(
+        batch,
+        side("hand", merge_by_hand),
+        side("sink", lambda events: sink(events, bench.batch_id)),
+    )
+    hand, through = (statistics.median(bytes_read[label]) for label in ("hand", "sink"))
+    return Comparison(
+        case=f"{ROWS:,} rows, {EVENTS:,} events; {case.said}",
+        baseline="MERGE by key alone",
+        baseline_seconds=hand_seconds,
+        candidate="the sink on Spark",
+        candidate_seconds=sink_seconds,
+        bound=f"at least {case.bound:g} x fewer bytes read",
+        holds=hand >= case.bound * through,
+        phases=f"{through / 1e6:.1f} MB read, beside {hand / 1e6:.1f} MB: {hand / through:.1f} x fewer",
+    )
+
+
+class _Reads:
+    """What Spark reads of files."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
+        self._last = -1
+
+    def since(self) -> int:
+        """Bytes that the stages have read which ended after the last look."""
+        context = self._spark._jsparkSession.sparkContext()
+        context.listenerBus().waitUntilEmpty()
+        gateway: Any = self._spark._sc._gateway
+        nothing, quantiles = gateway.jvm.java.util.ArrayList(), gateway.new_array(gateway.jvm.double, 0)
+        found = context.statusStore().stageList(nothing, False, False, quantiles, nothing)
+        stages = [found.apply(number) for number in range(found.size())]
+        new = [stage for stage in stages if stage.stageId() > self._last]
+        self._last = max((stage.stageId() for stage in new), default=self._last)
+        return sum(stage.inputBytes() for stage in new)
