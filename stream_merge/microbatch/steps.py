@@ -179,7 +179,9 @@ def keep_state(call: BatchCall, source: DataFrame) -> None:
 
 def merge_events(call: BatchCall, source: DataFrame, prepared: Prepared) -> Done:
     """All that a batch needs which the target does not hold."""
+    call.intake.expect_whole()
     batch = evaluate(call, source, prepared.layout, prepared.target)
+    call.intake.expect_whole()
     refuse_invalid_if_told_to(call, batch, prepared.layout)
     if not batch.received and not call.spec.is_whole:
         quarantine_undecodable(call)

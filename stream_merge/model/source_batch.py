@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -21,6 +21,11 @@ ORIGIN_TYPE = StructType(
     ]
 )
 """Of `names.ORIGIN_COLUMN`."""
+
+
+def _cannot_change() -> None:
+    """What a source is asked whose batches are the same whenever they are read."""
+
 
 Calls = Literal["every", "some", "routed"]
 """For which batches of its query a sink is called: each; perhaps not each, by a function of the user's own; those with
@@ -59,6 +64,9 @@ class Intake:
     """The events once more, for an evaluation without Spark; None where they are not in the driver."""
     calls: Calls = "some"
     """For which batches of its query the sink is called."""
+    expect_whole: Callable[[], None] = _cannot_change
+    """Asked before the events are read and again when they have been, before anything is written; raises where they
+    are not all of one state of the source."""
     undecodable: Undecodable | None = None
     """Not among the events; None where there is nothing of the kind."""
 

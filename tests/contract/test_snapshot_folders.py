@@ -21,10 +21,10 @@ from pyspark.sql import SparkSession
 from stream_merge import ConfigError, ContractError
 from stream_merge.jobs.files.whole import FolderRead
 from stream_merge.jobs.watch import queries
+from stream_merge.microbatch import steps
 from stream_merge.shapes import InsertOnly
 from stream_merge.sources.files.reader import Folder
 from stream_merge.sources.files.whole import Snapshots
-from stream_merge.spark.checkpoint import Checkpoint
 from stream_merge.testing import batch, change_rows, table_version
 
 A, B, C = (f'{{"id": {key}, "name": "{name}"}}\n' for key, name in ((1, "a"), (2, "b"), (3, "c")))
@@ -226,17 +226,84 @@ def test_what_is_no_source_of_snapshots_is_refused(job: Job) -> None:
     refused(job, "is one of snapshots that are folders, and source", as_error=ConfigError)
 
 
-def test_a_folder_that_is_written_again_while_it_is_listed_is_refused(spark: SparkSession, job: Job) -> None:
+def test_a_folder_that_is_written_again_while_it_is_read_is_refused(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is read may be a part of the old files and a part of the new ones."""
-    folder = job.put_folder("1", {"a.json": A})
-    snapshots = Snapshots(spark, str(job.source), Checkpoint.on_disk(job.checkpoint))
-    path = snapshots.path_of('{"folder": "1"}')
+    job.put_folder("1", {"a.json": A + B})
+    job()
+    folder = job.put_folder("2", {"a.json": A})
+    evaluate = steps.evaluate
 
-    def written_again(_: str) -> Any:
+    def written_meanwhile(*arguments: Any) -> Any:
+        found = evaluate(*arguments)
         os.utime(folder / "_SUCCESS", (1, 1))
+        return found
 
-    with pytest.raises(ContractError, match=r"snapshot .*/in/1' is being written again; run again when it has"):
-        snapshots.read(path, written_again)
+    with monkeypatch.context() as patched:
+        patched.setattr(steps, "evaluate", written_meanwhile)
+        refused(job, "/in/2' is being written again; run again when it has a _SUCCESS of its own")
+    assert job.rows() == [(1, "a"), (2, "b")]
+    assert [result.outcome for result in job()] == ["committed"]
+    assert job.rows() == [(1, "a")]
+
+
+def test_a_checkpoint_that_is_moved_has_taken_what_it_had(job: Job) -> None:
+    """Spark's file source would know the notes by their whole paths, and give each folder once more."""
+    job.put_folder("1", {"a.json": A + B})
+    job.put_folder("2", {"a.json": A})
+    job()
+    Path(job.checkpoint).rename(f"{job.checkpoint}-moved")
+    job.checkpoint += "-moved"
+
+    assert job() == []
+    job.put_folder("3", {"a.json": A + C})
+    assert [result.outcome for result in job()] == ["committed"]
+    assert job.rows() == [(1, "a"), (3, "c")]
+
+
+def test_notes_that_are_given_again_turn_nothing_back(job: Job) -> None:
+    """A checkpoint whose own files were lost, beside notes that were not."""
+    job.put_folder("1", {"a.json": A + B})
+    job.put_folder("2", {"a.json": A})
+    job()
+    for name in ("offsets", "commits", "sources"):
+        shutil.rmtree(Path(job.checkpoint, name))
+
+    refused(job, " to be merged, and '2' was taken after it, so parts of the checkpoint are of different days; take a")
+    assert job.rows() == [(1, "a")]
+
+
+def test_a_merged_folder_may_be_gone_when_its_batch_comes_again(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process died between the commits of the table and of the checkpoint, and somebody cleaned up."""
+    folder = job.put_folder("1", {"a.json": A + B})
+    merge = FolderRead.__call__
+
+    def dies_after(self: FolderRead, *arguments: Any) -> None:
+        merge(self, *arguments)
+        raise Died
+
+    with monkeypatch.context() as patched:
+        patched.setattr(FolderRead, "__call__", dies_after)
+        with pytest.raises(queries.QueryFailedError):
+            job()
+    shutil.rmtree(folder)
+
+    assert [result.outcome for result in job()] == ["skipped_duplicate"]
+    assert job.rows() == [(1, "a"), (2, "b")]
+
+
+def test_names_whose_numbers_have_another_order_are_refused(job: Job) -> None:
+    """The newest would be merged before an older one, and nobody would notice."""
+    for name in ("9", "10"):
+        job.put_folder(name, {"a.json": A})
+
+    refused(
+        job,
+        "are taken in the order of their names, in which '10' comes before '9'; give their numbers leading zeros",
+        as_error=ConfigError,
+    )
+    assert not Path(job.target).exists()
+    shutil.move(job.source / "9", job.source / "09")
+    assert [result.outcome for result in job()] == ["committed", "no_change"]
 
 
 def test_spark_does_not_see_what_says_that_a_folder_is_whole(spark: SparkSession, job: Job) -> None:

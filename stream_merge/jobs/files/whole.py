@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame
 from stream_merge.jobs.files.parquet import refuse_other_types
 from stream_merge.jobs.watch import queries
 from stream_merge.model.results import MergeResult
+from stream_merge.model.source_batch import Intake
 from stream_merge.sink import MergeSink
 from stream_merge.sources.files.reader import Folder
 from stream_merge.sources.files.schema import Schema
@@ -47,12 +48,12 @@ class FolderRead:
         """
         session = batch_df.sparkSession
         ((note,),) = batch_df.select("value").collect()
-        path = self._snapshots.path_of(note)
-        rows = self._snapshots.read(path, lambda it: self._folder.rows(session, self._schema, it))
-        files = rows.inputFiles() if self._folder.format == "parquet" else []
+        found = self._snapshots.opened(note, lambda path: self._folder.rows(session, self._schema, path))
+        files = found.rows.inputFiles() if found.is_there and self._folder.format == "parquet" else []
         if files:
             refuse_other_types(session, files, self._schema)
-        self._sink(rows, batch_id)
+        # The sink asks whether it is whole, since it knows what the table holds already; that folder may be gone.
+        self._sink._merge(found.rows, batch_id, Intake(calls="every", expect_whole=found.expect_whole))
 
 
 class OfOneKind:

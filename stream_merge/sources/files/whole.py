@@ -8,8 +8,10 @@ the stream reads the notes: which of them a batch has, and whether it ran, stand
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 from urllib.parse import quote, unquote
 
@@ -21,6 +23,7 @@ from stream_merge.spark.hadoop_files import exactly, inside, list_names, matchin
 
 MARKER = "_SUCCESS"
 """What Spark, and Hadoop's committers, put into a folder when all of its files are there."""
+_DIGITS = re.compile(r"[0-9]+")
 _NOTES = "stream_merge_snapshots"
 """Folder in the checkpoint; a file in it is named like the folder that was taken."""
 
@@ -35,6 +38,18 @@ class _Found:
     """Their names."""
     folders: dict[str, str]
     """Name -> path."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Opened:
+    """The rows of a folder, which Spark has listed and not read yet."""
+
+    rows: DataFrame
+    is_there: bool
+    """Without its folder it has columns alone."""
+    expect_whole: Callable[[], None]
+    """Raises ContractError where they are not (any more) all of one writing: to be asked before they are read, since
+    the folder may be gone, and again when they have been."""
 
 
 class Snapshots:
@@ -86,11 +101,19 @@ class Snapshots:
         Returns: its name; None where there is none now.
 
         Raises:
-            ConfigError: files and folders lie side by side.
+            ConfigError: files and folders lie side by side, or the order of their names is none of their numbers.
             ContractError: the folder has a lower name than one that was taken.
         """
-        taken = self.taken()
-        for name, path in sorted(self._look().folders.items()):
+        taken, folders = self.taken(), self._look().folders
+        misplaced = _misplaced([*taken, *folders])
+        if misplaced is not None:
+            first, later = misplaced
+            msg = (
+                f"snapshots in {self._source!r} are taken in the order of their names, in which {first!r} comes before"
+                f" {later!r}; give their numbers leading zeros, so that all have as many digits"
+            )
+            raise ConfigError(msg)
+        for name, path in sorted(folders.items()):
             if name in taken or self._marked_at(path) is None:
                 continue
             if taken and name < taken[-1]:
@@ -107,38 +130,46 @@ class Snapshots:
 
     def notes(self) -> DataFrame:
         """The taken folders as a stream: one a batch, its name as JSON in `value`. Requires: one was taken."""
-        stream = self._session.readStream.option("maxFilesPerTrigger", 1).option("maxFileAge", "36500d")
-        return stream.text(exactly(self._notes))
+        # By its whole URL each note would be another one where the checkpoint is moved, or called by another scheme.
+        options = {"maxFilesPerTrigger": "1", "maxFileAge": "36500d", "fileNameOnly": "true"}
+        return self._session.readStream.options(**options).text(exactly(self._notes))
 
-    def path_of(self, note: str) -> str:
-        """Where the folder of a note lies.
+    def opened(self, note: str, read: Callable[[str], DataFrame]) -> Opened:
+        """What the folder of a note holds.
+
+        Args:
+            note: JSON.
+            read: the rows of a folder, by its path.
 
         Raises:
-            ContractError: it is gone, or is not whole (any more).
+            ContractError: a later folder was taken, so that merging this one would turn the table back.
         """
         name = json.loads(note)["folder"]
-        path = self._look().folders.get(name)
-        if path is None or self._marked_at(path) is None:
-            what = "is gone" if path is None else f"has no {MARKER} any more"
+        last = self.taken()[-1]
+        if name != last:
             msg = (
-                f"snapshot {name!r} in {self._source!r} was about to be merged and {what}; put it there again, whole,"
-                " under its name"
+                f"checkpoint {self._checkpoint.path!r} gives snapshot {name!r} of {self._source!r} to be merged, and"
+                f" {last!r} was taken after it, so parts of the checkpoint are of different days; take a new checkpoint"
+                " and put only the newest snapshot into the source"
             )
             raise ContractError(msg, reasons={})
-        return path
+        path = self._look().folders.get(name)
+        before = None if path is None else self._marked_at(path)
+        rows = read(self._notes if path is None else path)  # without a folder the columns alone count
 
-    def read(self, path: str, read: Callable[[str], DataFrame]) -> DataFrame:
-        """What a folder holds, all of it from one writing.
+        def expect_whole() -> None:
+            if path is None or before is None:
+                what = "is gone" if path is None else f"has no {MARKER} any more"
+                msg = (
+                    f"snapshot {name!r} in {self._source!r} was about to be merged and {what}; put it there again,"
+                    " whole, under its name"
+                )
+                raise ContractError(msg, reasons={})
+            if self._marked_at(path) != before:
+                msg = f"snapshot {path!r} is being written again; run again when it has a {MARKER} of its own"
+                raise ContractError(msg, reasons={})
 
-        Raises:
-            ContractError: it is being written again.
-        """
-        before = self._marked_at(path)
-        rows = read(path)  # Spark lists its files now
-        if before is None or self._marked_at(path) != before:
-            msg = f"snapshot {path!r} is being written again; run again when it has a {MARKER} of its own"
-            raise ContractError(msg, reasons={})
-        return rows
+        return Opened(rows=rows, is_there=path is not None, expect_whole=expect_whole)
 
     def _look(self) -> _Found:
         files: list[str] = []
@@ -175,3 +206,20 @@ class Snapshots:
 def _is_hidden(name: str) -> bool:
     """As Spark's file sources have it (`HadoopFSUtils.shouldFilterOutPathName`)."""
     return name.startswith(".") or (name.startswith("_") and "=" not in name) or name.endswith("._COPYING_")
+
+
+def _misplaced(folders: Sequence[str]) -> tuple[str, str] | None:
+    """Two names of which the first is the lower text and the second the lower number; such as '10' and '9'.
+
+    Only names that are alike but for their digits are compared, and not those of one length: in `01HX10` and `01HX9Z`
+    digits are no numbers.
+    """
+    alike: dict[str, list[str]] = {}
+    for name in sorted(folders):
+        alike.setdefault(_DIGITS.sub("0", name), []).append(name)
+    for names in alike.values():
+        for first, later in pairwise(names):
+            numbers = [[int(run) for run in _DIGITS.findall(name)] for name in (first, later)]
+            if len(first) != len(later) and numbers[0] > numbers[1]:
+                return first, later
+    return None
