@@ -81,7 +81,7 @@ class Executor:
         if not is_retry and all(isinstance(column.dtype, AtomicType) for column in self._job.layout.stored):
             return
         found = call.store.find(call.session, spec.target)
-        if found is None or _columns(found) == _columns(before):
+        if found is None or (_columns(found), found.partition_columns) == (_columns(before), before.partition_columns):
             return
         layout = call.layouts.plan(self._source, found.schema)
         fitness.check_target(call.session, found, spec, layout)
@@ -235,8 +235,8 @@ def merged(call: BatchCall, executor: Executor, *, events: int) -> Merged:
     return Merged(report=report, engine=done_by, refused=0 if executor.hits is None else executor.hits.refused)
 
 
-def _columns(found: TableSnapshot) -> list[tuple[str, str]]:
-    return [(field.name, field.dataType.simpleString()) for field in found.schema.fields]
+def _columns(found: TableSnapshot) -> list[tuple[str, str, str | None]]:
+    return [(f.name, f.dataType.simpleString(), f.metadata.get(names.GENERATED_FROM)) for f in found.schema.fields]
 
 
 def rechecked(call: BatchCall, executor: Executor, merged: Merged) -> Merged:

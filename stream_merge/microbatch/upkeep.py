@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from itertools import pairwise
 
 from pyspark.sql import SparkSession
 
+from stream_merge.model.logs import tell
 from stream_merge.model.maintenance import Maintenance
 from stream_merge.model.results import Upkeep
 from stream_merge.spark.streaming import Trigger, ended_triggers
 from stream_merge.tables.upkeep import TableUpkeep
+
+log = logging.getLogger(__name__)
 
 _TRIGGERS = 5
 _LEAST_PAUSE = 0.1
@@ -44,7 +48,7 @@ class UpkeepPlan:
         self._changed += changed
         if self._changed < self._every:
             return None
-        if query_id is not None and self._is_behind(ended_triggers(session, query_id, most=_TRIGGERS)):
+        if query_id is not None and self._is_behind(_triggers(session, query_id)):
             return Upkeep(outcome="behind")
         self._changed = 0
         found = self._table.round(session)
@@ -63,3 +67,12 @@ class UpkeepPlan:
         busy = sum(trigger.seconds for trigger in since)
         pauses = sum(after.started - (before.started + before.seconds) for before, after in pairwise(since))
         return pauses < _LEAST_PAUSE * busy
+
+
+def _triggers(session: SparkSession, query_id: str) -> list[Trigger]:
+    """The query's newest; none where Spark does not tell, since the batch that asks is committed and must not fail."""
+    try:
+        return ended_triggers(session, query_id, most=_TRIGGERS)
+    except Exception:
+        tell(log.warning, "triggers_unreadable", query_id=query_id, exc_info=True)
+        return []

@@ -13,6 +13,7 @@ from stream_merge.model.settings import MergeSpec
 from stream_merge.shapes import analysed
 from stream_merge.shapes.layout import Layout
 from stream_merge.spark import moments
+from stream_merge.spark.jvm import reads_only
 
 
 def inside(written: str) -> Column:
@@ -44,9 +45,12 @@ def _misfits(session: SparkSession, written: str, layout: Layout, target: Struct
     events = session.createDataFrame([], StructType([StructField(n, target.fields[0].dataType) for n in names]))
     said, seen = f"target_filter={written!r}", f"it is about the target's row, t, which has {target.names!r}"
     text = moments.fixed(session, written)
+    both = rows.crossJoin(events.alias("s"))
     # Over the rows alone nothing is known of the events; beside them a column of both needs the name of its side.
-    for frame, remedy in ((rows, ""), (rows.crossJoin(events.alias("s")), ", and columns are written as t.<name>")):
+    for frame, remedy in ((rows, ""), (both, ", and columns are written as t.<name>")):
         problem = analysed.misfit(frame, said, text, seen=seen + remedy, is_condition=True, is_fixed=True)
         if problem is not None:
             yield problem
             return
+    if not reads_only(both.where(F.expr(text)), rows):  # such as s.day, of rows that have a struct s
+        yield f"{said} means the event's column beside the events; {seen}, and columns are written as t.<name>"

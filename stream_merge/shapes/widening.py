@@ -136,9 +136,9 @@ def obstacles(
         if key.startswith("delta.constraints.")
     }
     generated = {
-        f"the generated column {field.name!r}": str(field.metadata["delta.generationExpression"])
+        f"the generated column {field.name!r}": str(field.metadata[names.GENERATED_FROM])
         for field in schema.fields
-        if "delta.generationExpression" in field.metadata
+        if names.GENERATED_FROM in field.metadata
     }
     reading = {what: expressions.columns_read(session, text) for what, text in {**checks, **generated}.items()}
     for path in dict.fromkeys(change.path for change in wanted):

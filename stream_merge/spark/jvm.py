@@ -119,6 +119,12 @@ def filter_traits(filtered: DataFrame) -> FilterTraits:
     )
 
 
+def reads_only(filtered: DataFrame, rows: DataFrame) -> bool:
+    """Whether the condition of a frame whose last operation is `where` reads columns of these rows alone."""
+    condition = filtered._jdf.queryExecution().analyzed().condition()
+    return bool(condition.references().subsetOf(rows._jdf.queryExecution().analyzed().outputSet()))
+
+
 @contextmanager
 def jvm_signals(tell: Callable[[], None], *numbers: signal.Signals) -> Iterator[None]:
     """Have the JVM tell this process of signals, instead of ending Spark at once; nothing where no JVM runs.

@@ -7,7 +7,7 @@ import re
 from pyspark.sql import SparkSession
 
 _TOKEN = re.compile(
-    r"""'(?:[^'\\]|\\.)*' | "(?:[^"\\]|\\.)*" | `(?:[^`]|``)*`  # text and quoted names
+    r"""[rR](?:'[^']*' | "[^"]*") | '(?:[^'\\]|\\.)*' | "(?:[^"\\]|\\.)*" | `(?:[^`]|``)*`  # text and quoted names
     | --[^\n]* | /\*.*?\*/                                       # comments
     | (?P<before>\.\s*)?(?P<word>[A-Za-z_]\w*)(?P<call>\s*\(\s*\))?
     """,

@@ -74,7 +74,7 @@ class TableFacts:
     is_native: bool = False
     """Whether the native engine may write the table, which a clustered one is not for."""
     keys: tuple[str, ...] = ()
-    """Those that the sink recorded and that are no partition columns."""
+    """Those that the sink recorded, of types that have bounds, and that are no partition columns."""
     properties: Mapping[str, str] = field(default_factory=dict)
     merged: MergedRows = MergedRows()
     without_statistics: Mapping[str, int] = field(default_factory=dict)
@@ -104,19 +104,21 @@ def _merges(count: int) -> str:
 
 def _statistics(facts: TableFacts) -> Iterable[str]:
     """Without the statistics of a key its bounds leave no file unread."""
-    for key, files in facts.without_statistics.items():
-        listed = facts.properties.get(STATS_COLUMNS_PROPERTY)
-        if listed is not None:
-            set_to = f"{STATS_COLUMNS_PROPERTY}' = '{listed},{key}"
-            why = f" ({STATS_COLUMNS_PROPERTY}={listed!r})"
-        else:
-            set_to = f"{STATS_COLUMNS_PROPERTY}' = '{key}"
-            indexed = facts.properties.get(INDEXED_COLUMNS_PROPERTY)
-            why = "" if indexed is None else f" ({INDEXED_COLUMNS_PROPERTY}={indexed})"
-        yield (
-            f"{files:,} of {facts.files:,} files have no statistics of key {key!r}{why}, so a merge reads them whatever"
-            f" its keys are: {_alter(facts)} SET TBLPROPERTIES ('{set_to}'); files written from then on have them"
-        )
+    lacking = facts.without_statistics
+    if not lacking:
+        return
+    listed, indexed = (facts.properties.get(name) for name in (STATS_COLUMNS_PROPERTY, INDEXED_COLUMNS_PROPERTY))
+    if listed is not None:
+        why = f" ({STATS_COLUMNS_PROPERTY}={listed!r})"
+        set_to = f"{STATS_COLUMNS_PROPERTY}' = '{', '.join([listed, *map(names.quote, lacking)])}"
+    else:  # a list in place of a number would take the statistics from all other columns
+        why = "" if indexed is None else f" ({INDEXED_COLUMNS_PROPERTY}={indexed})"
+        set_to = f"{INDEXED_COLUMNS_PROPERTY}' = '-1"
+    keys = " and ".join(f"{files:,} of key {key!r}" for key, files in lacking.items())
+    yield (
+        f"of {facts.files:,} files some have no statistics, {keys}{why}, so a merge reads them whatever its keys are:"
+        f" {_alter(facts)} SET TBLPROPERTIES ('{set_to}'); files written from then on have them"
+    )
 
 
 def _clustering(facts: TableFacts) -> Iterable[str]:

@@ -15,6 +15,7 @@ from stream_merge.model.snapshot import CommitRecord, TableSnapshot
 from stream_merge.shapes.key_bounds import boundable
 from stream_merge.tables.advice import SMALL_BYTES, KeySpread, MergedRows, TableFacts
 from stream_merge.tables.delta_rs.changed_keys import changed_bounds, spread_of
+from stream_merge.tables.delta_rs.panics import NativePanicError
 from stream_merge.tables.delta_rs.table import NativeTable
 from stream_merge.tables.delta_rs.touched_files import size_of
 
@@ -49,7 +50,7 @@ def facts_of(
         is_partitioned=bool(snapshot.partition_columns),
         is_clustered=_FEATURE in table.protocol.features,
         is_native=is_native,
-        keys=tuple(field.name for field in _keys(snapshot)),
+        keys=tuple(key.name for key in keys),
         properties=snapshot.properties,
         merged=merged_rows(commits),
         without_statistics={key.name: missing for key in keys if (missing := _without_statistics(files, key))},
@@ -121,7 +122,7 @@ def _spreads(table: NativeTable, keys: Sequence[StructField], commits: Sequence[
 def _spread(table: NativeTable, key: StructField, version: int) -> KeySpread | None:
     try:
         bounds = changed_bounds(table, version, _in_files(key))
-    except (OSError, pa.ArrowException):
-        return None  # the log is tidied, or VACUUM has taken the file
+    except (OSError, ValueError, OverflowError, pa.ArrowException, NativePanicError):
+        return None  # the log is tidied, VACUUM has taken the file, or Python cannot hold the value
     found = None if bounds is None else spread_of(table.files(), _in_files(key), bounds)
     return None if found is None else KeySpread(key=key.name, files=found[0], rows=found[1])

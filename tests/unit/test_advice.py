@@ -111,23 +111,31 @@ def test_a_table_of_small_files_asks_for_upkeep():
 @pytest.mark.parametrize(
     ("properties", "said", "statement"),
     [
-        ({}, "key 'id', so", "('delta.dataSkippingStatsColumns' = 'id')"),
+        ({}, "90 of key 'id', so", "('delta.dataSkippingNumIndexedCols' = '-1')"),
         (
             {"delta.dataSkippingNumIndexedCols": "2"},
-            "key 'id' (delta.dataSkippingNumIndexedCols=2), so",
-            "('delta.dataSkippingStatsColumns' = 'id')",
+            "90 of key 'id' (delta.dataSkippingNumIndexedCols=2), so",
+            "('delta.dataSkippingNumIndexedCols' = '-1')",
         ),
         (
             {"delta.dataSkippingStatsColumns": "name,at"},
-            "key 'id' (delta.dataSkippingStatsColumns='name,at'), so",
-            "('delta.dataSkippingStatsColumns' = 'name,at,id')",
+            "90 of key 'id' (delta.dataSkippingStatsColumns='name,at'), so",
+            "('delta.dataSkippingStatsColumns' = 'name,at, `id`')",
         ),
     ],
 )
 def test_keys_without_statistics_are_named(properties: dict[str, str], said: str, statement: str):
+    """The columns that have statistics keep them: a list would be instead of the first columns, not beside them."""
     (sentence,) = advice(replace(CALM, without_statistics={"id": 90}, properties=properties))
-    assert sentence.startswith(f"90 of 96 files have no statistics of {said} a merge reads them whatever its keys are:")
+    assert sentence.startswith(f"of 96 files some have no statistics, {said} a merge reads them whatever its keys are:")
     assert statement in sentence
+
+
+def test_several_keys_without_statistics_are_one_statement():
+    listed = {"delta.dataSkippingStatsColumns": "name"}
+    (sentence,) = advice(replace(CALM, without_statistics={"id": 90, "a.b": 3}, properties=listed))
+    assert "90 of key 'id' and 3 of key 'a.b'" in sentence
+    assert "('delta.dataSkippingStatsColumns' = 'name, `id`, `a.b`')" in sentence
 
 
 def commit(version: int, engine: str | None, **metrics: int) -> CommitRecord:

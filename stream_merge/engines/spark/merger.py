@@ -12,9 +12,10 @@ from stream_merge.engines.base import CommitTag, MergeReport
 from stream_merge.engines.spark import render, whole
 from stream_merge.engines.spark.commit import SparkCommits, committing, executed
 from stream_merge.engines.spark.pruning import Pruning
+from stream_merge.errors import MergeFailedError
 from stream_merge.model import names
 from stream_merge.model.settings import MergeSpec
-from stream_merge.model.snapshot import is_applied
+from stream_merge.model.snapshot import TableSnapshot, is_applied
 from stream_merge.shapes import shape_of
 from stream_merge.shapes.batch import Batch
 from stream_merge.shapes.clauses import Clause, Delete, Newer, Update
@@ -76,8 +77,8 @@ class SparkMerger(SparkCommits):
         if self._shape.is_whole:
             return self._merge_whole(tag)
         if self._pruning.has_filter:
-            found = self.find()
-            if found is None or is_applied(found.transaction, tag.app_id, tag.batch_id):
+            found = self._existing(tag)
+            if is_applied(found.transaction, tag.app_id, tag.batch_id):
                 return self._unchanged(tag)
             self._pruning.expect_inside(found.version, batch_id=tag.batch_id)
         refused = 0 if hits is None else hits.refused
@@ -98,8 +99,8 @@ class SparkMerger(SparkCommits):
             ContractError: it must not be merged into the table as it is.
             CommitConflictError: another writer has committed since the look, which does not count any more.
         """
-        found = self.find()
-        if found is None or is_applied(found.transaction, tag.app_id, tag.batch_id):
+        found = self._existing(tag)
+        if is_applied(found.transaction, tag.app_id, tag.batch_id):
             return self._unchanged(tag)
         version = found.version
         beside = whole.Beside(
@@ -199,6 +200,14 @@ class SparkMerger(SparkCommits):
             events = F.broadcast(events)
         stored = spark_table.rows(self._session, self._target)
         return stored.alias("t").join(events.alias("s"), self._is_match() if is_match is None else is_match)
+
+    def _existing(self, tag: CommitTag) -> TableSnapshot:
+        """The target, which was there a moment ago: not to see it must not look as if there were nothing to do."""
+        found = self.find()
+        if found is None:
+            msg = f"target {self._target!r} is gone since batch {tag.batch_id} was read; bring it back, and run again"
+            raise MergeFailedError(msg, target=self._target, batch_id=tag.batch_id)
+        return found
 
     def _unchanged(self, tag: CommitTag) -> MergeReport:
         """Nothing was left to do: perhaps because a twin of this call has done it."""

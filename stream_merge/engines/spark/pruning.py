@@ -101,7 +101,7 @@ class Pruning:
             msg = (
                 f"rows of keys of batch {batch_id} for {self._spec.target!r}, such as {' and '.join(keys)}, lie outside"
                 f" of target_filter={self._spec.target_filter!r}, and a merge that does not see them would write these"
-                " keys a second time; nothing was written, widen the filter or leave it out"
+                " keys a second time; the target is as it was, widen the filter or leave it out"
             )
             raise ContractError(msg, reasons={}, target=self._spec.target, batch_id=batch_id)
         self._inside_at = version

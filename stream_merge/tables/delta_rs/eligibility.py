@@ -29,6 +29,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from stream_merge.model import names
 from stream_merge.model.results import Refusal
 from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.shapes.arrow_text import is_legible
@@ -96,7 +97,7 @@ _KNOWN_FEATURES = frozenset(
 """Table features that delta-rs 1.6 writes correctly; all others belong to Spark."""
 
 _COMPUTED_BY_SPARK = {
-    "delta.generationExpression": "is generated",
+    names.GENERATED_FROM: "is generated",
     "delta.identity.start": "is an identity column",
     "CURRENT_DEFAULT": "has a default",
     CHAR_VARCHAR_METADATA: "is char(n) or varchar(n), whose length only Spark checks",
