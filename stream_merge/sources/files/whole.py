@@ -130,9 +130,11 @@ class Snapshots:
 
     def notes(self) -> DataFrame:
         """The taken folders as a stream: one a batch, its name as JSON in `value`. Requires: one was taken."""
-        # By its whole URL each note would be another one where the checkpoint is moved, or called by another scheme.
+        # By its whole URL each note would be another one where the checkpoint is moved, or called by another scheme; of
+        # a path that is no pattern Spark insists that all files, those of former batches too, lie below it.
         options = {"maxFilesPerTrigger": "1", "maxFileAge": "36500d", "fileNameOnly": "true"}
-        return self._session.readStream.options(**options).text(exactly(self._notes))
+        pattern = f"{exactly(self._checkpoint.path)}/[{_NOTES[0]}]{_NOTES[1:]}"
+        return self._session.readStream.options(**options).text(pattern)
 
     def opened(self, note: str, read: Callable[[str], DataFrame]) -> Opened:
         """What the folder of a note holds.
