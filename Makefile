@@ -37,10 +37,12 @@ test: $(INSTALLED) .jars/classes.jsa  ## unit, and what a sink does on Spark as 
 	@$(WITH_JAVA) $(PYTEST) tests/unit tests/contract --engines shipped $(ARGS)
 
 test-all: $(INSTALLED) .jars/classes.jsa .jars/spark/.copied .jars/services/.copied .jars/prometheus/.found  ## all tests, on every engine, with Kafka, processes and a cluster; and which lines and branches they reach
-	@$(WITH_JAVA) $(PYTEST) --cov --cov-report=term $(ARGS)
+	@$(WITH_JAVA) $(PYTEST) --engines each --cov --cov-report=term $(ARGS)
 
-soak: $(INSTALLED) .jars/classes.jsa  ## more and longer random histories than a change has to pass; HISTORIES=20 EVENTS=180
+soak: $(INSTALLED) .jars/classes.jsa .jars/spark/.copied .jars/services/.copied  ## what a change need not wait for: more and longer random histories (HISTORIES=20 EVENTS=180), contract tests with engines in turn, ten kills
 	@$(WITH_JAVA) STREAM_MERGE_HISTORIES=$(HISTORIES) STREAM_MERGE_EVENTS=$(EVENTS) $(PYTEST) --dist load tests/contract/test_differential.py $(ARGS)
+	@$(WITH_JAVA) $(PYTEST) tests/contract -k random $(ARGS)
+	@$(WITH_JAVA) STREAM_MERGE_KILLS=10 $(PYTEST) -n 0 tests/process/test_debezium_process.py $(ARGS)
 
 check: lint format types imports docs  ## lint, format, types, import contract, documentation
 

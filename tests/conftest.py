@@ -42,9 +42,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
     parser.addoption(
         "--engines",
-        choices=("all", "shipped"),
+        choices=("all", "each", "shipped"),
         default="all",
-        help="tests that are for several engines: on each of them, or as a sink chooses",
+        help="tests that are for several engines: on each of them and from batch to batch on another (all; with each that"
+        " is for random histories alone), or as a sink chooses",
     )
 
 

@@ -10,6 +10,7 @@ from stream_merge import MergeSink
 from stream_merge.engines.costs import CostModel, Work
 
 AS_SHIPPED = "auto"
+AT_RANDOM = "random"
 ONE_IN_TWO = 0.5
 
 
@@ -53,7 +54,7 @@ def judged(how: str, seed: str) -> Iterator[None]:
     judges: dict[str, Callable[[], CostModel]] = {
         AS_SHIPPED: CostModel,
         "spark": SparkAlways,
-        "random": lambda: EitherAtRandom(rng),
+        AT_RANDOM: lambda: EitherAtRandom(rng),
     }
     _Current.judge = staticmethod(judges[how])
     try:

@@ -8,6 +8,7 @@ import engines
 import pytest
 
 PARAMETER = "judged_by"
+HISTORIES = "test_differential"
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -17,16 +18,20 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With `--engines shipped` each test runs once."""
-    if config.option.engines == "all":
+    """With `--engines shipped` each test runs once; with `each` only random histories change engines on their way."""
+    wanted = config.option.engines
+    if wanted == "all":
         return
 
-    def is_shipped(item: pytest.Item) -> bool:
+    def is_wanted(item: pytest.Item) -> bool:
         params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
-        return params.get(PARAMETER, engines.AS_SHIPPED) == engines.AS_SHIPPED
+        how = params.get(PARAMETER, engines.AS_SHIPPED)
+        if wanted == "shipped":
+            return bool(how == engines.AS_SHIPPED)
+        return how != engines.AT_RANDOM or item.path.stem == HISTORIES
 
-    config.hook.pytest_deselected(items=[item for item in items if not is_shipped(item)])
-    items[:] = filter(is_shipped, items)
+    config.hook.pytest_deselected(items=[item for item in items if not is_wanted(item)])
+    items[:] = filter(is_wanted, items)
 
 
 @pytest.fixture(autouse=True)
