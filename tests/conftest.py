@@ -44,8 +44,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--engines",
         choices=("all", "each", "shipped"),
         default="all",
-        help="tests that are for several engines: on each of them and from batch to batch on another (all; with each that"
-        " is for random histories alone), or as a sink chooses",
+        help="tests that are for several engines: on each of them and from batch to batch on another (all; with each"
+        " that is for random histories alone), or as a sink chooses",
     )
 
 
