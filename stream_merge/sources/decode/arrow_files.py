@@ -22,7 +22,8 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.functions import arrow_udf
 
 from stream_merge.sources.decode.decoding import Decoder, old_keys_of
-from stream_merge.sources.decode.events import PLACE, arrow_type
+from stream_merge.sources.decode.events import PLACE
+from stream_merge.spark.versions import arrow_type
 
 _PLACE = T.StructType(
     [

@@ -16,7 +16,7 @@ from pyspark.sql.pandas.functions import arrow_udf
 
 from stream_merge.model.logs import tell
 from stream_merge.sources.decode.bulk import Piece, pieces
-from stream_merge.sources.decode.events import META, OLD_KEY, PLACE, ROW, Reading, arrow_type, is_time
+from stream_merge.sources.decode.events import META, OLD_KEY, PLACE, ROW, Reading, is_time
 from stream_merge.sources.envelopes.base import Kind, Read
 from stream_merge.sources.wire.connect_json import DECLARED
 from stream_merge.sources.wire.encodings import Encoding, decode
@@ -24,6 +24,7 @@ from stream_merge.sources.wire.json_table import FEWEST
 from stream_merge.sources.wire.keys import JsonKey
 from stream_merge.sources.wire.strict_json import UndecodableError
 from stream_merge.spark.columns import holds
+from stream_merge.spark.versions import arrow_type
 
 NO_KEY = "the record has neither key nor value"
 
