@@ -2,7 +2,7 @@
 # What the Makefile needs before it can run anything; every answer is found, installed, or said in one sentence.
 #
 #   deployments/setup.sh venv    make .venv and install the locked packages
-#   deployments/setup.sh java    print the home of a JDK that Spark 4.2 can use; install one through apt when root
+#   deployments/setup.sh java    print the home of a JDK that Spark can use; install one through apt when root
 #   deployments/setup.sh jars POM DIR    copy what a POM names, and all that it needs, into a folder
 #   deployments/setup.sh postgres        print the folder of PostgreSQL's server programs; install it through apt when root
 #   deployments/setup.sh prometheus      print the path of Prometheus; unpack its package into .jars where there is none
@@ -53,7 +53,7 @@ make_venv() {
     .venv/bin/pip install --quiet --disable-pip-version-check --no-deps -e .
 }
 
-# Prints the home of a usable JDK, or nothing. Spark 4.2 needs Java 17 and the module jdk.incubator.vector.
+# Prints the home of a usable JDK, or nothing. Spark needs Java 17 and the module jdk.incubator.vector.
 usable_home() {
     local java=$1 modules major
     modules=$("$java" --list-modules 2>/dev/null) || return 0

@@ -1,6 +1,6 @@
 """Can Spark and Delta start here? What stands in the way is said in one sentence, before a stack trace would.
 
-Spark 4.2 needs Java 17 or newer with the module `jdk.incubator.vector`; Delta's Python package, its
+Spark 4 needs Java 17 or newer with the module `jdk.incubator.vector`; Delta's Python package, its
 jar and PySpark must belong together.
 """
 
@@ -21,12 +21,13 @@ from pyspark.sql import SparkSession
 from stream_merge.errors import ConfigError
 from stream_merge.model.names import is_path, normal_path, split_identifier, table_name
 from stream_merge.spark.places import local_path, no_table
+from stream_merge.spark.versions import DELTA_PACKAGE
 
 OLDEST_JAVA = 17
-"""Spark 4.2 is compiled for it."""
+"""Spark 4 is compiled for it."""
 
 VECTOR_MODULE = "jdk.incubator.vector"
-"""Spark 4.2 starts every JVM with `--add-modules` of it; a JVM without it does not start."""
+"""Spark 4 starts every JVM with `--add-modules` of it; a JVM without it does not start."""
 
 OLDEST_PYSPARK, NEWEST_PYSPARK = (4, 0, 1), (4, 2, 0)
 """What delta-spark 4.4.0 was built for."""
@@ -87,7 +88,7 @@ def check_session(session: object) -> None:
         msg = (
             "Delta's jar is not on the class path of the running session; build the session with"
             " stream_merge.session.delta_packages, or start Spark with"
-            " --packages io.delta:delta-spark_4.2_2.13:4.4.0"
+            f" --packages {DELTA_PACKAGE}"
         )
         raise ConfigError(msg)
     extensions = session.conf.get("spark.sql.extensions", "")  # type: ignore[attr-defined]
@@ -141,9 +142,9 @@ def java_problem(environ: Mapping[str, str] = os.environ) -> str | None:
     if java is None:
         return f"{where} does not run; {_INSTALL_JDK}"
     if java.major < OLDEST_JAVA:
-        return f"{where} is Java {java.major}, Spark 4.2 needs {OLDEST_JAVA} or newer; {_INSTALL_JDK}"
+        return f"{where} is Java {java.major}, Spark needs {OLDEST_JAVA} or newer; {_INSTALL_JDK}"
     if not java.has_vector_module:
-        return f"{where} lacks the module {VECTOR_MODULE} that Spark 4.2 loads (cut-down runtimes do); {_INSTALL_JDK}"
+        return f"{where} lacks the module {VECTOR_MODULE} that Spark loads (cut-down runtimes do); {_INSTALL_JDK}"
     return None
 
 
@@ -249,9 +250,9 @@ _START_PROBLEMS = (
     ),
     (
         rf"Module {re.escape(VECTOR_MODULE)} not found",
-        f"java lacks the module {VECTOR_MODULE} that Spark 4.2 loads ({{found}}); {_INSTALL_JDK}",
+        f"java lacks the module {VECTOR_MODULE} that Spark loads ({{found}}); {_INSTALL_JDK}",
     ),
-    (r"UnsupportedClassVersionError.*", f"java is older than Spark 4.2 allows ({{found}}); {_INSTALL_JDK}"),
+    (r"UnsupportedClassVersionError.*", f"java is older than Spark allows ({{found}}); {_INSTALL_JDK}"),
     (r"JAVA_HOME is not set|bin/java: No such file or directory", f"no java was found ({{found}}); {_INSTALL_JDK}"),
     (
         r"Could not reserve enough space.*|Invalid maximum heap size.*|Cannot allocate memory.*",

@@ -5,13 +5,34 @@ Which way counts is decided by the installed version, when this module is import
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
 import pyarrow as pa
 import pyspark
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_type
-from pyspark.sql.types import DataType
+from pyspark.sql.types import DataType, StructField, StructType
+from pyspark.sql.udf import UserDefinedFunction
+from pyspark.util import PythonEvalType
 
-SPARK = tuple(int(part) for part in pyspark.__version__.split(".")[:2])
+_MAJOR, _MINOR = pyspark.__version__.split(".")[:2]
+SPARK = (int(_MAJOR), int(_MINOR))
 """Version of the installed PySpark: (4, 2)."""
+
+HADOOP = {(4, 0): "3.4.1", (4, 1): "3.4.2"}.get(SPARK, "3.5.0")
+"""Version of Hadoop in PySpark's package; file systems that are added must have the same."""
+
+DELTA_PACKAGE = f"io.delta:delta-spark_{_MAJOR}.{_MINOR}_2.13:4.4.0"
+"""Maven's coordinates of Delta for this Spark: Delta builds a jar for each minor version."""
+
+if SPARK >= (4, 1):
+    from pyspark.sql.pandas.functions import arrow_udf
+
+Decode = Callable[[Iterator[tuple[pa.Array, ...]]], Iterator[pa.Array]]
+"""Gets the columns of each Arrow batch of a task in turn, and gives one array of as many rows for each of them."""
 
 
 def arrow_type(dtype: DataType) -> pa.DataType:
@@ -19,3 +40,63 @@ def arrow_type(dtype: DataType) -> pa.DataType:
     if SPARK >= (4, 2):  # until then the zone was not asked for: UTC, unless told that there is none
         return to_arrow_type(dtype, timezone="UTC")
     return to_arrow_type(dtype)
+
+
+def decoded(
+    records: DataFrame,
+    decode: Decode,
+    *inputs: Column | str,
+    dtype: DataType,
+    name: str,
+    keep: Sequence[Column | str] = (),
+    is_repeatable: bool = True,
+) -> DataFrame:
+    """Columns of records, and one that Python makes of Arrow batches; pandas is not needed. Nothing runs yet.
+
+    An Arrow UDF (Spark 4.1). Spark 4.0 has none: there it is `mapInArrow`, whose way through PySpark's public API would
+    ask for pandas, although it uses none. It has the other columns in hand, too; Spark never runs it twice for a row.
+
+    Args:
+        records: what to read.
+        decode: sent to the workers.
+        inputs: columns that `decode` gets.
+        dtype: of what it gives.
+        name: of the new column.
+        keep: columns that stand before it.
+        is_repeatable: whether Spark may run `decode` a second time for the same rows, to filter by what it gives.
+    """
+    if SPARK < (4, 1):
+        return _mapped(records, decode, inputs, StructField(name, dtype), keep)
+
+    def udf(batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:  # PySpark reads the hints
+        # A single column comes without a tuple around it.
+        yield from decode(batch if isinstance(batch, tuple) else (batch,) for batch in batches)
+
+    made: Any = arrow_udf(udf, dtype)  # type: ignore[call-overload]  # the stubs know no struct there
+    return records.select(*keep, (made if is_repeatable else made.asNondeterministic())(*inputs).alias(name))
+
+
+def _mapped(
+    records: DataFrame, decode: Decode, inputs: Sequence[Column | str], new: StructField, keep: Sequence[Column | str]
+) -> DataFrame:
+    given = [F.col(one) if isinstance(one, str) else one for one in inputs]
+    frame: Any = records.select(*keep, *(one.alias(f"{new.name}_{i}") for i, one in enumerate(given)))
+    kept = len(keep)
+    schema = StructType([*frame.schema.fields[:kept], new])
+
+    def batches_with_new(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        beside: deque[pa.RecordBatch] = deque()
+
+        def decoder_inputs() -> Iterator[tuple[pa.Array, ...]]:
+            for batch in batches:
+                beside.append(batch)
+                yield tuple(batch.columns[kept:])
+
+        for made in decode(decoder_inputs()):
+            batch = beside.popleft()
+            fields = [*(batch.schema.field(i) for i in range(kept)), pa.field(new.name, made.type)]
+            yield pa.RecordBatch.from_arrays([*batch.columns[:kept], made], schema=pa.schema(fields))
+
+    udf = UserDefinedFunction(batches_with_new, schema, evalType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF)
+    mapped = frame._jdf.mapInArrow(udf(*(frame[column] for column in frame.columns))._jc, False, None)
+    return DataFrame(mapped, frame.sparkSession)

