@@ -23,7 +23,7 @@ import pyspark
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SPARK_JARS = ROOT / ".jars" / "spark"
+SPARK_JARS = Path(os.environ.get("STREAM_MERGE_JARS") or ROOT / ".jars" / "spark")
 SERVICE_JARS = ROOT / ".jars" / "services"
 _START_SECONDS = 90
 _STOP_SECONDS = 30

@@ -1,0 +1,80 @@
+"""Ways that only some versions of Spark take are taken on every version: they give the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import Row, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from stream_merge import MergeSink, read_files
+from stream_merge.spark import versions
+
+OLDEST, OWN = (4, 0), versions.SPARK
+
+
+@pytest.fixture(params=[OLDEST, OWN], ids=["as 4.0 does it", "as this version does it"])
+def version(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(versions, "SPARK", request.param)
+
+
+def numbered(batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
+    """Depends on the order of all rows of a task, as decoding does."""
+    seen = 0
+    for values, _ in batches:
+        count = len(values)
+        yield pa.StructArray.from_arrays([pa.array(range(seen, seen + count)), values], names=["number", "value"])
+        seen += count
+
+
+@pytest.mark.usefixtures("version")
+def test_python_sees_each_row_once_and_the_columns_beside_it_stay(spark: SparkSession):
+    """Needs Spark: three Arrow batches of a task and an empty task, filtered by what Python gives."""
+    at = datetime(1500, 1, 1, 12, tzinfo=UTC)
+    rows = spark.range(0, 5, 1, 1).select("id", F.lit(at).alias("at"), F.format_string("v%d", "id").alias("value"))
+    rows = rows.union(rows.where("id < 0"))
+    made = T.StructType([T.StructField("number", T.LongType()), T.StructField("value", T.StringType())])
+    size = "spark.sql.execution.arrow.maxRecordsPerBatch"
+    spark.conf.set(size, "2")
+    try:
+        found = versions.decoded(
+            rows,
+            numbered,
+            "value",
+            F.col("id"),
+            dtype=made,
+            name="made",
+            keep=["at", "id"],
+            is_repeatable=False,
+        )
+        kept = found.where("made.number % 2 = 0").select("id", "at", "made").collect()
+    finally:
+        spark.conf.unset(size)
+
+    assert found.schema["at"].dataType == T.TimestampType()
+    assert [(row.id, row.at.astimezone(UTC), row.made) for row in kept] == [
+        (i, at, Row(number=i, value=f"v{i}")) for i in (0, 2, 4)
+    ]
+
+
+@pytest.mark.usefixtures("version")
+def test_files_become_the_same_rows_and_the_same_quarantine(spark: SparkSession, tmp_path: Path):
+    """Needs Spark: a stream of files through decoder, sink and quarantine."""
+    (tmp_path / "in").mkdir()
+    lines = ['{"id": 1, "lsn": 1, "at": "2024-03-01T10:00:00.000001Z"}', '{"id": 2, "lsn": "x"}', '{"id": 3, "lsn": 1}']
+    (tmp_path / "in" / "a.json").write_text("\n".join(lines))
+    events = read_files(spark, str(tmp_path / "in"), format="json", schema="id bigint, lsn bigint, at timestamp")
+    sink = MergeSink(target=str(tmp_path / "table"), keys=["id"], sequence_by="lsn")
+
+    writer = events.writeStream.foreachBatch(sink).option("checkpointLocation", str(tmp_path / "checkpoint"))
+    writer.trigger(availableNow=True).start().awaitTermination()
+
+    rows = spark.read.format("delta").load(str(tmp_path / "table")).selectExpr("id", "lsn", "cast(at AS string)")
+    assert sorted(map(tuple, rows.collect())) == [(1, 1, "2024-03-01 10:00:00.000001"), (3, 1, None)]
+    assert sink.last_result is not None
+    assert (sink.last_result.received, sink.last_result.quarantined) == (3, 1)
