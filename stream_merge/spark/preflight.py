@@ -15,7 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
+import pyspark
 from pyspark.sql import SparkSession
 
 from stream_merge.errors import ConfigError
@@ -77,7 +79,8 @@ def check_session(session: object) -> None:
     """Refuse a running session that cannot merge into Delta tables.
 
     Raises:
-        ConfigError: for Spark Connect, and for a session without Delta's jar or extension.
+        ConfigError: for Spark Connect, for a session without Delta's jar or extension, and where PySpark, Spark and
+            Delta's jar are of different versions.
     """
     if type(session).__module__.startswith("pyspark.sql.connect"):
         msg = f"the session is a Spark Connect session, which stream_merge does not support; {_CLASSIC}"
@@ -91,6 +94,9 @@ def check_session(session: object) -> None:
             f" --packages {DELTA_PACKAGE}"
         )
         raise ConfigError(msg)
+    problem = mixture_problem(pyspark.__version__, session.sparkContext.version, _delta_jar(jvm))  # type: ignore[attr-defined]
+    if problem is not None:
+        raise ConfigError(problem)
     extensions = session.conf.get("spark.sql.extensions", "")  # type: ignore[attr-defined]
     if "DeltaSparkSessionExtension" not in (extensions or ""):
         msg = (
@@ -112,6 +118,29 @@ def version_problem(pyspark: str | None, delta_spark: str | None) -> str | None:
     if _numbers(delta_spark) != DELTA:
         return f"delta-spark {delta_spark} is installed, but stream_merge was built on 4.4.0; {_PINS}"
     return None
+
+
+def mixture_problem(python: str, spark: str, delta_jar: str) -> str | None:
+    """Why the parts of a running session do not belong together, or None.
+
+    Args:
+        python: version of the PySpark package.
+        spark: version of Spark in the JVM.
+        delta_jar: where Delta's classes come from; the name says for which Spark it was built (delta-spark 4.4).
+    """
+    if _numbers(python)[:2] != _numbers(spark)[:2]:
+        return f"the JVM runs Spark {spark} and Python has pyspark {python}; install pyspark=={spark}"
+    built_for = re.search(r"delta-spark_(\d+\.\d+)_", delta_jar)
+    if built_for is not None and _numbers(built_for[1]) != _numbers(spark)[:2]:
+        return f"Delta's jar is built for Spark {built_for[1]}, and the JVM runs Spark {spark}; use {DELTA_PACKAGE}"
+    return None
+
+
+def _delta_jar(jvm: Any) -> str:
+    """Location of the jar that Delta's classes were loaded from; empty where the JVM does not say."""
+    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
+    source = loader.loadClass("io.delta.sql.DeltaSparkSessionExtension").getProtectionDomain().getCodeSource()
+    return "" if source is None else str(source.getLocation())
 
 
 def connect_problem(environ: Mapping[str, str]) -> str | None:

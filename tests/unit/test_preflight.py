@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stream_merge.errors import ConfigError
-from stream_merge.spark import preflight
+from stream_merge.spark import preflight, versions
 
 JAVA_17_MODULES = "java.base@17.0.15\njava.sql@17.0.15\njdk.incubator.vector@17.0.15"
 
@@ -89,6 +89,25 @@ def test_a_java_that_does_not_run_is_refused(tmp_path):
 
     assert problem is not None
     assert problem.startswith(f"the java on PATH ({folder}/java) does not run; install")
+
+
+JAR = "file:/jars/io.delta_delta-spark_4.1_2.13-4.4.0.jar"
+
+
+@pytest.mark.parametrize(
+    ("pyspark", "spark", "jar", "problem"),
+    [
+        ("4.1.4", "4.1.0", JAR, None),
+        ("4.1.4", "4.1.4", "file:/opt/classes/", None),
+        ("4.2.0", "4.1.4", JAR, "the JVM runs Spark 4.1.4 and Python has pyspark 4.2.0; install pyspark==4.1.4"),
+        (
+            *("4.0.5", "4.0.5", JAR),
+            f"Delta's jar is built for Spark 4.1, and the JVM runs Spark 4.0.5; use {versions.DELTA_PACKAGE}",
+        ),
+    ],
+)
+def test_parts_of_different_versions_are_refused(pyspark: str, spark: str, jar: str, problem: str | None):
+    assert preflight.mixture_problem(pyspark, spark, jar) == problem
 
 
 @pytest.mark.parametrize("pyspark", ["4.0.1", "4.1.0", "4.2.0"])
