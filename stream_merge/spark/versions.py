@@ -11,7 +11,8 @@ from typing import Any
 
 import pyarrow as pa
 import pyspark
-from pyspark.sql import Column, DataFrame
+from py4j.java_gateway import JavaObject
+from pyspark.sql import Column, DataFrame, Observation
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import DataType, StructField, StructType
@@ -40,6 +41,27 @@ def arrow_type(dtype: DataType) -> pa.DataType:
     if SPARK >= (4, 2):  # until then the zone was not asked for: UTC, unless told that there is none
         return to_arrow_type(dtype, timezone="UTC")
     return to_arrow_type(dtype)
+
+
+def observed(observation: Observation) -> dict[str, Any]:
+    """The values of aggregates: numbers, truth values and texts, and arrays of them as lists.
+
+    Until Spark 4.1 PySpark left arrays to the JVM, as Scala's.
+
+    Raises:
+        TypeError: a value is something else, which the JVM of an older Spark would not hand over whole.
+    """
+    found = observation.get
+    return {name: _in_python(name, value) for name, value in found.items()} if SPARK < (4, 1) else found
+
+
+def _in_python(name: str, value: Any) -> Any:
+    if not isinstance(value, JavaObject):
+        return value
+    if not value.getClass().getName().startswith("scala.collection."):
+        msg = f"observed value {name!r} is a {value.getClass().getName()}"
+        raise TypeError(msg)
+    return [_in_python(name, element) for element in map(value.apply, range(value.size()))]
 
 
 def decoded(

@@ -14,6 +14,7 @@ from pyspark.sql import types as T
 
 from stream_merge import MergeSink, read_files
 from stream_merge.spark import versions
+from stream_merge.spark.evaluate_once import materialised
 
 OLDEST, OWN = (4, 0), versions.SPARK
 
@@ -23,13 +24,17 @@ def version(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(versions, "SPARK", request.param)
 
 
-def numbered(batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
+def numbering() -> versions.Decode:
     """Depends on the order of all rows of a task, as decoding does."""
-    seen = 0
-    for values, _ in batches:
-        count = len(values)
-        yield pa.StructArray.from_arrays([pa.array(range(seen, seen + count)), values], names=["number", "value"])
-        seen += count
+
+    def numbered(batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:  # sent to the workers by value
+        seen = 0
+        for values, _ in batches:
+            count = len(values)
+            yield pa.StructArray.from_arrays([pa.array(range(seen, seen + count)), values], names=["number", "value"])
+            seen += count
+
+    return numbered
 
 
 @pytest.mark.usefixtures("version")
@@ -44,7 +49,7 @@ def test_python_sees_each_row_once_and_the_columns_beside_it_stay(spark: SparkSe
     try:
         found = versions.decoded(
             rows,
-            numbered,
+            numbering(),
             "value",
             F.col("id"),
             dtype=made,
@@ -62,6 +67,32 @@ def test_python_sees_each_row_once_and_the_columns_beside_it_stay(spark: SparkSe
     ]
 
 
+def test_what_is_observed_comes_as_python_values(spark: SparkSession):
+    """Needs Spark: the aggregates of one pass; those that a batch is counted, bounded and routed by."""
+    rows = spark.range(3).select("id", F.format_string("é𝄞\n%d", "id").alias("text"))
+
+    _, found = materialised(
+        rows,
+        F.count(F.lit(1)).alias("received"),
+        F.max(F.col("id").cast("tinyint")).alias("greatest"),
+        F.bool_and(F.col("id") > 1).alias("all"),
+        F.min("text").alias("least"),
+        F.max(F.lit(None).cast("string")).alias("nothing"),
+        F.sort_array(F.collect_set("text")).alias("texts"),
+        F.sort_array(F.collect_set("id")).alias("ids"),
+    )
+
+    assert found == {
+        "received": 3,
+        "greatest": 2,
+        "all": False,
+        "least": "é𝄞\n0",
+        "nothing": None,
+        "texts": ["é𝄞\n0", "é𝄞\n1", "é𝄞\n2"],
+        "ids": [0, 1, 2],
+    }
+
+
 @pytest.mark.usefixtures("version")
 def test_files_become_the_same_rows_and_the_same_quarantine(spark: SparkSession, tmp_path: Path):
     """Needs Spark: a stream of files through decoder, sink and quarantine."""
@@ -77,4 +108,4 @@ def test_files_become_the_same_rows_and_the_same_quarantine(spark: SparkSession,
     rows = spark.read.format("delta").load(str(tmp_path / "table")).selectExpr("id", "lsn", "cast(at AS string)")
     assert sorted(map(tuple, rows.collect())) == [(1, 1, "2024-03-01 10:00:00.000001"), (3, 1, None)]
     assert sink.last_result is not None
-    assert (sink.last_result.received, sink.last_result.quarantined) == (3, 1)
+    assert (sink.last_result.events.received, sink.last_result.reasons) == (3, {"undecodable": 1})
