@@ -1,7 +1,7 @@
 # Every target does its own set-up: `make demo` on a fresh machine needs nothing but Python 3.11 and Java 17.
 SHELL := bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo jars shop unit test test-all soak check lint format types imports docs bench bench-kafka dashboard reference lock clean
+.PHONY: help setup demo jars shop unit test test-all soak smoke check lint format types imports docs bench bench-kafka dashboard reference lock clean
 
 INSTALLED := .venv/.installed
 # Found once per command; a JDK is installed through apt when none is there and the user is root.
@@ -14,6 +14,11 @@ PYTEST := .venv/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 # What `make soak` takes: so many histories of each kind, shape and engine, of so many events.
 HISTORIES := 20
 EVENTS := 180
+
+# Another version of Spark for `make smoke`, and the files that show there what versions differ in: both engines, evaluation, MERGE's own
+# metrics, conflicts, Arrow both ways, files as a stream.
+SPARK := 4.1
+SMOKE := $(addprefix tests/contract/test_,contract_rows.py files_values.py native.py versions.py)
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,6 +48,10 @@ soak: $(INSTALLED) .jars/classes.jsa .jars/spark/.copied .jars/services/.copied 
 	@$(WITH_JAVA) STREAM_MERGE_HISTORIES=$(HISTORIES) STREAM_MERGE_EVENTS=$(EVENTS) $(PYTEST) --dist load tests/contract/test_differential.py $(ARGS)
 	@$(WITH_JAVA) $(PYTEST) tests/contract -k random $(ARGS)
 	@$(WITH_JAVA) STREAM_MERGE_KILLS=10 $(PYTEST) -n 0 tests/process/test_debezium_process.py $(ARGS)
+
+smoke: .venv-$(SPARK)/.installed  ## what versions of Spark differ in, on another one than the locked; SPARK=4.1 or SPARK=4.0
+	@home=$$(deployments/setup.sh java) && JAVA_HOME="$$home" PATH="$(CURDIR)/.venv-$(SPARK)/bin:$$home/bin:$$PATH" \
+		.venv-$(SPARK)/bin/python -m pytest -n 0 --engines shipped $(SMOKE) $(ARGS)
 
 check: lint format types imports docs  ## lint, format, types, import contract, documentation
 
@@ -78,7 +87,7 @@ lock:  ## write requirements.lock again from pyproject.toml (needs uv); a releas
 		--extra dev --output-file requirements.lock pyproject.toml
 
 clean:  ## remove everything that make and the tools made
-	rm -rf .venv .jars .docs .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist spark-warehouse metastore_db derby.log
+	rm -rf .venv .venv-* .jars .docs .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist spark-warehouse metastore_db derby.log
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .jars/spark/.copied: $(INSTALLED)
@@ -97,6 +106,10 @@ clean:  ## remove everything that make and the tools made
 .jars/prometheus/.found:
 	@deployments/setup.sh prometheus >/dev/null
 	@mkdir -p $(@D)
+	@touch $@
+
+.venv-%/.installed: requirements.lock pyproject.toml deployments/setup.sh
+	@deployments/setup.sh venv $(@D) $*
 	@touch $@
 
 $(INSTALLED): requirements.lock pyproject.toml deployments/setup.sh

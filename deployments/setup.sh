@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # What the Makefile needs before it can run anything; every answer is found, installed, or said in one sentence.
 #
-#   deployments/setup.sh venv    make .venv and install the locked packages
-#   deployments/setup.sh java    print the home of a JDK that Spark 4.2 can use; install one through apt when root
+#   deployments/setup.sh venv [DIR VERSION]    make .venv and install the locked packages; in another folder with PySpark of
+#                                another version (4.1) in place of the locked one
+#   deployments/setup.sh java    print the home of a JDK that Spark can use; install one through apt when root
 #   deployments/setup.sh jars POM DIR    copy what a POM names, and all that it needs, into a folder
 #   deployments/setup.sh postgres        print the folder of PostgreSQL's server programs; install it through apt when root
 #   deployments/setup.sh prometheus      print the path of Prometheus; unpack its package into .jars where there is none
@@ -39,7 +40,7 @@ find_python() {
 }
 
 make_venv() {
-    local python minor
+    local folder=${1:-.venv} spark=${2:-} python minor locked
     python=$(find_python)
     # Debian ships the module venv without ensurepip, which only shows in the middle of making one.
     if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
@@ -47,13 +48,19 @@ make_venv() {
         can_install || fail "$python cannot make virtual environments. Install its venv package (Debian, Ubuntu: apt install python$minor-venv)."
         apt_install "venv of Python $minor" "python$minor-venv" python3-venv
     fi
-    say "installing the locked packages into .venv (a few minutes the first time)"
-    "$python" -m venv .venv
-    .venv/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
-    .venv/bin/pip install --quiet --disable-pip-version-check --no-deps -e .
+    say "installing the locked packages into $folder (a few minutes the first time)"
+    "$python" -m venv "$folder"
+    locked=$folder/requirements.lock
+    # An entry is its line and the indented ones below it.
+    awk -v but="${spark:+pyspark}" '/^[^ ]/ { left_out = but != "" && index($0, but "==") == 1 } !left_out' requirements.lock >"$locked"
+    "$folder/bin/pip" install --quiet --disable-pip-version-check --require-hashes --no-deps -r "$locked"
+    if [ -n "$spark" ]; then
+        "$folder/bin/pip" install --quiet --disable-pip-version-check "pyspark==$spark.*"
+    fi
+    "$folder/bin/pip" install --quiet --disable-pip-version-check --no-deps -e .
 }
 
-# Prints the home of a usable JDK, or nothing. Spark 4.2 needs Java 17 and the module jdk.incubator.vector.
+# Prints the home of a usable JDK, or nothing. Spark needs Java 17 and the module jdk.incubator.vector.
 usable_home() {
     local java=$1 modules major
     modules=$("$java" --list-modules 2>/dev/null) || return 0
@@ -151,10 +158,10 @@ need_prometheus() {
 }
 
 case "${1:-}" in
-    venv) make_venv ;;
+    venv) make_venv "${2:-}" "${3:-}" ;;
     java) need_java ;;
     jars) copy_jars "$2" "$3" ;;
     postgres) need_postgres ;;
     prometheus) need_prometheus ;;
-    *) fail "usage: deployments/setup.sh venv|java|jars POM DIR|postgres|prometheus" ;;
+    *) fail "usage: deployments/setup.sh venv [DIR VERSION]|java|jars POM DIR|postgres|prometheus" ;;
 esac

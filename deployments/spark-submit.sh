@@ -9,7 +9,7 @@
 #                      --conf spark.pyspark.python=... wins over it
 #   STREAM_MERGE_JARS  the folder that 'stream-merge jars' (in a clone: 'make jars') has filled; .jars/spark beside this
 #                      folder unless set
-#   SPARK_HOME         Spark 4.2 on this machine; the one of PYSPARK_PYTHON unless set
+#   SPARK_HOME         Spark on this machine, of the version that the jars are for; the one of PYSPARK_PYTHON unless set
 #
 # The exit code is that of 'stream-merge run'. SIGTERM, Ctrl-C and 'stream-merge stop JOB' end it after the running micro-batches.
 set -euo pipefail

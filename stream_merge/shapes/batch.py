@@ -9,7 +9,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import (
     ArrayType,
     BooleanType,
@@ -33,6 +32,7 @@ from stream_merge.shapes.newest import Newest
 from stream_merge.spark import columns
 from stream_merge.spark.errors import exceeds_driver_results
 from stream_merge.spark.evaluate_once import materialised, release
+from stream_merge.spark.versions import arrow_type
 
 
 class Rows(Protocol):
@@ -201,9 +201,7 @@ _QUARANTINED = StructType(
         StructField(names.ORIGIN_COLUMN, source_batch.ORIGIN_TYPE),
     ]
 )
-_NONE_REFUSED = pa.schema(
-    [pa.field(f.name, to_arrow_type(f.dataType, timezone="UTC")) for f in _QUARANTINED.fields]
-).empty_table()
+_NONE_REFUSED = pa.schema([pa.field(f.name, arrow_type(f.dataType)) for f in _QUARANTINED.fields]).empty_table()
 
 
 def _schema(layout: Layout) -> StructType:
@@ -254,7 +252,7 @@ def evaluate_at_hand(source: DataFrame, at_hand: AtHand, layout: Layout) -> Batc
         return None
     stored = {c.name: events[c.source_name] for c in layout.stored}
     sequence = {f.name: events[part] for part, f in zip(parts, layout.sequence_fields, strict=True)}
-    types = {f.name: to_arrow_type(f.dataType, timezone="UTC") for f in layout.sequence_fields}
+    types = {f.name: arrow_type(f.dataType) for f in layout.sequence_fields}
     needed = [*(stored[key] for key in layout.keys), *sequence.values(), events[at_hand.delete]]
     if {name: part.type for name, part in sequence.items()} != types or any(c.null_count for c in needed):
         return None

@@ -10,6 +10,8 @@ import os
 import re
 from collections.abc import Iterator
 
+from stream_merge.spark.versions import HADOOP
+
 REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
 """Of an `OSError` that `not_writable` has a sentence for."""
 _FULL = "the disk is full ({0}); free space where table, checkpoint and spark.local.dir lie, and run it again"
@@ -37,11 +39,11 @@ _SIGNS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
 )
 """What stands in Java's traces and in delta-rs' sentences -> what to say."""
 _STORES = {
-    "s3a": ("s3a", "org.apache.hadoop:hadoop-aws:3.5.0"),
-    "azurebfs": ("abfss", "org.apache.hadoop:hadoop-azure:3.5.0"),
+    "s3a": ("s3a", f"org.apache.hadoop:hadoop-aws:{HADOOP}"),
+    "azurebfs": ("abfss", f"org.apache.hadoop:hadoop-azure:{HADOOP}"),
     "gcs": ("gs", "com.google.cloud.bigdataoss:gcs-connector:hadoop3-2.2.26"),
 }
-"""What a class or a scheme holds -> scheme and Maven coordinates (Spark 4.2 brings Hadoop 3.5)."""
+"""What a class or a scheme holds -> scheme and Maven coordinates."""
 _NOTHING_SAID = "no permission"
 
 

@@ -7,6 +7,8 @@ from typing import Any
 
 from pyspark.sql import Column, DataFrame, Observation
 
+from stream_merge.spark import versions
+
 
 def materialised(
     df: DataFrame, *aggregates: Column, keep: Callable[[DataFrame], DataFrame] = lambda observed: observed
@@ -27,7 +29,7 @@ def materialised(
     """
     observation = Observation()
     rows = keep(df.observe(observation, *aggregates)).localCheckpoint(eager=True)
-    return rows, observation.get
+    return rows, versions.observed(observation)
 
 
 def known_bytes(df: DataFrame) -> int:

@@ -1,6 +1,6 @@
 """Can Spark and Delta start here? What stands in the way is said in one sentence, before a stack trace would.
 
-Spark 4.2 needs Java 17 or newer with the module `jdk.incubator.vector`; Delta's Python package, its
+Spark 4 needs Java 17 or newer with the module `jdk.incubator.vector`; Delta's Python package, its
 jar and PySpark must belong together.
 """
 
@@ -15,18 +15,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
+import pyspark
 from pyspark.sql import SparkSession
 
 from stream_merge.errors import ConfigError
 from stream_merge.model.names import is_path, normal_path, split_identifier, table_name
 from stream_merge.spark.places import local_path, no_table
+from stream_merge.spark.versions import DELTA_PACKAGE
 
 OLDEST_JAVA = 17
-"""Spark 4.2 is compiled for it."""
+"""Spark 4 is compiled for it."""
 
 VECTOR_MODULE = "jdk.incubator.vector"
-"""Spark 4.2 starts every JVM with `--add-modules` of it; a JVM without it does not start."""
+"""Spark 4 starts every JVM with `--add-modules` of it; a JVM without it does not start."""
 
 OLDEST_PYSPARK, NEWEST_PYSPARK = (4, 0, 1), (4, 2, 0)
 """What delta-spark 4.4.0 was built for."""
@@ -76,7 +79,8 @@ def check_session(session: object) -> None:
     """Refuse a running session that cannot merge into Delta tables.
 
     Raises:
-        ConfigError: for Spark Connect, and for a session without Delta's jar or extension.
+        ConfigError: for Spark Connect, for a session without Delta's jar or extension, and where PySpark, Spark and
+            Delta's jar are of different versions.
     """
     if type(session).__module__.startswith("pyspark.sql.connect"):
         msg = f"the session is a Spark Connect session, which stream_merge does not support; {_CLASSIC}"
@@ -87,9 +91,12 @@ def check_session(session: object) -> None:
         msg = (
             "Delta's jar is not on the class path of the running session; build the session with"
             " stream_merge.session.delta_packages, or start Spark with"
-            " --packages io.delta:delta-spark_4.2_2.13:4.4.0"
+            f" --packages {DELTA_PACKAGE}"
         )
         raise ConfigError(msg)
+    problem = mixture_problem(pyspark.__version__, session.sparkContext.version, _delta_jar(jvm))  # type: ignore[attr-defined]
+    if problem is not None:
+        raise ConfigError(problem)
     extensions = session.conf.get("spark.sql.extensions", "")  # type: ignore[attr-defined]
     if "DeltaSparkSessionExtension" not in (extensions or ""):
         msg = (
@@ -111,6 +118,29 @@ def version_problem(pyspark: str | None, delta_spark: str | None) -> str | None:
     if _numbers(delta_spark) != DELTA:
         return f"delta-spark {delta_spark} is installed, but stream_merge was built on 4.4.0; {_PINS}"
     return None
+
+
+def mixture_problem(python: str, spark: str, delta_jar: str) -> str | None:
+    """Why the parts of a running session do not belong together, or None.
+
+    Args:
+        python: version of the PySpark package.
+        spark: version of Spark in the JVM.
+        delta_jar: where Delta's classes come from; the name says for which Spark it was built (delta-spark 4.4).
+    """
+    if _numbers(python)[:2] != _numbers(spark)[:2]:
+        return f"the JVM runs Spark {spark} and Python has pyspark {python}; install pyspark=={spark}"
+    built_for = re.search(r"delta-spark_(\d+\.\d+)_", delta_jar)
+    if built_for is not None and _numbers(built_for[1]) != _numbers(spark)[:2]:
+        return f"Delta's jar is built for Spark {built_for[1]}, and the JVM runs Spark {spark}; use {DELTA_PACKAGE}"
+    return None
+
+
+def _delta_jar(jvm: Any) -> str:
+    """Location of the jar that Delta's classes were loaded from; empty where the JVM does not say."""
+    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
+    source = loader.loadClass("io.delta.sql.DeltaSparkSessionExtension").getProtectionDomain().getCodeSource()
+    return "" if source is None else str(source.getLocation())
 
 
 def connect_problem(environ: Mapping[str, str]) -> str | None:
@@ -141,9 +171,9 @@ def java_problem(environ: Mapping[str, str] = os.environ) -> str | None:
     if java is None:
         return f"{where} does not run; {_INSTALL_JDK}"
     if java.major < OLDEST_JAVA:
-        return f"{where} is Java {java.major}, Spark 4.2 needs {OLDEST_JAVA} or newer; {_INSTALL_JDK}"
+        return f"{where} is Java {java.major}, Spark needs {OLDEST_JAVA} or newer; {_INSTALL_JDK}"
     if not java.has_vector_module:
-        return f"{where} lacks the module {VECTOR_MODULE} that Spark 4.2 loads (cut-down runtimes do); {_INSTALL_JDK}"
+        return f"{where} lacks the module {VECTOR_MODULE} that Spark loads (cut-down runtimes do); {_INSTALL_JDK}"
     return None
 
 
@@ -249,9 +279,9 @@ _START_PROBLEMS = (
     ),
     (
         rf"Module {re.escape(VECTOR_MODULE)} not found",
-        f"java lacks the module {VECTOR_MODULE} that Spark 4.2 loads ({{found}}); {_INSTALL_JDK}",
+        f"java lacks the module {VECTOR_MODULE} that Spark loads ({{found}}); {_INSTALL_JDK}",
     ),
-    (r"UnsupportedClassVersionError.*", f"java is older than Spark 4.2 allows ({{found}}); {_INSTALL_JDK}"),
+    (r"UnsupportedClassVersionError.*", f"java is older than Spark allows ({{found}}); {_INSTALL_JDK}"),
     (r"JAVA_HOME is not set|bin/java: No such file or directory", f"no java was found ({{found}}); {_INSTALL_JDK}"),
     (
         r"Could not reserve enough space.*|Invalid maximum heap size.*|Cannot allocate memory.*",

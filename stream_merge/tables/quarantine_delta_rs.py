@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.pandas.types import to_arrow_type
 
 from stream_merge.model import names, source_batch
 from stream_merge.shapes.arrow_text import is_legible
+from stream_merge.spark.versions import arrow_type
 from stream_merge.tables import quarantine
 from stream_merge.tables.delta_rs.append import append_once
 from stream_merge.tables.delta_rs.eligibility import of_table
@@ -59,6 +59,6 @@ def _rows(invalid: pa.Table, query: str, batch_id: int, recorded_micros: int) ->
         "event": invalid[names.EVENT_COLUMN],
         "error": invalid[names.CORRUPT_COLUMN],
     }
-    schema = pa.schema([(f.name, to_arrow_type(f.dataType, timezone="UTC")) for f in quarantine.SCHEMA.fields])
+    schema = pa.schema([(f.name, arrow_type(f.dataType)) for f in quarantine.SCHEMA.fields])
     filled = [known.get(field.name, pa.nulls(count, field.type)).cast(field.type) for field in schema]
     return pa.table(filled, schema=schema)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
@@ -11,6 +12,15 @@ from stream_merge.spark import preflight
 
 def test_a_session_with_delta_is_accepted(spark: SparkSession):
     preflight.check_session(spark)
+
+
+def test_a_session_with_the_jar_of_another_spark_is_refused(spark: SparkSession, monkeypatch: pytest.MonkeyPatch):
+    """Needs Spark: its JVM says which jar Delta's classes come from."""
+    monkeypatch.setattr(pyspark, "__version__", "4.0.9")
+    monkeypatch.setattr(preflight, "mixture_problem", lambda *found: " ".join(found))
+
+    with pytest.raises(ConfigError, match=rf"4\.0\.9 {spark.version} file:.*delta-spark_{spark.version[:3]}_2\.13"):
+        preflight.check_session(spark)
 
 
 def test_a_session_without_the_extension_is_refused(spark: SparkSession):

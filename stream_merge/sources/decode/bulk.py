@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stream_merge.sources.decode.events import MOST_MILLIS, ROW, Reading, arrow_type
+from stream_merge.sources.decode.events import MOST_MILLIS, ROW, Reading
 from stream_merge.sources.envelopes.base import Kind, ReadMany
 from stream_merge.sources.wire.encodings import Encoding, decode
 from stream_merge.sources.wire.json_table import FEWEST
 from stream_merge.sources.wire.strict_json import UndecodableError
+from stream_merge.spark.versions import arrow_type
 
 
 class Piece(NamedTuple):

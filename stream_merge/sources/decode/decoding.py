@@ -12,11 +12,10 @@ import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
-from pyspark.sql.pandas.functions import arrow_udf
 
 from stream_merge.model.logs import tell
 from stream_merge.sources.decode.bulk import Piece, pieces
-from stream_merge.sources.decode.events import META, OLD_KEY, PLACE, ROW, Reading, arrow_type, is_time
+from stream_merge.sources.decode.events import META, OLD_KEY, PLACE, ROW, Reading, is_time
 from stream_merge.sources.envelopes.base import Kind, Read
 from stream_merge.sources.wire.connect_json import DECLARED
 from stream_merge.sources.wire.encodings import Encoding, decode
@@ -24,6 +23,7 @@ from stream_merge.sources.wire.json_table import FEWEST
 from stream_merge.sources.wire.keys import JsonKey
 from stream_merge.sources.wire.strict_json import UndecodableError
 from stream_merge.spark.columns import holds
+from stream_merge.spark.versions import arrow_type, decoded
 
 NO_KEY = "the record has neither key nor value"
 
@@ -38,16 +38,15 @@ _HEADER_KEY = JsonKey()
 
 
 def events(records: DataFrame, decoder: Decoder) -> DataFrame:
-    """Records as events: `PLACE`, `META` and the row, one for each record; nothing runs yet.
-
-    An Arrow UDF (Spark 4.1), because `mapInArrow` wants pandas installed and this does not.
-    """
-
-    def decode(batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:  # PySpark reads the hints
-        yield from decoder(batches)
-
-    decoded = arrow_udf(decode, decoder.schema)  # type: ignore[call-overload]  # the stubs know no struct there
-    found = records.select(*PLACE, decoded("key", "value", "partition", old_keys_of(records)).alias(_DECODED))
+    """Records as events: `PLACE`, `META` and the row, one for each record; nothing runs yet."""
+    found = decoded(
+        records,
+        decoder,
+        *("key", "value", "partition", old_keys_of(records)),
+        dtype=decoder.schema,
+        name=_DECODED,
+        keep=PLACE,
+    )
     return found.select(*PLACE, f"{_DECODED}.*")
 
 

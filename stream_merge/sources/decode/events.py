@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import pyarrow as pa
 from pyspark.sql import types as T
-from pyspark.sql.pandas.types import to_arrow_type
 
 from stream_merge.sources.envelopes.base import Format
 
@@ -60,11 +58,6 @@ class Reading:
     def key_columns(self) -> T.StructType:
         """Those of `columns` that are keys."""
         return T.StructType([fld for fld in self.columns.fields if fld.name in self.keys])
-
-
-def arrow_type(dtype: T.DataType) -> pa.DataType:
-    """The type as Arrow takes it to Spark."""
-    return to_arrow_type(dtype, timezone="UTC")
 
 
 def is_time(millis: int | None) -> bool:

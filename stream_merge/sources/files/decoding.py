@@ -10,11 +10,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import types as T
 
-from stream_merge.sources.decode.events import arrow_type
 from stream_merge.sources.files import csv_text
 from stream_merge.sources.wire import json_table
 from stream_merge.sources.wire.encodings import Encoding, decode
 from stream_merge.sources.wire.strict_json import UndecodableError, parse, text_of
+from stream_merge.spark.versions import arrow_type
 
 UNKNOWN_FIELDS = "a line has field(s) that the schema lacks: "
 OTHER_HEADER = "CSV header does not conform to the schema: "

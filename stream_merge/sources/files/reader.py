@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-import pyarrow as pa
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.functions import arrow_udf
 from pyspark.sql.streaming.readwriter import DataStreamReader
 from pyspark.sql.types import DateType, IntegerType, LongType, StringType, StructField, StructType
 
@@ -31,7 +29,7 @@ from stream_merge.sources.files.decoding import (
 from stream_merge.sources.files.schema import Schema, parse, said
 from stream_merge.sources.wire.encodings import Encoding
 from stream_merge.sources.wire.strict_json import UndecodableError
-from stream_merge.spark import columns
+from stream_merge.spark import columns, versions
 from stream_merge.spark.hadoop_files import exactly
 
 Format = Literal["json", "csv", "parquet"]
@@ -266,14 +264,17 @@ class Folder:
 
 
 def _events(records: DataFrame, decoder: Decoder) -> DataFrame:
-    """An Arrow UDF, as for topics; what it gives depends on the order, so Spark must not move or repeat it."""
-
-    def decode(batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:  # PySpark reads the hints
-        yield from decoder(batches)
-
-    udf: Any = arrow_udf(decode, decoder.schema)  # type: ignore[call-overload]  # the stubs know no struct there
+    """What Python gives depends on the order of the records, so Spark must not move or repeat it."""
     decoded = F.col(_DECODED)
-    found = records.withColumn(_DECODED, udf.asNondeterministic()("value", "file")).where(decoded["is_event"])
+    found = versions.decoded(
+        records,
+        decoder,
+        *("value", "file"),
+        dtype=decoder.schema,
+        name=_DECODED,
+        keep=records.columns,
+        is_repeatable=False,
+    ).where(decoded["is_event"])
     because = F.raise_error(F.concat("path", F.lit(": "), decoded["fatal"])).cast("string")
     corrupt = F.when(decoded["fatal"].isNotNull(), because).otherwise(decoded["error"])
     place: dict[str, Column] = {
