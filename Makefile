@@ -18,7 +18,7 @@ EVENTS := 180
 # Another version of Spark for `make smoke`, and the files that show there what versions differ in: both engines, evaluation, MERGE's own
 # metrics, conflicts, Arrow both ways, files as a stream.
 SPARK := 4.1
-SMOKE := $(addprefix tests/contract/test_,contract_rows.py files_values.py native.py versions.py)
+SMOKE := $(addprefix tests/contract/test_,contract_rows.py native.py versions.py)
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow as pa
@@ -40,8 +39,9 @@ def numbering() -> versions.Decode:
 @pytest.mark.usefixtures("version")
 def test_python_sees_each_row_once_and_the_columns_beside_it_stay(spark: SparkSession):
     """Needs Spark: three Arrow batches of a task and an empty task, filtered by what Python gives."""
-    at = datetime(1500, 1, 1, 12, tzinfo=UTC)
-    rows = spark.range(0, 5, 1, 1).select("id", F.lit(at).alias("at"), F.format_string("v%d", "id").alias("value"))
+    rows = spark.range(0, 5, 1, 1).select(
+        "id", F.lit("1500-01-01 12:00:00").cast("timestamp").alias("at"), F.format_string("v%d", "id").alias("value")
+    )
     rows = rows.union(rows.where("id < 0"))
     made = T.StructType([T.StructField("number", T.LongType()), T.StructField("value", T.StringType())])
     size = "spark.sql.execution.arrow.maxRecordsPerBatch"
@@ -57,14 +57,12 @@ def test_python_sees_each_row_once_and_the_columns_beside_it_stay(spark: SparkSe
             keep=["at", "id"],
             is_repeatable=False,
         )
-        kept = found.where("made.number % 2 = 0").select("id", "at", "made").collect()
+        kept = found.where("made.number % 2 = 0").selectExpr("id", "cast(at AS string)", "made").collect()
     finally:
         spark.conf.unset(size)
 
     assert found.schema["at"].dataType == T.TimestampType()
-    assert [(row.id, row.at.astimezone(UTC), row.made) for row in kept] == [
-        (i, at, Row(number=i, value=f"v{i}")) for i in (0, 2, 4)
-    ]
+    assert kept == [(i, "1500-01-01 12:00:00", Row(number=i, value=f"v{i}")) for i in (0, 2, 4)]
 
 
 def test_what_is_observed_comes_as_python_values(spark: SparkSession):
