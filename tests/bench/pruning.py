@@ -61,7 +61,7 @@ CASES = (
         settings={"target_filter": f"t.day >= {LAST}"},
     ),
     _Case(
-        said="random ids, events of the last day: target_filter, whose look reads every key outside (more than by hand is the price of the look)",
+        said="random ids, events of the last day: target_filter, whose look reads every key outside",
         key="xxhash64(n)",
         days=str(LAST),
         partitioned=True,
