@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,6 +26,16 @@ class TableSnapshot:
     """The highest batch id recorded for an application id, or None."""
     read_by: str = "spark"
     """Who read the log."""
+
+    @property
+    def maps_columns(self) -> bool:
+        """Whether columns have other names in files than in the schema (Delta's column mapping)."""
+        return self.properties.get("delta.columnMapping.mode", "none") != "none"
+
+
+def name_in_files(field: StructField) -> str:
+    """What a column is called in data files and their statistics: under column mapping by its physical name."""
+    return str(field.metadata.get("delta.columnMapping.physicalName", field.name))
 
 
 def is_applied(transaction: Callable[[str], int | None], app_id: str | None, batch_id: int) -> bool:

@@ -14,15 +14,13 @@ _GLOB = re.compile(r"[\\\[\]{}*?]")
 
 def qualified_path(session: SparkSession, path: str) -> str:
     """A path with its scheme: the same for every spelling of a place."""
-    hadoop_path = _hadoop(session, "Path")(path)
-    files = hadoop_path.getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
+    hadoop_path, files = _located(session, path)
     return str(files.makeQualified(hadoop_path).toString())
 
 
 def read_text(session: SparkSession, path: str) -> str | None:
     """The text of a small file wherever Hadoop's file systems reach; None where there is none."""
-    hadoop_path = _hadoop(session, "Path")(path)
-    files = hadoop_path.getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
+    hadoop_path, files = _located(session, path)
     if not files.exists(hadoop_path):
         return None
     stream = files.open(hadoop_path)
@@ -34,8 +32,7 @@ def read_text(session: SparkSession, path: str) -> str | None:
 
 def write_text(session: SparkSession, path: str, text: str) -> None:
     """Write a small file wherever Hadoop's file systems reach, folders included; it is there whole or not at all."""
-    hadoop_path = _hadoop(session, "Path")(path)
-    files = hadoop_path.getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
+    hadoop_path, files = _located(session, path)
     unfinished = _hadoop(session, "Path")(hadoop_path.getParent(), f".{hadoop_path.getName()}.{uuid4().hex}")
     stream = files.create(unfinished, True)
     try:
@@ -49,8 +46,7 @@ def write_text(session: SparkSession, path: str, text: str) -> None:
 
 def list_names(session: SparkSession, path: str) -> list[str]:
     """The names in a folder wherever Hadoop's file systems reach; none where there is no folder."""
-    hadoop_path = _hadoop(session, "Path")(path)
-    files = hadoop_path.getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
+    hadoop_path, files = _located(session, path)
     if not files.exists(hadoop_path):
         return []
     return [str(entry.getPath().getName()) for entry in files.listStatus(hadoop_path)]
@@ -68,22 +64,19 @@ class Entry:
 
 def matching(session: SparkSession, path: str) -> list[Entry]:
     """What a path or glob means; nothing where nothing is."""
-    hadoop_path = _hadoop(session, "Path")(path)
-    files = hadoop_path.getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
+    hadoop_path, files = _located(session, path)
     return [_entry(one) for one in files.globStatus(hadoop_path) or ()]
 
 
 def inside(session: SparkSession, path: str) -> list[Entry]:
     """What lies in a folder that is there."""
-    hadoop_path = _hadoop(session, "Path")(path)
-    files = hadoop_path.getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
+    hadoop_path, files = _located(session, path)
     return [_entry(one) for one in files.listStatus(hadoop_path)]
 
 
 def modified_millis(session: SparkSession, path: str) -> int | None:
     """When a file was written, in milliseconds since 1970; None where there is none."""
-    hadoop_path = _hadoop(session, "Path")(path)
-    files = hadoop_path.getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
+    hadoop_path, files = _located(session, path)
     return int(files.getFileStatus(hadoop_path).getModificationTime()) if files.exists(hadoop_path) else None
 
 
@@ -94,8 +87,7 @@ def _entry(status: Any) -> Entry:
 
 def path_is_occupied(session: SparkSession, path: str) -> bool:
     """Whether something lies at a path, other than an empty folder or a Delta table that is being created."""
-    hadoop_path = _hadoop(session, "Path")(path)
-    files = hadoop_path.getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
+    hadoop_path, files = _located(session, path)
     if not files.exists(hadoop_path):
         return False
     if not files.getFileStatus(hadoop_path).isDirectory():
@@ -106,14 +98,18 @@ def path_is_occupied(session: SparkSession, path: str) -> bool:
 
 def matching_paths(session: SparkSession, path: str) -> str:
     """A regular expression for the full paths that a path or glob means to Spark, as `scheme:/...`."""
-    given = _hadoop(session, "Path")(path)
-    whole = given.getFileSystem(session._jsparkSession.sessionState().newHadoopConf()).makeQualified(given).toString()
-    return str(_hadoop(session, "GlobPattern")(whole.rstrip("/")).compiled().pattern())
+    return str(_hadoop(session, "GlobPattern")(qualified_path(session, path).rstrip("/")).compiled().pattern())
 
 
 def exactly(path: str) -> str:
     """The glob that means this path alone."""
     return _GLOB.sub(r"\\\g<0>", path)
+
+
+def _located(session: SparkSession, path: str) -> tuple[Any, Any]:
+    """Hadoop's path, and the file system that it is on."""
+    hadoop_path = _hadoop(session, "Path")(path)
+    return hadoop_path, hadoop_path.getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
 
 
 def _hadoop(session: SparkSession, name: str) -> Any:

@@ -70,7 +70,6 @@ class TableFacts:
     small_files: int
     """Those below `SMALL_BYTES`."""
     is_partitioned: bool = False
-    is_clustered: bool = False
     is_native: bool = False
     """Whether the native engine may write the table, which a clustered one is not for."""
     keys: tuple[str, ...] = ()

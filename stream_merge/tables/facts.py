@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from pyspark.sql.types import StructField
 
 from stream_merge.model import names
-from stream_merge.model.snapshot import CommitRecord, TableSnapshot
+from stream_merge.model.snapshot import CommitRecord, TableSnapshot, name_in_files
 from stream_merge.shapes.key_bounds import boundable
 from stream_merge.tables.advice import SMALL_BYTES, KeySpread, MergedRows, TableFacts
 from stream_merge.tables.delta_rs.changed_keys import changed_bounds, spread_of
@@ -19,7 +19,6 @@ from stream_merge.tables.delta_rs.panics import NativePanicError
 from stream_merge.tables.delta_rs.table import NativeTable
 from stream_merge.tables.delta_rs.touched_files import size_of
 
-_FEATURE = "clustering"
 _MOST_LOOKED_AT = 3
 """Merges whose change files are looked for: where the newest have none, VACUUM has taken those of the others too."""
 
@@ -48,7 +47,6 @@ def facts_of(
         rows=rows,
         small_files=int(pc.sum(pc.less(files["size_bytes"], SMALL_BYTES)).as_py() or 0),
         is_partitioned=bool(snapshot.partition_columns),
-        is_clustered=_FEATURE in table.protocol.features,
         is_native=is_native,
         keys=tuple(key.name for key in keys),
         properties=snapshot.properties,
@@ -88,14 +86,9 @@ def _keys(snapshot: TableSnapshot) -> tuple[StructField, ...]:
     return tuple(fields[key] for key in recorded if key in fields and key not in snapshot.partition_columns)
 
 
-def _in_files(field: StructField) -> str:
-    """What a column is called in data files and their statistics."""
-    return str(field.metadata.get("delta.columnMapping.physicalName", field.name))
-
-
 def _without_statistics(files: pa.Table, key: StructField) -> int:
     """Files with no least or no greatest value of a key column. One that holds nothing but NULL has none, rightly."""
-    least, nulls = f"min.{_in_files(key)}", f"null_count.{_in_files(key)}"
+    least, nulls = f"min.{name_in_files(key)}", f"null_count.{name_in_files(key)}"
     if files.column_names.count(least) > 1:
         return 0  # nested columns of the same flattened name
     if least not in files.column_names:
@@ -121,8 +114,8 @@ def _spreads(table: NativeTable, keys: Sequence[StructField], commits: Sequence[
 
 def _spread(table: NativeTable, key: StructField, version: int) -> KeySpread | None:
     try:
-        bounds = changed_bounds(table, version, _in_files(key))
+        bounds = changed_bounds(table, version, name_in_files(key))
     except (OSError, ValueError, OverflowError, pa.ArrowException, NativePanicError):
         return None  # the log is tidied, VACUUM has taken the file, or Python cannot hold the value
-    found = None if bounds is None else spread_of(table.files(), _in_files(key), bounds)
+    found = None if bounds is None else spread_of(table.files(), name_in_files(key), bounds)
     return None if found is None else KeySpread(key=key.name, files=found[0], rows=found[1])

@@ -58,9 +58,8 @@ def check_target(session: SparkSession, found: TableSnapshot | None, spec: Merge
             problems.append(f"engine='native' cannot merge this batch: {refused.detail}; use engine='auto' or 'spark'")
         if layout.type_changes:
             problems.extend(_widening_problems(session, found, spec, layout))
-        unmapped = found.properties.get("delta.columnMapping.mode", "none") == "none"
         odd = [name for name in layout.new_columns if names.needs_column_mapping(name)]
-        if unmapped and odd:
+        if odd and not found.maps_columns:
             problems.append(
                 f"new column(s) {odd!r} need column mapping, which target {spec.target!r} does not have;"
                 " set delta.columnMapping.mode='name' on it or rename them in the stream"

@@ -20,6 +20,8 @@ from rich.console import Console
 from rich.table import Table
 
 from stream_merge import MergeMetrics, MergeSink
+from stream_merge.engines.spark.commit import MATERIALIZE_CONF
+from stream_merge.spark.jvm import owned_session
 
 T = TypeVar("T")
 
@@ -95,6 +97,12 @@ class Bench:
             )
             .localCheckpoint()
         )
+
+    def session_by_hand(self) -> SparkSession:
+        """For a MERGE that gets evaluated rows, which Delta need not put aside first; nor does the sink let it."""
+        session: SparkSession = owned_session(self.spark)
+        session.conf.set(MATERIALIZE_CONF, "none")
+        return session
 
     def alternate(self, make: Callable[[], T], *sides: Callable[[T], float], warm_up: int = 2) -> list[float]:
         """Median of each side over the same batches, after some warm-up.

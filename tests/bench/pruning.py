@@ -11,8 +11,7 @@ from typing import Any
 from common import Bench, Comparison, deduped, hand_written, sink_on, timed
 from pyspark.sql import DataFrame, SparkSession
 
-from stream_merge.engines.spark.commit import MATERIALIZE_CONF
-from stream_merge.spark.jvm import in_session, owned_session
+from stream_merge.spark.jvm import in_session
 
 ROWS, DAYS, EVENTS = 5_000_000, 200, 5_000
 LAST = DAYS - 1
@@ -94,8 +93,7 @@ def _measured(bench: Bench, case: _Case, number: int) -> Comparison:
     )
     (writer.partitionBy("day") if case.partitioned else writer).save(str(table))
     by_hand, pruned = (bench.copy(table, side) for side in ("by_hand", "pruned"))
-    session = owned_session(spark)
-    session.conf.set(MATERIALIZE_CONF, "none")  # as the sink does for its evaluated rows
+    session = bench.session_by_hand()
     sink = sink_on(pruned, keys=list(case.keys), tombstones=False, engine="spark", **case.settings)
     reads = _Reads(spark)
     bytes_read: dict[str, list[int]] = {"hand": [], "sink": []}

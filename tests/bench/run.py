@@ -29,7 +29,6 @@ from shapes import matched_only, snapshot
 from streams import end_to_end, fleet, year
 from upkeep import upkeep
 
-from stream_merge.engines.spark.commit import MATERIALIZE_CONF
 from stream_merge.model.results import PHASES, Phase
 from stream_merge.model.settings import Engine
 from stream_merge.session import local_session
@@ -49,8 +48,7 @@ def sink_and_bare(
 ) -> list[Comparison]:
     """The sink's call, as shipped and on Spark alone, beside a MERGE that gets the deduped rows for free."""
     bare_table = bench.copy(table, "bare")
-    session = owned_session(bench.spark)
-    session.conf.set(MATERIALIZE_CONF, "none")  # as the sink does for its evaluated rows
+    session = bench.session_by_hand()
     sinks = {
         label: sink_on(bench.copy(table, f"sink_{engine}"), tombstones=tombstones, engine=engine)
         for label, engine in SINKS.items()

@@ -12,9 +12,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from stream_merge import MergeMetrics, MergeSink
-from stream_merge.engines.spark.commit import MATERIALIZE_CONF
 from stream_merge.shapes import Clauses, Snapshot, when_matched, when_not_matched
-from stream_merge.spark.jvm import in_session, owned_session
+from stream_merge.spark.jvm import in_session
 
 MATCHED_CASES = ((1_000_000, 16, 10_000), (5_000_000, 32, 10_000), (5_000_000, 32, 100_000))
 """Rows, files, and events with keys from anywhere in the table."""
@@ -92,8 +91,7 @@ def _snapshot(bench: Bench, table: str, *, vectors: bool) -> Comparison:
     if vectors:
         for target in targets:
             bench.spark.sql(f"ALTER TABLE delta.`{target}` SET TBLPROPERTIES (delta.enableDeletionVectors = true)")
-    session = owned_session(bench.spark)
-    session.conf.set(MATERIALIZE_CONF, "none")  # as the sink does for its evaluated rows
+    session = bench.session_by_hand()
     metrics = MergeMetrics(CollectorRegistry())
     sink = MergeSink(target=targets[1], keys="id", shape=Snapshot(), app_id="bench", metrics=metrics)
     copied: list[int] = []

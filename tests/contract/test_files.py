@@ -7,21 +7,19 @@ import shutil
 from collections.abc import Callable
 from datetime import UTC, datetime
 from decimal import Decimal
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from files_job import Job as FilesJob
 from pyspark.sql import SparkSession
-from rich.console import Console
 
-from stream_merge import ConfigError, ContractError, MergeResult, MergeSink
-from stream_merge.jobs.files.run import FilesSettings, run
+from stream_merge import ConfigError, ContractError, MergeSink
+from stream_merge.jobs.files.run import FilesSettings
 from stream_merge.sources.files import reader
 from stream_merge.sources.files.reader import Folder
 from stream_merge.sources.files.schema import Schema, parse, record, recorded
 from stream_merge.tables import locks
-from stream_merge.testing import target_rows
 
 POSTGRES = Path(__file__).parents[1] / "data" / "postgres"
 CSV_SCHEMA = (
@@ -30,38 +28,14 @@ CSV_SCHEMA = (
 )
 
 
-class Job:
-    """`stream-merge files --once` over a folder of its own."""
+class Job(FilesJob):
+    """Of changes, ordered by `lsn`."""
 
-    def __init__(self, spark: SparkSession, root: Path) -> None:
-        self.spark = spark
-        self.source = root / "in"
-        self.source.mkdir()
-        self.target = str(root / "customers")
-        self.checkpoint = str(root / "checkpoint")
-        self.said = ""
-
-    def __call__(self, file_format: reader.Format = "json", **options: Any) -> list[MergeResult]:
-        settings = FilesSettings(
-            folder=Folder(path=str(self.source), format=file_format),
-            target=self.target,
-            checkpoint=self.checkpoint,
-            keys=("id",),
-            sequence_by=("lsn",),
-            once=True,
-            **options,
-        )
-        console = Console(file=StringIO(), width=200)
-        try:
-            return run(settings, console=console, start_session=lambda: self.spark, metrics_url="nowhere")
-        finally:
-            self.said = console.file.getvalue()
+    def settings(self, file_format: reader.Format = "json", **options: Any) -> FilesSettings:
+        return super().settings(file_format, **{"sequence_by": ("lsn",), **options})
 
     def put(self, name: str, text: str) -> None:
         (self.source / name).write_text(text, encoding="utf-8", newline="")
-
-    def rows(self, *columns: str) -> list[tuple[Any, ...]]:
-        return target_rows(self.spark, self.target, *columns)
 
     def undecodable(self) -> list[str]:
         path = str(Path(self.target).parent / "__stream_merge_quarantine_customers")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from files_job import SCHEMA, Job
+from files_job import SCHEMA, SnapshotJob
 from pyspark.sql import SparkSession
 
 from stream_merge import ConfigError, ContractError
@@ -32,11 +32,11 @@ B2 = B.replace('"b"', '"B"')
 
 
 @pytest.fixture
-def job(spark: SparkSession, tmp_path: Path) -> Job:
-    return Job(spark, tmp_path)
+def job(spark: SparkSession, tmp_path: Path) -> SnapshotJob:
+    return SnapshotJob(spark, tmp_path)
 
 
-def refused(job: Job, said: str, *, as_error: type[Exception] = ContractError, **options: Any) -> None:
+def refused(job: SnapshotJob, said: str, *, as_error: type[Exception] = ContractError, **options: Any) -> None:
     """The job ends with this, and the table is as before."""
     before = table_version(job.spark, job.target) if Path(job.target).exists() else None
     with pytest.raises(as_error, match=re.escape(said)):
@@ -44,7 +44,7 @@ def refused(job: Job, said: str, *, as_error: type[Exception] = ContractError, *
     assert before == (table_version(job.spark, job.target) if Path(job.target).exists() else None)
 
 
-def test_a_folder_is_merged_once_and_not_before_it_is_whole(job: Job) -> None:
+def test_a_folder_is_merged_once_and_not_before_it_is_whole(job: SnapshotJob) -> None:
     first, second = "2024-06-01T00:00", "2024-06-02 {b}*%20=ü"
     job.put_folder(first, {"part-0.json": A + B, "_half.json": "{", "part-2.json": ""})
     job.put_folder(f"{first}/day=1", {"part-1.json": C}, is_whole=False)
@@ -73,7 +73,7 @@ def test_a_folder_is_merged_once_and_not_before_it_is_whole(job: Job) -> None:
 
 
 @pytest.mark.parametrize("format_", ["csv", "parquet"])
-def test_folders_that_spark_writes_come_in_the_order_of_their_names(job: Job, format_: str) -> None:
+def test_folders_that_spark_writes_come_in_the_order_of_their_names(job: SnapshotJob, format_: str) -> None:
     """Not of their times, which a copy changes. Types are inferred from whole folders alone."""
     folder = Folder(path=str(job.source), format=format_)  # type: ignore[arg-type]
     for name, rows in {"2": [(2, "b"), (4, "d")], "1": [(1, "a"), (2, "x"), (3, "c")], "3": [(7, "g")]}.items():
@@ -89,7 +89,7 @@ def test_folders_that_spark_writes_come_in_the_order_of_their_names(job: Job, fo
     assert job.rows() == [(2, "b"), (4, "d")]
 
 
-def test_a_broken_folder_stops_the_job_until_it_is_written_again(job: Job) -> None:
+def test_a_broken_folder_stops_the_job_until_it_is_written_again(job: SnapshotJob) -> None:
     job.put_folder("1", {"a.json": A + B})
     job()
     job.put_folder("2", {"a.json": A, "b.json": B[:-4] + "\n"})
@@ -111,7 +111,7 @@ class Died(Exception):  # noqa: N818
     """Stands for the end of a process."""
 
 
-def test_a_death_at_any_point_merges_a_folder_once(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_death_at_any_point_merges_a_folder_once(job: SnapshotJob, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the note and the query, before the merge, and between the commits of the table and of the checkpoint."""
     job.put_folder("1", {"a.json": A + B})
     job.put_folder("2", {"a.json": A})
@@ -154,7 +154,7 @@ def test_a_death_at_any_point_merges_a_folder_once(job: Job, monkeypatch: pytest
 class Arrivals(threading.Event):
     """Lets a folder arrive whenever the job waits, and then stops it."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: SnapshotJob) -> None:
         super().__init__()
         self._job = job
         self._coming = iter([("1", A + B), ("2", A), ("3", None)])
@@ -169,7 +169,7 @@ class Arrivals(threading.Event):
         return self.is_set()
 
 
-def test_a_job_waits_for_folders_until_it_is_stopped(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_waits_for_folders_until_it_is_stopped(job: SnapshotJob, monkeypatch: pytest.MonkeyPatch) -> None:
     """From an empty source on, of which nothing tells what a snapshot is."""
     assert job() == []
 
@@ -182,7 +182,7 @@ def test_a_job_waits_for_folders_until_it_is_stopped(job: Job, monkeypatch: pyte
     assert job.rows() == [(1, "a")]
 
 
-def test_files_and_folders_are_not_mixed(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_and_folders_are_not_mixed(job: SnapshotJob, monkeypatch: pytest.MonkeyPatch) -> None:
     job.put("1.json", A.strip(), B.strip())
     job()
     job.put_folder("archive", {"0.json": A}, is_whole=False)
@@ -200,7 +200,7 @@ def test_files_and_folders_are_not_mixed(job: Job, monkeypatch: pytest.MonkeyPat
     refused(job, one_kind, as_error=ConfigError)
 
 
-def test_what_is_no_source_of_snapshots_is_refused(job: Job) -> None:
+def test_what_is_no_source_of_snapshots_is_refused(job: SnapshotJob) -> None:
     inner = job.put_folder("1", {"a.json": A})
 
     refused(
@@ -226,7 +226,9 @@ def test_what_is_no_source_of_snapshots_is_refused(job: Job) -> None:
     refused(job, "is one of snapshots that are folders, and source", as_error=ConfigError)
 
 
-def test_a_folder_that_is_written_again_while_it_is_read_is_refused(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_is_written_again_while_it_is_read_is_refused(
+    job: SnapshotJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What is read may be a part of the old files and a part of the new ones."""
     job.put_folder("1", {"a.json": A + B})
     job()
@@ -246,7 +248,7 @@ def test_a_folder_that_is_written_again_while_it_is_read_is_refused(job: Job, mo
     assert job.rows() == [(1, "a")]
 
 
-def test_a_checkpoint_that_is_moved_has_taken_what_it_had(job: Job) -> None:
+def test_a_checkpoint_that_is_moved_has_taken_what_it_had(job: SnapshotJob) -> None:
     """Spark's file source would know the notes by their whole paths, and give each folder once more."""
     job.put_folder("1", {"a.json": A + B})
     job.put_folder("2", {"a.json": A})
@@ -260,7 +262,7 @@ def test_a_checkpoint_that_is_moved_has_taken_what_it_had(job: Job) -> None:
     assert job.rows() == [(1, "a"), (3, "c")]
 
 
-def test_notes_that_are_given_again_turn_nothing_back(job: Job) -> None:
+def test_notes_that_are_given_again_turn_nothing_back(job: SnapshotJob) -> None:
     """A checkpoint whose own files were lost, beside notes that were not."""
     job.put_folder("1", {"a.json": A + B})
     job.put_folder("2", {"a.json": A})
@@ -272,7 +274,9 @@ def test_notes_that_are_given_again_turn_nothing_back(job: Job) -> None:
     assert job.rows() == [(1, "a")]
 
 
-def test_a_merged_folder_may_be_gone_when_its_batch_comes_again(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_merged_folder_may_be_gone_when_its_batch_comes_again(
+    job: SnapshotJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The process died between the commits of the table and of the checkpoint, and somebody cleaned up."""
     folder = job.put_folder("1", {"a.json": A + B})
     merge = FolderRead.__call__
@@ -291,7 +295,7 @@ def test_a_merged_folder_may_be_gone_when_its_batch_comes_again(job: Job, monkey
     assert job.rows() == [(1, "a"), (2, "b")]
 
 
-def test_names_whose_numbers_have_another_order_are_refused(job: Job) -> None:
+def test_names_whose_numbers_have_another_order_are_refused(job: SnapshotJob) -> None:
     """The newest would be merged before an older one, and nobody would notice."""
     for name in ("9", "10"):
         job.put_folder(name, {"a.json": A})
@@ -306,7 +310,7 @@ def test_names_whose_numbers_have_another_order_are_refused(job: Job) -> None:
     assert [result.outcome for result in job()] == ["committed", "no_change"]
 
 
-def test_spark_does_not_see_what_says_that_a_folder_is_whole(spark: SparkSession, job: Job) -> None:
+def test_spark_does_not_see_what_says_that_a_folder_is_whole(spark: SparkSession, job: SnapshotJob) -> None:
     """Why the stream reads notes in place of `_SUCCESS`; where it fails, there is a simpler way."""
     folder = job.put_folder("1", {"a.json": A})
 

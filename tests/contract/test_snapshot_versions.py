@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from engines import under_test
-from files_job import ANY, SCHEMA, Job
+from files_job import ANY, SCHEMA, SnapshotJob
 from prometheus_client import CollectorRegistry
 from pyspark.sql import DataFrame, SparkSession
 from rich.console import Console
@@ -136,11 +136,11 @@ def test_the_command_takes_a_file_for_a_snapshot_and_says_why_it_refuses_one(
 
 
 @pytest.fixture
-def job(spark: SparkSession, tmp_path: Path) -> Job:
-    return Job(spark, tmp_path)
+def job(spark: SparkSession, tmp_path: Path) -> SnapshotJob:
+    return SnapshotJob(spark, tmp_path)
 
 
-def test_each_file_is_one_snapshot_in_the_order_of_their_times(job: Job) -> None:
+def test_each_file_is_one_snapshot_in_the_order_of_their_times(job: SnapshotJob) -> None:
     job.put("b.json", '{"id": 1, "name": "a"}', '{"id": 2, "name": "b"}')
     job.put("a.json", '{"id": 1, "name": "a"}', '{"id": 3, "name": "c"}')
 
@@ -151,7 +151,7 @@ def test_each_file_is_one_snapshot_in_the_order_of_their_times(job: Job) -> None
     assert job() == []
 
 
-def test_a_file_with_a_broken_line_stops_the_job_and_changes_nothing(job: Job) -> None:
+def test_a_file_with_a_broken_line_stops_the_job_and_changes_nothing(job: SnapshotJob) -> None:
     job.put("1.json", '{"id": 1, "name": "a"}', '{"id": 2, "name": "b"}')
     job()
     job.put("2.json", '{"id": 1, "name": "a"}', '{"id": 2, "na')
@@ -169,7 +169,7 @@ def test_a_file_with_a_broken_line_stops_the_job_and_changes_nothing(job: Job) -
     assert job.rows() == [(1, "a"), (2, "repaired"), (3, "c")]
 
 
-def test_an_empty_file_stops_the_job(job: Job) -> None:
+def test_an_empty_file_stops_the_job(job: SnapshotJob) -> None:
     job.put("1.json", '{"id": 1, "name": "a"}')
     job()
     job.put("2.json")
@@ -179,7 +179,7 @@ def test_an_empty_file_stops_the_job(job: Job) -> None:
     assert job.rows() == [(1, "a")]
 
 
-def test_a_parquet_file_is_one_snapshot(job: Job) -> None:
+def test_a_parquet_file_is_one_snapshot(job: SnapshotJob) -> None:
     for rows in ([(1, "a"), (2, "b")], [(1, "a")]):
         pq.write_table(batch(job.spark, SCHEMA, *rows).toArrow(), job.source / f"{len(rows)}.parquet")
         job(folder=Folder(path=str(job.source), format="parquet"))
@@ -187,7 +187,7 @@ def test_a_parquet_file_is_one_snapshot(job: Job) -> None:
     assert job.rows() == [(1, "a")]
 
 
-def test_several_files_per_batch_are_refused(job: Job) -> None:
+def test_several_files_per_batch_are_refused(job: SnapshotJob) -> None:
     with pytest.raises(
         ConfigError, match=r"--max-files-per-trigger 2 is given, and with --shape snapshot one file is one"
     ):

@@ -62,7 +62,7 @@ class Spark:
 
 
 def _stored_newest(job: MergeJob) -> Newest | None:
-    if job.target.properties.get("delta.columnMapping.mode", "none") != "none":
+    if job.target.maps_columns:
         return None  # statistics go by the names in the files, which may be those of other columns by now
     files = job.store.statistics(job.session, job.spec.target)
     return None if files is None else stored(files, job.layout)

@@ -79,7 +79,7 @@ class SparkMerger(SparkCommits):
         if self._pruning.has_filter:
             found = self._existing(tag)
             if is_applied(found.transaction, tag.app_id, tag.batch_id):
-                return self._unchanged(tag)
+                return MergeReport(already_applied=True)
             self._pruning.expect_inside(found.version, batch_id=tag.batch_id)
         refused = 0 if hits is None else hits.refused
         live = without_refused(batch.rows.latest(), hits, layout, self._session)
@@ -101,16 +101,15 @@ class SparkMerger(SparkCommits):
         """
         found = self._existing(tag)
         if is_applied(found.transaction, tag.app_id, tag.batch_id):
-            return self._unchanged(tag)
-        version = found.version
+            return MergeReport(already_applied=True)
         beside = whole.Beside(
-            self._session, self._spec, self._layout, self._batch, batch_id=tag.batch_id, version=version
+            self._session, self._spec, self._layout, self._batch, batch_id=tag.batch_id, version=found.version
         )
         is_wanted = beside.would_change()
         beside.expect_newest(self.find())
-        return (
-            beside.held_against(self._executed(self._batch.rows.latest(), tag)) if is_wanted else self._unchanged(tag)
-        )
+        if not is_wanted:
+            return self._unchanged(tag)
+        return beside.held_against(self._executed(self._batch.rows.latest(), tag))
 
     def _executed(self, events: DataFrame, tag: CommitTag) -> MergeReport:
         layout, batch = self._layout, self._batch

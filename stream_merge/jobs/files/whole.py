@@ -112,8 +112,10 @@ def run(
     (stream,) = streams
     results: deque[MergeResult] = deque(maxlen=keep)
     may_be_left = bool(snapshots.taken())
+    kind = None
     while not stopping.is_set():
-        if snapshots.kind() == "files":
+        kind = kind or snapshots.kind()
+        if kind == "files":
             return queries.run([stream], once=once, stopping=stopping, on_result=on_result, keep=keep)
         if may_be_left or snapshots.take() is not None:
             of_notes = replace(stream, events=snapshots.notes(), sink=of_folders)

@@ -73,9 +73,11 @@ class Snapshots:
         Raises:
             ConfigError: files and folders lie side by side, or it was the other one up to now.
         """
-        found = self._look()
+        return self._kind_of(self._look(), self.taken())
+
+    def _kind_of(self, found: _Found, taken: Sequence[str]) -> Kind | None:
         here: Kind | None = "files" if found.files else "folders" if found.folders else None
-        before: Kind | None = "folders" if self.taken() else "files" if self._checkpoint.reads_files() else None
+        before: Kind | None = "folders" if taken else "files" if self._checkpoint.reads_files() else None
         if here is not None and before is not None and here != before:
             msg = (
                 f"checkpoint {self._checkpoint.path!r} is one of snapshots that are {before}, and source"
@@ -101,11 +103,12 @@ class Snapshots:
         Returns: its name; None where there is none now.
 
         Raises:
-            ConfigError: files and folders lie side by side, or the order of their names is none of their numbers.
+            ConfigError: as `kind`, or the order of the folders' names is none of their numbers.
             ContractError: the folder has a lower name than one that was taken.
         """
-        taken, folders = self.taken(), self._look().folders
-        misplaced = _misplaced([*taken, *folders])
+        taken, found = self.taken(), self._look()
+        self._kind_of(found, taken)
+        misplaced = _misplaced([*taken, *found.folders])
         if misplaced is not None:
             first, later = misplaced
             msg = (
@@ -113,8 +116,8 @@ class Snapshots:
                 f" {later!r}; give their numbers leading zeros, so that all have as many digits"
             )
             raise ConfigError(msg)
-        for name, path in sorted(folders.items()):
-            if name in taken or self._marked_at(path) is None:
+        for name in sorted(found.folders.keys() - set(taken)):
+            if self._marked_at(found.folders[name]) is None:
                 continue
             if taken and name < taken[-1]:
                 msg = (

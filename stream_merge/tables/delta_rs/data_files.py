@@ -13,6 +13,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql.types import ArrayType, DataType, DateType, MapType, StructType, TimestampNTZType, TimestampType
 
+from stream_merge.model.snapshot import name_in_files
+
 _OLD_CALENDAR = datetime.date(1900, 1, 1)
 """Before it Spark 2 and its legacy modes count days and hours otherwise (`spark.sql.parquet.*RebaseMode*`)."""
 _EPOCH = datetime.date(1970, 1, 1)
@@ -160,9 +162,8 @@ def _times_of(dtype: DataType, prefix: str = "") -> Iterator[tuple[str, DataType
     """Dates and times anywhere in a type; inside of arrays and maps under names that no statistics have."""
     if isinstance(dtype, StructType):
         for field in dtype.fields:
-            # Under column mapping statistics go by the physical name.
-            name = field.metadata.get("delta.columnMapping.physicalName", field.name)
-            yield from _times_of(field.dataType, f"{prefix}.{name}" if prefix else str(name))
+            name = name_in_files(field)
+            yield from _times_of(field.dataType, f"{prefix}.{name}" if prefix else name)
     elif isinstance(dtype, ArrayType):
         yield from _times_of(dtype.elementType, f"{prefix}[]")
     elif isinstance(dtype, MapType):
