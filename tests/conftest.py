@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from spared import spare_lookups, spare_processes
 
 from stream_merge.jobs.kafka import jars
-from stream_merge.session import local_session
+from stream_merge.session import SMALL_BATCHES, local_session
 
 LONG_FILES = (
     "test_debezium_process",
@@ -35,6 +35,16 @@ LONG_FILES = (
 )
 CLASSES = services.ROOT / ".jars" / "classes.jsa"
 PROJECTIONS = "spark.sql.codegen.factoryMode"
+TASKS = dict.fromkeys(
+    (
+        "spark.sql.shuffle.partitions",
+        "spark.databricks.delta.snapshotPartitions",
+        "spark.sql.leafNodeDefaultParallelism",
+    ),
+    "1",
+)
+"""A dozen rows in one task instead of four: a seventh of the processor time, together with the serial collector."""
+PRESET = {setting.conf: setting.value for setting in SMALL_BATCHES}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -93,7 +103,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
             # The best compiler takes half of a JVM's first two minutes, and later saves nothing that a test notices:
             # 23 tests took 134 s of processor time with it and 100 s without. Thousands of generated classes: the
             # default code cache fills up and compiling stops.
-            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=512m",
+            # Two threads of collectors for each of three JVMs on two cores only wait for each other.
+            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=512m -XX:+UseSerialGC",
+            **TASKS,
             # A third of the processor time went into the text of projections, written anew for every task. Tests
             # that are marked `generated`, and jobs in processes of their own, have them as users do.
             PROJECTIONS: "NO_CODEGEN",
@@ -107,16 +119,19 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def projections(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Generated, as Spark does it by itself, for a file that is marked so; interpreted for all others."""
+def as_users_have_it(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Projections generated and several tasks for a file that is marked so; for all others interpreted, and one task."""
     if request.node.get_closest_marker("generated") is None:
         yield
         return
     session: SparkSession = request.getfixturevalue("spark")
-    interpreted = session.conf.get(PROJECTIONS)
+    spared = {name: session.conf.get(name) for name in (PROJECTIONS, *TASKS)}
     session.conf.set(PROJECTIONS, "FALLBACK")
+    for name in TASKS:
+        session.conf.set(name, PRESET.get(name, "2"))
     yield
-    session.conf.set(PROJECTIONS, interpreted)
+    for name, value in spared.items():
+        session.conf.set(name, value)
 
 
 @pytest.fixture(scope="module", autouse=True)
