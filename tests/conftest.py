@@ -120,7 +120,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 @pytest.fixture(scope="module", autouse=True)
 def as_users_have_it(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Projections generated and several tasks for a file that is marked so; for all others interpreted, and one task."""
+    """Projections generated and several tasks for a file that is marked so; else interpreted, one task."""
     if request.node.get_closest_marker("generated") is None:
         yield
         return
