@@ -11,6 +11,7 @@ from stream_merge.engines.costs import CostModel, Work
 
 AS_SHIPPED = "auto"
 AT_RANDOM = "random"
+ON_READ = "merge_on_read"
 ONE_IN_TWO = 0.5
 
 
@@ -23,8 +24,15 @@ class SparkAlways(CostModel):
         return 0.0 if engine == "spark" else 1.0
 
 
+class OnReadAlways(CostModel):
+    """Merge-on-read has each batch that it may have."""
+
+    def seconds(self, engine: str, work: Work) -> float:
+        return 0.0 if engine == "merge_on_read" else 1.0
+
+
 class EitherAtRandom(CostModel):
-    """Each batch is anybody's; what is ineligible for delta-rs stays so."""
+    """Each batch is anybody's; what is ineligible for an engine stays so."""
 
     def __init__(self, rng: random.Random) -> None:
         super().__init__()
@@ -54,6 +62,7 @@ def judged(how: str, seed: str) -> Iterator[None]:
     judges: dict[str, Callable[[], CostModel]] = {
         AS_SHIPPED: CostModel,
         "spark": SparkAlways,
+        ON_READ: OnReadAlways,
         AT_RANDOM: lambda: EitherAtRandom(rng),
     }
     _Current.judge = staticmethod(judges[how])

@@ -43,6 +43,7 @@ class Shape:
 
 SHAPES: dict[EngineName, Shape] = {
     "native": Shape(fixed=0.03, per_event=1.5e-6, per_byte=7e-9, spreads=False),
+    "merge_on_read": Shape(fixed=0.05, per_event=6e-6, per_byte=1e-9, spreads=False),
     "spark": Shape(fixed=1.0, per_event=1e-5, per_byte=6e-8, spreads=True),
 }
 """Only the proportions matter: how fast the machine is, a job learns from its first batches.

@@ -244,7 +244,7 @@ def prepare_target(call: BatchCall, source: DataFrame, prepared: Prepared, batch
                 session,
                 spec.target,
                 layout.target_fields,
-                properties={**spec.table_properties, **properties},
+                properties={**spark_table.NEW_TARGETS, **spec.table_properties, **properties},
                 partition_by=spec.partition_by,
                 cluster_by=spec.cluster_by,
             )

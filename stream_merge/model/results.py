@@ -28,7 +28,7 @@ CONFLICTS = (
 )
 """Delta's classes of lost optimistic commits (delta-spark 4.4.0, `delta.exceptions`); the last is their umbrella."""
 
-ENGINES = ("native", "spark")
+ENGINES = ("native", "merge_on_read", "spark")
 """Who runs a merge."""
 
 TARGET_FAILED = "target_failed"

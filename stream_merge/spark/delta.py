@@ -6,6 +6,8 @@ Everything here goes through Py4J to classes that are not public API, read and r
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -53,6 +55,28 @@ def _recorded_transaction(loaded: Any, app_id: str) -> int | None:
         return next((int(entry.version()) for entry in entries if entry.appId() == app_id), None)
     version = loaded.transactions().get(app_id)
     return int(version.get()) if version.isDefined() else None
+
+
+@contextmanager
+def commit_lock(session: SparkSession, location: str) -> Iterator[None]:
+    """Hold what Spark's commits to a table of this process hold while they look for a version and write it.
+
+    Delta 4.4 takes the lock where its log store makes partial writes visible, as on a local disk
+    (`OptimisticTransactionImpl.lockCommitIfEnabled`). Py4J runs each Python thread on a JVM thread of its own
+    (PySpark's pinned mode, the default), so the lock belongs to this one.
+
+    Args:
+        session: of the JVM.
+        location: path of the table.
+    """
+    path = java_class(session, "org.apache.hadoop.fs.Path")(location)
+    log = java_class(session, "org.apache.spark.sql.delta.DeltaLog").forTable(session._jsparkSession, path)
+    lock = log.snapshotLock()
+    lock.lock()
+    try:
+        yield
+    finally:
+        lock.unlock()
 
 
 def merge_metrics(result: DataFrame) -> dict[str, int]:

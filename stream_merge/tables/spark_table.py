@@ -208,6 +208,11 @@ def _needs_mapping(dtype: DataType) -> bool:
     return False
 
 
+NEW_TARGETS: Mapping[str, str] = {"delta.enableDeletionVectors": "true"}
+"""What a target has that the sink creates, unless `table_properties` says otherwise: without deletion vectors a batch
+of a few rows writes whole files anew."""
+
+
 def target_properties(spec: MergeSpec, layout: Layout) -> dict[str, str]:
     """What the sink records with the target, and the feed it needs."""
     feed = {"delta.enableChangeDataFeed": "true"} if spec.change_data_feed else {}

@@ -26,7 +26,7 @@ from stream_merge.model.results import FATES
 from stream_merge.tables import spark_table
 from stream_merge.testing import batch, change_rows, run, table_version, target_rows
 
-pytestmark = pytest.mark.engines("auto", "spark")
+pytestmark = pytest.mark.engines("auto", "spark", "merge_on_read")
 
 EVENT = "id bigint, lsn bigint, name string, op string"
 LOG = "/table/_delta_log"

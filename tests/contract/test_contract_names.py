@@ -15,7 +15,7 @@ from stream_merge import ConfigError, MergeSink
 from stream_merge.model.names import QUARANTINE_TABLE_PREFIX, TARGET_ID_PROPERTY, TOMBSTONE_TABLE_PREFIX, quote
 from stream_merge.tables.explain import explain
 
-pytestmark = pytest.mark.engines("auto", "spark")
+pytestmark = pytest.mark.engines("auto", "spark", "merge_on_read")
 
 KEYS = ["k.e`y 1", "select"]
 SEQUENCE = ["l's\"n.", "order"]

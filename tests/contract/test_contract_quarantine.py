@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from stream_merge import ConfigError, ContractError
 from stream_merge.model.names import QUARANTINE_TABLE_PREFIX
 
-pytestmark = pytest.mark.engines("auto", "spark")
+pytestmark = pytest.mark.engines("auto", "spark", "merge_on_read")
 
 
 def quarantined(stream: ChangeStream) -> list[tuple[list[str], Any]]:

@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 
 from stream_merge import ConfigError, MergeFailedError
 
-pytestmark = pytest.mark.engines("auto", "spark", "random")
+pytestmark = pytest.mark.engines("auto", "spark", "merge_on_read", "random")
 
 
 @pytest.fixture

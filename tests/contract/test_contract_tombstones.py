@@ -13,7 +13,7 @@ from stream_merge.errors import ConfigError
 from stream_merge.model.names import FORMAT_PROPERTY, TOMBSTONE_TABLE_PREFIX, sibling, sql_identifier
 from stream_merge.tables.tombstones import rules
 
-pytestmark = pytest.mark.engines("auto", "spark", "random")
+pytestmark = pytest.mark.engines("auto", "spark", "merge_on_read", "random")
 
 
 @pytest.fixture

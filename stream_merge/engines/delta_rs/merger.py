@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from stream_merge.engines.base import CommitTag, MergeReport
 from stream_merge.engines.delta_rs import render
+from stream_merge.engines.in_driver import DriverMerger, NoLongerEligibleError
 from stream_merge.model import names
 from stream_merge.model.settings import MergeSpec
-from stream_merge.model.snapshot import CommitRecord, TableSnapshot, is_applied
+from stream_merge.model.snapshot import is_applied
 from stream_merge.shapes import shape_of
 from stream_merge.shapes.clauses import Clause, Delete, Newer
 from stream_merge.shapes.key_bounds import KeyBounds
 from stream_merge.shapes.layout import Layout
-from stream_merge.tables.delta_rs import data_files, sql
+from stream_merge.tables.delta_rs import sql
 from stream_merge.tables.delta_rs.eligibility import of_files, of_table
 from stream_merge.tables.delta_rs.table import NativeTable
 from stream_merge.tables.tombstones.delta_rs import NativeHits
 
 
-class NoLongerEligibleError(RuntimeError):
-    """Another writer has changed the table so that delta-rs must not merge into it; nothing was written."""
-
-
-class DeltaRsMerger:
+class DeltaRsMerger(DriverMerger):
     """Works on one batch through delta-rs.
 
     delta-rs writes transaction ids but neither checks nor orders them (1.6), so the id is read from
@@ -51,21 +48,11 @@ class DeltaRsMerger:
         bounds: KeyBounds,
         chosen_at: int,
     ) -> None:
+        super().__init__(target=target, layout=layout)
         self._events = events
         self._bounds = bounds
         self._spec = spec
-        self._table = target
         self._chosen_at = chosen_at
-        self._layout = layout
-
-    def find(self) -> TableSnapshot | None:
-        """The target, freshly loaded."""
-        self._table.refresh()
-        return self._table.snapshot()
-
-    def history(self, *, newer_than: int, up_to: int) -> Sequence[CommitRecord]:
-        """Its commits in a range of versions, newest first."""
-        return self._table.commits(newer_than, up_to)
 
     def merge(self, hits: NativeHits | None, tag: CommitTag) -> MergeReport:
         """One merge in one commit: delete, update or insert each event, unless the row is newer."""
@@ -80,20 +67,6 @@ class DeltaRsMerger:
         """One merge that only deletes."""
         older = Delete(when=Newer())  # the tombstone than the row
         return self._commit(late.refused_entries(), [older], tag)
-
-    def counted_as(self, late: NativeHits, version: int) -> Mapping[str, int]:
-        """How many of the refused keys a version's change feed shows as inserted and as updated."""
-        keys = list(self._layout.keys)
-        if self._table.snapshot().maps_columns:
-            return {}  # delta-rs 1.6 cannot read their feed; the ledger then takes repaired events from the unaffected
-        if data_files.adds_escaped(self._table.commit(version)):
-            return {}  # nor does it find change files under paths with escapes
-        changed = self._table.changes(version).select([*keys, "_change_type"])
-        refused = late.refused_entries().select(keys)
-        schema = pa.schema([*refused.schema, pa.field("_change_type", pa.string())])
-        touched = changed.cast(schema).join(refused, keys, join_type="left semi")
-        kinds = touched["_change_type"].to_pylist()
-        return {"inserted": kinds.count("insert"), "updated": kinds.count("update_postimage")}
 
     def _expect_still_eligible(self) -> None:
         """What other writers have done to the table since the engine was chosen may be not for delta-rs."""

@@ -98,7 +98,7 @@ class Times:
 
     def _look_into(self, path: str) -> str | None:
         with self._open(path) as source, pq.ParquetFile(source, coerce_int96_timestamp_unit="us") as file:
-            if _counts_days_otherwise(file.metadata.metadata or {}):
+            if counts_days_otherwise(file.metadata.metadata or {}):
                 return "holds dates or times in the calendar of Spark 2, which delta-rs does not know"
             leaves = [file.schema.column(i) for i in range(len(file.schema))]
             nanoseconds = sorted({leaf.path for leaf in leaves if leaf.physical_type == "INT96"})
@@ -173,7 +173,13 @@ def _times_of(dtype: DataType, prefix: str = "") -> Iterator[tuple[str, DataType
         yield prefix, dtype
 
 
-def _counts_days_otherwise(metadata: Mapping[bytes, bytes]) -> bool:
+def holds_times(schema: StructType) -> bool:
+    """Whether a date or a time is anywhere in a table."""
+    return next(_times_of(schema), None) is not None
+
+
+def counts_days_otherwise(metadata: Mapping[bytes, bytes]) -> bool:
+    """Whether a file's metadata say that dates and times before 1900 are in the calendar of Spark 2."""
     if any(key in metadata for key in _LEGACY_KEYS):
         return True
     version = metadata.get(_SPARK_VERSION)

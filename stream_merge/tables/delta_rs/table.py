@@ -330,6 +330,12 @@ class NativeTable:
         """The change feed of one version."""
         return pa.table(self._table.load_cdf(starting_version=version, ending_version=version).read_all())
 
+    @no_panics
+    def committed(self) -> None:
+        """Follow a commit that was put beside delta-rs, and write the checkpoint that is due."""
+        self.refresh()
+        self._after_commit()
+
     def _after_commit(self) -> None:
         self._seen = self._last_commit()
         properties = self._described()[2]

@@ -1,0 +1,126 @@
+"""Merge-on-read as an engine: where it may merge, and what it needs."""
+
+from __future__ import annotations
+
+from pyspark.sql import SparkSession
+
+from stream_merge.engines import tombstones
+from stream_merge.engines.base import Choice, Execution, MergeJob
+from stream_merge.engines.costs import Work
+from stream_merge.engines.memory import Promise, reservations
+from stream_merge.engines.merge_on_read.merger import MergeOnReadMerger
+from stream_merge.model.results import Refusal
+from stream_merge.model.settings import MergeSpec
+from stream_merge.model.snapshot import TableSnapshot
+from stream_merge.shapes import shape_of
+from stream_merge.shapes.layout import Layout
+from stream_merge.spark.delta import commit_lock
+from stream_merge.spark.errors import exceeds_driver_results
+from stream_merge.tables.delta_rs.eligibility import Ineligible, of_batch, of_log
+from stream_merge.tables.delta_rs.table import NativeTable
+from stream_merge.tables.merge_on_read.eligibility import of_clauses, of_events, of_files, of_layout, of_table
+from stream_merge.tables.merge_on_read.table import table_of
+from stream_merge.tables.reader import Store
+
+BASE_BYTES = 256 << 20
+"""What DuckDB's readers and Arrow hold whatever the batch."""
+BYTES_PER_EVENT_BYTE = 10
+"""Events, rows before and after, and the two files that are made of them, all in memory at once."""
+_ROW_BYTES = 256
+"""Of a row, where nobody says how many rows a table has."""
+
+
+class MergeOnRead:
+    """The merge by deletion vectors and an appended file, for tables and batches for which it is proven."""
+
+    name = "merge_on_read"
+    in_driver = True
+
+    def reads(self, spec: MergeSpec, store: Store, session: SparkSession, found: TableSnapshot) -> bool:
+        """What it can write as well."""
+        if spec.target_filter is not None or found.read_by != "native":
+            return False
+        return of_table(store.handle(session, spec.target), found, "target") is None
+
+    def takes(self, layout: Layout) -> bool:
+        """What Arrow evaluates as Spark does: as for delta-rs; what else is carried, Spark evaluates."""
+        return of_batch(layout) is None and of_layout(layout) is None
+
+    def obstacle(self, job: MergeJob) -> Ineligible | None:
+        """Columns, features and places that are not proven."""
+        if job.spec.target_filter is not None:
+            return Ineligible(reason="filter", detail="target_filter is SQL, which only Spark executes")
+        refused = of_layout(job.layout) or of_table(job.table, job.target, "the target")
+        if refused is None:
+            clauses = shape_of(job.spec).clauses(job.layout, job.spec, deletes=True, upserts=True)
+            refused = of_clauses(clauses)
+        if refused is None and job.log_snapshot is not None and job.log is None:
+            refused = Ineligible(reason="storage", detail="the tombstone table is not where delta-rs can read it")
+        return refused
+
+    def start(self, job: MergeJob, why: str, refusal: Refusal | None) -> Execution | Ineligible:
+        """Files, memory and the very values are looked at now."""
+        if job.table is None:
+            return Ineligible(reason="storage", detail="the target is not where it can be read")
+        try:
+            touched = table_of(job.table, job.target).touched(job.table, job.target, job.batch.bounds)
+        except Exception as err:
+            detail = f"the target's files could not be looked into ({type(err).__name__}: {err})"
+            return Ineligible(reason="storage", detail=detail)
+        refused = of_files(touched, "the target")
+        if refused is None and job.log is not None and job.log_snapshot is not None:
+            refused = of_log(job.layout, job.log, job.log_snapshot)
+        if refused is not None:
+            return refused
+        need = _memory_needed(job.work)
+        allowed = reservations.take(need, job.spec.native_memory_bytes)
+        if allowed is not None:
+            return Ineligible(
+                reason="memory",
+                detail=f"merge-on-read might need {need / 1e6:,.0f} MB of the driver's memory, of"
+                f" {allowed / 1e6:,.0f} MB allowed",
+            )
+        promise = Promise(need)
+        try:
+            found = _started(job, job.table, Choice(engine=self.name, why=why, refusal=refusal), promise)
+        except BaseException:
+            promise.give_back()
+            raise
+        if isinstance(found, Ineligible):
+            promise.give_back()
+        return found
+
+
+def _started(job: MergeJob, table: NativeTable, choice: Choice, promise: Promise) -> Execution | Ineligible:
+    version = table.version  # as it was found eligible
+    try:
+        events = job.batch.rows.arrow()
+    except Exception as err:
+        if not exceeds_driver_results(err):
+            raise
+        return Ineligible(reason="memory", detail="the events exceed spark.driver.maxResultSize")
+    refused = of_events(events, job.target.partition_columns)
+    if refused is not None:
+        return refused
+    merger = MergeOnReadMerger(
+        spec=job.spec,
+        target=table,
+        layout=job.layout,
+        events=events,
+        bounds=job.batch.bounds,
+        chosen_at=version,
+        lock=lambda: commit_lock(job.session, table.location),
+    )
+    return Execution(
+        choice=choice,
+        merger=merger,
+        tombstones=tombstones.by_delta_rs(job, events) if job.spec.tombstones else None,
+        in_driver=True,
+        only_spark=False,
+        release=promise.give_back,
+    )
+
+
+def _memory_needed(work: Work) -> int:
+    row_bytes = work.bytes / work.rows if work.rows else _ROW_BYTES
+    return int(BASE_BYTES + BYTES_PER_EVENT_BYTE * max(row_bytes, 1) * work.events)

@@ -1,0 +1,320 @@
+"""A merge on read: rows of the batch's keys are marked as deleted where they lie, what becomes of them is appended."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyroaring import BitMap64
+
+from stream_merge.engines.base import CommitTag, MergeReport
+from stream_merge.engines.in_driver import DriverMerger, NoLongerEligibleError
+from stream_merge.engines.merge_on_read.decide import Decision, decide
+from stream_merge.model import names
+from stream_merge.model.settings import MergeSpec
+from stream_merge.model.snapshot import TableSnapshot, is_applied
+from stream_merge.shapes import shape_of
+from stream_merge.shapes.clauses import Clause, Delete, Newer
+from stream_merge.shapes.key_bounds import KeyBounds
+from stream_merge.shapes.layout import Layout
+from stream_merge.tables.delta_rs.table import NativeTable
+from stream_merge.tables.live_files import decoded
+from stream_merge.tables.merge_on_read import commit, eligibility, partitions, vectors
+from stream_merge.tables.merge_on_read.data_file import write_change_file, write_data_file
+from stream_merge.tables.merge_on_read.find import FILE, POSITION, find
+from stream_merge.tables.merge_on_read.table import Touched, table_of
+from stream_merge.tables.tombstones.delta_rs import NativeHits
+
+CHANGE_TYPE = "_change_type"
+FEED_PROPERTY = "delta.enableChangeDataFeed"
+
+
+class MergeOnReadMerger(DriverMerger):
+    """Works on one batch.
+
+    Args:
+        spec: what the sink was told.
+        target: the table.
+        layout: how the batch's columns map onto the target.
+        events: `Rows.arrow` of the batch, one row per key.
+        bounds: least and greatest keys.
+        chosen_at: version of the target for which it was found eligible.
+        lock: gives what keeps out those who commit to the table in this process without an atomic name.
+    """
+
+    def __init__(
+        self,
+        *,
+        spec: MergeSpec,
+        target: NativeTable,
+        layout: Layout,
+        events: pa.Table,
+        bounds: KeyBounds,
+        chosen_at: int,
+        lock: Callable[[], AbstractContextManager[object]],
+    ) -> None:
+        super().__init__(target=target, layout=layout)
+        self._spec = spec
+        self._events = events
+        self._bounds = bounds
+        self._chosen_at = chosen_at
+        self._lock = lock
+
+    def merge(self, hits: NativeHits | None, tag: CommitTag) -> MergeReport:
+        """One merge in one commit: delete, update or insert each event, unless the row is newer."""
+        events = self._events if hits is None else hits.live(self._events)
+        any_delete = bool(pc.any(events[names.DELETE_COLUMN]).as_py())
+        any_upsert = not bool(pc.all(events[names.DELETE_COLUMN]).as_py())
+        clauses = shape_of(self._spec).clauses(self._layout, self._spec, deletes=any_delete, upserts=any_upsert)
+        return self._merge(events, clauses, tag)
+
+    def repair(self, late: NativeHits, tag: CommitTag) -> MergeReport:
+        """One merge that only deletes."""
+        older = Delete(when=Newer())  # the tombstone than the row
+        return self._merge(late.refused_entries(), [older], tag)
+
+    def _merge(self, events: pa.Table, clauses: Sequence[Clause], tag: CommitTag) -> MergeReport:
+        started = time.perf_counter()
+        native = self._table
+        native.refresh()
+        if is_applied(native.transaction, tag.app_id, tag.batch_id):
+            return MergeReport(already_applied=True)
+        snapshot = native.snapshot()
+        refused = None if snapshot.version == self._chosen_at else eligibility.of_table(native, snapshot, "the target")
+        table = table_of(native, snapshot)
+        touched = [] if refused else table.touched(native, snapshot, self._bounds)
+        refused = refused or eligibility.of_files(touched, "the target")
+        if refused is not None:
+            raise NoLongerEligibleError(refused.detail)
+        dead = _Vectors(table.root, touched)
+        rows = find(table.root, [one.candidate for one in touched], events, self._layout.keys, snapshot.schema)
+        decision = decide(clauses, self._layout, snapshot.schema, events=events, rows=rows.filter(dead.spare(rows)))
+        found = time.perf_counter()
+        metrics = _counted(decision, events, touched, native)
+        if decision.changes_nothing:
+            return MergeReport(metrics={**metrics, "scanTimeMs": int((found - started) * 1000)})
+        attempt = _Attempt(table.root, snapshot, decision, int(time.time() * 1000))
+        try:
+            written = attempt.write(touched, dead)
+            metrics |= written | {
+                "scanTimeMs": int((found - started) * 1000),
+                "rewriteTimeMs": int((time.perf_counter() - found) * 1000),
+                "executionTimeMs": int((time.perf_counter() - started) * 1000),
+            }
+            made = attempt.commit(tag, metrics)
+            made.put(table.root / "_delta_log", self._lock())
+        except commit.ConcurrentWriteException:
+            attempt.discard()
+            raise
+        table.live.follow(made.version, list(made.actions()))
+        native.committed()
+        return MergeReport(
+            inserted=metrics["numTargetRowsInserted"],
+            updated=metrics["numTargetRowsUpdated"],
+            deleted=metrics["numTargetRowsDeleted"],
+            version=made.version,
+            metrics=metrics,
+        )
+
+
+class _Vectors:
+    """The deletion vectors of touched files.
+
+    Args:
+        root: folder of the table.
+        touched: the files.
+    """
+
+    def __init__(self, root: Path, touched: Sequence[Touched]) -> None:
+        self._root = root
+        self._touched = touched
+        self._read: dict[int, BitMap64] = {}
+
+    def of(self, number: int) -> BitMap64:
+        """Positions of the deleted rows of a file, by its number; not to be changed."""
+        found = self._read.get(number)
+        if found is None:
+            descriptor = self._touched[number].add.get("deletionVector")
+            found = BitMap64() if descriptor is None else vectors.read(descriptor, self._root)
+            self._read[number] = found
+        return found
+
+    def spare(self, rows: pa.Table) -> pa.Array:
+        """Which rows (`find.find`) live."""
+        dead = [
+            (number, position) for number, positions in _positions(rows) for position in positions & self.of(number)
+        ]
+        if not dead:
+            return pa.repeat(pa.scalar(True), rows.num_rows)
+        gone = set(dead)
+        pairs = zip(rows[FILE].to_pylist(), rows[POSITION].to_pylist(), strict=True)
+        return pa.array([pair not in gone for pair in pairs], pa.bool_())
+
+
+class _Attempt:
+    """The files and actions of one attempt to commit.
+
+    Args:
+        root: folder of the table.
+        snapshot: of the version that was read.
+        decision: what changes.
+        now_ms: milliseconds since the epoch.
+    """
+
+    def __init__(self, root: Path, snapshot: TableSnapshot, decision: Decision, now_ms: int) -> None:
+        self._root = root
+        self._snapshot = snapshot
+        self._decision = decision
+        self._now_ms = now_ms
+        self._removes: list[Mapping[str, Any]] = []
+        self._adds: list[Mapping[str, Any]] = []
+        self._changes: list[Mapping[str, Any]] = []
+        self._files: list[Path] = []
+
+    def write(self, touched: Sequence[Touched], dead: _Vectors) -> dict[str, int]:
+        """Write data, changes and deletion vectors; what was written, under Delta's names."""
+        marked, emptied = self._mark(touched, dead)
+        new = self._append()
+        self._adds += new
+        had_vector = [one.add.get("deletionVector") is not None for one in marked]
+        return {
+            "numTargetFilesAdded": len(new),
+            "numTargetBytesAdded": sum(int(add["size"]) for add in new),
+            "numTargetFilesRemoved": len(emptied),
+            "numTargetBytesRemoved": sum(int(one.add["size"]) for one in emptied),
+            "numTargetDeletionVectorsAdded": had_vector.count(False),
+            "numTargetDeletionVectorsUpdated": had_vector.count(True),
+            "numTargetDeletionVectorsRemoved": sum(one.add.get("deletionVector") is not None for one in emptied),
+            "numTargetChangeFilesAdded": len(self._changes),
+            "numTargetChangeFileBytes": sum(int(body["size"]) for body in self._changes),
+        }
+
+    def commit(self, tag: CommitTag, metrics: Mapping[str, int]) -> commit.Commit:
+        """The commit, for the version after the one that was read."""
+        before = self._snapshot.version
+        dated = self._snapshot.properties.get(commit.ICT_PROPERTY, "false").lower() == "true"
+        log = self._root / "_delta_log"
+        return commit.Commit(
+            version=before + 1,
+            now_ms=self._now_ms,
+            user_metadata=tag.user_metadata,
+            metrics=_as_history(metrics),
+            transaction=None if tag.app_id is None else (tag.app_id, tag.batch_id),
+            parameters={"predicate": "[]", "matchedPredicates": "[]", "notMatchedPredicates": "[]"},
+            removes=self._removes,
+            adds=self._adds,
+            changes=self._changes,
+            in_commit_timestamp=commit.next_timestamp(log, before, self._now_ms) if dated else None,
+        )
+
+    def discard(self) -> None:
+        """Delete what was written for a commit that is known to be lost."""
+        for file in self._files:
+            with suppress(OSError):
+                file.unlink()
+
+    def _mark(self, touched: Sequence[Touched], dead: _Vectors) -> tuple[list[Touched], list[Touched]]:
+        """Remove the files that lose rows; those that keep some are added again with a larger vector.
+
+        Returns: files with a larger vector, and files of which nothing is left.
+        """
+        grown: dict[str, BitMap64] = {}
+        marked: list[Touched] = []
+        emptied: list[Touched] = []
+        for number, positions in _positions(self._decision.gone):
+            one = touched[number]
+            self._removes.append(commit.removed(one.add, self._now_ms))
+            vector = dead.of(number) | positions
+            if len(vector) < one.candidate.footer.rows:
+                grown[one.candidate.path] = vector
+                marked.append(one)
+            else:
+                emptied.append(one)
+        described = vectors.write(self._root, grown)
+        packed = next(iter(described.values()), None)
+        if packed is not None and (file := vectors.Descriptor.of(packed).file(self._root)) is not None:
+            self._files.append(file)
+        for one in marked:
+            vector_of = described[one.candidate.path]
+            self._adds.append(commit.added_again(one.add, vector_of, one.candidate.footer.rows))
+        return marked, emptied
+
+    def _append(self) -> list[Mapping[str, Any]]:
+        """Write new rows, and the change feed where the table has one."""
+        decision, schema, properties = self._decision, self._snapshot.schema, self._snapshot.properties
+        columns = self._snapshot.partition_columns
+        new: list[Mapping[str, Any]] = []
+        rows = pa.concat_tables([decision.after, decision.inserted])
+        for partition, part in partitions.split(rows, schema, columns):
+            add = write_data_file(
+                self._root, part, schema, partition=partition, properties=properties, now_ms=self._now_ms
+            )
+            self._files.append(self._root / decoded(add["path"]))
+            new.append(add)
+        if properties.get(FEED_PROPERTY, "false").lower() == "true":
+            for partition, part in partitions.split(_feed(decision), schema, columns):
+                change = write_change_file(self._root, part, schema, partition=partition, properties=properties)
+                self._files.append(self._root / decoded(change["path"]))
+                self._changes.append(change)
+        return new
+
+
+def _positions(rows: pa.Table) -> Iterator[tuple[int, BitMap64]]:
+    """The positions of rows by the number of their file."""
+    found: dict[int, list[int]] = defaultdict(list)
+    for number, position in zip(rows[FILE].to_pylist(), rows[POSITION].to_pylist(), strict=True):
+        found[number].append(position)
+    for number in sorted(found):
+        yield number, BitMap64(found[number])
+
+
+def _feed(decision: Decision) -> pa.Table:
+    """The change feed of a merge."""
+    return pa.concat_tables(
+        [
+            rows.append_column(CHANGE_TYPE, pa.repeat(pa.scalar(kind), rows.num_rows))
+            for rows, kind in (
+                (decision.before, "update_preimage"),
+                (decision.after, "update_postimage"),
+                (decision.deleted, "delete"),
+                (decision.inserted, "insert"),
+            )
+        ]
+    )
+
+
+def _counted(decision: Decision, events: pa.Table, touched: Sequence[Touched], native: NativeTable) -> dict[str, int]:
+    """What a merge did to rows, and what it looked at, under Delta's names."""
+    sizes = native.files()["size_bytes"]
+    updated, deleted = decision.after.num_rows, decision.deleted.num_rows
+    return {
+        "operationNumSourceRows": events.num_rows,
+        "numSourceRows": events.num_rows,
+        "numTargetRowsInserted": decision.inserted.num_rows,
+        "numTargetRowsUpdated": updated,
+        "numTargetRowsMatchedUpdated": updated,
+        "numTargetRowsDeleted": deleted,
+        "numTargetRowsMatchedDeleted": deleted,
+        "numTargetRowsCopied": 0,
+        "numTargetFilesBeforeSkipping": len(sizes),
+        "numTargetFilesAfterSkipping": len(touched),
+        "numTargetBytesBeforeSkipping": int(pc.sum(sizes).as_py() or 0),
+        "numTargetBytesAfterSkipping": sum(int(one.add["size"]) for one in touched),
+    }
+
+
+def _as_history(metrics: Mapping[str, int]) -> dict[str, int]:
+    """The metrics of a commit as Delta's MERGE (4.4) writes them into the log: see `metrics_of_history`."""
+    found = {name: value for name, value in metrics.items() if name != "operationNumSourceRows"}
+    updated = found.get("numTargetDeletionVectorsUpdated", 0)
+    for name in ("numTargetDeletionVectorsAdded", "numTargetDeletionVectorsRemoved"):
+        found[name] = found.get(name, 0) + updated
+    found["numSourceRows"] = metrics["operationNumSourceRows"]
+    found["numOutputRows"] = found["numTargetRowsInserted"] + found["numTargetRowsUpdated"]
+    return found

@@ -1,0 +1,158 @@
+"""The live files of a table as its log has them, verbatim: what a commit has to repeat of a file that it adds again."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pyarrow.parquet as pq
+
+Add = Mapping[str, Any]
+"""The body of an `add` action (Delta protocol, "Add File and Remove File"); `stats` is text."""
+
+_CHECKPOINT = re.compile(
+    r"(?P<version>\d{20})\.checkpoint(\.(?P<part>\d{10})\.(?P<parts>\d{10})|\.(?P<uuid>[0-9a-f-]{36}))?\.(?P<kind>parquet|json)$"
+)
+_FIELDS = frozenset(
+    {
+        "path",
+        "partitionValues",
+        "size",
+        "modificationTime",
+        "dataChange",
+        "stats",
+        "tags",
+        "deletionVector",
+        "baseRowId",
+        "defaultRowCommitVersion",
+        "clusteringProvider",
+    }
+)
+"""Of an `add` by the protocol; checkpoints have parsed copies of some beside them."""
+
+
+class UnreadableLogError(RuntimeError):
+    """The log does not hold what a version is made of."""
+
+
+class LiveFiles:
+    """The `add` actions of a local table, kept from version to version.
+
+    Args:
+        root: folder of the table.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._log = root / "_delta_log"
+        self._version = -1
+        self._files: dict[str, Add] = {}
+
+    def at(self, version: int) -> Mapping[str, Add]:
+        """The live files of a version, by their decoded paths (`decoded`); belongs to this object until its next call.
+
+        Cost: the commits since the version that was asked for last; at first, or for an older one, the newest
+        checkpoint and the commits after it.
+
+        Raises:
+            UnreadableLogError: commits are missing, or an action is not of the form that the protocol gives.
+        """
+        if not 0 <= self._version <= version:
+            self._start(version)
+        try:
+            self._advance(version)
+        except FileNotFoundError:  # tidied away since; a checkpoint has them
+            self._start(version)
+            try:
+                self._advance(version)
+            except FileNotFoundError as err:
+                msg = f"version {version} of {str(self._log.parent)!r} cannot be read from its log: {err}"
+                raise UnreadableLogError(msg) from err
+        return self._files
+
+    def follow(self, version: int, commit: Iterable[Mapping[str, Any]]) -> None:
+        """Take note of a commit of one's own, the next after the version that was asked for last."""
+        if version == self._version + 1:
+            self._apply(commit)
+            self._version = version
+
+    def forget(self) -> None:
+        """Read all anew at the next call: the table has become another one."""
+        self._version, self._files = -1, {}
+
+    def _advance(self, version: int) -> None:
+        while self._version < version:
+            text = (self._log / f"{self._version + 1:020d}.json").read_bytes()
+            self._apply(map(json.loads, text.splitlines()))
+            self._version += 1
+
+    def _apply(self, actions: Iterable[Mapping[str, Any]]) -> None:
+        added: list[Add] = []
+        for action in actions:
+            removed = action.get("remove")
+            if removed is not None:
+                self._files.pop(decoded(removed["path"]), None)
+            elif action.get("add") is not None:
+                added.append(action["add"])
+        # A file whose vector grows is removed and added in one commit, in either order.
+        for add in added:
+            self._files[decoded(add["path"])] = add
+
+    def _start(self, version: int) -> None:
+        self.forget()
+        found = self._newest_checkpoint(version)
+        if found is None:
+            return
+        at, files = found
+        for file in files:
+            for add in self._adds(file):
+                self._files[decoded(add["path"])] = add
+        self._version = at
+
+    def _newest_checkpoint(self, up_to: int) -> tuple[int, list[Path]] | None:
+        """The newest complete checkpoint, and its files."""
+        found: dict[int, dict[tuple[int, str], list[Path]]] = {}
+        for file in self._log.iterdir():
+            match = _CHECKPOINT.match(file.name)
+            if match is not None and int(match["version"]) <= up_to:
+                whole = (int(match["parts"] or 1), match["uuid"] or "")
+                found.setdefault(int(match["version"]), {}).setdefault(whole, []).append(file)
+        for version in sorted(found, reverse=True):
+            for (parts, _), files in found[version].items():
+                if len(files) == parts:
+                    return version, files
+        return None
+
+    def _adds(self, checkpoint: Path) -> Iterator[Add]:
+        if checkpoint.suffix == ".json":
+            actions = [json.loads(line) for line in checkpoint.read_bytes().splitlines()]
+            yield from (action["add"] for action in actions if action.get("add") is not None)
+            sidecars = [action["sidecar"]["path"] for action in actions if action.get("sidecar") is not None]
+        else:
+            sidecars = yield from self._adds_in(checkpoint)
+        for sidecar in sidecars:
+            beside = yield from self._adds_in(self._log / "_sidecars" / unquote(sidecar))
+            if beside:
+                msg = f"sidecar {sidecar!r} of {str(self._log)!r} names further sidecars, which the protocol rules out"
+                raise UnreadableLogError(msg)
+
+    def _adds_in(self, parquet: Path) -> Generator[Add, None, list[str]]:
+        """The adds of a Parquet file; returns the paths of its sidecars."""
+        with pq.ParquetFile(parquet) as file:
+            wanted = [name for name in ("add", "sidecar") if name in file.schema_arrow.names]
+            table = file.read(columns=wanted)
+        if "add" in wanted:
+            for add in table["add"].to_pylist(maps_as_pydicts="strict"):
+                if add is not None:
+                    yield {name: value for name, value in add.items() if name in _FIELDS and value is not None}
+        if "sidecar" not in wanted:
+            return []
+        return [one["path"] for one in table["sidecar"].to_pylist() if one is not None]
+
+
+def decoded(path: str) -> str:
+    """A path of the log, which is a URL, as a name of the file system relative to the table."""
+    return unquote(path)

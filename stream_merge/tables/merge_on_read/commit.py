@@ -1,0 +1,164 @@
+"""A commit of one's own: its actions in the order of the protocol, put under the next version if nobody was faster."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass, field
+from importlib.metadata import version as version_of
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+ICT_PROPERTY = "delta.enableInCommitTimestamps"
+_ICT = "inCommitTimestamp"
+
+
+class ConcurrentWriteException(RuntimeError):  # noqa: N818 - as Delta calls it, by which a conflict is known
+    """Another commit has the version."""
+
+
+class UndatedCommitError(RuntimeError):
+    """The commit before carries no time, so that none can be given to this one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Commit:
+    """What one merge writes into the log."""
+
+    version: int
+    """Of the commit: the one that was read and one."""
+    now_ms: int
+    """Milliseconds since the epoch."""
+    user_metadata: str
+    metrics: Mapping[str, int]
+    transaction: tuple[str, int] | None
+    parameters: Mapping[str, str]
+    """`operationParameters`; the protocol leaves them to the writer, Delta's MERGE has predicates."""
+    removes: Sequence[Mapping[str, Any]] = ()
+    adds: Sequence[Mapping[str, Any]] = ()
+    changes: Sequence[Mapping[str, Any]] = ()
+    """Bodies of `cdc` actions."""
+    in_commit_timestamp: int | None = None
+    """Milliseconds since the epoch, for a table that has them; greater than that of the commit before."""
+    token: str = field(default_factory=lambda: str(uuid4()))
+
+    def actions(self) -> Iterator[dict[str, Any]]:
+        """The actions, `commitInfo` first as in-commit timestamps demand."""
+        info: dict[str, Any] = {} if self.in_commit_timestamp is None else {_ICT: self.in_commit_timestamp}
+        info |= {
+            "timestamp": self.now_ms,
+            "operation": "MERGE",
+            "operationParameters": dict(self.parameters),
+            "readVersion": self.version - 1,
+            "isolationLevel": "Serializable",
+            "isBlindAppend": False,
+            "operationMetrics": {name: str(value) for name, value in self.metrics.items()},
+            "userMetadata": self.user_metadata,
+            "engineInfo": f"stream_merge/{version_of('stream-merge')}",
+            "txnId": self.token,
+        }
+        yield {"commitInfo": info}
+        if self.transaction is not None:
+            app_id, number = self.transaction
+            yield {"txn": {"appId": app_id, "version": number, "lastUpdated": self.now_ms}}
+        yield from ({"remove": body} for body in self.removes)
+        yield from ({"add": body} for body in self.adds)
+        yield from ({"cdc": body} for body in self.changes)
+
+    def put(self, log: Path, lock: AbstractContextManager[object] | None = None) -> None:
+        """Put the commit under its version: whole or not at all, and never over another one.
+
+        A hard link either makes the name or fails; who checks and then renames, as Spark does on a local disk, is kept
+        out by the lock.
+
+        Args:
+            log: folder `_delta_log`.
+            lock: held while the name is made.
+
+        Raises:
+            ConcurrentWriteException: the version is there.
+        """
+        unnamed = log / f".{self.token}.tmp"
+        text = "".join(
+            json.dumps(action, separators=(",", ":"), ensure_ascii=False) + "\n" for action in self.actions()
+        )
+        try:
+            unnamed.write_bytes(text.encode())
+            with lock or nullcontext():
+                os.link(unnamed, log / f"{self.version:020d}.json")
+        except FileExistsError as err:
+            msg = f"version {self.version} was committed by another writer"
+            raise ConcurrentWriteException(msg) from err
+        finally:
+            with suppress(OSError):
+                unnamed.unlink()
+
+
+def next_timestamp(log: Path, before: int, now_ms: int) -> int:
+    """The in-commit timestamp of the commit after version `before`: now, but later than that of the one before.
+
+    Raises:
+        UndatedCommitError: that one has none, or is gone.
+    """
+    try:
+        with (log / f"{before:020d}.json").open(encoding="utf-8") as lines:
+            info = json.loads(next(lines)).get("commitInfo") or {}
+        return max(now_ms, int(info[_ICT]) + 1)
+    except (OSError, StopIteration, ValueError, KeyError, AttributeError) as err:
+        msg = f"version {before} in {str(log)!r} carries no in-commit timestamp, which the table demands"
+        raise UndatedCommitError(msg) from err
+
+
+def removed(add: Mapping[str, Any], now_ms: int) -> dict[str, Any]:
+    """The `remove` of a live file, with the vector that it has."""
+    body = {
+        "path": add["path"],
+        "deletionTimestamp": now_ms,
+        "dataChange": True,
+        "extendedFileMetadata": True,
+        "partitionValues": add.get("partitionValues") or {},
+        "size": add["size"],
+    }
+    for name in ("stats", "tags", "deletionVector", "baseRowId", "defaultRowCommitVersion"):
+        if add.get(name) is not None:
+            body[name] = add[name]
+    return body
+
+
+def added_again(add: Mapping[str, Any], vector: Mapping[str, Any], rows: int) -> dict[str, Any]:
+    """The `add` of a live file with another vector: else as the log has it, to the last digit of its statistics.
+
+    Args:
+        add: its body as it is.
+        vector: descriptor of the new one.
+        rows: of the file, deleted ones included; written where its statistics do not tell them.
+    """
+    return {**add, "dataChange": True, "stats": wide(add.get("stats"), rows), "deletionVector": dict(vector)}
+
+
+def wide(stats: str | None, rows: int) -> str:
+    """Statistics that say that rows may be gone: bounds still hold, but a row at them may not live any more.
+
+    The text is not parsed and written anew: numbers would lose digits.
+    """
+    found = json.loads(stats) if stats else {}
+    if not isinstance(found, dict) or not isinstance(stats, str) or not found:
+        return json.dumps({"numRecords": rows, "tightBounds": False}, separators=(",", ":"))
+    if found.get("tightBounds") is False and "numRecords" in found:
+        return stats
+    more = "" if "numRecords" in found else f'"numRecords":{rows},'
+    text = stats.strip()
+    if "tightBounds" in found:
+        for said in ('"tightBounds":true', '"tightBounds": true', '"tightBounds":null', '"tightBounds": null'):
+            if text.count('"tightBounds"') == 1 and said in text:
+                return "{" + more + text.replace(said, '"tightBounds":false')[1:]
+        return _again(found, rows)
+    return "{" + more + '"tightBounds":false,' + text[1:]
+
+
+def _again(found: Mapping[str, Any], rows: int) -> str:
+    kept = {name: value for name, value in found.items() if name in ("numRecords",)}
+    return json.dumps({"numRecords": rows, **kept, "tightBounds": False}, separators=(",", ":"))

@@ -1,0 +1,363 @@
+"""One Parquet file of a table, written as Spark's Delta writes it, and the action that tells the log of it."""
+
+from __future__ import annotations
+
+import unicodedata
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import quote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pyspark
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    CharType,
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegralType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+    VarcharType,
+)
+
+from stream_merge.spark.versions import arrow_type
+from stream_merge.tables.merge_on_read.statistics import maps_columns, statistics, stored_name
+
+CHANGE_TYPE = "_change_type"
+CHANGE_FOLDER = "_change_data"
+_CHANGE_FIELD = StructField(CHANGE_TYPE, StringType(), nullable=False)
+_MOST_ROWS = 1 << 20
+_MOST_BYTES = 128 << 20
+"""Of a row group, in memory: Spark's `parquet.block.size`."""
+
+_STORED = (
+    BinaryType, BooleanType, DateType, DecimalType, DoubleType, FloatType, IntegralType, StringType, TimestampNTZType,
+    TimestampType,
+)  # fmt: skip
+_UNSTORED = (CharType, VarcharType)
+"""Delta keeps them as texts whose length a writer must look at."""
+
+_FILE_METADATA = {"org.apache.spark.version": pyspark.__version__}
+"""With it Spark takes days and times as they stand (`DataSourceUtils.datetimeRebaseSpec`); without it, by its confs."""
+
+_NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
+_ESCAPED = frozenset("\"#%'*/:=?\\\x7f{[]^" + "".join(map(chr, range(1, 0x20))))
+_PLAIN_IN_URL = "/;:@&=+$,-_.!~'()*"
+
+
+class NullViolationError(ValueError):
+    """A column that the table says is NOT NULL would get a NULL."""
+
+
+def write_data_file(
+    root: Path,
+    rows: pa.Table,
+    schema: StructType,
+    *,
+    partition: Mapping[str, str | None],
+    properties: Mapping[str, str],
+    now_ms: int,
+) -> dict[str, Any]:
+    """Write rows of one partition to a new data file.
+
+    Args:
+        root: of the table, on a local disk.
+        rows: at least one; the columns of `schema` without those of `partition`, in its order and under its names,
+            of the types that `arrow_type` gives.
+        schema: of the table, with the metadata of its fields.
+        partition: as the log has it, by names in files; the table's partition columns in their order.
+        properties: of the table.
+        now_ms: milliseconds since 1970, the file's time in the log.
+
+    Returns:
+        The body of the `add` action.
+
+    Raises:
+        NullViolationError: a NULL where the schema allows none; nothing is written.
+        ValueError: the rows are not of this schema, or of a type that is not written here; nothing is written.
+    """
+    partitioned = _partition_fields(schema, partition, properties)
+    data = StructType([field for field in schema.fields if field not in partitioned])
+    _refuse(rows, data, partitioned, partition)
+    stats = statistics(rows, data, properties)
+    values = {name: value or None for name, value in partition.items()}
+    name = f"part-00000-{uuid.uuid4()}{'.' if partition else '-'}c000.snappy.parquet"
+    file = _written(root, _folder("", values) / name, as_stored(rows, data, properties), values)
+    return {**file, "modificationTime": now_ms, "dataChange": True, "stats": stats}
+
+
+def write_change_file(
+    root: Path,
+    rows: pa.Table,
+    schema: StructType,
+    *,
+    partition: Mapping[str, str | None],
+    properties: Mapping[str, str],
+) -> dict[str, Any]:
+    """Write changes of one partition to a new file of the change feed.
+
+    Args:
+        root: of the table, on a local disk.
+        rows: as for `write_data_file`, and `_change_type` as their last column.
+        schema: of the table; it does not have `_change_type`.
+        partition: as for `write_data_file`.
+        properties: of the table.
+
+    Returns:
+        The body of the `cdc` action.
+
+    Raises:
+        NullViolationError: as for `write_data_file`.
+        ValueError: as for `write_data_file`.
+    """
+    partitioned = _partition_fields(schema, partition, properties)
+    data = StructType([*(field for field in schema.fields if field not in partitioned), _CHANGE_FIELD])
+    _refuse(rows, data, partitioned, partition)
+    values = {name: value or None for name, value in partition.items()}
+    name = f"cdc-00000-{uuid.uuid4()}.c000.snappy.parquet"
+    file = _written(root, _folder(CHANGE_FOLDER, values) / name, as_stored(rows, data, properties), values)
+    return {**file, "dataChange": False}
+
+
+def _written(root: Path, relative: PurePosixPath, rows: pa.Table, values: dict[str, str | None]) -> dict[str, Any]:
+    path = root / relative
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        _write(path, rows)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+    return {"path": _as_url(str(relative)), "partitionValues": values, "size": path.stat().st_size}
+
+
+def _write(path: Path, rows: pa.Table) -> None:
+    with pq.ParquetWriter(
+        path,
+        rows.schema,
+        compression="snappy",
+        store_schema=False,
+        store_decimal_as_integer=True,
+        write_statistics=sorted(_told_of(rows.schema)),
+    ) as writer:
+        for group in _row_groups(rows):
+            writer.write_table(group, row_group_size=group.num_rows)
+        writer.add_key_value_metadata(_FILE_METADATA)
+
+
+def _row_groups(rows: pa.Table) -> Iterator[pa.Table]:
+    if rows.num_rows == 1 or (rows.num_rows <= _MOST_ROWS and rows.nbytes <= _MOST_BYTES):
+        yield rows
+        return
+    half = rows.num_rows // 2
+    yield from _row_groups(rows.slice(0, half))
+    yield from _row_groups(rows.slice(half))
+
+
+def _told_of(schema: pa.Schema) -> set[str]:
+    """The leaves whose least and greatest values stand in the footer: all but floats.
+
+    pyarrow passes over NaN there; for Spark NaN is greatest, and it would skip the row group that has one.
+    """
+    leaves = [leaf for field in schema for leaf in _leaves(field.name, field.type)]
+    return {path for path, _ in leaves} - {path for path, dtype in leaves if pa.types.is_floating(dtype)}
+
+
+def _leaves(path: str, dtype: pa.DataType) -> Iterator[tuple[str, pa.DataType]]:
+    if pa.types.is_struct(dtype):
+        inner = [(dtype.field(i).name, dtype.field(i).type) for i in range(dtype.num_fields)]
+    elif pa.types.is_map(dtype):
+        inner = [("key_value.key", dtype.key_type), ("key_value.value", dtype.item_type)]
+    elif pa.types.is_list(dtype):
+        inner = [("list.element", dtype.value_type)]
+    else:
+        yield path, dtype
+        return
+    for name, part in inner:
+        yield from _leaves(f"{path}.{name}", part)
+
+
+# -- names and types in files -------------------------------------------------------------------
+
+
+class _Renamed:
+    """A batch whose memory is read by another schema of the same layout; nothing is copied."""
+
+    def __init__(self, batch: pa.RecordBatch, schema: pa.Schema) -> None:
+        self._batch, self._schema = batch, schema
+
+    def __arrow_c_array__(self, requested_schema: object = None) -> tuple[object, object]:
+        """The schema's and the memory's capsule, as Arrow's PyCapsule protocol has it."""
+        return self._schema.__arrow_c_schema__(), self._batch.__arrow_c_array__()[1]
+
+
+def as_stored(rows: pa.Table, schema: StructType, properties: Mapping[str, str]) -> pa.Table:
+    """Rows with the names and field ids that they have in files, at every depth. Nothing is copied.
+
+    All columns may be NULL in a file, as in Spark's (`makeOutputNullable`): NOT NULL is the log's to say and to lift.
+    """
+    mapped = maps_columns(properties)
+    fields = [_stored_field(field, mapped=mapped and field is not _CHANGE_FIELD) for field in schema.fields]
+    stored = pa.schema(fields)
+    return pa.Table.from_batches([pa.record_batch(_Renamed(b, stored)) for b in rows.to_batches()], stored)
+
+
+def _stored_field(field: StructField, *, mapped: bool) -> pa.Field:
+    ids = {b"PARQUET:field_id": str(field.metadata["delta.columnMapping.id"]).encode()} if mapped else None
+    return pa.field(stored_name(field, mapped=mapped), _stored(field.dataType, mapped=mapped), metadata=ids)
+
+
+def _stored(dtype: DataType, *, mapped: bool) -> pa.DataType:
+    if isinstance(dtype, StructType):
+        return pa.struct([_stored_field(field, mapped=mapped) for field in dtype.fields])
+    if isinstance(dtype, ArrayType):
+        return pa.list_(pa.field("element", _stored(dtype.elementType, mapped=mapped)))
+    if isinstance(dtype, MapType):
+        return pa.map_(_stored(dtype.keyType, mapped=mapped), _stored(dtype.valueType, mapped=mapped))
+    return arrow_type(dtype)
+
+
+# -- what is refused ----------------------------------------------------------------------------
+
+
+def _partition_fields(
+    schema: StructType, partition: Mapping[str, str | None], properties: Mapping[str, str]
+) -> list[StructField]:
+    mapped = maps_columns(properties)
+    fields = {stored_name(field, mapped=mapped): field for field in schema.fields}
+    unknown = [name for name in partition if name not in fields]
+    if unknown:
+        msg = f"the files of this table have no partition columns {unknown!r}; name them as the log does"
+        raise ValueError(msg)
+    return [fields[name] for name in partition]
+
+
+def _refuse(
+    rows: pa.Table, data: StructType, partitioned: list[StructField], partition: Mapping[str, str | None]
+) -> None:
+    if not rows.num_rows:
+        msg = "a file without rows is of no use; add none to the log"
+        raise ValueError(msg)
+    if rows.column_names != data.names:
+        msg = f"rows have the columns {rows.column_names!r}, but files of this table have {data.names!r}; select those"
+        raise ValueError(msg)
+    for field in data.fields:
+        odd = next(_unstored(field.dataType), None)
+        if odd is not None:
+            msg = f"column {field.name!r} has the type {odd.simpleString()}, which only Spark writes; let Spark merge"
+            raise ValueError(msg)
+        wanted, found = arrow_type(field.dataType), rows[field.name].type
+        if not _fits(found, wanted):
+            msg = f"column {field.name!r} came as {found}, but the table has {wanted}; cast it first"
+            raise ValueError(msg)
+    nulls = [
+        path for field in data.fields for path in _nulls(rows[field.name], field.dataType, field.name, field.nullable)
+    ]
+    nulls += [f.name for f, value in zip(partitioned, partition.values(), strict=True) if not value and not f.nullable]
+    if nulls:
+        msg = f"column {nulls[0]!r} is NOT NULL in the table, but a row has NULL there; give it a value"
+        raise NullViolationError(msg)
+
+
+def _unstored(dtype: DataType) -> Iterator[DataType]:
+    if isinstance(dtype, StructType):
+        parts = [field.dataType for field in dtype.fields]
+    elif isinstance(dtype, ArrayType):
+        parts = [dtype.elementType]
+    elif isinstance(dtype, MapType):
+        parts = [dtype.keyType, dtype.valueType]
+    else:
+        if not isinstance(dtype, _STORED) or isinstance(dtype, _UNSTORED):
+            yield dtype
+        return
+    if not parts:
+        yield dtype
+    for part in parts:
+        yield from _unstored(part)
+
+
+def _fits(found: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether values of one type can be read as the other: the same layout, and structs' fields of the same names."""
+    if found.id != wanted.id or found.num_fields != wanted.num_fields:
+        return False
+    if not found.num_fields:
+        return bool(found == wanted)
+    pairs = [(found.field(i), wanted.field(i)) for i in range(found.num_fields)]
+    is_struct = pa.types.is_struct(found)
+    return all((not is_struct or ours.name == theirs.name) and _fits(ours.type, theirs.type) for ours, theirs in pairs)
+
+
+def _nulls(values: pa.ChunkedArray, dtype: DataType, path: str, nullable: bool) -> Iterator[str]:
+    """Where values are NULL and must not be. As for Delta, fields of a NULL struct are, but not in arrays."""
+    if not nullable and values.null_count:
+        yield path
+    if not _requires(dtype):
+        return
+    if isinstance(dtype, StructType):
+        for field, inner in zip(dtype.fields, values.flatten(), strict=True):
+            yield from _nulls(inner, field.dataType, f"{path}.{field.name}", field.nullable)
+    elif isinstance(dtype, ArrayType):
+        yield from _nulls_inside(_elements(values), dtype.elementType, f"{path}.element", dtype.containsNull)
+    elif isinstance(dtype, MapType):
+        keys, items = _entries(values)
+        yield from _nulls_inside(keys, dtype.keyType, f"{path}.key", False)
+        yield from _nulls_inside(items, dtype.valueType, f"{path}.value", dtype.valueContainsNull)
+
+
+def _nulls_inside(values: pa.ChunkedArray, dtype: DataType, path: str, nullable: bool) -> Iterator[str]:
+    if not nullable and values.null_count:
+        yield path
+    yield from _nulls(values.drop_null() if _requires(dtype) else values, dtype, path, True)
+
+
+def _elements(lists: pa.ChunkedArray) -> pa.ChunkedArray:
+    return pa.chunked_array([chunk.flatten() for chunk in lists.chunks], lists.type.value_type)
+
+
+def _entries(maps: pa.ChunkedArray) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
+    """All keys and all values; a cast to a list of structs would stop at NULLs before they can be told."""
+    keys, items = [], []
+    for chunk in filter(len, maps.drop_null().chunks):
+        start, count = chunk.offsets[0].as_py(), chunk.offsets[-1].as_py() - chunk.offsets[0].as_py()
+        keys.append(chunk.keys.slice(start, count))
+        items.append(chunk.items.slice(start, count))
+    return pa.chunked_array(keys, maps.type.key_type), pa.chunked_array(items, maps.type.item_type)
+
+
+def _requires(dtype: DataType) -> bool:
+    """Whether a value of this type has something inside that must not be NULL; keys of maps never may."""
+    if isinstance(dtype, StructType):
+        return any(not field.nullable or _requires(field.dataType) for field in dtype.fields)
+    if isinstance(dtype, ArrayType):
+        return not dtype.containsNull or _requires(dtype.elementType)
+    return isinstance(dtype, MapType)
+
+
+# -- paths --------------------------------------------------------------------------------------
+
+
+def _folder(base: str, values: Mapping[str, str | None]) -> PurePosixPath:
+    return PurePosixPath(base, *(f"{_escaped(name)}={_escaped(value or _NO_VALUE)}" for name, value in values.items()))
+
+
+def _escaped(text: str) -> str:
+    """As a piece of a folder's name (`ExternalCatalogUtils.escapePathName`)."""
+    return "".join(f"%{ord(c):02X}" if c in _ESCAPED else c for c in text)
+
+
+def _as_url(path: str) -> str:
+    """As it stands in the log: Java's `URI` leaves what is not ASCII, but spaces and control characters."""
+    kept = (c for c in set(path) if not c.isascii() and unicodedata.category(c) not in ("Zs", "Zl", "Zp", "Cc"))
+    plain = frozenset(kept)
+    return "".join(c if c in plain else quote(c, safe=_PLAIN_IN_URL) for c in path)

@@ -1,0 +1,169 @@
+"""The rows of a batch's keys in data files, with their positions: a join by DuckDB over the files' key columns."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.types import StructField, StructType, TimestampNTZType, TimestampType
+
+from stream_merge.model.snapshot import name_in_files
+from stream_merge.spark.versions import arrow_type
+from stream_merge.tables.delta_rs import sql
+from stream_merge.tables.merge_on_read import partitions
+from stream_merge.tables.merge_on_read.conform import conformed
+from stream_merge.tables.merge_on_read.footers import Footer
+
+EVENT, FILE, POSITION = "__stream_merge_event", "__stream_merge_file", "__stream_merge_position"
+OWN_COLUMNS = frozenset({"filename", "file_row_number", "file_index"})
+"""What DuckDB (1.4 and 2.0) calls its own columns, in any case; a table's columns must not be called so."""
+_EVENTS = "__stream_merge_events"
+_SETTINGS = {
+    "autoinstall_known_extensions": "false",
+    "autoload_known_extensions": "false",
+    "preserve_insertion_order": "false",
+    "TimeZone": "'UTC'",
+    "arrow_large_buffer_size": "false",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Candidate:
+    """A file that may hold keys of the batch."""
+
+    path: str
+    """Decoded, relative to the table."""
+    footer: Footer
+    partition: Mapping[str, str | None]
+    """`partitionValues` of its `add`."""
+
+
+def find(
+    root: Path, candidates: Sequence[Candidate], events: pa.Table, keys: Sequence[str], schema: StructType
+) -> pa.Table:
+    """The rows of the events' keys, live or not, in no order.
+
+    Args:
+        root: folder of the table.
+        candidates: the files.
+        events: has the key columns, in the types of the table; none of them NULL.
+        keys: names of the key columns.
+        schema: of the table.
+
+    Returns:
+        `EVENT` (row number in events), `FILE` (number among the candidates), `POSITION` (row number in the file) and
+        all columns of the table.
+
+    Raises:
+        duckdb.Error: a file cannot be read.
+    """
+    groups: dict[tuple[Any, ...], list[int]] = defaultdict(list)
+    for number, candidate in enumerate(candidates):
+        groups[(candidate.footer.types, *sorted(candidate.partition.items()))].append(number)
+    numbers = [pa.field(name, pa.int64()) for name in (EVENT, FILE, POSITION)]
+    wanted = pa.schema([*numbers, *(pa.field(field.name, arrow_type(field.dataType)) for field in schema.fields)])
+    found = [wanted.empty_table()]
+    with _connections.cursor() as con:
+        for group in groups.values():
+            first = candidates[group[0]]
+            parted = [field for field in schema.fields if name_in_files(field) in first.partition]
+            held = [f for f in schema.fields if f not in parted and first.footer.type_of(name_in_files(f)) is not None]
+            wanted_keys, events_of = _of_partition(events, [field for field in parted if field.name in keys], first)
+            if not wanted_keys.num_rows or any(key not in {f.name for f in (*held, *parted)} for key in keys):
+                continue  # a key that the files lack is NULL in all their rows
+            paths = [os.fspath(root / candidates[number].path) for number in group]
+            columns, on = _key_columns(wanted_keys, [field for field in held if field.name in keys])
+            con.register(_EVENTS, pa.table({EVENT: events_of, **columns}))
+            rows = con.sql(_query(paths, held, on)).to_arrow_table()
+            at = pc.index_in(rows[FILE], value_set=pa.array(paths, rows[FILE].type))
+            rows = rows.set_column(1, FILE, pa.array(group, pa.int64()).take(at))
+            found.append(_with_columns(rows, held, schema, first).cast(wanted))
+    return pa.concat_tables(found).combine_chunks()
+
+
+def _of_partition(events: pa.Table, parted: Sequence[StructField], file: Candidate) -> tuple[pa.Table, pa.Array]:
+    """The events whose keys may lie in a partition, and their row numbers."""
+    numbers = pa.arange(0, events.num_rows)
+    keep: Any = None
+    for field in parted:
+        value = partitions.typed(file.partition[name_in_files(field)], field.dataType)
+        same = pc.fill_null(pc.equal(events[field.name], value), False)
+        keep = same if keep is None else pc.and_(keep, same)
+    if keep is None:
+        return events, numbers
+    return events.filter(keep), numbers.filter(keep.combine_chunks() if isinstance(keep, pa.ChunkedArray) else keep)
+
+
+def _key_columns(events: pa.Table, keys: Sequence[StructField]) -> tuple[dict[str, pa.ChunkedArray], list[str]]:
+    """The keys of the events as they are joined, and the conditions of the join."""
+    columns, on = {}, []
+    for i, field in enumerate(keys):
+        stored, values = f"t.{sql.quote(name_in_files(field))}", events[field.name]
+        if isinstance(field.dataType, TimestampType | TimestampNTZType):
+            # Some files have a zone and some have none: as numbers they are alike.
+            stored, values = f"epoch_us({stored})", values.cast(arrow_type(field.dataType)).cast(pa.int64())
+        columns[f"k{i}"] = values
+        on.append(f"{stored} = e.k{i}")
+    return columns, on or ["TRUE"]
+
+
+def _query(paths: Sequence[str], held: Sequence[StructField], on: Sequence[str]) -> str:
+    selected = "".join(f", t.{sql.quote(name_in_files(field))} AS c{i}" for i, field in enumerate(held))
+    files = ", ".join(sql.text(path) for path in paths)
+    return (
+        f"SELECT e.{EVENT}, t.filename AS {FILE}, t.file_row_number AS {POSITION}{selected}"
+        f" FROM read_parquet([{files}], file_row_number = true, filename = true, hive_partitioning = false) AS t"
+        f" JOIN {_EVENTS} AS e ON {' AND '.join(on)}"
+    )
+
+
+def _with_columns(rows: pa.Table, held: Sequence[StructField], schema: StructType, file: Candidate) -> pa.Table:
+    """All columns of the table: as read (`c0`, `c1`, …), as the partition says, or NULL."""
+    made = rows.select([EVENT, FILE, POSITION])
+    read = {field.name: rows[f"c{i}"] for i, field in enumerate(held)}
+    for field in schema.fields:
+        dtype, name = arrow_type(field.dataType), name_in_files(field)
+        values: Any
+        if field.name in read:
+            chunks = [conformed(chunk, field.dataType) for chunk in read[field.name].chunks]
+            values = pa.chunked_array(chunks, dtype)
+        elif name in file.partition:
+            values = pa.repeat(partitions.typed(file.partition[name], field.dataType), rows.num_rows)
+        else:
+            values = pa.nulls(rows.num_rows, dtype)
+        made = made.append_column(field.name, values)
+    return made
+
+
+class _Connections:
+    """One database in memory per process; what is read of files for it is read once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._root: duckdb.DuckDBPyConnection | None = None
+        self._process = 0
+
+    def cursor(self) -> duckdb.DuckDBPyConnection:
+        with self._lock:
+            if self._root is None or self._process != os.getpid():
+                self._root = duckdb.connect(":memory:")
+                self._process = os.getpid()
+                for name, value in _SETTINGS.items():
+                    self._root.execute(f"SET {name} = {value}")
+            return self._root.cursor()
+
+
+_connections = _Connections()
+
+
+def odd_names(names: Iterable[str]) -> list[str]:
+    """Which of a table's names DuckDB would take for its own."""
+    return [name for name in names if name.lower() in OWN_COLUMNS]

@@ -1,0 +1,162 @@
+"""How a data file holds the columns of its table, by its footer: which of them, as what, in which calendar."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql.types import (
+    ArrayType,
+    ByteType,
+    DataType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    MapType,
+    ShortType,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+from stream_merge.model.snapshot import name_in_files
+from stream_merge.spark.versions import arrow_type
+from stream_merge.tables.delta_rs.data_files import counts_days_otherwise, holds_times
+
+_MOST_KNOWN = 100_000
+_WIDER: Mapping[type[DataType], tuple[pa.DataType, ...]] = {
+    ByteType: (),
+    ShortType: (pa.int8(),),
+    IntegerType: (pa.int8(), pa.int16()),
+    LongType: (pa.int8(), pa.int16(), pa.int32()),
+    FloatType: (),
+    DoubleType: (pa.float32(),),
+}
+"""What a file may hold of a column whose type was widened since (Delta's type widening), where nothing is lost."""
+_INT96 = "INT96"
+
+
+Types: TypeAlias = tuple[tuple[str, pa.DataType], ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Footer:
+    """What is to be known of a file before its rows are read."""
+
+    rows: int
+    types: Types
+    """Its columns in order: name in the file, and type as Arrow has it; INT96 as microseconds without a zone."""
+    problem: str | None
+    """Why its values cannot be read as Spark reads them."""
+
+    def type_of(self, name: str) -> pa.DataType | None:
+        """Of a column by its name in files; None where the file lacks it."""
+        return next((dtype for column, dtype in self.types if column == name), None)
+
+
+class Footers:
+    """The footers of a table's files; they never change, so each is read once.
+
+    Args:
+        root: folder of the table.
+        schema: of the table; one that has changed needs another object.
+        partition_columns: which of its columns are in no file.
+    """
+
+    def __init__(self, root: Path, schema: StructType, partition_columns: Sequence[str]) -> None:
+        self._root = root
+        self._fields = [field for field in schema.fields if field.name not in partition_columns]
+        self._holds_times = holds_times(schema)
+        self._known: dict[tuple[str, int], Footer] = {}
+        self._types: dict[Types, Types] = {}
+
+    def of(self, path: str, size: int) -> Footer:
+        """The footer of a file by its decoded path and its size in bytes.
+
+        Raises:
+            OSError, pa.ArrowException: the file cannot be read.
+        """
+        found = self._known.get((path, size))
+        if found is None:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            found = self._known[path, size] = self._read(path)
+        return found
+
+    def _read(self, path: str) -> Footer:
+        with pq.ParquetFile(self._root / path, coerce_int96_timestamp_unit="us") as file:
+            types: Types = tuple((field.name, field.type) for field in file.schema_arrow)
+            leaves = [file.schema.column(i) for i in range(len(file.schema))]
+            int96 = {leaf.path.split(".")[0] for leaf in leaves if leaf.physical_type == _INT96}
+            old = self._holds_times and counts_days_otherwise(file.metadata.metadata or {})
+            problem = "has dates or times in the calendar of Spark 2" if old else self._problem(types, int96)
+            return Footer(
+                rows=file.metadata.num_rows,
+                types=self._types.setdefault(types, types),  # one copy for all files that a writer made
+                problem=None if problem is None else f"file {path!r} {problem}",
+            )
+
+    def _problem(self, types: Types, int96: set[str]) -> str | None:
+        held = dict(types)
+        if len(held) != len(types):
+            return "holds two columns of one name"
+        for field in self._fields:
+            name = name_in_files(field)
+            if name in held and not is_readable(held[name], field.dataType, is_int96=name in int96):
+                return f"holds column {field.name!r} as {held[name]}, not as {field.dataType.simpleString()}"
+        return None
+
+
+def is_readable(held: pa.DataType, wanted: DataType, *, is_int96: bool) -> bool:
+    """Whether values of a file's column are values of the table's type, all of them and exactly.
+
+    Args:
+        held: the file's type.
+        wanted: the table's type.
+        is_int96: whether times in the column are INT96, as Spark writes them by default: instants without a zone.
+    """
+    if isinstance(wanted, StructType):
+        if not pa.types.is_struct(held):
+            return False
+        fields = {name_in_files(field): field.dataType for field in wanted.fields}
+        return all(
+            held.field(i).name not in fields
+            or is_readable(held.field(i).type, fields[held.field(i).name], is_int96=is_int96)
+            for i in range(held.num_fields)
+        )
+    if isinstance(wanted, MapType):
+        return (
+            pa.types.is_map(held)
+            and is_readable(held.key_type, wanted.keyType, is_int96=is_int96)
+            and is_readable(held.item_type, wanted.valueType, is_int96=is_int96)
+        )
+    if isinstance(wanted, ArrayType):
+        is_list = pa.types.is_list(held) or pa.types.is_large_list(held)
+        return is_list and is_readable(held.value_type, wanted.elementType, is_int96=is_int96)
+    return _is_readable_leaf(held, wanted, is_int96=is_int96)
+
+
+def _is_readable_leaf(held: pa.DataType, wanted: DataType, *, is_int96: bool) -> bool:
+    if pa.types.is_dictionary(held):
+        held = held.value_type
+    if pa.types.is_large_string(held) or pa.types.is_string_view(held):
+        held = pa.string()
+    if pa.types.is_large_binary(held) or pa.types.is_binary_view(held):
+        held = pa.binary()
+    if isinstance(wanted, DecimalType) and pa.types.is_decimal(held):
+        whole = wanted.precision - wanted.scale
+        return bool(held.scale <= wanted.scale and held.precision - held.scale <= whole)
+    if isinstance(wanted, TimestampType):
+        # A zone that Arrow's own copy of the schema names does not change the instant.
+        if not pa.types.is_timestamp(held) or held.unit != "us":
+            return False
+        return is_int96 if held.tz is None else True
+    if isinstance(wanted, TimestampNTZType):
+        return bool(held == pa.timestamp("us")) and not is_int96
+    return bool(held == arrow_type(wanted)) or held in _WIDER.get(type(wanted), ())

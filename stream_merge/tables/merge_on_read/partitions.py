@@ -1,0 +1,92 @@
+"""Partition values: texts in the log, typed in rows (Delta protocol, "Partition Value Serialization")."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.types import (
+    BooleanType,
+    ByteType,
+    DataType,
+    DateType,
+    IntegerType,
+    LongType,
+    ShortType,
+    StringType,
+    StructType,
+)
+
+from stream_merge.model.snapshot import name_in_files
+from stream_merge.spark.versions import arrow_type
+
+TYPES: tuple[type[DataType], ...] = (BooleanType, ByteType, ShortType, IntegerType, LongType, DateType, StringType)
+"""Types whose values have one text each, the same for every writer."""
+HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
+"""A text that Spark keeps as NULL where it stands in a partition column."""
+
+
+def typed(text: str | None, dtype: DataType) -> pa.Scalar:
+    """A value of the log as the table has it; an empty text is NULL.
+
+    Raises:
+        ValueError: the text is none of that type.
+    """
+    wanted = arrow_type(dtype)
+    if text is None or text == "":
+        return pa.scalar(None, wanted)
+    if isinstance(dtype, BooleanType):
+        if text not in ("true", "false"):
+            msg = f"partition value {text!r} is no boolean"
+            raise ValueError(msg)
+        return pa.scalar(text == "true", wanted)
+    if isinstance(dtype, DateType):
+        return pa.scalar(datetime.date.fromisoformat(text), wanted)
+    return pa.scalar(text if isinstance(dtype, StringType) else int(text), wanted)
+
+
+def text_of(value: Any) -> str | None:
+    """A value as the log has it.
+
+    Args:
+        value: as Arrow gives it to Python.
+    """
+    if value is None:
+        return None
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, datetime.date):
+        return value.isoformat()
+    return str(value) or None
+
+
+def split(
+    rows: pa.Table, schema: StructType, partition_columns: Sequence[str]
+) -> Iterator[tuple[Mapping[str, str | None], pa.Table]]:
+    """Rows by their partition: `partitionValues` (under the names that files have), and the rows without them."""
+    if not rows.num_rows:
+        return
+    if not partition_columns:
+        yield {}, rows
+        return
+    fields = [field for field in schema.fields if field.name in partition_columns]
+    texts = [[text_of(value) for value in rows[field.name].to_pylist()] for field in fields]
+    numbers: dict[tuple[str | None, ...], list[int]] = {}
+    for number, values in enumerate(zip(*texts, strict=True)):
+        numbers.setdefault(values, []).append(number)
+    others = rows.drop_columns(list(partition_columns))
+    for values, of_partition in numbers.items():
+        taken = others if len(numbers) == 1 else others.take(pa.array(of_partition, pa.int64()))
+        yield {name_in_files(field): value for field, value in zip(fields, values, strict=True)}, taken
+
+
+def holds_odd_text(rows: pa.Table, partition_columns: Sequence[str]) -> str | None:
+    """A partition column with a text that Spark would keep as NULL or write otherwise; None where there is none."""
+    for name in partition_columns:
+        values = rows[name]
+        if pa.types.is_string(values.type) and pc.any(pc.is_in(values, pa.array(["", HIVE_NULL]))).as_py():
+            return name
+    return None

@@ -1,0 +1,290 @@
+"""What the log says of a data file's values, as Delta 4.4 collects it (`StatisticsCollection`).
+
+Readers skip files by it: an end that is left out costs a reader the file, one that excludes a value costs it a row.
+So ends are left out where readers do not agree: floats that are not finite, years that Python cannot spell.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.types import (
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    NumericType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+_DEFAULT_COLUMNS = 32
+_DEFAULT_PREFIX = 32
+_EPOCH = datetime.datetime(1970, 1, 1)
+_MICROSECOND = datetime.timedelta(microseconds=1)
+_DAYS = tuple((day - _EPOCH.date()).days for day in (datetime.date.min, datetime.date.max))
+_MICROSECONDS = tuple((moment - _EPOCH) // _MICROSECOND for moment in (datetime.datetime.min, datetime.datetime.max))
+_LAST_ASCII, _LAST_CHARACTER = "\x7f", "\U0010ffff"
+_NAME = re.compile(r"\s*(?:`((?:[^`]|``)+)`|([^\s`.,]+))\s*")
+
+_Ends = tuple[str | None, str | None]
+_Tree = dict[str, Any]
+"""Column to JSON text, or to the tree of a struct's fields."""
+
+
+def maps_columns(properties: Mapping[str, str]) -> bool:
+    """Whether a table's columns have other names in its files (`delta.columnMapping.mode`)."""
+    return properties.get("delta.columnMapping.mode", "none") != "none"
+
+
+def stored_name(field: StructField, *, mapped: bool) -> str:
+    """What a field is called in data files, in statistics and among partition values.
+
+    Raises:
+        ValueError: the schema and the table's mode of column mapping contradict each other.
+    """
+    physical = field.metadata.get("delta.columnMapping.physicalName")
+    if (physical is None) if mapped else (physical not in (None, field.name)):
+        msg = (
+            f"column {field.name!r} has the physical name {physical!r} while the table "
+            f"{'maps' if mapped else 'does not map'} columns; let Spark write this table"
+        )
+        raise ValueError(msg)
+    return str(physical) if mapped else field.name
+
+
+def statistics(rows: pa.Table, schema: StructType, properties: Mapping[str, str]) -> str:
+    """The `stats` of a file of these rows, as JSON.
+
+    Args:
+        rows: all rows of the file; logical names, the columns of `schema`.
+        schema: of the table, without partition columns.
+        properties: of the table: which columns count, how much of a text, whether bounds are said to be tight.
+
+    Raises:
+        ValueError: a property cannot be read.
+    """
+    prefix = int(properties.get("delta.dataSkippingStringPrefixLength", _DEFAULT_PREFIX))
+    indexed = _indexed(schema, properties)
+    columns = {field.name: rows[field.name] for field in indexed.fields}
+    least, greatest, nulls = _collected(columns, indexed, prefix=prefix, mapped=maps_columns(properties))
+    parts: dict[str, Any] = {"numRecords": str(rows.num_rows)}
+    if _has_ends(indexed):
+        parts |= {"minValues": least, "maxValues": greatest}
+    if _has_leaves(indexed):
+        parts["nullCount"] = nulls
+    if properties.get("delta.enableDeletionVectors", "false").lower() == "true":
+        parts["tightBounds"] = "true"
+    return _json(parts)
+
+
+def _json(part: str | _Tree) -> str:
+    """Texts stand as they are: `json` knows no decimals."""
+    if isinstance(part, str):
+        return part
+    return "{" + ",".join(f"{_quoted(name)}:{_json(inner)}" for name, inner in part.items()) + "}"
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+# -- which columns ------------------------------------------------------------------------------
+
+
+def _indexed(schema: StructType, properties: Mapping[str, str]) -> StructType:
+    named = properties.get("delta.dataSkippingStatsColumns")
+    if named is not None:
+        return _named(schema, _paths(named))
+    count = int(properties.get("delta.dataSkippingNumIndexedCols", _DEFAULT_COLUMNS))
+    return schema if count < 0 else _first(schema, count)[0]
+
+
+def _first(schema: StructType, count: int) -> tuple[StructType, int]:
+    """As many leaves of a schema, and how many it has of them."""
+    fields: list[StructField] = []
+    taken = 0
+    for field in schema.fields:
+        if taken >= count:
+            break
+        dtype: DataType = field.dataType
+        leaves = 1
+        if isinstance(dtype, StructType):
+            dtype, leaves = _first(dtype, count - taken)
+        fields.append(_of_type(field, dtype))
+        taken += leaves
+    return StructType(fields), taken
+
+
+def _named(schema: StructType, paths: Sequence[Sequence[str]]) -> StructType:
+    """The named fields of a schema; a struct stands for all that is in it, unknown names for nothing."""
+    fields: list[StructField] = []
+    for field in schema.fields:
+        rests = [path[1:] for path in paths if path[0] == field.name.lower()]
+        if rests and not any(rests):
+            fields.append(field)
+        elif rests and isinstance(field.dataType, StructType):
+            fields.append(_of_type(field, _named(field.dataType, [rest for rest in rests if rest])))
+    return StructType(fields)
+
+
+def _of_type(field: StructField, dtype: DataType) -> StructField:
+    return StructField(field.name, dtype, field.nullable, field.metadata)
+
+
+def _paths(text: str) -> list[list[str]]:
+    """`a, b.c, `d,e`` as paths in lower case."""
+    if not text.strip():
+        return []
+    paths: list[list[str]] = [[]]
+    position = 0
+    while found := _NAME.match(text, position):
+        quoted, plain = found.groups()
+        paths[-1].append((plain or quoted.replace("``", "`")).lower())
+        position = found.end()
+        if position == len(text):
+            return paths
+        if text[position] == ",":
+            paths.append([])
+        elif text[position] != ".":
+            break
+        position += 1
+    msg = f"the table property delta.dataSkippingStatsColumns={text!r} is no list of columns; correct it"
+    raise ValueError(msg)
+
+
+def _is_eligible(dtype: DataType) -> bool:
+    """Delta's `SkippingEligibleDataType`. Texts that are not compared by their bytes are not."""
+    if isinstance(dtype, StringType):
+        return dtype == StringType()
+    return isinstance(dtype, NumericType | DateType | TimestampType | TimestampNTZType)
+
+
+def _has_ends(dtype: DataType) -> bool:
+    return any(_has_ends(f.dataType) for f in dtype.fields) if isinstance(dtype, StructType) else _is_eligible(dtype)
+
+
+def _has_leaves(dtype: DataType) -> bool:
+    return any(_has_leaves(f.dataType) for f in dtype.fields) if isinstance(dtype, StructType) else True
+
+
+# -- what of them -------------------------------------------------------------------------------
+
+
+def _collected(
+    columns: Mapping[str, pa.ChunkedArray], schema: StructType, *, prefix: int, mapped: bool
+) -> tuple[_Tree, _Tree, _Tree]:
+    """Least values, greatest values, numbers of NULLs; a field of a NULL struct is NULL."""
+    least: _Tree = {}
+    greatest: _Tree = {}
+    nulls: _Tree = {}
+    for field in schema.fields:
+        values, dtype, name = columns[field.name], field.dataType, stored_name(field, mapped=mapped)
+        if isinstance(dtype, StructType):
+            inner = dict(zip(_names(values.type), values.flatten(), strict=True))
+            parts = _collected(inner, dtype, prefix=prefix, mapped=mapped)
+            _put(name, (parts[0], parts[1]) if _has_ends(dtype) else (None, None), least, greatest)
+            if _has_leaves(dtype):
+                nulls[name] = parts[2]
+            continue
+        nulls[name] = str(values.null_count)
+        if _is_eligible(dtype) and values.null_count < len(values):
+            _put(name, _ends(values, dtype, prefix), least, greatest)
+    return least, greatest, nulls
+
+
+def _names(struct: pa.StructType) -> list[str]:
+    return [struct.field(i).name for i in range(struct.num_fields)]
+
+
+def _put(name: str, parts: Iterable[_Tree | str | None], *trees: _Tree) -> None:
+    for tree, part in zip(trees, parts, strict=True):
+        if part is not None:
+            tree[name] = part
+
+
+def _ends(values: pa.ChunkedArray, dtype: DataType, prefix: int) -> _Ends:
+    """The least and the greatest value as JSON, of values that are not all NULL."""
+    if isinstance(dtype, FloatType | DoubleType):
+        return _ends_of_floats(values)
+    if isinstance(dtype, DateType):
+        values = values.cast(pa.int32())
+    elif isinstance(dtype, TimestampType | TimestampNTZType):
+        values = values.cast(pa.int64())
+    found = pc.min_max(values)
+    try:
+        least, greatest = found["min"].as_py(), found["max"].as_py()
+    except UnicodeDecodeError:  # Spark casts any bytes to a string
+        return None, None
+    if isinstance(dtype, StringType):
+        cut = _cut_up(greatest, prefix)
+        return _quoted(least[:prefix]), None if cut is None else _quoted(cut)
+    return _spelled(least, dtype), _spelled(greatest, dtype)
+
+
+def _spelled(value: Any, dtype: DataType) -> str | None:
+    """A number, or days or microseconds since 1970.
+
+    Spark cuts microseconds off at both ends, and its readers add a millisecond to the greatest value.
+    """
+    if isinstance(dtype, NumericType):
+        return format(value, "f") if isinstance(dtype, DecimalType) else str(value)
+    first, last = _DAYS if isinstance(dtype, DateType) else _MICROSECONDS
+    if not first <= value <= last:
+        return None
+    if isinstance(dtype, DateType):
+        return _quoted((_EPOCH + datetime.timedelta(days=value)).date().isoformat())
+    text = (_EPOCH + value * _MICROSECOND).isoformat(timespec="milliseconds")
+    return _quoted(text + "Z" if isinstance(dtype, TimestampType) else text)
+
+
+def _ends_of_floats(values: pa.ChunkedArray) -> _Ends:
+    """NaN is greatest for Spark and nothing at all for others: no greatest value is told beside it.
+
+    Infinite ends are left out: JSON has no number for them, and not every reader knows Spark's text. Zeros have the
+    outer sign, as -0.0 is less than 0.0 for some readers. A float has the digits of the double that it equals.
+    """
+    numbers = values.filter(pc.invert(pc.is_nan(values)))
+    found = pc.min_max(numbers)
+    least, greatest = found["min"].as_py(), found["max"].as_py()
+    if least is None:
+        return None, None
+    has_nan = len(numbers) < len(values) - values.null_count
+    low = repr(least or -0.0) if math.isfinite(least) else None
+    return low, repr(greatest or 0.0) if math.isfinite(greatest) and not has_nan else None
+
+
+def _cut_up(text: str, prefix: int) -> str | None:
+    """A text that is not less than this one and about `prefix` UTF-16 units long (`truncateMaxStringAgg`).
+
+    It is the text's beginning and a character that is greater, in UTF-8, than the first that is left out. None: the
+    text goes on with the greatest character for too long.
+    """
+    units = end = 0
+    while end < len(text) and units < prefix:
+        units += _units(text[end])
+        end += 1
+    while units <= 2 * prefix:
+        if end == len(text):
+            return text
+        following = text[end]
+        if following != _LAST_CHARACTER:
+            return text[:end] + (_LAST_ASCII if following < _LAST_ASCII else _LAST_CHARACTER) if prefix else None
+        units += _units(following)
+        end += 1
+    return None
+
+
+def _units(character: str) -> int:
+    return 2 if character > "\uffff" else 1

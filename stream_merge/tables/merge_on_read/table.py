@@ -1,0 +1,81 @@
+"""A table as merge-on-read works on it: its live files as the log has them, and their footers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from weakref import WeakKeyDictionary
+
+from stream_merge.model.snapshot import TableSnapshot
+from stream_merge.shapes.key_bounds import KeyBounds
+from stream_merge.tables.delta_rs.table import NativeTable
+from stream_merge.tables.delta_rs.touched_files import touched_files
+from stream_merge.tables.live_files import Add, LiveFiles, UnreadableLogError, decoded
+from stream_merge.tables.merge_on_read.find import Candidate
+from stream_merge.tables.merge_on_read.footers import Footers
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Touched:
+    """A file that may hold keys of a batch, and what the log says of it."""
+
+    candidate: Candidate
+    add: Add
+
+
+class MergeOnReadTable:
+    """One local table. What is known of its files is kept from batch to batch.
+
+    Args:
+        native: the table as delta-rs reads it.
+        snapshot: of it.
+    """
+
+    def __init__(self, native: NativeTable, snapshot: TableSnapshot) -> None:
+        self.root = Path(native.location)
+        self.table_id = snapshot.table_id
+        self.live = LiveFiles(self.root)
+        self._columns = (snapshot.schema, snapshot.partition_columns)
+        self._footers = Footers(self.root, *self._columns)
+
+    def touched(self, native: NativeTable, snapshot: TableSnapshot, bounds: KeyBounds) -> Sequence[Touched]:
+        """The files that may hold keys within the bounds, at the handle's version.
+
+        Cost: the commits since the last call; the footers of files that are new.
+
+        Raises:
+            UnreadableLogError: the log as it stands here and as delta-rs reads it differ.
+            OSError, pa.ArrowException: a file cannot be read.
+        """
+        if (snapshot.schema, snapshot.partition_columns) != self._columns:
+            self._columns = (snapshot.schema, snapshot.partition_columns)
+            self._footers = Footers(self.root, *self._columns)
+        live = self.live.at(native.version)
+        if len(live) != native.files().num_rows:
+            msg = (
+                f"version {native.version} of {str(self.root)!r} has {len(live)} files by its log, and"
+                f" {native.files().num_rows} as delta-rs reads it"
+            )
+            raise UnreadableLogError(msg)
+        found = []
+        for path in map(decoded, touched_files(native, bounds)["path"].to_pylist()):
+            add = live.get(path)
+            if add is None:
+                msg = f"version {native.version} of {str(self.root)!r} has no file {path!r}, which delta-rs reads"
+                raise UnreadableLogError(msg)
+            footer = self._footers.of(path, int(add["size"]))
+            partition = dict(add.get("partitionValues") or {})
+            found.append(Touched(candidate=Candidate(path=path, footer=footer, partition=partition), add=add))
+        return found
+
+
+_tables: WeakKeyDictionary[NativeTable, MergeOnReadTable] = WeakKeyDictionary()
+
+
+def table_of(native: NativeTable, snapshot: TableSnapshot) -> MergeOnReadTable:
+    """The table behind a handle; one that was dropped and made anew is another one."""
+    found = _tables.get(native)
+    if found is None or found.table_id != snapshot.table_id:
+        found = _tables[native] = MergeOnReadTable(native, snapshot)
+    return found
