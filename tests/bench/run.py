@@ -22,6 +22,7 @@ from pathlib import Path
 from common import DEFAULT_CONFS, Bench, Comparison, deduped, hand_written, show, sink_on, timed
 from engines import CASES, measure, plot, rows_of
 from native import grid, growth, memory, overhead
+from on_read import on_read
 from pruning import pruning
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -174,6 +175,7 @@ COMPARISONS: dict[str, Callable[[Bench, argparse.Namespace], list[Comparison]]] 
     "fleet": lambda bench, _: fleet(bench),
     "matched-only": lambda bench, args: matched_only(bench, args.case),
     "pruning": lambda bench, args: pruning(bench, args.case),
+    "on-read": lambda bench, args: on_read(bench, args.case),
     "snapshot": lambda bench, _: snapshot(bench),
     "upkeep": lambda bench, args: upkeep(bench, args.calls, args.png),
     "year": lambda bench, args: year(bench, args.batches),
@@ -189,7 +191,7 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=1_000, help="batches of the comparison of upkeep")
     parser.add_argument("--only", choices=tuple(COMPARISONS), action="append", help="these comparisons alone")
     parser.add_argument(
-        "--case", type=int, action="append", help="only these cases of engines, matched-only or pruning, from 0"
+        "--case", type=int, action="append", help="only these cases of a comparison that has several, from 0"
     )
     parser.add_argument("--png", type=Path, help="also draw the engines here, and upkeep beside it")
     parser.add_argument("--json", type=Path, help="also write the results here")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import engines
 import pytest
+from delta_log import check_table
 
 PARAMETER = "judged_by"
 HISTORIES = "test_differential"
@@ -40,3 +42,14 @@ def judged_by(request: pytest.FixtureRequest, seed: int) -> Iterator[str]:
     how = getattr(request, "param", engines.AS_SHIPPED)
     with engines.judged(how, f"{seed} {request.node.nodeid}"):
         yield how
+
+
+@pytest.fixture(autouse=True)
+def commits_keep_the_protocol(tmp_path: Path, judged_by: str) -> Iterator[None]:
+    """What merge-on-read has committed is read again by a reader that shares no code with it."""
+    yield
+    if judged_by != engines.ON_READ:
+        return
+    for log in tmp_path.rglob("_delta_log"):
+        if any(b'"engineInfo":"stream_merge/' in commit.read_bytes() for commit in log.glob("*.json")):
+            check_table(log.parent)

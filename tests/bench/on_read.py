@@ -1,0 +1,192 @@
+"""Merge-on-read beside the hand-written merge and beside delta-rs: random keys in tables of many sizes and kinds."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from common import DEFAULT_CONFS, Bench, Comparison, sink_on, timed
+from delta.tables import DeltaTable
+from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import functions as F
+
+from stream_merge import MergeSink
+from stream_merge.engines.costs import CostModel, Work
+from stream_merge.spark.jvm import in_session, owned_session
+
+SIX = ("uuid() AS a", "id * 2 AS b", "'constant' AS c", "current_timestamp() AS ts")
+VECTORS = "delta.enableDeletionVectors"
+WARM_UP = 2
+
+
+class _Always(CostModel):
+    """One engine has each batch that it may have."""
+
+    remembers_natively = True
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._name = name
+
+    def seconds(self, engine: str, work: Work) -> float:
+        return 0.0 if engine == self._name else 1.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """One table, and batches of random keys."""
+
+    said: str
+    rows: int
+    files: int = 16
+    events: int = 10_000
+    payload: Sequence[str] = SIX
+    """SQL over `id`."""
+    key: str = "id"
+    """SQL: the key, by its number `id`."""
+    cluster: bool = False
+    feed: bool = True
+    bounds: Mapping[str, float] = field(default_factory=dict)
+    """Baseline -> how many times faster merge-on-read has to be."""
+    rounds: int = 5
+
+
+CASES = (
+    Case(
+        said="5 M rows, 10 k random keys",
+        rows=5_000_000,
+        bounds={"naive": 20, "naive, preset": 10, "delta-rs": 4},
+    ),
+    Case(said="the same, change feed off", rows=5_000_000, feed=False, bounds={"naive": 30}),
+    Case(said="20 M rows in 20 files, 10 k random keys", rows=20_000_000, files=20, rounds=3),
+    Case(
+        said="1 M rows of 100 columns, 10 k random keys",
+        rows=1_000_000,
+        payload=(*SIX, *(f"concat('text-{n}-', id * {n + 1}) AS s{n}" for n in range(95))),
+        rounds=3,
+        bounds={"naive": 15},
+    ),
+    Case(
+        said="2 M rows, keys of 32 characters, 10 k random",
+        rows=2_000_000,
+        key="md5(cast(id AS string))",
+        bounds={"naive": 8, "naive, preset": 3},
+    ),
+    Case(
+        said="1 M rows with decimal(20,4), 5 k random",
+        rows=1_000_000,
+        events=5_000,
+        payload=(*SIX, "cast(id AS decimal(20,4)) AS d"),
+        bounds={"naive": 8, "naive, preset": 3},
+    ),
+    Case(
+        said="1 M rows with a map column, 5 k random",
+        rows=1_000_000,
+        events=5_000,
+        payload=(*SIX, "map('k', id, 'l', id + 1) AS m"),
+        bounds={"naive": 8, "naive, preset": 3},
+    ),
+    Case(
+        said="1 M rows, liquid clustering, 5 k random",
+        rows=1_000_000,
+        events=5_000,
+        cluster=True,
+        bounds={"naive": 8, "naive, preset": 3},
+    ),
+    Case(said="1 M rows in 2,000 files, 1 k random", rows=1_000_000, files=2_000, events=1_000, bounds={"naive": 12}),
+)
+
+
+def on_read(bench: Bench, numbers: Sequence[int] | None) -> list[Comparison]:
+    """Each case, all sides over the same batches, each round beginning with another side."""
+    found: list[Comparison] = []
+    for number, case in enumerate(CASES):
+        if not numbers or number in numbers:
+            found += _measured(bench, case)
+    return found
+
+
+def _measured(bench: Bench, case: Case) -> list[Comparison]:
+    table = bench.folder / f"on_read_{CASES.index(case)}"
+    rows = bench.spark.range(0, case.rows, 1, case.files).selectExpr(f"{case.key} AS id", "1L AS lsn", *case.payload)
+    identifier = f"delta.`{table}`"
+    columns = ", ".join(f"`{name}` {dtype}" for name, dtype in rows.dtypes)
+    clustered = "CLUSTER BY (id)" if case.cluster else ""
+    bench.spark.sql(
+        f"CREATE TABLE {identifier} ({columns}) USING delta {clustered}"
+        f" TBLPROPERTIES (delta.enableChangeDataFeed = {str(case.feed).lower()}, {VECTORS} = false)"
+    )
+    rows.write.format("delta").mode("append").save(str(table))
+    sides = _sides(bench, case, table, rows.columns)
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    names = list(sides)
+    for number in range(min(case.rounds, bench.runs) + WARM_UP):
+        batch = _events(bench, case)
+        for name in names[number % len(names) :] + names[: number % len(names)]:
+            took = timed(lambda name=name, batch=batch: sides[name](batch, bench.batch_id))
+            if number >= WARM_UP:
+                seconds[name].append(took)
+    medians = {name: statistics.median(taken) for name, taken in seconds.items()}
+    return [
+        Comparison(
+            case=case.said,
+            baseline=baseline,
+            baseline_seconds=medians[baseline],
+            candidate="merge on read",
+            candidate_seconds=medians["merge on read"],
+            bound="" if baseline not in case.bounds else f"at least {case.bounds[baseline]:g} x faster",
+            holds=baseline not in case.bounds or medians[baseline] >= case.bounds[baseline] * medians["merge on read"],
+        )
+        for baseline in names
+        if baseline != "merge on read"
+    ]
+
+
+def _sides(
+    bench: Bench, case: Case, table: Path, columns: Sequence[str]
+) -> dict[str, Callable[[DataFrame, int], object]]:
+    def by_hand(label: str, confs: Mapping[str, str]) -> Callable[[DataFrame, int], object]:
+        session = owned_session(bench.spark)
+        for key, value in confs.items():
+            session.conf.set(key, value)
+        target = bench.copy(table, label)
+        return lambda df, _: _hand_written(session, target, in_session(df, session), columns)
+
+    def by_sink(label: str, how: CostModel, *, vectors: bool) -> Callable[[DataFrame, int], object]:
+        target = bench.copy(table, label)
+        if vectors:
+            bench.spark.sql(f"ALTER TABLE delta.`{target}` SET TBLPROPERTIES ({VECTORS} = true)")
+        sink: MergeSink = sink_on(target, change_data_feed=case.feed)._under(costs=how)
+        return sink
+
+    return {
+        "naive": by_hand("naive", DEFAULT_CONFS),
+        "naive, preset": by_hand("preset", {}),
+        "delta-rs": by_sink("delta_rs", _Always("native"), vectors=False),
+        "auto": by_sink("auto", CostModel(), vectors=True),
+        "merge on read": by_sink("on_read", _Always("merge_on_read"), vectors=True),
+    }
+
+
+def _events(bench: Bench, case: Case) -> DataFrame:
+    bench.batch_id += 1
+    picked = bench.spark.range(case.events).selectExpr(f"cast(rand() * {case.rows * 1.1} AS bigint) AS id")
+    values = (f"{case.key} AS id", f"{bench.batch_id + 1}L AS lsn", *case.payload, "if(rand() < 0.1, 'd', 'u') AS op")
+    return picked.selectExpr(*values).localCheckpoint()
+
+
+def _hand_written(session: SparkSession, target: str, events: DataFrame, columns: Sequence[str]) -> object:
+    latest = Window.partitionBy("id").orderBy(F.col("lsn").desc())
+    source = events.withColumn("rank", F.row_number().over(latest)).where("rank = 1").drop("rank")
+    values = {name: f"s.{name}" for name in columns}
+    return (
+        DeltaTable.forPath(session, target)
+        .alias("t")
+        .merge(source.alias("s"), "t.id = s.id")
+        .whenMatchedDelete("s.op = 'd' AND s.lsn > t.lsn")
+        .whenMatchedUpdate("s.op <> 'd' AND s.lsn >= t.lsn", values)
+        .whenNotMatchedInsert("s.op <> 'd'", values)
+        .execute()
+    )
