@@ -16,7 +16,7 @@ from stream_merge.engines.memory import reservations
 from stream_merge.engines.spark.commit import USER_METADATA_CONF
 from stream_merge.errors import ConfigError
 from stream_merge.metrics.instruments import MergeMetrics, default_metrics
-from stream_merge.microbatch import set_aside, steps
+from stream_merge.microbatch import after, set_aside, steps
 from stream_merge.microbatch.attempts import Attempts
 from stream_merge.microbatch.call import BatchCall
 from stream_merge.microbatch.claims import claims
@@ -228,8 +228,8 @@ class MergeSink:
                 done = steps.repeat(call, source, prepared)
             else:
                 done = steps.merge_events(call, source, prepared)
-            steps.note_target(call, done)
-            done = steps.keep_up(call, done)
+            after.note_target(call, done)
+            done = after.keep_up(call, done)
         self._report(call, done)
 
     def _account(self, batch_df: DataFrame, batch_id: int, intake: Intake) -> None:
@@ -240,7 +240,7 @@ class MergeSink:
         with self._call(batch_df, batch_id, intake) as (call, _):
             steps.check_quarantine(call)
             steps.quarantine_undecodable(call)
-            steps.note_query(call)
+            after.note_query(call)
         self._report(call, steps.Done())
 
     @contextmanager

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 from pyspark.sql import SparkSession
 
 from stream_merge.engines.costs import CostModel, Work
-from stream_merge.model.results import Refusal
+from stream_merge.model.results import Refusal, Upkeep
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import CommitRecord, TableSnapshot
 from stream_merge.shapes.batch import Batch
@@ -75,6 +75,13 @@ class Merger(Commits, Protocol[H_contra]):
 
     def counted_as(self, late: H_contra, version: int) -> Mapping[str, int]:
         """How many of the refused keys a version's change feed shows as `inserted` and as `updated`."""
+        ...
+
+    def tidy(self) -> Upkeep | None:
+        """After the batch: see to the files that merges in this way leave; None where there is nothing to do.
+
+        Raises: nothing.
+        """
         ...
 
 

@@ -19,6 +19,7 @@ from stream_merge.microbatch import landed
 from stream_merge.microbatch.call import BatchCall
 from stream_merge.model import names
 from stream_merge.model.logs import tell
+from stream_merge.model.results import Upkeep
 from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.spark.errors import reason
 from stream_merge.tables import fitness, spark_table
@@ -169,6 +170,10 @@ class Executor:
         """What the events that these tombstones refuse had been counted as by a merge."""
         found: Mapping[str, int] = self._execution.merger.counted_as(late, version)
         return found
+
+    def tidy(self) -> Upkeep | None:
+        """What the engine does about the files that its merges leave."""
+        return self._execution.merger.tidy()
 
     def _decided(self, err: Exception, tag: CommitTag) -> MergeReport:
         """What became of a merge that raised; one that failed natively and did not land is tried on Spark, once."""

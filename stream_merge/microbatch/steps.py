@@ -7,7 +7,8 @@ idempotent, and a target that is found committed does not skip those after it.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from pyspark.sql import DataFrame
 
@@ -80,6 +81,8 @@ class Done:
     """Whether the target held the batch before this call."""
     recorded_version: int | None = None
     """Of the target, that has the batch's transaction id alone."""
+    tidy: Callable[[], Upkeep | None] | None = None
+    """What the engine that merged does about the files that it leaves."""
     upkeep: Upkeep | None = None
     """Of the target's files, after all else; None where none was due."""
 
@@ -197,7 +200,14 @@ def merge_events(call: BatchCall, source: DataFrame, prepared: Prepared) -> Done
     recorded = record_first_batch(call, ready, merged)
     merged = recheck(call, executor, ready, merged)
     forget_revived(call, executor, ready)
-    return Done(batch=batch, target=ready.target, choice=executor.choice, merged=merged, recorded_version=recorded)
+    return Done(
+        batch=batch,
+        target=ready.target,
+        choice=executor.choice,
+        merged=merged,
+        recorded_version=recorded,
+        tidy=None if merged.report.version is None else executor.tidy,
+    )
 
 
 def evaluate(call: BatchCall, source: DataFrame, layout: Layout, target: TableSnapshot | None) -> Batch:
@@ -370,29 +380,3 @@ def forget_revived(call: BatchCall, executor: Executor, ready: Ready) -> None:
         revived = merging.forget(call, executor, table_id=ready.target.table_id)
         if ready.batch.deletes or revived:
             merging.tidy(call, executor)
-
-
-def note_query(call: BatchCall) -> None:
-    """Tell the checkpoint that the query's batches are given to this sink, also where none had events for it."""
-    if call.delivery is not None:
-        call.delivery.note(None)
-
-
-def note_target(call: BatchCall, done: Done) -> None:
-    """Tell the checkpoint that the query has merged into this very table."""
-    if call.delivery is not None and done.target is not None and done.version is not None:
-        call.delivery.note(done.target)
-
-
-def keep_up(call: BatchCall, done: Done) -> Done:
-    """A round of upkeep of the target's files, if one is due; the batch is done, whatever becomes of it."""
-    if call.upkeep is None:
-        return done
-    call.resources.close()  # other sinks may need the memory of this batch meanwhile
-    with call.clock.phase("upkeep"):
-        found = call.upkeep.round(
-            call.session,
-            changed=done.merged.report.version is not None,
-            query_id=call.caller.query_id,
-        )
-    return replace(done, upkeep=found)

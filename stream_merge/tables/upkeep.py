@@ -80,7 +80,7 @@ class TableUpkeep:
         after = wanted.vacuum_after
         if after is not None and self._is_vacuum_due():
             left = wanted.budget_seconds - (time.perf_counter() - started)
-            found = _both(found, _guarded(lambda: self._vacuumed(session, after, left)))
+            found = both(found, _guarded(lambda: self._vacuumed(session, after, left)))
         say = log.warning if found.outcome in ("failed", "over_budget") else log.info
         tell(say, "table_upkeep", table=self._target, **asdict(found), seconds=round(time.perf_counter() - started, 3))
         return found
@@ -135,7 +135,7 @@ class TableUpkeep:
         found = Upkeep(outcome="nothing")
         with holding(session, {TIMESTAMP_CONF: TIMESTAMP_MICROS, **confs}):
             for statement in statements:
-                found = _both(found, _guarded(partial(_counted, session, statement)))
+                found = both(found, _guarded(partial(_counted, session, statement)))
                 if found.outcome in ("lost", "failed"):
                     return found
         seconds = time.perf_counter() - started
@@ -184,7 +184,7 @@ def _counted(session: SparkSession, statement: str) -> Upkeep:
     return Upkeep(outcome="done" if removed else "nothing", removed_files=removed, added_files=added)
 
 
-def _both(one: Upkeep, other: Upkeep) -> Upkeep:
+def both(one: Upkeep, other: Upkeep) -> Upkeep:
     """What became of two parts of a round: the worse outcome, and why."""
     return Upkeep(
         outcome=max(one.outcome, other.outcome, key=_WORSE.index),

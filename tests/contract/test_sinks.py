@@ -28,7 +28,7 @@ from stream_merge import (
     RoutedMergeError,
 )
 from stream_merge.engines.memory import reservations
-from stream_merge.microbatch import steps
+from stream_merge.microbatch import after
 from stream_merge.microbatch.call import BatchCall
 from stream_merge.model.names import sibling
 from stream_merge.model.source_batch import Intake
@@ -218,7 +218,7 @@ def test_two_failing_tables_may_share_a_quarantine(fleet: Fleet):
 def test_events_that_are_merged_already_are_not_quarantined(fleet: Fleet, monkeypatch: pytest.MonkeyPatch):
     """What failed came after the commit; the replay does what was left undone."""
     events = fleet.batch(event("orders", 2), event("customers", 2))
-    note_target = steps.note_target
+    note_target = after.note_target
 
     def failing(call: BatchCall, *args: Any) -> None:
         if call.spec.label == "orders":
@@ -227,7 +227,7 @@ def test_events_that_are_merged_already_are_not_quarantined(fleet: Fleet, monkey
         note_target(call, *args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(steps, "note_target", failing)
+        patch.setattr(after, "note_target", failing)
         with pytest.raises(RoutedMergeError, match="after the commit"):
             fleet.tolerant()(events, 1)
         with pytest.raises(RoutedMergeError, match="after the commit"):

@@ -15,8 +15,10 @@ from pyroaring import BitMap64
 
 from stream_merge.engines.base import CommitTag, MergeReport
 from stream_merge.engines.in_driver import DriverMerger, NoLongerEligibleError
+from stream_merge.engines.merge_on_read.compact import compact
 from stream_merge.engines.merge_on_read.decide import Decision, decide
 from stream_merge.model import names
+from stream_merge.model.results import Upkeep
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import TableSnapshot, is_applied
 from stream_merge.shapes import shape_of
@@ -78,6 +80,10 @@ class MergeOnReadMerger(DriverMerger):
         """One merge that only deletes."""
         older = Delete(when=Newer())  # the tombstone than the row
         return self._merge(late.refused_entries(), [older], tag)
+
+    def tidy(self) -> Upkeep | None:
+        """Put small files together, or write one anew that has lost many rows."""
+        return compact(self._table, self._lock)
 
     def _merge(self, events: pa.Table, clauses: Sequence[Clause], tag: CommitTag) -> MergeReport:
         started = time.perf_counter()

@@ -26,17 +26,18 @@ class UndatedCommitError(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Commit:
-    """What one merge writes into the log."""
+    """What one merge, or one compaction, writes into the log."""
 
     version: int
     """Of the commit: the one that was read and one."""
     now_ms: int
     """Milliseconds since the epoch."""
-    user_metadata: str
+    user_metadata: str | None
     metrics: Mapping[str, int]
     transaction: tuple[str, int] | None
     parameters: Mapping[str, str]
     """`operationParameters`; the protocol leaves them to the writer, Delta's MERGE has predicates."""
+    operation: str = "MERGE"
     removes: Sequence[Mapping[str, Any]] = ()
     adds: Sequence[Mapping[str, Any]] = ()
     changes: Sequence[Mapping[str, Any]] = ()
@@ -50,16 +51,17 @@ class Commit:
         info: dict[str, Any] = {} if self.in_commit_timestamp is None else {_ICT: self.in_commit_timestamp}
         info |= {
             "timestamp": self.now_ms,
-            "operation": "MERGE",
+            "operation": self.operation,
             "operationParameters": dict(self.parameters),
             "readVersion": self.version - 1,
             "isolationLevel": "Serializable",
             "isBlindAppend": False,
             "operationMetrics": {name: str(value) for name, value in self.metrics.items()},
-            "userMetadata": self.user_metadata,
             "engineInfo": f"stream_merge/{version_of('stream-merge')}",
             "txnId": self.token,
         }
+        if self.user_metadata is not None:
+            info["userMetadata"] = self.user_metadata
         yield {"commitInfo": info}
         if self.transaction is not None:
             app_id, number = self.transaction
@@ -112,12 +114,12 @@ def next_timestamp(log: Path, before: int, now_ms: int) -> int:
         raise UndatedCommitError(msg) from err
 
 
-def removed(add: Mapping[str, Any], now_ms: int) -> dict[str, Any]:
+def removed(add: Mapping[str, Any], now_ms: int, *, changes_data: bool = True) -> dict[str, Any]:
     """The `remove` of a live file, with the vector that it has."""
     body = {
         "path": add["path"],
         "deletionTimestamp": now_ms,
-        "dataChange": True,
+        "dataChange": changes_data,
         "extendedFileMetadata": True,
         "partitionValues": add.get("partitionValues") or {},
         "size": add["size"],

@@ -36,6 +36,8 @@ from stream_merge.spark.versions import arrow_type
 from stream_merge.tables.merge_on_read.statistics import maps_columns, statistics, stored_name
 
 CHANGE_TYPE = "_change_type"
+OWN_PREFIX = "on-read-"
+"""What the names of data files of merge-on-read begin with: they may be put together without being asked for."""
 CHANGE_FOLDER = "_change_data"
 _CHANGE_FIELD = StructField(CHANGE_TYPE, StringType(), nullable=False)
 _MOST_ROWS = 1 << 20
@@ -93,7 +95,7 @@ def write_data_file(
     _refuse(rows, data, partitioned, partition)
     stats = statistics(rows, data, properties)
     values = {name: value or None for name, value in partition.items()}
-    name = f"part-00000-{uuid.uuid4()}{'.' if partition else '-'}c000.snappy.parquet"
+    name = f"{OWN_PREFIX}{uuid.uuid4()}.snappy.parquet"
     file = _written(root, _folder("", values) / name, as_stored(rows, data, properties), values)
     return {**file, "modificationTime": now_ms, "dataChange": True, "stats": stats}
 

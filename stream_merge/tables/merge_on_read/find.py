@@ -13,6 +13,7 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyroaring import BitMap64
 from pyspark.sql.types import StructField, StructType, TimestampNTZType, TimestampType
 
 from stream_merge.model.snapshot import name_in_files
@@ -89,6 +90,27 @@ def find(
     return pa.concat_tables(found).combine_chunks()
 
 
+def rows_of(root: Path, candidate: Candidate, dead: BitMap64, schema: StructType) -> pa.Table:
+    """The live rows of a file, in their order, with all columns of the table.
+
+    Args:
+        root: folder of the table.
+        candidate: the file.
+        dead: positions of its deleted rows.
+        schema: of the table.
+
+    Raises:
+        duckdb.Error: the file cannot be read.
+    """
+    held = [f for f in schema.fields if candidate.footer.type_of(name_in_files(f)) is not None]
+    held = [field for field in held if name_in_files(field) not in candidate.partition]
+    with _connections.cursor() as con:
+        rows = con.sql(_query([os.fspath(root / candidate.path)], held, None)).to_arrow_table()
+    if len(dead):
+        rows = rows.filter(pc.invert(pc.is_in(rows[POSITION], value_set=pa.array(dead, pa.int64()))))
+    return _with_columns(rows, held, schema, candidate).drop_columns([EVENT, FILE, POSITION])
+
+
 def _of_partition(events: pa.Table, parted: Sequence[StructField], file: Candidate) -> tuple[pa.Table, pa.Array]:
     """The events whose keys may lie in a partition, and their row numbers."""
     numbers = pa.arange(0, events.num_rows)
@@ -115,13 +137,15 @@ def _key_columns(events: pa.Table, keys: Sequence[StructField]) -> tuple[dict[st
     return columns, on or ["TRUE"]
 
 
-def _query(paths: Sequence[str], held: Sequence[StructField], on: Sequence[str]) -> str:
+def _query(paths: Sequence[str], held: Sequence[StructField], on: Sequence[str] | None) -> str:
+    """The rows of files that an event is joined to; on None: all of them, in their order."""
     selected = "".join(f", t.{sql.quote(name_in_files(field))} AS c{i}" for i, field in enumerate(held))
     files = ", ".join(sql.text(path) for path in paths)
+    event = "NULL" if on is None else "e." + EVENT
+    rest = "ORDER BY t.file_row_number" if on is None else f"JOIN {_EVENTS} AS e ON {' AND '.join(on)}"
     return (
-        f"SELECT e.{EVENT}, t.filename AS {FILE}, t.file_row_number AS {POSITION}{selected}"
-        f" FROM read_parquet([{files}], file_row_number = true, filename = true, hive_partitioning = false) AS t"
-        f" JOIN {_EVENTS} AS e ON {' AND '.join(on)}"
+        f"SELECT {event} AS {EVENT}, t.filename AS {FILE}, t.file_row_number AS {POSITION}{selected}"
+        f" FROM read_parquet([{files}], file_row_number = true, filename = true, hive_partitioning = false) AS t {rest}"
     )
 
 

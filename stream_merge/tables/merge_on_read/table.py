@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from weakref import WeakKeyDictionary
@@ -12,6 +12,8 @@ from stream_merge.shapes.key_bounds import KeyBounds
 from stream_merge.tables.delta_rs.table import NativeTable
 from stream_merge.tables.delta_rs.touched_files import touched_files
 from stream_merge.tables.live_files import Add, LiveFiles, UnreadableLogError, decoded
+from stream_merge.tables.merge_on_read.compaction import Stored
+from stream_merge.tables.merge_on_read.data_file import OWN_PREFIX
 from stream_merge.tables.merge_on_read.find import Candidate
 from stream_merge.tables.merge_on_read.footers import Footers
 
@@ -48,6 +50,49 @@ class MergeOnReadTable:
             UnreadableLogError: the log as it stands here and as delta-rs reads it differ.
             OSError, pa.ArrowException: a file cannot be read.
         """
+        live = self._live(native, snapshot)
+        found = []
+        for path in map(decoded, touched_files(native, bounds)["path"].to_pylist()):
+            add = live.get(path)
+            if add is None:
+                msg = f"version {native.version} of {str(self.root)!r} has no file {path!r}, which delta-rs reads"
+                raise UnreadableLogError(msg)
+            found.append(self.file(path, add))
+        return found
+
+    def file(self, path: str, add: Add) -> Touched:
+        """A live file by its decoded path.
+
+        Raises:
+            OSError, pa.ArrowException: it cannot be read.
+        """
+        footer = self._footers.of(path, int(add["size"]))
+        partition = dict(add.get("partitionValues") or {})
+        return Touched(candidate=Candidate(path=path, footer=footer, partition=partition), add=add)
+
+    def stored(self, native: NativeTable, snapshot: TableSnapshot) -> Iterator[Stored]:
+        """All live files whose number of rows the log tells, at the handle's version.
+
+        Raises:
+            UnreadableLogError: as `touched`.
+        """
+        live = self._live(native, snapshot)
+        files = native.files()
+        for path, rows in zip(files["path"].to_pylist(), files["num_records"].to_pylist(), strict=True):
+            add = live.get(decoded(path))
+            if add is None or rows is None:
+                continue
+            vector = add.get("deletionVector")
+            yield Stored(
+                path=decoded(path),
+                bytes=int(add["size"]),
+                rows=int(rows),
+                deleted=0 if vector is None else int(vector["cardinality"]),
+                partition=tuple(sorted((add.get("partitionValues") or {}).items(), key=str)),
+                is_own=path.rsplit("/", 1)[-1].startswith(OWN_PREFIX),
+            )
+
+    def _live(self, native: NativeTable, snapshot: TableSnapshot) -> Mapping[str, Add]:
         if (snapshot.schema, snapshot.partition_columns) != self._columns:
             self._columns = (snapshot.schema, snapshot.partition_columns)
             self._footers = Footers(self.root, *self._columns)
@@ -58,16 +103,7 @@ class MergeOnReadTable:
                 f" {native.files().num_rows} as delta-rs reads it"
             )
             raise UnreadableLogError(msg)
-        found = []
-        for path in map(decoded, touched_files(native, bounds)["path"].to_pylist()):
-            add = live.get(path)
-            if add is None:
-                msg = f"version {native.version} of {str(self.root)!r} has no file {path!r}, which delta-rs reads"
-                raise UnreadableLogError(msg)
-            footer = self._footers.of(path, int(add["size"]))
-            partition = dict(add.get("partitionValues") or {})
-            found.append(Touched(candidate=Candidate(path=path, footer=footer, partition=partition), add=add))
-        return found
+        return live
 
 
 _tables: WeakKeyDictionary[NativeTable, MergeOnReadTable] = WeakKeyDictionary()

@@ -1,0 +1,118 @@
+"""What merges on read leave is put together: a few files per call, in a commit of its own that changes no data."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, suppress
+
+import pyarrow as pa
+from pyroaring import BitMap64
+
+from stream_merge.model.logs import tell
+from stream_merge.model.results import Upkeep
+from stream_merge.model.snapshot import TableSnapshot
+from stream_merge.spark.errors import reason
+from stream_merge.tables.delta_rs.table import NativeTable
+from stream_merge.tables.live_files import decoded
+from stream_merge.tables.merge_on_read import commit, eligibility, vectors
+from stream_merge.tables.merge_on_read.compaction import due
+from stream_merge.tables.merge_on_read.data_file import write_data_file
+from stream_merge.tables.merge_on_read.find import rows_of
+from stream_merge.tables.merge_on_read.table import MergeOnReadTable, Touched, table_of
+
+log = logging.getLogger(__name__)
+
+AUTO_COMPACT_PROPERTY = "delta.autoOptimize.autoCompact"
+"""Delta's own property for compaction after a write: "false" switches this one off, too."""
+
+
+def compact(native: NativeTable, lock: Callable[[], AbstractContextManager[object]]) -> Upkeep | None:
+    """One round, within `compaction.MOST_BYTES`; None where no file is worth it.
+
+    Raises: nothing: what fails is logged, and left for the next call. Another writer wins.
+    """
+    started = time.perf_counter()
+    try:
+        found = _compacted(native, lock)
+    except commit.ConcurrentWriteException:
+        found = Upkeep(outcome="lost", detail="another writer was faster")
+    except Exception as err:
+        found = Upkeep(outcome="failed", detail=reason(err))
+    if found is not None:
+        say = log.warning if found.outcome == "failed" else log.info
+        taken = round(time.perf_counter() - started, 3)
+        tell(say, "files_compacted", table=native.location, outcome=found.outcome, detail=found.detail, seconds=taken)
+    return found
+
+
+def _compacted(native: NativeTable, lock: Callable[[], AbstractContextManager[object]]) -> Upkeep | None:
+    native.refresh()
+    snapshot = native.snapshot()
+    if snapshot.properties.get(AUTO_COMPACT_PROPERTY, "").lower() == "false":
+        return None
+    table = table_of(native, snapshot)
+    picked = due(table.stored(native, snapshot))
+    if not picked:
+        return None
+    live = table.live.at(native.version)
+    files = [table.file(one.path, live[one.path]) for one in picked]
+    refused = eligibility.of_table(native, snapshot, "the table") or eligibility.of_files(files, "the table")
+    if refused is not None:
+        return Upkeep(outcome="nothing", detail=refused.detail)
+    made = _written(table, snapshot, files)
+    try:
+        made.put(table.root / "_delta_log", lock())
+    except commit.ConcurrentWriteException:
+        for add in made.adds:
+            with suppress(OSError):
+                (table.root / decoded(add["path"])).unlink()
+        raise
+    table.live.follow(made.version, list(made.actions()))
+    native.committed()
+    return Upkeep(outcome="done", removed_files=len(files), added_files=len(made.adds))
+
+
+def _written(table: MergeOnReadTable, snapshot: TableSnapshot, files: Sequence[Touched]) -> commit.Commit:
+    """The rows of files of one partition in a new file, and the commit that puts it in their place."""
+    now_ms = int(time.time() * 1000)
+    rows = pa.concat_tables(
+        [rows_of(table.root, one.candidate, _dead(table, one), snapshot.schema) for one in files]
+    ).drop_columns(list(snapshot.partition_columns))
+    adds = []
+    if rows.num_rows:
+        add = write_data_file(
+            table.root,
+            rows,
+            snapshot.schema,
+            partition=files[0].candidate.partition,
+            properties=snapshot.properties,
+            now_ms=now_ms,
+        )
+        adds.append({**add, "dataChange": False})
+    dated = snapshot.properties.get(commit.ICT_PROPERTY, "false").lower() == "true"
+    log_folder = table.root / "_delta_log"
+    return commit.Commit(
+        version=snapshot.version + 1,
+        now_ms=now_ms,
+        user_metadata=None,
+        operation="OPTIMIZE",
+        metrics={
+            "numRemovedFiles": len(files),
+            "numRemovedBytes": sum(int(one.add["size"]) for one in files),
+            "numAddedFiles": len(adds),
+            "numAddedBytes": sum(int(add["size"]) for add in adds),
+            "numDeletionVectorsRemoved": sum(one.add.get("deletionVector") is not None for one in files),
+        },
+        transaction=None,
+        parameters={"predicate": "[]", "zOrderBy": "[]", "auto": "true"},
+        removes=[commit.removed(one.add, now_ms, changes_data=False) for one in files],
+        adds=adds,
+        in_commit_timestamp=commit.next_timestamp(log_folder, snapshot.version, now_ms) if dated else None,
+    )
+
+
+def _dead(table: MergeOnReadTable, file: Touched) -> BitMap64:
+    descriptor = file.add.get("deletionVector")
+    return BitMap64() if descriptor is None else vectors.read(descriptor, table.root)

@@ -1,0 +1,82 @@
+"""Which files that merges on read have left are worth writing again: many small ones, one without many of its rows."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+TOGETHER = 8
+"""So many files of about one size become one: each byte is written again once for every step in size."""
+SMALL_BYTES = 4 << 20
+"""Files from this size on are left to a sink's `Maintenance`, unless they have lost rows."""
+_FIRST_STEP = 64 << 10
+MOST_DELETED_SHARE = 0.25
+"""A file of whose rows more are gone is written again: whoever reads it reads these, too."""
+_LEAST_DELETED_BYTES = 1 << 20
+MOST_BYTES = 64 << 20
+"""What one round may read, of compressed files: about a second, on 2 cores."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stored:
+    """A live file."""
+
+    path: str
+    """Decoded."""
+    bytes: int
+    rows: int
+    """Deleted ones included."""
+    deleted: int
+    partition: tuple[tuple[str, Any], ...] = ()
+    is_own: bool
+    """Whether merge-on-read has written it. How others have laid out their rows is theirs: ordered by key, say."""
+
+    @property
+    def deleted_share(self) -> float:
+        """Of its rows."""
+        return self.deleted / self.rows if self.rows else 0.0
+
+    @property
+    def live_bytes(self) -> float:
+        """What would be left of it."""
+        return self.bytes * (1 - self.deleted_share)
+
+
+def due(files: Iterable[Stored]) -> Sequence[Stored]:
+    """The files to write again in one round, into one file; none where none are worth it.
+
+    Small files first: they cost each merge to come a look inside.
+    """
+    small: dict[tuple[Any, ...], list[Stored]] = defaultdict(list)
+    thin: list[Stored] = []
+    for file in files:
+        if file.bytes > MOST_BYTES:
+            continue
+        if file.is_own and file.live_bytes < SMALL_BYTES:
+            small[(_step(file), *file.partition)].append(file)
+        elif file.deleted_share >= MOST_DELETED_SHARE and file.bytes - file.live_bytes >= _LEAST_DELETED_BYTES:
+            thin.append(file)
+    for together in sorted(small.values(), key=lambda group: _step(group[0])):
+        if len(together) >= TOGETHER:
+            return _fitting(together)
+    return [max(thin, key=lambda file: (file.deleted_share, file.path))] if thin else []
+
+
+def _step(file: Stored) -> int:
+    step, limit = 0, float(_FIRST_STEP)
+    while file.live_bytes >= limit:
+        step, limit = step + 1, limit * TOGETHER
+    return step
+
+
+def _fitting(files: Sequence[Stored]) -> Sequence[Stored]:
+    found: list[Stored] = []
+    total = 0
+    for file in sorted(files, key=lambda file: (file.bytes, file.path)):
+        total += file.bytes
+        if found and total > MOST_BYTES:
+            break
+        found.append(file)
+    return found

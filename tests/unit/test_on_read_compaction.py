@@ -1,0 +1,71 @@
+"""Which files merge-on-read puts together, and when: by sizes and shares alone."""
+
+from __future__ import annotations
+
+from stream_merge.tables.merge_on_read.compaction import MOST_BYTES, SMALL_BYTES, TOGETHER, Stored, due
+
+KIB, MIB = 1 << 10, 1 << 20
+
+
+def own(number: int, size: int, *, deleted: int = 0, day: str | None = None) -> Stored:
+    partition = () if day is None else (("day", day),)
+    return Stored(path=f"{number}", bytes=size, rows=100, deleted=deleted, partition=partition, is_own=True)
+
+
+def foreign(number: int, size: int, *, deleted: int = 0) -> Stored:
+    return Stored(path=f"{number}", bytes=size, rows=100, deleted=deleted, is_own=False)
+
+
+def paths(files: object) -> list[str]:
+    return [file.path for file in files]  # type: ignore[attr-defined]
+
+
+def test_nothing_is_due_before_there_are_enough_files_of_a_size():
+    assert not due([])
+    assert not due([own(i, 10 * KIB) for i in range(TOGETHER - 1)])
+    assert paths(due([own(i, 10 * KIB) for i in range(TOGETHER)])) == [str(i) for i in range(TOGETHER)]
+
+
+def test_files_of_another_size_are_left_alone():
+    """Each byte is written again once per step in size, not once per batch."""
+    small = [own(i, 10 * KIB) for i in range(TOGETHER)]
+    large = [own(100 + i, 600 * KIB) for i in range(TOGETHER - 1)]
+
+    assert paths(due([*large, *small])) == paths(small)
+    assert not due([*large, *small[:-1]])
+
+
+def test_files_of_others_keep_their_layout():
+    assert not due([foreign(i, 10 * KIB) for i in range(2_000)])
+
+
+def test_partitions_are_apart():
+    monday = [own(i, 10 * KIB, day="mon") for i in range(TOGETHER - 1)]
+    tuesday = [own(100 + i, 10 * KIB, day="tue") for i in range(TOGETHER)]
+
+    assert paths(due([*monday, *tuesday])) == paths(tuesday)
+    assert not due([*monday, *tuesday[1:]])
+
+
+def test_a_round_reads_no_more_than_allowed():
+    files = [own(i, 3 * MIB) for i in range(60)]
+
+    picked = due(files)
+
+    assert TOGETHER <= len(picked) < len(files)
+    assert sum(file.bytes for file in picked) <= MOST_BYTES
+
+
+def test_a_large_file_is_written_again_when_a_quarter_of_its_rows_is_gone():
+    assert not due([foreign(1, 8 * MIB, deleted=24)])
+    assert paths(due([foreign(1, 8 * MIB, deleted=25)])) == ["1"]
+    assert paths(due([foreign(1, 8 * MIB, deleted=30), foreign(2, 8 * MIB, deleted=60)])) == ["2"]
+    assert not due([foreign(1, MOST_BYTES + 1, deleted=90)])
+
+
+def test_what_a_file_has_lost_has_to_be_worth_it():
+    """Also a file of one's own that is no longer small without its rows counts among the small ones."""
+    assert not due([foreign(1, 3 * MIB, deleted=30)])
+    assert paths(due([foreign(1, 4 * MIB, deleted=30)])) == ["1"]
+    halves = [own(i, 2 * SMALL_BYTES - 1, deleted=51) for i in range(TOGETHER)]
+    assert paths(due(halves)) == paths(halves)
