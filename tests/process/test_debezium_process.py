@@ -23,7 +23,7 @@ from stream_merge.sources.kafka.connection import Cluster, Connection
 from stream_merge.testing import target_rows
 
 STATEMENTS = 20_000
-KILLS = int(os.environ.get("STREAM_MERGE_KILLS", "4"))
+KILLS = int(os.environ.get("STREAM_MERGE_KILLS", "3"))
 """A kill and the start after it take half a minute; `make soak` has ten."""
 EVENTS_PER_BATCH = 500
 BAD_PER_KILL = 3

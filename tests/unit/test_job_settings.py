@@ -163,6 +163,7 @@ def test_every_default_of_a_query_is_pinned(read: Read) -> None:
             "max_position_regression": 256 * 2**20,
         },
         "maintenance": None,
+        "table_properties": {},
         "target_filter": None,
     }
 

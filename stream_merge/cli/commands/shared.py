@@ -85,6 +85,15 @@ def confs(pairs: list[str]) -> dict[str, str]:
     return dict(pair.split("=", 1) for pair in pairs)
 
 
+def properties(option: str, pairs: list[str]) -> dict[str, str]:
+    """Table properties from `NAME=VALUE`."""
+    wrong = [pair for pair in pairs if not re.match(r"[^=\s]+=", pair)]
+    if wrong:
+        msg = f"{option} {wrong[0]!r} is no property; write it like {option} delta.enableDeletionVectors=false"
+        raise ConfigError(msg)
+    return dict(pair.split("=", 1) for pair in pairs)
+
+
 @contextmanager
 def session_starter(app_name: str, more: dict[str, str]) -> Iterator[Callable[[], SparkSession]]:
     """Something that starts a quiet local Spark; what it writes beside the tables goes with the command.

@@ -25,6 +25,7 @@ from stream_merge.cli.commands.shared import (
     log_to_screen,
     metrics_server,
     names,
+    properties,
     session_starter,
 )
 from stream_merge.cli.screens.explained import show as show_explained
@@ -266,6 +267,13 @@ def files(
             metavar="SQL", help='Where rows of the changes\' keys are, such as "t.day >= current_date() - 7".'
         ),
     ] = None,
+    table_property: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="Property of a target that is created, such as delta.enableDeletionVectors=false; repeatable.",
+        ),
+    ] = None,
     header: Annotated[bool, typer.Option("--header/--no-header", help="CSV: files start with column names.")] = True,
     delimiter: Annotated[str, typer.Option(help="CSV: what separates fields.")] = ",",
     max_files_per_trigger: Annotated[
@@ -316,6 +324,7 @@ def files(
             except_columns=None if except_columns is None else names("--except-columns", except_columns),
             quarantine_target=quarantine_target,
             schema_evolution="widen" if schema_evolution is Evolution.WIDEN else schema_evolution is not None,
+            table_properties=properties("--table-property", table_property or []),
             target_filter=target_filter,
             name=name,
             schema=schema,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -46,6 +46,8 @@ class FilesSettings:
     except_columns: tuple[str, ...] | None = None
     quarantine_target: str | None = None
     schema_evolution: SchemaEvolution = False
+    table_properties: Mapping[str, str] = field(default_factory=dict)
+    """Of a target that is created."""
     target_filter: str | None = None
     shape: Shape = field(default_factory=Changes)
     """What the files mean for the table."""
@@ -230,6 +232,7 @@ def _sink(settings: FilesSettings, *, app_id: str | None = None) -> MergeSink:
         except_column_list=settings.except_columns,
         quarantine_target=settings.quarantine_target,
         schema_evolution=settings.schema_evolution,
+        table_properties=settings.table_properties,
         target_filter=settings.target_filter,
         shape=settings.shape,
         name=settings.name,

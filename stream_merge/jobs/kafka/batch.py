@@ -258,6 +258,7 @@ def merge_sink(settings: QuerySettings, **more: Any) -> MergeSink:
         tombstone_retention_seconds=settings.tombstone_retention if shape.remembers_deletes else None,
         schema_evolution=settings.schema_evolution,
         engine=settings.engine,
+        table_properties=settings.table_properties,
         target_filter=settings.target_filter,
         shape=shape,
         maintenance=None if settings.maintenance is None else settings.maintenance.maintenance(),

@@ -165,6 +165,8 @@ class QuerySettings(Model):
     unavailable: Literal["quarantine", "null", "fail"] = "quarantine"
     schema_evolution: SchemaEvolution = True
     engine: Literal["auto", "spark", "native"] = "auto"
+    table_properties: Mapping[str, str] = Field(default_factory=dict)
+    """Of a target that the job creates."""
     target_filter: str | None = None
     """SQL over the row `t`: the only part of the target that is looked through for a batch's keys."""
     shape: ShapeSettings = shapes.Changes.name
