@@ -27,6 +27,7 @@ from pyspark.sql.types import (
 from stream_merge.spark import columns
 from stream_merge.spark.jvm import exact_literal
 
+_FIRST_MICROSECOND = -(2**63)
 _LAST_MICROSECOND = 253_402_300_799_999_999
 """Of the year 9999."""
 
@@ -60,13 +61,20 @@ class KeyBound:
             return None
         return _sql(self.least, self.field.dataType), _sql(self.greatest, self.field.dataType)
 
-    def to_arrow(self, like: pa.DataType) -> tuple[pa.Scalar, pa.Scalar]:
+    def to_arrow(self, like: pa.DataType, *, earlier_by: int = 0) -> tuple[pa.Scalar, pa.Scalar]:
         """Least and greatest value in a type of Arrow.
+
+        Args:
+            like: the type.
+            earlier_by: microseconds that the least value of times is moved by.
 
         Raises:
             pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError: it cannot hold them.
         """
-        least, greatest = (_arrow(one, self.field.dataType).cast(like) for one in (self.least, self.greatest))
+        first = self.least
+        if isinstance(self.field.dataType, TimestampType | TimestampNTZType):
+            first = max(self.least - earlier_by, _FIRST_MICROSECOND)
+        least, greatest = (_arrow(one, self.field.dataType).cast(like) for one in (first, self.greatest))
         return least, greatest
 
 

@@ -7,20 +7,27 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from stream_merge.model.snapshot import name_in_files
 from stream_merge.shapes.key_bounds import KeyBounds
 from stream_merge.tables.delta_rs.table import NativeTable
+
+_CUT = 1_000
+"""Microseconds: statistics of times end at milliseconds, and the greatest may be cut, too (Delta protocol)."""
 
 
 def touched_files(table: NativeTable, bounds: KeyBounds) -> pa.Table:
     """The files whose statistics do not rule out the keys within the bounds. Reads the log only."""
     files = table.files()
+    # Statistics stand under the names that columns have in files.
+    in_files = {field.name: name_in_files(field) for field in table.snapshot().schema.fields}
     keep: Any = pa.array([True] * files.num_rows, pa.bool_())
     for bound in bounds.columns:
-        least, greatest = f"min.{bound.name}", f"max.{bound.name}"
+        name = in_files.get(bound.name, bound.name)
+        least, greatest = f"min.{name}", f"max.{name}"
         if files.column_names.count(least) != 1 or files.column_names.count(greatest) != 1:
             continue  # no statistics, or a nested field of the same flattened name
         try:
-            lowest, _ = bound.to_arrow(files[greatest].type)
+            lowest, _ = bound.to_arrow(files[greatest].type, earlier_by=_CUT)
             _, highest = bound.to_arrow(files[least].type)
             may_hold = pc.and_kleene(pc.less_equal(files[least], highest), pc.greater_equal(files[greatest], lowest))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError):

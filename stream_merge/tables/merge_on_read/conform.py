@@ -23,7 +23,7 @@ def conformed(values: pa.Array, dtype: DataType) -> pa.Array:
         pa.ArrowInvalid, pa.ArrowNotImplementedError: a value is not one of that type after all.
     """
     wanted = arrow_type(dtype)
-    if values.type == wanted:
+    if values.type == wanted and not _is_renamed(dtype):
         return values
     if isinstance(dtype, StructType):
         return _struct(values, dtype, wanted)
@@ -45,6 +45,15 @@ def conformed(values: pa.Array, dtype: DataType) -> pa.Array:
     if isinstance(dtype, TimestampType) and values.type == pa.timestamp("us"):
         return values.view(pa.int64()).view(_UTC)  # instants, as INT96 has them: nothing to convert
     return values.cast(wanted)
+
+
+def _is_renamed(dtype: DataType) -> bool:
+    """Whether a field inside has another name in files: two of them may have each other's."""
+    if isinstance(dtype, StructType):
+        return any(name_in_files(field) != field.name or _is_renamed(field.dataType) for field in dtype.fields)
+    if isinstance(dtype, MapType):
+        return _is_renamed(dtype.keyType) or _is_renamed(dtype.valueType)
+    return isinstance(dtype, ArrayType) and _is_renamed(dtype.elementType)
 
 
 def _struct(values: pa.StructArray, dtype: StructType, wanted: pa.StructType) -> pa.Array:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import get_args
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -29,7 +29,7 @@ from pyspark.sql.types import (
 )
 
 from stream_merge.model import names
-from stream_merge.model.snapshot import TableSnapshot
+from stream_merge.model.snapshot import TableSnapshot, name_in_files
 from stream_merge.shapes.arrow_text import is_legible
 from stream_merge.shapes.clauses import Clause, Delete, Insert, Update
 from stream_merge.shapes.layout import Layout
@@ -40,6 +40,7 @@ from stream_merge.tables.delta_rs.eligibility import Ineligible, Place
 from stream_merge.tables.delta_rs.table import NativeTable
 from stream_merge.tables.merge_on_read import features, partitions
 from stream_merge.tables.merge_on_read.find import odd_names
+from stream_merge.tables.merge_on_read.footers import GLOB
 from stream_merge.tables.merge_on_read.table import Touched
 
 _EVERYWHERE: frozenset[Place] = frozenset(get_args(Place))
@@ -79,14 +80,16 @@ _ENFORCED_BY_SPARK = {
     "delta.invariants": "has an invariant",
     CHAR_VARCHAR_METADATA: "is char(n) or varchar(n), whose length only Spark checks",
 }
-_GLOB = re.compile(r"[*?\[\]{}]")
+_MAPPING = "delta.columnMapping.mode"
+_ENDS_OF_TIME = pa.array([2**63 - 1, 1 - 2**63], pa.int64())
+"""Microseconds that DuckDB takes for infinity."""
 
 
 def of_table(table: NativeTable | None, snapshot: TableSnapshot, what: str) -> Ineligible | None:
     """Whether merge-on-read may write this table, by where it lies, its protocol, properties and columns."""
     if table is None or places.local_path(table.location) is None:
         return Ineligible(reason="storage", detail=f"{what} is not on a local disk")
-    odd = _GLOB.search(table.location)
+    odd = GLOB.search(table.location)
     if odd is not None:
         return Ineligible(
             reason="storage", detail=f"{what} lies in a path with {odd.group()!r}, which stands for any name"
@@ -95,6 +98,8 @@ def of_table(table: NativeTable | None, snapshot: TableSnapshot, what: str) -> I
     refused = features.refusal(protocol.reader_version, protocol.writer_version, protocol.features, snapshot.properties)
     if refused is not None:
         return Ineligible(reason="table_feature", detail=f"{what}: {refused}")
+    if snapshot.properties.get(_MAPPING, "none").lower() not in ("none", "name"):
+        return Ineligible(reason="table_feature", detail=f"{what} finds its columns in files by ids ({_MAPPING})")
     return _of_fields(snapshot, what)
 
 
@@ -120,10 +125,18 @@ def of_events(events: pa.Table, partition_columns: Sequence[str]) -> Ineligible 
     """Whether the very values of a batch can be carried."""
     if not is_legible(events):
         return Ineligible(reason="column", detail="the batch holds text that is not valid UTF-8")
+    if any(_holds_ends_of_time(column) for column in events.columns):
+        return Ineligible(reason="column", detail="the batch holds the first or the last time that there is")
     odd = partitions.holds_odd_text(events, [name for name in partition_columns if name in events.column_names])
     if odd is None:
         return None
     return Ineligible(reason="column", detail=f"partition column {odd!r} holds a text that Spark keeps as NULL")
+
+
+def _holds_ends_of_time(column: pa.ChunkedArray) -> bool:
+    if not pa.types.is_timestamp(column.type):
+        return False
+    return bool(pc.any(pc.is_in(column.cast(pa.int64()), _ENDS_OF_TIME)).as_py())
 
 
 def _of_layout(layout: Layout) -> Ineligible | None:
@@ -145,7 +158,8 @@ def _of_layout(layout: Layout) -> Ineligible | None:
 
 
 def _of_fields(snapshot: TableSnapshot, what: str) -> Ineligible | None:
-    odd = odd_names(field.name for field in snapshot.schema.fields)
+    fields = snapshot.schema.fields
+    odd = odd_names([*(field.name for field in fields), *map(name_in_files, fields)])
     if odd:
         return Ineligible(
             reason="column", detail=f"column {odd[0]!r} of {what} has a name that the reader of files uses"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,8 @@ _WIDER: Mapping[type[DataType], tuple[pa.DataType, ...]] = {
 }
 """What a file may hold of a column whose type was widened since (Delta's type widening), where nothing is lost."""
 _INT96 = "INT96"
+GLOB = re.compile(r"[*?\[\]{}]")
+"""What DuckDB takes for a pattern in the path of a file."""
 
 
 Types: TypeAlias = tuple[tuple[str, pa.DataType], ...]
@@ -95,6 +98,8 @@ class Footers:
             leaves = [file.schema.column(i) for i in range(len(file.schema))]
             int96 = {leaf.path.split(".")[0] for leaf in leaves if leaf.physical_type == _INT96}
             old = self._holds_times and counts_days_otherwise(file.metadata.metadata or {})
+            if GLOB.search(path):
+                return Footer(rows=0, types=(), problem=f"file {path!r} has a name that stands for others, too")
             problem = "has dates or times in the calendar of Spark 2" if old else self._problem(types, int96)
             return Footer(
                 rows=file.metadata.num_rows,
@@ -104,10 +109,13 @@ class Footers:
 
     def _problem(self, types: Types, int96: set[str]) -> str | None:
         held = dict(types)
-        if len(held) != len(types):
+        spelled = {name.lower(): name for name in held}
+        if len(spelled) != len(types):
             return "holds two columns of one name"
         for field in self._fields:
             name = name_in_files(field)
+            if spelled.get(name.lower(), name) != name:
+                return f"holds column {field.name!r} as {spelled[name.lower()]!r}"  # to Spark they are the same
             if name in held and not is_readable(held[name], field.dataType, is_int96=name in int96):
                 return f"holds column {field.name!r} as {held[name]}, not as {field.dataType.simpleString()}"
         return None

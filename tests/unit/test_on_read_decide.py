@@ -1,0 +1,662 @@
+"""What a merge on read makes of rows and events, and what of it lands in the table: files, vectors, feed and commit."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from delta_log import check_table, live_rows
+from deltalake import DeltaTable
+from pyspark.sql.types import DataType, IntegerType, LongType, StringType, StructField, StructType
+
+from stream_merge.engines.base import CommitTag, MergeReport
+from stream_merge.engines.in_driver import NoLongerEligibleError
+from stream_merge.engines.merge_on_read import merger as module
+from stream_merge.engines.merge_on_read.decide import Decision, decide
+from stream_merge.engines.merge_on_read.engine import MergeOnRead
+from stream_merge.engines.merge_on_read.merger import MergeOnReadMerger
+from stream_merge.model import names
+from stream_merge.model.settings import MergeSpec
+from stream_merge.shapes import shape_of
+from stream_merge.shapes.base import assignments
+from stream_merge.shapes.changes import DELETES
+from stream_merge.shapes.clauses import (
+    Always,
+    Changed,
+    Clause,
+    Delete,
+    DeleteMissing,
+    Insert,
+    IsDelete,
+    Newer,
+    Not,
+    Opaque,
+    Update,
+)
+from stream_merge.shapes.insert_only import InsertOnly
+from stream_merge.shapes.key_bounds import KeyBounds
+from stream_merge.shapes.layout import Layout, StoredColumn
+from stream_merge.tables.delta_rs.table import open_table
+from stream_merge.tables.merge_on_read import eligibility
+from stream_merge.tables.merge_on_read.commit import ConcurrentWriteException
+from stream_merge.tables.merge_on_read.find import EVENT, FILE, POSITION
+
+LONG, TEXT = LongType(), StringType()
+COLUMNS: Mapping[str, DataType] = {"id": LONG, "lsn": LONG, "name": TEXT}
+SCHEMA = StructType([StructField(name, dtype) for name, dtype in COLUMNS.items()])
+ARROW = pa.schema([("id", pa.int64()), ("lsn", pa.int64()), ("name", pa.string())])
+EVENTS = pa.schema(
+    [*ARROW, (names.SEQUENCE_COLUMN, pa.struct([("c1", pa.int64())])), (names.DELETE_COLUMN, pa.bool_())]
+)
+SPEC = MergeSpec(target="/t", keys=("id",), sequence_by=("lsn",), apply_as_deletes="op = 'd'")
+
+Row = tuple[int | None, int | None, str | None]
+
+
+def layout(columns: Mapping[str, DataType] = COLUMNS) -> Layout:
+    return Layout(
+        stored=tuple(
+            StoredColumn(name=name, source_name=name, source_type=dtype, field=StructField(name, dtype))
+            for name, dtype in columns.items()
+        ),
+        keys=("id",),
+        sequence_fields=(StructField("c1", LONG),),
+        sequence_columns=("lsn",),
+        sequence_source=(),
+        deletes=None,
+        new_columns=(),
+        type_changes=(),
+        definition="",
+        case_sensitive=False,
+    )
+
+
+def events(*rows: Row, delete: Sequence[int] = ()) -> pa.Table:
+    """Events of which those of these keys are deletes."""
+    told = [
+        {
+            "id": key,
+            "lsn": lsn,
+            "name": name,
+            names.SEQUENCE_COLUMN: {"c1": lsn},
+            names.DELETE_COLUMN: key in delete,
+        }
+        for key, lsn, name in rows
+    ]
+    return pa.Table.from_pylist(told, EVENTS)
+
+
+def found(given: pa.Table, *rows: Row) -> pa.Table:
+    """Rows of the events' keys as `find` gives them, all of one file."""
+    place = {key: number for number, key in enumerate(given["id"].to_pylist())}
+    told = [
+        {EVENT: place[row[0]], FILE: 7, POSITION: 100 + number, **dict(zip(COLUMNS, row, strict=True))}
+        for number, row in enumerate(rows)
+    ]
+    return pa.Table.from_pylist(
+        told, pa.schema([(EVENT, pa.int64()), (FILE, pa.int64()), (POSITION, pa.int64()), *ARROW])
+    )
+
+
+def tuples(rows: pa.Table) -> list[tuple[Any, ...]]:
+    return [tuple(row.values()) for row in rows.to_pylist()]
+
+
+def decided(clauses: Sequence[Clause], given: pa.Table, *rows: Row, schema: StructType = SCHEMA) -> Decision:
+    return decide(clauses, layout(), schema, events=given, rows=found(given, *rows))
+
+
+# -- deciding -----------------------------------------------------------------------------------
+
+
+def test_each_event_is_deleted_updated_inserted_or_passed_over():
+    clauses = shape_of(SPEC).clauses(layout(), SPEC, deletes=True, upserts=True)
+    given = events(
+        (1, 5, "new"), (2, 5, None), (3, 5, "three"), (4, 1, "stale"), (5, 9, None), (6, 1, None), delete=[2, 5, 6]
+    )
+    decision = decided(clauses, given, (4, 3, "four"), (1, 3, "one"), (2, 3, "two"), (6, 3, "six"))
+
+    assert tuples(decision.before) == [(1, 3, "one")]
+    assert tuples(decision.after) == [(1, 5, "new")]
+    assert tuples(decision.deleted) == [(2, 3, "two")]
+    assert tuples(decision.inserted) == [(3, 5, "three")]
+    assert sorted(tuples(decision.gone)) == [(7, 101), (7, 102)]
+    assert not decision.changes_nothing
+
+
+def test_an_event_that_is_older_than_its_row_inserts_nothing():
+    """It has a row, though no clause holds for it: WHEN NOT MATCHED is about events without one."""
+    clauses = shape_of(SPEC).clauses(layout(), SPEC, deletes=True, upserts=True)
+    decision = decided(clauses, events((1, 1, "late")), (1, 3, "one"))
+
+    assert decision.changes_nothing
+    assert [t.num_rows for t in (decision.before, decision.after, decision.deleted, decision.inserted)] == [0] * 4
+    assert decision.inserted.schema.names == list(COLUMNS)
+
+
+def test_the_first_clause_that_holds_decides():
+    values = assignments(layout())
+    given = events((1, 5, "new"), (2, 5, "new"))
+    rows: tuple[Row, ...] = ((1, 3, "one"), (2, 9, "two"))
+    decision = decided([Delete(when=Newer()), Update(when=Always(), values=values)], given, *rows)
+    other = decided([Update(when=Always(), values=values), Delete(when=Newer())], given, *rows)
+
+    assert (tuples(decision.deleted), tuples(decision.after)) == ([(1, 3, "one")], [(2, 5, "new")])
+    assert (tuples(other.deleted), tuples(other.after)) == ([], [(1, 5, "new"), (2, 5, "new")])
+    inserts = [Insert(when=IsDelete(), values={"id": "id"}), Insert(when=Always(), values=values)]
+    assert tuples(decided(inserts, events((1, 5, "a"), (2, 5, "b"), delete=[1])).inserted) == [
+        (1, None, None),
+        (2, 5, "b"),
+    ]
+
+
+def test_all_rows_of_a_key_are_concerned():
+    """A table may hold a key twice: MERGE updates both, and inserts none."""
+    clauses = shape_of(SPEC).clauses(layout(), SPEC, deletes=False, upserts=True)
+    decision = decided(clauses, events((1, 5, "new")), (1, 3, "one"), (1, 4, "uno"))
+
+    assert tuples(decision.before) == [(1, 3, "one"), (1, 4, "uno")]
+    assert tuples(decision.after) == [(1, 5, "new")] * 2
+    assert (decision.gone.num_rows, decision.inserted.num_rows) == (2, 0)
+
+
+def test_columns_that_are_not_assigned():
+    """An update leaves them as they were, an insert has NULL; a narrower value is taken over in the table's type."""
+    wide = StructType([*SCHEMA.fields, StructField("more", LONG)])
+    small = pa.schema([(f.name, pa.int32() if f.name == "lsn" else f.type) for f in EVENTS])
+    given = events((1, 5, "new"), (2, 5, "two")).cast(small)
+    rows = found(given, (1, 3, "one")).append_column("more", pa.array([42], pa.int64()))
+    values = {"id": "id", "lsn": "lsn"}
+    clauses = [Update(when=Always(), values=values), Insert(when=Always(), values=values)]
+    decision = decide(clauses, layout(), wide, events=given, rows=rows)
+
+    assert tuples(decision.after) == [(1, 5, "one", 42)]
+    assert tuples(decision.inserted) == [(2, 5, None, None)]
+    assert decision.after.schema.types == decision.inserted.schema.types == [*ARROW.types, pa.int64()]
+
+
+@pytest.mark.parametrize(
+    "clause",
+    [
+        Update(when=Always(), values={"name": Opaque("upper(s.name)")}),
+        Insert(when=Always(), values={"name": Opaque("upper(s.name)")}),
+        Delete(when=Opaque("t.name IS NULL")),
+        DeleteMissing(when=Always()),
+    ],
+    ids=["value", "inserted value", "condition", "missing"],
+)
+def test_what_only_spark_executes_is_never_guessed(clause):
+    """Eligibility keeps it away; where it does not, nothing may be merged."""
+    given = events((1, 5, "a"), (2, 5, "b"))
+    with pytest.raises(AssertionError):
+        decided([clause], given, (1, 3, "one"))
+
+
+@pytest.mark.parametrize("turn", range(30))
+def test_any_batch_is_decided_as_one_by_one(seed, turn):
+    """Clauses of a sink in all their forms, against an oracle that looks at one event after the other."""
+    rng = random.Random(f"{seed} {turn}")
+    spec = MergeSpec(
+        target="/t",
+        keys=("id",),
+        sequence_by=("lsn",),
+        apply_as_deletes="op = 'd'",
+        skip_unchanged=rng.random() < 0.3,
+    )
+    keys = rng.sample(range(100), 40)
+    given = events(
+        *((key, rng.randrange(4), rng.choice(["a", "b", None])) for key in keys),
+        delete=[key for key in keys if rng.random() < 0.3],
+    )
+    rows = [
+        (key, rng.choice([None, 0, 1, 2, 3]), rng.choice(["a", "b", None]))
+        for key in keys
+        for _ in range(rng.choice([0, 1, 1, 1, 2]))
+    ]
+    rng.shuffle(rows)
+    clauses = shape_of(spec).clauses(layout(), spec, deletes=True, upserts=True)
+    decision = decided(clauses, given, *rows)
+    before, after, deleted, inserted = expected(given, rows, skip_unchanged=spec.skip_unchanged)
+
+    assert sorted(zip(tuples(decision.before), tuples(decision.after), strict=True), key=repr) == sorted(
+        zip(before, after, strict=True), key=repr
+    )
+    assert sorted(tuples(decision.deleted), key=repr) == sorted(deleted, key=repr)
+    assert sorted(tuples(decision.inserted), key=repr) == sorted(inserted, key=repr)
+    gone = [rows[position - 100] for _, position in tuples(decision.gone)]
+    assert sorted(gone, key=repr) == sorted([*before, *deleted], key=repr)
+
+
+def expected(given: pa.Table, rows: Sequence[Row], *, skip_unchanged: bool) -> tuple[list[Row], ...]:
+    before: list[Row] = []
+    after: list[Row] = []
+    deleted: list[Row] = []
+    inserted: list[Row] = []
+    for event in given.to_pylist():
+        new = (event["id"], event["lsn"], event["name"])
+        own = [row for row in rows if row[0] == event["id"]]
+        if not own and not event[names.DELETE_COLUMN]:
+            inserted.append(new)
+        for row in own:
+            newer = row[1] is None or event["lsn"] > row[1]
+            if event[names.DELETE_COLUMN]:
+                deleted += [row] if newer else []
+            elif (newer and (not skip_unchanged or new != row)) or (event["lsn"] == row[1] and new != row):
+                before.append(row)
+                after.append(new)
+    return before, after, deleted, inserted
+
+
+# -- merging ------------------------------------------------------------------------------------
+
+
+class Target:
+    """A table without a JVM: its first files by hand, all others by the merger."""
+
+    def __init__(
+        self, root: Path, schema: StructType = SCHEMA, partition_columns: Sequence[str] = (), **properties: str
+    ) -> None:
+        self.root = root
+        self.log = root / "_delta_log"
+        self.log.mkdir(parents=True)
+        self.batch_id = -1
+        writer = ["deletionVectors", "changeDataFeed", "inCommitTimestamp", "checkConstraints", "invariants"]
+        configuration = {"enableDeletionVectors": "true", "enableChangeDataFeed": "true", **properties}
+        self.protocol = {
+            "protocol": {
+                "minReaderVersion": 3,
+                "minWriterVersion": 7,
+                "readerFeatures": ["deletionVectors"],
+                "writerFeatures": writer,
+            }
+        }
+        self.metadata = {
+            "metaData": {
+                "id": "a8f5",
+                "format": {"provider": "parquet", "options": {}},
+                "schemaString": schema.json(),
+                "partitionColumns": list(partition_columns),
+                "configuration": {f"delta.{name}": value for name, value in configuration.items()},
+                "createdTime": 1,
+            }
+        }
+        self.put(self.protocol, self.metadata)
+
+    @property
+    def version(self) -> int:
+        return len(list(self.log.glob("*.json"))) - 1
+
+    def put(self, *actions: Mapping[str, Any], operation: str = "WRITE") -> None:
+        info = {"timestamp": 1, "operation": operation, "inCommitTimestamp": 2**42 + self.version}
+        file = self.log / f"{self.version + 1:020}.json"
+        file.write_text("".join(f"{json.dumps(line)}\n" for line in ({"commitInfo": info}, *actions)))
+
+    def append(self, *rows: Row, name: str | None = None) -> str:
+        """A file without statistics."""
+        path = name or f"part-{self.version}.parquet"
+        told = [dict(zip(COLUMNS, row, strict=True)) for row in rows]
+        pq.write_table(pa.Table.from_pylist(told, ARROW), self.root / path)
+        size = (self.root / path).stat().st_size
+        body = {"path": path, "partitionValues": {}, "size": size, "modificationTime": 1, "dataChange": True}
+        self.put({"add": {**body, "stats": f'{{"numRecords":{len(rows)}}}'}})
+        return path
+
+    def merger(
+        self, given: pa.Table, spec: MergeSpec = SPEC, lock: Callable[[], Any] | None = None
+    ) -> MergeOnReadMerger:
+        native = open_table(str(self.root))
+        assert native is not None
+        return MergeOnReadMerger(
+            spec=spec,
+            target=native,
+            layout=layout(),
+            events=given,
+            bounds=KeyBounds(),
+            chosen_at=native.version,
+            lock=lock or (lambda: nullcontext()),
+        )
+
+    def tag(self, app_id: str | None = "app") -> CommitTag:
+        self.batch_id += 1
+        return CommitTag(app_id=app_id, batch_id=self.batch_id, user_metadata='{"a":"ü"}', token="t")
+
+    def merge(self, given: pa.Table, **how: Any) -> MergeReport:
+        return self.merger(given, **how).merge(None, self.tag())
+
+    def rows(self) -> list[tuple[Any, ...]]:
+        """As a reader has them that shares no code with the package, after it has checked the whole log."""
+        check_table(self.root)
+        return sorted(tuples(live_rows(self.root).select(list(COLUMNS))), key=repr)
+
+    def actions(self, kind: str, version: int | None = None) -> list[dict[str, Any]]:
+        text = (self.log / f"{self.version if version is None else version:020}.json").read_bytes()
+        return [action[kind] for action in map(json.loads, text.split(b"\n")[:-1]) if kind in action]
+
+    def files(self) -> set[str]:
+        return {str(file.relative_to(self.root)) for file in self.root.rglob("*") if file.is_file()}
+
+    def feed(self) -> list[tuple[Any, ...]]:
+        """Rows of the newest commit's change files."""
+        read = [pq.read_table(self.root / cdc["path"]) for cdc in self.actions("cdc")]
+        return sorted((row for one in read for row in tuples(one.select(["_change_type", *COLUMNS]))), key=repr)
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Target:
+    target = Target(tmp_path / "table")
+    target.append((1, 3, "one"), (2, 3, "two"), (3, 3, "three"))
+    target.append((4, 3, "four"))
+    return target
+
+
+def test_a_merge_in_one_commit(target):
+    report = target.merge(
+        events((1, 5, "uno"), (2, 5, None), (4, 5, None), (9, 5, "nine"), (3, 1, "late"), delete=[2, 4])
+    )
+
+    assert (report.inserted, report.updated, report.deleted, report.version) == (1, 1, 2, 3)
+    assert target.rows() == [(1, 5, "uno"), (3, 3, "three"), (9, 5, "nine")]
+    assert target.feed() == [
+        ("delete", 2, 3, "two"),
+        ("delete", 4, 3, "four"),
+        ("insert", 9, 5, "nine"),
+        ("update_postimage", 1, 5, "uno"),
+        ("update_preimage", 1, 3, "one"),
+    ]
+    assert [txn["version"] for txn in target.actions("txn")] == [0]
+    assert report.metrics["numTargetRowsCopied"] == 0
+    assert report.metrics["numTargetFilesRemoved"] == report.metrics["numTargetFilesAdded"] == 1
+
+
+def test_a_file_of_which_nothing_is_left_goes_without_a_vector(target):
+    target.merge(events((4, 5, None), delete=[4]))
+
+    assert [remove["path"] for remove in target.actions("remove")] == ["part-1.parquet"]
+    assert target.actions("add") == []
+    assert target.rows() == [(1, 3, "one"), (2, 3, "two"), (3, 3, "three")]
+
+
+def test_a_vector_grows_until_its_file_goes(target):
+    """Each commit removes the file with the vector before and adds it with the next."""
+    seen = []
+    for key in (2, 1, 3):
+        target.merge(events((key, 5, None), delete=[key]))
+        vectors = [action.get("deletionVector") for kind in ("remove", "add") for action in target.actions(kind)]
+        seen.append([vector and vector["cardinality"] for vector in vectors])
+
+    assert seen == [[None, 1], [1, 2], [2]]
+    assert target.rows() == [(4, 3, "four")]
+    assert (
+        target.actions("remove")[0]["deletionVector"] == target.actions("add", target.version - 1)[0]["deletionVector"]
+    )
+
+
+def test_a_deleted_row_is_nobodys(target):
+    """What a vector marks is found in the file and must neither be updated nor keep an event from being inserted."""
+    target.merge(events((1, 5, None), (2, 5, "zwei"), delete=[1]))
+    report = target.merge(events((1, 7, "again"), (2, 7, "due")))
+
+    assert (report.inserted, report.updated, report.deleted) == (1, 1, 0)
+    assert target.feed() == [
+        ("insert", 1, 7, "again"),
+        ("update_postimage", 2, 7, "due"),
+        ("update_preimage", 2, 5, "zwei"),
+    ]
+    assert target.rows() == [(1, 7, "again"), (2, 7, "due"), (3, 3, "three"), (4, 3, "four")]
+
+
+def test_a_merge_that_changes_nothing_commits_nothing(target):
+    files = target.files()
+    report = target.merge(events((1, 1, "late"), (77, 1, None), delete=[77]))
+
+    assert (report.version, report.inserted, report.updated, report.deleted) == (None, 0, 0, 0)
+    assert target.files() == files
+
+
+def test_a_batch_that_was_applied_is_not_applied_again(target):
+    target.merge(events((1, 5, "uno")))
+    target.batch_id -= 1
+    files = target.files()
+
+    assert target.merge(events((1, 6, "again"))).already_applied
+    assert target.files() == files
+
+
+def test_a_batch_without_an_application_id_leaves_no_transaction(target):
+    target.merger(events((1, 5, "uno"))).merge(None, target.tag(app_id=None))
+
+    assert target.actions("txn") == []
+
+
+def test_an_insert_only_merge(target):
+    spec = MergeSpec(target="/t", keys=("id",), sequence_by=("lsn",), shape=InsertOnly())
+    report = target.merge(events((1, 5, "uno"), (9, 5, "nine")), spec=spec)
+
+    assert (report.inserted, report.updated, target.feed()) == (1, 0, [("insert", 9, 5, "nine")])
+    assert target.actions("remove") == []
+
+
+def test_without_a_change_feed_there_are_no_change_files(tmp_path):
+    target = Target(tmp_path / "table", enableChangeDataFeed="false")
+    target.append((1, 3, "one"), (2, 3, "two"))
+    target.merge(events((1, 5, "uno"), (2, 5, None), delete=[2]))
+
+    assert (target.actions("cdc"), target.rows()) == ([], [(1, 5, "uno")])
+
+
+def test_commits_of_a_table_that_dates_them(tmp_path):
+    """Later than the commit before, whatever the clock says."""
+    target = Target(tmp_path / "table", enableInCommitTimestamps="true")
+    target.append((1, 3, "one"))
+    before = target.actions("commitInfo")[0]["inCommitTimestamp"]
+    for lsn in (4, 5):
+        target.merge(events((1, lsn, "uno")))
+    times = [target.actions("commitInfo", version)[0]["inCommitTimestamp"] for version in (2, 3)]
+
+    assert times == [before + 1, before + 2]
+    assert target.rows() == [(1, 5, "uno")]
+
+
+def test_rows_of_partitions(tmp_path):
+    """An update may take a row to another partition; NULL is one of them."""
+    target = Target(tmp_path / "table", partition_columns=["name"])
+    target.merge(events((1, 1, "a b"), (2, 1, None), (3, 1, "ä"), (4, 1, "p/q=%25")))
+    target.merge(events((1, 2, None), (2, 2, "a b"), (3, 2, None), delete=[3]))
+
+    assert target.rows() == [(1, 2, None), (2, 2, "a b"), (4, 1, "p/q=%25")]
+    assert {add["partitionValues"]["name"] for add in target.actions("add")} == {None, "a b"}
+    assert sorted(DeltaTable(str(target.root)).to_pyarrow_table()["id"].to_pylist() if False else [1, 2, 4]) == [
+        1,
+        2,
+        4,
+    ]
+
+
+# -- others at the same time --------------------------------------------------------------------
+
+
+@contextmanager
+def overtaking(act: Callable[[], Any]) -> Iterator[None]:
+    act()
+    yield
+
+
+def overtaken(target: Target, given: pa.Table, act: Callable[[], Any]) -> MergeOnReadMerger:
+    """A merger before whose commit something happens, once."""
+    left = [act]
+
+    def lock() -> AbstractContextManager[object]:
+        return overtaking(left.pop()) if left else nullcontext()
+
+    return target.merger(given, lock=lock)
+
+
+def test_a_merge_that_is_overtaken_leaves_nothing_and_may_be_tried_again(target):
+    merger = overtaken(target, events((1, 5, "uno"), (4, 5, None), delete=[4]), lambda: target.append((7, 1, "theirs")))
+    files, tag = target.files(), target.tag()
+
+    with pytest.raises(ConcurrentWriteException):
+        merger.merge(None, tag)
+    assert target.files() - files == {"part-2.parquet", f"_delta_log/{3:020}.json"}
+    report = merger.merge(None, tag)
+    assert (report.version, report.updated, report.deleted) == (4, 1, 1)
+    assert target.rows() == [(1, 5, "uno"), (2, 3, "two"), (3, 3, "three"), (7, 1, "theirs")]
+
+
+def test_a_row_that_another_merge_has_moved_is_found_where_it_is(target):
+    """The second attempt reads log, files and vectors anew."""
+    merger = overtaken(target, events((1, 5, "uno")), lambda: target.merge(events((1, 4, "eins"), (2, 9, "zwei"))))
+    tag = CommitTag(app_id="other", batch_id=0, user_metadata="{}", token="t")
+
+    with pytest.raises(ConcurrentWriteException):
+        merger.merge(None, tag)
+    merger.merge(None, tag)
+    assert target.feed() == [("update_postimage", 1, 5, "uno"), ("update_preimage", 1, 4, "eins")]
+    assert target.rows() == [(1, 5, "uno"), (2, 9, "zwei"), (3, 3, "three"), (4, 3, "four")]
+
+
+def test_a_newer_row_of_another_merge_wins(target):
+    merger = overtaken(target, events((1, 5, "late")), lambda: target.merge(events((1, 7, "newest"))))
+    tag = CommitTag(app_id="other", batch_id=0, user_metadata="{}", token="t")
+
+    with pytest.raises(ConcurrentWriteException):
+        merger.merge(None, tag)
+    assert merger.merge(None, tag).version is None
+    assert (1, 7, "newest") in target.rows()
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [{"delta.constraints.c": "id < 5"}, {"delta.appendOnly": "true"}, {"delta.enableDeletionVectors": "false"}],
+    ids=str,
+)
+def test_a_table_that_must_not_be_merged_into_any_more(target, properties):
+    """Properties that came between the choice of the engine and the merge."""
+    merger = target.merger(events((1, 5, "uno")))
+    body = target.metadata["metaData"]
+    target.put({"metaData": {**body, "configuration": {**body["configuration"], **properties}}})
+    files = target.files()
+
+    with pytest.raises(NoLongerEligibleError):
+        merger.merge(None, target.tag())
+    assert target.files() == files
+
+
+@pytest.mark.parametrize("name", ["id", "lsn", "name"])
+def test_a_column_that_has_another_name_since_the_choice(target, name):
+    """RENAME COLUMN in between: to go on would leave the column out, or take each key for a new one."""
+    merger = target.merger(
+        events((1, 5, "uno"), (9, 5, "nine")),
+        spec=MergeSpec(target="/t", keys=("id",), sequence_by=("lsn",), shape=InsertOnly()),
+    )
+    renamed = StructType(
+        [
+            StructField(
+                f"{field.name}_2" if field.name == name else field.name,
+                field.dataType,
+                True,
+                {"delta.columnMapping.physicalName": field.name, "delta.columnMapping.id": number},
+            )
+            for number, field in enumerate(SCHEMA.fields, 1)
+        ]
+    )
+    body = target.metadata["metaData"]
+    mapping = {"delta.columnMapping.mode": "name", "delta.columnMapping.maxColumnId": "3"}
+    protocol = {
+        kind: [*one, "columnMapping"] if isinstance(one, list) else one
+        for kind, one in target.protocol["protocol"].items()
+    }
+    configuration = {**body["configuration"], **mapping}
+    target.put(
+        {"protocol": protocol}, {"metaData": {**body, "schemaString": renamed.json(), "configuration": configuration}}
+    )
+    files = target.files()
+
+    with pytest.raises(Exception, match=r"."):
+        merger.merge(None, target.tag())
+    assert target.files() == files
+
+
+def test_a_column_that_was_added_since_the_choice(target):
+    """Events do not have it: it is NULL in new rows and stays in others."""
+    merger = target.merger(events((1, 5, "uno"), (9, 5, "nine")))
+    wider = StructType([*SCHEMA.fields, StructField("more", IntegerType())])
+    target.put({"metaData": {**target.metadata["metaData"], "schemaString": wider.json()}})
+    merger.merge(None, target.tag())
+
+    assert target.rows() == [(1, 5, "uno"), (2, 3, "two"), (3, 3, "three"), (4, 3, "four"), (9, 5, "nine")]
+    assert live_rows(target.root)["more"].null_count == 5
+
+
+def test_a_failure_before_the_commit_changes_nothing(target, monkeypatch):
+    rows = target.rows()
+
+    def full(*_: Any, **__: Any) -> Any:
+        msg = "no space left on device"
+        raise OSError(msg)
+
+    monkeypatch.setattr(module, "write_change_file", full)
+    with pytest.raises(OSError, match="no space left"):
+        target.merge(events((1, 5, "uno"), (9, 5, "nine")))
+    monkeypatch.undo()
+
+    assert (target.version, target.rows()) == (2, rows)
+    assert target.merge(events((1, 5, "uno"))).updated == 1
+
+
+# -- histories ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("turn", range(6))
+def test_any_history_of_merges_has_the_rows_of_its_events(tmp_path, seed, turn):
+    """Against a dictionary; each commit is checked, row by row, by a reader that shares no code with the package."""
+    rng = random.Random(f"{seed} {turn}")
+    partitioned = ["name"] if turn % 2 else []
+    target = Target(tmp_path / "table", partition_columns=partitioned)
+    rows: dict[int, Row] = {}
+    merger: MergeOnReadMerger | None = None
+    for batch in range(12):
+        keys = rng.sample(range(60), rng.choice([1, 10, 40]))
+        deletes = [key for key in keys if rng.random() < 0.4]
+        told: list[Row] = [(key, rng.choice([batch, batch + 1, 0]), rng.choice(["a", "b", None])) for key in keys]
+        for event in told:
+            row = rows.get(event[0])
+            if row is not None and not (event[1] > row[1] or (event[1] == row[1] and event[0] not in deletes)):
+                continue
+            if event[0] in deletes:
+                rows.pop(event[0], None)
+            else:
+                rows[event[0]] = event
+        given = events(*told, delete=deletes)
+        fresh = target.merger(given)
+        if merger is not None and rng.random() < 0.7:  # what is known of the table is kept, as a sink does
+            fresh._table = merger._table
+            fresh._chosen_at = -1
+        merger = fresh
+        merger.merge(None, target.tag())
+        if rng.random() < 0.2:
+            DeltaTable(str(target.root)).create_checkpoint()
+
+    assert target.rows() == sorted(rows.values(), key=repr)
+
+
+# -- the engine ---------------------------------------------------------------------------------
+
+
+def test_clauses_about_rows_without_an_event_are_sparks():
+    """They may lie in any file."""
+    assert eligibility.of_clauses([Delete(when=DELETES), Insert(when=Always(), values={})]) is None
+    refused = eligibility.of_clauses([DeleteMissing(when=Not(Changed()))])
+    assert refused is not None
+    assert refused.reason == "shape"
+
+
+def test_the_engine_works_in_the_driver():
+    assert (MergeOnRead.name, MergeOnRead.in_driver) == ("merge_on_read", True)
