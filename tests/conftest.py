@@ -60,8 +60,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if config.option.seed is None:
-        config.option.seed = random.SystemRandom().randrange(1_000_000)
+    if config.option.seed is None:  # the processes that pytest-xdist starts inherit the environment: one seed for all
+        chosen = os.environ.setdefault("STREAM_MERGE_SEED", str(random.SystemRandom().randrange(1_000_000)))
+        config.option.seed = int(chosen)
     # JVMs of processes that tests start live for seconds: half of that is loading classes, or compiling them well.
     # Without the best compiler the JVM reserves 48 MB for what it compiles, and Spark fills them in a minute.
     archive = ["-Xlog:disable", f"-XX:SharedArchiveFile={CLASSES}"] if CLASSES.exists() else []

@@ -15,20 +15,31 @@ ON_READ = "merge_on_read"
 ONE_IN_TWO = 0.5
 
 
-class SparkAlways(CostModel):
+class Only(CostModel):
+    """One engine has each batch that it may have."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._name = name
+
+    def seconds(self, engine: str, work: Work) -> float:
+        return 0.0 if engine == self._name else 1.0
+
+
+class SparkAlways(Only):
     """Spark does all that delta-rs may be spared."""
 
     remembers_natively = False
 
-    def seconds(self, engine: str, work: Work) -> float:
-        return 0.0 if engine == "spark" else 1.0
+    def __init__(self) -> None:
+        super().__init__("spark")
 
 
-class OnReadAlways(CostModel):
+class OnReadAlways(Only):
     """Merge-on-read has each batch that it may have."""
 
-    def seconds(self, engine: str, work: Work) -> float:
-        return 0.0 if engine == "merge_on_read" else 1.0
+    def __init__(self) -> None:
+        super().__init__("merge_on_read")
 
 
 class EitherAtRandom(CostModel):

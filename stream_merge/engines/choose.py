@@ -17,6 +17,9 @@ from stream_merge.tables.delta_rs.eligibility import Ineligible
 
 log = logging.getLogger(__name__)
 
+_SAID = {"native": "delta-rs", "merge_on_read": "merge-on-read"}
+"""Engines as people call them."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ranking:
@@ -73,7 +76,7 @@ def _why_not_in_the_driver(ranking: Ranking, refused: Ineligible | None) -> tupl
 
 
 def take_over(job: MergeJob, failed: Execution, error: Exception) -> Execution | None:
-    """Leave everything to Spark after delta-rs failed and left nothing behind; None where that is no way out."""
+    """Leave everything to Spark after an engine failed and left nothing behind; None where that is no way out."""
     last = next((one for one in ENGINES if not one.in_driver), None)
     if failed.only_spark or last is None or job.spec.engine == "native":
         return None
@@ -86,7 +89,8 @@ def take_over(job: MergeJob, failed: Execution, error: Exception) -> Execution |
         why = f"{failed.choice.why}; delta-rs failed on the tombstones ({reason(error)})"
         found = last.start(alone, why, failed.choice.refusal)
     else:
-        found = last.start(alone, f"delta-rs failed ({reason(error)}), nothing was committed", "failed")
+        name = _SAID.get(failed.choice.engine, failed.choice.engine)
+        found = last.start(alone, f"{name} failed ({reason(error)}), nothing was committed", "failed")
     return found if isinstance(found, Execution) else None
 
 

@@ -25,7 +25,10 @@ from stream_merge.model import names
 from stream_merge.spark import columns, expressions
 
 PROPERTY = "delta.enableTypeWidening"
-COST = "delta-rs 1.6 does not write a table with type widening: from now on Spark merges every batch of it"
+COST = (
+    "delta-rs 1.6 does not write a table with type widening: from now on it is merged on read, where it has deletion"
+    " vectors and lies on a local disk, else by Spark"
+)
 _INTEGERS: tuple[type[DataType], ...] = (ByteType, ShortType, IntegerType, LongType)
 _WHOLE_DIGITS: dict[type[DataType], int] = {ByteType: 10, ShortType: 10, IntegerType: 10, LongType: 20}
 """That a decimal must have before the point for Delta to make it of a column of integers: as Parquet stores these."""

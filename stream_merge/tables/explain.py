@@ -18,6 +18,7 @@ from stream_merge.tables.advice import advice
 from stream_merge.tables.delta_rs.eligibility import of_columns, of_table
 from stream_merge.tables.delta_rs.table import NativeTable, open_table
 from stream_merge.tables.facts import facts_of
+from stream_merge.tables.merge_on_read import eligibility
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,7 +58,9 @@ class Explained:
     shape: str | None
     """What its batches mean; None where no sink has written yet."""
     native: str | None
-    """Why the native engine must not write this table; None when it may (an object store's: with `single_writer`)."""
+    """Why delta-rs must not write this table; None when it may (an object store's: with `single_writer`)."""
+    on_read: str | None
+    """Why it must not be merged on read; None when it may."""
     merges: tuple[MergedVersion, ...]
     """Newest first."""
     others: int
@@ -86,6 +89,7 @@ def explain(target: str, *, last: int = 20, storage_options: Mapping[str, str] |
     commits = table.history(last)
     merges = tuple(_merges(commits))
     native = _of_shape(shape) or (None if refused is None else refused.detail)
+    not_on_read = eligibility.of_table(table, snapshot, "the table")
     return Explained(
         version=snapshot.version,
         files=snapshot.files or 0,
@@ -93,6 +97,7 @@ def explain(target: str, *, last: int = 20, storage_options: Mapping[str, str] |
         keys=keys,
         shape=shape,
         native=native,
+        on_read=_of_shape(shape) or (None if not_on_read is None else not_on_read.detail),
         merges=merges,
         others=len(commits) - len(merges),
         advice=advice(facts_of(table, snapshot, commits, target=target, is_native=native is None)),
@@ -100,7 +105,7 @@ def explain(target: str, *, last: int = 20, storage_options: Mapping[str, str] |
 
 
 def _of_shape(shape: str | None) -> str | None:
-    """Why the native engine cannot do what a table is filled by."""
+    """Why nobody in the driver can do what a table is filled by."""
     needs_spark = any(one.name == shape and (one.needs_whole_events or one.is_whole) for one in SHAPES)
     return f"the table is filled as {shape}, which only Spark merges" if needs_spark else None
 

@@ -1,4 +1,4 @@
-"""Every type at every place for which delta-rs is taken: values at the edges, both engines in turn, read by both."""
+"""Every type at every place for which an engine in the driver is taken: values at the edges, all engines in turn."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import engines
 import pyarrow as pa
 import pytest
 from deliveries import from_sql
@@ -154,7 +155,7 @@ Event = dict[str, str]
 
 @dataclass(kw_only=True)
 class History:
-    """A table that both engines merge into in turn, and what it and its change feed must hold."""
+    """A table that all engines merge into in turn, and what it and its change feed must hold."""
 
     spark: SparkSession
     path: Path
@@ -173,6 +174,7 @@ class History:
         self.feed = [("insert", row) for row in self.rows.values()]
         apart = self._frame(self.rows.values()).coalesce(1).repartition(len(self.rows))
         writer = apart.write.format("delta").option("delta.enableChangeDataFeed", "true")
+        writer = writer.option("delta.enableDeletionVectors", "true")
         writer.partitionBy(*self.partition_by).save(str(self.path))
 
     def merge(
@@ -184,13 +186,13 @@ class History:
         wanted = [name for name in self.types if name in events[0]]
         sink = MergeSink(
             target=str(self.path),
-            engine=engine,
+            engine="spark" if engine == "spark" else "auto",
             apply_as_deletes="op = 'd'",
             except_column_list=["op"],
             app_id="whitelist",
             metrics=MergeMetrics(CollectorRegistry()),
             **self.settings,
-        )
+        )._under(costs=engines.Only(engine))
         result = run(
             sink, self._frame([{name: event[name] for name in (*wanted, "op")} for event in events]), self.batches
         )
@@ -296,7 +298,7 @@ def elsewhere(spark: SparkSession) -> Iterator[SparkSession]:
         spark.conf.set(name, value)
 
 
-ENGINES = ("native", "spark", "native")
+ENGINES = ("native", "spark", "merge_on_read")
 """After Spark, which writes the table."""
 ROWS = 8
 

@@ -320,7 +320,7 @@ class Target:
             events=given,
             bounds=KeyBounds(),
             chosen_at=native.version,
-            lock=lock or (lambda: nullcontext()),
+            lock=lock or nullcontext,
         )
 
     def tag(self, app_id: str | None = "app") -> CommitTag:
@@ -472,11 +472,6 @@ def test_rows_of_partitions(tmp_path):
 
     assert target.rows() == [(1, 2, None), (2, 2, "a b"), (4, 1, "p/q=%25")]
     assert {add["partitionValues"]["name"] for add in target.actions("add")} == {None, "a b"}
-    assert sorted(DeltaTable(str(target.root)).to_pyarrow_table()["id"].to_pylist() if False else [1, 2, 4]) == [
-        1,
-        2,
-        4,
-    ]
 
 
 # -- others at the same time --------------------------------------------------------------------
@@ -579,7 +574,7 @@ def test_a_column_that_has_another_name_since_the_choice(target, name):
     )
     files = target.files()
 
-    with pytest.raises(Exception, match=r"."):
+    with pytest.raises(NoLongerEligibleError):
         merger.merge(None, target.tag())
     assert target.files() == files
 

@@ -64,7 +64,7 @@ def mapped(name: str, dtype: DataType, physical: str) -> StructField:
 
 
 def micros(*moment: int) -> int:
-    return (datetime.datetime(*moment, tzinfo=datetime.UTC) - EPOCH) // datetime.timedelta(microseconds=1)  # type: ignore[arg-type,misc]
+    return (datetime.datetime(*moment, tzinfo=datetime.UTC) - EPOCH) // datetime.timedelta(microseconds=1)
 
 
 class Files:
@@ -236,11 +236,15 @@ def test_keys_of_each_type(root, kind, dictionary):
 
 @pytest.mark.parametrize("ends", [2**63 - 1, 1 - 2**63], ids=["last", "first"])
 @pytest.mark.parametrize("kind", ["timestamp", "timestamp_ntz"])
-def test_the_ends_of_time_are_left_to_spark(kind, ends):
-    """DuckDB takes these two for infinity and its opposite, and finds no row by them; Spark writes them."""
-    values = longs(ends).cast(arrow_type(KEYS[kind][0]))
+def test_the_ends_of_time_are_keys(root, kind, ends):
+    """DuckDB takes these two for infinity and its opposite; Spark writes them: `timestamp_micros`."""
+    dtype, _ = KEYS[kind]
+    values = longs(ends).cast(arrow_type(dtype))
+    files = Files(root, schema(k=dtype, v=dtype))
+    files.write(pa.table({"k": values, "v": values}))
 
-    assert eligibility.of_events(pa.table({"k": values}), []) is not None
+    assert files.places(k=values) == [(0, 0, 0)]
+    assert files.table("k", k=values)["v"].cast(pa.int64()).to_pylist() == [ends]
 
 
 def test_times_of_files_that_hold_them_in_any_way(root):

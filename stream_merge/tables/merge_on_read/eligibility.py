@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import get_args
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -81,8 +80,6 @@ _ENFORCED_BY_SPARK = {
     CHAR_VARCHAR_METADATA: "is char(n) or varchar(n), whose length only Spark checks",
 }
 _MAPPING = "delta.columnMapping.mode"
-_ENDS_OF_TIME = pa.array([2**63 - 1, 1 - 2**63], pa.int64())
-"""Microseconds that DuckDB takes for infinity."""
 
 
 def of_table(table: NativeTable | None, snapshot: TableSnapshot, what: str) -> Ineligible | None:
@@ -125,18 +122,10 @@ def of_events(events: pa.Table, partition_columns: Sequence[str]) -> Ineligible 
     """Whether the very values of a batch can be carried."""
     if not is_legible(events):
         return Ineligible(reason="column", detail="the batch holds text that is not valid UTF-8")
-    if any(_holds_ends_of_time(column) for column in events.columns):
-        return Ineligible(reason="column", detail="the batch holds the first or the last time that there is")
     odd = partitions.holds_odd_text(events, [name for name in partition_columns if name in events.column_names])
     if odd is None:
         return None
     return Ineligible(reason="column", detail=f"partition column {odd!r} holds a text that Spark keeps as NULL")
-
-
-def _holds_ends_of_time(column: pa.ChunkedArray) -> bool:
-    if not pa.types.is_timestamp(column.type):
-        return False
-    return bool(pc.any(pc.is_in(column.cast(pa.int64()), _ENDS_OF_TIME)).as_py())
 
 
 def _of_layout(layout: Layout) -> Ineligible | None:

@@ -25,7 +25,8 @@ from stream_merge.tables.merge_on_read.footers import Footer
 
 EVENT, FILE, POSITION = "__stream_merge_event", "__stream_merge_file", "__stream_merge_position"
 OWN_COLUMNS = frozenset({"filename", "file_row_number", "file_index"})
-"""What DuckDB (1.4 and 2.0) calls its own columns, in any case; a table's columns must not be called so."""
+"""What DuckDB (1.4 and 1.5) calls its own columns, in any case; a table's columns must not be called so."""
+_UTC, _LOCAL = pa.timestamp("us", tz="UTC"), pa.timestamp("us")
 _EVENTS = "__stream_merge_events"
 _SETTINGS = {
     "autoinstall_known_extensions": "false",
@@ -81,7 +82,7 @@ def find(
             if not wanted_keys.num_rows or any(key not in {f.name for f in (*held, *parted)} for key in keys):
                 continue  # a key that the files lack is NULL in all their rows
             paths = [os.fspath(root / candidates[number].path) for number in group]
-            columns, on = _key_columns(wanted_keys, [field for field in held if field.name in keys])
+            columns, on = _key_columns(wanted_keys, [field for field in held if field.name in keys], first.footer)
             con.register(_EVENTS, pa.table({EVENT: events_of, **columns}))
             rows = con.sql(_query(paths, held, on)).to_arrow_table()
             at = pc.index_in(rows[FILE], value_set=pa.array(paths, rows[FILE].type))
@@ -124,14 +125,18 @@ def _of_partition(events: pa.Table, parted: Sequence[StructField], file: Candida
     return events.filter(keep), numbers.filter(keep.combine_chunks() if isinstance(keep, pa.ChunkedArray) else keep)
 
 
-def _key_columns(events: pa.Table, keys: Sequence[StructField]) -> tuple[dict[str, pa.ChunkedArray], list[str]]:
+def _key_columns(
+    events: pa.Table, keys: Sequence[StructField], footer: Footer
+) -> tuple[dict[str, pa.ChunkedArray], list[str]]:
     """The keys of the events as they are joined, and the conditions of the join."""
     columns, on = {}, []
     for i, field in enumerate(keys):
         stored, values = f"t.{sql.quote(name_in_files(field))}", events[field.name]
         if isinstance(field.dataType, TimestampType | TimestampNTZType):
-            # Some files have a zone and some have none: as numbers they are alike.
-            stored, values = f"epoch_us({stored})", values.cast(arrow_type(field.dataType)).cast(pa.int64())
+            # As the file has them, with a zone or none. Not as numbers: the last time that there is has none in DuckDB.
+            held = footer.type_of(name_in_files(field))
+            has_zone = held is not None and held.tz is not None
+            values = values.cast(arrow_type(field.dataType)).cast(pa.int64()).cast(_UTC if has_zone else _LOCAL)
         columns[f"k{i}"] = values
         on.append(f"{stored} = e.k{i}")
     return columns, on or ["TRUE"]
