@@ -25,6 +25,8 @@ from stream_merge.shapes import shape_of
 from stream_merge.shapes.clauses import Clause, Delete, Newer
 from stream_merge.shapes.key_bounds import KeyBounds
 from stream_merge.shapes.layout import Layout
+from stream_merge.spark import columns
+from stream_merge.tables.delta_rs.eligibility import Ineligible
 from stream_merge.tables.delta_rs.table import NativeTable
 from stream_merge.tables.live_files import decoded
 from stream_merge.tables.merge_on_read import commit, eligibility, partitions, vectors
@@ -93,6 +95,7 @@ class MergeOnReadMerger(DriverMerger):
             return MergeReport(already_applied=True)
         snapshot = native.snapshot()
         refused = None if snapshot.version == self._chosen_at else eligibility.of_table(native, snapshot, "the target")
+        refused = refused or self._of_columns(snapshot)
         table = table_of(native, snapshot)
         touched = [] if refused else table.touched(native, snapshot, self._bounds)
         refused = refused or eligibility.of_files(touched, "the target")
@@ -127,6 +130,14 @@ class MergeOnReadMerger(DriverMerger):
             version=made.version,
             metrics=metrics,
         )
+
+    def _of_columns(self, snapshot: TableSnapshot) -> Ineligible | None:
+        """Whether the target has the batch's columns as they were when the batch was laid out."""
+        types = {field.name: columns.nullable(field.dataType) for field in snapshot.schema.fields}
+        other = [c.name for c in self._layout.stored if types.get(c.name) != columns.nullable(c.dtype)]
+        if not other:
+            return None
+        return Ineligible(reason="schema_change", detail=f"column(s) {other!r} of the target have changed meanwhile")
 
 
 class _Vectors:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -148,19 +149,20 @@ def wide(stats: str | None, rows: int) -> str:
     """
     found = json.loads(stats) if stats else {}
     if not isinstance(found, dict) or not isinstance(stats, str) or not found:
-        return json.dumps({"numRecords": rows, "tightBounds": False}, separators=(",", ":"))
-    if found.get("tightBounds") is False and "numRecords" in found:
-        return stats
-    more = "" if "numRecords" in found else f'"numRecords":{rows},'
-    text = stats.strip()
-    if "tightBounds" in found:
-        for said in ('"tightBounds":true', '"tightBounds": true', '"tightBounds":null', '"tightBounds": null'):
-            if text.count('"tightBounds"') == 1 and said in text:
-                return "{" + more + text.replace(said, '"tightBounds":false')[1:]
-        return _again(found, rows)
-    return "{" + more + '"tightBounds":false,' + text[1:]
+        return _bare(rows)
+    text, wanted = stats.strip(), {"tightBounds": "false", "numRecords": str(rows)}
+    for name, value in wanted.items():
+        if found.get(name) is not None and json.dumps(found[name]) == value:
+            continue
+        if name not in found:
+            text = f'{{"{name}":{value},{text[1:]}'
+        elif name == "tightBounds" or found[name] is None:
+            said = re.compile(rf'"{name}"\s*:\s*(true|null)')
+            if len(said.findall(text)) != 1:  # a value of some column spells it, too
+                return _bare(found.get("numRecords") or rows)
+            text = said.sub(f'"{name}":{value}', text)
+    return text
 
 
-def _again(found: Mapping[str, Any], rows: int) -> str:
-    kept = {name: value for name, value in found.items() if name in ("numRecords",)}
-    return json.dumps({"numRecords": rows, **kept, "tightBounds": False}, separators=(",", ":"))
+def _bare(rows: int) -> str:
+    return json.dumps({"numRecords": rows, "tightBounds": False}, separators=(",", ":"))
