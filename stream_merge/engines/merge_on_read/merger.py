@@ -110,15 +110,19 @@ class MergeOnReadMerger(DriverMerger):
             return MergeReport(metrics={**metrics, "scanTimeMs": int((found - started) * 1000)})
         attempt = _Attempt(table.root, snapshot, decision, int(time.time() * 1000))
         try:
-            written = attempt.write(touched, dead)
-            metrics |= written | {
-                "scanTimeMs": int((found - started) * 1000),
-                "rewriteTimeMs": int((time.perf_counter() - found) * 1000),
-                "executionTimeMs": int((time.perf_counter() - started) * 1000),
-            }
-            made = attempt.commit(tag, metrics)
+            metrics |= attempt.write(touched, dead)
+        except BaseException:
+            attempt.discard()
+            raise
+        metrics |= {
+            "scanTimeMs": int((found - started) * 1000),
+            "rewriteTimeMs": int((time.perf_counter() - found) * 1000),
+            "executionTimeMs": int((time.perf_counter() - started) * 1000),
+        }
+        made = attempt.commit(tag, metrics)
+        try:
             made.put(table.root / "_delta_log", self._lock())
-        except commit.ConcurrentWriteException:
+        except commit.ConcurrentWriteException:  # of any other failure nobody knows yet whether it has landed
             attempt.discard()
             raise
         table.live.follow(made.version, list(made.actions()))

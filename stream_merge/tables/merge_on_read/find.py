@@ -31,6 +31,7 @@ _EVENTS = "__stream_merge_events"
 _SETTINGS = {
     "autoinstall_known_extensions": "false",
     "autoload_known_extensions": "false",
+    "temp_directory": "''",
     "preserve_insertion_order": "false",
     "TimeZone": "'UTC'",
     "arrow_large_buffer_size": "false",

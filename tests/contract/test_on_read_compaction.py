@@ -1,0 +1,111 @@
+"""What merges on read leave is put together after the batch. Needs a JVM: Spark reads it and is the other writer."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from deliveries import DEFAULTS
+from delta_log import check_table, live_rows
+from engines import OnReadAlways
+from prometheus_client import CollectorRegistry
+from pyspark.sql import SparkSession
+
+from stream_merge import MergeMetrics, MergeResult, MergeSink
+from stream_merge.engines.merge_on_read import compact
+from stream_merge.tables.merge_on_read import commit, compaction
+from stream_merge.testing import batch, change_rows, target_rows
+
+SCHEMA = "id bigint, lsn bigint, op string, name string"
+
+
+class Table:
+    """A target that is merged on read, a key or two in each batch."""
+
+    def __init__(self, spark: SparkSession, path: str, **properties: str) -> None:
+        self.spark, self.path = spark, path
+        self.rows: dict[int, str] = {}
+        self.batches = self.updates = 0
+        self.sink = MergeSink(
+            target=path,
+            app_id="test",
+            tombstones=False,
+            table_properties=properties,
+            metrics=MergeMetrics(CollectorRegistry()),
+            **DEFAULTS,
+        )._under(costs=OnReadAlways())
+
+    def merge(self, *keys: int) -> MergeResult:
+        self.batches += 1
+        events = [(key, self.batches, "u", f"v{self.batches}") for key in keys]
+        self.sink(batch(self.spark, SCHEMA, *events), self.batches)
+        self.updates += len(self.rows.keys() & set(keys))
+        self.rows |= {key: f"v{self.batches}" for key in keys}
+        result = self.sink.last_result
+        assert result is not None
+        return result
+
+    def files(self) -> int:
+        return len(check_table(Path(self.path)).files)
+
+    def expect_rows(self) -> None:
+        rows = sorted(self.rows.items())
+        assert sorted(target_rows(self.spark, self.path, "id", "name")) == rows
+        assert sorted(zip(*live_rows(Path(self.path)).select(["id", "name"]).to_pydict().values(), strict=True)) == rows
+
+
+def test_small_files_become_one_and_the_stream_goes_on(spark: SparkSession, tmp_table: str):
+    """In a commit that changes no data: nothing of it is in the change feed."""
+    table = Table(spark, tmp_table)
+    rounds = [table.merge(number, number + 1, 100).upkeep for number in range(2 * compaction.TOGETHER)]
+
+    done = [one for one in rounds if one is not None]
+    assert [(one.outcome, one.removed_files, one.added_files) for one in done] == [("done", compaction.TOGETHER, 1)] * 2
+    assert table.files() < compaction.TOGETHER
+    table.expect_rows()
+    table.merge(3, 100)
+    table.expect_rows()
+    kinds = Counter(kind for _, kind, *_ in change_rows(spark, tmp_table, "id", "name"))
+    assert kinds == {"insert": len(table.rows), **dict.fromkeys(("update_preimage", "update_postimage"), table.updates)}
+
+
+def test_a_table_that_forbids_it_is_left_alone(spark: SparkSession, tmp_table: str):
+    table = Table(spark, tmp_table, **{compact.AUTO_COMPACT_PROPERTY: "false"})
+
+    assert {table.merge(number).upkeep for number in range(compaction.TOGETHER + 1)} == {None}
+    assert table.files() > compaction.TOGETHER
+
+
+def test_another_writer_wins(spark: SparkSession, tmp_table: str, monkeypatch: pytest.MonkeyPatch):
+    """The round leaves no file behind, and a later one does its work."""
+    table = Table(spark, tmp_table)
+    for number in range(compaction.TOGETHER - 1):
+        table.merge(number)
+    written = compact._written
+
+    def overtaken(*args: object) -> commit.Commit:
+        made = written(*args)  # type: ignore[arg-type]
+        spark.sql(f"UPDATE delta.`{tmp_table}` SET name = 'theirs' WHERE id = 0")
+        return made
+
+    with monkeypatch.context() as patch:
+        patch.setattr(compact, "_written", overtaken)
+        lost = table.merge(50).upkeep
+    table.rows[0] = "theirs"
+
+    assert lost is not None
+    assert lost.outcome == "lost"
+    table.expect_rows()
+    live = check_table(Path(tmp_table)).files
+    on_disk = {path.name for path in Path(tmp_table).glob("on-read-*.parquet")}
+    assert on_disk <= set(live) | {path for path in on_disk if path in _removed(tmp_table)}
+    again = table.merge(51).upkeep
+    assert again is not None
+    assert again.outcome == "done"
+    table.expect_rows()
+
+
+def _removed(table: str) -> str:
+    """The log as text: a file that a commit has added once stands in it."""
+    return "".join(path.read_text() for path in sorted(Path(table, "_delta_log").glob("*.json")))
