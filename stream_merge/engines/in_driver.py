@@ -1,34 +1,142 @@
-"""What every merger in the driver does alike: it reads the target's log, and its change feed, through delta-rs."""
+"""What engines in the driver do alike: bring the events there, within the memory allowed, and read the target's log."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from stream_merge.engines import tombstones
+from stream_merge.engines.base import Choice, CommitTag, Execution, MergeJob, MergeReport
+from stream_merge.engines.memory import Promise, reservations
+from stream_merge.model import names
 from stream_merge.model.results import Upkeep
+from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import CommitRecord, TableSnapshot
+from stream_merge.shapes import shape_of
+from stream_merge.shapes.clauses import Clause, Delete, Newer
+from stream_merge.shapes.key_bounds import KeyBounds
 from stream_merge.shapes.layout import Layout
+from stream_merge.spark.errors import exceeds_driver_results
 from stream_merge.tables.delta_rs import data_files
+from stream_merge.tables.delta_rs.eligibility import Ineligible
 from stream_merge.tables.delta_rs.table import NativeTable
 from stream_merge.tables.tombstones.delta_rs import NativeHits
+
+
+def started(
+    job: MergeJob,
+    choice: Choice,
+    *,
+    need: int,
+    said: str,
+    refused: Callable[[pa.Table], Ineligible | None],
+    merger: Callable[[pa.Table], DriverMerger],
+) -> Execution | Ineligible:
+    """An engine at work on a job, with the memory that it was promised; or why it cannot have the job after all.
+
+    Args:
+        job: what is to be merged.
+        choice: the engine, and why.
+        need: bytes that it may take.
+        said: the engine, for people.
+        refused: why it cannot carry these events.
+        merger: works on them.
+    """
+    allowed = reservations.take(need, job.spec.native_memory_bytes)
+    if allowed is not None:
+        return Ineligible(
+            reason="memory",
+            detail=f"{said} might need {need / 1e6:,.0f} MB of the driver's memory, of {allowed / 1e6:,.0f} MB allowed",
+        )
+    promise = Promise(need)
+    try:
+        found = _in_driver(job, choice, promise, refused, merger)
+    except BaseException:
+        promise.give_back()
+        raise
+    if isinstance(found, Ineligible):
+        promise.give_back()
+    return found
+
+
+def _in_driver(
+    job: MergeJob,
+    choice: Choice,
+    promise: Promise,
+    refused: Callable[[pa.Table], Ineligible | None],
+    merger: Callable[[pa.Table], DriverMerger],
+) -> Execution | Ineligible:
+    try:
+        events = job.batch.rows.arrow()
+    except Exception as err:
+        if not exceeds_driver_results(err):
+            raise
+        return Ineligible(reason="memory", detail="the events exceed spark.driver.maxResultSize")
+    why_not = refused(events)
+    if why_not is not None:
+        return why_not
+    return Execution(
+        choice=choice,
+        merger=merger(events),
+        tombstones=tombstones.by_delta_rs(job, events) if job.spec.tombstones else None,
+        in_driver=True,
+        only_spark=False,
+        release=promise.give_back,
+    )
 
 
 class NoLongerEligibleError(RuntimeError):
     """Another writer has changed the table so that it must not be merged into in the driver; nothing was written."""
 
 
-class DriverMerger:
-    """A merger's target.
+class DriverMerger(ABC):
+    """Works on one batch.
 
     Args:
+        spec: what the sink was told.
         target: the table.
         layout: how the batch's columns map onto it.
+        events: `Rows.arrow` of the batch, one row per key.
+        bounds: least and greatest keys.
+        chosen_at: version of the target for which the engine was found eligible.
     """
 
-    def __init__(self, *, target: NativeTable, layout: Layout) -> None:
+    def __init__(
+        self,
+        *,
+        spec: MergeSpec,
+        target: NativeTable,
+        layout: Layout,
+        events: pa.Table,
+        bounds: KeyBounds,
+        chosen_at: int,
+    ) -> None:
+        self._spec = spec
         self._table = target
         self._layout = layout
+        self._events = events
+        self._bounds = bounds
+        self._chosen_at = chosen_at
+
+    def merge(self, hits: NativeHits | None, tag: CommitTag) -> MergeReport:
+        """One merge in one commit: what the shape makes of each event that no tombstone refuses."""
+        events = self._events if hits is None else hits.live(self._events)
+        any_delete = bool(pc.any(events[names.DELETE_COLUMN]).as_py())
+        any_upsert = not bool(pc.all(events[names.DELETE_COLUMN]).as_py())
+        wanted = shape_of(self._spec).clauses(self._layout, self._spec, deletes=any_delete, upserts=any_upsert)
+        return self._commit(events, wanted, tag)
+
+    def repair(self, late: NativeHits, tag: CommitTag) -> MergeReport:
+        """One merge that only deletes."""
+        older = Delete(when=Newer())  # the tombstone than the row
+        return self._commit(late.refused_entries(), [older], tag)
+
+    @abstractmethod
+    def _commit(self, source: pa.Table, clauses: Sequence[Clause], tag: CommitTag) -> MergeReport:
+        """Merge on the newest version of the table, in one commit; any other commit meanwhile makes it lose."""
 
     def find(self) -> TableSnapshot | None:
         """The target, freshly loaded."""

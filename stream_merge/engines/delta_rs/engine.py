@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from pyspark.sql import SparkSession
 
-from stream_merge.engines import tombstones
 from stream_merge.engines.base import Choice, Execution, MergeJob
 from stream_merge.engines.costs import Work
 from stream_merge.engines.delta_rs.merger import DeltaRsMerger
-from stream_merge.engines.memory import Promise, reservations
+from stream_merge.engines.in_driver import started
 from stream_merge.model.results import Refusal
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.shapes.layout import Layout
-from stream_merge.spark.errors import exceeds_driver_results
 from stream_merge.tables.delta_rs.eligibility import Ineligible, of_batch, of_events, of_files, of_table
-from stream_merge.tables.delta_rs.table import NativeTable
 from stream_merge.tables.reader import Store
 
 NATIVE_BYTES_PER_FILE_BYTE = 2.5
@@ -57,53 +54,28 @@ class DeltaRs:
             refused = of_files(job.log, job.log_snapshot, "the tombstone table")
         if refused is not None:
             return refused
-        need = _memory_needed(job.work)
-        allowed = reservations.take(need, job.spec.native_memory_bytes)
-        if allowed is not None:
-            return Ineligible(
-                reason="memory",
-                detail=f"delta-rs might need {need / 1e6:,.0f} MB of the driver's memory, of {allowed / 1e6:,.0f} MB"
-                " allowed",
-            )
-        promise = Promise(need)
-        try:
-            found = _started(job, job.table, Choice(engine=self.name, why=why, refusal=refusal), promise)
-        except BaseException:
-            promise.give_back()
-            raise
-        if isinstance(found, Ineligible):
-            promise.give_back()
-        return found
+        table, version = job.table, job.table.version  # as it was found eligible
+        return started(
+            job,
+            Choice(engine=self.name, why=why, refusal=refusal),
+            need=_memory_needed(job.work),
+            said="delta-rs",
+            refused=lambda events: of_events(events, job.target.partition_columns),
+            merger=lambda events: DeltaRsMerger(
+                spec=job.spec,
+                target=table,
+                layout=job.layout,
+                events=events,
+                bounds=job.batch.bounds,
+                chosen_at=version,
+            ),
+        )
 
 
 def _of_filter(spec: MergeSpec) -> Ineligible | None:
     if spec.target_filter is None:
         return None
     return Ineligible(reason="filter", detail="target_filter is SQL, which only Spark executes")
-
-
-def _started(job: MergeJob, table: NativeTable, choice: Choice, promise: Promise) -> Execution | Ineligible:
-    version = table.version  # as it was found eligible
-    try:
-        events = job.batch.rows.arrow()
-    except Exception as err:
-        if not exceeds_driver_results(err):
-            raise
-        return Ineligible(reason="memory", detail="the events exceed spark.driver.maxResultSize")
-    refused = of_events(events, job.target.partition_columns)
-    if refused is not None:
-        return refused
-    merger = DeltaRsMerger(
-        spec=job.spec, target=table, layout=job.layout, events=events, bounds=job.batch.bounds, chosen_at=version
-    )
-    return Execution(
-        choice=choice,
-        merger=merger,
-        tombstones=tombstones.by_delta_rs(job, events) if job.spec.tombstones else None,
-        in_driver=True,
-        only_spark=False,
-        release=promise.give_back,
-    )
 
 
 def _memory_needed(work: Work) -> int:

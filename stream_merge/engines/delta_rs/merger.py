@@ -5,22 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from stream_merge.engines.base import CommitTag, MergeReport
 from stream_merge.engines.delta_rs import render
 from stream_merge.engines.in_driver import DriverMerger, NoLongerEligibleError
-from stream_merge.model import names
-from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import is_applied
-from stream_merge.shapes import shape_of
-from stream_merge.shapes.clauses import Clause, Delete, Newer
-from stream_merge.shapes.key_bounds import KeyBounds
-from stream_merge.shapes.layout import Layout
+from stream_merge.shapes.clauses import Clause
 from stream_merge.tables.delta_rs import sql
 from stream_merge.tables.delta_rs.eligibility import of_files, of_table
-from stream_merge.tables.delta_rs.table import NativeTable
-from stream_merge.tables.tombstones.delta_rs import NativeHits
 
 
 class DeltaRsMerger(DriverMerger):
@@ -28,45 +20,7 @@ class DeltaRsMerger(DriverMerger):
 
     delta-rs writes transaction ids but neither checks nor orders them (1.6), so the id is read from
     the very version that the merge is based on, and any commit in between makes the merge lose.
-
-    Args:
-        spec: what the sink was told.
-        target: the table.
-        layout: how the batch's columns map onto the target.
-        events: `Rows.arrow` of the batch, one row per key.
-        bounds: least and greatest keys.
-        chosen_at: version of the target for which delta-rs was found eligible.
     """
-
-    def __init__(
-        self,
-        *,
-        spec: MergeSpec,
-        target: NativeTable,
-        layout: Layout,
-        events: pa.Table,
-        bounds: KeyBounds,
-        chosen_at: int,
-    ) -> None:
-        super().__init__(target=target, layout=layout)
-        self._events = events
-        self._bounds = bounds
-        self._spec = spec
-        self._chosen_at = chosen_at
-
-    def merge(self, hits: NativeHits | None, tag: CommitTag) -> MergeReport:
-        """One merge in one commit: delete, update or insert each event, unless the row is newer."""
-        events = self._events if hits is None else hits.live(self._events)
-        layout = self._layout
-        any_delete = bool(pc.any(events[names.DELETE_COLUMN]).as_py())
-        any_upsert = not bool(pc.all(events[names.DELETE_COLUMN]).as_py())
-        wanted = shape_of(self._spec).clauses(layout, self._spec, deletes=any_delete, upserts=any_upsert)
-        return self._commit(events, wanted, tag)
-
-    def repair(self, late: NativeHits, tag: CommitTag) -> MergeReport:
-        """One merge that only deletes."""
-        older = Delete(when=Newer())  # the tombstone than the row
-        return self._commit(late.refused_entries(), [older], tag)
 
     def _expect_still_eligible(self) -> None:
         """What other writers have done to the table since the engine was chosen may be not for delta-rs."""

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pyspark.sql import SparkSession
 
-from stream_merge.engines import tombstones
 from stream_merge.engines.base import Choice, Execution, MergeJob
 from stream_merge.engines.costs import Work
-from stream_merge.engines.memory import Promise, reservations
+from stream_merge.engines.in_driver import started
 from stream_merge.engines.merge_on_read.merger import MergeOnReadMerger
 from stream_merge.model.results import Refusal
 from stream_merge.model.settings import MergeSpec
@@ -15,9 +14,7 @@ from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.shapes import shape_of
 from stream_merge.shapes.layout import Layout
 from stream_merge.spark.delta import commit_lock
-from stream_merge.spark.errors import exceeds_driver_results
 from stream_merge.tables.delta_rs.eligibility import Ineligible, of_batch, of_log
-from stream_merge.tables.delta_rs.table import NativeTable
 from stream_merge.tables.merge_on_read.eligibility import of_clauses, of_events, of_files, of_layout, of_table
 from stream_merge.tables.merge_on_read.table import table_of
 from stream_merge.tables.reader import Store
@@ -72,53 +69,23 @@ class MergeOnRead:
             refused = of_log(job.layout, job.log, job.log_snapshot)
         if refused is not None:
             return refused
-        need = _memory_needed(job.work)
-        allowed = reservations.take(need, job.spec.native_memory_bytes)
-        if allowed is not None:
-            return Ineligible(
-                reason="memory",
-                detail=f"merge-on-read might need {need / 1e6:,.0f} MB of the driver's memory, of"
-                f" {allowed / 1e6:,.0f} MB allowed",
-            )
-        promise = Promise(need)
-        try:
-            found = _started(job, job.table, Choice(engine=self.name, why=why, refusal=refusal), promise)
-        except BaseException:
-            promise.give_back()
-            raise
-        if isinstance(found, Ineligible):
-            promise.give_back()
-        return found
-
-
-def _started(job: MergeJob, table: NativeTable, choice: Choice, promise: Promise) -> Execution | Ineligible:
-    version = table.version  # as it was found eligible
-    try:
-        events = job.batch.rows.arrow()
-    except Exception as err:
-        if not exceeds_driver_results(err):
-            raise
-        return Ineligible(reason="memory", detail="the events exceed spark.driver.maxResultSize")
-    refused = of_events(events, job.target.partition_columns)
-    if refused is not None:
-        return refused
-    merger = MergeOnReadMerger(
-        spec=job.spec,
-        target=table,
-        layout=job.layout,
-        events=events,
-        bounds=job.batch.bounds,
-        chosen_at=version,
-        lock=lambda: commit_lock(job.session, table.location),
-    )
-    return Execution(
-        choice=choice,
-        merger=merger,
-        tombstones=tombstones.by_delta_rs(job, events) if job.spec.tombstones else None,
-        in_driver=True,
-        only_spark=False,
-        release=promise.give_back,
-    )
+        table, version = job.table, job.table.version  # as it was found eligible
+        return started(
+            job,
+            Choice(engine=self.name, why=why, refusal=refusal),
+            need=_memory_needed(job.work),
+            said="merge-on-read",
+            refused=lambda events: of_events(events, job.target.partition_columns),
+            merger=lambda events: MergeOnReadMerger(
+                spec=job.spec,
+                target=table,
+                layout=job.layout,
+                events=events,
+                bounds=job.batch.bounds,
+                chosen_at=version,
+                lock=lambda: commit_lock(job.session, table.location),
+            ),
+        )
 
 
 def _memory_needed(work: Work) -> int:

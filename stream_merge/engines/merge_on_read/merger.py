@@ -17,14 +17,9 @@ from stream_merge.engines.base import CommitTag, MergeReport
 from stream_merge.engines.in_driver import DriverMerger, NoLongerEligibleError
 from stream_merge.engines.merge_on_read.compact import compact
 from stream_merge.engines.merge_on_read.decide import Decision, decide
-from stream_merge.model import names
 from stream_merge.model.results import Upkeep
-from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import TableSnapshot, is_applied
-from stream_merge.shapes import shape_of
-from stream_merge.shapes.clauses import Clause, Delete, Newer
-from stream_merge.shapes.key_bounds import KeyBounds
-from stream_merge.shapes.layout import Layout
+from stream_merge.shapes.clauses import Clause
 from stream_merge.spark import columns
 from stream_merge.tables.delta_rs.eligibility import Ineligible
 from stream_merge.tables.delta_rs.table import NativeTable
@@ -33,7 +28,6 @@ from stream_merge.tables.merge_on_read import commit, eligibility, partitions, v
 from stream_merge.tables.merge_on_read.data_file import write_change_file, write_data_file
 from stream_merge.tables.merge_on_read.find import FILE, POSITION, find
 from stream_merge.tables.merge_on_read.table import Touched, table_of
-from stream_merge.tables.tombstones.delta_rs import NativeHits
 
 CHANGE_TYPE = "_change_type"
 FEED_PROPERTY = "delta.enableChangeDataFeed"
@@ -43,51 +37,19 @@ class MergeOnReadMerger(DriverMerger):
     """Works on one batch.
 
     Args:
-        spec: what the sink was told.
-        target: the table.
-        layout: how the batch's columns map onto the target.
-        events: `Rows.arrow` of the batch, one row per key.
-        bounds: least and greatest keys.
-        chosen_at: version of the target for which it was found eligible.
         lock: gives what keeps out those who commit to the table in this process without an atomic name.
+        about: as for every merger in the driver.
     """
 
-    def __init__(
-        self,
-        *,
-        spec: MergeSpec,
-        target: NativeTable,
-        layout: Layout,
-        events: pa.Table,
-        bounds: KeyBounds,
-        chosen_at: int,
-        lock: Callable[[], AbstractContextManager[object]],
-    ) -> None:
-        super().__init__(target=target, layout=layout)
-        self._spec = spec
-        self._events = events
-        self._bounds = bounds
-        self._chosen_at = chosen_at
+    def __init__(self, *, lock: Callable[[], AbstractContextManager[object]], **about: Any) -> None:
+        super().__init__(**about)
         self._lock = lock
-
-    def merge(self, hits: NativeHits | None, tag: CommitTag) -> MergeReport:
-        """One merge in one commit: delete, update or insert each event, unless the row is newer."""
-        events = self._events if hits is None else hits.live(self._events)
-        any_delete = bool(pc.any(events[names.DELETE_COLUMN]).as_py())
-        any_upsert = not bool(pc.all(events[names.DELETE_COLUMN]).as_py())
-        clauses = shape_of(self._spec).clauses(self._layout, self._spec, deletes=any_delete, upserts=any_upsert)
-        return self._merge(events, clauses, tag)
-
-    def repair(self, late: NativeHits, tag: CommitTag) -> MergeReport:
-        """One merge that only deletes."""
-        older = Delete(when=Newer())  # the tombstone than the row
-        return self._merge(late.refused_entries(), [older], tag)
 
     def tidy(self) -> Upkeep | None:
         """Put small files together, or write one anew that has lost many rows."""
         return compact(self._table, self._lock)
 
-    def _merge(self, events: pa.Table, clauses: Sequence[Clause], tag: CommitTag) -> MergeReport:
+    def _commit(self, source: pa.Table, clauses: Sequence[Clause], tag: CommitTag) -> MergeReport:
         started = time.perf_counter()
         native = self._table
         native.refresh()
@@ -102,10 +64,10 @@ class MergeOnReadMerger(DriverMerger):
         if refused is not None:
             raise NoLongerEligibleError(refused.detail)
         dead = _Vectors(table.root, touched)
-        rows = find(table.root, [one.candidate for one in touched], events, self._layout.keys, snapshot.schema)
-        decision = decide(clauses, self._layout, snapshot.schema, events=events, rows=rows.filter(dead.spare(rows)))
+        rows = find(table.root, [one.candidate for one in touched], source, self._layout.keys, snapshot.schema)
+        decision = decide(clauses, self._layout, snapshot.schema, events=source, rows=rows.filter(dead.spare(rows)))
         found = time.perf_counter()
-        metrics = _counted(decision, events, touched, native)
+        metrics = _counted(decision, source, touched, native)
         if decision.changes_nothing:
             return MergeReport(metrics={**metrics, "scanTimeMs": int((found - started) * 1000)})
         attempt = _Attempt(table.root, snapshot, decision, int(time.time() * 1000))
