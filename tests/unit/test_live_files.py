@@ -124,16 +124,7 @@ class Log:
         return file
 
     def live(self, version: int) -> dict[str, Action]:
-        return said(LiveFiles(self.root).at(version))
-
-
-def said(live: Mapping[str, Action]) -> dict[str, Action]:
-    """Without the NULLs that Parquet has for the fields of a vector that nobody gave."""
-    return {path: {name: _said(name, value) for name, value in body.items()} for path, body in live.items()}
-
-
-def _said(name: str, value: Any) -> Any:
-    return {n: v for n, v in value.items() if v is not None} if name == "deletionVector" else value
+        return dict(LiveFiles(self.root).at(version))
 
 
 def parquet(body: Any) -> Any:
@@ -310,7 +301,10 @@ def test_files_of_a_checkpoint(log, form):
 
 
 def test_copies_in_a_checkpoint_are_left_out(log):
-    """`stats_parsed` and `partitionValues_parsed` are no fields of an `add`; NULL in a partition is a value."""
+    """`stats_parsed` and `partitionValues_parsed` are no fields of an `add`; NULL in a partition is a value.
+
+    Elsewhere NULL is what Parquet has for a field that nobody gave, at any depth: a commit repeats none.
+    """
     body = add(
         "a",
         partitionValues={"p": "7", "q": None},
@@ -385,7 +379,7 @@ def test_commits_that_were_tidied_away_are_found_in_a_checkpoint(log):
     log.commit(3, add("d"))
 
     assert sorted(live.at(3)) == ["a", "c", "d"]
-    assert said(live.at(3))["a"]["deletionVector"] == vector(1)
+    assert live.at(3)["a"]["deletionVector"] == vector(1)
 
 
 def test_a_version_before_the_only_checkpoint_is_an_error(log):
@@ -489,17 +483,17 @@ def test_any_history_is_replayed_as_it_happened(log, seed, turn):
             write_checkpoint(rng, log, version, list(live.values()))
             log.tidy(*(v for v in range(version) if (log.folder / f"{v:020}.json").exists() and rng.random() < 0.5))
         if rng.random() < 0.5:
-            assert said(kept.at(version)) == live
+            assert dict(kept.at(version)) == live
     readable = 0
     for version in rng.sample(range(last + 1), last + 1):
         try:
-            found = said(kept.at(version))
+            found = dict(kept.at(version))
         except UnreadableLogError:
             continue
         readable += 1
         assert found == told[version] == log.live(version)
     assert readable
-    assert said(kept.at(last)) == told[last]
+    assert dict(kept.at(last)) == told[last]
 
 
 def changes(rng: random.Random, live: dict[str, Action], version: int) -> Iterable[Action]:
