@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -491,7 +492,9 @@ def test_any_history_is_replayed_as_it_happened(log, seed, turn):
         except UnreadableLogError:
             continue
         readable += 1
-        assert found == told[version] == log.live(version)
+        assert found == told[version]
+        with suppress(UnreadableLogError):  # what is kept reaches further back than the log
+            assert log.live(version) == found
     assert readable
     assert dict(kept.at(last)) == told[last]
 
