@@ -147,10 +147,19 @@ class LiveFiles:
         if "add" in wanted:
             for add in table["add"].to_pylist(maps_as_pydicts="strict"):
                 if add is not None:
-                    yield {name: value for name, value in add.items() if name in _FIELDS and value is not None}
+                    yield _said(add)
         if "sidecar" not in wanted:
             return []
         return [one["path"] for one in table["sidecar"].to_pylist() if one is not None]
+
+
+def _said(add: Mapping[str, Any]) -> Add:
+    """An `add` of a checkpoint, whose columns are NULL where an action of a commit would say nothing."""
+    said = {name: value for name, value in add.items() if name in _FIELDS and value is not None}
+    vector = said.get("deletionVector")
+    if vector is not None:
+        said["deletionVector"] = {name: value for name, value in vector.items() if value is not None}
+    return said
 
 
 def decoded(path: str) -> str:
