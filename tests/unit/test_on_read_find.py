@@ -806,6 +806,21 @@ def test_statistics_of_times_are_cut_off_at_milliseconds(root, kind, moment):
     assert table.touched(k=(moment, moment)) == [file.path]
 
 
+@pytest.mark.parametrize("dtype", [DecimalType(38, 0), DecimalType(20, 4), DecimalType(15, 4)], ids=repr)
+def test_decimals_of_any_digits_are_looked_for(root, dtype):
+    """Their statistics are numbers of JSON, which a reader may take for floats."""
+    table = Table(root, schema(k=dtype))
+    digits = "1" * (dtype.precision - dtype.scale - 1) + "7"
+    value = Decimal(f"{digits}.{'3' * dtype.scale}" if dtype.scale else digits)
+    held = pa.table({"k": pa.array([value], pa.decimal128(dtype.precision, dtype.scale))})
+    file = table.append(held)
+    commit = sorted((root / "_delta_log").iterdir())[-1]
+    told = f'{{\\"numRecords\\":1,\\"minValues\\":{{\\"k\\":{value}}},\\"maxValues\\":{{\\"k\\":{value}}}}}'
+    commit.write_text(commit.read_text().replace('{\\"numRecords\\": 1}', told))
+
+    assert table.touched(k=(str(value), str(value))) == [file.path]
+
+
 def test_statistics_are_those_of_the_column_whatever_others_are_called_in_files(root):
     """Under column mapping they have physical names, and `id` may be what another column once was called."""
     of = StructType([mapped("old_id", LONG, "id"), mapped("id", LONG, "new_id")])

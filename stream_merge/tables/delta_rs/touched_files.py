@@ -6,11 +6,14 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql.types import DecimalType
 
 from stream_merge.model.snapshot import name_in_files
 from stream_merge.shapes.key_bounds import KeyBounds
 from stream_merge.tables.delta_rs.table import NativeTable
 
+_DIGITS = 15
+"""Of a decimal that delta-rs (1.6) surely reads from statistics as they are: JSON's numbers may go through a float."""
 _CUT = 1_000
 """Microseconds: statistics of times end at milliseconds, and the greatest may be cut, too (Delta protocol)."""
 
@@ -26,6 +29,9 @@ def touched_files(table: NativeTable, bounds: KeyBounds) -> pa.Table:
         least, greatest = f"min.{name}", f"max.{name}"
         if files.column_names.count(least) != 1 or files.column_names.count(greatest) != 1:
             continue  # no statistics, or a nested field of the same flattened name
+        dtype = bound.field.dataType
+        if isinstance(dtype, DecimalType) and dtype.precision > _DIGITS:
+            continue
         try:
             lowest, _ = bound.to_arrow(files[greatest].type, earlier_by=_CUT)
             _, highest = bound.to_arrow(files[least].type)
