@@ -25,6 +25,9 @@ DEFAULTS: Mapping[str, Any] = {
     "except_column_list": ["op"],
 }
 
+COPY_ON_WRITE: Mapping[str, str] = {"delta.enableDeletionVectors": "false"}
+"""Table properties by which nobody merges on read: what delta-rs does not write is then for Spark."""
+
 
 def upsert(key: int, name: str | None, *, lsn: int | None) -> tuple[Any, ...]:
     """An upsert of `SCHEMA`."""

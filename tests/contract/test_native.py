@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deliveries import DEFAULTS, ChangeStream, delete, ledger, upsert
+from deliveries import COPY_ON_WRITE, DEFAULTS, ChangeStream, delete, ledger, upsert
 from delta.tables import DeltaTable
 from pyspark.sql import SparkSession
 
@@ -199,7 +199,9 @@ def test_what_delta_rs_cannot_write_is_left_to_spark(
 def test_what_arrow_compares_otherwise_is_left_to_spark(
     spark: SparkSession, tmp_table: str, schema: str, event: tuple[Any, ...], said: str
 ):
-    stream = ChangeStream(spark, tmp_table, schema, engine="auto", keys="id", sequence_by="lsn")
+    stream = ChangeStream(
+        spark, tmp_table, schema, engine="auto", keys="id", sequence_by="lsn", table_properties=COPY_ON_WRITE
+    )
     result = stream.deliver(event)
 
     assert (result.engine, result.refusal, said in result.plan) == ("spark", "column", True), result.plan
@@ -306,7 +308,7 @@ def test_spark_marks_or_rewrites_as_the_size_of_the_files_suggests(
 
 def test_a_target_that_only_spark_may_write_has_its_deletes_remembered_by_delta_rs(spark: SparkSession, tmp_table: str):
     """The log is the sink's own table: plain, and read by Spark alone only until it is there."""
-    stream = ChangeStream(spark, tmp_table, cluster_by="id")
+    stream = ChangeStream(spark, tmp_table, cluster_by="id", table_properties=COPY_ON_WRITE)
     stream.deliver(upsert(1, "one", lsn=1), upsert(2, "two", lsn=1), delete(9, lsn=5))
 
     second = stream.deliver(delete(1, lsn=5), upsert(9, "late", lsn=4), upsert(2, "newer", lsn=2))

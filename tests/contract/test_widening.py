@@ -7,7 +7,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from deliveries import ChangeStream, delete, ledger, upsert
+from deliveries import COPY_ON_WRITE, ChangeStream, delete, ledger, upsert
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 from pyspark.sql import types as T
@@ -94,7 +94,8 @@ def test_all_types_grow_before_the_batch_that_needs_it(
     assert [(record.levelno, record.cost) for record in said] == [
         (
             logging.WARNING,
-            "delta-rs 1.6 does not write a table with type widening: from now on Spark merges every batch of it",
+            "delta-rs 1.6 does not write a table with type widening: from now on it is merged on read, where it has"
+            " deletion vectors and lies on a local disk, else by Spark",
         )
     ]
 
@@ -264,6 +265,7 @@ def test_deletes_are_remembered_beyond_the_old_type_of_key_and_sequence(
         except_column_list=["op"] if stored else ["op", "lsn"],
         engine=engine,
         schema_evolution="widen" if by == "the sink" else False,
+        table_properties=COPY_ON_WRITE,
     )
     stream.deliver(upsert(1, "one", lsn=1), upsert(2, "two", lsn=1))
     stream.deliver(delete(1, lsn=5))
