@@ -332,7 +332,7 @@ def commit_info(commit: Path) -> dict[str, Any]:
 def test_a_log_that_delta_rs_cannot_read_is_left_to_spark(
     spark: SparkSession, tmp_table: str, monkeypatch: pytest.MonkeyPatch
 ):
-    stream = ChangeStream(spark, tmp_table, cluster_by="id")
+    stream = ChangeStream(spark, tmp_table, cluster_by="id", table_properties=COPY_ON_WRITE)
     stream.deliver(upsert(1, "one", lsn=1), delete(9, lsn=5))
     for broken in ("query", "append"):
         monkeypatch.setattr(NativeTable, broken, failing)

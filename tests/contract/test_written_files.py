@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from deliveries import ledger
+from deliveries import COPY_ON_WRITE, ledger
 from prometheus_client import CollectorRegistry
 from pyspark.sql import DataFrame, SparkSession
 
@@ -28,7 +28,8 @@ class Table:
     def __init__(self, spark: SparkSession, path: str, **settings: Any) -> None:
         self.spark = spark
         self.path = path
-        self.settings = {"keys": "id", "sequence_by": "lsn", "app_id": "files", **settings}
+        own = {"keys": "id", "sequence_by": "lsn", "app_id": "files", "table_properties": COPY_ON_WRITE}
+        self.settings = {**own, **settings}
         self.batches = 0
 
     def write(self, select: str, **options: str) -> None:
