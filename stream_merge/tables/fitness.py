@@ -18,6 +18,7 @@ from stream_merge.shapes.matching import filled_as, plan_layout
 from stream_merge.spark import columns, places
 from stream_merge.tables import spark_table
 from stream_merge.tables.delta_rs.eligibility import of_batch
+from stream_merge.tables.merge_on_read import eligibility
 
 
 def check_target(session: SparkSession, found: TableSnapshot | None, spec: MergeSpec, layout: Layout) -> None:
@@ -54,6 +55,8 @@ def check_target(session: SparkSession, found: TableSnapshot | None, spec: Merge
                 " unset the property"
             )
         refused = of_batch(layout) if spec.engine == "native" else None
+        if refused is not None and eligibility.has_vectors(found):
+            refused = eligibility.of_layout(layout)
         if refused is not None:
             problems.append(f"engine='native' cannot merge this batch: {refused.detail}; use engine='auto' or 'spark'")
         if layout.type_changes:

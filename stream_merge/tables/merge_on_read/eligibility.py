@@ -100,6 +100,11 @@ def of_table(table: NativeTable | None, snapshot: TableSnapshot, what: str) -> I
     return _of_fields(snapshot, what)
 
 
+def has_vectors(snapshot: TableSnapshot) -> bool:
+    """Whether rows of a table may be marked as removed."""
+    return snapshot.properties.get(features.ENABLED, "false").lower() == "true"
+
+
 def of_layout(layout: Layout) -> Ineligible | None:
     """Whether the batch's columns can be carried and compared; looked at once per layout."""
     return layout.once("ineligible_on_read", lambda: _of_layout(layout))
