@@ -77,6 +77,9 @@ class Merger(Commits, Protocol[H_contra]):
         """How many of the refused keys a version's change feed shows as `inserted` and as `updated`."""
         ...
 
+    leaves_files: bool
+    """Whether its merges leave files that are to be seen to, by `tidy`."""
+
     def tidy(self) -> Upkeep | None:
         """After the batch: see to the files that merges in this way leave; None where there is nothing to do.
 

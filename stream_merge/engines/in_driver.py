@@ -104,6 +104,8 @@ class DriverMerger(ABC):
         chosen_at: version of the target for which the engine was found eligible.
     """
 
+    leaves_files = False
+
     def __init__(
         self,
         *,

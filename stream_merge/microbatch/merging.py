@@ -171,6 +171,11 @@ class Executor:
         found: Mapping[str, int] = self._execution.merger.counted_as(late, version)
         return found
 
+    @property
+    def leaves_files(self) -> bool:
+        """Whether the engine leaves files that are to be seen to."""
+        return bool(self._execution.merger.leaves_files)
+
     def tidy(self) -> Upkeep | None:
         """What the engine does about the files that its merges leave."""
         return self._execution.merger.tidy()

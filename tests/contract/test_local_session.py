@@ -5,21 +5,8 @@ from __future__ import annotations
 import sys
 
 from pyspark.sql import SparkSession
-from traces import collectors
 
-from stream_merge.session import SMALL_BATCHES, local_session
-
-
-def test_the_preset_reaches_the_running_session(spark: SparkSession):
-    in_session = {setting.conf: spark.conf.get(setting.conf) for setting in SMALL_BATCHES}
-    zone = spark.sparkContext._jvm.java.util.TimeZone.getDefault().getID()
-
-    assert {conf: in_session[conf] for conf in ("spark.sql.shuffle.partitions", "spark.sql.session.timeZone")} == {
-        "spark.sql.shuffle.partitions": "4",
-        "spark.sql.session.timeZone": "UTC",
-    }
-    assert in_session["spark.databricks.delta.snapshotPartitions"] == "2"
-    assert zone == "UTC"
+from stream_merge.session import local_session
 
 
 def test_a_local_session_reads_and_writes_delta(spark: SparkSession, tmp_table: str):
@@ -33,10 +20,6 @@ def test_python_workers_run_this_interpreter(spark: SparkSession):
     workers = spark.sparkContext.parallelize([0], 1).map(lambda _: sys.executable).collect()
 
     assert workers == [sys.executable]
-
-
-def test_the_jvm_of_a_local_session_collects_in_parallel(spark: SparkSession):
-    assert collectors(spark) == {"PS Scavenge", "PS MarkSweep"}
 
 
 def test_asking_again_gives_the_running_session(spark: SparkSession):

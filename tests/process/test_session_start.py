@@ -11,6 +11,29 @@ from pathlib import Path
 import pytest
 
 
+def test_the_preset_and_the_collector_reach_the_running_session():
+    """In a JVM of its own: the session that tests share has fewer tasks, and another collector."""
+    code = """
+        import sys
+        from stream_merge.session import SMALL_BATCHES, local_session
+        sys.path.insert(0, "tests")
+        from traces import collectors
+
+        session = local_session("preset", cores=1, memory="512m")
+        names = ("sql.shuffle.partitions", "sql.session.timeZone", "databricks.delta.snapshotPartitions")
+        print(*(session.conf.get(f"spark.{name}") for name in names), sep=",")
+        print(*sorted(collectors(session)), session._jvm.java.util.TimeZone.getDefault().getID(), sep=",")
+        for setting in SMALL_BATCHES:
+            session.conf.get(setting.conf)
+        session.stop()
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=240, check=False
+    )
+
+    assert done.stdout == "4,UTC,2\nPS MarkSweep,PS Scavenge,UTC\n", done.stderr
+
+
 @pytest.mark.parametrize("said_in", ["confs", "environment", "spark-defaults.conf"])
 def test_a_collector_of_the_users_own_stays(tmp_path: Path, said_in: str):
     """A JVM that is told two collectors does not start."""

@@ -41,6 +41,8 @@ class MergeOnReadMerger(DriverMerger):
         about: as for every merger in the driver.
     """
 
+    leaves_files = True
+
     def __init__(self, *, lock: Callable[[], AbstractContextManager[object]], **about: Any) -> None:
         super().__init__(**about)
         self._lock = lock

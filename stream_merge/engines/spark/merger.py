@@ -52,6 +52,8 @@ class SparkMerger(SparkCommits):
             (False); None leaves it to the session.
     """
 
+    leaves_files = False
+
     def __init__(
         self,
         *,
