@@ -156,7 +156,7 @@ def test_check_says_which_types_the_first_batch_will_change(source: Source) -> N
 
     assert source.said(schema_evolution="widen")["types"] == (
         "the first batch changes qty int -> double; delta-rs 1.6 does not write a table with type widening: from now on"
-        " Spark merges every batch of it"
+        " it is merged on read, where it has deletion vectors and lies on a local disk, else by Spark"
     )
 
 

@@ -41,7 +41,7 @@ _WIDER: Mapping[type[DataType], tuple[pa.DataType, ...]] = {
 }
 """What a file may hold of a column whose type was widened since (Delta's type widening), where nothing is lost."""
 _INT96 = "INT96"
-GLOB = re.compile(r"[*?\[\]{}]")
+GLOB = re.compile(r"[*?\[{]")
 """What DuckDB takes for a pattern in the path of a file."""
 
 
