@@ -696,6 +696,18 @@ def test_texts_that_are_no_values(dtype, text):
         partitions.typed(text, dtype)
 
 
+@pytest.mark.parametrize(
+    "text", ["0001-01-01", "1582-10-04", "1970-01-01", "9999-12-31", "+12000-02-29", "-0044-03-15"]
+)
+def test_dates_of_any_year_are_partition_values(text):
+    """As Spark spells them; Python has none beyond the year 9999."""
+    day = partitions.typed(text, DateType())
+    rows = pa.table({"p": pa.array([day.cast(pa.int32()).as_py()], pa.int32()).cast(pa.date32()), "id": longs(1)})
+
+    ((values, _),) = partitions.split(rows, schema(p=DateType(), id=LONG), ["p"])
+    assert values == {"p": text}
+
+
 def test_rows_by_their_partition():
     """In the order of their first rows, under the names in files."""
     of = StructType([mapped("p", TEXT, "col-p"), StructField("id", LONG), StructField("day", DateType())])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -44,7 +45,7 @@ def typed(text: str | None, dtype: DataType) -> pa.Scalar:
             raise ValueError(msg)
         return pa.scalar(text == "true", wanted)
     if isinstance(dtype, DateType):
-        return pa.scalar(datetime.date.fromisoformat(text), wanted)
+        return pa.scalar(_days(text), pa.int32()).cast(wanted)
     return pa.scalar(text if isinstance(dtype, StringType) else int(text), wanted)
 
 
@@ -63,6 +64,37 @@ def text_of(value: Any) -> str | None:
     return str(value) or None
 
 
+_DATE = re.compile(r"([+-]?\d{4,})-(\d\d)-(\d\d)")
+_EPOCH = datetime.date(1970, 1, 1)
+_CYCLE_YEARS, _CYCLE_DAYS = 400, 146_097
+"""After which the calendar repeats; Python knows no year beyond 9999, Spark writes `+12000-02-29`."""
+
+
+def _days(text: str) -> int:
+    """Days since 1970 of a date in Spark's spelling."""
+    found = _DATE.fullmatch(text)
+    if found is None:
+        msg = f"partition value {text!r} is no date"
+        raise ValueError(msg)
+    cycles, year = divmod(int(found[1]) - 2000, _CYCLE_YEARS)
+    day = datetime.date(2000 + year, int(found[2]), int(found[3]))
+    return (day - _EPOCH).days + cycles * _CYCLE_DAYS
+
+
+def _texts(values: pa.ChunkedArray) -> list[str | None]:
+    if not pa.types.is_date32(values.type):
+        return [text_of(value) for value in values.to_pylist()]
+    return [None if days is None else _spelled(days) for days in values.cast(pa.int32()).to_pylist()]
+
+
+def _spelled(days: int) -> str:
+    cycles, day = divmod(days, _CYCLE_DAYS)
+    within = _EPOCH + datetime.timedelta(days=day)
+    year = within.year + cycles * _CYCLE_YEARS
+    sign = "+" if year > datetime.MAXYEAR else "-" if year < 0 else ""
+    return f"{sign}{abs(year):04}-{within:%m-%d}"
+
+
 def split(
     rows: pa.Table, schema: StructType, partition_columns: Sequence[str]
 ) -> Iterator[tuple[Mapping[str, str | None], pa.Table]]:
@@ -73,7 +105,7 @@ def split(
         yield {}, rows
         return
     fields = [field for field in schema.fields if field.name in partition_columns]
-    texts = [[text_of(value) for value in rows[field.name].to_pylist()] for field in fields]
+    texts = [_texts(rows[field.name]) for field in fields]
     numbers: dict[tuple[str | None, ...], list[int]] = {}
     for number, values in enumerate(zip(*texts, strict=True)):
         numbers.setdefault(values, []).append(number)
