@@ -77,16 +77,6 @@ class Merger(Commits, Protocol[H_contra]):
         """How many of the refused keys a version's change feed shows as `inserted` and as `updated`."""
         ...
 
-    leaves_files: bool
-    """Whether its merges leave files that are to be seen to, by `tidy`."""
-
-    def tidy(self) -> Upkeep | None:
-        """After the batch: see to the files that merges in this way leave; None where there is nothing to do.
-
-        Raises: nothing.
-        """
-        ...
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MergeJob:
@@ -143,6 +133,9 @@ class Execution:
     """Whether the merger works in the driver."""
     only_spark: bool
     """Whether nothing of it is left to delta-rs."""
+    tidy: Callable[[], Upkeep | None] | None = None
+    """Sees to the files that merges in this way leave, after the batch, and raises nothing; None where they leave none.
+    """
     release: Callable[[], None] = lambda: None
     """Gives back what the execution was promised; harmless when repeated."""
 
@@ -151,7 +144,9 @@ class Engine(Protocol):
     """A way to execute merges. Stands in the tuple `engines.ENGINES`."""
 
     name: str
-    """As `MergeSink(engine=…)` and the metrics have it."""
+    """As results and metrics have it."""
+    said: str
+    """As people call it."""
     in_driver: bool
     """Whether it works in the driver; one that does not takes any job."""
 

@@ -17,9 +17,6 @@ from stream_merge.tables.delta_rs.eligibility import Ineligible
 
 log = logging.getLogger(__name__)
 
-_SAID = {"native": "delta-rs", "merge_on_read": "merge-on-read"}
-"""Engines as people call them."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ranking:
@@ -89,8 +86,8 @@ def take_over(job: MergeJob, failed: Execution, error: Exception) -> Execution |
         why = f"{failed.choice.why}; delta-rs failed on the tombstones ({reason(error)})"
         found = last.start(alone, why, failed.choice.refusal)
     else:
-        name = _SAID.get(failed.choice.engine, failed.choice.engine)
-        found = last.start(alone, f"{name} failed ({reason(error)}), nothing was committed", "failed")
+        said = next(one.said for one in ENGINES if one.name == failed.choice.engine)
+        found = last.start(alone, f"{said} failed ({reason(error)}), nothing was committed", "failed")
     return found if isinstance(found, Execution) else None
 
 

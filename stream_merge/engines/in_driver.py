@@ -9,10 +9,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stream_merge.engines import tombstones
-from stream_merge.engines.base import Choice, CommitTag, Execution, MergeJob, MergeReport
+from stream_merge.engines.base import Choice, CommitTag, Engine, Execution, MergeJob, MergeReport
 from stream_merge.engines.memory import Promise, reservations
 from stream_merge.model import names
-from stream_merge.model.results import Upkeep
+from stream_merge.model.results import Refusal
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import CommitRecord, TableSnapshot
 from stream_merge.shapes import shape_of
@@ -28,64 +28,66 @@ from stream_merge.tables.tombstones.delta_rs import NativeHits
 
 def started(
     job: MergeJob,
-    choice: Choice,
+    engine: Engine,
+    table: NativeTable,
     *,
+    why: str,
+    refusal: Refusal | None,
     need: int,
-    said: str,
-    refused: Callable[[pa.Table], Ineligible | None],
-    merger: Callable[[pa.Table], DriverMerger],
+    of_events: Callable[[pa.Table, Sequence[str]], Ineligible | None],
+    merger: Callable[..., DriverMerger],
 ) -> Execution | Ineligible:
     """An engine at work on a job, with the memory that it was promised; or why it cannot have the job after all.
 
     Args:
         job: what is to be merged.
-        choice: the engine, and why.
+        engine: which was found eligible for the table as it is now.
+        table: the job's.
+        why: it was chosen.
+        refusal: as `Choice.refusal`.
         need: bytes that it may take.
-        said: the engine, for people.
-        refused: why it cannot carry these events.
-        merger: works on them.
+        of_events: why it cannot carry these events into a table with such partition columns.
+        merger: as `DriverMerger`.
     """
+    version = table.version
     allowed = reservations.take(need, job.spec.native_memory_bytes)
     if allowed is not None:
-        return Ineligible(
-            reason="memory",
-            detail=f"{said} might need {need / 1e6:,.0f} MB of the driver's memory, of {allowed / 1e6:,.0f} MB allowed",
-        )
+        megabytes = f"{need / 1e6:,.0f} MB of the driver's memory, of {allowed / 1e6:,.0f} MB allowed"
+        return Ineligible(reason="memory", detail=f"{engine.said} might need {megabytes}")
     promise = Promise(need)
     try:
-        found = _in_driver(job, choice, promise, refused, merger)
+        events = _events(job)
+        refused = events if isinstance(events, Ineligible) else of_events(events, job.target.partition_columns)
+        if refused is not None:
+            promise.give_back()
+            return refused
+        return Execution(
+            choice=Choice(engine=engine.name, why=why, refusal=refusal),
+            merger=merger(
+                spec=job.spec,
+                target=table,
+                layout=job.layout,
+                events=events,
+                bounds=job.batch.bounds,
+                chosen_at=version,
+            ),
+            tombstones=tombstones.by_delta_rs(job, events) if job.spec.tombstones else None,
+            in_driver=True,
+            only_spark=False,
+            release=promise.give_back,
+        )
     except BaseException:
         promise.give_back()
         raise
-    if isinstance(found, Ineligible):
-        promise.give_back()
-    return found
 
 
-def _in_driver(
-    job: MergeJob,
-    choice: Choice,
-    promise: Promise,
-    refused: Callable[[pa.Table], Ineligible | None],
-    merger: Callable[[pa.Table], DriverMerger],
-) -> Execution | Ineligible:
+def _events(job: MergeJob) -> pa.Table | Ineligible:
     try:
-        events = job.batch.rows.arrow()
+        return job.batch.rows.arrow()
     except Exception as err:
         if not exceeds_driver_results(err):
             raise
         return Ineligible(reason="memory", detail="the events exceed spark.driver.maxResultSize")
-    why_not = refused(events)
-    if why_not is not None:
-        return why_not
-    return Execution(
-        choice=choice,
-        merger=merger(events),
-        tombstones=tombstones.by_delta_rs(job, events) if job.spec.tombstones else None,
-        in_driver=True,
-        only_spark=False,
-        release=promise.give_back,
-    )
 
 
 class NoLongerEligibleError(RuntimeError):
@@ -103,8 +105,6 @@ class DriverMerger(ABC):
         bounds: least and greatest keys.
         chosen_at: version of the target for which the engine was found eligible.
     """
-
-    leaves_files = False
 
     def __init__(
         self,
@@ -162,7 +162,3 @@ class DriverMerger(ABC):
         touched = changed.cast(schema).join(refused, keys, join_type="left semi")
         kinds = touched["_change_type"].to_pylist()
         return {"inserted": kinds.count("insert"), "updated": kinds.count("update_postimage")}
-
-    def tidy(self) -> Upkeep | None:
-        """Nothing: files are as large as they were."""
-        return None

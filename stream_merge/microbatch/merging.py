@@ -172,13 +172,9 @@ class Executor:
         return found
 
     @property
-    def leaves_files(self) -> bool:
-        """Whether the engine leaves files that are to be seen to."""
-        return bool(self._execution.merger.leaves_files)
-
-    def tidy(self) -> Upkeep | None:
-        """What the engine does about the files that its merges leave."""
-        return self._execution.merger.tidy()
+    def tidy(self) -> Callable[[], Upkeep | None] | None:
+        """What the engine does about the files that its merges leave; None where they leave none."""
+        return self._execution.tidy
 
     def _decided(self, err: Exception, tag: CommitTag) -> MergeReport:
         """What became of a merge that raised; one that failed natively and did not land is tried on Spark, once."""

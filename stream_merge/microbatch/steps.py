@@ -206,7 +206,7 @@ def merge_events(call: BatchCall, source: DataFrame, prepared: Prepared) -> Done
         choice=executor.choice,
         merged=merged,
         recorded_version=recorded,
-        tidy=executor.tidy if executor.leaves_files and merged.report.version is not None else None,
+        tidy=None if merged.report.version is None else executor.tidy,
     )
 
 

@@ -9,6 +9,10 @@ from typing import Any
 
 from pyspark.sql.types import StructField, StructType
 
+VECTORS_PROPERTY = "delta.enableDeletionVectors"
+HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
+"""The folder of NULL in a partition column; as a text Spark keeps it as NULL there."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TableSnapshot:
@@ -31,6 +35,11 @@ class TableSnapshot:
     def maps_columns(self) -> bool:
         """Whether columns have other names in files than in the schema (Delta's column mapping)."""
         return self.properties.get("delta.columnMapping.mode", "none") != "none"
+
+    @property
+    def has_vectors(self) -> bool:
+        """Whether rows may be marked as removed (Delta's deletion vectors)."""
+        return self.properties.get(VECTORS_PROPERTY, "false").lower() == "true"
 
 
 def name_in_files(field: StructField) -> str:

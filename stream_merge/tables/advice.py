@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from stream_merge.model import names
+from stream_merge.model.snapshot import VECTORS_PROPERTY
 from stream_merge.tables.compaction import TARGET_BYTES
 
-VECTORS_PROPERTY = "delta.enableDeletionVectors"
 OPTIMIZE_WRITE_PROPERTY = "delta.autoOptimize.optimizeWrite"
 STATS_COLUMNS_PROPERTY = "delta.dataSkippingStatsColumns"
 INDEXED_COLUMNS_PROPERTY = "delta.dataSkippingNumIndexedCols"

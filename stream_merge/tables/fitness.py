@@ -55,7 +55,7 @@ def check_target(session: SparkSession, found: TableSnapshot | None, spec: Merge
                 " unset the property"
             )
         refused = of_batch(layout) if spec.engine == "native" else None
-        if refused is not None and eligibility.has_vectors(found):
+        if refused is not None and found.has_vectors:
             refused = eligibility.of_layout(layout)
         if refused is not None:
             problems.append(f"engine='native' cannot merge this batch: {refused.detail}; use engine='auto' or 'spark'")

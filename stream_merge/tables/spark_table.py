@@ -16,7 +16,7 @@ from stream_merge.errors import ConfigError
 from stream_merge.model import names
 from stream_merge.model.logs import tell
 from stream_merge.model.settings import MergeSpec
-from stream_merge.model.snapshot import CommitRecord, History, TableSnapshot, metrics_of_history
+from stream_merge.model.snapshot import VECTORS_PROPERTY, CommitRecord, History, TableSnapshot, metrics_of_history
 from stream_merge.shapes import widening
 from stream_merge.shapes.layout import Layout
 from stream_merge.spark import columns, places
@@ -208,7 +208,7 @@ def _needs_mapping(dtype: DataType) -> bool:
     return False
 
 
-NEW_TARGETS: Mapping[str, str] = {"delta.enableDeletionVectors": "true"}
+NEW_TARGETS: Mapping[str, str] = {VECTORS_PROPERTY: "true"}
 """What a target has that the sink creates, unless `table_properties` says otherwise: without deletion vectors a batch
 of a few rows writes whole files anew."""
 

@@ -7,24 +7,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from common import DEFAULT_CONFS, Bench, Comparison, sink_on, timed
-from delta.tables import DeltaTable
-from pyspark.sql import DataFrame, SparkSession, Window
-from pyspark.sql import functions as F
+from common import DEFAULT_CONFS, STORED, Bench, Comparison, deduped, hand_written, sink_on, timed
+from pyspark.sql import DataFrame
 
 from stream_merge import MergeSink
 from stream_merge.engines.costs import CostModel, Work
+from stream_merge.model.snapshot import VECTORS_PROPERTY
 from stream_merge.spark.jvm import in_session, owned_session
 
 SIX = ("uuid() AS a", "id * 2 AS b", "'constant' AS c", "current_timestamp() AS ts")
-VECTORS = "delta.enableDeletionVectors"
 WARM_UP = 2
 
 
 class _Always(CostModel):
     """One engine has each batch that it may have."""
-
-    remembers_natively = True
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -116,7 +112,7 @@ def _measured(bench: Bench, case: Case) -> list[Comparison]:
     clustered = "CLUSTER BY (id)" if case.cluster else ""
     bench.spark.sql(
         f"CREATE TABLE {identifier} ({columns}) USING delta {clustered}"
-        f" TBLPROPERTIES (delta.enableChangeDataFeed = {str(case.feed).lower()}, {VECTORS} = false)"
+        f" TBLPROPERTIES (delta.enableChangeDataFeed = {str(case.feed).lower()}, {VECTORS_PROPERTY} = false)"
     )
     rows.write.format("delta").mode("append").save(str(table))
     sides = _sides(bench, case, table, rows.columns)
@@ -152,12 +148,13 @@ def _sides(
         for key, value in confs.items():
             session.conf.set(key, value)
         target = bench.copy(table, label)
-        return lambda df, _: _hand_written(session, target, in_session(df, session), columns)
+        also = [name for name in columns if name not in STORED]
+        return lambda df, _: hand_written(session, target, deduped(in_session(df, session)), also=also)
 
     def by_sink(label: str, how: CostModel, *, vectors: bool) -> Callable[[DataFrame, int], object]:
         target = bench.copy(table, label)
         if vectors:
-            bench.spark.sql(f"ALTER TABLE delta.`{target}` SET TBLPROPERTIES ({VECTORS} = true)")
+            bench.spark.sql(f"ALTER TABLE delta.`{target}` SET TBLPROPERTIES ({VECTORS_PROPERTY} = true)")
         sink: MergeSink = sink_on(target, change_data_feed=case.feed)._under(costs=how)
         return sink
 
@@ -175,18 +172,3 @@ def _events(bench: Bench, case: Case) -> DataFrame:
     picked = bench.spark.range(case.events).selectExpr(f"cast(rand() * {case.rows * 1.1} AS bigint) AS id")
     values = (f"{case.key} AS id", f"{bench.batch_id + 1}L AS lsn", *case.payload, "if(rand() < 0.1, 'd', 'u') AS op")
     return picked.selectExpr(*values).localCheckpoint()
-
-
-def _hand_written(session: SparkSession, target: str, events: DataFrame, columns: Sequence[str]) -> object:
-    latest = Window.partitionBy("id").orderBy(F.col("lsn").desc())
-    source = events.withColumn("rank", F.row_number().over(latest)).where("rank = 1").drop("rank")
-    values = {name: f"s.{name}" for name in columns}
-    return (
-        DeltaTable.forPath(session, target)
-        .alias("t")
-        .merge(source.alias("s"), "t.id = s.id")
-        .whenMatchedDelete("s.op = 'd' AND s.lsn > t.lsn")
-        .whenMatchedUpdate("s.op <> 'd' AND s.lsn >= t.lsn", values)
-        .whenNotMatchedInsert("s.op <> 'd'", values)
-        .execute()
-    )

@@ -20,6 +20,7 @@ class Given:
 
     def __init__(self, name: str, *, in_driver: bool, obstacle: str | None = None, gives_up: str | None = None) -> None:
         self.name = name
+        self.said = "delta-rs" if name == "native" else name
         self.in_driver = in_driver
         self._obstacle = obstacle
         self._gives_up = gives_up

@@ -37,6 +37,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from stream_merge.model.snapshot import HIVE_NULL
 from stream_merge.shapes.key_bounds import KeyBound, KeyBounds
 from stream_merge.spark.versions import arrow_type
 from stream_merge.tables.delta_rs.table import open_table
@@ -723,7 +724,7 @@ def test_rows_by_their_partition():
     assert list(partitions.split(rows.slice(0, 0), of, ["p"])) == []
 
 
-@pytest.mark.parametrize(("text", "odd"), [("", True), (partitions.HIVE_NULL, True), ("a", False), (None, False)])
+@pytest.mark.parametrize(("text", "odd"), [("", True), (HIVE_NULL, True), ("a", False), (None, False)])
 def test_texts_that_spark_keeps_as_null_are_left_to_it(text, odd):
     rows = pa.table({"p": pa.array(["x", text], pa.string()), "q": pa.array(["", None], pa.string()), "n": longs(1, 2)})
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pyspark.sql import SparkSession
 
-from stream_merge.engines.base import Choice, Execution, MergeJob
+from stream_merge.engines.base import Execution, MergeJob
 from stream_merge.engines.costs import Work
 from stream_merge.engines.delta_rs.merger import DeltaRsMerger
 from stream_merge.engines.in_driver import started
@@ -26,6 +26,7 @@ class DeltaRs:
     """The merge by delta-rs, for tables and batches for which it is proven to do what Spark does."""
 
     name = "native"
+    said = "delta-rs"
     in_driver = True
 
     def reads(self, spec: MergeSpec, store: Store, session: SparkSession, found: TableSnapshot) -> bool:
@@ -54,21 +55,15 @@ class DeltaRs:
             refused = of_files(job.log, job.log_snapshot, "the tombstone table")
         if refused is not None:
             return refused
-        table, version = job.table, job.table.version  # as it was found eligible
         return started(
             job,
-            Choice(engine=self.name, why=why, refusal=refusal),
+            self,
+            job.table,
+            why=why,
+            refusal=refusal,
             need=_memory_needed(job.work),
-            said="delta-rs",
-            refused=lambda events: of_events(events, job.target.partition_columns),
-            merger=lambda events: DeltaRsMerger(
-                spec=job.spec,
-                target=table,
-                layout=job.layout,
-                events=events,
-                bounds=job.batch.bounds,
-                chosen_at=version,
-            ),
+            of_events=of_events,
+            merger=DeltaRsMerger,
         )
 
 

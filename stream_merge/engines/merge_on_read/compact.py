@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 
 import pyarrow as pa
-from pyroaring import BitMap64
 
 from stream_merge.model.logs import tell
 from stream_merge.model.results import Upkeep
@@ -78,7 +77,7 @@ def _written(table: MergeOnReadTable, snapshot: TableSnapshot, files: Sequence[T
     """The rows of files of one partition in a new file, and the commit that puts it in their place."""
     now_ms = int(time.time() * 1000)
     rows = pa.concat_tables(
-        [rows_of(table.root, one.candidate, _dead(table, one), snapshot.schema) for one in files]
+        [rows_of(table.root, one.candidate, vectors.of(one.add, table.root), snapshot.schema) for one in files]
     ).drop_columns(list(snapshot.partition_columns))
     adds = []
     if rows.num_rows:
@@ -91,8 +90,6 @@ def _written(table: MergeOnReadTable, snapshot: TableSnapshot, files: Sequence[T
             now_ms=now_ms,
         )
         adds.append({**add, "dataChange": False})
-    dated = snapshot.properties.get(commit.ICT_PROPERTY, "false").lower() == "true"
-    log_folder = table.root / "_delta_log"
     return commit.Commit(
         version=snapshot.version + 1,
         now_ms=now_ms,
@@ -109,10 +106,5 @@ def _written(table: MergeOnReadTable, snapshot: TableSnapshot, files: Sequence[T
         parameters={"predicate": "[]", "zOrderBy": "[]", "auto": "true"},
         removes=[commit.removed(one.add, now_ms, changes_data=False) for one in files],
         adds=adds,
-        in_commit_timestamp=commit.next_timestamp(log_folder, snapshot.version, now_ms) if dated else None,
+        in_commit_timestamp=commit.timestamp_after(snapshot, table.root, now_ms),
     )
-
-
-def _dead(table: MergeOnReadTable, file: Touched) -> BitMap64:
-    descriptor = file.add.get("deletionVector")
-    return BitMap64() if descriptor is None else vectors.read(descriptor, table.root)

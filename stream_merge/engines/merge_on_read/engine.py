@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+
 from pyspark.sql import SparkSession
 
-from stream_merge.engines.base import Choice, Execution, MergeJob
+from stream_merge.engines.base import Execution, MergeJob
 from stream_merge.engines.costs import Work
 from stream_merge.engines.in_driver import started
+from stream_merge.engines.merge_on_read.compact import compact
 from stream_merge.engines.merge_on_read.merger import MergeOnReadMerger
 from stream_merge.model.results import Refusal
 from stream_merge.model.settings import MergeSpec
@@ -31,6 +35,7 @@ class MergeOnRead:
     """The merge by deletion vectors and an appended file, for tables and batches for which it is proven."""
 
     name = "merge_on_read"
+    said = "merge-on-read"
     in_driver = True
 
     def reads(self, spec: MergeSpec, store: Store, session: SparkSession, found: TableSnapshot) -> bool:
@@ -69,23 +74,19 @@ class MergeOnRead:
             refused = of_log(job.layout, job.log, job.log_snapshot)
         if refused is not None:
             return refused
-        table, version = job.table, job.table.version  # as it was found eligible
-        return started(
+        table = job.table
+        lock = partial(commit_lock, job.session, table.location)
+        found = started(
             job,
-            Choice(engine=self.name, why=why, refusal=refusal),
+            self,
+            table,
+            why=why,
+            refusal=refusal,
             need=_memory_needed(job.work),
-            said="merge-on-read",
-            refused=lambda events: of_events(events, job.target.partition_columns),
-            merger=lambda events: MergeOnReadMerger(
-                spec=job.spec,
-                target=table,
-                layout=job.layout,
-                events=events,
-                bounds=job.batch.bounds,
-                chosen_at=version,
-                lock=lambda: commit_lock(job.session, table.location),
-            ),
+            of_events=of_events,
+            merger=partial(MergeOnReadMerger, lock=lock),
         )
+        return replace(found, tidy=partial(compact, table, lock)) if isinstance(found, Execution) else found
 
 
 def _memory_needed(work: Work) -> int:

@@ -15,9 +15,7 @@ from pyroaring import BitMap64
 
 from stream_merge.engines.base import CommitTag, MergeReport
 from stream_merge.engines.in_driver import DriverMerger, NoLongerEligibleError
-from stream_merge.engines.merge_on_read.compact import compact
 from stream_merge.engines.merge_on_read.decide import Decision, decide
-from stream_merge.model.results import Upkeep
 from stream_merge.model.snapshot import TableSnapshot, is_applied
 from stream_merge.shapes.clauses import Clause
 from stream_merge.spark import columns
@@ -25,11 +23,10 @@ from stream_merge.tables.delta_rs.eligibility import Ineligible
 from stream_merge.tables.delta_rs.table import NativeTable
 from stream_merge.tables.live_files import decoded
 from stream_merge.tables.merge_on_read import commit, eligibility, partitions, vectors
-from stream_merge.tables.merge_on_read.data_file import write_change_file, write_data_file
+from stream_merge.tables.merge_on_read.data_file import CHANGE_TYPE, write_change_file, write_data_file
 from stream_merge.tables.merge_on_read.find import FILE, POSITION, find
 from stream_merge.tables.merge_on_read.table import Touched, table_of
 
-CHANGE_TYPE = "_change_type"
 FEED_PROPERTY = "delta.enableChangeDataFeed"
 
 
@@ -41,15 +38,9 @@ class MergeOnReadMerger(DriverMerger):
         about: as for every merger in the driver.
     """
 
-    leaves_files = True
-
     def __init__(self, *, lock: Callable[[], AbstractContextManager[object]], **about: Any) -> None:
         super().__init__(**about)
         self._lock = lock
-
-    def tidy(self) -> Upkeep | None:
-        """Put small files together, or write one anew that has lost many rows."""
-        return compact(self._table, self._lock)
 
     def _commit(self, source: pa.Table, clauses: Sequence[Clause], tag: CommitTag) -> MergeReport:
         started = time.perf_counter()
@@ -125,9 +116,7 @@ class _Vectors:
         """Positions of the deleted rows of a file, by its number; not to be changed."""
         found = self._read.get(number)
         if found is None:
-            descriptor = self._touched[number].add.get("deletionVector")
-            found = BitMap64() if descriptor is None else vectors.read(descriptor, self._root)
-            self._read[number] = found
+            found = self._read[number] = vectors.of(self._touched[number].add, self._root)
         return found
 
     def spare(self, rows: pa.Table) -> pa.Array:
@@ -183,8 +172,6 @@ class _Attempt:
     def commit(self, tag: CommitTag, metrics: Mapping[str, int]) -> commit.Commit:
         """The commit, for the version after the one that was read."""
         before = self._snapshot.version
-        dated = self._snapshot.properties.get(commit.ICT_PROPERTY, "false").lower() == "true"
-        log = self._root / "_delta_log"
         return commit.Commit(
             version=before + 1,
             now_ms=self._now_ms,
@@ -195,7 +182,7 @@ class _Attempt:
             removes=self._removes,
             adds=self._adds,
             changes=self._changes,
-            in_commit_timestamp=commit.next_timestamp(log, before, self._now_ms) if dated else None,
+            in_commit_timestamp=commit.timestamp_after(self._snapshot, self._root, self._now_ms),
         )
 
     def discard(self) -> None:

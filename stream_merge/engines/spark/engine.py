@@ -21,6 +21,7 @@ class Spark:
     """Delta's MERGE on the executors."""
 
     name = "spark"
+    said = "Spark"
     in_driver = False
 
     def reads(self, spec: MergeSpec, store: Store, session: SparkSession, found: TableSnapshot) -> bool:
@@ -38,7 +39,7 @@ class Spark:
         """The merger, with the tombstones beside it looked after by whoever does it faster."""
         spec, target = job.spec, job.target
         deletion_vectors: bool | None = None
-        if job.work.bytes and target.properties.get("delta.enableDeletionVectors") == "true":
+        if job.work.bytes and target.has_vectors:
             # Of a whole copy most events change nothing: how many do, nobody knows before the MERGE.
             deletion_vectors = job.layout.is_whole or favours_deletion_vectors(job.work)
         how = {None: "", True: "; with deletion vectors", False: "; copy-on-write"}[deletion_vectors]

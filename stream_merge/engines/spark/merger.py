@@ -14,7 +14,6 @@ from stream_merge.engines.spark.commit import SparkCommits, committing, executed
 from stream_merge.engines.spark.pruning import Pruning
 from stream_merge.errors import MergeFailedError
 from stream_merge.model import names
-from stream_merge.model.results import Upkeep
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import TableSnapshot, is_applied
 from stream_merge.shapes import shape_of
@@ -51,8 +50,6 @@ class SparkMerger(SparkCommits):
         deletion_vectors: on a target that has them: mark rows as deleted (True) or write their files again
             (False); None leaves it to the session.
     """
-
-    leaves_files = False
 
     def __init__(
         self,
@@ -158,10 +155,6 @@ class SparkMerger(SparkCommits):
         touched = changed.join(late.refusals(self._session).select(*keys), list(self._layout.keys), "left_semi")
         counted = {row["_change_type"]: row["count"] for row in touched.groupBy("_change_type").count().collect()}
         return {"inserted": counted.get("insert", 0), "updated": counted.get("update_postimage", 0)}
-
-    def tidy(self) -> Upkeep | None:
-        """Nothing: OPTIMIZE is for a sink's `Maintenance`."""
-        return None
 
     def _is_sure(self, refused: int) -> bool:
         """Whether the batch changes a row, told from the statistics of the target's files."""

@@ -31,7 +31,7 @@ from pyspark.sql.types import (
 
 from stream_merge.model import names
 from stream_merge.model.results import Refusal
-from stream_merge.model.snapshot import TableSnapshot
+from stream_merge.model.snapshot import HIVE_NULL, TableSnapshot
 from stream_merge.shapes.arrow_text import is_legible
 from stream_merge.shapes.key_bounds import KeyBounds
 from stream_merge.shapes.layout import Layout
@@ -105,7 +105,6 @@ _COMPUTED_BY_SPARK = {
 _FLOAT_DIGITS = 15
 _LONG_DIGITS = 18
 """delta-rs 1.6 writes a decimal's statistics through a float or a long: with more digits they miss the file's rows."""
-_HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 _ODD_PLACE = re.compile(r"[\[\]^|@\\]")
 """delta-rs 1.6 makes a host name of a table's path when it appends: these a host may not have, and a path keeps."""
 _ODD_NAME = re.compile(r"[\"`\\\x00-\x1f]")
@@ -174,7 +173,7 @@ def of_events(events: pa.Table, partition_columns: Sequence[str]) -> Ineligible 
         # Delta takes an empty partition value for NULL; delta-rs 1.6 reads it back as an empty text.
         if pc.any(pc.equal(events[name], "")).as_py():
             return Ineligible(reason="column", detail=f"partition column {name!r} holds an empty text")
-        if pc.any(pc.equal(events[name], _HIVE_NULL)).as_py():
+        if pc.any(pc.equal(events[name], HIVE_NULL)).as_py():
             return Ineligible(reason="column", detail=f"partition column {name!r} holds what Spark keeps as NULL")
     return None
 

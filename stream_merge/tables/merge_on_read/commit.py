@@ -8,10 +8,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
-from importlib.metadata import version as version_of
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
+
+from stream_merge.model.snapshot import TableSnapshot
 
 ICT_PROPERTY = "delta.enableInCommitTimestamps"
 _ICT = "inCommitTimestamp"
@@ -58,7 +61,7 @@ class Commit:
             "isolationLevel": "Serializable",
             "isBlindAppend": False,
             "operationMetrics": {name: str(value) for name, value in self.metrics.items()},
-            "engineInfo": f"stream_merge/{version_of('stream-merge')}",
+            "engineInfo": _engine(),
             "txnId": self.token,
         }
         if self.user_metadata is not None:
@@ -100,6 +103,26 @@ class Commit:
         finally:
             with suppress(OSError):
                 unnamed.unlink()
+
+
+@cache
+def _engine() -> str:
+    """What wrote the commit; without a version where the package was not installed, but put on the path."""
+    try:
+        return f"stream_merge/{version('stream-merge')}"
+    except PackageNotFoundError:
+        return "stream_merge"
+
+
+def timestamp_after(snapshot: TableSnapshot, root: Path, now_ms: int) -> int | None:
+    """The in-commit timestamp of the commit after a version; None for a table that has none.
+
+    Raises:
+        UndatedCommitError: as `next_timestamp`.
+    """
+    if snapshot.properties.get(ICT_PROPERTY, "false").lower() != "true":
+        return None
+    return next_timestamp(root / "_delta_log", snapshot.version, now_ms)
 
 
 def next_timestamp(log: Path, before: int, now_ms: int) -> int:

@@ -32,6 +32,7 @@ from pyspark.sql.types import (
     VarcharType,
 )
 
+from stream_merge.model.snapshot import HIVE_NULL
 from stream_merge.spark.versions import arrow_type
 from stream_merge.tables.merge_on_read.statistics import maps_columns, statistics, stored_name
 
@@ -54,7 +55,6 @@ _UNSTORED = (CharType, VarcharType)
 _FILE_METADATA = {"org.apache.spark.version": pyspark.__version__}
 """With it Spark takes days and times as they stand (`DataSourceUtils.datetimeRebaseSpec`); without it, by its confs."""
 
-_NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 _ESCAPED = frozenset("\"#%'*/:=?\\\x7f{[]^" + "".join(map(chr, range(1, 0x20))))
 _PLAIN_IN_URL = "/;:@&=+$,-_.!~'()*"
 
@@ -350,7 +350,7 @@ def _requires(dtype: DataType) -> bool:
 
 
 def _folder(base: str, values: Mapping[str, str | None]) -> PurePosixPath:
-    return PurePosixPath(base, *(f"{_escaped(name)}={_escaped(value or _NO_VALUE)}" for name, value in values.items()))
+    return PurePosixPath(base, *(f"{_escaped(name)}={_escaped(value or HIVE_NULL)}" for name, value in values.items()))
 
 
 def _escaped(text: str) -> str:

@@ -63,7 +63,11 @@ PROVEN: Mapping[type[DataType], frozenset[Place]] = {
     StructType: frozenset({"payload", "nested", "carried"}),
     MapType: frozenset({"payload", "nested", "carried"}),
 }
-"""For which types and where merge-on-read does what Spark would; tests/contract/test_whitelist.py tries each entry."""
+"""For which types and where merge-on-read does what Spark would.
+
+What delta-rs' list has as well, tests/contract/test_whitelist.py merges at its edges; comparing and writing of all is
+held to Spark by test_conditions_as_spark.py and test_data_file_as_spark.py.
+"""
 _AS: Mapping[Place, str] = {
     "key": "is {} as a key",
     "sequence": "is {} as a sequence",
@@ -98,11 +102,6 @@ def of_table(table: NativeTable | None, snapshot: TableSnapshot, what: str) -> I
     if snapshot.properties.get(_MAPPING, "none").lower() not in ("none", "name"):
         return Ineligible(reason="table_feature", detail=f"{what} finds its columns in files by ids ({_MAPPING})")
     return _of_fields(snapshot, what)
-
-
-def has_vectors(snapshot: TableSnapshot) -> bool:
-    """Whether rows of a table may be marked as removed."""
-    return snapshot.properties.get(features.ENABLED, "false").lower() == "true"
 
 
 def of_layout(layout: Layout) -> Ineligible | None:

@@ -9,6 +9,8 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from stream_merge.model.snapshot import VECTORS_PROPERTY
+
 
 @dataclass(frozen=True, slots=True)
 class Support:
@@ -20,8 +22,6 @@ class Support:
 
 
 DELETION_VECTORS = "deletionVectors"
-ENABLED = "delta.enableDeletionVectors"
-"""The property without which nobody may write a new vector, even where the feature is there."""
 
 
 def _yes(why: str) -> Support:
@@ -115,8 +115,8 @@ def refusal(
         return f"the target has protocol {versions}, which is newer than Delta 4.4's {_NAMED_FEATURES}"
     if versions != _NAMED_FEATURES or DELETION_VECTORS not in features:
         return f"the target's deletion vectors are off (its protocol {versions} does not have {DELETION_VECTORS})"
-    if properties.get(ENABLED, _OFF).lower() != "true":
-        return f"the target's deletion vectors are off ({ENABLED} is not true)"
+    if properties.get(VECTORS_PROPERTY, _OFF).lower() != "true":
+        return f"the target's deletion vectors are off ({VECTORS_PROPERTY} is not true)"
     unproven = [f"{name} ({why})" for name, why in _unproven(features)]
     if unproven:
         return f"the target uses {', '.join(unproven)}"

@@ -77,10 +77,9 @@ def find(
     with _connections.cursor() as con:
         for group in groups.values():
             first = candidates[group[0]]
-            parted = [field for field in schema.fields if name_in_files(field) in first.partition]
-            held = [f for f in schema.fields if f not in parted and first.footer.type_of(name_in_files(f)) is not None]
+            held, parted = _held(schema, first), [f for f in schema.fields if name_in_files(f) in first.partition]
             wanted_keys, events_of = _of_partition(events, [field for field in parted if field.name in keys], first)
-            if not wanted_keys.num_rows or any(key not in {f.name for f in (*held, *parted)} for key in keys):
+            if not wanted_keys.num_rows or not {field.name for field in (*held, *parted)}.issuperset(keys):
                 continue  # a key that the files lack is NULL in all their rows
             paths = [os.fspath(root / candidates[number].path) for number in group]
             columns, on = _key_columns(wanted_keys, [field for field in held if field.name in keys], first.footer)
@@ -104,13 +103,18 @@ def rows_of(root: Path, candidate: Candidate, dead: BitMap64, schema: StructType
     Raises:
         duckdb.Error: the file cannot be read.
     """
-    held = [f for f in schema.fields if candidate.footer.type_of(name_in_files(f)) is not None]
-    held = [field for field in held if name_in_files(field) not in candidate.partition]
+    held = _held(schema, candidate)
     with _connections.cursor() as con:
         rows = con.sql(_query([os.fspath(root / candidate.path)], held, None)).to_arrow_table()
     if len(dead):
         rows = rows.filter(pc.invert(pc.is_in(rows[POSITION], value_set=pa.array(dead, pa.int64()))))
     return _with_columns(rows, held, schema, candidate).drop_columns([EVENT, FILE, POSITION])
+
+
+def _held(schema: StructType, file: Candidate) -> list[StructField]:
+    """The columns that are read from a file: it has them, and the log does not say their value."""
+    there = {name for name, _ in file.footer.types} - file.partition.keys()
+    return [field for field in schema.fields if name_in_files(field) in there]
 
 
 def _of_partition(events: pa.Table, parted: Sequence[StructField], file: Candidate) -> tuple[pa.Table, pa.Array]:
@@ -130,13 +134,12 @@ def _key_columns(
     events: pa.Table, keys: Sequence[StructField], footer: Footer
 ) -> tuple[dict[str, pa.ChunkedArray], list[str]]:
     """The keys of the events as they are joined, and the conditions of the join."""
-    columns, on = {}, []
+    columns, on, types = {}, [], dict(footer.types)
     for i, field in enumerate(keys):
         stored, values = f"t.{sql.quote(name_in_files(field))}", events[field.name]
         if isinstance(field.dataType, TimestampType | TimestampNTZType):
             # As the file has them, with a zone or none. Not as numbers: the last time that there is has none in DuckDB.
-            held = footer.type_of(name_in_files(field))
-            has_zone = held is not None and held.tz is not None
+            has_zone = types[name_in_files(field)].tz is not None
             values = values.cast(arrow_type(field.dataType)).cast(pa.int64()).cast(_UTC if has_zone else _LOCAL)
         columns[f"k{i}"] = values
         on.append(f"{stored} = e.k{i}")
@@ -157,20 +160,18 @@ def _query(paths: Sequence[str], held: Sequence[StructField], on: Sequence[str] 
 
 def _with_columns(rows: pa.Table, held: Sequence[StructField], schema: StructType, file: Candidate) -> pa.Table:
     """All columns of the table: as read (`c0`, `c1`, …), as the partition says, or NULL."""
-    made = rows.select([EVENT, FILE, POSITION])
+    made = {name: rows[name] for name in (EVENT, FILE, POSITION)}
     read = {field.name: rows[f"c{i}"] for i, field in enumerate(held)}
     for field in schema.fields:
         dtype, name = arrow_type(field.dataType), name_in_files(field)
-        values: Any
         if field.name in read:
             chunks = [conformed(chunk, field.dataType) for chunk in read[field.name].chunks]
-            values = pa.chunked_array(chunks, dtype)
+            made[field.name] = pa.chunked_array(chunks, dtype)
         elif name in file.partition:
-            values = pa.repeat(partitions.typed(file.partition[name], field.dataType), rows.num_rows)
+            made[field.name] = pa.repeat(partitions.typed(file.partition[name], field.dataType), rows.num_rows)
         else:
-            values = pa.nulls(rows.num_rows, dtype)
-        made = made.append_column(field.name, values)
-    return made
+            made[field.name] = pa.nulls(rows.num_rows, dtype)
+    return pa.table(made)
 
 
 class _Connections:

@@ -58,10 +58,6 @@ class Footer:
     problem: str | None
     """Why its values cannot be read as Spark reads them."""
 
-    def type_of(self, name: str) -> pa.DataType | None:
-        """Of a column by its name in files; None where the file lacks it."""
-        return next((dtype for column, dtype in self.types if column == name), None)
-
 
 class Footers:
     """The footers of a table's files; they never change, so each is read once.

@@ -21,13 +21,11 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from stream_merge.model.snapshot import name_in_files
+from stream_merge.model.snapshot import HIVE_NULL, name_in_files
 from stream_merge.spark.versions import arrow_type
 
 TYPES: tuple[type[DataType], ...] = (BooleanType, ByteType, ShortType, IntegerType, LongType, DateType, StringType)
 """Types whose values have one text each, the same for every writer."""
-HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
-"""A text that Spark keeps as NULL where it stands in a partition column."""
 
 
 def typed(text: str | None, dtype: DataType) -> pa.Scalar:

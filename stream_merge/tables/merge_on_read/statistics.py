@@ -29,6 +29,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from stream_merge.model.snapshot import VECTORS_PROPERTY
+
 _DEFAULT_COLUMNS = 32
 _DEFAULT_PREFIX = 32
 _EPOCH = datetime.datetime(1970, 1, 1)
@@ -84,7 +86,7 @@ def statistics(rows: pa.Table, schema: StructType, properties: Mapping[str, str]
         parts |= {"minValues": least, "maxValues": greatest}
     if _has_leaves(indexed):
         parts["nullCount"] = nulls
-    if properties.get("delta.enableDeletionVectors", "false").lower() == "true":
+    if properties.get(VECTORS_PROPERTY, "false").lower() == "true":
         parts["tightBounds"] = "true"
     return _json(parts)
 

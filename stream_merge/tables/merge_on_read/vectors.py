@@ -144,6 +144,16 @@ def read(descriptor: Mapping[str, Any], root: Path) -> BitMap64:
     return positions
 
 
+def of(add: Mapping[str, Any], root: Path) -> BitMap64:
+    """The positions of the deleted rows of a live file, by its `add`; none where it has no vector.
+
+    Raises:
+        VectorError: as `read`.
+    """
+    descriptor = add.get("deletionVector")
+    return BitMap64() if descriptor is None else read(descriptor, root)
+
+
 def write(root: Path, vectors: Mapping[str, BitMap64], *, prefix: str = "") -> dict[str, dict[str, Any]]:
     """Write deletion vectors into one new file of the table.
 
