@@ -14,10 +14,10 @@ from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import CommitRecord, TableSnapshot
 from stream_merge.shapes.batch import Batch
 from stream_merge.shapes.layout import Layout
-from stream_merge.tables.delta_rs.eligibility import Ineligible
 from stream_merge.tables.delta_rs.table import NativeTable
 from stream_merge.tables.reader import Store
 from stream_merge.tables.tombstones.base import BatchTombstones, Hits
+from stream_merge.tables.whitelist import Ineligible
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

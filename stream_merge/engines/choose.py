@@ -13,7 +13,7 @@ from stream_merge.model.logs import tell
 from stream_merge.model.results import Refusal
 from stream_merge.spark import environment
 from stream_merge.spark.errors import reason
-from stream_merge.tables.delta_rs.eligibility import Ineligible
+from stream_merge.tables.whitelist import Ineligible
 
 log = logging.getLogger(__name__)
 

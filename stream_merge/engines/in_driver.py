@@ -21,9 +21,9 @@ from stream_merge.shapes.key_bounds import KeyBounds
 from stream_merge.shapes.layout import Layout
 from stream_merge.spark.errors import exceeds_driver_results
 from stream_merge.tables.delta_rs import data_files
-from stream_merge.tables.delta_rs.eligibility import Ineligible
 from stream_merge.tables.delta_rs.table import NativeTable
 from stream_merge.tables.tombstones.delta_rs import NativeHits
+from stream_merge.tables.whitelist import Ineligible
 
 
 def started(

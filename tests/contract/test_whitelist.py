@@ -38,7 +38,8 @@ from pyspark.sql.types import (
 from stream_merge import MergeMetrics, MergeSink
 from stream_merge.microbatch.own_session import TIMESTAMP_CONF
 from stream_merge.model.names import quote
-from stream_merge.tables.delta_rs.eligibility import PROVEN, Place
+from stream_merge.tables.delta_rs.eligibility import PROVEN
+from stream_merge.tables.whitelist import Place
 from stream_merge.testing import run
 
 pytestmark = pytest.mark.generated

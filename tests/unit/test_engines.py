@@ -12,7 +12,7 @@ from stream_merge.engines import choose
 from stream_merge.engines.base import Choice, Execution, MergeJob
 from stream_merge.engines.costs import CostModel, Work
 from stream_merge.model.results import Refusal
-from stream_merge.tables.delta_rs.eligibility import Ineligible
+from stream_merge.tables.whitelist import Ineligible
 
 
 class Given:

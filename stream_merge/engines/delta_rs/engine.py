@@ -12,8 +12,9 @@ from stream_merge.model.results import Refusal
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.shapes.layout import Layout
-from stream_merge.tables.delta_rs.eligibility import Ineligible, of_batch, of_events, of_files, of_table
+from stream_merge.tables.delta_rs.eligibility import of_batch, of_events, of_files, of_table
 from stream_merge.tables.reader import Store
+from stream_merge.tables.whitelist import Ineligible
 
 NATIVE_BYTES_PER_FILE_BYTE = 2.5
 NATIVE_BYTES_PER_EVENT_BYTE = 6

@@ -18,10 +18,11 @@ from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.shapes import shape_of
 from stream_merge.shapes.layout import Layout
 from stream_merge.spark.delta import commit_lock
-from stream_merge.tables.delta_rs.eligibility import Ineligible, of_batch, of_log
+from stream_merge.tables.delta_rs.eligibility import of_batch, of_log
 from stream_merge.tables.merge_on_read.eligibility import of_clauses, of_events, of_files, of_layout, of_table
 from stream_merge.tables.merge_on_read.table import table_of
 from stream_merge.tables.reader import Store
+from stream_merge.tables.whitelist import Ineligible
 
 BASE_BYTES = 256 << 20
 """What DuckDB's readers and Arrow hold whatever the batch."""

@@ -19,13 +19,13 @@ from stream_merge.engines.merge_on_read.decide import Decision, decide
 from stream_merge.model.snapshot import TableSnapshot, is_applied
 from stream_merge.shapes.clauses import Clause
 from stream_merge.spark import columns
-from stream_merge.tables.delta_rs.eligibility import Ineligible
 from stream_merge.tables.delta_rs.table import NativeTable
 from stream_merge.tables.live_files import decoded
 from stream_merge.tables.merge_on_read import commit, eligibility, partitions, vectors
 from stream_merge.tables.merge_on_read.data_file import CHANGE_TYPE, write_change_file, write_data_file
 from stream_merge.tables.merge_on_read.find import FILE, POSITION, find
 from stream_merge.tables.merge_on_read.table import Touched, table_of
+from stream_merge.tables.whitelist import Ineligible
 
 FEED_PROPERTY = "delta.enableChangeDataFeed"
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal, get_args
+from collections.abc import Iterable, Mapping, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -29,35 +27,38 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from stream_merge.model import names
-from stream_merge.model.results import Refusal
 from stream_merge.model.snapshot import HIVE_NULL, TableSnapshot
 from stream_merge.shapes.arrow_text import is_legible
 from stream_merge.shapes.key_bounds import KeyBounds
 from stream_merge.shapes.layout import Layout
-from stream_merge.shapes.sequence import leaves
-from stream_merge.spark.columns import CHAR_VARCHAR_METADATA
 from stream_merge.tables.delta_rs import data_files
 from stream_merge.tables.delta_rs.table import NativeTable, Protocol
 from stream_merge.tables.delta_rs.touched_files import touched_files
+from stream_merge.tables.whitelist import (
+    COMPUTED_BY_SPARK,
+    EVERYWHERE,
+    IN_FILES,
+    Ineligible,
+    Place,
+    Whitelist,
+    columns_of,
+    keys_of,
+    of_shape,
+    of_structs,
+)
 
-Place = Literal["key", "sequence", "payload", "nested", "carried", "partition"]
-"""What a value is to a merge; `nested`: inside another type of the payload, `carried`: of a column without events."""
-
-_EVERYWHERE: frozenset[Place] = frozenset(get_args(Place))
-_IN_FILES = _EVERYWHERE - {"partition"}
 PROVEN: Mapping[type[DataType], frozenset[Place]] = {
-    BooleanType: _EVERYWHERE,
-    ByteType: _EVERYWHERE,
-    ShortType: _EVERYWHERE,
-    IntegerType: _EVERYWHERE,
-    LongType: _EVERYWHERE,
-    DateType: _EVERYWHERE,
-    StringType: _EVERYWHERE,
-    DecimalType: _IN_FILES,
-    TimestampType: _IN_FILES,
-    TimestampNTZType: _IN_FILES,
-    BinaryType: _IN_FILES,
+    BooleanType: EVERYWHERE,
+    ByteType: EVERYWHERE,
+    ShortType: EVERYWHERE,
+    IntegerType: EVERYWHERE,
+    LongType: EVERYWHERE,
+    DateType: EVERYWHERE,
+    StringType: EVERYWHERE,
+    DecimalType: IN_FILES,
+    TimestampType: IN_FILES,
+    TimestampNTZType: IN_FILES,
+    BinaryType: IN_FILES,
     # Arrow compares floats inside another type bit by bit, and DataFusion compares no maps.
     FloatType: frozenset({"payload", "carried"}),
     DoubleType: frozenset({"payload", "carried"}),
@@ -69,14 +70,6 @@ PROVEN: Mapping[type[DataType], frozenset[Place]] = {
 
 As partition values delta-rs shifts timestamps by the session's offset, writes -1.25 as `-1.-25` and binary as escapes.
 """
-_AS: Mapping[Place, str] = {
-    "key": "is {} as a key",
-    "sequence": "is {} as a sequence",
-    "payload": "is {}",
-    "nested": "holds {} inside another type",
-    "carried": "is or holds {}",
-    "partition": "is {} as a partition column",
-}
 
 _KNOWN_FEATURES = frozenset(
     {
@@ -96,28 +89,12 @@ _KNOWN_FEATURES = frozenset(
 )
 """Table features that delta-rs 1.6 writes correctly; all others belong to Spark."""
 
-_COMPUTED_BY_SPARK = {
-    names.GENERATED_FROM: "is generated",
-    "delta.identity.start": "is an identity column",
-    "CURRENT_DEFAULT": "has a default",
-    CHAR_VARCHAR_METADATA: "is char(n) or varchar(n), whose length only Spark checks",
-}
 _FLOAT_DIGITS = 15
 _LONG_DIGITS = 18
 """delta-rs 1.6 writes a decimal's statistics through a float or a long: with more digits they miss the file's rows."""
 _ODD_PLACE = re.compile(r"[\[\]^|@\\]")
 """delta-rs 1.6 makes a host name of a table's path when it appends: these a host may not have, and a path keeps."""
 _ODD_NAME = re.compile(r"[\"`\\\x00-\x1f]")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ineligible:
-    """Why a batch goes to Spark."""
-
-    reason: Refusal
-    """For metrics."""
-    detail: str
-    """For people."""
 
 
 def of_table(table: NativeTable | None, snapshot: TableSnapshot, what: str) -> Ineligible | None:
@@ -184,54 +161,30 @@ def of_batch(layout: Layout) -> Ineligible | None:
 
 
 def _of_layout(layout: Layout) -> Ineligible | None:
-    if layout.is_whole:
-        return Ineligible(reason="shape", detail="snapshots are compared with their table by Spark alone")
-    if layout.whole is not None:
-        return Ineligible(reason="shape", detail="the shape's clauses are SQL, which only Spark executes")
-    if layout.new_columns:
-        return Ineligible(reason="schema_change", detail=f"column(s) {list(layout.new_columns)!r} are new")
-    for stored in layout.stored:
-        refused = _of_column(stored.name, stored.dtype, "payload")
-        if refused:
-            return refused
-        if stored.lacks_fields:
-            detail = f"column {stored.name!r} of the events lacks fields of the target's, which only Spark keeps"
-            return Ineligible(reason="column", detail=detail)
-    return _of_keys(layout)
+    refused = of_shape(layout)
+    if refused is None and layout.new_columns:
+        refused = Ineligible(reason="schema_change", detail=f"column(s) {list(layout.new_columns)!r} are new")
+    return refused or of_structs(layout) or _of_columns(columns_of(layout))
 
 
 def of_log(layout: Layout, log: NativeTable, snapshot: TableSnapshot) -> Ineligible | None:
     """Whether delta-rs can keep the remembered deletes, of which it sees keys and sequences only."""
-    refused = layout.once("ineligible_keys", lambda: _of_keys(layout))
+    refused = layout.once("ineligible_keys", lambda: _of_columns(keys_of(layout)))
     refused = refused or of_table(log, snapshot, "the tombstone table")
     return refused or of_files(log, snapshot, "the tombstone table")
 
 
 def of_columns(schema: StructType, keys: Sequence[str]) -> Ineligible | None:
     """Whether delta-rs can carry and compare all columns of a table, as far as the table itself tells."""
-    for field in schema.fields:
-        place: Place = "key" if field.name in keys else "payload"
-        refused = _of_column(field.name, field.dataType, place)
-        if refused:
-            return refused
+    return _of_columns((f.name, f.dataType, "key" if f.name in keys else "payload") for f in schema.fields)
+
+
+def _of_columns(used: Iterable[tuple[str, DataType, Place]]) -> Ineligible | None:
+    for name, dtype, place in used:
+        problem = _of_name(name) or _WHITELIST.problem(dtype, place)
+        if problem:
+            return Ineligible(reason="column", detail=f"column {name!r} {problem}")
     return None
-
-
-def _of_keys(layout: Layout) -> Ineligible | None:
-    for field in layout.key_fields:
-        refused = _of_column(field.name, field.dataType, "key")
-        if refused:
-            return refused
-    for _, field in leaves(layout.sequence_type):
-        refused = _of_column(field.name, field.dataType, "sequence")
-        if refused:
-            return refused
-    return None
-
-
-def _of_column(name: str, dtype: DataType, place: Place) -> Ineligible | None:
-    problem = _of_name(name) or _of_type(dtype, place)
-    return Ineligible(reason="column", detail=f"column {name!r} {problem}") if problem else None
 
 
 def _of_protocol(protocol: Protocol, what: str) -> Ineligible | None:
@@ -243,14 +196,14 @@ def _of_protocol(protocol: Protocol, what: str) -> Ineligible | None:
 
 def _of_fields(snapshot: TableSnapshot, what: str) -> Ineligible | None:
     for field in snapshot.schema.fields:
-        for key, meaning in _COMPUTED_BY_SPARK.items():
+        for key, meaning in COMPUTED_BY_SPARK.items():
             if key in field.metadata:
                 return Ineligible(reason="column", detail=f"column {field.name!r} of {what} {meaning}")
         places: list[Place] = ["carried"]
         if field.name in snapshot.partition_columns:
             places.append("partition")
         for place in places:
-            problem = _of_name(field.name) or _of_type(field.dataType, place)
+            problem = _of_name(field.name) or _WHITELIST.problem(field.dataType, place)
             if problem:
                 return Ineligible(reason="column", detail=f"column {field.name!r} of {what} {problem}")
     return None
@@ -260,19 +213,11 @@ def _of_name(name: str) -> str | None:
     return "has a quote, backslash or control character in its name" if _ODD_NAME.search(name) else None
 
 
-def _of_type(dtype: DataType, place: Place) -> str | None:
-    """Why delta-rs is not proven for values of this type at this place; None where it is."""
-    is_plain = not isinstance(dtype, StringType) or dtype.simpleString() == "string"  # other collations order otherwise
-    if place not in PROVEN.get(type(dtype), frozenset()) or not is_plain:
-        return f"{_AS[place].format(dtype.simpleString())}, for which delta-rs is not proven"
+def _of_inside(dtype: DataType) -> str | None:
     if isinstance(dtype, DecimalType) and dtype.precision > (_FLOAT_DIGITS if dtype.scale else _LONG_DIGITS):
         return "is or holds a decimal whose statistics delta-rs would write wrongly"
-    inside: Place = "carried" if place == "carried" else "nested"
-    if isinstance(dtype, ArrayType):
-        return _of_type(dtype.elementType, inside)
-    if isinstance(dtype, MapType):
-        return _of_type(dtype.keyType, inside) or _of_type(dtype.valueType, inside)
-    if isinstance(dtype, StructType):
-        found = (_of_name(f.name) or _of_type(f.dataType, inside) for f in dtype.fields)
-        return next((problem for problem in found if problem), None)
-    return None
+    fields = dtype.fields if isinstance(dtype, StructType) else []
+    return next((problem for problem in (_of_name(field.name) for field in fields) if problem), None)
+
+
+_WHITELIST = Whitelist(engine="delta-rs", proven=PROVEN, also=_of_inside)

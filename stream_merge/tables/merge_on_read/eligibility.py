@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import get_args
 
 import pyarrow as pa
 from pyspark.sql.types import (
@@ -27,35 +26,40 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from stream_merge.model import names
 from stream_merge.model.snapshot import TableSnapshot, name_in_files
 from stream_merge.shapes.arrow_text import is_legible
 from stream_merge.shapes.clauses import Clause, Delete, Insert, Update
 from stream_merge.shapes.layout import Layout
-from stream_merge.shapes.sequence import leaves
 from stream_merge.spark import places
-from stream_merge.spark.columns import CHAR_VARCHAR_METADATA
-from stream_merge.tables.delta_rs.eligibility import Ineligible, Place
 from stream_merge.tables.delta_rs.table import NativeTable
 from stream_merge.tables.merge_on_read import features, partitions
 from stream_merge.tables.merge_on_read.find import odd_names
 from stream_merge.tables.merge_on_read.footers import GLOB
 from stream_merge.tables.merge_on_read.table import Touched
+from stream_merge.tables.whitelist import (
+    COMPUTED_BY_SPARK,
+    EVERYWHERE,
+    IN_FILES,
+    Ineligible,
+    Place,
+    Whitelist,
+    columns_of,
+    of_shape,
+    of_structs,
+)
 
-_EVERYWHERE: frozenset[Place] = frozenset(get_args(Place))
-_IN_FILES = _EVERYWHERE - {"partition"}
 PROVEN: Mapping[type[DataType], frozenset[Place]] = {
-    BooleanType: _EVERYWHERE,
-    ByteType: _EVERYWHERE,
-    ShortType: _EVERYWHERE,
-    IntegerType: _EVERYWHERE,
-    LongType: _EVERYWHERE,
-    DateType: _EVERYWHERE,
-    StringType: _EVERYWHERE,
-    DecimalType: _IN_FILES,
-    TimestampType: _IN_FILES,
-    TimestampNTZType: _IN_FILES,
-    BinaryType: _IN_FILES,
+    BooleanType: EVERYWHERE,
+    ByteType: EVERYWHERE,
+    ShortType: EVERYWHERE,
+    IntegerType: EVERYWHERE,
+    LongType: EVERYWHERE,
+    DateType: EVERYWHERE,
+    StringType: EVERYWHERE,
+    DecimalType: IN_FILES,
+    TimestampType: IN_FILES,
+    TimestampNTZType: IN_FILES,
+    BinaryType: IN_FILES,
     # Spark joins -0.0 with 0.0 and NaN with NaN.
     FloatType: frozenset({"payload", "nested", "carried"}),
     DoubleType: frozenset({"payload", "nested", "carried"}),
@@ -68,21 +72,8 @@ PROVEN: Mapping[type[DataType], frozenset[Place]] = {
 What delta-rs' list has as well, tests/contract/test_whitelist.py merges at its edges; comparing and writing of all is
 held to Spark by test_conditions_as_spark.py and test_data_file_as_spark.py.
 """
-_AS: Mapping[Place, str] = {
-    "key": "is {} as a key",
-    "sequence": "is {} as a sequence",
-    "payload": "is {}",
-    "nested": "holds {} inside another type",
-    "carried": "is or holds {}",
-    "partition": "is {} as a partition column",
-}
-_ENFORCED_BY_SPARK = {
-    names.GENERATED_FROM: "is generated",
-    "delta.identity.start": "is an identity column",
-    "CURRENT_DEFAULT": "has a default",
-    "delta.invariants": "has an invariant",
-    CHAR_VARCHAR_METADATA: "is char(n) or varchar(n), whose length only Spark checks",
-}
+_WHITELIST = Whitelist(engine="merge-on-read", proven=PROVEN)
+_ENFORCED_BY_SPARK = {**COMPUTED_BY_SPARK, "delta.invariants": "has an invariant"}
 _MAPPING = "delta.columnMapping.mode"
 
 
@@ -133,21 +124,19 @@ def of_events(events: pa.Table, partition_columns: Sequence[str]) -> Ineligible 
 
 
 def _of_layout(layout: Layout) -> Ineligible | None:
-    if layout.is_whole:
-        return Ineligible(reason="shape", detail="snapshots are compared with their table by Spark alone")
-    if layout.whole is not None:
-        return Ineligible(reason="shape", detail="the shape's clauses are SQL, which only Spark executes")
-    if layout.new_columns or layout.type_changes:
+    refused = of_shape(layout)
+    if refused is None and (layout.new_columns or layout.type_changes):
         changed = [*layout.new_columns, *map(str, layout.type_changes)]
-        return Ineligible(reason="schema_change", detail=f"column(s) {changed!r} are new or wider")
-    for stored in layout.stored:
-        if stored.lacks_fields:
-            detail = f"column {stored.name!r} of the events lacks fields of the target's, which only Spark keeps"
-            return Ineligible(reason="column", detail=detail)
-    used: list[tuple[StructField, Place]] = [(stored.field, "payload") for stored in layout.stored]
-    used += [(field, "key") for field in layout.key_fields]
-    used += [(field, "sequence") for _, field in leaves(layout.sequence_type)]
-    return _first(_of_type(field.dataType, place, field.name) for field, place in used)
+        refused = Ineligible(reason="schema_change", detail=f"column(s) {changed!r} are new or wider")
+    return refused or of_structs(layout) or _of_columns(columns_of(layout))
+
+
+def _of_columns(used: Iterable[tuple[str, DataType, Place]]) -> Ineligible | None:
+    for name, dtype, place in used:
+        problem = _WHITELIST.problem(dtype, place)
+        if problem:
+            return Ineligible(reason="column", detail=f"column {name!r} {problem}")
+    return None
 
 
 def _of_fields(snapshot: TableSnapshot, what: str) -> Ineligible | None:
@@ -162,7 +151,7 @@ def _of_fields(snapshot: TableSnapshot, what: str) -> Ineligible | None:
             if any(key in one.metadata for one in _with_inner(field)):
                 return Ineligible(reason="column", detail=f"column {field.name!r} of {what} {meaning}")
         placed: list[Place] = ["carried", *(("partition",) if field.name in snapshot.partition_columns else ())]
-        refused = _first(_of_type(field.dataType, place, field.name) for place in placed)
+        refused = _of_columns((field.name, field.dataType, place) for place in placed)
         if refused is not None:
             return refused
     return None
@@ -181,22 +170,3 @@ def _with_inner(field: StructField) -> Iterable[StructField]:
             inner.append(dtype.elementType)
         elif isinstance(dtype, MapType):
             inner.extend((dtype.keyType, dtype.valueType))
-
-
-def _of_type(dtype: DataType, place: Place, name: str) -> Ineligible | None:
-    is_plain = not isinstance(dtype, StringType) or dtype.simpleString() == "string"  # other collations order otherwise
-    if place not in PROVEN.get(type(dtype), frozenset()) or not is_plain:
-        detail = f"column {name!r} {_AS[place].format(dtype.simpleString())}, for which merge-on-read is not proven"
-        return Ineligible(reason="column", detail=detail)
-    inside: Place = "carried" if place == "carried" else "nested"
-    if isinstance(dtype, ArrayType):
-        return _of_type(dtype.elementType, inside, name)
-    if isinstance(dtype, MapType):
-        return _first(_of_type(one, inside, name) for one in (dtype.keyType, dtype.valueType))
-    if isinstance(dtype, StructType):
-        return _first(_of_type(field.dataType, inside, name) for field in dtype.fields)
-    return None
-
-
-def _first(found: Iterable[Ineligible | None]) -> Ineligible | None:
-    return next((one for one in found if one is not None), None)

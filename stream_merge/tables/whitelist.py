@@ -1,0 +1,105 @@
+"""For which types an engine in the driver is proven, by what a value is to a merge; and why a batch is not for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructType
+
+from stream_merge.model import names
+from stream_merge.model.results import Refusal
+from stream_merge.shapes.layout import Layout
+from stream_merge.shapes.sequence import leaves
+from stream_merge.spark.columns import CHAR_VARCHAR_METADATA
+
+Place = Literal["key", "sequence", "payload", "nested", "carried", "partition"]
+"""What a value is to a merge; `nested`: inside another type of the payload, `carried`: of a column without events."""
+
+EVERYWHERE: frozenset[Place] = frozenset(get_args(Place))
+IN_FILES = EVERYWHERE - {"partition"}
+_AS: Mapping[Place, str] = {
+    "key": "is {} as a key",
+    "sequence": "is {} as a sequence",
+    "payload": "is {}",
+    "nested": "holds {} inside another type",
+    "carried": "is or holds {}",
+    "partition": "is {} as a partition column",
+}
+COMPUTED_BY_SPARK: Mapping[str, str] = {
+    names.GENERATED_FROM: "is generated",
+    "delta.identity.start": "is an identity column",
+    "CURRENT_DEFAULT": "has a default",
+    CHAR_VARCHAR_METADATA: "is char(n) or varchar(n), whose length only Spark checks",
+}
+"""Metadata of columns that are not simply what an event says."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ineligible:
+    """Why a batch goes to another engine."""
+
+    reason: Refusal
+    """For metrics."""
+    detail: str
+    """For people."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Whitelist:
+    """What one engine is proven for."""
+
+    engine: str
+    """For people."""
+    proven: Mapping[type[DataType], frozenset[Place]]
+    also: Callable[[DataType], str | None] = lambda _: None
+    """What speaks against a type beside its kind, its own parts not looked into."""
+
+    def problem(self, dtype: DataType, place: Place) -> str | None:
+        """Why the engine is not proven for values of this type at this place; None where it is."""
+        # Other collations order otherwise.
+        is_plain = not isinstance(dtype, StringType) or dtype.simpleString() == "string"
+        if place not in self.proven.get(type(dtype), frozenset()) or not is_plain:
+            return f"{_AS[place].format(dtype.simpleString())}, for which {self.engine} is not proven"
+        inside: Place = "carried" if place == "carried" else "nested"
+        found = (self.problem(part, inside) for part in _parts(dtype))
+        return self.also(dtype) or next((problem for problem in found if problem), None)
+
+
+def of_shape(layout: Layout) -> Ineligible | None:
+    """Whether the shape's clauses are for Spark alone."""
+    if layout.is_whole:
+        return Ineligible(reason="shape", detail="snapshots are compared with their table by Spark alone")
+    if layout.whole is not None:
+        return Ineligible(reason="shape", detail="the shape's clauses are SQL, which only Spark executes")
+    return None
+
+
+def of_structs(layout: Layout) -> Ineligible | None:
+    """Whether a struct of the events would have to keep fields of the row's."""
+    lacking = next((stored.name for stored in layout.stored if stored.lacks_fields), None)
+    if lacking is None:
+        return None
+    detail = f"column {lacking!r} of the events lacks fields of the target's, which only Spark keeps"
+    return Ineligible(reason="column", detail=detail)
+
+
+def keys_of(layout: Layout) -> Iterator[tuple[str, DataType, Place]]:
+    """Name, type and place of what rows are matched and ordered by."""
+    yield from ((field.name, field.dataType, "key") for field in layout.key_fields)
+    yield from ((field.name, field.dataType, "sequence") for _, field in leaves(layout.sequence_type))
+
+
+def columns_of(layout: Layout) -> Iterator[tuple[str, DataType, Place]]:
+    """The same of all that events bring."""
+    yield from ((stored.name, stored.dtype, "payload") for stored in layout.stored)
+    yield from keys_of(layout)
+
+
+def _parts(dtype: DataType) -> list[DataType]:
+    if isinstance(dtype, ArrayType):
+        return [dtype.elementType]
+    if isinstance(dtype, MapType):
+        return [dtype.keyType, dtype.valueType]
+    return [field.dataType for field in dtype.fields] if isinstance(dtype, StructType) else []
