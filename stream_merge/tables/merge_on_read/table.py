@@ -71,7 +71,9 @@ class MergeOnReadTable:
         return Touched(candidate=Candidate(path=path, footer=footer, partition=partition), add=add)
 
     def stored(self, native: NativeTable, snapshot: TableSnapshot) -> Iterator[Stored]:
-        """All live files whose number of rows the log tells, at the handle's version.
+        """The live files that merges on read have left, at the handle's version: its own, and those with a vector.
+
+        Those of which the log does not tell how many rows they have are left out.
 
         Raises:
             UnreadableLogError: as `touched`.
@@ -79,17 +81,20 @@ class MergeOnReadTable:
         live = self._live(native, snapshot)
         files = native.files()
         for path, rows in zip(files["path"].to_pylist(), files["num_records"].to_pylist(), strict=True):
-            add = live.get(decoded(path))
+            at = decoded(path)
+            add = live.get(at)
             if add is None or rows is None:
                 continue
-            vector = add.get("deletionVector")
+            vector, is_own = add.get("deletionVector"), path.rsplit("/", 1)[-1].startswith(OWN_PREFIX)
+            if vector is None and not is_own:  # of most tables most files: this is looked at after each merge
+                continue
             yield Stored(
-                path=decoded(path),
+                path=at,
                 bytes=int(add["size"]),
                 rows=int(rows),
                 deleted=0 if vector is None else int(vector["cardinality"]),
                 partition=tuple(sorted((add.get("partitionValues") or {}).items(), key=str)),
-                is_own=path.rsplit("/", 1)[-1].startswith(OWN_PREFIX),
+                is_own=is_own,
             )
 
     def _live(self, native: NativeTable, snapshot: TableSnapshot) -> Mapping[str, Add]:
