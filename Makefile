@@ -1,7 +1,7 @@
 # Every target does its own set-up: `make demo` on a fresh machine needs nothing but Python 3.11 and Java 17.
 SHELL := bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo jars shop unit test test-all soak smoke check lint format types imports docs bench bench-kafka dashboard reference lock clean
+.PHONY: help setup demo jars shop unit test test-all soak smoke check lint format types imports collect docs bench bench-kafka dashboard reference lock clean
 
 INSTALLED := .venv/.installed
 # Found once per command; a JDK is installed through apt when none is there and the user is root.
@@ -53,7 +53,7 @@ smoke: .venv-$(SPARK)/.installed  ## what versions of Spark differ in, on anothe
 	@home=$$(deployments/setup.sh java) && JAVA_HOME="$$home" PATH="$(CURDIR)/.venv-$(SPARK)/bin:$$home/bin:$$PATH" \
 		.venv-$(SPARK)/bin/python -m pytest -n 0 --engines shipped $(SMOKE) $(ARGS)
 
-check: lint format types imports docs  ## lint, format, types, import contract, documentation
+check: lint format types imports collect docs  ## lint, format, types, import contract, whether all tests can be imported, documentation
 
 lint: $(INSTALLED)
 	.venv/bin/ruff check .
@@ -66,6 +66,10 @@ types: $(INSTALLED)
 
 imports: $(INSTALLED)
 	.venv/bin/lint-imports
+
+# Seconds, against a test module that only a whole run imports.
+collect: $(INSTALLED)
+	.venv/bin/python -m pytest --collect-only -q -q tests
 
 docs: $(INSTALLED)  ## the documentation as a site, in .docs; links that lead nowhere are errors
 	NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --strict

@@ -63,7 +63,9 @@ def test_delta_rs_goes_on_when_spark_has_added_nested_fields(spark: SparkSession
     stream.deliver((1, 1, (1,), [(1,)]), (2, 1, None, [None]))
     before = stream.versions()
 
-    with pytest.raises(ConfigError, match=r"column\(s\) \['s\.b', 'l\.element\.b'\] are new; use engine='auto' or"):
+    with pytest.raises(
+        ConfigError, match=r"column\(s\) \['s\.b', 'l\.element\.b'\] are new or wider; use engine='auto' or"
+    ):
         stream.deliver((1, 2, (1, "x"), [(1, "y")]), schema=WIDE)
     assert stream.versions() == before
     stream.batch_id = 0

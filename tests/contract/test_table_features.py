@@ -11,7 +11,8 @@ from urllib.parse import unquote, urlsplit
 
 from pyspark.sql import SparkSession
 
-from stream_merge.tables.merge_on_read.features import ENABLED, FEATURES, refusal
+from stream_merge.model.snapshot import VECTORS_PROPERTY
+from stream_merge.tables.merge_on_read.features import FEATURES, refusal
 
 PACKAGE = "org.apache.spark.sql.delta"
 SCALA_OBJECT = re.compile(rf"({PACKAGE.replace('.', '/')}/\w*Feature\$)\.class")
@@ -27,7 +28,7 @@ def test_a_table_of_this_delta_release_may_be_written(spark: SparkSession, tmp_t
     """Protocol and properties as Spark writes them, with all that is common."""
     spark.sql(
         f"CREATE TABLE delta.`{tmp_table}` (id BIGINT, at TIMESTAMP_NTZ, note STRING) USING delta CLUSTER BY (id)"
-        f" TBLPROPERTIES ('{ENABLED}' = 'true', 'delta.enableChangeDataFeed' = 'true',"
+        f" TBLPROPERTIES ('{VECTORS_PROPERTY}' = 'true', 'delta.enableChangeDataFeed' = 'true',"
         "  'delta.enableInCommitTimestamps' = 'true', 'delta.columnMapping.mode' = 'name',"
         "  'delta.enableTypeWidening' = 'true', 'delta.checkpointPolicy' = 'v2')"
     )
