@@ -393,6 +393,21 @@ ROWS = (
                 ),
             ),
             Panel(
+                title="Rows marked as deleted",
+                description="Share of the rows in a target's files that merges on read have marked and readers skip. A "
+                "file that has lost a quarter of its rows is written again.",
+                unit="percentunit",
+                queries=((SINK_LEGEND, f"max by ({SINK}) ({series('target_deleted_rows_ratio')})"),),
+            ),
+            Panel(
+                title="Files awaiting compaction",
+                description="Files of a target that rounds of compaction would write again, one round after each merge "
+                "on read. If it keeps growing, merges come faster than rounds; if compaction is off, something else "
+                "has to see to them.",
+                unit="short",
+                queries=((SINK_LEGEND, f"max by ({SINK}) ({series('target_files_awaiting_compaction')})"),),
+            ),
+            Panel(
                 title="Target rows written",
                 description="Rows inserted, updated and deleted, and unchanged rows copied because they share a file "
                 "with a changed one.",

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 from pyspark.sql import SparkSession
 
 from stream_merge.engines.costs import CostModel, Work
-from stream_merge.model.results import Refusal, Upkeep
+from stream_merge.model.results import Refusal, Tidied
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import CommitRecord, TableSnapshot
 from stream_merge.shapes.batch import Batch
@@ -133,7 +133,7 @@ class Execution:
     """Whether the merger works in the driver."""
     only_spark: bool
     """Whether nothing of it is left to delta-rs."""
-    tidy: Callable[[], Upkeep | None] | None = None
+    tidy: Callable[[], Tidied] | None = None
     """Sees to the files that merges in this way leave, after the batch, and raises nothing; None where they leave none.
     """
     release: Callable[[], None] = lambda: None

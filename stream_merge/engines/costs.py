@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 EngineName = str
@@ -67,6 +68,8 @@ _WEIGHT = 0.3
 _FADING = 0.05
 """How fast an engine that is not used comes to be judged like the other one."""
 _LIMITS = (0.02, 50.0)
+_ROUNDS = 64
+"""The mean of upkeep is over about so many merges: most of them have none to do, a few much."""
 
 
 class CostModel:
@@ -80,6 +83,9 @@ class CostModel:
         """Size of the batch before, received events; None at first."""
         self._warm: set[EngineName] = set()
         self._factors: dict[EngineName, float] = {}
+        self._upkeep: dict[EngineName, float] = {}
+        """Mean seconds per merge that an engine needs for the files that its merges leave."""
+        self._rounds: Counter[EngineName] = Counter()
 
     def expect(self, events: int) -> None:
         """Take a size for that of the batch before, where there was none yet."""
@@ -91,7 +97,7 @@ class CostModel:
         factor = self._factors.get(engine)
         if factor is None:
             factor = next(iter(self._factors.values()), 1.0)
-        return factor * SHAPES[engine].seconds(work)
+        return factor * SHAPES[engine].seconds(work) + self._upkeep.get(engine, 0.0)
 
     def learn(self, engine: EngineName, work: Work, seconds: float) -> None:
         """Take note of what a merge took."""
@@ -105,3 +111,11 @@ class CostModel:
         for other in self._factors.keys() - {engine}:
             # What was learnt long ago fades, so that an engine gets another chance.
             self._factors[other] = self._factors[other] ** (1 - _FADING) * self._factors[engine] ** _FADING
+        for other in self._upkeep.keys() - {engine}:
+            self._upkeep[other] *= 1 - _FADING
+
+    def learn_upkeep(self, engine: EngineName, seconds: float) -> None:
+        """Take note of what an engine's merge took afterwards, for the files that it and those before have left."""
+        self._rounds[engine] += 1
+        before = self._upkeep.get(engine, 0.0)
+        self._upkeep[engine] = before + (seconds - before) / min(self._rounds[engine], _ROUNDS)

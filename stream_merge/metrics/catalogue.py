@@ -155,6 +155,18 @@ UPKEEP_ADDED = Instrument(
     unit="files",
     help="Data files that upkeep wrote in their place.",
 )
+DELETED_SHARE = Instrument(
+    name="stream_merge_target_deleted_rows_ratio",
+    type="gauge",
+    unit="ratio",
+    help="Rows in the target's files that are marked as deleted, of all rows in them, after the last merge on read.",
+)
+AWAITING_FILES = Instrument(
+    name="stream_merge_target_files_awaiting_compaction",
+    type="gauge",
+    unit="files",
+    help="Files of the target that compaction would write again, after the last merge on read.",
+)
 LAST_VERSION = Instrument(
     name="stream_merge_last_committed_version",
     type="gauge",
@@ -282,6 +294,8 @@ CATALOGUE: tuple[Instrument, ...] = (
     UPKEEP,
     UPKEEP_REMOVED,
     UPKEEP_ADDED,
+    DELETED_SHARE,
+    AWAITING_FILES,
     LAST_VERSION,
     LAST_COMMIT,
     *_OF_TOPICS,

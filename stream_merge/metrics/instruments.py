@@ -23,11 +23,13 @@ from prometheus_client.registry import Collector
 
 from stream_merge.metrics.catalogue import (
     ATTEMPTS,
+    AWAITING_FILES,
     BACKOFF,
     BATCH_DURATION,
     BATCHES,
     BUCKETS_SECONDS,
     CATALOGUE,
+    DELETED_SHARE,
     EVENTS,
     FAILED,
     LAST_COMMIT,
@@ -134,6 +136,8 @@ class MergeMetrics:
         store: list[Change] = []
         if result.version is not None:
             store = [(LAST_VERSION, (), result.version), (LAST_COMMIT, (), time.time())]
+        if (debt := result.read_debt) is not None:
+            store += [(DELETED_SHARE, (), debt.deleted_share), (AWAITING_FILES, (), debt.awaiting_files)]
         self._numbers.change(result.query, result.target, add=add, store=store)
         self._numbers.warn_once(sorted(unknown))
 

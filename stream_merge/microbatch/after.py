@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from stream_merge.microbatch.call import BatchCall
 from stream_merge.microbatch.steps import Done
+from stream_merge.model.results import Tidied
 from stream_merge.tables.upkeep import both
 
 
@@ -27,9 +28,10 @@ def keep_up(call: BatchCall, done: Done) -> Done:
         return done
     call.resources.close()  # other sinks may need the memory of this batch meanwhile
     with call.clock.phase("upkeep"):
-        rounds = [None if done.tidy is None else done.tidy()]
+        tidied = Tidied() if done.tidy is None else done.tidy()
+        rounds = [tidied.upkeep]
         if call.upkeep is not None:
             changed, query_id = done.merged.report.version is not None, call.caller.query_id
             rounds.append(call.upkeep.round(call.session, changed=changed, query_id=query_id))
     had = [one for one in rounds if one is not None]
-    return replace(done, upkeep=both(*had) if len(had) > 1 else next(iter(had), None))
+    return replace(done, upkeep=both(*had) if len(had) > 1 else next(iter(had), None), read_debt=tidied.debt)

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from pyspark.sql import DataFrame
@@ -19,7 +20,7 @@ from stream_merge.microbatch import landed
 from stream_merge.microbatch.call import BatchCall
 from stream_merge.model import names
 from stream_merge.model.logs import tell
-from stream_merge.model.results import Upkeep
+from stream_merge.model.results import Tidied
 from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.spark.errors import reason
 from stream_merge.tables import fitness, spark_table
@@ -172,9 +173,17 @@ class Executor:
         return found
 
     @property
-    def tidy(self) -> Callable[[], Upkeep | None] | None:
+    def tidy(self) -> Callable[[], Tidied] | None:
         """What the engine does about the files that its merges leave; None where they leave none."""
-        return self._execution.tidy
+        tidy = self._execution.tidy
+        return None if tidy is None else partial(self._tidied, tidy)
+
+    def _tidied(self, tidy: Callable[[], Tidied]) -> Tidied:
+        """What it takes counts for choices to come, as part of what a merge costs."""
+        started = time.perf_counter()
+        found = tidy()
+        self._call.costs.learn_upkeep(self.choice.engine, time.perf_counter() - started)
+        return found
 
     def _decided(self, err: Exception, tag: CommitTag) -> MergeReport:
         """What became of a merge that raised; one that failed natively and did not land is tried on Spark, once."""

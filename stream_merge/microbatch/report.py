@@ -82,6 +82,7 @@ def result_of(call: BatchCall, done: Done) -> MergeResult:
         metrics=dict(report.metrics),
         seconds=call.clock.seconds(),
         upkeep=done.upkeep,
+        read_debt=done.read_debt,
     )
 
 

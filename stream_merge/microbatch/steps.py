@@ -22,7 +22,7 @@ from stream_merge.microbatch import meaning, merging
 from stream_merge.microbatch.call import BatchCall
 from stream_merge.microbatch.merging import Executor, Merged
 from stream_merge.model.logs import tell
-from stream_merge.model.results import Upkeep
+from stream_merge.model.results import ReadDebt, Tidied, Upkeep
 from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.shapes.batch import Batch, evaluate_at_hand, evaluate_in_driver
 from stream_merge.shapes.batch import evaluate as evaluate_on_spark
@@ -81,10 +81,12 @@ class Done:
     """Whether the target held the batch before this call."""
     recorded_version: int | None = None
     """Of the target, that has the batch's transaction id alone."""
-    tidy: Callable[[], Upkeep | None] | None = None
+    tidy: Callable[[], Tidied] | None = None
     """What the engine that merged does about the files that it leaves."""
     upkeep: Upkeep | None = None
     """Of the target's files, after all else; None where none was due."""
+    read_debt: ReadDebt | None = None
+    """Of the target, after upkeep; None where the engine leaves none."""
 
     @property
     def version(self) -> int | None:

@@ -68,6 +68,33 @@ class Upkeep:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ReadDebt:
+    """What merges on read have left for readers of the target to pay, until files are put together."""
+
+    rows: int
+    """In the target's files, deleted ones included; files of which the log does not tell are left out."""
+    deleted_rows: int
+    """Of them, marked as deleted: read, and thrown away."""
+    awaiting_files: int
+    """Files that rounds of compaction would write again now: many small ones, and such that have lost many rows."""
+
+    @property
+    def deleted_share(self) -> float:
+        """Of all rows, 0 to 1."""
+        return self.deleted_rows / self.rows if self.rows else 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tidied:
+    """What an engine did about the files that its merges leave, and what is left of them."""
+
+    upkeep: Upkeep | None = None
+    """None where nothing was due."""
+    debt: ReadDebt | None = None
+    """None where nobody could look."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class EventCounts:
     """The ledger of one micro-batch: `received` is the sum of the fates, exactly."""
 
@@ -129,6 +156,8 @@ class MergeResult:
     """Wall time by phase; adds up to the call."""
     upkeep: Upkeep | None = None
     """The round of upkeep at the end of the call; None where none was due."""
+    read_debt: ReadDebt | None = None
+    """What readers pay for merges on read; None where this call was none."""
 
     @property
     def duration_seconds(self) -> float:

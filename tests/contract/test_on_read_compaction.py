@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 
 from stream_merge import MergeMetrics, MergeResult, MergeSink
 from stream_merge.engines.merge_on_read import compact
+from stream_merge.model.results import ReadDebt
 from stream_merge.tables.merge_on_read import commit, compaction
 from stream_merge.testing import batch, change_rows, target_rows
 
@@ -58,8 +59,14 @@ class Table:
 def test_small_files_become_one_and_the_stream_goes_on(spark: SparkSession, tmp_table: str):
     """In a commit that changes no data: nothing of it is in the change feed."""
     table = Table(spark, tmp_table)
-    rounds = [table.merge(number, number + 1, 100).upkeep for number in range(2 * compaction.TOGETHER)]
+    results = [table.merge(number, number + 1, 100) for number in range(2 * compaction.TOGETHER)]
+    rounds = [result.upkeep for result in results]
 
+    grown = [ReadDebt(rows=3 * n + 3, deleted_rows=2 * n, awaiting_files=0) for n in range(compaction.TOGETHER - 1)]
+    assert [result.read_debt for result in results[: compaction.TOGETHER]] == [
+        *grown,
+        ReadDebt(rows=compaction.TOGETHER + 2, deleted_rows=0, awaiting_files=0),
+    ]
     done = [one for one in rounds if one is not None]
     assert [(one.outcome, one.removed_files, one.added_files) for one in done] == [("done", compaction.TOGETHER, 1)] * 2
     assert table.files() < compaction.TOGETHER
@@ -73,7 +80,11 @@ def test_small_files_become_one_and_the_stream_goes_on(spark: SparkSession, tmp_
 def test_a_table_that_forbids_it_is_left_alone(spark: SparkSession, tmp_table: str):
     table = Table(spark, tmp_table, **{compact.AUTO_COMPACT_PROPERTY: "false"})
 
-    assert {table.merge(number).upkeep for number in range(compaction.TOGETHER + 1)} == {None}
+    results = [table.merge(number) for number in range(compaction.TOGETHER + 1)]
+
+    assert {result.upkeep for result in results} == {None}
+    awaiting = [result.read_debt.awaiting_files for result in results if result.read_debt is not None]
+    assert awaiting == [0] * (compaction.TOGETHER - 1) + [compaction.TOGETHER, compaction.TOGETHER + 1]
     assert table.files() > compaction.TOGETHER
 
 

@@ -10,7 +10,7 @@ import pytest
 from stream_merge import ConfigError
 from stream_merge.engines import choose
 from stream_merge.engines.base import Choice, Execution, MergeJob
-from stream_merge.engines.costs import CostModel, Work
+from stream_merge.engines.costs import SHAPES, CostModel, Work
 from stream_merge.model.results import Refusal
 from stream_merge.tables.whitelist import Ineligible
 
@@ -117,3 +117,16 @@ def test_spark_takes_over_what_fails_in_the_driver(monkeypatch: pytest.MonkeyPat
     assert choose.take_over(job, found, lost) is None
     spec.engine = "native"
     assert choose.take_over(job, failed, lost) is None
+
+
+def test_what_an_engine_leaves_to_do_afterwards_is_part_of_its_cost() -> None:
+    """The mean over its merges: most have nothing to do, one in so many has much. It fades while another one merges."""
+    costs, work = CostModel(), Work(events=1_000, bytes=1 << 20, cores=2)
+    before = costs.seconds("merge_on_read", work)
+    for number in range(32):
+        costs.learn_upkeep("merge_on_read", 0.8 if number % 8 == 0 else 0.0)
+
+    assert costs.seconds("merge_on_read", work) == pytest.approx(before + 0.1)
+    for _ in range(100):
+        costs.learn("native", work, SHAPES["native"].seconds(work))
+    assert costs.seconds("merge_on_read", work) == pytest.approx(before, abs=0.01)

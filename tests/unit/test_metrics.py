@@ -38,6 +38,7 @@ from stream_merge.model.results import (
     EventCounts,
     FailedBatch,
     MergeResult,
+    ReadDebt,
 )
 
 DELTA_4_4_MERGE = {
@@ -96,6 +97,7 @@ def result(
     seconds: Mapping[str, float] | None = None,
     attempts: int = 1,
     conflicts: Mapping[str, int] | None = None,
+    read_debt: ReadDebt | None = None,
 ) -> MergeResult:
     return MergeResult(
         **SINK,
@@ -110,6 +112,7 @@ def result(
         reasons=reasons or {},
         metrics=raw or {},
         seconds=seconds or {},  # type: ignore[arg-type]
+        read_debt=read_debt,
     )
 
 
@@ -131,7 +134,7 @@ def test_names_follow_the_conventions_of_prometheus() -> None:
         assert instrument.name.removesuffix("_total").endswith("_seconds") == (instrument.unit == "seconds")
         assert "bytes" in instrument.name or instrument.unit != "bytes"
         assert instrument.help.endswith(".")
-    assert len({instrument.name for instrument in CATALOGUE}) == len(CATALOGUE) == 59
+    assert len({instrument.name for instrument in CATALOGUE}) == len(CATALOGUE) == 61
 
 
 def test_every_label_beyond_query_and_target_is_a_bounded_enumeration() -> None:
@@ -163,9 +166,9 @@ def test_every_series_of_a_sink_exists_at_zero_before_its_first_batch(
     assert len(samples) == len(set(map(str, samples)))
     enumerated = 5 + len(FATES) + len(REASONS) + len(ROUTING_REASONS) + 9 + len(PHASES) + len(ENGINES) + len(REFUSALS)
     enumerated += len(RECORD_KINDS) + len(UPKEEP_OUTCOMES)
-    plain = 59 - 9 - 9 - 5  # nine families have an enumerated label, as many a topic, five are histograms
+    plain = 61 - 9 - 9 - 5  # nine families have an enumerated label, as many a topic, five are histograms
     assert len(samples) == enumerated + plain + 5 * (len(BUCKETS_SECONDS) + 3)
-    assert len(samples) < 195
+    assert len(samples) < 197
 
 
 def test_preparing_again_keeps_what_was_counted(registry: CollectorRegistry, merge_metrics: MergeMetrics) -> None:
@@ -386,6 +389,23 @@ def test_a_commit_moves_version_and_time_and_nothing_else_does(
     assert value(registry, "last_commit_timestamp_seconds") == 1_800_000_000.5
 
 
+def test_what_readers_pay_is_as_after_the_last_merge_on_read(
+    registry: CollectorRegistry, merge_metrics: MergeMetrics
+) -> None:
+    """A call that was none tells nothing of it."""
+    for debt in (
+        ReadDebt(rows=10, deleted_rows=9, awaiting_files=4),
+        ReadDebt(rows=200, deleted_rows=50, awaiting_files=9),
+        None,
+    ):
+        merge_metrics.observe(result(read_debt=debt))
+
+    assert value(registry, "target_deleted_rows_ratio") == 0.25
+    assert value(registry, "target_files_awaiting_compaction") == 9
+    merge_metrics.observe(result(read_debt=ReadDebt(rows=0, deleted_rows=0, awaiting_files=0)))
+    assert value(registry, "target_deleted_rows_ratio") == 0
+
+
 def test_two_sinks_on_one_registry_keep_their_numbers_apart(registry: CollectorRegistry) -> None:
     MergeMetrics(registry=registry).attempt("q", "orders")
     MergeMetrics(registry=registry).attempt("q", "customers")
@@ -486,7 +506,7 @@ def test_both_exposition_formats_are_valid_and_hold_no_created_series(
 
     text = list(parse_text(generate_latest(registry).decode()))
     openmetrics = list(parse_openmetrics(generate_openmetrics(registry).decode()))  # type: ignore[no-untyped-call]
-    assert len(text) == len(openmetrics) == 59
+    assert len(text) == len(openmetrics) == 61
     assert not [s.name for family in openmetrics for s in family.samples if s.name.endswith("_created")]
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from stream_merge.tables.merge_on_read.compaction import MOST_BYTES, SMALL_BYTES, TOGETHER, Stored, due
+from collections.abc import Sequence
+
+from stream_merge.tables.merge_on_read.compaction import MOST_BYTES, SMALL_BYTES, TOGETHER, Stored, rounds
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -14,6 +16,11 @@ def own(number: int, size: int, *, deleted: int = 0, day: str | None = None) -> 
 
 def foreign(number: int, size: int, *, deleted: int = 0) -> Stored:
     return Stored(path=f"{number}", bytes=size, rows=100, deleted=deleted, is_own=False)
+
+
+def due(files: list[Stored]) -> Sequence[Stored]:
+    """The first round."""
+    return next(iter(rounds(files)), ())
 
 
 def paths(files: object) -> list[str]:
@@ -69,3 +76,19 @@ def test_what_a_file_has_lost_has_to_be_worth_it():
     assert paths(due([foreign(1, 4 * MIB, deleted=30)])) == ["1"]
     halves = [own(i, 2 * SMALL_BYTES - 1, deleted=51) for i in range(TOGETHER)]
     assert paths(due(halves)) == paths(halves)
+
+
+def test_rounds_to_come_hold_each_file_once_and_none_that_would_be_left_alone_then():
+    small = [own(i, 10 * KIB) for i in range(TOGETHER)]
+    larger = [own(100 + i, 3 * MIB) for i in range(60)]
+    thin = [foreign(200, 8 * MIB, deleted=30), foreign(201, 8 * MIB, deleted=60)]
+
+    planned = rounds([*thin, *larger, *small])
+
+    assert paths(planned[0]) == paths(small)
+    assert [paths(one) for one in planned[-2:]] == [["201"], ["200"]]
+    assert sorted(path for one in planned[1:-2] for path in paths(one)) == sorted(
+        paths(larger[:42]) + paths(larger[42:])
+    )
+    assert all(len(one) >= TOGETHER for one in planned[:-2])
+    assert rounds([own(i, 3 * MIB) for i in range(TOGETHER * 3)])[1:] == []

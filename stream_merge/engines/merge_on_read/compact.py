@@ -8,15 +8,16 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from stream_merge.model.logs import tell
-from stream_merge.model.results import Upkeep
+from stream_merge.model.results import ReadDebt, Tidied, Upkeep
 from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.spark.errors import reason
 from stream_merge.tables.delta_rs.table import NativeTable
 from stream_merge.tables.live_files import decoded
 from stream_merge.tables.merge_on_read import commit, eligibility, vectors
-from stream_merge.tables.merge_on_read.compaction import due
+from stream_merge.tables.merge_on_read.compaction import Stored, rounds
 from stream_merge.tables.merge_on_read.data_file import write_data_file
 from stream_merge.tables.merge_on_read.find import rows_of
 from stream_merge.tables.merge_on_read.table import MergeOnReadTable, Touched, table_of
@@ -27,8 +28,8 @@ AUTO_COMPACT_PROPERTY = "delta.autoOptimize.autoCompact"
 """Delta's own property for compaction after a write: "false" switches this one off, too."""
 
 
-def compact(native: NativeTable, lock: Callable[[], AbstractContextManager[object]]) -> Upkeep | None:
-    """One round, within `compaction.MOST_BYTES`; None where no file is worth it.
+def compact(native: NativeTable, lock: Callable[[], AbstractContextManager[object]]) -> Tidied:
+    """One round, within `compaction.MOST_BYTES`, where files are worth it; and what is left for readers to pay.
 
     Raises: nothing: what fails is logged, and left for the next call. Another writer wins.
     """
@@ -36,30 +37,32 @@ def compact(native: NativeTable, lock: Callable[[], AbstractContextManager[objec
     try:
         found = _compacted(native, lock)
     except commit.ConcurrentWriteException:
-        found = Upkeep(outcome="lost", detail="another writer was faster")
+        found = Tidied(upkeep=Upkeep(outcome="lost", detail="another writer was faster"))
     except Exception as err:
-        found = Upkeep(outcome="failed", detail=reason(err))
-    if found is not None:
-        say = log.warning if found.outcome == "failed" else log.info
+        found = Tidied(upkeep=Upkeep(outcome="failed", detail=reason(err)))
+    if (done := found.upkeep) is not None:
+        say = log.warning if done.outcome == "failed" else log.info
         taken = round(time.perf_counter() - started, 3)
-        tell(say, "files_compacted", table=native.location, outcome=found.outcome, detail=found.detail, seconds=taken)
+        tell(say, "files_compacted", table=native.location, outcome=done.outcome, detail=done.detail, seconds=taken)
     return found
 
 
-def _compacted(native: NativeTable, lock: Callable[[], AbstractContextManager[object]]) -> Upkeep | None:
+def _compacted(native: NativeTable, lock: Callable[[], AbstractContextManager[object]]) -> Tidied:
     native.refresh()
     snapshot = native.snapshot()
-    if snapshot.properties.get(AUTO_COMPACT_PROPERTY, "").lower() == "false":
-        return None
     table = table_of(native, snapshot)
-    picked = due(table.stored(native, snapshot))
-    if not picked:
-        return None
+    stored = list(table.stored(native, snapshot))
+    rows = int(pc.sum(native.files()["num_records"]).as_py() or 0)
+    awaiting = rounds(stored)
+    if not awaiting or snapshot.properties.get(AUTO_COMPACT_PROPERTY, "").lower() == "false":
+        return Tidied(debt=_debt(rows, stored, awaiting))
+    picked = awaiting[0]
     live = table.live.at(native.version)
     files = [table.file(one.path, live[one.path]) for one in picked]
     refused = eligibility.of_table(native, snapshot, "the table") or eligibility.of_files(files, "the table")
     if refused is not None:
-        return Upkeep(outcome="nothing", detail=refused.detail)
+        upkeep = Upkeep(outcome="nothing", detail=refused.detail)
+        return Tidied(upkeep=upkeep, debt=_debt(rows, stored, awaiting))
     made = _written(table, snapshot, files)
     try:
         made.put(table.root / "_delta_log", lock())
@@ -70,7 +73,17 @@ def _compacted(native: NativeTable, lock: Callable[[], AbstractContextManager[ob
         raise
     table.live.follow(made.version, list(made.actions()))
     native.committed()
-    return Upkeep(outcome="done", removed_files=len(files), added_files=len(made.adds))
+    left = [file for file in stored if file not in picked]
+    gone = sum(file.deleted for file in picked)
+    return Tidied(
+        upkeep=Upkeep(outcome="done", removed_files=len(files), added_files=len(made.adds)),
+        debt=_debt(rows - gone, left, awaiting[1:]),
+    )
+
+
+def _debt(rows: int, stored: Sequence[Stored], awaiting: Sequence[Sequence[Stored]]) -> ReadDebt:
+    deleted = sum(file.deleted for file in stored)
+    return ReadDebt(rows=rows, deleted_rows=deleted, awaiting_files=sum(map(len, awaiting)))
 
 
 def _written(table: MergeOnReadTable, snapshot: TableSnapshot, files: Sequence[Touched]) -> commit.Commit:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,8 +44,8 @@ class Stored:
         return self.bytes * (1 - self.deleted_share)
 
 
-def due(files: Iterable[Stored]) -> Sequence[Stored]:
-    """The files to write again in one round, into one file; none where none are worth it.
+def rounds(files: Iterable[Stored]) -> Sequence[Sequence[Stored]]:
+    """The files that are worth writing again, by rounds: those of a round become one file.
 
     Small files first: they cost each merge to come a look inside.
     """
@@ -58,10 +58,10 @@ def due(files: Iterable[Stored]) -> Sequence[Stored]:
             small[(_step(file), *file.partition)].append(file)
         elif file.deleted_share >= MOST_DELETED_SHARE and file.bytes - file.live_bytes >= _LEAST_DELETED_BYTES:
             thin.append(file)
-    for together in sorted(small.values(), key=lambda group: _step(group[0])):
-        if len(together) >= TOGETHER:
-            return _fitting(together)
-    return [max(thin, key=lambda file: (file.deleted_share, file.path))] if thin else []
+    many = [group for group in small.values() if len(group) >= TOGETHER]
+    together = [part for group in sorted(many, key=lambda group: _step(group[0])) for part in _fitting(group)]
+    thinnest_first = sorted(thin, key=lambda file: (file.deleted_share, file.path), reverse=True)
+    return [*together, *([file] for file in thinnest_first)]
 
 
 def _step(file: Stored) -> int:
@@ -71,12 +71,15 @@ def _step(file: Stored) -> int:
     return step
 
 
-def _fitting(files: Sequence[Stored]) -> Sequence[Stored]:
-    found: list[Stored] = []
-    total = 0
+def _fitting(files: Sequence[Stored]) -> Iterator[Sequence[Stored]]:
+    """Parts of what a round may read."""
+    part: list[Stored] = []
+    total, is_first = 0, True
     for file in sorted(files, key=lambda file: (file.bytes, file.path)):
+        if part and total + file.bytes > MOST_BYTES:
+            yield part
+            part, total, is_first = [], 0, False
+        part.append(file)
         total += file.bytes
-        if found and total > MOST_BYTES:
-            break
-        found.append(file)
-    return found
+    if is_first or len(part) >= TOGETHER:
+        yield part
