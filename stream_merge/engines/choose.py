@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from stream_merge.engines import ENGINES
 from stream_merge.engines.base import Choice, Engine, Execution, MergeJob
 from stream_merge.engines.costs import CostModel
+from stream_merge.engines.in_driver import NoLongerEligibleError
 from stream_merge.errors import ConfigError
 from stream_merge.model.logs import tell
 from stream_merge.model.results import Refusal
@@ -82,7 +83,9 @@ def take_over(job: MergeJob, failed: Execution, error: Exception) -> Execution |
     tell(log.warning, "native_engine_failed", target=job.spec.label, error=reason(error))
     failed.release()
     alone = replace(job, log=None)  # by delta-rs
-    if failed.choice.engine == last.name:
+    if isinstance(error, NoLongerEligibleError):
+        found = last.start(alone, error.refused.detail, error.refused.reason)
+    elif failed.choice.engine == last.name:
         why = f"{failed.choice.why}; delta-rs failed on the tombstones ({reason(error)})"
         found = last.start(alone, why, failed.choice.refusal)
     else:

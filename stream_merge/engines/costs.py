@@ -12,6 +12,10 @@ DRIVER_BYTES = 16 << 20
 """Up to these sizes a batch is evaluated in the driver."""
 
 
+_ROW_BYTES = 256
+"""Of a row, where nobody says how many rows a table has."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Work:
     """What a merge has to do, as far as it is known before."""
@@ -24,6 +28,11 @@ class Work:
     """Rows in them; 0 where nobody says."""
     cores: int
     """Task slots of the cluster."""
+
+    @property
+    def row_bytes(self) -> float:
+        """Of a row in a file."""
+        return max(self.bytes / self.rows, 1) if self.rows else _ROW_BYTES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from stream_merge.engines import tombstones
 from stream_merge.engines.base import Choice, CommitTag, Engine, Execution, MergeJob, MergeReport
-from stream_merge.engines.memory import Promise, reservations
+from stream_merge.engines.memory import Promise
 from stream_merge.model import names
 from stream_merge.model.results import Refusal
 from stream_merge.model.settings import MergeSpec
@@ -33,7 +33,7 @@ def started(
     *,
     why: str,
     refusal: Refusal | None,
-    need: int,
+    need: Callable[[int | None], int],
     of_events: Callable[[pa.Table, Sequence[str]], Ineligible | None],
     merger: Callable[..., DriverMerger],
 ) -> Execution | Ineligible:
@@ -45,21 +45,24 @@ def started(
         table: the job's.
         why: it was chosen.
         refusal: as `Choice.refusal`.
-        need: bytes that it may take.
+        need: bytes of memory that it may take, by those that the events take; None where they are not there yet.
         of_events: why it cannot carry these events into a table with such partition columns.
         merger: as `DriverMerger`.
     """
     version = table.version
-    allowed = reservations.take(need, job.spec.native_memory_bytes)
-    if allowed is not None:
-        megabytes = f"{need / 1e6:,.0f} MB of the driver's memory, of {allowed / 1e6:,.0f} MB allowed"
-        return Ineligible(reason="memory", detail=f"{engine.said} might need {megabytes}")
-    promise = Promise(need)
+    promise = Promise(job.spec.native_memory_bytes)
+    refused = covered(promise, need(None), engine.said)
+    if refused is not None:
+        return refused
     try:
         events = _events(job)
-        refused = events if isinstance(events, Ineligible) else of_events(events, job.target.partition_columns)
+        if isinstance(events, pa.Table):
+            refused = covered(promise, need(events.nbytes), engine.said)
+            refused = refused or of_events(events, job.target.partition_columns)
+        else:
+            refused = events
         if refused is not None:
-            promise.give_back()
+            promise.close()
             return refused
         return Execution(
             choice=Choice(engine=engine.name, why=why, refusal=refusal),
@@ -70,15 +73,25 @@ def started(
                 events=events,
                 bounds=job.batch.bounds,
                 chosen_at=version,
+                promise=promise,
             ),
             tombstones=tombstones.by_delta_rs(job, events) if job.spec.tombstones else None,
             in_driver=True,
             only_spark=False,
-            release=promise.give_back,
+            release=promise.close,
         )
     except BaseException:
-        promise.give_back()
+        promise.close()
         raise
+
+
+def covered(promise: Promise, wanted: int, said: str) -> Ineligible | None:
+    """Have that much memory promised in all; or why it is not."""
+    allowed = promise.cover(wanted)
+    if allowed is None:
+        return None
+    megabytes = f"{wanted / 1e6:,.0f} MB of the driver's memory, of {allowed / 1e6:,.0f} MB allowed"
+    return Ineligible(reason="memory", detail=f"{said} might need {megabytes}")
 
 
 def _events(job: MergeJob) -> pa.Table | Ineligible:
@@ -91,7 +104,15 @@ def _events(job: MergeJob) -> pa.Table | Ineligible:
 
 
 class NoLongerEligibleError(RuntimeError):
-    """Another writer has changed the table so that it must not be merged into in the driver; nothing was written."""
+    """The merge must not go on in the driver; nothing was written.
+
+    Args:
+        refused: another writer has changed the table, or its rows are larger than thought.
+    """
+
+    def __init__(self, refused: Ineligible) -> None:
+        super().__init__(refused.detail)
+        self.refused = refused
 
 
 class DriverMerger(ABC):
@@ -104,6 +125,7 @@ class DriverMerger(ABC):
         events: `Rows.arrow` of the batch, one row per key.
         bounds: least and greatest keys.
         chosen_at: version of the target for which the engine was found eligible.
+        promise: of the memory that it may take.
     """
 
     def __init__(
@@ -115,6 +137,7 @@ class DriverMerger(ABC):
         events: pa.Table,
         bounds: KeyBounds,
         chosen_at: int,
+        promise: Promise,
     ) -> None:
         self._spec = spec
         self._table = target
@@ -122,6 +145,7 @@ class DriverMerger(ABC):
         self._events = events
         self._bounds = bounds
         self._chosen_at = chosen_at
+        self._promise = promise
 
     def merge(self, hits: NativeHits | None, tag: CommitTag) -> MergeReport:
         """One merge in one commit: what the shape makes of each event that no tombstone refuses."""

@@ -11,6 +11,10 @@ SHARE_OF_FREE_MEMORY = 0.4
 """Of what the process may still take, all merges by delta-rs together."""
 
 
+BASE_BYTES = 256 << 20
+"""What DuckDB's readers and Arrow hold, however little they read."""
+
+
 class Reservations:
     """What the merges that run now were promised. One object per process: they share its memory."""
 
@@ -53,12 +57,33 @@ reservations = Reservations()
 
 
 class Promise:
-    """Memory that one merge was promised, until it is given back."""
+    """Memory that one merge was promised, until it is given back.
 
-    def __init__(self, taken: int) -> None:
-        self._taken = taken
+    Args:
+        ceiling: bytes that the merge may take whatever others do; None: what is free and not promised.
+    """
 
-    def give_back(self) -> None:
+    def __init__(self, ceiling: int | None) -> None:
+        self._ceiling = ceiling
+        self._taken = 0
+
+    def cover(self, wanted: int) -> int | None:
+        """Promise that many bytes in all, as far as they were not before, or else say how many there are.
+
+        Returns: None when they are promised, else the bytes that would have been allowed; what was promised before
+        stays.
+        """
+        more = wanted - self._taken
+        if more <= 0:
+            return None
+        ceiling = None if self._ceiling is None else self._ceiling - self._taken
+        allowed = reservations.take(more, ceiling)
+        if allowed is not None:
+            return self._taken + allowed
+        self._taken = wanted
+        return None
+
+    def close(self) -> None:
         """The merge is over; harmless when repeated."""
         reservations.give_back(self._taken)
         self._taken = 0

@@ -130,11 +130,11 @@ def memory(bench: Bench) -> list[Comparison]:
     target = str(table)
     lines: list[str] = []
     highest = 0.0
-    started = _resident_bytes()
+    started = resident_bytes()
     for events, pattern in MEMORY_CASES:
         batch = bench.events(events, LOWEST[pattern], 20_000_000, deletes=True)
         sink = sink_on(target, native_memory_bytes=CEILING, engine="auto")
-        with _peak() as peak:
+        with peak_memory() as peak:
             took = timed(partial(sink, batch, bench.batch_id))
         result = sink.last_result
         engine = "" if result is None else f"{result.engine} ({result.refusal or 'chosen'})"
@@ -160,20 +160,21 @@ def _through(bench: Bench, sink: MergeSink) -> Callable[[DataFrame], float]:
     return lambda batch: timed(lambda: sink(batch, bench.batch_id))
 
 
-def _resident_bytes() -> int:
+def resident_bytes() -> int:
+    """Of this process."""
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmRSS:"))
     return int(line.split()[1]) * 1024
 
 
 @contextmanager
-def _peak() -> Iterator[list[int]]:
+def peak_memory() -> Iterator[list[int]]:
     """The highest resident memory of this process while the block runs, looked at every 10 ms."""
-    highest = [_resident_bytes()]
+    highest = [resident_bytes()]
     over = threading.Event()
 
     def watch() -> None:
         while not over.is_set():
-            highest[0] = max(highest[0], _resident_bytes())
+            highest[0] = max(highest[0], resident_bytes())
             time.sleep(0.01)
 
     watcher = threading.Thread(target=watch, daemon=True)

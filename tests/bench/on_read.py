@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from common import DEFAULT_CONFS, STORED, Bench, Comparison, deduped, hand_written, sink_on, timed
+from common import DEFAULT_CONFS, STORED, Bench, Comparison, deduped, hand_written, show, sink_on, timed
 from pyspark.sql import DataFrame
 
 from stream_merge import MergeSink
@@ -17,6 +17,7 @@ from stream_merge.spark.jvm import in_session, owned_session
 
 SIX = ("uuid() AS a", "id * 2 AS b", "'constant' AS c", "current_timestamp() AS ts")
 WARM_UP = 2
+ON_READ = "merge on read"
 
 
 class _Always(CostModel):
@@ -47,6 +48,7 @@ class Case:
     bounds: Mapping[str, float] = field(default_factory=dict)
     """Baseline -> how many times faster merge-on-read has to be."""
     rounds: int = 5
+    sides: Sequence[str] = ("naive", "naive, preset", "delta-rs", "auto", ON_READ)
 
 
 CASES = (
@@ -92,6 +94,14 @@ CASES = (
         bounds={"naive": 8, "naive, preset": 3},
     ),
     Case(said="1 M rows in 2,000 files, 1 k random", rows=1_000_000, files=2_000, events=1_000, bounds={"naive": 12}),
+    Case(
+        said="100 M rows in 100 files, 10 k random keys",
+        rows=100_000_000,
+        files=100,
+        bounds={"Spark, vectors": 10},
+        rounds=2,
+        sides=("Spark, vectors", ON_READ),
+    ),
 )
 
 
@@ -100,7 +110,9 @@ def on_read(bench: Bench, numbers: Sequence[int] | None) -> list[Comparison]:
     found: list[Comparison] = []
     for number, case in enumerate(CASES):
         if not numbers or number in numbers:
-            found += _measured(bench, case)
+            measured = _measured(bench, case)
+            show(measured)
+            found += measured
     return found
 
 
@@ -130,41 +142,46 @@ def _measured(bench: Bench, case: Case) -> list[Comparison]:
             case=case.said,
             baseline=baseline,
             baseline_seconds=medians[baseline],
-            candidate="merge on read",
-            candidate_seconds=medians["merge on read"],
+            candidate=ON_READ,
+            candidate_seconds=medians[ON_READ],
             bound="" if baseline not in case.bounds else f"at least {case.bounds[baseline]:g} x faster",
-            holds=baseline not in case.bounds or medians[baseline] >= case.bounds[baseline] * medians["merge on read"],
+            holds=baseline not in case.bounds or medians[baseline] >= case.bounds[baseline] * medians[ON_READ],
         )
         for baseline in names
-        if baseline != "merge on read"
+        if baseline != ON_READ
     ]
 
 
 def _sides(
     bench: Bench, case: Case, table: Path, columns: Sequence[str]
 ) -> dict[str, Callable[[DataFrame, int], object]]:
-    def by_hand(label: str, confs: Mapping[str, str]) -> Callable[[DataFrame, int], object]:
+    def copied(label: str, *, vectors: bool) -> str:
+        target = bench.copy(table, label)
+        if vectors:
+            bench.spark.sql(f"ALTER TABLE delta.`{target}` SET TBLPROPERTIES ({VECTORS_PROPERTY} = true)")
+        return target
+
+    def by_hand(label: str, confs: Mapping[str, str], *, vectors: bool = False) -> Callable[[DataFrame, int], object]:
         session = owned_session(bench.spark)
         for key, value in confs.items():
             session.conf.set(key, value)
-        target = bench.copy(table, label)
+        target = copied(label, vectors=vectors)
         also = [name for name in columns if name not in STORED]
         return lambda df, _: hand_written(session, target, deduped(in_session(df, session)), also=also)
 
     def by_sink(label: str, how: CostModel, *, vectors: bool) -> Callable[[DataFrame, int], object]:
-        target = bench.copy(table, label)
-        if vectors:
-            bench.spark.sql(f"ALTER TABLE delta.`{target}` SET TBLPROPERTIES ({VECTORS_PROPERTY} = true)")
-        sink: MergeSink = sink_on(target, change_data_feed=case.feed)._under(costs=how)
+        sink: MergeSink = sink_on(copied(label, vectors=vectors), change_data_feed=case.feed)._under(costs=how)
         return sink
 
-    return {
-        "naive": by_hand("naive", DEFAULT_CONFS),
-        "naive, preset": by_hand("preset", {}),
-        "delta-rs": by_sink("delta_rs", _Always("native"), vectors=False),
-        "auto": by_sink("auto", CostModel(), vectors=True),
-        "merge on read": by_sink("on_read", _Always("merge_on_read"), vectors=True),
+    made = {
+        "naive": lambda: by_hand("naive", DEFAULT_CONFS),
+        "naive, preset": lambda: by_hand("preset", {}),
+        "Spark, vectors": lambda: by_hand("vectors", {}, vectors=True),
+        "delta-rs": lambda: by_sink("delta_rs", _Always("native"), vectors=False),
+        "auto": lambda: by_sink("auto", CostModel(), vectors=True),
+        ON_READ: lambda: by_sink("on_read", _Always("merge_on_read"), vectors=True),
     }
+    return {name: made[name]() for name in case.sides}
 
 
 def _events(bench: Bench, case: Case) -> DataFrame:

@@ -23,6 +23,7 @@ from common import DEFAULT_CONFS, Bench, Comparison, deduped, hand_written, show
 from engines import CASES, measure, plot, rows_of
 from native import grid, growth, memory, overhead
 from on_read import on_read
+from on_read_long import debt, memory_on_read, random_stream
 from pruning import pruning
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -176,6 +177,9 @@ COMPARISONS: dict[str, Callable[[Bench, argparse.Namespace], list[Comparison]]] 
     "matched-only": lambda bench, args: matched_only(bench, args.case),
     "pruning": lambda bench, args: pruning(bench, args.case),
     "on-read": lambda bench, args: on_read(bench, args.case),
+    "random-stream": lambda bench, _: random_stream(bench),
+    "memory-on-read": lambda bench, _: memory_on_read(bench),
+    "debt": lambda bench, args: debt(bench, args.random_batches),
     "snapshot": lambda bench, _: snapshot(bench),
     "upkeep": lambda bench, args: upkeep(bench, args.calls, args.png),
     "year": lambda bench, args: year(bench, args.batches),
@@ -189,6 +193,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=5_000_000, help="rows of the large table")
     parser.add_argument("--batches", type=int, default=5_000, help="commits of the year")
     parser.add_argument("--calls", type=int, default=1_000, help="batches of the comparison of upkeep")
+    parser.add_argument("--random-batches", type=int, default=3_000, help="batches of the comparison of debt")
     parser.add_argument("--only", choices=tuple(COMPARISONS), action="append", help="these comparisons alone")
     parser.add_argument(
         "--case", type=int, action="append", help="only these cases of a comparison that has several, from 0"

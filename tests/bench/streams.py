@@ -24,7 +24,7 @@ BARE_TRIGGERS = 100
 def end_to_end(bench: Bench) -> list[Comparison]:
     """Whole triggers of a rate source with 1,000 events each: the sink, a hand-written merge, bare delta-rs."""
     table = bench.table(20_000, 1)
-    ours = _triggers(bench, sink_on(bench.copy(table, "stream_sink"), app_id=None), TRIGGERS, {})
+    ours = triggers(bench, sink_on(bench.copy(table, "stream_sink"), app_id=None), TRIGGERS, {})
     naive_target = bench.copy(table, "stream_naive")
 
     def naive(batch: DataFrame, _: int) -> None:
@@ -36,17 +36,17 @@ def end_to_end(bench: Bench) -> list[Comparison]:
         bare_delta_rs(bare_table, deduped(batch), batch_id)
 
     others = {
-        "naive stream": _triggers(bench, naive, NAIVE_TRIGGERS, DEFAULT_CONFS),
-        "dedup + toArrow + bare delta-rs": _triggers(bench, bare, BARE_TRIGGERS, {}),
+        "naive stream": triggers(bench, naive, NAIVE_TRIGGERS, DEFAULT_CONFS),
+        "dedup + toArrow + bare delta-rs": triggers(bench, bare, BARE_TRIGGERS, {}),
     }
     found = []
     for label, share, limit in (("p50", 0.5, 0.35), ("p99", 0.99, 1.0)):
-        candidate = _quantile(ours, share)
+        candidate = quantile(ours, share)
         found += [
             Comparison(
                 case=f"whole trigger, 1,000 events, 20 k rows, {label} of {len(ours)}",
                 baseline=f"{other} ({len(theirs)} triggers)",
-                baseline_seconds=_quantile(theirs, share),
+                baseline_seconds=quantile(theirs, share),
                 candidate="auto",
                 candidate_seconds=candidate,
                 bound=f"at most {limit} s",
@@ -57,7 +57,9 @@ def end_to_end(bench: Bench) -> list[Comparison]:
     return found
 
 
-def _triggers(bench: Bench, each: Callable[[DataFrame, int], None], wanted: int, confs: dict[str, str]) -> list[float]:
+def triggers(
+    bench: Bench, each: Callable[[DataFrame, int], None], wanted: int, confs: dict[str, str], *, keys: int = 22_000
+) -> list[float]:
     """Seconds of each whole trigger after the first ten."""
     session: SparkSession = owned_session(bench.spark)
     for key, value in {"spark.sql.streaming.numRecentProgressUpdates": "10000", **confs}.items():
@@ -69,7 +71,7 @@ def _triggers(bench: Bench, each: Callable[[DataFrame, int], None], wanted: int,
         .option("numPartitions", 2)
         .load()
         .selectExpr(
-            "cast(rand() * 22000 AS bigint) AS id",
+            f"cast(rand() * {keys} AS bigint) AS id",
             "value + 2 AS lsn",
             "uuid() AS a",
             "value AS b",
@@ -90,7 +92,8 @@ def _triggers(bench: Bench, each: Callable[[DataFrame, int], None], wanted: int,
     return [update.durationMs["triggerExecution"] / 1000 for update in progress[warm_up : warm_up + wanted]]
 
 
-def _quantile(values: list[float], share: float) -> float:
+def quantile(values: list[float], share: float) -> float:
+    """The value below which that share of all lies."""
     return sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
 

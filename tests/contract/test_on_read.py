@@ -526,3 +526,30 @@ def updated(update: Callable[[], Any]) -> int:
             continue
         return lost
     pytest.fail("an update of Spark never came through")
+
+
+def test_rows_that_are_larger_than_their_file_tells_go_to_spark(spark: SparkSession, tmp_table: str):
+    """One long text in many rows is short in a file; only who reads the rows knows that there is no room for them."""
+    table = Table(spark, tmp_table)
+    table.sql("INSERT INTO {t} SELECT id, 1, repeat('x', 50000), 'a' FROM range(1000)")
+    ceiling = 350 << 20
+    events = [(number, 2, "n", "b", "u") for number in range(1000)]
+    changes = batch(spark, "id bigint, lsn bigint, name string, part string, op string", *events)
+
+    sink = table.new_sink(native_memory_bytes=ceiling)
+    sink(changes, 1)
+
+    assert sink.last_result is not None
+    assert (sink.last_result.engine, sink.last_result.refusal) == ("spark", "memory")
+    assert re.search(
+        r"merge-on-read might need \d+ MB of the driver's memory, of 367 MB allowed", sink.last_result.plan
+    )
+    assert spark.sql(f"SELECT DISTINCT lsn, name, part FROM delta.`{tmp_table}`").collect() == [(2, "n", "b")]
+    told = "merge-on-read might need .* of 367 MB allowed"
+    table.sql("UPDATE {t} SET name = repeat('x', 50000), lsn = 1")
+    with pytest.raises(MergeFailedError, match=told):
+        table.new_sink(native_memory_bytes=ceiling, engine="native")(changes, 2)
+    sink = table.new_sink(native_memory_bytes=2 * ceiling)
+    sink(changes, 2)
+    assert sink.last_result is not None
+    assert sink.last_result.engine == "merge_on_read"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from deliveries import DEFAULTS
 from delta_log import check_table, live_rows
@@ -24,7 +25,9 @@ SCHEMA = "id bigint, lsn bigint, op string, name string"
 class Table:
     """A target that is merged on read, a key or two in each batch."""
 
-    def __init__(self, spark: SparkSession, path: str, **properties: str) -> None:
+    def __init__(
+        self, spark: SparkSession, path: str, *, native_memory_bytes: int | None = None, **properties: str
+    ) -> None:
         self.spark, self.path = spark, path
         self.rows: dict[int, str] = {}
         self.batches = self.updates = 0
@@ -33,6 +36,7 @@ class Table:
             app_id="test",
             tombstones=False,
             table_properties=properties,
+            native_memory_bytes=native_memory_bytes,
             metrics=MergeMetrics(CollectorRegistry()),
             **DEFAULTS,
         )._under(costs=OnReadAlways())
@@ -86,6 +90,30 @@ def test_a_table_that_forbids_it_is_left_alone(spark: SparkSession, tmp_table: s
     awaiting = [result.read_debt.awaiting_files for result in results if result.read_debt is not None]
     assert awaiting == [0] * (compaction.TOGETHER - 1) + [compaction.TOGETHER, compaction.TOGETHER + 1]
     assert table.files() > compaction.TOGETHER
+
+
+def test_files_whose_rows_there_is_no_memory_for_are_left_alone(
+    spark: SparkSession, tmp_table: str, monkeypatch: pytest.MonkeyPatch
+):
+    """And put together a few at a time where there is room for some."""
+    room = 1_000_000
+    table = Table(spark, tmp_table, native_memory_bytes=compact.BASE_BYTES + room)
+    for number in range(compaction.TOGETHER - 1):
+        table.merge(number)
+    file = next(Path(tmp_table).glob("on-read-*.parquet"))
+    file_bytes = pq.ParquetFile(file).metadata.row_group(0).total_byte_size
+
+    monkeypatch.setattr(compact, "_COPIES", room)
+    held = table.merge(compaction.TOGETHER)
+    assert held.upkeep is not None
+    assert held.upkeep.outcome == "over_budget"
+    assert held.read_debt is not None
+    assert held.read_debt.awaiting_files == compaction.TOGETHER
+    monkeypatch.setattr(compact, "_COPIES", room / file_bytes / compaction.TOGETHER * 1.5)
+    some = table.merge(compaction.TOGETHER + 1).upkeep
+    assert some is not None
+    assert (some.outcome, some.removed_files, some.added_files) == ("done", (compaction.TOGETHER + 1) // 2, 1)
+    table.expect_rows()
 
 
 def test_another_writer_wins(spark: SparkSession, tmp_table: str, monkeypatch: pytest.MonkeyPatch):

@@ -29,7 +29,9 @@ from pyspark.sql.types import (
 )
 
 from stream_merge.engines.merge_on_read import conditions
-from stream_merge.engines.merge_on_read.conditions import differs, holds
+from stream_merge.engines.merge_on_read import values as module
+from stream_merge.engines.merge_on_read.conditions import holds
+from stream_merge.engines.merge_on_read.values import differs
 from stream_merge.model import names
 from stream_merge.shapes.clauses import (
     Always,
@@ -579,13 +581,13 @@ def test_what_parts_of_a_condition_leave_open_is_not_compared(monkeypatch: pytes
     )
     rows = pa.table({"id": [1, 2, 4], "tags": pa.array([[("a", 1)]] * 3, ENTRIES)})
     looked_into: list[int] = []
-    compare = conditions._maps_differ
+    compare = module._maps_differ
 
     def noted(one: pa.MapArray, other: pa.MapArray) -> pa.BooleanArray:
         looked_into.append(len(one))
         return compare(one, other)
 
-    monkeypatch.setattr(conditions, "_maps_differ", noted)
+    monkeypatch.setattr(module, "_maps_differ", noted)
     both = layout(stored("tags", MapType(StringType(), LongType())), stored("id", LongType()))
     assert holds(And(Not(IsDelete()), Changed()), both, events, rows).to_pylist() == [False, False, True]
     assert holds(Or(IsDelete(), Changed()), both, events, rows).to_pylist() == [True, False, True]

@@ -18,10 +18,12 @@ from pyspark.sql.types import DataType, IntegerType, LongType, StringType, Struc
 
 from stream_merge.engines.base import CommitTag, MergeReport
 from stream_merge.engines.in_driver import NoLongerEligibleError
+from stream_merge.engines.memory import Promise
 from stream_merge.engines.merge_on_read import merger as module
 from stream_merge.engines.merge_on_read.decide import Decision, decide
 from stream_merge.engines.merge_on_read.engine import MergeOnRead
 from stream_merge.engines.merge_on_read.merger import MergeOnReadMerger
+from stream_merge.engines.merge_on_read.needed import needed
 from stream_merge.model import names
 from stream_merge.model.settings import MergeSpec
 from stream_merge.shapes import shape_of
@@ -29,15 +31,19 @@ from stream_merge.shapes.base import assignments
 from stream_merge.shapes.changes import DELETES
 from stream_merge.shapes.clauses import (
     Always,
+    And,
     Changed,
     Clause,
     Delete,
     DeleteMissing,
+    HasValue,
     Insert,
     IsDelete,
     Newer,
     Not,
     Opaque,
+    Or,
+    SameSequence,
     Update,
 )
 from stream_merge.shapes.insert_only import InsertOnly
@@ -46,7 +52,7 @@ from stream_merge.shapes.layout import Layout, StoredColumn
 from stream_merge.tables.delta_rs.table import open_table
 from stream_merge.tables.merge_on_read import eligibility
 from stream_merge.tables.merge_on_read.commit import ConcurrentWriteException
-from stream_merge.tables.merge_on_read.find import EVENT, FILE, POSITION
+from stream_merge.tables.merge_on_read.find import EVENT, FILE, POSITION, find
 
 LONG, TEXT = LongType(), StringType()
 COLUMNS: Mapping[str, DataType] = {"id": LONG, "lsn": LONG, "name": TEXT}
@@ -320,6 +326,7 @@ class Target:
             events=given,
             bounds=KeyBounds(),
             chosen_at=native.version,
+            promise=Promise(1 << 40),
             lock=lock or nullcontext,
         )
 
@@ -614,7 +621,8 @@ def test_any_history_of_merges_has_the_rows_of_its_events(tmp_path, seed, turn):
     """Against a dictionary; each commit is checked, row by row, by a reader that shares no code with the package."""
     rng = random.Random(f"{seed} {turn}")
     partitioned = ["name"] if turn % 2 else []
-    target = Target(tmp_path / "table", partition_columns=partitioned)
+    feed = "true" if turn % 3 else "false"  # without one, rows are read in as few columns as will do
+    target = Target(tmp_path / "table", partition_columns=partitioned, enableChangeDataFeed=feed)
     rows: dict[int, Row] = {}
     merger: MergeOnReadMerger | None = None
     for batch in range(12):
@@ -640,6 +648,50 @@ def test_any_history_of_merges_has_the_rows_of_its_events(tmp_path, seed, turn):
             DeltaTable(str(target.root)).create_checkpoint()
 
     assert target.rows() == sorted(rows.values(), key=repr)
+
+
+def test_without_a_feed_rows_are_read_in_the_columns_that_count(tmp_path, monkeypatch):
+    """Keys are left as they are. All are read where an event has the sequence of its row, and where there is a feed."""
+    asked: list[set[str]] = []
+
+    def noted(*args: Any, **how: Any) -> pa.Table:
+        found = find(*args, **how)
+        asked.append(set(found.column_names) & set(COLUMNS))
+        return found
+
+    monkeypatch.setattr(module, "find", noted)
+    for feed, lsn, expected in (
+        ("false", 5, [{"id", "lsn"}]),
+        ("false", 3, [{"id", "lsn"}, set(COLUMNS)]),
+        ("true", 5, [set(COLUMNS)]),
+    ):
+        target = Target(tmp_path / f"{feed}{lsn}", enableChangeDataFeed=feed)
+        target.append((1, 3, "one"), (2, 3, "two"))
+        asked.clear()
+        target.merge(events((1, lsn, "uno"), (2, 5, None), (3, 5, "three"), delete=[2]))
+        assert asked == expected
+        assert target.rows() == [(1, lsn, "uno"), (3, 5, "three")]
+
+
+def test_columns_that_a_clause_looks_at_or_leaves_are_needed():
+    """Whatever is not known to look at less is taken to look at all of them."""
+    values = {name: name for name in COLUMNS}
+    same = And(SameSequence(), Changed())
+    for clause, expected in (
+        (Insert(when=Changed(), values={}), set()),
+        (Delete(when=Always()), set()),
+        (Delete(when=And(IsDelete(), Newer())), {"lsn"}),
+        (Update(when=And(Not(IsDelete()), Or(Newer(), same)), values=values), {"lsn"}),
+        (Update(when=Newer(), values={"id": "id"}), {"lsn", "name"}),
+        (Update(when=And(Newer(), Changed()), values=values), None),
+        (Update(when=And(Changed(), SameSequence()), values=values), None),
+        (Update(when=Or(SameSequence(), Changed()), values=values), None),
+        (Update(when=Not(same), values=values), {"lsn"}),
+        (Delete(when=HasValue("name")), None),
+        (Delete(when=Opaque("t.name = 'x'")), None),
+    ):
+        found = needed([clause], layout(), SCHEMA)
+        assert found == (None if expected is None else frozenset(expected)), clause
 
 
 # -- the engine ---------------------------------------------------------------------------------

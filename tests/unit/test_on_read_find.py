@@ -6,7 +6,7 @@ import datetime
 import json
 import random
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from pathlib import Path
@@ -76,6 +76,7 @@ class Files:
         self.schema = of
         self.footers = Footers(root, of, partition_columns)
         self.candidates: list[Candidate] = []
+        self.room_for: Callable[[int], object] = [].append
 
     def write(
         self, rows: pa.Table, name: str | None = None, partition: Mapping[str, str | None] = NOWHERE, **how: Any
@@ -90,7 +91,9 @@ class Files:
 
     def table(self, *keys: str, **events: pa.Array) -> pa.Table:
         """The rows of the events' keys, in the order of files."""
-        found = find(self.root, self.candidates, pa.table(events), keys or list(events), self.schema)
+        found = find(
+            self.root, self.candidates, pa.table(events), keys or list(events), self.schema, room_for=self.room_for
+        )
         assert found.column_names == [EVENT, FILE, POSITION, *self.schema.names]
         assert found.select(self.schema.names).schema.types == [arrow_type(f.dataType) for f in self.schema.fields]
         found.validate(full=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from pyspark.sql import SparkSession
 
 from stream_merge.engines.base import Execution, MergeJob
@@ -19,6 +21,8 @@ from stream_merge.tables.whitelist import Ineligible
 NATIVE_BYTES_PER_FILE_BYTE = 2.5
 NATIVE_BYTES_PER_EVENT_BYTE = 6
 """Resident memory of a merge by delta-rs: 20 M rows of 60 B, all touched, with 1 M events, peaked at 1.6 GB."""
+NATIVE_COPIES = 3
+"""Of the events, where they take more memory than rows of the table take in its files."""
 NATIVE_BASE_BYTES = 128 << 20
 """What delta-rs, Arrow and its allocator hold whatever the batch."""
 
@@ -62,7 +66,7 @@ class DeltaRs:
             job.table,
             why=why,
             refusal=refusal,
-            need=_memory_needed(job.work),
+            need=partial(_memory_needed, job.work),
             of_events=of_events,
             merger=DeltaRsMerger,
         )
@@ -74,10 +78,6 @@ def _of_filter(spec: MergeSpec) -> Ineligible | None:
     return Ineligible(reason="filter", detail="target_filter is SQL, which only Spark executes")
 
 
-def _memory_needed(work: Work) -> int:
-    row_bytes = work.bytes / work.rows if work.rows else 256
-    return int(
-        NATIVE_BASE_BYTES
-        + NATIVE_BYTES_PER_FILE_BYTE * work.bytes
-        + NATIVE_BYTES_PER_EVENT_BYTE * row_bytes * work.events
-    )
+def _memory_needed(work: Work, event_bytes: int | None) -> int:
+    events = max(NATIVE_BYTES_PER_EVENT_BYTE * work.row_bytes * work.events, NATIVE_COPIES * (event_bytes or 0))
+    return int(NATIVE_BASE_BYTES + NATIVE_BYTES_PER_FILE_BYTE * work.bytes + events)

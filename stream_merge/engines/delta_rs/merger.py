@@ -28,7 +28,7 @@ class DeltaRsMerger(DriverMerger):
         refused = of_table(self._table, snapshot, "the target")
         refused = refused or of_files(self._table, snapshot, "the target", self._bounds)
         if refused is not None:
-            raise NoLongerEligibleError(refused.detail)
+            raise NoLongerEligibleError(refused)
 
     def _commit(self, source: pa.Table, clauses: Sequence[Clause], tag: CommitTag) -> MergeReport:
         table = self._table

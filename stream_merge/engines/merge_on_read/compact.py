@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, closing, suppress
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from stream_merge.engines.memory import BASE_BYTES, Promise
 from stream_merge.model.logs import tell
 from stream_merge.model.results import ReadDebt, Tidied, Upkeep
 from stream_merge.model.snapshot import TableSnapshot
@@ -28,14 +29,26 @@ AUTO_COMPACT_PROPERTY = "delta.autoOptimize.autoCompact"
 """Delta's own property for compaction after a write: "false" switches this one off, too."""
 
 
-def compact(native: NativeTable, lock: Callable[[], AbstractContextManager[object]]) -> Tidied:
+_COPIES = 3
+"""Of the rows: as they are read, put together, and in the file that is made of them."""
+
+
+def compact(
+    native: NativeTable, lock: Callable[[], AbstractContextManager[object]], memory_bytes: int | None = None
+) -> Tidied:
     """One round, within `compaction.MOST_BYTES`, where files are worth it; and what is left for readers to pay.
+
+    Args:
+        native: the table.
+        lock: as for `MergeOnReadMerger`.
+        memory_bytes: that the round may take; None: what is free and not promised to merges.
 
     Raises: nothing: what fails is logged, and left for the next call. Another writer wins.
     """
     started = time.perf_counter()
     try:
-        found = _compacted(native, lock)
+        with closing(Promise(memory_bytes)) as promise:
+            found = _compacted(native, lock, promise)
     except commit.ConcurrentWriteException:
         found = Tidied(upkeep=Upkeep(outcome="lost", detail="another writer was faster"))
     except Exception as err:
@@ -47,7 +60,7 @@ def compact(native: NativeTable, lock: Callable[[], AbstractContextManager[objec
     return found
 
 
-def _compacted(native: NativeTable, lock: Callable[[], AbstractContextManager[object]]) -> Tidied:
+def _compacted(native: NativeTable, lock: Callable[[], AbstractContextManager[object]], promise: Promise) -> Tidied:
     native.refresh()
     snapshot = native.snapshot()
     table = table_of(native, snapshot)
@@ -56,9 +69,16 @@ def _compacted(native: NativeTable, lock: Callable[[], AbstractContextManager[ob
     awaiting = rounds(stored)
     if not awaiting or snapshot.properties.get(AUTO_COMPACT_PROPERTY, "").lower() == "false":
         return Tidied(debt=_debt(rows, stored, awaiting))
-    picked = awaiting[0]
     live = table.live.at(native.version)
-    files = [table.file(one.path, live[one.path]) for one in picked]
+    files: Sequence[Touched] = ()
+    for number, picked in enumerate(awaiting):
+        files = _affordable([table.file(one.path, live[one.path]) for one in picked], promise)
+        if files:
+            awaiting = (*awaiting[:number], picked[len(files) :], *awaiting[number + 1 :])
+            break
+    if not files:
+        detail = "there is not enough memory for the rows of two files"
+        return Tidied(upkeep=Upkeep(outcome="over_budget", detail=detail), debt=_debt(rows, stored, awaiting))
     refused = eligibility.of_table(native, snapshot, "the table") or eligibility.of_files(files, "the table")
     if refused is not None:
         upkeep = Upkeep(outcome="nothing", detail=refused.detail)
@@ -73,12 +93,24 @@ def _compacted(native: NativeTable, lock: Callable[[], AbstractContextManager[ob
         raise
     table.live.follow(made.version, list(made.actions()))
     native.committed()
-    left = [file for file in stored if file not in picked]
-    gone = sum(file.deleted for file in picked)
+    written = {one.candidate.path for one in files}
+    left = [file for file in stored if file.path not in written]
+    gone = sum(file.deleted for file in stored) - sum(file.deleted for file in left)
     return Tidied(
         upkeep=Upkeep(outcome="done", removed_files=len(files), added_files=len(made.adds)),
-        debt=_debt(rows - gone, left, awaiting[1:]),
+        debt=_debt(rows - gone, left, awaiting),
     )
+
+
+def _affordable(files: Sequence[Touched], promise: Promise) -> Sequence[Touched]:
+    """As many of the files as there is memory for; none where that is one of several."""
+    least = min(2, len(files))
+    while len(files) >= least:
+        row_bytes = sum(one.candidate.footer.row_bytes * one.candidate.footer.rows for one in files)
+        if promise.cover(BASE_BYTES + int(_COPIES * row_bytes)) is None:
+            return files
+        files = files[: len(files) // 2]
+    return ()
 
 
 def _debt(rows: int, stored: Sequence[Stored], awaiting: Sequence[Sequence[Stored]]) -> ReadDebt:

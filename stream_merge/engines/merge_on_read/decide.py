@@ -48,7 +48,11 @@ def decide(
         layout: of the batch.
         schema: of the target.
         events: one per key.
-        rows: the live rows of their keys (`find.find`).
+        rows: the live rows of their keys (`find.find`), in all columns, or in those that are `needed.needed` where
+            nobody asks for rows as they were: then `Decision.before` and `deleted` have those alone.
+
+    Raises:
+        NotReadError: columns have to be read after all.
     """
     matched = rows[EVENT]
     with_row = events.take(matched)
@@ -70,14 +74,14 @@ def decide(
         for clause, taken in _first_that_holds([c for c in clauses if isinstance(c, Insert)], layout, alone, None)
         if isinstance(clause, Insert)
     ]
-    nothing = stored.slice(0, 0)
+    nothing = pa.schema([pa.field(field.name, arrow_type(field.dataType)) for field in schema.fields]).empty_table()
     return Decision(
         gone=pa.concat_tables([rows.select([FILE, POSITION]).take(one) for one in (*updated, *deleted)])
         if updated or deleted
         else rows.select([FILE, POSITION]).slice(0, 0),
-        before=pa.concat_tables([nothing, *before]),
+        before=pa.concat_tables([stored.slice(0, 0), *before]),
         after=pa.concat_tables([nothing, *after]),
-        deleted=pa.concat_tables([nothing, *(stored.take(one) for one in deleted)]),
+        deleted=pa.concat_tables([stored.slice(0, 0), *(stored.take(one) for one in deleted)]),
         inserted=pa.concat_tables([nothing, *inserted]),
     )
 

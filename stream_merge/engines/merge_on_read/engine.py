@@ -8,10 +8,9 @@ from functools import partial
 from pyspark.sql import SparkSession
 
 from stream_merge.engines.base import Execution, MergeJob
-from stream_merge.engines.costs import Work
 from stream_merge.engines.in_driver import started
 from stream_merge.engines.merge_on_read.compact import compact
-from stream_merge.engines.merge_on_read.merger import MergeOnReadMerger
+from stream_merge.engines.merge_on_read.merger import MergeOnReadMerger, memory_before
 from stream_merge.model.results import Refusal
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import TableSnapshot
@@ -23,13 +22,6 @@ from stream_merge.tables.merge_on_read.eligibility import of_clauses, of_events,
 from stream_merge.tables.merge_on_read.table import table_of
 from stream_merge.tables.reader import Store
 from stream_merge.tables.whitelist import Ineligible
-
-BASE_BYTES = 256 << 20
-"""What DuckDB's readers and Arrow hold whatever the batch."""
-BYTES_PER_EVENT_BYTE = 10
-"""Events, rows before and after, and the two files that are made of them, all in memory at once."""
-_ROW_BYTES = 256
-"""Of a row, where nobody says how many rows a table has."""
 
 
 class MergeOnRead:
@@ -83,13 +75,10 @@ class MergeOnRead:
             table,
             why=why,
             refusal=refusal,
-            need=_memory_needed(job.work),
+            need=partial(memory_before, job.work, touched),
             of_events=of_events,
             merger=partial(MergeOnReadMerger, lock=lock),
         )
-        return replace(found, tidy=partial(compact, table, lock)) if isinstance(found, Execution) else found
-
-
-def _memory_needed(work: Work) -> int:
-    row_bytes = work.bytes / work.rows if work.rows else _ROW_BYTES
-    return int(BASE_BYTES + BYTES_PER_EVENT_BYTE * max(row_bytes, 1) * work.events)
+        if not isinstance(found, Execution):
+            return found
+        return replace(found, tidy=partial(compact, table, lock, job.spec.native_memory_bytes))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,12 @@ import pyarrow.compute as pc
 from pyroaring import BitMap64
 
 from stream_merge.engines.base import CommitTag, MergeReport
-from stream_merge.engines.in_driver import DriverMerger, NoLongerEligibleError
+from stream_merge.engines.costs import Work
+from stream_merge.engines.in_driver import DriverMerger, NoLongerEligibleError, covered
+from stream_merge.engines.memory import BASE_BYTES
+from stream_merge.engines.merge_on_read.conditions import NotReadError
 from stream_merge.engines.merge_on_read.decide import Decision, decide
+from stream_merge.engines.merge_on_read.needed import needed
 from stream_merge.model.snapshot import TableSnapshot, is_applied
 from stream_merge.shapes.clauses import Clause
 from stream_merge.spark import columns
@@ -26,6 +30,30 @@ from stream_merge.tables.merge_on_read.data_file import CHANGE_TYPE, write_chang
 from stream_merge.tables.merge_on_read.find import FILE, POSITION, find
 from stream_merge.tables.merge_on_read.table import Touched, table_of
 from stream_merge.tables.whitelist import Ineligible
+
+COPIES_OF_EVENTS, COPIES_OF_ROWS = 3, 4
+"""Events and rows as they are read, before and after the clauses, and in the files that are made of them."""
+
+
+def memory_before(work: Work, touched: Sequence[Touched], event_bytes: int | None) -> int:
+    """Bytes that a merge may take, before the rows of its keys are looked for: one row for each event.
+
+    Args:
+        work: of the merge.
+        touched: the files that may hold rows of its keys.
+        event_bytes: of its events; None where they are not there yet.
+    """
+    files = [one.candidate.footer for one in touched]
+    rows = sum(file.rows for file in files)
+    width = sum(file.row_bytes * file.rows for file in files) / rows if rows else work.row_bytes
+    row_bytes = int(width * min(work.events, rows))
+    return memory_needed(int(width * work.events) if event_bytes is None else event_bytes, row_bytes)
+
+
+def memory_needed(event_bytes: int, row_bytes: int) -> int:
+    """Bytes that a merge takes, by those of its events and of the rows of their keys."""
+    return BASE_BYTES + COPIES_OF_EVENTS * event_bytes + COPIES_OF_ROWS * row_bytes
+
 
 FEED_PROPERTY = "delta.enableChangeDataFeed"
 
@@ -55,10 +83,9 @@ class MergeOnReadMerger(DriverMerger):
         touched = [] if refused else table.touched(native, snapshot, self._bounds)
         refused = refused or eligibility.of_files(touched, "the target")
         if refused is not None:
-            raise NoLongerEligibleError(refused.detail)
+            raise NoLongerEligibleError(refused)
         dead = _Vectors(table.root, touched)
-        rows = find(table.root, [one.candidate for one in touched], source, self._layout.keys, snapshot.schema)
-        decision = decide(clauses, self._layout, snapshot.schema, events=source, rows=rows.filter(dead.spare(rows)))
+        decision = self._decided(clauses, snapshot, source, touched, dead)
         found = time.perf_counter()
         metrics = _counted(decision, source, touched, native)
         if decision.changes_nothing:
@@ -89,6 +116,38 @@ class MergeOnReadMerger(DriverMerger):
             version=made.version,
             metrics=metrics,
         )
+
+    def _decided(
+        self,
+        clauses: Sequence[Clause],
+        snapshot: TableSnapshot,
+        source: pa.Table,
+        touched: Sequence[Touched],
+        dead: _Vectors,
+    ) -> Decision:
+        """What changes, over as few columns of the rows as will do."""
+        layout, schema, root = self._layout, snapshot.schema, Path(self._table.location)
+        candidates = [one.candidate for one in touched]
+
+        def over(columns: Collection[str] | None) -> Decision:
+            rows = find(root, candidates, source, layout.keys, schema, columns=columns, room_for=self._room_for)
+            return decide(clauses, layout, schema, events=source, rows=rows.filter(dead.spare(rows)))
+
+        columns = None if has_feed(snapshot) else needed(clauses, layout, schema)
+        try:
+            return over(columns)
+        except NotReadError:
+            return over(None)
+
+    def _room_for(self, row_bytes: int) -> None:
+        """Have memory promised for so many bytes of rows.
+
+        Raises:
+            NoLongerEligibleError: there is none.
+        """
+        refused = covered(self._promise, memory_needed(self._events.nbytes, row_bytes), "merge-on-read")
+        if refused is not None:
+            raise NoLongerEligibleError(refused)
 
     def _of_columns(self, snapshot: TableSnapshot) -> Ineligible | None:
         """Whether the target has the batch's columns as they were when the batch was laid out."""
@@ -229,12 +288,17 @@ class _Attempt:
             )
             self._files.append(self._root / decoded(add["path"]))
             new.append(add)
-        if properties.get(FEED_PROPERTY, "false").lower() == "true":
+        if has_feed(self._snapshot):
             for partition, part in partitions.split(_feed(decision), schema, columns):
                 change = write_change_file(self._root, part, schema, partition=partition, properties=properties)
                 self._files.append(self._root / decoded(change["path"]))
                 self._changes.append(change)
         return new
+
+
+def has_feed(snapshot: TableSnapshot) -> bool:
+    """Whether the table keeps a change feed."""
+    return snapshot.properties.get(FEED_PROPERTY, "false").lower() == "true"
 
 
 def _positions(rows: pa.Table) -> Iterator[tuple[int, BitMap64]]:

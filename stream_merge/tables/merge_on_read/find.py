@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ OWN_COLUMNS = frozenset({"filename", "file_row_number", "file_index"})
 """What DuckDB (1.4 and 1.5) calls its own columns, in any case; a table's columns must not be called so."""
 _UTC, _LOCAL = pa.timestamp("us", tz="UTC"), pa.timestamp("us")
 _EVENTS = "__stream_merge_events"
+_ROWS_AT_A_TIME = 8_192
 _SETTINGS = {
     "autoinstall_known_extensions": "false",
     "autoload_known_extensions": "false",
@@ -50,7 +51,14 @@ class Candidate:
 
 
 def find(
-    root: Path, candidates: Sequence[Candidate], events: pa.Table, keys: Sequence[str], schema: StructType
+    root: Path,
+    candidates: Sequence[Candidate],
+    events: pa.Table,
+    keys: Sequence[str],
+    schema: StructType,
+    *,
+    columns: Collection[str] | None = None,
+    room_for: Callable[[int], object],
 ) -> pa.Table:
     """The rows of the events' keys, live or not, in no order.
 
@@ -60,10 +68,13 @@ def find(
         events: has the key columns, in the types of the table; none of them NULL.
         keys: names of the key columns.
         schema: of the table.
+        columns: names of those that are wanted of the table's; None: all.
+        room_for: told how many bytes the rows take that there are so far, each time that they are more; raises where
+            there is no room for them.
 
     Returns:
         `EVENT` (row number in events), `FILE` (number among the candidates), `POSITION` (row number in the file) and
-        all columns of the table.
+        the columns that are wanted, in the table's order.
 
     Raises:
         duckdb.Error: a file cannot be read.
@@ -72,7 +83,8 @@ def find(
     for number, candidate in enumerate(candidates):
         groups[(candidate.footer.types, *sorted(candidate.partition.items()))].append(number)
     numbers = [pa.field(name, pa.int64()) for name in (EVENT, FILE, POSITION)]
-    wanted = pa.schema([*numbers, *(pa.field(field.name, arrow_type(field.dataType)) for field in schema.fields)])
+    kept = StructType([field for field in schema.fields if columns is None or field.name in columns])
+    wanted = pa.schema([*numbers, *(pa.field(field.name, arrow_type(field.dataType)) for field in kept.fields)])
     found = [wanted.empty_table()]
     with _connections.cursor() as con:
         for group in groups.values():
@@ -82,13 +94,25 @@ def find(
             if not wanted_keys.num_rows or not {field.name for field in (*held, *parted)}.issuperset(keys):
                 continue  # a key that the files lack is NULL in all their rows
             paths = [os.fspath(root / candidates[number].path) for number in group]
-            columns, on = _key_columns(wanted_keys, [field for field in held if field.name in keys], first.footer)
-            con.register(_EVENTS, pa.table({EVENT: events_of, **columns}))
-            rows = con.sql(_query(paths, held, on)).to_arrow_table()
+            values, on = _key_columns(wanted_keys, [field for field in held if field.name in keys], first.footer)
+            con.register(_EVENTS, pa.table({EVENT: events_of, **values}))
+            read = [field for field in held if field in kept.fields]
+            rows = _read(con.sql(_query(paths, read, on)), sum(table.nbytes for table in found), room_for)
             at = pc.index_in(rows[FILE], value_set=pa.array(paths, rows[FILE].type))
             rows = rows.set_column(1, FILE, pa.array(group, pa.int64()).take(at))
-            found.append(_with_columns(rows, held, schema, first).cast(wanted))
+            found.append(_with_columns(rows, read, kept, first).cast(wanted))
     return pa.concat_tables(found).combine_chunks()
+
+
+def _read(query: duckdb.DuckDBPyRelation, before: int, room_for: Callable[[int], object]) -> pa.Table:
+    """The rows of a query, a few at a time while there is room for them and for the bytes of those before."""
+    reader = query.to_arrow_reader(_ROWS_AT_A_TIME)
+    batches = []
+    for batch in reader:
+        batches.append(batch)
+        before += batch.nbytes
+        room_for(before)
+    return pa.Table.from_batches(batches, reader.schema)
 
 
 def rows_of(root: Path, candidate: Candidate, dead: BitMap64, schema: StructType) -> pa.Table:

@@ -53,6 +53,8 @@ class Footer:
     """What is to be known of a file before its rows are read."""
 
     rows: int
+    row_bytes: float
+    """Of a row on average, as it is encoded but not compressed."""
     types: Types
     """Its columns in order: name in the file, and type as Arrow has it; INT96 as microseconds without a zone."""
     problem: str | None
@@ -95,10 +97,14 @@ class Footers:
             int96 = {leaf.path.split(".")[0] for leaf in leaves if leaf.physical_type == _INT96}
             old = self._holds_times and counts_days_otherwise(file.metadata.metadata or {})
             if GLOB.search(path):
-                return Footer(rows=0, types=(), problem=f"file {path!r} has a name that stands for others, too")
+                return Footer(
+                    rows=0, row_bytes=0, types=(), problem=f"file {path!r} has a name that stands for others, too"
+                )
             problem = "has dates or times in the calendar of Spark 2" if old else self._problem(types, int96)
+            groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
             return Footer(
                 rows=file.metadata.num_rows,
+                row_bytes=sum(group.total_byte_size for group in groups) / max(file.metadata.num_rows, 1),
                 types=self._types.setdefault(types, types),  # one copy for all files that a writer made
                 problem=None if problem is None else f"file {path!r} {problem}",
             )
