@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from common import DEFAULT_CONFS, STORED, Bench, Comparison, deduped, hand_written, show, sink_on, timed
@@ -114,6 +115,59 @@ def on_read(bench: Bench, numbers: Sequence[int] | None) -> list[Comparison]:
             show(measured)
             found += measured
     return found
+
+
+GROWTH = {5_000_000: 16, 20_000_000: 20}
+"""Rows -> files."""
+GROWTH_BOUNDS = {True: 1.6, False: 1.2}
+"""With the change feed, and without."""
+
+
+def growth_on_read(bench: Bench) -> list[Comparison]:
+    """The same batch of random keys into a table of four times the rows."""
+    found: list[Comparison] = []
+    for feed, bound in GROWTH_BOUNDS.items():
+        sinks: dict[int, MergeSink] = {}
+        for rows, files in GROWTH.items():
+            target = bench.copy(bench.table(rows, files), f"growth_{feed}")
+            bench.spark.sql(
+                f"ALTER TABLE delta.`{target}` SET TBLPROPERTIES"
+                f" ({VECTORS_PROPERTY} = true, delta.enableChangeDataFeed = {str(feed).lower()})"
+            )
+            sinks[rows] = sink_on(target, change_data_feed=feed)._under(costs=_Always("merge_on_read"))
+
+        def batches() -> dict[int, DataFrame]:
+            return {rows: bench.events(10_000, 0, int(rows * 1.1), deletes=True) for rows in GROWTH}
+
+        def one(rows: int, made: dict[int, DataFrame], sinks: dict[int, MergeSink] = sinks) -> float:
+            return timed(lambda: sinks[rows](made[rows], bench.batch_id))
+
+        small, large = bench.alternate(batches, *(partial(one, rows) for rows in GROWTH), warm_up=3)
+        found.append(
+            Comparison(
+                case=f"10 k random keys, change feed {'on' if feed else 'off'}",
+                baseline="5 M rows in 16 files",
+                baseline_seconds=small,
+                candidate="20 M rows in 20 files",
+                candidate_seconds=large,
+                bound=f"at most {bound} x",
+                holds=large <= bound * small,
+                phases=_phases(sinks),
+            )
+        )
+    return found
+
+
+def _phases(sinks: Mapping[int, MergeSink]) -> str:
+    """Of the last batch of each."""
+    told = []
+    for rows, sink in sinks.items():
+        result = sink.last_result
+        if result is not None:
+            taken = ", ".join(f"{phase} {seconds:.3f}" for phase, seconds in result.seconds.items() if seconds > 0.001)
+            merge = ", ".join(f"{name} {result.metrics[name]}" for name in ("scanTimeMs", "rewriteTimeMs"))
+            told.append(f"{rows:,} rows: {taken}; {merge}")
+    return "; ".join(told)
 
 
 def _measured(bench: Bench, case: Case) -> list[Comparison]:

@@ -22,7 +22,7 @@ from pathlib import Path
 from common import DEFAULT_CONFS, Bench, Comparison, deduped, hand_written, show, sink_on, timed
 from engines import CASES, measure, plot, rows_of
 from native import grid, growth, memory, overhead
-from on_read import on_read
+from on_read import growth_on_read, on_read
 from on_read_long import debt, memory_on_read, random_stream
 from pruning import pruning
 from pyspark.sql import DataFrame
@@ -177,6 +177,7 @@ COMPARISONS: dict[str, Callable[[Bench, argparse.Namespace], list[Comparison]]] 
     "matched-only": lambda bench, args: matched_only(bench, args.case),
     "pruning": lambda bench, args: pruning(bench, args.case),
     "on-read": lambda bench, args: on_read(bench, args.case),
+    "growth-on-read": lambda bench, _: growth_on_read(bench),
     "random-stream": lambda bench, _: random_stream(bench),
     "memory-on-read": lambda bench, _: memory_on_read(bench),
     "debt": lambda bench, args: debt(bench, args.random_batches),
