@@ -262,6 +262,19 @@ def test_a_merge_that_might_need_too_much_memory_goes_to_spark(spark: SparkSessi
     assert "of 1 MB allowed" in result.plan
 
 
+def test_long_rows_in_a_short_file_count_as_they_are_when_they_are_read(spark: SparkSession, tmp_table: str):
+    """delta-rs holds thousands of rows at once: 1,250 of 1 MB in files of 63 MB took 5 GB."""
+    long = spark.range(120).selectExpr("id", "1L AS lsn", "'u' AS op", "repeat(uuid(), 28000) AS name")
+    stream = ChangeStream(
+        spark, tmp_table, engine="auto", native_memory_bytes=300 << 20, table_properties=COPY_ON_WRITE
+    )
+    stream.deliver_frame(long)
+    result = stream.deliver(upsert(1, "one", lsn=2))
+
+    assert (result.engine, result.refusal) == ("spark", "memory")
+    assert stream.deliver(upsert(2, "two", lsn=3), native_memory_bytes=None).engine == "native"
+
+
 # -- one table, two engines ---------------------------------------------------------------------
 
 

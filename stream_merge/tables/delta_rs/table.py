@@ -33,6 +33,7 @@ from stream_merge.model.snapshot import CommitRecord, TableSnapshot
 from stream_merge.tables.delta_rs.data_files import Times, strays
 from stream_merge.tables.delta_rs.metrics import as_merge_metrics, metrics_of
 from stream_merge.tables.delta_rs.panics import no_panics
+from stream_merge.tables.delta_rs.widths import Widths
 
 log = logging.getLogger(__name__)
 
@@ -81,6 +82,8 @@ class NativeTable:
         self._options = None if storage_options is None else dict(storage_options)
         self.times = Times(self.opened)
         """What is known of how its files were written."""
+        self.widths = Widths(self.opened)
+        """What is known of how wide its rows are."""
         self._open()
 
     @no_panics

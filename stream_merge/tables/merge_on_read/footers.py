@@ -29,6 +29,7 @@ from pyspark.sql.types import (
 from stream_merge.model.snapshot import name_in_files
 from stream_merge.spark.versions import arrow_type
 from stream_merge.tables.delta_rs.data_files import counts_days_otherwise, holds_times
+from stream_merge.tables.delta_rs.widths import row_bytes
 
 _MOST_KNOWN = 100_000
 _WIDER: Mapping[type[DataType], tuple[pa.DataType, ...]] = {
@@ -101,10 +102,9 @@ class Footers:
                     rows=0, row_bytes=0, types=(), problem=f"file {path!r} has a name that stands for others, too"
                 )
             problem = "has dates or times in the calendar of Spark 2" if old else self._problem(types, int96)
-            groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
             return Footer(
                 rows=file.metadata.num_rows,
-                row_bytes=sum(group.total_byte_size for group in groups) / max(file.metadata.num_rows, 1),
+                row_bytes=row_bytes(file.metadata),
                 types=self._types.setdefault(types, types),  # one copy for all files that a writer made
                 problem=None if problem is None else f"file {path!r} {problem}",
             )
