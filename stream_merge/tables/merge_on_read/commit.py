@@ -78,7 +78,8 @@ class Commit:
         """Put the commit under its version: whole or not at all, and never over another one.
 
         A hard link either makes the name or fails; who checks and then renames, as Spark does on a local disk, is kept
-        out by the lock.
+        out by the lock. Before, the text lies among the data files: what a crash leaves there VACUUM deletes, in the
+        log it would stay.
 
         Args:
             log: folder `_delta_log`.
@@ -87,7 +88,7 @@ class Commit:
         Raises:
             ConcurrentWriteException: the version is there.
         """
-        unnamed, named = log / f".{self.token}.tmp", log / f"{self.version:020d}.json"
+        unnamed, named = log.parent / f"commit-{self.token}.json", log / f"{self.version:020d}.json"
         text = "".join(
             json.dumps(action, separators=(",", ":"), ensure_ascii=False) + "\n" for action in self.actions()
         )
