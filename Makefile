@@ -11,9 +11,10 @@ WITH_JAVA := home=$$(deployments/setup.sh java) && JAVA_HOME="$$home" PATH="$(CU
 # a test waits for answers of its JVM and of the disk.
 PYTEST := .venv/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
-# What `make soak` takes: so many histories of each kind, shape and engine, of so many events.
+# What `make soak` takes: so many histories of each kind, shape and engine, of so many events, and so many merges that race.
 HISTORIES := 20
 EVENTS := 180
+RACES := 500
 
 # Another version of Spark for `make smoke`, and the files that show there what versions differ in: both engines, evaluation, MERGE's own
 # metrics, conflicts, Arrow both ways, files as a stream.
@@ -44,9 +45,10 @@ test: $(INSTALLED) .jars/classes.jsa  ## unit, and what a sink does on Spark as 
 test-all: $(INSTALLED) .jars/classes.jsa .jars/spark/.copied .jars/services/.copied .jars/prometheus/.found  ## all tests, on every engine, with Kafka, processes and a cluster; and which lines and branches they reach
 	@$(WITH_JAVA) $(PYTEST) --engines each --cov --cov-report=term $(ARGS)
 
-soak: $(INSTALLED) .jars/classes.jsa .jars/spark/.copied .jars/services/.copied  ## what a change need not wait for: more and longer random histories (HISTORIES=20 EVENTS=180), contract tests with engines in turn, ten kills
+soak: $(INSTALLED) .jars/classes.jsa .jars/spark/.copied .jars/services/.copied  ## what a change need not wait for: more and longer random histories (HISTORIES=20 EVENTS=180), contract tests with engines in turn, RACES=500 merges at once, ten kills
 	@$(WITH_JAVA) STREAM_MERGE_HISTORIES=$(HISTORIES) STREAM_MERGE_EVENTS=$(EVENTS) $(PYTEST) --dist load tests/contract/test_differential.py $(ARGS)
 	@$(WITH_JAVA) $(PYTEST) tests/contract -k random $(ARGS)
+	@$(WITH_JAVA) STREAM_MERGE_RACES=$(RACES) $(PYTEST) -n 0 tests/contract/test_races.py $(ARGS)
 	@$(WITH_JAVA) STREAM_MERGE_KILLS=10 $(PYTEST) -n 0 tests/process/test_debezium_process.py $(ARGS)
 
 smoke: .venv-$(SPARK)/.installed  ## what versions of Spark differ in, on another one than the locked; SPARK=4.1 or SPARK=4.0

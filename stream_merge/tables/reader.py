@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,6 +16,7 @@ from stream_merge.model.logs import tell
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import CommitRecord, TableSnapshot
 from stream_merge.spark import places
+from stream_merge.spark.delta import commit_lock
 from stream_merge.tables import spark_table
 from stream_merge.tables.delta_rs.table import NativeTable, open_table
 
@@ -24,9 +26,9 @@ log = logging.getLogger(__name__)
 class Store:
     """The tables of one sink. Handles of delta-rs are kept from batch to batch.
 
-    A local path can be read by both, since the sink's engines never run at once. An object store is
-    read by delta-rs only with `single_writer`: whether its and Spark's commits exclude each other
-    there depends on log stores that cannot be seen from here.
+    A local path can be read and written by both: what is written beside Spark is written under its lock. An object
+    store is read by delta-rs only with `single_writer`: whether its and Spark's commits exclude each other there
+    depends on log stores that cannot be seen from here.
     """
 
     def __init__(self, spec: MergeSpec) -> None:
@@ -43,10 +45,10 @@ class Store:
             ConfigError: something is there, but it is not a Delta table.
         """
         if names.is_path(table):
-            native = self._at(table, names.normal_path(table))
+            native = self._at(session, table, names.normal_path(table))
             return spark_table.find(session, table) if native is None else native.snapshot()
         found = spark_table.find(session, table)
-        native = None if found is None else self._at(table, found.location)
+        native = None if found is None else self._at(session, table, found.location)
         return found if native is None else native.snapshot()
 
     def native(self, session: SparkSession, table: str, *, must_read: bool = False) -> NativeTable | None:
@@ -55,9 +57,9 @@ class Store:
         With `must_read` only absence is None: a log that cannot be read must not pass for one that is not there.
         """
         if names.is_path(table):
-            return self._at(table, names.normal_path(table), must_read=must_read)
+            return self._at(session, table, names.normal_path(table), must_read=must_read)
         found = spark_table.find(session, table)
-        return None if found is None else self._at(table, found.location, must_read=must_read)
+        return None if found is None else self._at(session, table, found.location, must_read=must_read)
 
     def history(self, session: SparkSession, table: str, *, newer_than: int, up_to: int) -> Sequence[CommitRecord]:
         """The table's commits in a range of versions, newest first."""
@@ -99,7 +101,7 @@ class Store:
         """As `native`, at the version that this batch has seen last; for what does not change within a batch."""
         return self._handles.get(table) or self.native(session, table)
 
-    def _at(self, table: str, location: str, *, must_read: bool = False) -> NativeTable | None:
+    def _at(self, session: SparkSession, table: str, location: str, *, must_read: bool = False) -> NativeTable | None:
         """The handle of a table that lies at a location; one from another place is given up."""
         place = self._readable(location)
         kept = self._handles.pop(table, None)
@@ -120,6 +122,8 @@ class Store:
             tell(log.info, "table_left_to_spark", table=table, error=type(err).__name__)
             return None
         if found is not None:
+            if places.local_path(location) is not None:  # on object stores the sink is the only writer
+                found.lock = partial(commit_lock, session, place)
             self._handles[table] = found
         return found
 

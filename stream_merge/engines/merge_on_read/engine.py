@@ -16,7 +16,6 @@ from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.shapes import shape_of
 from stream_merge.shapes.layout import Layout
-from stream_merge.spark.delta import commit_lock
 from stream_merge.tables.delta_rs.eligibility import of_batch, of_log
 from stream_merge.tables.merge_on_read.eligibility import of_clauses, of_events, of_files, of_layout, of_table
 from stream_merge.tables.merge_on_read.table import table_of
@@ -68,7 +67,6 @@ class MergeOnRead:
         if refused is not None:
             return refused
         table = job.table
-        lock = partial(commit_lock, job.session, table.location)
         found = started(
             job,
             self,
@@ -77,8 +75,8 @@ class MergeOnRead:
             refusal=refusal,
             need=partial(memory_before, job.work, touched),
             of_events=of_events,
-            merger=partial(MergeOnReadMerger, lock=lock),
+            merger=partial(MergeOnReadMerger, lock=table.lock),
         )
         if not isinstance(found, Execution):
             return found
-        return replace(found, tidy=partial(compact, table, lock, job.spec.native_memory_bytes))
+        return replace(found, tidy=partial(compact, table, table.lock, job.spec.native_memory_bytes))

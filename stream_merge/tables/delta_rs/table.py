@@ -6,6 +6,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Literal, TypedDict
 from urllib.parse import unquote
@@ -79,6 +80,9 @@ class NativeTable:
     def __init__(self, location: str, storage_options: Mapping[str, str] | None = None) -> None:
         self.location = location
         """Where it lies, as it was given."""
+        self.lock: Callable[[], AbstractContextManager[object]] = nullcontext
+        """Gives what keeps out those who commit in this process without an atomic name. It is held for as long as
+        delta-rs writes, which makes the name at the end, by a hard link, and asks nobody then."""
         self._options = None if storage_options is None else dict(storage_options)
         self.times = Times(self.opened)
         """What is known of how its files were written."""
@@ -227,7 +231,8 @@ class NativeTable:
             post_commithook_properties=_NO_HOOKS,
         )
         before, live = self.version, self.files()["path"]
-        metrics = as_merge_metrics(build(merger).execute())
+        with self.lock():
+            metrics = as_merge_metrics(build(merger).execute())
         if self.version != before:
             self._expect_removed(self.version, live)
         self._after_commit()
@@ -286,20 +291,22 @@ class NativeTable:
         return {"writer_properties": WriterProperties(max_row_group_size=int(limit), compression="SNAPPY")}
 
     def _write(self, rows: pa.Table, mode: Literal["append", "overwrite"], commit: CommitProperties) -> None:
-        write_deltalake(
-            self._table,
-            rows,
-            mode=mode,
-            **self._parquet(),
-            commit_properties=commit,
-            post_commithook_properties=_NO_HOOKS,
-        )
+        with self.lock():
+            write_deltalake(
+                self._table,
+                rows,
+                mode=mode,
+                **self._parquet(),
+                commit_properties=commit,
+                post_commithook_properties=_NO_HOOKS,
+            )
         self._after_commit()
 
     @no_panics
     def pack(self) -> None:
         """Put small files together; appends that came meanwhile do not stand in its way."""
-        self._table.optimize.compact(commit_properties=_commit(None, None), post_commithook_properties=_NO_HOOKS)
+        with self.lock():
+            self._table.optimize.compact(commit_properties=_commit(None, None), post_commithook_properties=_NO_HOOKS)
         self._after_commit()
 
     @no_panics
