@@ -62,6 +62,7 @@ Role = Literal[
 
 _NEEDS_COLUMN_MAPPING = re.compile(r"[ ,;{}()\n\t=]")
 _EMPTY_AUTHORITY = re.compile(r"^(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):///")
+_S3 = re.compile(r"^s3[an]?(?=://)", re.IGNORECASE)
 _PATH_IDENTIFIER = re.compile(r"^delta\.`(?P<path>.+)`$", re.IGNORECASE)
 
 
@@ -86,11 +87,19 @@ def is_path(target: str) -> bool:
 
 
 def normal_path(target: str) -> str:
-    """A path target without `delta.` wrapping, trailing slashes and the empty authority of `file:///`."""
+    """A path target without `delta.` wrapping, trailing slashes and the empty authority of `file:///`; S3 as `s3a:`."""
     wrapped = _PATH_IDENTIFIER.match(target.strip())
     path = wrapped.group("path").replace("``", "`") if wrapped else target
     # Delta 4.4 takes file:///a and file:/a for two locations and refuses to create the table.
-    return _EMPTY_AUTHORITY.sub(r"\g<scheme>:/", path).rstrip("/") or "/"
+    return _EMPTY_AUTHORITY.sub(r"\g<scheme>:/", hadoop_uri(path)).rstrip("/") or "/"
+
+
+def hadoop_uri(path: str) -> str:
+    """A path or URI as Hadoop's own file systems know its scheme: `s3:` and `s3n:` are spelled `s3a:`.
+
+    Under two spellings one table would have two logs and two locks in Spark.
+    """
+    return _S3.sub("s3a", path)
 
 
 def sql_identifier(target: str) -> str:

@@ -57,12 +57,17 @@ def local_path(location: str) -> Path | None:
     return Path(unquote(parsed.path) if parsed.scheme else location)
 
 
+def is_on_s3(location: str) -> bool:
+    """Whether a path or URI lies on S3, or on a store that is spoken to as S3."""
+    return urlparse(names.hadoop_uri(location)).scheme == "s3a"
+
+
 def canonical(location: str) -> str:
     """One spelling per table, as far as that can be told from outside."""
     local = local_path(location) if names.is_path(location) else None
     if local is not None:
         return os.path.realpath(local)
-    return location if names.is_path(location) else location.casefold()
+    return names.normal_path(location) if names.is_path(location) else location.casefold()
 
 
 def table_above(target: str, found: TableSnapshot | None) -> str | None:
