@@ -9,19 +9,15 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import glob
 import logging
 import os
 import re
-import shlex
 import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
-import pyspark
 from delta import configure_spark_with_delta_pip
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkRuntimeError
@@ -30,7 +26,15 @@ from pyspark.sql import SparkSession
 
 from stream_merge.model.logs import tell
 from stream_merge.spark import preflight
-from stream_merge.spark.defaults import in_effect, spark_defaults, spark_home
+from stream_merge.spark.defaults import spark_defaults
+from stream_merge.spark.downloads import (
+    JARS,
+    PACKAGES,
+    has_kafka_connector,
+    kafka_coordinates,
+    packages,
+    s3_confs,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -48,10 +52,6 @@ _EXTENSIONS = "spark.sql.extensions"
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _DEFAULT_JAVA_OPTIONS = "spark.driver.defaultJavaOptions"
 _DELTA_JAR = "delta-spark_"
-_KAFKA_CONNECTOR = "spark-sql-kafka-0-10"
-JARS = "spark.jars"
-PACKAGES = "spark.jars.packages"
-_CLASS_PATH = "spark.driver.extraClassPath"
 _JAVA_OPTIONS_OF_ENVIRONMENT = ("SPARK_SUBMIT_OPTS", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
 _NAMES_COLLECTOR = re.compile(r"-XX:\+Use\w+GC\b")
 
@@ -161,38 +161,9 @@ def kafka_packages(builder: SparkSession.Builder) -> SparkSession.Builder:
     return builder
 
 
-def packages(confs: Mapping[str, str]) -> list[str]:
-    """Maven's coordinates of what Spark downloads for a session with these confs.
-
-    Those of `spark-defaults.conf` where the confs name none. Whoever adds to the list has to start with these: once a
-    session names a list, Spark does not look into the file for it.
-    """
-    return [package.strip() for package in in_effect(PACKAGES, confs).split(",") if package.strip()]
-
-
-def kafka_coordinates() -> str:
-    """Maven's coordinates of the Kafka connector for the installed PySpark."""
-    return f"org.apache.spark:{_KAFKA_CONNECTOR}_2.13:{pyspark.__version__}"
-
-
-def has_kafka_connector(confs: Mapping[str, str]) -> bool:
-    """Whether Spark's jars, confs or `spark-defaults.conf` bring the Kafka connector; confs are those of a session."""
-    submit_args = [arg.rpartition("=")[2] for arg in shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", ""))]
-    named = [*packages(confs), *submit_args]
-    named += [entry for text in [in_effect(JARS, confs), *submit_args] for entry in text.split(",")]
-    named += [entry for text in [in_effect(_CLASS_PATH, confs), *submit_args] for entry in text.split(os.pathsep)]
-    named.append(f"{spark_jars_folder()}/*")
-    return any(_KAFKA_CONNECTOR in name for entry in named for name in _files(entry.strip()))
-
-
-def _files(entry: str) -> list[str]:
-    """What an entry of `spark.jars` or of a class path stands for: itself, or the local files of a pattern."""
-    return glob.glob(re.sub(r"^(file|local):(//)?", "", entry)) if glob.has_magic(entry) else [entry]
-
-
-def spark_jars_folder() -> Path:
-    """Where the Spark that a local session starts has its own jars."""
-    return spark_home() / "jars"
+def s3_packages(builder: SparkSession.Builder) -> SparkSession.Builder:
+    """Have Spark download its file system for S3, beside the packages that it downloads anyway."""
+    return builder.config(map=dict(s3_confs(_confs(builder))))
 
 
 def local_session(

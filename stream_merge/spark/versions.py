@@ -26,6 +26,9 @@ SPARK = (int(_MAJOR), int(_MINOR))
 HADOOP = {(4, 0): "3.4.1", (4, 1): "3.4.2"}.get(SPARK, "3.5.0")
 """Version of Hadoop in PySpark's package; file systems that are added must have the same."""
 
+AWS_SDK = {(4, 0): "2.24.6", (4, 1): "2.29.52"}.get(SPARK, "2.35.4")
+"""Version of Amazon's SDK that this Hadoop's S3 file system was built with (hadoop-project's POM)."""
+
 DELTA_PACKAGE = f"io.delta:delta-spark_{_MAJOR}.{_MINOR}_2.13:4.4.0"
 """Maven's coordinates of Delta for this Spark: Delta builds a jar for each minor version."""
 

@@ -10,8 +10,9 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import types as T
 
-from stream_merge.session import PACKAGES, delta_packages
+from stream_merge.session import delta_packages
 from stream_merge.spark import versions
+from stream_merge.spark.downloads import PACKAGES
 
 ITS_JARS = Path(pyspark.__file__).parent / "jars"
 

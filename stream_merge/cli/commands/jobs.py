@@ -39,6 +39,7 @@ from stream_merge.jobs.watch.text import escape
 from stream_merge.model import names as table_names
 from stream_merge.model.results import MergeResult
 from stream_merge.session import is_submitted
+from stream_merge.spark.downloads import for_places, s3_confs
 from stream_merge.tables import locks
 
 app = typer.Typer()
@@ -80,13 +81,16 @@ def run(
         settings = load(job)
         refuse_places(settings)
         own = confs(conf or [])
+        if not is_submitted():
+            places = (place for query in settings.queries for place in (query.target, query.checkpoint))
+            own = for_places(jars.conf(jars_in, own), places)
         with (
             metrics_server(
                 settings.metrics.port,
                 settings.metrics.host,
                 is_wish="port" not in settings.metrics.model_fields_set,
             ) as server,
-            session_starter(f"stream-merge {job.stem}", own if is_submitted() else jars.conf(jars_in, own)) as start,
+            session_starter(f"stream-merge {job.stem}", own) as start,
         ):
             result = _run(settings, start(), once=once, metrics_url=server.url)
     for name, error in result.failures.items():
@@ -259,6 +263,10 @@ def stop(job: JobFile) -> None:
 def fetch_jars(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the jars go; is made where it is missing.")],
     *,
+    s3: Annotated[
+        bool,
+        typer.Option("--s3", help="Those of Spark's file system for S3 as well."),
+    ] = False,
     conf: Confs = None,
     debug: Debug = False,
 ) -> None:
@@ -267,9 +275,10 @@ def fetch_jars(
     For machines without network ('run --jars DIR') and clusters ('spark-submit.sh'); elsewhere 'run' has Spark download
     them by itself. Needs Java.
     """
+    and_s3 = s3_confs if s3 else dict
     with (
         errors_as_sentences(debug=debug),
-        session_starter("stream-merge jars", jars.conf_to_fetch(confs(conf or []))) as start,
+        session_starter("stream-merge jars", and_s3(jars.conf_to_fetch(confs(conf or [])))) as start,
     ):
         copies = jars.fetch(start(), folder)
         OUT.print(f"{len(copies)} jars in {escape(str(folder))}", highlight=False, soft_wrap=True)

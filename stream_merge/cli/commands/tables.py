@@ -36,9 +36,11 @@ from stream_merge.jobs.files.run import FilesSettings
 from stream_merge.jobs.files.run import replay_quarantine as replay_files
 from stream_merge.jobs.files.run import run as run_files
 from stream_merge.jobs.shapes import read_clauses
+from stream_merge.model.names import hadoop_uri
 from stream_merge.shapes import Changes, Shape, Snapshot, known_shapes, of_name
 from stream_merge.shapes.written import plain_name
 from stream_merge.sources.files.reader import Folder
+from stream_merge.spark.downloads import for_places
 from stream_merge.tables.explain import explain as explain_table
 
 app = typer.Typer()
@@ -302,9 +304,9 @@ def files(
     log_to_screen(logging.WARNING)
     with errors_as_sentences(debug=debug):
         settings = FilesSettings(
-            folder=Folder(path=source, format=format.value, header=header, delimiter=delimiter),
+            folder=Folder(path=hadoop_uri(source), format=format.value, header=header, delimiter=delimiter),
             target=target,
-            checkpoint=checkpoint.rstrip("/"),
+            checkpoint=hadoop_uri(checkpoint.rstrip("/")),
             keys=names("--keys", keys),
             sequence_by=() if sequence_by is None else names("--sequence-by", sequence_by),
             shape=_meaning(
@@ -331,9 +333,10 @@ def files(
             max_files_per_trigger=max_files_per_trigger,
             once=once,
         )
+        places = (source, target, checkpoint, quarantine_target or target)
         with (
             metrics_server(metrics_port, is_wish=is_default(context, "metrics_port")) as server,
-            session_starter(f"stream-merge files {settings.label}", confs(conf or [])) as start,
+            session_starter(f"stream-merge files {settings.label}", for_places(confs(conf or []), places)) as start,
         ):
             if replay_quarantine:
                 replay_files(settings, console=OUT, start_session=start)

@@ -22,6 +22,7 @@ from stream_merge.cli.commands.shared import (
 from stream_merge.jobs.units import seconds_by_unit
 from stream_merge.model.maintenance import Maintenance
 from stream_merge.model.results import Upkeep
+from stream_merge.spark.downloads import for_places
 from stream_merge.tables.upkeep import maintained
 
 app = typer.Typer()
@@ -73,7 +74,7 @@ def maintain(
             budget_seconds=budget_seconds,
             force=force,
         )
-        with session_starter(f"stream-merge maintain {target}", confs(conf or [])) as start:
+        with session_starter(f"stream-merge maintain {target}", for_places(confs(conf or []), [target])) as start:
             found = maintained(start(), target, wanted)
     OUT.print(_sentence(found), markup=False, highlight=False, soft_wrap=True)
     if found.outcome not in ("done", "nothing"):

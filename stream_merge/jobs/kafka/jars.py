@@ -12,7 +12,8 @@ from urllib.parse import unquote, urlsplit
 from pyspark.sql import SparkSession
 
 from stream_merge.errors import ConfigError
-from stream_merge.session import (
+from stream_merge.spark.defaults import in_effect
+from stream_merge.spark.downloads import (
     JARS,
     PACKAGES,
     has_kafka_connector,
@@ -20,7 +21,6 @@ from stream_merge.session import (
     packages,
     spark_jars_folder,
 )
-from stream_merge.spark.defaults import in_effect
 
 CONNECTOR = ("spark-sql-kafka-0-10", "spark-token-provider-kafka-0-10", "kafka-clients", "commons-pool2")
 """What Spark 4.2's Kafka source needs beside Spark (org.apache.spark:spark-sql-kafka-0-10_2.13 names them)."""
