@@ -31,7 +31,7 @@ setup: $(INSTALLED)  ## virtual environment, locked packages, JDK
 demo: $(INSTALLED)  ## merge a generated change stream and watch it; ARGS="--conflict" and others
 	@$(WITH_JAVA) .venv/bin/stream-merge demo $(ARGS)
 
-jars: .jars/spark/.copied  ## jars of Delta and of Spark's Kafka connector, for a cluster and for machines without network
+jars: .jars/spark/.copied  ## jars of Delta, of Spark's Kafka connector and of its file system for S3, for a cluster and for machines without network
 
 shop: $(INSTALLED) .jars/spark/.copied .jars/services/.copied  ## PostgreSQL, Kafka and Debezium to try a job on; ARGS=folder
 	@$(WITH_JAVA) .venv/bin/python tests/shop.py $(ARGS)
@@ -42,10 +42,10 @@ unit: $(INSTALLED)  ## the tests that need neither Spark nor Java; ARGS="-k name
 test: $(INSTALLED) .jars/classes.jsa  ## unit, and what a sink does on Spark as it is shipped, in three processes; ARGS="-k name" selects, ARGS="-n 0" takes one
 	@$(WITH_JAVA) $(PYTEST) tests/unit tests/contract --engines shipped $(ARGS)
 
-test-all: $(INSTALLED) .jars/classes.jsa .jars/spark/.copied .jars/services/.copied .jars/prometheus/.found  ## all tests, on every engine, with Kafka, processes and a cluster; and which lines and branches they reach
+test-all: $(INSTALLED) .jars/classes.jsa .jars/spark/.copied .jars/services/.copied .jars/prometheus/.found .jars/s3/.found  ## all tests, on every engine, with Kafka, processes and a cluster; and which lines and branches they reach
 	@$(WITH_JAVA) $(PYTEST) --engines each --cov --cov-report=term $(ARGS)
 
-soak: $(INSTALLED) .jars/classes.jsa .jars/spark/.copied .jars/services/.copied  ## what a change need not wait for: more and longer random histories (HISTORIES=20 EVENTS=180), contract tests with engines in turn, RACES=500 merges at once, ten kills
+soak: $(INSTALLED) .jars/classes.jsa .jars/spark/.copied .jars/services/.copied .jars/s3/.found  ## what a change need not wait for: more and longer random histories (HISTORIES=20 EVENTS=180), contract tests with engines in turn, RACES=500 merges at once, ten kills
 	@$(WITH_JAVA) STREAM_MERGE_HISTORIES=$(HISTORIES) STREAM_MERGE_EVENTS=$(EVENTS) $(PYTEST) --dist load tests/contract/test_differential.py $(ARGS)
 	@$(WITH_JAVA) $(PYTEST) tests/contract -k random $(ARGS)
 	@$(WITH_JAVA) STREAM_MERGE_RACES=$(RACES) $(PYTEST) -n 0 tests/contract/test_races.py $(ARGS)
@@ -97,7 +97,7 @@ clean:  ## remove everything that make and the tools made
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .jars/spark/.copied: $(INSTALLED)
-	@$(WITH_JAVA) .venv/bin/stream-merge jars $(@D)
+	@$(WITH_JAVA) .venv/bin/stream-merge jars --s3 $(@D)
 	@touch $@
 
 .jars/services/.copied: tests/services/pom.xml
@@ -111,6 +111,11 @@ clean:  ## remove everything that make and the tools made
 
 .jars/prometheus/.found:
 	@deployments/setup.sh prometheus >/dev/null
+	@mkdir -p $(@D)
+	@touch $@
+
+.jars/s3/.found:
+	@deployments/setup.sh s3 >/dev/null
 	@mkdir -p $(@D)
 	@touch $@
 

@@ -7,6 +7,7 @@
 #   deployments/setup.sh jars POM DIR    copy what a POM names, and all that it needs, into a folder
 #   deployments/setup.sh postgres        print the folder of PostgreSQL's server programs; install it through apt when root
 #   deployments/setup.sh prometheus      print the path of Prometheus; unpack its package into .jars where there is none
+#   deployments/setup.sh s3              print the path of the S3 server of the tests; build it into .jars where there is none
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -157,11 +158,71 @@ need_prometheus() {
     echo "$program"
 }
 
+find_go() {
+    local go
+    for go in ${GO:+"$GO"} go /usr/local/go/bin/go /usr/lib/go/bin/go /opt/homebrew/bin/go; do
+        if "$go" version >/dev/null 2>&1; then
+            command -v "$go"
+            return
+        fi
+    done
+}
+
+# Go that builds $1: from 1.21 on any one gets by itself the version that a module asks for, which an older one is given.
+need_go() {
+    local wanted=$1 go version root
+    go=$(find_go)
+    if [ -z "$go" ]; then
+        can_install || fail "Go is missing, which builds the S3 server of the tests. Install it (Debian, Ubuntu: apt install golang-go) or set GO to the program."
+        apt_install "Go" golang-go
+        go=$(find_go)
+        [ -n "$go" ] || fail "apt-get installed Go, but there is no go on the PATH. Set GO to the program."
+    fi
+    version=$("$go" env GOVERSION)
+    if [ "$(printf '%s\n' go1.21 "$version" | sort -V | head -1)" = "$version" ] && [ "$version" != go1.21 ]; then
+        say "$version is too old; getting $wanted as a module"
+        "$go" mod download "golang.org/toolchain@v0.0.1-$wanted.$("$go" env GOOS)-$("$go" env GOARCH)" >&2 \
+            || fail "$go could not get $wanted; what it said is above. Install Go 1.21 or newer, or set GO to the program."
+        root=$("$go" env GOMODCACHE)/golang.org/toolchain@v0.0.1-$wanted.$("$go" env GOOS)-$("$go" env GOARCH)
+        chmod -R u+x "$root/bin" "$root/pkg/tool" # modules hold no programs
+        go=$root/bin/go
+    fi
+    echo "$go"
+}
+
+find_s3() {
+    local program
+    for program in ${VERSITYGW:+"$VERSITYGW"} versitygw "$PWD/.jars/s3/versitygw"; do
+        if command -v "$program"; then
+            return
+        fi
+    done
+}
+
+need_s3() {
+    local program go made=.jars/s3
+    program=$(find_s3)
+    if [ -z "$program" ]; then
+        # Sources, and what is built of them, are gone when the program is there.
+        export GOPATH="$PWD/$made/go" GOCACHE="$PWD/$made/cache" GOBIN="$PWD/$made" GOFLAGS=-modcacherw CGO_ENABLED=0
+        unset GOROOT GOTOOLCHAIN
+        mkdir -p "$made"
+        go=$(need_go go1.25.0)
+        say "building the S3 server of the tests into $made (two minutes)"
+        "$go" install -ldflags "-s -w" github.com/versity/versitygw/cmd/versitygw@v1.8.0 >&2 \
+            || fail "versitygw could not be built; what Go said is above. Install it, or set VERSITYGW to the program."
+        rm -rf "$GOPATH" "$GOCACHE"
+        program=$(find_s3)
+    fi
+    echo "$program"
+}
+
 case "${1:-}" in
     venv) make_venv "${2:-}" "${3:-}" ;;
     java) need_java ;;
     jars) copy_jars "$2" "$3" ;;
     postgres) need_postgres ;;
     prometheus) need_prometheus ;;
-    *) fail "usage: deployments/setup.sh venv [DIR VERSION]|java|jars POM DIR|postgres|prometheus" ;;
+    s3) need_s3 ;;
+    *) fail "usage: deployments/setup.sh venv [DIR VERSION]|java|jars POM DIR|postgres|prometheus|s3" ;;
 esac

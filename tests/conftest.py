@@ -12,6 +12,7 @@ import pytest
 import services
 from log_faults import LogFaults, class_path, compile_log_store
 from pyspark.sql import SparkSession
+from services import s3
 from spared import spare_lookups, spare_processes
 
 from stream_merge.jobs.kafka import jars
@@ -160,6 +161,17 @@ def postgres() -> Iterator[services.Postgres]:
     postgres = services.Postgres()
     with services.running(postgres):
         yield postgres
+
+
+@pytest.fixture(scope="session")
+def bucket(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[s3.Bucket]:
+    """A bucket on a real S3 server, which Spark knows of."""
+    s3.need()
+    server = s3.S3Server(tmp_path_factory.mktemp("s3"))
+    with services.running(server):
+        found = server.bucket("lake")
+        found.tell(spark)
+        yield found
 
 
 @pytest.fixture

@@ -21,9 +21,10 @@ FULL = (
     "the disk is full (No space left on device); free space where table, checkpoint and spark.local.dir lie, and run it"
     " again"
 )
-NO_S3 = (
-    "Spark has no file system for s3a:// (Class org.apache.hadoop.fs.s3a.S3AFileSystem not found); give it the jars,"
-    " for instance by the Spark conf spark.jars.packages=org.apache.hadoop:hadoop-aws:3.5.0"
+ON_AZURE = "abfss://lake@account.dfs.core.windows.net/table"
+NO_AZURE = (
+    "Spark has no file system for abfss:// (Class org.apache.hadoop.fs.azurebfs.SecureAzureBlobFileSystem not found);"
+    " give it the jars, for instance by the Spark conf spark.jars.packages=org.apache.hadoop:hadoop-azure:3.5.0"
 )
 
 
@@ -71,6 +72,6 @@ def test_a_storage_without_jars_is_named(spark: SparkSession) -> None:
     events = spark.createDataFrame([(1, 1, "u", "x")], SCHEMA)
 
     with pytest.raises(ConfigError) as caught:
-        MergeSink(target="s3a://bucket/table", **DEFAULTS)(events, 0)
+        MergeSink(target=ON_AZURE, **DEFAULTS)(events, 0)
 
-    assert str(caught.value) == f"batch 0 for 's3a://bucket/table' could not be merged: {NO_S3}"
+    assert str(caught.value) == f"batch 0 for {ON_AZURE!r} could not be merged: {NO_AZURE}"

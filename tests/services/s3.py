@@ -1,0 +1,106 @@
+"""A server that speaks S3 (versitygw), a bucket on it, and how Spark and delta-rs are told of that."""
+
+from __future__ import annotations
+
+import secrets
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from services import ROOT, SPARK_JARS, Server, _listens, free_port, missing
+
+_FOUND = ROOT / ".jars" / "s3" / ".found"
+
+
+def need() -> None:
+    """Skip the test, with the reason, where there is no server or Spark has no file system for S3."""
+    if not _FOUND.exists():
+        pytest.skip("the S3 server is not there; 'make test-all' gets it")
+    reason = missing()
+    if reason:
+        pytest.skip(reason)
+    if not any(SPARK_JARS.glob("hadoop-aws-*.jar")):
+        pytest.skip(f"{SPARK_JARS} holds no hadoop-aws; 'stream-merge jars --s3 {SPARK_JARS}' gets it")
+
+
+class S3Server:
+    """Keeps its buckets as folders on a disk; who may do what is decided by one pair of keys."""
+
+    def __init__(self, folder: Path) -> None:
+        self.port = free_port()
+        self.endpoint = f"http://127.0.0.1:{self.port}"
+        self.access_key, self.secret_key = f"access{secrets.token_hex(8)}", f"s/{secrets.token_hex(18)}"
+        self._buckets = folder / "buckets"
+        beside = folder / "metadata"
+        for made in (self._buckets, beside):
+            made.mkdir(parents=True)
+        found = subprocess.run(
+            [str(ROOT / "deployments" / "setup.sh"), "s3"], check=True, capture_output=True, text=True
+        )
+        command = [found.stdout.strip(), "--port", f"127.0.0.1:{self.port}", "posix", "--sidecar", str(beside)]
+        keys = {"ROOT_ACCESS_KEY": self.access_key, "ROOT_SECRET_KEY": self.secret_key}
+        self._server = Server([*command, str(self._buckets)], folder, environment=keys)
+
+    def start(self) -> None:
+        self._server.start(lambda: _listens(self.port))
+
+    def stop(self) -> None:
+        self._server.stop()
+
+    @property
+    def output(self) -> str:
+        """What it has said so far, one line for each request."""
+        return self._server.output
+
+    def bucket(self, name: str) -> Bucket:
+        """A bucket, made where it is missing."""
+        folder = self._buckets / name
+        folder.mkdir(exist_ok=True)
+        return Bucket(server=self, name=name, folder=folder)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bucket:
+    """A bucket of a server."""
+
+    server: S3Server = field(repr=False)
+    name: str
+    folder: Path
+    """Where the server keeps it: a look around the server, for tests that say so."""
+
+    def settings(self) -> Mapping[str, str]:
+        """What Hadoop has to be told of it, for this bucket alone."""
+        wanted = {
+            "endpoint": self.server.endpoint,
+            "endpoint.region": "us-east-1",
+            "path.style.access": "true",
+            "access.key": self.server.access_key,
+            "secret.key": self.server.secret_key,
+        }
+        return {f"fs.s3a.bucket.{self.name}.{name}": value for name, value in wanted.items()}
+
+    def storage_options(self) -> dict[str, str]:
+        """The same for delta-rs; as variables of the environment, too."""
+        return {
+            "AWS_ENDPOINT_URL": self.server.endpoint,
+            "AWS_REGION": "us-east-1",
+            "AWS_ACCESS_KEY_ID": self.server.access_key,
+            "AWS_SECRET_ACCESS_KEY": self.server.secret_key,
+            "AWS_ALLOW_HTTP": "true",
+        }
+
+    def tell(self, spark: SparkSession) -> None:
+        """Let a running Spark reach it, without a word on any command line."""
+        context: Any = spark.sparkContext
+        hadoop = context._jsc.hadoopConfiguration()
+        for name, value in self.settings().items():
+            hadoop.set(name, value)
+
+    def uri(self, path: str) -> str:
+        """Where a path in it lies."""
+        return f"s3a://{self.name}/{path}"
