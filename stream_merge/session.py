@@ -53,6 +53,8 @@ _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _DEFAULT_JAVA_OPTIONS = "spark.driver.defaultJavaOptions"
 _DELTA_JAR = "delta-spark_"
 _JAVA_OPTIONS_OF_ENVIRONMENT = ("SPARK_SUBMIT_OPTS", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
+_SECRET = re.compile(r"(?i)secret|password|token|access[.]?key")
+"""In the names of confs that Spark itself shows to nobody (spark.redaction.regex, 4.2)."""
 _NAMES_COLLECTOR = re.compile(r"-XX:\+Use\w+GC\b")
 
 
@@ -251,7 +253,9 @@ def _run_in_utc(jvm: Any) -> None:
 def _start_quietly(builder: SparkSession.Builder) -> SparkSession:
     if SparkContext._gateway is not None:  # the JVM runs already: there is nothing to keep quiet
         return builder.getOrCreate()
-    conf = SparkConf(loadDefaults=False).setAll(list(_options(builder).items()))
+    confs = _options(builder).items()
+    # As arguments of the JVM they would stand in `ps`; the session gets all of them when it is made.
+    conf = SparkConf(loadDefaults=False).setAll([(name, value) for name, value in confs if not _SECRET.search(name)])
     # Ivy greets on stdout as well when it is given a settings file.
     with _JvmOutput("stdout") as stdout, _JvmOutput("stderr") as stderr:
         pipes = {"stdout": stdout.write_end, "stderr": stderr.write_end}

@@ -126,7 +126,8 @@ def test_help_tells_every_option(invoke: Invoke, words: str, command: Any) -> No
         (f"{FILES} --keys lsn", "sequence_by='lsn' is also a key"),
         (f"{FILES} --columns id --except-columns lsn", "column_list and except_column_list are both given"),
         (f'{FILES} --keys "id', "--keys '\"id' is not a list of column names"),
-        (f"{FILES} --conf driver.memory=4g", "--conf 'driver.memory=4g' is not a Spark conf"),
+        (f"{FILES} --conf driver.memory=4g", "--conf 'driver.memory=…' is not a Spark conf"),
+        (f"{FILES} --conf driver.memory", "--conf 'driver.memory' is not a Spark conf"),
         (f"{FILES} --max-files-per-trigger 0", "--max-files-per-trigger"),
     ],
 )

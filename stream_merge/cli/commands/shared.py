@@ -80,7 +80,9 @@ def confs(pairs: list[str]) -> dict[str, str]:
     """Spark confs from `KEY=VALUE`."""
     wrong = [pair for pair in pairs if not re.match(r"spark\.[^=]+=", pair)]
     if wrong:
-        msg = f"--conf {wrong[0]!r} is not a Spark conf; write it like --conf spark.driver.memory=4g"
+        name, equals, _ = wrong[0].partition("=")
+        shown = f"{name}{equals and '=…'}"  # the value may be a secret
+        msg = f"--conf {shown!r} is not a Spark conf; write it like --conf spark.driver.memory=4g"
         raise ConfigError(msg)
     return dict(pair.split("=", 1) for pair in pairs)
 
