@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
+from stream_merge.errors import ConfigError
 from stream_merge.model import names
 from stream_merge.model.logs import tell
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import CommitRecord, TableSnapshot
-from stream_merge.spark import places
+from stream_merge.spark import places, s3
 from stream_merge.spark.delta import commit_lock
+from stream_merge.spark.s3 import NotTranslatedError
 from stream_merge.tables import spark_table
 from stream_merge.tables.delta_rs.table import NativeTable, open_table
 
@@ -27,8 +29,8 @@ class Store:
     """The tables of one sink. Handles of delta-rs are kept from batch to batch.
 
     A local path can be read and written by both: what is written beside Spark is written under its lock. An object
-    store is read by delta-rs only with `single_writer`: whether its and Spark's commits exclude each other there
-    depends on log stores that cannot be seen from here.
+    store is read by delta-rs only with `single_writer`: its and Spark's commits do not exclude each other there.
+    On S3 it reaches the table by what Spark's own settings say, unless it was given `storage_options`.
     """
 
     def __init__(self, spec: MergeSpec) -> None:
@@ -108,20 +110,24 @@ class Store:
         if place is None:
             return None
         try:
-            if kept is not None and kept.location == place:
+            options = self._options(session, place)
+            if kept is not None and kept.is_at(place, options):
                 kept.refresh()
                 found: NativeTable | None = kept
             else:
-                found = open_table(place, self._spec.storage_options)
+                found = open_table(place, options)
             if found is not None:
                 found.snapshot()  # reads the log's file list, too
         except Exception as err:
             if must_read:
                 raise
             # Whatever delta-rs cannot read, Spark may: it decides what is wrong with the table.
-            tell(log.info, "table_left_to_spark", table=table, error=type(err).__name__)
+            why = str(err) if isinstance(err, NotTranslatedError) else type(err).__name__
+            tell(log.info, "table_left_to_spark", table=table, error=why)
             return None
         if found is not None:
+            if found is not kept:
+                _expect_as_spark(session, table, found)
             if places.local_path(location) is not None:  # on object stores the sink is the only writer
                 found.lock = partial(commit_lock, session, place)
             self._handles[table] = found
@@ -135,6 +141,33 @@ class Store:
         if local is not None:
             return str(local) if _is_table(local) else None
         return location if self._spec.single_writer else None
+
+    def _options(self, session: SparkSession, place: str) -> Mapping[str, str] | None:
+        """How delta-rs reaches a place. Asked for anew each time: keys may have been renewed."""
+        if self._spec.storage_options is not None:
+            return self._spec.storage_options
+        return s3.storage_options(session, place)
+
+
+def _expect_as_spark(session: SparkSession, table: str, found: NativeTable) -> None:
+    """Whether Spark sees the same table: elsewhere the environment, or options, may name another store.
+
+    Cost: nothing on a local disk; else Spark's look at the log, once for each handle.
+
+    Raises:
+        ConfigError: they see different ones.
+    """
+    if places.local_path(found.location) is not None:
+        return
+    theirs = spark_table.find(session, table)
+    ours = found.snapshot().table_id
+    if theirs is None or theirs.table_id != ours:
+        there = "no table" if theirs is None else f"the one with Delta table id {theirs.table_id}"
+        msg = (
+            f"at {table!r} delta-rs sees the Delta table with id {ours} and Spark sees {there}: storage_options, or"
+            " AWS_* in the environment, name another store than Spark's fs.s3a settings; let both say the same"
+        )
+        raise ConfigError(msg, target=table)
 
 
 def _is_table(path: Path) -> bool:

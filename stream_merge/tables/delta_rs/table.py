@@ -90,6 +90,11 @@ class NativeTable:
         """What is known of how wide its rows are."""
         self._open()
 
+    def is_at(self, location: str, storage_options: Mapping[str, str] | None) -> bool:
+        """Whether the handle is one of this place, and reaches it so."""
+        options = None if storage_options is None else dict(storage_options)
+        return (self.location, self._options) == (location, options)
+
     @no_panics
     def _open(self) -> None:
         self._table = DeltaTable(self.location, storage_options=self._options)
@@ -102,8 +107,9 @@ class NativeTable:
     def refresh(self) -> None:
         """Bring the handle to the newest version; a table that was dropped and made anew is opened afresh.
 
-        Without a next commit there is no newer one, which two looks at the disk tell sooner than a listing of the
-        log. In this order: where the next commit was tidied away already, so was the handle's own before it.
+        On a local disk, without a next commit there is no newer one, which two looks at the disk tell sooner than a
+        listing of the log. In this order: where the next commit was tidied away already, so was the handle's own before
+        it. Elsewhere the table is opened afresh each time.
         """
         is_newest = self._commit_file(self._table.version() + 1) is None
         if self._seen is None or self._last_commit() != self._seen:
@@ -119,6 +125,8 @@ class NativeTable:
         return self._commit_file(self._table.version())
 
     def _commit_file(self, version: int) -> tuple[int, int] | None:
+        if "://" in self.location:
+            return None
         path = os.path.join(self.location, "_delta_log", f"{version:020d}.json")
         try:
             found = os.stat(path)

@@ -1,0 +1,141 @@
+"""What Hadoop's settings of a bucket are to delta-rs, and what is left to Spark; spellings of one place on S3.
+
+Against a real server: tests/contract/test_s3.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from stream_merge.model import names
+from stream_merge.spark.downloads import for_places, s3_coordinates
+from stream_merge.spark.places import canonical, is_on_s3
+from stream_merge.spark.s3 import Access, NotTranslatedError
+
+DEFAULT_PROVIDERS = (
+    "org.apache.hadoop.fs.s3a.TemporaryAWSCredentialsProvider,"
+    " org.apache.hadoop.fs.s3a.SimpleAWSCredentialsProvider,"
+    "\n software.amazon.awssdk.auth.credentials.EnvironmentVariableCredentialsProvider,"
+    " org.apache.hadoop.fs.s3a.auth.IAMInstanceCredentialsProvider"
+)
+KEYS = {"access.key": "a", "secret.key": "s"}
+AS_KEYS = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "s"}
+
+
+def options(settings: Mapping[str, str]) -> dict[str, str]:
+    """For a bucket `lake` of which Hadoop is told nothing but this."""
+    told = {"aws.credentials.provider": DEFAULT_PROVIDERS, "connection.ssl.enabled": "true", **settings}
+    return Access(
+        setting=lambda name: told.get(name, ""), secret=lambda name: told.get(name, ""), bucket="lake"
+    ).options()
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, {}),  # both look into the environment and ask the machine
+        (KEYS, AS_KEYS),
+        ({"access.key": "a"}, {}),
+        ({**KEYS, "session.token": "t"}, {**AS_KEYS, "AWS_SESSION_TOKEN": "t"}),
+        ({**KEYS, "session.token": "t", "aws.credentials.provider": "x.SimpleAWSCredentialsProvider"}, AS_KEYS),
+        ({**KEYS, "aws.credentials.provider": "x.TemporaryAWSCredentialsProvider"}, {}),
+        ({**KEYS, "aws.credentials.provider": "x.ProfileCredentialsProvider,x.SimpleAWSCredentialsProvider"}, AS_KEYS),
+        ({**KEYS, "aws.credentials.provider": "x.AnonymousAWSCredentialsProvider"}, {"AWS_SKIP_SIGNATURE": "true"}),
+        ({"aws.credentials.provider": "x.WebIdentityTokenFileCredentialsProvider"}, {}),
+    ],
+)
+def test_keys_are_those_of_the_first_provider_that_has_some(
+    settings: Mapping[str, str], expected: Mapping[str, str]
+) -> None:
+    """As Hadoop asks them; where none has keys of its own, delta-rs is told none and looks where they do."""
+    assert options(settings) == expected
+
+
+def ours(endpoint: str, *, in_path: bool = True, region: str = "us-east-1") -> dict[str, str]:
+    return {
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_ALLOW_HTTP": str(endpoint.startswith("http:")).lower(),
+        "AWS_VIRTUAL_HOSTED_STYLE_REQUEST": str(not in_path).lower(),
+        "AWS_REGION": region,
+    }
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"endpoint.region": "eu-west-1"}, {"AWS_REGION": "eu-west-1"}),
+        ({"endpoint": "s3.amazonaws.com"}, {}),
+        ({"endpoint": "s3.eu-west-1.amazonaws.com"}, {"AWS_REGION": "eu-west-1"}),
+        ({"endpoint": "https://s3-ap-southeast-2.amazonaws.com"}, {"AWS_REGION": "ap-southeast-2"}),
+        ({"endpoint": "s3.cn-north-1.amazonaws.com.cn"}, {"AWS_REGION": "cn-north-1"}),
+        ({"endpoint": "s3.eu-west-1.amazonaws.com", "endpoint.region": "x-y-1"}, {"AWS_REGION": "x-y-1"}),
+        ({"endpoint": "minio:9000", "path.style.access": "true"}, ours("https://minio:9000")),
+        (
+            {"endpoint": "minio:9000", "path.style.access": "TRUE", "connection.ssl.enabled": "false"},
+            ours("http://minio:9000"),
+        ),
+        ({"endpoint": "http://minio:9000/", "path.style.access": "true"}, ours("http://minio:9000")),
+        ({"endpoint": "https://store.example"}, ours("https://lake.store.example", in_path=False)),
+        ({"endpoint": "http://10.0.0.7:9000"}, ours("http://10.0.0.7:9000")),  # no bucket fits before an address
+        ({"endpoint": "http://[::1]:9000"}, ours("http://[::1]:9000")),
+        (
+            {"endpoint": "https://store.example", "endpoint.region": "here", "path.style.access": "true"},
+            ours("https://store.example", region="here"),
+        ),
+    ],
+)
+def test_an_endpoint_is_reached_as_spark_reaches_it(settings: Mapping[str, str], expected: Mapping[str, str]) -> None:
+    assert options(settings) == expected
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "said"),
+    [
+        ("encryption.algorithm", "SSE-KMS", "fs.s3a.encryption.algorithm is set"),
+        ("accesspoint.arn", "arn:aws:s3:…", "fs.s3a.accesspoint.arn is set"),
+        ("proxy.host", "proxy", "fs.s3a.proxy.host is set"),
+        ("aws.credentials.provider", "x.AssumedRoleCredentialProvider", "names AssumedRoleCredentialProvider, which"),
+    ],
+)
+def test_what_delta_rs_cannot_be_told_is_left_to_spark(setting: str, value: str, said: str) -> None:
+    """It would write unencrypted, elsewhere, or as somebody else."""
+    with pytest.raises(NotTranslatedError, match=said):
+        options({**KEYS, setting: value})
+
+
+def test_a_bucket_with_its_secrets_shows_nothing() -> None:
+    access = Access(setting=lambda _: "hunter2", secret=lambda _: "hunter2", bucket="lake")
+
+    assert "hunter2" not in repr(access)
+
+
+@pytest.mark.parametrize("spelling", ["s3://lake/a/t", "s3n://lake/a/t/", "S3A://lake/a/t", "delta.`s3://lake/a/t`"])
+def test_every_spelling_of_a_place_on_s3_is_one_place(spelling: str) -> None:
+    """Two would be two logs and two locks in Spark."""
+    assert names.normal_path(spelling) == "s3a://lake/a/t"
+    assert names.sibling(spelling, "__x_") == "s3a://lake/a/__x_t"
+    assert names.sql_identifier(spelling) == "delta.`s3a://lake/a/t`"
+    assert canonical(names.normal_path(spelling)) == canonical("s3://lake/a/t")
+    assert is_on_s3(names.normal_path(spelling))
+
+
+@pytest.mark.parametrize("other", ["/s3/t", "s3/t", "gs://s3/t", "file:/s3a/t", "s3.lake.t", "abfss://lake@x/t"])
+def test_other_places_are_not_on_s3(other: str) -> None:
+    assert not is_on_s3(other)
+    assert names.normal_path(other) == other
+
+
+def test_spark_downloads_its_file_system_for_s3_where_something_lies_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of Amazon's SDK, which it names as a whole, the parts that it uses; what users name and leave out stays."""
+    monkeypatch.delenv("PYSPARK_SUBMIT_ARGS", raising=False)
+    own = {"spark.jars.packages": "a:b:1", "spark.jars.excludes": "x:y"}
+
+    assert for_places(own, ["/data/in", "tables/t"]) == own
+    assert for_places(own, ["/data/in", "s3://lake/t"]) == {
+        "spark.jars.packages": ",".join(["a:b:1", *s3_coordinates()]),
+        "spark.jars.excludes": "x:y,software.amazon.awssdk:bundle",
+    }
+    named = {"spark.jars": "/jars/hadoop-aws-3.5.0.jar"}
+    assert for_places(named, ["s3a://lake/t"]) == named
