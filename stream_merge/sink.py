@@ -41,6 +41,7 @@ from stream_merge.spark.jvm import in_session, is_classic
 from stream_merge.spark.streaming import is_called_by_query
 from stream_merge.tables import locks, quarantine, spark_table
 from stream_merge.tables.delivery import of_query
+from stream_merge.tables.last_commit import LastCommit
 from stream_merge.tables.reader import Store
 
 log = logging.getLogger(__name__)
@@ -77,8 +78,8 @@ class MergeSink:
         retry: attempts, time budget and backoff for lost commits.
         app_id: part of the idempotency identity; outside a streaming query all of it.
         name: label for metrics and logs; part of the identity when given.
-        single_writer: promise that nobody else writes to the target (native engine).
-        storage_options: object store credentials of the native engine.
+        single_writer: promise that nobody else writes to the target; without it object stores are left to Spark.
+        storage_options: how delta-rs reaches an object store; None: on S3 as Spark's `fs.s3a` settings say.
         native_memory_bytes: memory ceiling of the native engine.
         maintenance: upkeep of the target's files at the end of a call; None: none.
         target_filter: SQL over the row `t`, such as "t.day >= current_date() - 7": the only part of the target that is
@@ -154,6 +155,7 @@ class MergeSink:
         self._layouts = Layouts(self._spec)
         self._store = Store(self._spec)
         self._costs = CostModel()
+        self._last_commit = LastCommit(self._spec)
         self._sleep: Callable[[float], None] = time.sleep
         self._session = OwnSession()
         self._upkeep = None if maintenance is None else UpkeepPlan(target, maintenance)
@@ -317,6 +319,7 @@ class MergeSink:
             store=self._store,
             layouts=self._layouts,
             costs=self._costs,
+            last_commit=self._last_commit,
             attempts=attempts,
             marks=marks,
             upkeep=self._upkeep,

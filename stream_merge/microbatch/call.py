@@ -19,6 +19,7 @@ from stream_merge.model.source_batch import Intake
 from stream_merge.shapes.matching import Layouts
 from stream_merge.spark.identity import Caller
 from stream_merge.tables.delivery import Delivery
+from stream_merge.tables.last_commit import LastCommit
 from stream_merge.tables.reader import Store
 
 
@@ -48,6 +49,8 @@ class BatchCall:
     """How the sink's batches map onto the target."""
     costs: CostModel
     """What the sink knows of its engines."""
+    last_commit: LastCommit
+    """Of the sink, with which the batch before ended."""
     attempts: Attempts
     marks: Marks
     """Of its commits."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from stream_merge.engines.base import CommitTag
@@ -32,6 +32,8 @@ class Marks:
     """What the target's commits record of the batch beside what the sink does itself."""
     user_metadata: str | None
     """The user's own value of `userMetadata`, kept beside the sink's."""
+    tokens: list[str] = field(default_factory=list)
+    """Of all tags so far."""
 
     def is_recorded(self, found: TableSnapshot) -> bool:
         """Whether the target's transaction id shows the batch."""
@@ -64,6 +66,7 @@ class Marks:
     def tag(self, role: names.Role, *, engine: str, plan: str) -> CommitTag:
         """What a commit of the target carries; with a token that no other attempt has."""
         token = uuid.uuid4().hex
+        self.tokens.append(token)
         ours = {
             "identity": self.caller.identity,
             "batch_id": self.batch_id,

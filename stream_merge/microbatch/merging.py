@@ -43,6 +43,8 @@ class Merged:
     """Events that a tombstone refused before the merge."""
     repaired: Mapping[str, int] = field(default_factory=dict)
     """Rows that the re-check removed, in `total` and by what they had been counted as."""
+    repaired_version: int | None = None
+    """Of the target, that the re-check has committed."""
 
 
 class Executor:
@@ -268,7 +270,7 @@ def rechecked(call: BatchCall, executor: Executor, merged: Merged) -> Merged:
     if found is None:
         return merged
     if found.refused:
-        merged = replace(merged, repaired=_repaired(call, executor, found, merged.report))
+        merged = _repaired(call, executor, found, merged)
     if merged.report.already_applied:
         executor.keep(found)
     else:
@@ -276,15 +278,16 @@ def rechecked(call: BatchCall, executor: Executor, merged: Merged) -> Merged:
     return merged
 
 
-def _repaired(call: BatchCall, executor: Executor, late: Hits, report: MergeReport) -> Mapping[str, int]:
+def _repaired(call: BatchCall, executor: Executor, late: Hits, merged: Merged) -> Merged:
     tag = executor.tag("recheck")
     repair = call.attempts.run(lambda _: executor.repair(late, tag))
+    merged = replace(merged, repaired_version=repair.version)
     if not repair.deleted:
-        return {}
+        return merged
     found: Mapping[str, int] = {}
-    if report.version is not None and call.spec.change_data_feed:
-        found = executor.counted_as(late, report.version)
-    return {**found, "total": repair.deleted}
+    if merged.report.version is not None and call.spec.change_data_feed:
+        found = executor.counted_as(late, merged.report.version)
+    return replace(merged, repaired={**found, "total": repair.deleted})
 
 
 def forget(call: BatchCall, executor: Executor, *, table_id: str) -> bool:

@@ -94,12 +94,18 @@ class Done:
         committed = self.merged.report.version
         return self.recorded_version if committed is None else committed
 
+    @property
+    def versions(self) -> list[int]:
+        """All of the target that this call has committed for the batch."""
+        return [version for version in (self.version, self.merged.repaired_version) if version is not None]
+
 
 def prepare(call: BatchCall, source: DataFrame) -> Prepared | Applied:
     """Check everything that can be checked before the first event is read; nothing is written."""
     spec, session = call.spec, call.session
     with call.clock.phase("plan"):
         found = call.store.find(session, spec.target)
+        call.last_commit.expect(session, found)
         applied = _is_applied(call, found)
         if applied and found is not None:
             call.attempts.landed = True

@@ -129,9 +129,9 @@ class MergeSpec:
     name: str | None = None
     """Bounded label for metrics and logs; part of the identity only because it was passed. None: from the target."""
     single_writer: bool = False
-    """Promise that nobody else writes to the target (native engine on object stores)."""
+    """Promise that nobody else writes to the target; without it object stores are left to Spark."""
     storage_options: Mapping[str, str] | None = field(default=None, repr=False)
-    """Credentials of the native engine for object stores; never logged, never in a repr."""
+    """How delta-rs reaches an object store; never logged, never in a repr. None: on S3 as Spark's settings say."""
     native_memory_bytes: int | None = None
     """Ceiling for the native engine's driver memory; None: chosen from what is free."""
     maintenance: Maintenance | None = None

@@ -72,6 +72,7 @@ def check_target(session: SparkSession, found: TableSnapshot | None, spec: Merge
     if spec.target_filter is not None:
         problems.extend(target_filter.misfits(session, spec.target_filter, layout, schema))
     problems.extend(places.permission_problems(spec, found))
+    problems.extend(_unpromised_problems(spec, found))
     if problems:
         raise ConfigError(problems, target=spec.target)
 
@@ -86,6 +87,18 @@ def expect_fitting(events: DataFrame, spec: MergeSpec, found: TableSnapshot | No
     """
     layout = plan_layout(events, spec, None if found is None else found.schema)
     check_target(events.sparkSession, found, spec, layout)
+
+
+def _unpromised_problems(spec: MergeSpec, found: TableSnapshot | None) -> Iterable[str]:
+    """Where engines in the driver are asked for and delta-rs must not write."""
+    location = names.normal_path(spec.target) if found is None and names.is_path(spec.target) else None
+    location = location if found is None else found.location
+    if spec.engine != "native" or spec.single_writer or location is None or places.local_path(location) is not None:
+        return
+    yield (
+        f"engine='native' cannot merge into {spec.target!r}: on an object store delta-rs and Spark do not keep other"
+        " writers' commits apart; set single_writer=True where nobody else writes to the table, or engine='auto'"
+    )
 
 
 def _recorded_problems(found: TableSnapshot, spec: MergeSpec, layout: Layout, *, case_sensitive: bool) -> list[str]:

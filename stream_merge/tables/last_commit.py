@@ -1,0 +1,101 @@
+"""Whether what a sink committed last is still in the log, where another writer's commit can take its place."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pyspark.sql import SparkSession
+
+from stream_merge.errors import ConfigError
+from stream_merge.model import names
+from stream_merge.model.logs import tell
+from stream_merge.model.settings import MergeSpec
+from stream_merge.model.snapshot import TableSnapshot
+from stream_merge.spark.hadoop_files import read_text
+from stream_merge.spark.s3 import keeps_one_process_apart_only
+
+log = logging.getLogger(__name__)
+
+_RISK = (
+    "on S3 Spark's Delta looks whether a version is there and then writes it: the commit of another process at the same"
+    " moment is overwritten, or overwrites ours"
+)
+_REMEDY = (
+    "let one process write to the table and say so with single_writer=True, or give all of them a log store that keeps"
+    " them apart (spark.delta.logStore.s3a.impl, such as Delta's S3DynamoDBLogStore)"
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Committed:
+    table_id: str
+    versions: Sequence[int]
+    batch_id: int
+    tokens: Sequence[str]
+    """One of them stands in each of the commits."""
+
+
+class LastCommit:
+    """The commits of one sink's newest batch, looked at again before the next one where the store does not guard them.
+
+    What a process has committed is not known to the next one.
+    """
+
+    def __init__(self, spec: MergeSpec) -> None:
+        self._spec = spec
+        self._is_guarded: bool | None = None
+        self._committed: _Committed | None = None
+
+    def note(self, found: TableSnapshot, versions: Sequence[int], *, batch_id: int, tokens: Sequence[str]) -> None:
+        """Remember the commits of a batch; those of the one before were looked at when it began.
+
+        Args:
+            found: the table, before or after them.
+            versions: that they made; none leaves those of the batch before.
+            batch_id: whose they are.
+            tokens: one of which each carries in its metadata.
+        """
+        if versions:
+            self._committed = _Committed(
+                table_id=found.table_id, versions=tuple(versions), batch_id=batch_id, tokens=tuple(tokens)
+            )
+
+    def expect(self, session: SparkSession, found: TableSnapshot | None) -> None:
+        """Stop where another writer's commit stands in the place of ours; at first say what may happen.
+
+        Cost: nothing where commits exclude each other; on S3 the commit's file is read.
+
+        Raises:
+            ConfigError: the commit was overwritten, so that the table lacks the events of its batch.
+        """
+        if self._guarded(session, found):
+            return
+        ours = self._committed
+        if ours is None or found is None or found.table_id != ours.table_id:
+            return  # a table that was dropped or replaced is told from ours by its transaction ids
+        for version in ours.versions:
+            # Not by Delta's snapshot: it has our commit in memory, whatever the file holds by now.
+            text = read_text(session, f"{found.location}/_delta_log/{version:020d}.json")
+            is_tidied = text is None and found.version >= version  # behind a checkpoint, when it is old
+            if not is_tidied and not any(token in (text or "") for token in ours.tokens):
+                msg = (
+                    f"version {version} of {self._spec.target!r}, which this sink committed for batch {ours.batch_id},"
+                    " was overwritten by another writer, so that the table lacks what it held; let one writer end, then"
+                    " start a new checkpoint: events that are in the table change nothing"
+                )
+                raise ConfigError(msg, target=self._spec.target)
+
+    def _guarded(self, session: SparkSession, found: TableSnapshot | None) -> bool:
+        """Whether writers exclude each other where the table lies; looked up, and said, once."""
+        spec = self._spec
+        if self._is_guarded is None:
+            target = names.normal_path(spec.target) if names.is_path(spec.target) else None
+            place = target if found is None else found.location
+            if place is None:
+                return True  # a catalog's table that is not there yet
+            self._is_guarded = not keeps_one_process_apart_only(session, place)
+            if not self._is_guarded and not spec.single_writer:
+                tell(log.warning, "commits_not_kept_apart", target=spec.label, risk=_RISK, remedy=_REMEDY)
+        return self._is_guarded

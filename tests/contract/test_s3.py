@@ -1,0 +1,252 @@
+"""Tables on S3: what a sink does there, against a real S3 server. Needs a JVM: Spark's file system for S3 is Java.
+
+What Hadoop's settings are to delta-rs is text: `tests/unit/test_s3_settings.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from deliveries import DEFAULTS, ChangeStream, delete, ledger, upsert
+from prometheus_client import CollectorRegistry, generate_latest
+from pyspark.sql import SparkSession
+from services import running, s3
+from typer.testing import CliRunner
+
+from stream_merge import ConfigError, Maintenance, MergeSink, cli
+from stream_merge.metrics.instruments import MergeMetrics
+from stream_merge.model.names import QUARANTINE_TABLE_PREFIX
+from stream_merge.tables.explain import explain
+from stream_merge.testing import batch, run
+
+PROMISED = {"single_writer": True}
+
+
+class OnS3(ChangeStream):
+    """A change stream into a table in a folder of a bucket."""
+
+    def __init__(self, spark: SparkSession, bucket: s3.Bucket, **settings: Any) -> None:
+        self.place = f"{uuid4().hex[:8]}/orders"
+        super().__init__(spark, bucket.uri(self.place), folder=(bucket.folder / self.place).parent, **settings)
+
+    def spelled(self, scheme: str) -> OnS3:
+        """The same stream, whose sinks are told another spelling of the table."""
+        self.settings["target"] = self.target.replace("s3a:", f"{scheme}:")
+        return self
+
+
+@pytest.fixture(params=["spark", "native"])
+def stream(request: pytest.FixtureRequest, spark: SparkSession, bucket: s3.Bucket) -> OnS3:
+    """Merged by Spark as nobody has promised anything, or by delta-rs."""
+    promised = PROMISED if request.param == "native" else {}
+    return OnS3(spark, bucket, engine=request.param, **promised)
+
+
+def test_a_stream_is_merged_as_on_a_disk(stream: OnS3) -> None:
+    """Create, update, delete, late events, broken ones; each again; the place is spelled in several ways."""
+    first = stream.deliver(upsert(1, "one", lsn=1), upsert(2, "two", lsn=1), upsert(None, "no key", lsn=1))
+    second = stream.spelled("s3").deliver(upsert(1, "new", lsn=5), delete(2, lsn=5), upsert(3, "three", lsn=5))
+    third = stream.spelled("s3a").deliver(upsert(2, "ghost", lsn=3), upsert(1, "late", lsn=4))
+
+    assert [one.engine for one in (first, second)] == [stream.settings["engine"]] * 2
+    assert ledger(first) == {"received": 3, "quarantined": 1, "inserted": 2}
+    assert ledger(second) == {"received": 3, "updated": 1, "deleted": 1, "inserted": 1}
+    assert ledger(third) == {"received": 2, "stale": 1, "unaffected": 1}
+    assert stream.rows("id", "lsn", "name") == [(1, 5, "new"), (3, 5, "three")]
+    assert stream.changes() == [
+        ("delete", 2, 1, "two"),
+        ("insert", 1, 1, "one"),
+        ("insert", 2, 1, "two"),
+        ("insert", 3, 5, "three"),
+        ("update_postimage", 1, 5, "new"),
+        ("update_preimage", 1, 1, "one"),
+    ]
+    (broken,) = stream.side_table(QUARANTINE_TABLE_PREFIX).collect()
+    assert broken["reasons"] == ["null_key"]
+
+
+def test_columns_are_added_and_files_put_together(spark: SparkSession, bucket: s3.Bucket) -> None:
+    """What delta-rs leaves to Spark: both write one log, one after the other."""
+    wider = "id bigint, lsn bigint, op string, name string, price int"
+    stream = OnS3(spark, bucket, **PROMISED, maintenance=Maintenance(every=1), schema_evolution=True)
+    done = [stream.deliver(upsert(number, "narrow", lsn=1)) for number in range(4)]
+    done.append(stream.deliver((9, 1, "u", "wide", 7), schema=wider))
+    done.append(stream.deliver((1, 2, "u", "wide, too", 8), schema=wider))
+
+    assert [one.engine for one in done] == ["native"] * 4 + ["spark", "native"]
+    assert stream.rows("id", "name", "price") == [
+        (0, "narrow", None),
+        (1, "wide, too", 8),
+        (2, "narrow", None),
+        (3, "narrow", None),
+        (9, "wide", 7),
+    ]
+    outcomes = [operation["operation"] for operation in stream.sql("DESCRIBE HISTORY {target}").collect()]
+    assert "OPTIMIZE" in outcomes
+
+
+def test_a_table_is_explained_without_spark(
+    spark: SparkSession, bucket: s3.Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By what the environment says; in Python also by options."""
+    stream = OnS3(spark, bucket, **PROMISED)
+    stream.deliver(upsert(1, "one", lsn=1))
+    for name, value in bucket.storage_options().items():
+        monkeypatch.setenv(name, value)
+
+    said = CliRunner().invoke(cli.app, ["explain", stream.target.replace("s3a:", "s3:")])
+    found = explain(stream.target, storage_options=bucket.storage_options())
+
+    assert said.exit_code == 0, said.output
+    assert "native" in said.stdout
+    assert [merge.engine for merge in found.merges] == ["native"]
+    assert found.on_read == "the table is not on a local disk"
+
+
+# -- who may write ------------------------------------------------------------------------------
+
+
+def test_without_a_promise_spark_alone_merges_and_says_what_may_happen_once(
+    spark: SparkSession, bucket: s3.Bucket, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream = OnS3(spark, bucket)
+    sink = stream.sink()
+    with caplog.at_level(logging.WARNING, "stream_merge"):
+        results = [run(sink, batch(spark, stream.schema, upsert(1, "x", lsn=n)), n) for n in (1, 2)]
+
+    assert [result.engine for result in results] == ["spark", "spark"]
+    assert results[1].plan.startswith("spark: the target is not where delta-rs can read it")
+    (warning,) = [record for record in caplog.records if record.event == "commits_not_kept_apart"]
+    assert "single_writer=True" in warning.remedy
+
+
+def test_engines_in_the_driver_are_refused_without_a_promise(spark: SparkSession, bucket: s3.Bucket) -> None:
+    """Before anything is written, the table included."""
+    stream = OnS3(spark, bucket, engine="native")
+    refused = r"engine='native' cannot merge into 's3a://.*set single_writer=True where nobody else writes"
+
+    with pytest.raises(ConfigError, match=refused):
+        run(stream.sink(), batch(spark, stream.schema, upsert(1, "x", lsn=1), upsert(None, "y", lsn=1)), 0)
+
+    assert not stream.folder.exists()
+
+
+@pytest.mark.engines("merge_on_read")
+def test_nothing_is_merged_on_read_there(spark: SparkSession, bucket: s3.Bucket) -> None:
+    """Whoever is cheaper: its commit is a hard link."""
+    stream = OnS3(spark, bucket, **PROMISED)
+    results = [stream.deliver(upsert(1, "x", lsn=n)) for n in (1, 2)]
+
+    assert [result.engine for result in results] == ["native", "native"]
+    assert stream.rows("id", "lsn") == [(1, 2)]
+
+
+@pytest.mark.parametrize("promised", [False, True])
+def test_a_commit_that_another_process_has_overwritten_stops_the_sink(
+    spark: SparkSession, bucket: s3.Bucket, promised: bool
+) -> None:
+    """Another JVM looks before our commit, and puts its own after it, as Delta's log store for S3 does."""
+    stream = OnS3(spark, bucket, single_writer=promised)
+    sink = stream.sink()
+    run(sink, batch(spark, stream.schema, upsert(1, "first", lsn=1)), 0)
+    before = run(sink, batch(spark, stream.schema, upsert(1, "second", lsn=2)), 1)
+    theirs = f"{stream.target}/_delta_log/{before.version:020d}.json"
+    put(spark, theirs, '{"commitInfo":{"operation":"WRITE"}}\n')
+
+    for _ in range(2):  # whoever tries again is told again
+        with pytest.raises(ConfigError, match=rf"version {before.version} of .* batch 1, was overwritten by another"):
+            run(sink, batch(spark, stream.schema, upsert(1, "third", lsn=3)), 2)
+
+
+def test_a_commit_that_was_tidied_away_is_not_missed(spark: SparkSession, bucket: s3.Bucket) -> None:
+    """Delta deletes old commits behind a checkpoint."""
+    stream = OnS3(spark, bucket, table_properties={"delta.checkpointInterval": "1"})
+    sink = stream.sink()
+    ours = run(sink, batch(spark, stream.schema, upsert(1, "first", lsn=1)), 0)
+    stream.sql("DELETE FROM {target} WHERE id = 7").collect()
+    stream.sql("INSERT INTO {target} SELECT 2, 1, 'theirs'").collect()
+    remove(spark, f"{stream.target}/_delta_log/{ours.version:020d}.json")
+
+    run(sink, batch(spark, stream.schema, upsert(1, "second", lsn=2)), 1)
+
+    assert stream.rows("id", "name") == [(1, "second"), (2, "theirs")]
+
+
+# -- how the store is reached -------------------------------------------------------------------
+
+
+def test_a_table_that_delta_rs_sees_elsewhere_is_refused(
+    spark: SparkSession, bucket: s3.Bucket, elsewhere: s3.Bucket
+) -> None:
+    """Two stores, a table of the same name in each: one engine would merge into one, the other into the other."""
+    stream = OnS3(spark, bucket, **PROMISED)
+    run(stream.sink(), batch(spark, stream.schema, upsert(1, "here", lsn=1)), 0)
+    there = elsewhere.folder / stream.place / "_delta_log"
+    there.mkdir(parents=True)
+    log = (bucket.folder / stream.place / "_delta_log" / f"{0:020d}.json").read_text()
+    (there / f"{0:020d}.json").write_text(log.replace('"metaData":{"id":"', '"metaData":{"id":"other-'))
+    stream.settings["storage_options"] = elsewhere.storage_options()
+
+    with pytest.raises(ConfigError, match=r"name another store than Spark's fs.s3a settings"):
+        run(stream.sink(), batch(spark, stream.schema, upsert(1, "there", lsn=2)), 1)
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, bucket: s3.Bucket) -> Iterator[s3.Bucket]:
+    """A bucket of the same name on another server."""
+    server = s3.S3Server(tmp_path / "elsewhere")
+    with running(server):
+        yield server.bucket(bucket.name)
+
+
+def test_secrets_show_nowhere(spark: SparkSession, bucket: s3.Bucket, caplog: pytest.LogCaptureFixture) -> None:
+    """Neither where all goes well nor where a secret is wrong: in what is said, kept, counted or raised."""
+    registry = CollectorRegistry()
+    stream = OnS3(spark, bucket, **PROMISED, metrics=MergeMetrics(registry=registry))
+    wrong = "w/r0ng-" + bucket.server.secret_key
+    with caplog.at_level(logging.DEBUG, "stream_merge"):
+        stream.deliver(upsert(1, "one", lsn=1), upsert(None, "no key", lsn=1))
+        stream.deliver(upsert(1, "new", lsn=2), delete(2, lsn=2))
+        options = {**bucket.storage_options(), "AWS_SECRET_ACCESS_KEY": wrong}
+        sink = MergeSink(target=stream.target, **DEFAULTS, **PROMISED, engine="native", storage_options=options)
+        with pytest.raises(ConfigError) as caught:
+            sink(batch(spark, stream.schema, upsert(1, "newer", lsn=3)), 2)
+
+    said = [str(caught.value), repr(caught.value), repr(sink), repr(sink._spec), repr(vars(sink)), caplog.text]
+    said += [repr(vars(record)) for record in caplog.records]
+    said.append(generate_latest(registry).decode())
+    kept = [file.read_bytes() for file in bucket.folder.parent.rglob("*") if file.is_file()]
+    secrets = (bucket.server.secret_key, wrong)
+    assert len(kept) > 10
+    assert [text for text in said for secret in secrets if secret in text] == []
+    assert [text[:80] for text in kept for secret in secrets if secret.encode() in text] == []
+    assert [process for process in command_lines() for secret in secrets if secret.encode() in process] == []
+
+
+def command_lines() -> list[bytes]:
+    """Of every process of this machine."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            found.append(file.read_bytes())
+        except OSError:  # it has ended, or is another user's
+            continue
+    return found
+
+
+def put(spark: SparkSession, uri: str, text: str) -> None:
+    """Write an object over whatever is there, past every log store."""
+    path = spark._jvm.org.apache.hadoop.fs.Path(uri)
+    stream = path.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf()).create(path, True)
+    stream.write(bytearray(text.encode()))
+    stream.close()
+
+
+def remove(spark: SparkSession, uri: str) -> None:
+    path = spark._jvm.org.apache.hadoop.fs.Path(uri)
+    path.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf()).delete(path, False)
