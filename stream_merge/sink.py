@@ -263,9 +263,8 @@ class MergeSink:
             if self._last_result is None:
                 locks.expect_no_other(self._spec.target)
             session = self._session.of(batch_df)
-            target = names.normal_path(self._spec.target)
             location = self._location(session)
-            with claims.held(self, who.identity, target, location), ExitStack() as resources:
+            with claims.held(self, who.identity, self._spec, location), ExitStack() as resources:
                 call = self._called(
                     batch_df, batch_id, intake, who=who, location=location, clock=clock, resources=resources
                 )

@@ -1,32 +1,38 @@
-"""That no two sinks of this process work under one identity on one table."""
+"""That no two sinks of this process work under one identity on one table, nor beside one that is to be alone there."""
 
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from stream_merge.errors import ConfigError
+from stream_merge.model import names
+from stream_merge.model.settings import MergeSpec
+from stream_merge.spark.places import local_path
 
 
 class _Claims:
-    """Identities at work in this process. Process-wide: two sinks can only collide if they see each other."""
+    """Identities and tables at work in this process. Process-wide: sinks can only collide if they see each other."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._owners: dict[tuple[str, str], int] = {}
+        self._writers: Counter[tuple[str, bool]] = Counter()
+        """Calls by location, and whether their sink was promised to be alone."""
 
     @contextmanager
-    def held(self, owner: object, identity: str | None, target: str, location: str) -> Iterator[None]:
+    def held(self, owner: object, identity: str | None, spec: MergeSpec, location: str) -> Iterator[None]:
         """Hold (identity, table) for one call; the table by its name, too, since it may not be anywhere yet.
 
         Raises:
-            ConfigError: another sink object's call holds it.
+            ConfigError: another sink object's call holds it, or one works on a table on an object store that either
+                was promised to be alone on.
         """
-        if identity is None:
-            yield
-            return
-        wanted = {(identity, target), (identity, location)}
+        target = names.normal_path(spec.target)
+        wanted = set() if identity is None else {(identity, target), (identity, location)}
+        writer = (location, spec.single_writer and local_path(location) is None)
         with self._lock:
             if any(self._owners.get(claim, id(owner)) != id(owner) for claim in wanted):
                 msg = (
@@ -34,11 +40,22 @@ class _Claims:
                     " the other's batches; give each sink of a query its own name="
                 )
                 raise ConfigError(msg, target=target)
+            if self._writers[location, True] or (writer[1] and self._writers[location, False]):
+                msg = (
+                    f"two sinks are merging into {target!r} at the same time, and one has single_writer=True, by which"
+                    " delta-rs may write there, whose commits and Spark's do not exclude each other on an object store;"
+                    " leave it out of both, or let one sink write to the table"
+                )
+                raise ConfigError(msg, target=target)
             self._owners.update(dict.fromkeys(wanted, id(owner)))
+            self._writers[writer] += 1
         try:
             yield
         finally:
             with self._lock:
+                self._writers[writer] -= 1
+                if not self._writers[writer]:
+                    del self._writers[writer]
                 for claim in wanted:
                     self._owners.pop(claim, None)
 
