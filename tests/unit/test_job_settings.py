@@ -165,6 +165,7 @@ def test_every_default_of_a_query_is_pinned(read: Read) -> None:
         "maintenance": None,
         "table_properties": {},
         "target_filter": None,
+        "single_writer": False,
     }
 
 

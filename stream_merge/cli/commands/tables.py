@@ -269,6 +269,13 @@ def files(
             metavar="SQL", help='Where rows of the changes\' keys are, such as "t.day >= current_date() - 7".'
         ),
     ] = None,
+    single_writer: Annotated[
+        bool,
+        typer.Option(
+            "--single-writer",
+            help="Nobody else writes to the table, so that small batches may be merged in the driver on S3, too.",
+        ),
+    ] = False,
     table_property: Annotated[
         list[str] | None,
         typer.Option(
@@ -328,6 +335,7 @@ def files(
             schema_evolution="widen" if schema_evolution is Evolution.WIDEN else schema_evolution is not None,
             table_properties=properties("--table-property", table_property or []),
             target_filter=target_filter,
+            single_writer=single_writer,
             name=name,
             schema=schema,
             max_files_per_trigger=max_files_per_trigger,

@@ -49,6 +49,7 @@ class FilesSettings:
     table_properties: Mapping[str, str] = field(default_factory=dict)
     """Of a target that is created."""
     target_filter: str | None = None
+    single_writer: bool = False
     shape: Shape = field(default_factory=Changes)
     """What the files mean for the table."""
     name: str | None = None
@@ -234,6 +235,7 @@ def _sink(settings: FilesSettings, *, app_id: str | None = None) -> MergeSink:
         schema_evolution=settings.schema_evolution,
         table_properties=settings.table_properties,
         target_filter=settings.target_filter,
+        single_writer=settings.single_writer,
         shape=settings.shape,
         name=settings.name,
         app_id=app_id,

@@ -260,6 +260,7 @@ def merge_sink(settings: QuerySettings, **more: Any) -> MergeSink:
         engine=settings.engine,
         table_properties=settings.table_properties,
         target_filter=settings.target_filter,
+        single_writer=settings.single_writer,
         shape=shape,
         maintenance=None if settings.maintenance is None else settings.maintenance.maintenance(),
         name=settings.name,

@@ -169,6 +169,8 @@ class QuerySettings(Model):
     """Of a target that the job creates."""
     target_filter: str | None = None
     """SQL over the row `t`: the only part of the target that is looked through for a batch's keys."""
+    single_writer: bool = False
+    """Promise that nobody else writes to the target, without which object stores are left to Spark."""
     shape: ShapeSettings = shapes.Changes.name
     """What a batch means for the table: one of `shapes.known_shapes`, or clauses."""
     group: str | None = None

@@ -92,7 +92,7 @@ def read_files(
         msg = f"format={format!r} is not known; use one of 'json', 'csv' (Parquet has types: use spark.readStream)"
         raise ConfigError(msg)
     known = parse(schema, setting="schema") if isinstance(schema, str) else Schema(fields=schema, is_inferred=False)
-    folder = Folder(path=path, format=format, header=header, delimiter=delimiter)
+    folder = Folder(path=names.hadoop_uri(path), format=format, header=header, delimiter=delimiter)
     return folder.events(spark, known, max_files_per_trigger=max_files_per_trigger)
 
 
