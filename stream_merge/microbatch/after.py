@@ -19,7 +19,8 @@ def note_query(call: BatchCall) -> None:
 def note_target(call: BatchCall, done: Done) -> None:
     """Tell the checkpoint that the query has merged into this very table, and the next call what is in its log."""
     if done.target is not None:
-        call.last_commit.note(done.target, done.versions, batch_id=call.batch_id, tokens=call.marks.tokens)
+        tokens = call.marks.tokens
+        call.last_commit.note(done.target, done.versions, call.delivery, batch_id=call.batch_id, tokens=tokens)
     if call.delivery is not None and done.target is not None and done.version is not None:
         call.delivery.note(done.target)
 

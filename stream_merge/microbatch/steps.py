@@ -105,7 +105,7 @@ def prepare(call: BatchCall, source: DataFrame) -> Prepared | Applied:
     spec, session = call.spec, call.session
     with call.clock.phase("plan"):
         found = call.store.find(session, spec.target)
-        call.last_commit.expect(session, found)
+        call.last_commit.expect(session, found, call.delivery)
         applied = _is_applied(call, found)
         if applied and found is not None:
             call.attempts.landed = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -18,6 +18,8 @@ from stream_merge.spark.places import local_path
 
 _TARGETS = "stream_merge_targets"
 """Folder of the sinks; Spark's own are offsets, commits, sources, state, metadata."""
+_COMMITS = "stream_merge_commits"
+"""Another one, with a file for each table on a store that does not keep writers apart."""
 _OFFSETS_FROM = 2
 """Line of `offsets/N` from which on its sources follow; before them a version and the batch's time and confs."""
 _LOG_OFFSET = "logOffset"
@@ -194,18 +196,30 @@ class Checkpoint:
 
     def note(self, destination: Destination) -> None:
         """Remember that a sink was given this query's batches, or that one of them was committed; nothing twice."""
-        key = hashlib.sha256(f"{destination.identity}\n{destination.location}".encode()).hexdigest()[:32]
+        key = _key(destination.identity, destination.location)
         name = f"{key}.{'merged' if destination.is_merged else 'called'}.json"
         if name in self._names(_TARGETS) and _json(self._read(f"{_TARGETS}/{name}")) is not None:
             return
         values = {field: getattr(destination, field) for field in ("identity", "location", "label", "table_id")}
         self._files.write(f"{self.path}/{_TARGETS}/{name}", json.dumps(values))
 
+    def last_commit(self, identity: str, location: str) -> dict[str, Any] | None:
+        """What was kept of the newest commit to a table; None where nothing was."""
+        return _json(self._read(f"{_COMMITS}/{_key(identity, location)}.json"))
+
+    def keep_last_commit(self, identity: str, location: str, values: Mapping[str, Any]) -> None:
+        """Keep that, in the place of what was kept before."""
+        self._files.write(f"{self.path}/{_COMMITS}/{_key(identity, location)}.json", json.dumps(values))
+
     def _read(self, name: str) -> str | None:
         return self._files.read(f"{self.path}/{name}")
 
     def _names(self, folder: str) -> list[str]:
         return self._files.names(f"{self.path}/{folder}")
+
+
+def _key(identity: str, location: str) -> str:
+    return hashlib.sha256(f"{identity}\n{location}".encode()).hexdigest()[:32]
 
 
 def of_files(ends: Sequence[str]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from pyspark.sql import SparkSession
 
@@ -15,6 +15,7 @@ from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.spark.hadoop_files import read_text
 from stream_merge.spark.s3 import keeps_one_process_apart_only
+from stream_merge.tables.delivery import Delivery
 
 log = logging.getLogger(__name__)
 
@@ -40,29 +41,43 @@ class _Committed:
 class LastCommit:
     """The commits of one sink's newest batch, looked at again before the next one where the store does not guard them.
 
-    What a process has committed is not known to the next one.
+    A streaming query's stand in its checkpoint, for the next process: with each batch, or, where nobody else is said
+    to write, as soon as one is missing.
     """
 
     def __init__(self, spec: MergeSpec) -> None:
         self._spec = spec
         self._is_guarded: bool | None = None
         self._committed: _Committed | None = None
+        self._has_read = False
 
-    def note(self, found: TableSnapshot, versions: Sequence[int], *, batch_id: int, tokens: Sequence[str]) -> None:
+    def note(
+        self,
+        found: TableSnapshot,
+        versions: Sequence[int],
+        delivery: Delivery | None,
+        *,
+        batch_id: int,
+        tokens: Sequence[str],
+    ) -> None:
         """Remember the commits of a batch; those of the one before were looked at when it began.
 
         Args:
             found: the table, before or after them.
             versions: that they made; none leaves those of the batch before.
+            delivery: of the batch; None outside of a query.
             batch_id: whose they are.
             tokens: one of which each carries in its metadata.
         """
-        if versions:
-            self._committed = _Committed(
-                table_id=found.table_id, versions=tuple(versions), batch_id=batch_id, tokens=tuple(tokens)
-            )
+        if not versions:
+            return
+        self._committed = _Committed(
+            table_id=found.table_id, versions=tuple(versions), batch_id=batch_id, tokens=tuple(tokens)
+        )
+        if self._is_guarded is False and not self._spec.single_writer:
+            self._keep(delivery)
 
-    def expect(self, session: SparkSession, found: TableSnapshot | None) -> None:
+    def expect(self, session: SparkSession, found: TableSnapshot | None, delivery: Delivery | None) -> None:
         """Stop where another writer's commit stands in the place of ours; at first say what may happen.
 
         Cost: nothing where commits exclude each other; on S3 the commit's file is read.
@@ -72,7 +87,7 @@ class LastCommit:
         """
         if self._guarded(session, found):
             return
-        ours = self._committed
+        ours = self._remembered(delivery)
         if ours is None or found is None or found.table_id != ours.table_id:
             return  # a table that was dropped or replaced is told from ours by its transaction ids
         for version in ours.versions:
@@ -80,12 +95,26 @@ class LastCommit:
             text = read_text(session, f"{found.location}/_delta_log/{version:020d}.json")
             is_tidied = text is None and found.version >= version  # behind a checkpoint, when it is old
             if not is_tidied and not any(token in (text or "") for token in ours.tokens):
+                self._keep(delivery)
                 msg = (
                     f"version {version} of {self._spec.target!r}, which this sink committed for batch {ours.batch_id},"
                     " was overwritten by another writer, so that the table lacks what it held; let one writer end, then"
                     " start a new checkpoint: events that are in the table change nothing"
                 )
                 raise ConfigError(msg, target=self._spec.target)
+
+    def _remembered(self, delivery: Delivery | None) -> _Committed | None:
+        """By this process, else by the query's checkpoint."""
+        if self._committed is None and delivery is not None and not self._has_read:
+            kept = delivery.checkpoint.last_commit(delivery.identity, delivery.location)
+            self._committed = None if kept is None else _Committed(**kept)
+            self._has_read = True
+        return self._committed
+
+    def _keep(self, delivery: Delivery | None) -> None:
+        if delivery is not None and self._committed is not None:
+            values = asdict(self._committed)
+            delivery.checkpoint.keep_last_commit(delivery.identity, delivery.location, values)
 
     def _guarded(self, session: SparkSession, found: TableSnapshot | None) -> bool:
         """Whether writers exclude each other where the table lies; looked up, and said, once."""

@@ -7,24 +7,33 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import deltalake
+import pyarrow as pa
 import pytest
+import scenario
 from deliveries import DEFAULTS, ChangeStream, delete, ledger, upsert
+from deltalake.exceptions import CommitFailedError
 from prometheus_client import CollectorRegistry, generate_latest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
-from services import running, s3
+from services import command_lines, running, s3
 from typer.testing import CliRunner
 
-from stream_merge import ConfigError, Maintenance, MergeSink, cli
+from stream_merge import ConfigError, Maintenance, MergeSink, RetryPolicy, cli
 from stream_merge.metrics.instruments import MergeMetrics
 from stream_merge.model.names import QUARANTINE_TABLE_PREFIX
+from stream_merge.tables.delta_rs.table import NativeTable
 from stream_merge.tables.explain import explain
 from stream_merge.testing import batch, run
 
 PROMISED = {"single_writer": True}
+THEIRS = '{"commitInfo":{"operation":"WRITE"}}\n'
+"""A commit of somebody else."""
 
 
 class OnS3(ChangeStream):
@@ -43,7 +52,7 @@ class OnS3(ChangeStream):
 @pytest.fixture(params=["spark", "native"])
 def stream(request: pytest.FixtureRequest, spark: SparkSession, bucket: s3.Bucket) -> OnS3:
     """Merged by Spark as nobody has promised anything, or by delta-rs."""
-    promised = PROMISED if request.param == "native" else {}
+    promised = {**PROMISED, "table_properties": {"delta.checkpointInterval": "2"}} if request.param == "native" else {}
     return OnS3(spark, bucket, engine=request.param, **promised)
 
 
@@ -146,21 +155,35 @@ def test_nothing_is_merged_on_read_there(spark: SparkSession, bucket: s3.Bucket)
     assert stream.rows("id", "lsn") == [(1, 2)]
 
 
-@pytest.mark.parametrize("promised", [False, True])
-def test_a_commit_that_another_process_has_overwritten_stops_the_sink(
-    spark: SparkSession, bucket: s3.Bucket, promised: bool
-) -> None:
+def test_a_commit_that_another_process_has_overwritten_stops_the_sink(spark: SparkSession, bucket: s3.Bucket) -> None:
     """Another JVM looks before our commit, and puts its own after it, as Delta's log store for S3 does."""
-    stream = OnS3(spark, bucket, single_writer=promised)
+    stream = OnS3(spark, bucket, **PROMISED)
     sink = stream.sink()
     run(sink, batch(spark, stream.schema, upsert(1, "first", lsn=1)), 0)
     before = run(sink, batch(spark, stream.schema, upsert(1, "second", lsn=2)), 1)
-    theirs = f"{stream.target}/_delta_log/{before.version:020d}.json"
-    put(spark, theirs, '{"commitInfo":{"operation":"WRITE"}}\n')
+    put(spark, f"{stream.target}/_delta_log/{before.version:020d}.json", THEIRS)
 
     for _ in range(2):  # whoever tries again is told again
         with pytest.raises(ConfigError, match=rf"version {before.version} of .* batch 1, was overwritten by another"):
             run(sink, batch(spark, stream.schema, upsert(1, "third", lsn=3)), 2)
+
+
+def test_an_overwritten_commit_stops_its_query_after_a_restart_too(
+    spark: SparkSession, bucket: s3.Bucket, tmp_path: Path
+) -> None:
+    """A job of one batch each time, such as `files --once`, has no next batch in its process."""
+    table, source, checkpoint = bucket.uri(f"{uuid4().hex[:8]}/t"), tmp_path / "in", tmp_path / "checkpoint"
+    scenario.write_files(source, scenario.BATCHES[:1])
+    sink = scenario.sink(table)
+    scenario.stream(spark, source, checkpoint, sink)
+    scenario.stream(spark, source, checkpoint, scenario.sink(table))
+    assert sink.last_result is not None
+    put(spark, f"{table}/_delta_log/{sink.last_result.version:020d}.json", THEIRS)
+    scenario.write_files(source, scenario.BATCHES[2:])
+
+    for _ in range(2):
+        with pytest.raises(StreamingQueryException, match="batch 0, was overwritten by another writer"):
+            scenario.stream(spark, source, checkpoint, scenario.sink(table))
 
 
 def test_a_commit_that_was_tidied_away_is_not_missed(spark: SparkSession, bucket: s3.Bucket) -> None:
@@ -175,6 +198,39 @@ def test_a_commit_that_was_tidied_away_is_not_missed(spark: SparkSession, bucket
     run(sink, batch(spark, stream.schema, upsert(1, "second", lsn=2)), 1)
 
     assert stream.rows("id", "name") == [(1, "second"), (2, "theirs")]
+
+
+def test_two_sinks_of_one_process_lose_no_commit_by_spark(spark: SparkSession, bucket: s3.Bucket) -> None:
+    """Delta's log store for S3 has a lock in the JVM; whoever loses a commit tries again."""
+    retry = RetryPolicy(attempts=20, backoff_max_seconds=0.3, backoff_jitter_seconds=0.2)
+    stream = OnS3(spark, bucket, tombstones=False, retry=retry)
+    run(stream.sink(), batch(spark, stream.schema, upsert(0, "before", lsn=1)), 0)
+
+    def merged(writer: int) -> None:
+        own = OnS3(spark, bucket, tombstones=False, retry=retry, app_id=f"writer {writer}")
+        own.settings["target"] = stream.target
+        sink = own.sink()
+        for number in range(2):
+            run(sink, batch(spark, stream.schema, upsert(writer, f"{writer}", lsn=number)), number)
+
+    with ThreadPoolExecutor() as threads:
+        list(threads.map(merged, (1, 2)))
+
+    assert stream.rows("id", "lsn") == [(0, 1), (1, 1), (2, 1)]
+    assert len(stream.changes()) == 1 + 2 * (1 + 2)
+
+
+def test_two_handles_of_delta_rs_lose_no_commit(bucket: s3.Bucket) -> None:
+    """It puts a version only where there is none, by the store itself, whatever process it is in."""
+    uri, options = bucket.uri(f"{uuid4().hex[:8]}/t"), bucket.storage_options()
+    deltalake.write_deltalake(uri, pa.table({"id": [0]}), storage_options=options)
+    first, second = (NativeTable(uri, options) for _ in range(2))
+    first.append(pa.table({"id": [1]}), transaction=None)
+
+    with pytest.raises(CommitFailedError):
+        second.append(pa.table({"id": [2]}), transaction=None)
+
+    assert sorted(NativeTable(uri, options).rows()["id"].to_pylist()) == [0, 1]
 
 
 # -- how the store is reached -------------------------------------------------------------------
@@ -216,8 +272,19 @@ def test_secrets_show_nowhere(spark: SparkSession, bucket: s3.Bucket, caplog: py
         sink = MergeSink(target=stream.target, **DEFAULTS, **PROMISED, engine="native", storage_options=options)
         with pytest.raises(ConfigError) as caught:
             sink(batch(spark, stream.schema, upsert(1, "newer", lsn=3)), 2)
+        with pytest.raises(ConfigError, match="cannot be read without Spark") as unread:
+            explain(stream.target, storage_options=options)
 
-    said = [str(caught.value), repr(caught.value), repr(sink), repr(sink._spec), repr(vars(sink)), caplog.text]
+    said = [
+        str(caught.value),
+        repr(caught.value),
+        str(unread.value),
+        repr(unread.value),
+        repr(sink),
+        repr(sink._spec),
+        repr(vars(sink)),
+        caplog.text,
+    ]
     said += [repr(vars(record)) for record in caplog.records]
     said.append(generate_latest(registry).decode())
     kept = [file.read_bytes() for file in bucket.folder.parent.rglob("*") if file.is_file()]
@@ -226,17 +293,6 @@ def test_secrets_show_nowhere(spark: SparkSession, bucket: s3.Bucket, caplog: py
     assert [text for text in said for secret in secrets if secret in text] == []
     assert [text[:80] for text in kept for secret in secrets if secret.encode() in text] == []
     assert [process for process in command_lines() for secret in secrets if secret.encode() in process] == []
-
-
-def command_lines() -> list[bytes]:
-    """Of every process of this machine."""
-    found = []
-    for file in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            found.append(file.read_bytes())
-        except OSError:  # it has ended, or is another user's
-            continue
-    return found
 
 
 def put(spark: SparkSession, uri: str, text: str) -> None:

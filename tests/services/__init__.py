@@ -126,6 +126,17 @@ def java(memory: str, *args: str) -> list[str]:
     return [program, f"-Xmx{memory}", "-XX:TieredStopAtLevel=1", "-cp", f"{SERVICE_JARS}/*", *args]
 
 
+def command_lines() -> list[bytes]:
+    """Of every process of this machine, as `ps` shows them."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            found.append(file.read_bytes())
+        except OSError:  # it has ended, or is another user's
+            continue
+    return found
+
+
 def _listens(port: int) -> bool:
     with socket.socket() as client:
         client.settimeout(1)

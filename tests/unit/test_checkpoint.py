@@ -97,3 +97,19 @@ def test_a_checkpoint_that_does_not_name_its_query_is_told(tmp_path: Path):
 
     with pytest.raises(ConfigError, match="does not name its query, as after a full disk"):
         Checkpoint.on_disk(str(tmp_path)).query_id()
+
+
+def test_the_newest_commit_of_each_table_is_kept_apart(tmp_path: Path) -> None:
+    """Beside the tables that sinks have noted, which it must not disturb."""
+    checkpoint = Checkpoint.on_disk(str(tmp_path))
+    assert checkpoint.last_commit("query", "s3a://lake/orders") is None
+    checkpoint.note(HERE)
+
+    for version in (1, 2):
+        checkpoint.keep_last_commit("query", "s3a://lake/orders", {"versions": [version]})
+    checkpoint.keep_last_commit("query", "s3a://lake/items", {"versions": [7]})
+
+    assert checkpoint.last_commit("query", "s3a://lake/orders") == {"versions": [2]}
+    assert checkpoint.last_commit("query", "s3a://lake/items") == {"versions": [7]}
+    assert checkpoint.last_commit("query/name", "s3a://lake/orders") is None
+    assert checkpoint.destinations() == [HERE]
