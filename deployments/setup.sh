@@ -205,7 +205,8 @@ need_s3() {
     if [ -z "$program" ]; then
         # Sources, and what is built of them, are gone when the program is there.
         export GOPATH="$PWD/$made/go" GOCACHE="$PWD/$made/cache" GOBIN="$PWD/$made" GOFLAGS=-modcacherw CGO_ENABLED=0
-        unset GOROOT GOTOOLCHAIN
+        export GOTOOLCHAIN=auto # distributions say local
+        unset GOROOT
         mkdir -p "$made"
         go=$(need_go go1.25.0)
         say "building the S3 server of the tests into $made (two minutes)"

@@ -80,20 +80,34 @@ class Access:
 
     def _credentials(self) -> dict[str, str]:
         listed = re.split(r"[,\s]+", self.setting("aws.credentials.provider"))
-        providers = [name.rsplit(".", 1)[-1] for name in listed if name]
+        before: str | None = None
+        for provider in (name.rsplit(".", 1)[-1] for name in listed if name):
+            found = self._of_provider(provider)
+            if found is not None and before is not None:
+                msg = (
+                    f"fs.s3a.aws.credentials.provider names {before} before {provider}, and only Hadoop knows who wins"
+                )
+                raise NotTranslatedError(msg)
+            if found is not None:
+                return found
+            if provider not in (_WITH_TOKEN, _WITH_KEYS):
+                before = provider
+        return {}
+
+    def _of_provider(self, provider: str) -> dict[str, str] | None:
+        """What a provider has by Hadoop's settings; None where it has nothing, or looks elsewhere."""
         key, secret, token = (self.secret(name) for name in ("access.key", "secret.key", "session.token"))
         keys = {"AWS_ACCESS_KEY_ID": key, "AWS_SECRET_ACCESS_KEY": secret}
-        for provider in providers:
-            if provider == _ANONYMOUS:
-                return {"AWS_SKIP_SIGNATURE": "true"}
-            if provider == _WITH_TOKEN and key and secret and token:
-                return {**keys, "AWS_SESSION_TOKEN": token}
-            if provider == _WITH_KEYS and key and secret:
-                return keys
-            if provider not in _FOUND_BY_BOTH:
-                msg = f"fs.s3a.aws.credentials.provider names {provider}, which delta-rs does not know"
-                raise NotTranslatedError(msg)
-        return {}
+        if provider == _ANONYMOUS:
+            return {"AWS_SKIP_SIGNATURE": "true"}
+        if provider == _WITH_TOKEN:
+            return {**keys, "AWS_SESSION_TOKEN": token} if key and secret and token else None
+        if provider == _WITH_KEYS:
+            return keys if key and secret else None
+        if provider not in _FOUND_BY_BOTH:
+            msg = f"fs.s3a.aws.credentials.provider names {provider}, which delta-rs does not know"
+            raise NotTranslatedError(msg)
+        return None
 
     def _endpoint(self) -> dict[str, str]:
         told, region = self.setting("endpoint"), self.setting("endpoint.region")

@@ -41,7 +41,7 @@ def options(settings: Mapping[str, str]) -> dict[str, str]:
         ({**KEYS, "session.token": "t"}, {**AS_KEYS, "AWS_SESSION_TOKEN": "t"}),
         ({**KEYS, "session.token": "t", "aws.credentials.provider": "x.SimpleAWSCredentialsProvider"}, AS_KEYS),
         ({**KEYS, "aws.credentials.provider": "x.TemporaryAWSCredentialsProvider"}, {}),
-        ({**KEYS, "aws.credentials.provider": "x.ProfileCredentialsProvider,x.SimpleAWSCredentialsProvider"}, AS_KEYS),
+        ({**KEYS, "aws.credentials.provider": "x.SimpleAWSCredentialsProvider,x.ProfileCredentialsProvider"}, AS_KEYS),
         ({**KEYS, "aws.credentials.provider": "x.AnonymousAWSCredentialsProvider"}, {"AWS_SKIP_SIGNATURE": "true"}),
         ({"aws.credentials.provider": "x.WebIdentityTokenFileCredentialsProvider"}, {}),
     ],
@@ -97,6 +97,11 @@ def test_an_endpoint_is_reached_as_spark_reaches_it(settings: Mapping[str, str],
         ("accesspoint.arn", "arn:aws:s3:…", "fs.s3a.accesspoint.arn is set"),
         ("proxy.host", "proxy", "fs.s3a.proxy.host is set"),
         ("aws.credentials.provider", "x.AssumedRoleCredentialProvider", "names AssumedRoleCredentialProvider, which"),
+        (
+            "aws.credentials.provider",
+            "x.ProfileCredentialsProvider,x.SimpleAWSCredentialsProvider",
+            "names ProfileCredentialsProvider before SimpleAWSCredentialsProvider",
+        ),
     ],
 )
 def test_what_delta_rs_cannot_be_told_is_left_to_spark(setting: str, value: str, said: str) -> None:
