@@ -34,6 +34,7 @@ from stream_merge.model.snapshot import CommitRecord, TableSnapshot
 from stream_merge.tables.delta_rs.data_files import Times, strays
 from stream_merge.tables.delta_rs.metrics import as_merge_metrics, metrics_of
 from stream_merge.tables.delta_rs.panics import no_panics
+from stream_merge.tables.delta_rs.views import without_views
 from stream_merge.tables.delta_rs.widths import Widths
 
 log = logging.getLogger(__name__)
@@ -322,7 +323,7 @@ class NativeTable:
         """The answer to a query (DataFusion SQL) in which the table is called `log`."""
         found = pa.table(QueryBuilder().register("log", self._table).execute(sql).read_all())
         # delta-rs answers with views, which Arrow cannot filter.
-        return found.cast(pa.schema([pa.field(f.name, _plain(f.type)) for f in found.schema]))
+        return found.cast(pa.schema([pa.field(f.name, without_views(f.type)) for f in found.schema]))
 
     @no_panics
     def rows(self) -> pa.Table:
@@ -379,19 +380,6 @@ def open_table(location: str, storage_options: Mapping[str, str] | None = None) 
         return NativeTable(location, storage_options)
     except TableNotFoundError:
         return None
-
-
-def _plain(dtype: pa.DataType) -> pa.DataType:
-    """The type without views."""
-    if pa.types.is_string_view(dtype):
-        return pa.string()
-    if pa.types.is_binary_view(dtype):
-        return pa.binary()
-    if pa.types.is_struct(dtype):
-        return pa.struct([pa.field(f.name, _plain(f.type)) for f in dtype])
-    if pa.types.is_list(dtype):
-        return pa.list_(pa.field(dtype.value_field.name, _plain(dtype.value_type)))
-    return dtype
 
 
 def _commit(transaction: tuple[str, int] | None, user_metadata: str | None) -> CommitProperties:
