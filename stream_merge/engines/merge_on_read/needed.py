@@ -36,7 +36,7 @@ def needed(clauses: Iterable[Clause], layout: Layout, schema: StructType) -> fro
         layout: of the batch.
         schema: of the target.
     """
-    found: set[str] = set()
+    found = set(layout.keys)  # read in any case, and rows without a column could not be counted
     for clause in clauses:
         if isinstance(clause, Insert):
             continue
