@@ -27,6 +27,8 @@ LONG_FILES = (
     "test_contract_rows",
     "test_differential",
     "test_conflicts",
+    "test_s3",
+    "test_s3_process",
     "test_contract_tombstones",
     "test_contract_names",
     "test_native",

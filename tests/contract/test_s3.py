@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -29,6 +30,7 @@ from stream_merge.metrics.instruments import MergeMetrics
 from stream_merge.model.names import QUARANTINE_TABLE_PREFIX
 from stream_merge.tables.delta_rs.table import NativeTable
 from stream_merge.tables.explain import explain
+from stream_merge.tables.upkeep import maintained
 from stream_merge.testing import batch, run
 
 PROMISED = {"single_writer": True}
@@ -95,8 +97,10 @@ def test_columns_are_added_and_files_put_together(spark: SparkSession, bucket: s
         (3, "narrow", None),
         (9, "wide", 7),
     ]
-    outcomes = [operation["operation"] for operation in stream.sql("DESCRIBE HISTORY {target}").collect()]
-    assert "OPTIMIZE" in outcomes
+    operations = [commit["operation"] for commit in stream.sql("DESCRIBE HISTORY {target}").collect()]
+    assert "OPTIMIZE" in operations
+    by_hand = maintained(spark, stream.target.replace("s3a:", "s3:"), Maintenance(vacuum_after=timedelta(days=7)))
+    assert by_hand.vacuumed
 
 
 def test_a_table_is_explained_without_spark(
