@@ -40,13 +40,15 @@ QUIET = {
     # The sink's MERGE has no clause of this kind.
     "stream_merge_target_rows_not_matched_by_source_updated_total",
     "stream_merge_target_rows_not_matched_by_source_deleted_total",
-    # Tables that a job makes are not partitioned and have no deletion vectors.
+    # The tables of this job are not partitioned and have no deletion vectors.
     "stream_merge_target_partitions_after_skipping_total",
     "stream_merge_target_partitions_added_to_total",
     "stream_merge_target_partitions_removed_from_total",
     "stream_merge_target_deletion_vectors_added_total",
     "stream_merge_target_deletion_vectors_updated_total",
     "stream_merge_target_deletion_vectors_removed_total",
+    "stream_merge_target_deleted_rows_ratio",
+    "stream_merge_target_files_awaiting_compaction",
 }
 """What the queries that stay at 0 ask for first."""
 EITHER = {
@@ -147,7 +149,10 @@ class Source:
 
 @contextmanager
 def job(broker: services.Broker, folder: Path, metrics_port: int) -> Iterator[None]:
-    """`stream-merge run`: one table that delta-rs can merge, and one that only Spark can, because it has a map."""
+    """`stream-merge run`: one table that delta-rs can merge, and one that only Spark can, because it has a map.
+
+    Without deletion vectors, so that merge-on-read has neither.
+    """
     file, said = folder / "job.yaml", folder / "job.log"
     file.write_text(
         f"""
@@ -157,12 +162,13 @@ defaults: {{trigger: 500 ms, on_truncate: ignore, transactional: true, keys: id,
 queries:
   - name: orders
     topic: {PLAIN}
+    table_properties: {{delta.enableDeletionVectors: "false"}}
     target: {folder / "orders"}
     checkpoint: {folder / "orders_checkpoint"}
     value_format: {{type: debezium, columns: {{id: bigint, note: text}}}}
   - name: tagged
     topic: {TAGGED}
-    table_properties: {{delta.enableDeletionVectors: "false"}}  # a map column is then for Spark alone
+    table_properties: {{delta.enableDeletionVectors: "false"}}
     target: {folder / "tagged"}
     checkpoint: {folder / "tagged_checkpoint"}
     value_format:
