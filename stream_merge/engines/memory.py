@@ -7,8 +7,14 @@ import resource
 import threading
 from pathlib import Path
 
+_CGROUPS = Path("/sys/fs/cgroup")
+_GROUPS = (
+    ("", "memory.max", "memory.current", "inactive_file"),
+    ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+"""Of cgroup v2 and v1: folder, files with limit and use, and what `memory.stat` calls files that were read."""
 SHARE_OF_FREE_MEMORY = 0.4
-"""Of what the process may still take, all merges by delta-rs together."""
+"""Of what the process may still take, all merges in the driver together, and their compaction."""
 
 
 BASE_BYTES = 256 << 20
@@ -106,14 +112,14 @@ def _free_on_the_machine() -> int:
 def _free_in_the_groups() -> list[int]:
     """What the limits of a container leave (cgroup v2 and v1, as mounted inside of one)."""
     found = []
-    for limit, used in (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-    ):
+    for folder, limit, used, cached in _GROUPS:
         try:
-            found.append(max(0, int(Path(limit).read_text("ascii")) - int(Path(used).read_text("ascii"))))
+            most, taken = (int((_CGROUPS / folder / name).read_text("ascii")) for name in (limit, used))
+            told = dict(line.split() for line in (_CGROUPS / folder / "memory.stat").read_text("ascii").splitlines())
         except (OSError, ValueError):  # no such group, or "max"
             continue
+        # Files that were read count as used, and are let go when memory is wanted.
+        found.append(max(0, most - taken + int(told.get(cached, 0))))
     return found
 
 

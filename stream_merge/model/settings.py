@@ -133,7 +133,7 @@ class MergeSpec:
     storage_options: Mapping[str, str] | None = field(default=None, repr=False)
     """How delta-rs reaches an object store; never logged, never in a repr. None: on S3 as Spark's settings say."""
     native_memory_bytes: int | None = None
-    """Ceiling for the native engine's driver memory; None: chosen from what is free."""
+    """Most memory of the driver that a merge there may need; None: chosen from what is free."""
     maintenance: Maintenance | None = None
     """What is done for the target's files now and then; None: nothing."""
     target_filter: str | None = None

@@ -30,8 +30,10 @@ def s3_confs(own: Mapping[str, str]) -> dict[str, str]:
     Of Amazon's SDK only the parts that it uses, a few MB; it names the whole, 600 MB.
     """
     named = packages(own)
-    if not any(_S3_CONNECTOR in package for package in named):
-        named += s3_coordinates()
+    for wanted in s3_coordinates():
+        module = wanted.rsplit(":", 1)[0]
+        if not any(package.rsplit(":", 1)[0] == module for package in named):
+            named.append(wanted)
     left_out = [one for one in in_effect(EXCLUDES, own).split(",") if one]
     return {**own, PACKAGES: ",".join(named), EXCLUDES: ",".join(dict.fromkeys([*left_out, _WHOLE_SDK]))}
 

@@ -36,21 +36,23 @@ def write_text(session: SparkSession, path: str, text: str) -> None:
     """Write a small file wherever Hadoop's file systems reach, folders included; it is there whole or not at all."""
     hadoop_path, files = _located(session, path)
     if is_on_s3(path):  # where an object shows when it is whole, and a rename is a copy and a delete
-        _put(files, hadoop_path, text)
+        stream = files.create(hadoop_path, True)
+        try:
+            stream.write(bytearray(text.encode("utf-8")))
+        except BaseException:
+            stream.abort()  # closing would make an object of what is there
+            raise
+        stream.close()
         return
     unfinished = _hadoop(session, "Path")(hadoop_path.getParent(), f".{hadoop_path.getName()}.{uuid4().hex}")
-    _put(files, unfinished, text)
-    if not files.rename(unfinished, hadoop_path):  # something is there
-        files.delete(hadoop_path, False)
-        files.rename(unfinished, hadoop_path)
-
-
-def _put(files: Any, hadoop_path: Any, text: str) -> None:
-    stream = files.create(hadoop_path, True)
+    stream = files.create(unfinished, True)
     try:
         stream.write(bytearray(text.encode("utf-8")))
     finally:
         stream.close()
+    if not files.rename(unfinished, hadoop_path):  # something is there
+        files.delete(hadoop_path, False)
+        files.rename(unfinished, hadoop_path)
 
 
 def list_names(session: SparkSession, path: str) -> list[str]:

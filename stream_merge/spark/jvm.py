@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+from py4j.clientserver import ClientServer
 from py4j.protocol import Py4JError
 from pyspark import SparkContext
 from pyspark.java_gateway import ensure_callback_server_started
@@ -41,6 +42,11 @@ def string_map(scala_map: Any) -> dict[str, str]:
 def each(seq: Any) -> Iterator[Any]:
     """The elements of a Scala sequence."""
     return (seq.apply(i) for i in range(seq.size()))
+
+
+def pins_threads(session: SparkSession) -> bool:
+    """Whether each Python thread has a JVM thread of its own, which may hold a lock there (PYSPARK_PIN_THREAD)."""
+    return isinstance(session.sparkContext._gateway, ClientServer)
 
 
 def owned_session(session: SparkSession) -> SparkSession:

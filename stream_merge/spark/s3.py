@@ -39,6 +39,8 @@ _FOUND_BY_BOTH = frozenset(
 """Providers of credentials whose places delta-rs looks into by itself, when it is given none."""
 _ONLY_SPARK = (
     "accesspoint.arn",
+    "acl.default",
+    "create.storage.class",
     "encryption.algorithm",
     "server-side-encryption-algorithm",
     "proxy.host",

@@ -18,6 +18,7 @@ from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import CommitRecord, TableSnapshot
 from stream_merge.spark import places, s3
 from stream_merge.spark.delta import commit_lock
+from stream_merge.spark.jvm import pins_threads
 from stream_merge.spark.s3 import NotTranslatedError
 from stream_merge.tables import spark_table
 from stream_merge.tables.delta_rs.table import NativeTable, open_table
@@ -105,7 +106,7 @@ class Store:
 
     def _at(self, session: SparkSession, table: str, location: str, *, must_read: bool = False) -> NativeTable | None:
         """The handle of a table that lies at a location; one from another place is given up."""
-        place = self._readable(location)
+        place = self._readable(session, location)
         kept = self._handles.pop(table, None)
         if place is None:
             return None
@@ -133,13 +134,13 @@ class Store:
             self._handles[table] = found
         return found
 
-    def _readable(self, location: str) -> str | None:
-        """A location as delta-rs is given it; None where it must not read."""
+    def _readable(self, session: SparkSession, location: str) -> str | None:
+        """A location as delta-rs is given it; None where it must not read, or could not hold Spark's lock."""
         if self._spec.engine == "spark":
             return None
         local = places.local_path(location)
         if local is not None:
-            return str(local) if _is_table(local) else None
+            return str(local) if _is_table(local) and pins_threads(session) else None
         return location if self._spec.single_writer else None
 
     def _options(self, session: SparkSession, place: str) -> Mapping[str, str] | None:

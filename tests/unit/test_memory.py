@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -50,3 +51,27 @@ print(free_memory_bytes())
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
 
     assert 0 < int(done.stdout) < 3 << 30
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("", "memory.max", "memory.current", "inactive_file"),
+        ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ],
+    ids=["v2", "v1"],
+)
+def test_files_that_a_container_has_read_are_free_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: tuple[str, str, str, str]
+):
+    """They count as used until somebody wants the memory."""
+    folder, limit, used, cached = names
+    group = tmp_path / folder
+    group.mkdir(exist_ok=True)
+    for name, text in ((limit, "1000"), (used, "900"), ("memory.stat", f"anon 100\n{cached} 700\nslab 50")):
+        (group / name).write_text(f"{text}\n")
+    monkeypatch.setattr(memory, "_CGROUPS", tmp_path)
+
+    assert free_memory_bytes() == 800
+    (group / limit).write_text("max\n")
+    assert free_memory_bytes() > 1000

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import pytest
 
 from stream_merge.model import names
-from stream_merge.spark.downloads import for_places, s3_coordinates
+from stream_merge.spark.downloads import for_places, s3_confs, s3_coordinates
 from stream_merge.spark.places import canonical, is_on_s3
 from stream_merge.spark.s3 import Access, NotTranslatedError
 
@@ -94,6 +94,7 @@ def test_an_endpoint_is_reached_as_spark_reaches_it(settings: Mapping[str, str],
     ("setting", "value", "said"),
     [
         ("encryption.algorithm", "SSE-KMS", "fs.s3a.encryption.algorithm is set"),
+        ("acl.default", "BucketOwnerFullControl", "fs.s3a.acl.default is set"),
         ("accesspoint.arn", "arn:aws:s3:…", "fs.s3a.accesspoint.arn is set"),
         ("proxy.host", "proxy", "fs.s3a.proxy.host is set"),
         ("aws.credentials.provider", "x.AssumedRoleCredentialProvider", "names AssumedRoleCredentialProvider, which"),
@@ -144,3 +145,13 @@ def test_spark_downloads_its_file_system_for_s3_where_something_lies_there(monke
     }
     named = {"spark.jars": "/jars/hadoop-aws-3.5.0.jar"}
     assert for_places(named, ["s3a://lake/t"]) == named
+
+
+def test_whoever_names_the_connector_gets_what_it_needs_of_the_sdk():
+    """The whole SDK, which it names itself, is left out."""
+    own = {"spark.jars.packages": "org.apache.hadoop:hadoop-aws:3.4.2,a:b:1"}
+    connector, *sdk = s3_coordinates()
+
+    assert connector.startswith("org.apache.hadoop:hadoop-aws:")
+    assert s3_confs(own)["spark.jars.packages"].split(",") == ["org.apache.hadoop:hadoop-aws:3.4.2", "a:b:1", *sdk]
+    assert s3_confs(s3_confs(own)) == s3_confs(own)

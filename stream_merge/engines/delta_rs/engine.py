@@ -64,13 +64,18 @@ class DeltaRs:
             refused = of_files(job.log, job.log_snapshot, "the tombstone table")
         if refused is not None:
             return refused
+        try:
+            width = job.table.widths.of(touched_files(job.table, job.batch.bounds))
+        except Exception as err:
+            detail = f"a file of the target could not be looked into ({type(err).__name__}: {err})"
+            return Ineligible(reason="storage", detail=detail)
         return started(
             job,
             self,
             job.table,
             why=why,
             refusal=refusal,
-            need=partial(_memory_needed, job.work, job.table.widths.of(touched_files(job.table, job.batch.bounds))),
+            need=partial(_memory_needed, job.work, width),
             of_events=of_events,
             merger=DeltaRsMerger,
         )

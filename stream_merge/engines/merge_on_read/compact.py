@@ -30,7 +30,7 @@ AUTO_COMPACT_PROPERTY = "delta.autoOptimize.autoCompact"
 
 
 _COPIES = 3
-"""Of the rows: as they are read, put together, and in the file that is made of them."""
+"""Of the rows in memory: as they are read, put together, and in the file that is made of them."""
 
 
 def compact(
@@ -70,20 +70,21 @@ def _compacted(native: NativeTable, lock: Callable[[], AbstractContextManager[ob
     if not awaiting or snapshot.properties.get(AUTO_COMPACT_PROPERTY, "").lower() == "false":
         return Tidied(debt=_debt(rows, stored, awaiting))
     live = table.live.at(native.version)
-    files: Sequence[Touched] = ()
-    for number, picked in enumerate(awaiting):
-        files = _affordable([table.file(one.path, live[one.path]) for one in picked], promise)
-        if files:
-            awaiting = (*awaiting[:number], picked[len(files) :], *awaiting[number + 1 :])
-            break
+    rounds_of = ([table.file(one.path, live[one.path]) for one in picked] for picked in awaiting)
+    affordable = (_affordable(table, files, promise) for files in rounds_of)
+    number, files = next(((i, files) for i, files in enumerate(affordable) if files), (0, ()))
     if not files:
-        detail = "there is not enough memory for the rows of two files"
-        return Tidied(upkeep=Upkeep(outcome="over_budget", detail=detail), debt=_debt(rows, stored, awaiting))
+        return Tidied(upkeep=_over_budget(), debt=_debt(rows, stored, awaiting))
     refused = eligibility.of_table(native, snapshot, "the table") or eligibility.of_files(files, "the table")
     if refused is not None:
         upkeep = Upkeep(outcome="nothing", detail=refused.detail)
         return Tidied(upkeep=upkeep, debt=_debt(rows, stored, awaiting))
-    made = _written(table, snapshot, files)
+    parts = _rows(table, snapshot, files, promise)
+    if len(parts) < min(2, len(files)):
+        return Tidied(upkeep=_over_budget(), debt=_debt(rows, stored, awaiting))
+    files = files[: len(parts)]
+    awaiting = (*awaiting[:number], awaiting[number][len(files) :], *awaiting[number + 1 :])
+    made = _written(table, snapshot, files, pa.concat_tables(parts))
     try:
         made.put(table.root / "_delta_log", lock())
     except commit.ConcurrentWriteException:
@@ -102,15 +103,48 @@ def _compacted(native: NativeTable, lock: Callable[[], AbstractContextManager[ob
     )
 
 
-def _affordable(files: Sequence[Touched], promise: Promise) -> Sequence[Touched]:
-    """As many of the files as there is memory for; none where that is one of several."""
+def _affordable(table: MergeOnReadTable, files: Sequence[Touched], promise: Promise) -> Sequence[Touched]:
+    """As many of the files as there is memory for, as far as is known before they are read; none if one of several."""
     least = min(2, len(files))
     while len(files) >= least:
-        row_bytes = sum(one.candidate.footer.row_bytes * one.candidate.footer.rows for one in files)
+        row_bytes = table.expansion * sum(map(_encoded_bytes, files))
         if promise.cover(BASE_BYTES + int(_COPIES * row_bytes)) is None:
             return files
         files = files[: len(files) // 2]
     return ()
+
+
+class _NoRoomError(Exception):
+    """There is no memory for more rows."""
+
+
+def _rows(
+    table: MergeOnReadTable, snapshot: TableSnapshot, files: Sequence[Touched], promise: Promise
+) -> Sequence[pa.Table]:
+    """The live rows of the files, one after the other, of as many as there turns out to be memory for."""
+    found: list[pa.Table] = []
+    for one in files:
+        before = sum(part.nbytes for part in found)
+
+        def room_for(row_bytes: int, one: Touched = one, before: int = before) -> None:
+            table.expansion = max(table.expansion, row_bytes / max(_encoded_bytes(one), 1))
+            if promise.cover(BASE_BYTES + _COPIES * (before + row_bytes)) is not None:
+                raise _NoRoomError
+
+        dead = vectors.of(one.add, table.root)
+        try:
+            found.append(rows_of(table.root, one.candidate, dead, snapshot.schema, room_for=room_for))
+        except _NoRoomError:
+            break
+    return found
+
+
+def _encoded_bytes(one: Touched) -> float:
+    return one.candidate.footer.row_bytes * one.candidate.footer.rows
+
+
+def _over_budget() -> Upkeep:
+    return Upkeep(outcome="over_budget", detail="there is not enough memory for the rows of two files")
 
 
 def _debt(rows: int, stored: Sequence[Stored], awaiting: Sequence[Sequence[Stored]]) -> ReadDebt:
@@ -118,12 +152,12 @@ def _debt(rows: int, stored: Sequence[Stored], awaiting: Sequence[Sequence[Store
     return ReadDebt(rows=rows, deleted_rows=deleted, awaiting_files=sum(map(len, awaiting)))
 
 
-def _written(table: MergeOnReadTable, snapshot: TableSnapshot, files: Sequence[Touched]) -> commit.Commit:
+def _written(
+    table: MergeOnReadTable, snapshot: TableSnapshot, files: Sequence[Touched], rows: pa.Table
+) -> commit.Commit:
     """The rows of files of one partition in a new file, and the commit that puts it in their place."""
     now_ms = int(time.time() * 1000)
-    rows = pa.concat_tables(
-        [rows_of(table.root, one.candidate, vectors.of(one.add, table.root), snapshot.schema) for one in files]
-    ).drop_columns(list(snapshot.partition_columns))
+    rows = rows.drop_columns(list(snapshot.partition_columns))
     adds = []
     if rows.num_rows:
         add = write_data_file(

@@ -134,10 +134,9 @@ class MergeOnReadMerger(DriverMerger):
             return decide(clauses, layout, schema, events=source, rows=rows.filter(dead.spare(rows)))
 
         columns = None if has_feed(snapshot) else needed(clauses, layout, schema)
-        try:
+        with suppress(NotReadError):
             return over(columns)
-        except NotReadError:
-            return over(None)
+        return over(None)
 
     def _room_for(self, row_bytes: int) -> None:
         """Have memory promised for so many bytes of rows.

@@ -8,10 +8,10 @@ import re
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import Field, SecretStr, ValidationError, model_validator
+from pydantic import AfterValidator, Field, SecretStr, ValidationError, model_validator
 from yaml.error import MarkedYAMLError
 from yaml.parser import ParserError
 from yaml.scanner import ScannerError
@@ -153,7 +153,7 @@ class QuerySettings(Model):
     value_format: ValueFormat = DebeziumFormat()
     target: str = Field(min_length=1)
     keys: Names = Field(min_length=1)
-    checkpoint: str = Field(min_length=1)
+    checkpoint: Annotated[str, AfterValidator(names.hadoop_uri)] = Field(min_length=1)
     trigger: Seconds = Field(default=1.0, ge=0)
     """Least time between the starts of two micro-batches."""
     start: Literal["earliest", "latest"] | datetime | Mapping[int, int] | None = None

@@ -1,4 +1,4 @@
-"""How wide a table's rows are once they are read: a short file may hold long rows."""
+"""How wide a table's rows are before files compress them: a short file may hold long rows."""
 
 from __future__ import annotations
 

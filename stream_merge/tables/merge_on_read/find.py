@@ -25,10 +25,11 @@ from stream_merge.tables.merge_on_read.footers import Footer
 
 EVENT, FILE, POSITION = "__stream_merge_event", "__stream_merge_file", "__stream_merge_position"
 OWN_COLUMNS = frozenset({"filename", "file_row_number", "file_index"})
-"""What DuckDB (1.4 and 1.5) calls its own columns, in any case; a table's columns must not be called so."""
+"""What DuckDB (1.5) calls its own columns, in any case; a table's columns must not be called so."""
 _UTC, _LOCAL = pa.timestamp("us", tz="UTC"), pa.timestamp("us")
 _EVENTS = "__stream_merge_events"
-_ROWS_AT_A_TIME = 8_192
+_ROWS_AT_A_TIME = 512
+"""Nobody knows how wide rows are before they are there: a footer tells how they are encoded."""
 _SETTINGS = {
     "autoinstall_known_extensions": "false",
     "autoload_known_extensions": "false",
@@ -77,7 +78,7 @@ def find(
         the columns that are wanted, in the table's order.
 
     Raises:
-        duckdb.Error: a file cannot be read.
+        duckdb.Error, OSError: a file cannot be read.
     """
     groups: dict[tuple[Any, ...], list[int]] = defaultdict(list)
     for number, candidate in enumerate(candidates):
@@ -115,7 +116,9 @@ def _read(query: duckdb.DuckDBPyRelation, before: int, room_for: Callable[[int],
     return pa.Table.from_batches(batches, reader.schema)
 
 
-def rows_of(root: Path, candidate: Candidate, dead: BitMap64, schema: StructType) -> pa.Table:
+def rows_of(
+    root: Path, candidate: Candidate, dead: BitMap64, schema: StructType, *, room_for: Callable[[int], object]
+) -> pa.Table:
     """The live rows of a file, in their order, with all columns of the table.
 
     Args:
@@ -123,13 +126,14 @@ def rows_of(root: Path, candidate: Candidate, dead: BitMap64, schema: StructType
         candidate: the file.
         dead: positions of its deleted rows.
         schema: of the table.
+        room_for: as for `find`.
 
     Raises:
-        duckdb.Error: the file cannot be read.
+        duckdb.Error, OSError: the file cannot be read.
     """
     held = _held(schema, candidate)
     with _connections.cursor() as con:
-        rows = con.sql(_query([os.fspath(root / candidate.path)], held, None)).to_arrow_table()
+        rows = _read(con.sql(_query([os.fspath(root / candidate.path)], held, None)), 0, room_for)
     if len(dead):
         rows = rows.filter(pc.invert(pc.is_in(rows[POSITION], value_set=pa.array(dead, pa.int64()))))
     return _with_columns(rows, held, schema, candidate).drop_columns([EVENT, FILE, POSITION])

@@ -38,6 +38,8 @@ class MergeOnReadTable:
         self.root = Path(native.location)
         self.table_id = snapshot.table_id
         self.live = LiveFiles(self.root)
+        self.expansion = 1.0
+        """Bytes in memory for each that rows take in files before these are compressed: the most that was seen."""
         self._columns = (snapshot.schema, snapshot.partition_columns)
         self._footers = Footers(self.root, *self._columns)
 

@@ -1,0 +1,63 @@
+"""Compaction holds rows as they are in memory, which no file tells; without a JVM."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+from on_read_target import Target
+
+from stream_merge.engines.memory import BASE_BYTES
+from stream_merge.engines.merge_on_read import compact as module
+from stream_merge.engines.merge_on_read.compact import compact
+from stream_merge.tables.delta_rs.table import open_table
+from stream_merge.tables.merge_on_read.compaction import TOGETHER
+
+ROWS, TEXT = 5_000, "x" * 2_000
+MEGABYTE = 1_000_000
+FILE_BYTES = 10 * MEGABYTE
+"""In memory; a page of the file says it all with one text."""
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Target:
+    target = Target(tmp_path / "table")
+    for number in range(TOGETHER):
+        target.append(*((number * ROWS + i, 1, TEXT) for i in range(ROWS)), name=f"on-read-{number}.parquet")
+    return target
+
+
+def test_as_many_files_are_put_together_as_there_is_memory_for(target: Target):
+    before = target.rows()
+    assert sum((target.root / name).stat().st_size for name in target.files()) < FILE_BYTES
+    native = open_table(str(target.root))
+    assert native is not None
+
+    found = compact(native, nullcontext, BASE_BYTES + 3 * 3 * FILE_BYTES + MEGABYTE * 5)
+
+    assert found.upkeep is not None
+    assert (found.upkeep.outcome, found.upkeep.removed_files, found.upkeep.added_files) == ("done", 3, 1)
+    assert found.debt is not None
+    assert (found.debt.rows, found.debt.awaiting_files) == (TOGETHER * ROWS, TOGETHER - 3)
+    assert target.rows() == before
+
+
+def test_what_there_is_no_memory_for_is_not_read_again(target: Target, monkeypatch: pytest.MonkeyPatch):
+    native = open_table(str(target.root))
+    assert native is not None
+    files = target.files()
+    read: list[str] = []
+    rows_of = module.rows_of
+
+    def noted(root: Path, candidate: object, *more: object, **how: object) -> object:
+        read.append(str(candidate))
+        return rows_of(root, candidate, *more, **how)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(module, "rows_of", noted)
+    for times in range(1, 4):
+        found = compact(native, nullcontext, BASE_BYTES + 3 * FILE_BYTES + MEGABYTE * 5)
+        assert found.upkeep is not None
+        assert found.upkeep.outcome == "over_budget"
+        assert len(read) == 2, times
+    assert target.files() == files
