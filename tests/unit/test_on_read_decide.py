@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -17,6 +18,7 @@ from pyspark.sql.types import IntegerType, StructField, StructType
 
 from stream_merge.engines.base import CommitTag
 from stream_merge.engines.in_driver import NoLongerEligibleError
+from stream_merge.engines.memory import Promise
 from stream_merge.engines.merge_on_read import merger as module
 from stream_merge.engines.merge_on_read.decide import Decision, decide
 from stream_merge.engines.merge_on_read.engine import MergeOnRead
@@ -536,6 +538,20 @@ def test_rows_are_counted_where_no_clause_looks_at_them(tmp_path):
     )
 
     assert (report.deleted, report.metrics["numTargetRowsDeleted"], target.rows()) == (2, 2, [(3, 3, "three")])
+
+
+def test_what_is_committed_is_undone_whatever_memory_it_takes(target):
+    """A merge of the same rows is given up, with nothing written."""
+    late = events((1, 4, None), (2, 4, None))
+    merger = target.merger(late)
+    merger._promise = Promise(1)
+    files = target.files()
+    with pytest.raises(NoLongerEligibleError, match="memory"):
+        merger._commit(late, [Delete(when=Newer())], target.tag())
+    assert target.files() == files
+
+    report = merger.repair(SimpleNamespace(refused_entries=lambda: late), target.tag())
+    assert (report.deleted, target.rows()) == (2, [(3, 3, "three"), (4, 3, "four")])
 
 
 def test_columns_that_a_clause_looks_at_or_leaves_are_needed():

@@ -29,6 +29,7 @@ from stream_merge.tables.merge_on_read import commit, eligibility, partitions, v
 from stream_merge.tables.merge_on_read.data_file import CHANGE_TYPE, write_change_file, write_data_file
 from stream_merge.tables.merge_on_read.find import FILE, POSITION, find
 from stream_merge.tables.merge_on_read.table import Touched, table_of
+from stream_merge.tables.tombstones.delta_rs import NativeHits
 from stream_merge.tables.whitelist import Ineligible
 
 COPIES_OF_EVENTS, COPIES_OF_ROWS = 3, 4
@@ -69,6 +70,12 @@ class MergeOnReadMerger(DriverMerger):
     def __init__(self, *, lock: Callable[[], AbstractContextManager[object]], **about: Any) -> None:
         super().__init__(**about)
         self._lock = lock
+        self._repairs = False
+
+    def repair(self, late: NativeHits, tag: CommitTag) -> MergeReport:
+        """As `DriverMerger.repair`, whatever memory it takes: the upserts that it undoes are committed already."""
+        self._repairs = True
+        return super().repair(late, tag)
 
     def _commit(self, source: pa.Table, clauses: Sequence[Clause], tag: CommitTag) -> MergeReport:
         started = time.perf_counter()
@@ -145,7 +152,7 @@ class MergeOnReadMerger(DriverMerger):
             NoLongerEligibleError: there is none.
         """
         refused = covered(self._promise, memory_needed(self._events.nbytes, row_bytes), "merge-on-read")
-        if refused is not None:
+        if refused is not None and not self._repairs:
             raise NoLongerEligibleError(refused)
 
     def _of_columns(self, snapshot: TableSnapshot) -> Ineligible | None:
