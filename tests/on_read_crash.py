@@ -82,7 +82,7 @@ def put_together(root: Path) -> Upkeep | None:
     """One round of compaction."""
     native = open_table(str(root))
     assert native is not None
-    return compact.compact(native, nullcontext)
+    return compact.compact(native, nullcontext).upkeep
 
 
 def killed(act: Callable[..., object], *args: Any, what: str, at: str) -> None:
