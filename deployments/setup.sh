@@ -130,13 +130,18 @@ need_postgres() {
     echo "$folder"
 }
 
-find_prometheus() {
+# The first of these that is a program: its path, or nothing.
+find_program() {
     local program
-    for program in ${PROMETHEUS:+"$PROMETHEUS"} prometheus "$PWD/.jars/prometheus/usr/bin/prometheus"; do
+    for program in "$@"; do
         if command -v "$program"; then
             return
         fi
     done
+}
+
+find_prometheus() {
+    find_program ${PROMETHEUS:+"$PROMETHEUS"} prometheus "$PWD/.jars/prometheus/usr/bin/prometheus"
 }
 
 need_prometheus() {
@@ -191,12 +196,7 @@ need_go() {
 }
 
 find_s3() {
-    local program
-    for program in ${VERSITYGW:+"$VERSITYGW"} versitygw "$PWD/.jars/s3/versitygw"; do
-        if command -v "$program"; then
-            return
-        fi
-    done
+    find_program ${VERSITYGW:+"$VERSITYGW"} versitygw "$PWD/.jars/s3/versitygw"
 }
 
 need_s3() {

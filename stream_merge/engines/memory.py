@@ -17,10 +17,6 @@ SHARE_OF_FREE_MEMORY = 0.4
 """Of what the process may still take, all merges in the driver together, and their compaction."""
 
 
-BASE_BYTES = 256 << 20
-"""What DuckDB's readers and Arrow hold, however little they read."""
-
-
 class Reservations:
     """What the merges that run now were promised. One object per process: they share its memory."""
 
@@ -115,12 +111,18 @@ def _free_in_the_groups() -> list[int]:
     for folder, limit, used, cached in _GROUPS:
         try:
             most, taken = (int((_CGROUPS / folder / name).read_text("ascii")) for name in (limit, used))
-            told = dict(line.split() for line in (_CGROUPS / folder / "memory.stat").read_text("ascii").splitlines())
         except (OSError, ValueError):  # no such group, or "max"
             continue
-        # Files that were read count as used, and are let go when memory is wanted.
-        found.append(max(0, most - taken + int(told.get(cached, 0))))
+        found.append(max(0, most - taken + _let_go(_CGROUPS / folder / "memory.stat", cached)))
     return found
+
+
+def _let_go(stat: Path, cached: str) -> int:
+    """Bytes of files that were read: they count as used, and are let go when memory is wanted."""
+    try:
+        return int(dict(line.split() for line in stat.read_text("ascii").splitlines())[cached])
+    except (OSError, ValueError, KeyError):
+        return 0
 
 
 def _free_in_the_limit() -> list[int]:

@@ -73,5 +73,7 @@ def test_files_that_a_container_has_read_are_free_memory(
     monkeypatch.setattr(memory, "_CGROUPS", tmp_path)
 
     assert free_memory_bytes() == 800
+    (group / "memory.stat").unlink()
+    assert free_memory_bytes() == 100
     (group / limit).write_text("max\n")
     assert free_memory_bytes() > 1000
