@@ -10,6 +10,7 @@ from typing import Any
 from pyspark.sql.types import StructField, StructType
 
 VECTORS_PROPERTY = "delta.enableDeletionVectors"
+_FEED_PROPERTY = "delta.enableChangeDataFeed"
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 """The folder of NULL in a partition column; as a text Spark keeps it as NULL there."""
 
@@ -40,6 +41,11 @@ class TableSnapshot:
     def has_vectors(self) -> bool:
         """Whether rows may be marked as removed (Delta's deletion vectors)."""
         return self.properties.get(VECTORS_PROPERTY, "false").lower() == "true"
+
+    @property
+    def has_feed(self) -> bool:
+        """Whether commits keep what they change (Delta's change data feed)."""
+        return self.properties.get(_FEED_PROPERTY, "false").lower() == "true"
 
 
 def name_in_files(field: StructField) -> str:

@@ -35,22 +35,18 @@ def read_text(session: SparkSession, path: str) -> str | None:
 def write_text(session: SparkSession, path: str, text: str) -> None:
     """Write a small file wherever Hadoop's file systems reach, folders included; it is there whole or not at all."""
     hadoop_path, files = _located(session, path)
-    if is_on_s3(path):  # where an object shows when it is whole, and a rename is a copy and a delete
-        stream = files.create(hadoop_path, True)
-        try:
-            stream.write(bytearray(text.encode("utf-8")))
-        except BaseException:
-            stream.abort()  # closing would make an object of what is there
-            raise
-        stream.close()
-        return
-    unfinished = _hadoop(session, "Path")(hadoop_path.getParent(), f".{hadoop_path.getName()}.{uuid4().hex}")
+    is_put = is_on_s3(path)  # where an object shows when it is whole, and a rename is a copy and a delete
+    unfinished = hadoop_path
+    if not is_put:
+        unfinished = _hadoop(session, "Path")(hadoop_path.getParent(), f".{hadoop_path.getName()}.{uuid4().hex}")
     stream = files.create(unfinished, True)
     try:
         stream.write(bytearray(text.encode("utf-8")))
-    finally:
-        stream.close()
-    if not files.rename(unfinished, hadoop_path):  # something is there
+    except BaseException:
+        (stream.abort if is_put else stream.close)()  # closing would make an object of what is there
+        raise
+    stream.close()
+    if not is_put and not files.rename(unfinished, hadoop_path):  # something is there
         files.delete(hadoop_path, False)
         files.rename(unfinished, hadoop_path)
 

@@ -21,6 +21,7 @@ from rich.table import Table
 
 from stream_merge import MergeMetrics, MergeSink
 from stream_merge.engines.spark.commit import MATERIALIZE_CONF
+from stream_merge.model.snapshot import VECTORS_PROPERTY
 from stream_merge.spark.jvm import owned_session
 
 T = TypeVar("T")
@@ -79,6 +80,11 @@ class Bench:
         shutil.rmtree(path, ignore_errors=True)
         shutil.copytree(table, path)
         return str(path)
+
+    def with_vectors(self, target: str) -> str:
+        """The table, which may have deletion vectors from now on."""
+        self.spark.sql(f"ALTER TABLE delta.`{target}` SET TBLPROPERTIES ({VECTORS_PROPERTY} = true)")
+        return target
 
     def events(self, count: int, low: int, high: int, *, deletes: bool) -> DataFrame:
         """A batch as a stream delivers it: evaluated rows of unknown size, keys uniform in [low, high)."""

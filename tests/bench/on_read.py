@@ -211,9 +211,7 @@ def _sides(
 ) -> dict[str, Callable[[DataFrame, int], object]]:
     def copied(label: str, *, vectors: bool) -> str:
         target = bench.copy(table, label)
-        if vectors:
-            bench.spark.sql(f"ALTER TABLE delta.`{target}` SET TBLPROPERTIES ({VECTORS_PROPERTY} = true)")
-        return target
+        return bench.with_vectors(target) if vectors else target
 
     def by_hand(label: str, confs: Mapping[str, str], *, vectors: bool = False) -> Callable[[DataFrame, int], object]:
         session = owned_session(bench.spark)

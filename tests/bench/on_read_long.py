@@ -12,8 +12,6 @@ from native import peak_memory, resident_bytes
 from pyspark.sql import DataFrame, SparkSession
 from streams import quantile, triggers
 
-from stream_merge.model.snapshot import VECTORS_PROPERTY
-
 ROWS, FILES, EVENTS = 5_000_000, 16, 1_000
 AT_THE_ENDS = 100
 SCANS = 5
@@ -22,7 +20,7 @@ CEILING = 2_000 << 20
 
 def debt(bench: Bench, batches: int) -> list[Comparison]:
     """Batches of random keys, the sink's own compaction alone: calls, a scan of the table, and bytes on disk."""
-    target = _with_vectors(bench, bench.copy(bench.table(ROWS, FILES), "debt"))
+    target = bench.with_vectors(bench.copy(bench.table(ROWS, FILES), "debt"))
     bytes_before = _bytes(Path(target))
     sink = sink_on(target)
     seconds: list[float] = []
@@ -80,7 +78,7 @@ def debt(bench: Bench, batches: int) -> list[Comparison]:
 
 def random_stream(bench: Bench) -> list[Comparison]:
     """Whole triggers of a rate source, 1,000 events with random keys in 5 M rows."""
-    target = _with_vectors(bench, bench.copy(bench.table(ROWS, FILES), "random_stream"))
+    target = bench.with_vectors(bench.copy(bench.table(ROWS, FILES), "random_stream"))
     taken = triggers(bench, sink_on(target, app_id=None), 300, {}, keys=int(ROWS * 1.1))
     return [
         Comparison(
@@ -133,7 +131,7 @@ _TEXT = "repeat(concat(uuid(), id), 27000)"
 
 
 def _peak_of(bench: Bench, case: str, table: Path, batch: DataFrame) -> Comparison:
-    target = _with_vectors(bench, bench.copy(table, "memory"))
+    target = bench.with_vectors(bench.copy(table, "memory"))
     sink = sink_on(target, native_memory_bytes=CEILING)
     sink(bench.events(10, 0, 10, deletes=False), bench.batch_id)
     started = resident_bytes()
@@ -153,11 +151,6 @@ def _peak_of(bench: Bench, case: str, table: Path, batch: DataFrame) -> Comparis
         holds=above <= CEILING,
         phases="" if result is None else result.plan,
     )
-
-
-def _with_vectors(bench: Bench, target: str) -> str:
-    bench.spark.sql(f"ALTER TABLE delta.`{target}` SET TBLPROPERTIES ({VECTORS_PROPERTY} = true)")
-    return target
 
 
 def _scan(spark: SparkSession, target: str) -> float:

@@ -10,7 +10,8 @@ from contextlib import AbstractContextManager, closing, suppress
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stream_merge.engines.memory import BASE_BYTES, Promise
+from stream_merge.engines.memory import Promise
+from stream_merge.engines.merge_on_read.memory import BASE_BYTES
 from stream_merge.model.logs import tell
 from stream_merge.model.results import ReadDebt, Tidied, Upkeep
 from stream_merge.model.snapshot import TableSnapshot
@@ -144,7 +145,7 @@ def _encoded_bytes(one: Touched) -> float:
 
 
 def _over_budget() -> Upkeep:
-    return Upkeep(outcome="over_budget", detail="there is not enough memory for the rows of two files")
+    return Upkeep(outcome="over_budget", detail="there is not enough memory for the rows of a round's files")
 
 
 def _debt(rows: int, stored: Sequence[Stored], awaiting: Sequence[Sequence[Stored]]) -> ReadDebt:

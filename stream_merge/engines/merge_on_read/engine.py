@@ -10,7 +10,8 @@ from pyspark.sql import SparkSession
 from stream_merge.engines.base import Execution, MergeJob
 from stream_merge.engines.in_driver import started
 from stream_merge.engines.merge_on_read.compact import compact
-from stream_merge.engines.merge_on_read.merger import MergeOnReadMerger, memory_before
+from stream_merge.engines.merge_on_read.memory import memory_before
+from stream_merge.engines.merge_on_read.merger import MergeOnReadMerger
 from stream_merge.model.results import Refusal
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import TableSnapshot

@@ -14,11 +14,10 @@ import pyarrow.compute as pc
 from pyroaring import BitMap64
 
 from stream_merge.engines.base import CommitTag, MergeReport
-from stream_merge.engines.costs import Work
 from stream_merge.engines.in_driver import DriverMerger, NoLongerEligibleError, covered
-from stream_merge.engines.memory import BASE_BYTES
 from stream_merge.engines.merge_on_read.conditions import NotReadError
 from stream_merge.engines.merge_on_read.decide import Decision, decide
+from stream_merge.engines.merge_on_read.memory import memory_needed
 from stream_merge.engines.merge_on_read.needed import needed
 from stream_merge.model.snapshot import TableSnapshot, is_applied
 from stream_merge.shapes.clauses import Clause
@@ -31,32 +30,6 @@ from stream_merge.tables.merge_on_read.find import FILE, POSITION, find
 from stream_merge.tables.merge_on_read.table import Touched, table_of
 from stream_merge.tables.tombstones.delta_rs import NativeHits
 from stream_merge.tables.whitelist import Ineligible
-
-COPIES_OF_EVENTS, COPIES_OF_ROWS = 3, 4
-"""Events and rows as they are read, before and after the clauses, and in the files that are made of them."""
-
-
-def memory_before(work: Work, touched: Sequence[Touched], event_bytes: int | None) -> int:
-    """Bytes that a merge may take, before the rows of its keys are looked for: one row for each event.
-
-    Args:
-        work: of the merge.
-        touched: the files that may hold rows of its keys.
-        event_bytes: of its events; None where they are not there yet.
-    """
-    files = [one.candidate.footer for one in touched]
-    rows = sum(file.rows for file in files)
-    width = sum(file.row_bytes * file.rows for file in files) / rows if rows else work.row_bytes
-    row_bytes = int(width * min(work.events, rows))
-    return memory_needed(int(width * work.events) if event_bytes is None else event_bytes, row_bytes)
-
-
-def memory_needed(event_bytes: int, row_bytes: int) -> int:
-    """Bytes that a merge takes, by those of its events and of the rows of their keys."""
-    return BASE_BYTES + COPIES_OF_EVENTS * event_bytes + COPIES_OF_ROWS * row_bytes
-
-
-FEED_PROPERTY = "delta.enableChangeDataFeed"
 
 
 class MergeOnReadMerger(DriverMerger):
@@ -140,7 +113,7 @@ class MergeOnReadMerger(DriverMerger):
             rows = find(root, candidates, source, layout.keys, schema, columns=columns, room_for=self._room_for)
             return decide(clauses, layout, schema, events=source, rows=rows.filter(dead.spare(rows)))
 
-        columns = None if has_feed(snapshot) else needed(clauses, layout, schema)
+        columns = None if snapshot.has_feed else needed(clauses, layout, schema)
         with suppress(NotReadError):
             return over(columns)
         return over(None)
@@ -294,17 +267,12 @@ class _Attempt:
             )
             self._files.append(self._root / decoded(add["path"]))
             new.append(add)
-        if has_feed(self._snapshot):
+        if self._snapshot.has_feed:
             for partition, part in partitions.split(_feed(decision), schema, columns):
                 change = write_change_file(self._root, part, schema, partition=partition, properties=properties)
                 self._files.append(self._root / decoded(change["path"]))
                 self._changes.append(change)
         return new
-
-
-def has_feed(snapshot: TableSnapshot) -> bool:
-    """Whether the table keeps a change feed."""
-    return snapshot.properties.get(FEED_PROPERTY, "false").lower() == "true"
 
 
 def _positions(rows: pa.Table) -> Iterator[tuple[int, BitMap64]]:
