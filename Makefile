@@ -1,7 +1,8 @@
 # Every target does its own set-up: `make demo` on a fresh machine needs nothing but Python 3.11 and Java 17.
 SHELL := bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo jars shop unit test test-all soak smoke check lint format types imports collect docs bench bench-kafka dashboard reference lock clean
+.PHONY: help setup demo jars shop unit test test-all soak smoke check lint format types imports collect docs bench bench-kafka dashboard reference \
+	log-store lock clean
 
 INSTALLED := .venv/.installed
 # Found once per command; a JDK is installed through apt when none is there and the user is root.
@@ -87,6 +88,9 @@ dashboard: $(INSTALLED)  ## write the Grafana dashboard again from the metrics
 
 reference: $(INSTALLED)  ## write the lists of metrics and commands in docs/reference again from the code
 	.venv/bin/python docs/generate.py
+
+log-store: $(INSTALLED)  ## build the log store for S3 from its sources, into the package
+	@home=$$(deployments/setup.sh java) && JAVA_HOME="$$home" deployments/setup.sh build deployments/log-store stream_merge/spark/stream-merge-log-store.jar
 
 lock:  ## write requirements.lock again from pyproject.toml (needs uv); a release of this week is left alone
 	uv pip compile --quiet --upgrade --no-strip-extras --exclude-newer "1 week" --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url \

@@ -5,6 +5,7 @@
 #                                another version (4.1) in place of the locked one
 #   deployments/setup.sh java    print the home of a JDK that Spark can use; install one through apt when root
 #   deployments/setup.sh jars POM DIR    copy what a POM names, and all that it needs, into a folder
+#   deployments/setup.sh build PROJECT JAR    build a Maven project into a jar
 #   deployments/setup.sh postgres        print the folder of PostgreSQL's server programs; install it through apt when root
 #   deployments/setup.sh prometheus      print the path of Prometheus; unpack its package into .jars where there is none
 #   deployments/setup.sh s3              print the path of the S3 server of the tests; build it into .jars where there is none
@@ -94,18 +95,30 @@ need_java() {
     echo "$home"
 }
 
-copy_jars() {
-    local pom=$1 folder=$2
+need_maven() { # what for
     if ! command -v mvn >/dev/null; then
-        can_install || fail "mvn is missing, which gets the jars of $pom. Install Maven (Debian, Ubuntu: apt install maven)."
+        can_install || fail "mvn is missing, which $1. Install Maven (Debian, Ubuntu: apt install maven)."
         apt_install "Maven" maven
     fi
+}
+
+copy_jars() {
+    local pom=$1 folder=$2
+    need_maven "gets the jars of $pom"
     say "getting the jars of $pom (a minute the first time)"
     mkdir -p "$folder"
     # A repository of its own: in ~/.m2 Maven leaves descriptions of jars that it did not need, and Spark, which looks
     # there first for spark.jars.packages, takes them for the whole and fails.
     mvn -q -B -f "$pom" -Dmaven.repo.local="$PWD/.jars/maven" dependency:copy-dependencies -DoutputDirectory="$(cd "$folder" && pwd)" -DincludeScope=runtime \
         || fail "mvn could not get the jars of $pom; what it said is above."
+}
+
+build_jar() {
+    local project=$1 jar=$2
+    need_maven "builds $project"
+    mvn -q -B -f "$project/pom.xml" -Dmaven.repo.local="$PWD/.jars/maven" clean package || fail "mvn could not build $project; what it said is above."
+    cp "$project"/target/*.jar "$jar"
+    rm -rf "$project/target"
 }
 
 find_postgres() {
@@ -222,8 +235,9 @@ case "${1:-}" in
     venv) make_venv "${2:-}" "${3:-}" ;;
     java) need_java ;;
     jars) copy_jars "$2" "$3" ;;
+    build) build_jar "$2" "$3" ;;
     postgres) need_postgres ;;
     prometheus) need_prometheus ;;
     s3) need_s3 ;;
-    *) fail "usage: deployments/setup.sh venv [DIR VERSION]|java|jars POM DIR|postgres|prometheus|s3" ;;
+    *) fail "usage: deployments/setup.sh venv [DIR VERSION]|java|jars POM DIR|build PROJECT JAR|postgres|prometheus|s3" ;;
 esac

@@ -78,7 +78,8 @@ class MergeSink:
         retry: attempts, time budget and backoff for lost commits.
         app_id: part of the idempotency identity; outside a streaming query all of it.
         name: label for metrics and logs; part of the identity when given.
-        single_writer: promise that nobody else writes to the target; without it object stores are left to Spark.
+        single_writer: promise that nobody else writes to the target; without it an object store is left to Spark,
+            unless commits exclude each other there (on S3 by `streammerge.ConditionalPutLogStore`).
         storage_options: how delta-rs reaches an object store; None: on S3 as Spark's `fs.s3a` settings say.
         native_memory_bytes: memory ceiling of the native engine.
         maintenance: upkeep of the target's files at the end of a call; None: none.

@@ -17,6 +17,7 @@ from spared import spare_lookups, spare_processes
 
 from stream_merge.jobs.kafka import jars
 from stream_merge.session import SMALL_BATCHES, local_session
+from stream_merge.spark.log_store import log_store_confs
 
 LONG_FILES = (
     "test_debezium_process",
@@ -47,6 +48,10 @@ TASKS = dict.fromkeys(
     "1",
 )
 """A dozen rows in one task instead of four: a seventh of the processor time, together with the serial collector."""
+JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=512m -XX:+UseSerialGC"
+"""The best compiler takes half of a JVM's first two minutes, and later saves nothing that a test notices: 23 tests took
+134 s of processor time with it and 100 s without. Thousands of generated classes: the default code cache fills up and
+compiling stops. Two threads of collectors for each of three JVMs on two cores only wait for each other."""
 PRESET = {setting.conf: setting.value for setting in SMALL_BATCHES}
 
 
@@ -99,27 +104,29 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         "stream_merge tests",
         cores=2,
         memory="3g",
-        confs={
-            "spark.sql.warehouse.dir": tmp_path_factory.mktemp("warehouse").as_uri(),
-            "spark.local.dir": str(tmp_path_factory.mktemp("spark-local")),
-            "spark.sql.catalogImplementation": "in-memory",
-            "spark.sql.artifact.isolation.enabled": "false",
-            # The best compiler takes half of a JVM's first two minutes, and later saves nothing that a test notices:
-            # 23 tests took 134 s of processor time with it and 100 s without. Thousands of generated classes: the
-            # default code cache fills up and compiling stops.
-            # Two threads of collectors for each of three JVMs on two cores only wait for each other.
-            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=512m -XX:+UseSerialGC",
-            **TASKS,
-            # A third of the processor time went into the text of projections, written anew for every task. Tests
-            # that are marked `generated`, and jobs in processes of their own, have them as users do.
-            PROJECTIONS: "NO_CODEGEN",
-            **({} if services.missing() else jars.conf(str(services.SPARK_JARS))),
-        },
+        confs=_with_jars(
+            {
+                "spark.sql.warehouse.dir": tmp_path_factory.mktemp("warehouse").as_uri(),
+                "spark.local.dir": str(tmp_path_factory.mktemp("spark-local")),
+                "spark.sql.catalogImplementation": "in-memory",
+                "spark.sql.artifact.isolation.enabled": "false",
+                "spark.driver.extraJavaOptions": JAVA_OPTIONS,
+                **TASKS,
+                # A third of the processor time went into the text of projections, written anew for every task. Tests
+                # that are marked `generated`, and jobs in processes of their own, have them as users do.
+                PROJECTIONS: "NO_CODEGEN",
+            }
+        ),
     )
     spare_lookups()
     spare_processes(session, tmp_path_factory.mktemp("local-files"))
     yield session
     session.stop()
+
+
+def _with_jars(confs: dict[str, str]) -> dict[str, str]:
+    """Those of the Kafka connector and of Spark's file system for S3, with the log store for it, where they are."""
+    return confs if services.missing() else log_store_confs(jars.conf(str(services.SPARK_JARS), confs))
 
 
 @pytest.fixture(scope="module", autouse=True)

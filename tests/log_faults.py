@@ -86,18 +86,19 @@ def _running(call: Callable[[], object]) -> Iterator[threading.Thread]:
 
 def compile_log_store(folder: Path, jars: list[str]) -> Path:
     """Compile the log store and its file system; skips the test where there is no compiler."""
-    if not compile_java(folder, jars, "Faulty*.java"):
+    if not compile_java(folder, jars, JAVA_SOURCES, "Faulty*.java"):
         pytest.skip("no javac on the PATH: faults in a Delta log need a JDK, not only a Java runtime")
     return folder
 
 
-def compile_java(folder: Path, jars: list[str], pattern: str) -> bool:
-    """Compile Java sources that lie beside the tests; False where there is no compiler."""
+def compile_java(folder: Path, jars: list[str], sources: Path, pattern: str, *options: str) -> bool:
+    """Compile Java sources of a folder; False where there is no compiler."""
     javac = shutil.which("javac")
     if javac is None:
         return False
-    sources = [str(path) for path in sorted(JAVA_SOURCES.glob(pattern))]
-    subprocess.run([javac, "-proc:none", "-nowarn", "-d", str(folder), "-cp", ":".join(jars), *sources], check=True)
+    files = [str(path) for path in sorted(sources.glob(pattern))]
+    command = [javac, "-proc:none", "-nowarn", *options, "-d", str(folder), "-cp", ":".join(jars)]
+    subprocess.run([*command, *files], check=True)
     return True
 
 

@@ -6,7 +6,6 @@ import os
 import resource
 import signal
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
@@ -82,7 +81,7 @@ def put_together(root: Path) -> Upkeep | None:
     """One round of compaction."""
     native = open_table(str(root))
     assert native is not None
-    return compact.compact(native, nullcontext).upkeep
+    return compact.compact(native).upkeep
 
 
 def killed(act: Callable[..., object], *args: Any, what: str, at: str) -> None:

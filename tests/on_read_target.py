@@ -77,6 +77,7 @@ def merger(
     """A merge of these events into a table that is there."""
     native = open_table(str(root))
     assert native is not None
+    native.lock = lock or nullcontext
     return MergeOnReadMerger(
         spec=spec,
         target=native,
@@ -85,7 +86,6 @@ def merger(
         bounds=KeyBounds(),
         chosen_at=native.version,
         promise=Granted(None),
-        lock=lock or nullcontext,
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from log_faults import add_classes, class_path, compile_java
+from log_faults import JAVA_SOURCES, add_classes, class_path, compile_java
 from py4j.java_gateway import JavaClass, JavaPackage, JVMView
 from pyspark.sql import SparkSession
 
@@ -17,7 +17,7 @@ LOCAL_FILES = "streammerge.tests.LocalFiles"
 
 def spare_processes(spark: SparkSession, folder: Path) -> None:
     """Let Hadoop ask the JVM about local files; where there is no Java compiler it goes on asking processes."""
-    if not compile_java(folder, class_path(spark), "LocalFiles.java"):
+    if not compile_java(folder, class_path(spark), JAVA_SOURCES, "LocalFiles.java"):
         return
     add_classes(spark, folder)
     context: Any = spark.sparkContext

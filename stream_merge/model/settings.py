@@ -129,7 +129,8 @@ class MergeSpec:
     name: str | None = None
     """Bounded label for metrics and logs; part of the identity only because it was passed. None: from the target."""
     single_writer: bool = False
-    """Promise that nobody else writes to the target; without it object stores are left to Spark."""
+    """Promise that nobody else writes to the target; without it an object store is left to Spark, unless commits
+    exclude each other there."""
     storage_options: Mapping[str, str] | None = field(default=None, repr=False)
     """How delta-rs reaches an object store; never logged, never in a repr. None: on S3 as Spark's settings say."""
     native_memory_bytes: int | None = None

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
@@ -77,6 +78,34 @@ def commit_lock(session: SparkSession, location: str) -> Iterator[None]:
         yield
     finally:
         lock.unlock()
+
+
+def put_commit(session: SparkSession, location: str, version: int, text: str) -> None:
+    """Put a commit into a table's log by the log store that Spark's own commits go through.
+
+    Delta chooses it by the place's scheme (`DelegatingLogStore`, 4.4); whether other processes are kept out is its
+    answer.
+
+    Args:
+        session: of the JVM.
+        location: of the table.
+        version: of the commit.
+        text: its lines.
+
+    Raises:
+        FileExistsError: the version is there.
+        py4j.protocol.Py4JJavaError: otherwise; nobody knows whether the commit is there.
+    """
+    store = java_class(session, "org.apache.spark.sql.delta.storage.LogStore$").__getattr__("MODULE$")
+    lines = java_class(session, "scala.collection.Iterator$").__getattr__("MODULE$").single(text.removesuffix("\n"))
+    path = java_class(session, "org.apache.hadoop.fs.Path")(f"{location}/_delta_log/{version:020d}.json")
+    hadoop = session._jsparkSession.sessionState().newHadoopConf()
+    try:
+        store.apply(session._jsparkSession).write(path, lines, False, hadoop)
+    except Py4JJavaError as err:
+        if err.java_exception.getClass().getSimpleName() == "FileAlreadyExistsException":
+            raise FileExistsError(str(path.toString())) from err
+        raise
 
 
 def merge_metrics(result: DataFrame) -> dict[str, int]:

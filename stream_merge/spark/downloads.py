@@ -12,6 +12,7 @@ from pathlib import Path
 import pyspark
 
 from stream_merge.spark.defaults import in_effect, spark_home
+from stream_merge.spark.log_store import log_store_confs
 from stream_merge.spark.places import is_on_s3
 from stream_merge.spark.versions import AWS_SDK, HADOOP
 
@@ -25,10 +26,11 @@ _WHOLE_SDK = "software.amazon.awssdk:bundle"
 
 
 def s3_confs(own: Mapping[str, str]) -> dict[str, str]:
-    """A session's confs, and those that have Spark download its file system for S3 (`s3a:`).
+    """A session's confs, and those that have Spark download its file system for S3 (`s3a:`), with the log store for it.
 
     Of Amazon's SDK only the parts that it uses, a few MB; it names the whole, 600 MB.
     """
+    own = log_store_confs(own)
     named = packages(own)
     for wanted in s3_coordinates():
         module = wanted.rsplit(":", 1)[0]
@@ -64,10 +66,13 @@ def has_kafka_connector(confs: Mapping[str, str]) -> bool:
 
 
 def for_places(own: Mapping[str, str], places: Iterable[str]) -> dict[str, str]:
-    """A session's confs, and where one of these places is on S3 those for its file system, unless Spark has that."""
-    if not any(map(is_on_s3, places)) or _has(_S3_CONNECTOR, own):
+    """A session's confs, and where one of these places is on S3 those for its file system, unless Spark has that.
+
+    And those of the log store in any case.
+    """
+    if not any(map(is_on_s3, places)):
         return dict(own)
-    return s3_confs(own)
+    return log_store_confs(own) if _has(_S3_CONNECTOR, own) else s3_confs(own)
 
 
 def _has(connector: str, confs: Mapping[str, str]) -> bool:

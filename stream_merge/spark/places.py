@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 from urllib.parse import unquote, urlparse
+
+from pyspark.sql import SparkSession
 
 from stream_merge.model import names
 from stream_merge.model.settings import MergeSpec
@@ -55,6 +58,12 @@ def local_path(location: str) -> Path | None:
     if parsed.scheme not in ("", "file"):
         return None
     return Path(unquote(parsed.path) if parsed.scheme else location)
+
+
+def scratch(session: SparkSession) -> Path:
+    """Where Spark keeps temporary files on the driver's disk: the first of its local folders."""
+    told = os.environ.get("SPARK_LOCAL_DIRS") or session.sparkContext.getConf().get("spark.local.dir")
+    return Path(told.split(",")[0].strip()) if told else Path(tempfile.gettempdir())
 
 
 def is_on_s3(location: str) -> bool:

@@ -5,6 +5,7 @@ Read from Hadoop 3.5.0 (core-default.xml, S3AUtils) and Delta 4.4 (DelegatingLog
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,7 +15,9 @@ from urllib.parse import urlsplit
 
 from pyspark.sql import SparkSession
 
+from stream_merge.model import names
 from stream_merge.spark.jvm import java_class
+from stream_merge.spark.log_store import ANY_STORE_CONF, CONDITIONAL_PUT
 from stream_merge.spark.places import is_on_s3
 
 _DEFAULT_REGION = "us-east-1"
@@ -52,6 +55,14 @@ _LOOKS_THEN_PUTS = frozenset(
     {"S3SingleDriverLogStore", "HDFSLogStore", "AzureLogStore", "GCSLogStore", "LocalLogStore"}
 )
 """Delta's own log stores that do not exclude other processes on S3; the others of them rely on a rename."""
+
+
+_COMMITS_OTHERWISE = frozenset(
+    f"{prefix}{name}"
+    for name in ("conditional_put", "copy_if_not_exists", "s3_locking_provider", "s3_allow_unsafe_rename")
+    for prefix in ("", "aws_")
+)
+"""Options of delta-rs by which it may commit in another way than by a conditional put."""
 
 
 class NotTranslatedError(ValueError):
@@ -161,10 +172,31 @@ def keeps_one_process_apart_only(session: SparkSession, location: str) -> bool:
     """
     if not is_on_s3(location):
         return False
-    conf = session.sparkContext.getConf()
-    named = ("spark.delta.logStore.class", f"spark.delta.logStore.{urlsplit(location).scheme}.impl")
-    stores = [store.rsplit(".", 1)[-1] for store in (conf.get(name) for name in named) if store]
-    return all(store in _LOOKS_THEN_PUTS for store in stores)
+    return all(store.rsplit(".", 1)[-1] in _LOOKS_THEN_PUTS for store in _log_stores(session, location))
+
+
+def excludes_delta_rs(session: SparkSession, location: str, options: Mapping[str, str] | None) -> bool:
+    """Whether Spark's commits there and those of delta-rs exclude each other, in whatever processes.
+
+    delta-rs puts a version on condition that there is none, unless it was told otherwise (1.6); of Spark's log stores
+    the one of this package does (`ConditionalPutLogStore`).
+
+    Args:
+        session: Spark's.
+        location: of a table.
+        options: of delta-rs.
+    """
+    if not is_on_s3(location) or _log_stores(session, location) != [CONDITIONAL_PUT]:
+        return False
+    told = {*(name.lower() for name in options or ()), *(name.lower() for name in os.environ)}
+    return told.isdisjoint(_COMMITS_OTHERWISE)
+
+
+def _log_stores(session: SparkSession, location: str) -> list[str]:
+    """Those that are named for a place; Delta asks the context's conf, which a session's does not change."""
+    conf = session._jsparkSession.sparkContext().conf()
+    named = (ANY_STORE_CONF, f"spark.delta.logStore.{urlsplit(names.hadoop_uri(location)).scheme}.impl")
+    return [store for store in (str(conf.get(name, "")) for name in named) if store]
 
 
 def _is_address(host: str) -> bool:

@@ -58,7 +58,8 @@ class Explained:
     shape: str | None
     """What its batches mean; None where no sink has written yet."""
     native: str | None
-    """Why delta-rs must not write this table; None when it may (an object store's: with `single_writer`)."""
+    """Why delta-rs must not write this table; None when it may (on an object store where commits exclude each other, or
+    nobody else writes)."""
     on_read: str | None
     """Why it must not be merged on read; None when it may."""
     merges: tuple[MergedVersion, ...]

@@ -15,10 +15,13 @@ from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.shapes import required, shape_of, target_filter, widening
 from stream_merge.shapes.layout import Layout
 from stream_merge.shapes.matching import filled_as, plan_layout
-from stream_merge.spark import columns, places
+from stream_merge.spark import columns, places, s3
+from stream_merge.spark.log_store import CONDITIONAL_PUT, STORE_CONF
 from stream_merge.tables import spark_table
 from stream_merge.tables.delta_rs.eligibility import of_batch
 from stream_merge.tables.merge_on_read import eligibility
+
+_OR_LOG_STORE = f", or {STORE_CONF}={CONDITIONAL_PUT} (stream_merge.session.s3_packages)"
 
 
 def check_target(session: SparkSession, found: TableSnapshot | None, spec: MergeSpec, layout: Layout) -> None:
@@ -72,7 +75,7 @@ def check_target(session: SparkSession, found: TableSnapshot | None, spec: Merge
     if spec.target_filter is not None:
         problems.extend(target_filter.misfits(session, spec.target_filter, layout, schema))
     problems.extend(places.permission_problems(spec, found))
-    problems.extend(_unpromised_problems(spec, found))
+    problems.extend(_unpromised_problems(session, spec, found))
     if problems:
         raise ConfigError(problems, target=spec.target)
 
@@ -89,15 +92,18 @@ def expect_fitting(events: DataFrame, spec: MergeSpec, found: TableSnapshot | No
     check_target(events.sparkSession, found, spec, layout)
 
 
-def _unpromised_problems(spec: MergeSpec, found: TableSnapshot | None) -> Iterable[str]:
+def _unpromised_problems(session: SparkSession, spec: MergeSpec, found: TableSnapshot | None) -> Iterable[str]:
     """Where engines in the driver are asked for and delta-rs must not write."""
     location = names.normal_path(spec.target) if found is None and names.is_path(spec.target) else None
     location = location if found is None else found.location
     if spec.engine != "native" or spec.single_writer or location is None or places.local_path(location) is not None:
         return
+    if s3.excludes_delta_rs(session, location, spec.storage_options):
+        return
     yield (
-        f"engine='native' cannot merge into {spec.target!r}: on an object store delta-rs and Spark do not keep other"
-        " writers' commits apart; set single_writer=True where nobody else writes to the table, or engine='auto'"
+        f"engine='native' cannot merge into {spec.target!r}: on this object store delta-rs' and Spark's commits do not"
+        " exclude each other; set single_writer=True where nobody else writes to the table, or engine='auto'"
+        f"{_OR_LOG_STORE if places.is_on_s3(location) else ''}"
     )
 
 

@@ -14,6 +14,7 @@ from stream_merge.model.logs import tell
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.spark.hadoop_files import read_text
+from stream_merge.spark.log_store import CONDITIONAL_PUT, STORE_CONF
 from stream_merge.spark.s3 import keeps_one_process_apart_only
 from stream_merge.tables.delivery import Delivery
 
@@ -24,8 +25,9 @@ _RISK = (
     " moment is overwritten, or overwrites ours"
 )
 _REMEDY = (
-    "let one process write to the table and say so with single_writer=True, or give all of them a log store that keeps"
-    " them apart (spark.delta.logStore.s3a.impl, such as Delta's S3DynamoDBLogStore)"
+    "give all of them a log store whose commits exclude each other"
+    f" ({STORE_CONF}={CONDITIONAL_PUT}, which stream_merge.session.s3_packages sets), or let one process write to the"
+    " table and say so with single_writer=True"
 )
 
 

@@ -6,9 +6,10 @@ import json
 import re
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import unquote
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 Add = Mapping[str, Any]
@@ -39,15 +40,54 @@ class UnreadableLogError(RuntimeError):
     """The log does not hold what a version is made of."""
 
 
-class LiveFiles:
-    """The `add` actions of a local table, kept from version to version.
+class Log(Protocol):
+    """The folder `_delta_log` of a table."""
+
+    where: str
+    """As people call it."""
+
+    def names(self) -> Iterable[str]:
+        """The names of the files in it."""
+        ...
+
+    def opened(self, name: str) -> pa.NativeFile:
+        """A file of it.
+
+        Raises:
+            FileNotFoundError: there is none of that name.
+        """
+        ...
+
+
+class LocalLog(Log):
+    """A log on a local disk.
 
     Args:
-        root: folder of the table.
+        folder: `_delta_log` itself.
     """
 
-    def __init__(self, root: Path) -> None:
-        self._log = root / "_delta_log"
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.where = str(folder)
+
+    def names(self) -> Iterable[str]:
+        """The names of the files in it."""
+        return (file.name for file in self._folder.iterdir())
+
+    def opened(self, name: str) -> pa.NativeFile:
+        """A file of it."""
+        return pa.OSFile(str(self._folder / name))
+
+
+class LiveFiles:
+    """The `add` actions of a table, kept from version to version.
+
+    Args:
+        log: of the table.
+    """
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
         self._version = -1
         self._files: dict[str, Add] = {}
 
@@ -69,7 +109,7 @@ class LiveFiles:
             try:
                 self._advance(version)
             except FileNotFoundError as err:
-                msg = f"version {version} of {str(self._log.parent)!r} cannot be read from its log: {err}"
+                msg = f"version {version} cannot be read from the log {self._log.where!r}: {err}"
                 raise UnreadableLogError(msg) from err
         return self._files
 
@@ -85,8 +125,7 @@ class LiveFiles:
 
     def _advance(self, version: int) -> None:
         while self._version < version:
-            text = (self._log / f"{self._version + 1:020d}.json").read_bytes()
-            self._apply(map(json.loads, text.splitlines()))
+            self._apply(map(json.loads, self._read(f"{self._version + 1:020d}.json").splitlines()))
             self._version += 1
 
     def _apply(self, actions: Iterable[Mapping[str, Any]]) -> None:
@@ -101,6 +140,10 @@ class LiveFiles:
         for add in added:
             self._files[decoded(add["path"])] = add
 
+    def _read(self, name: str) -> bytes:
+        with self._log.opened(name) as file:
+            return bytes(file.read())
+
     def _start(self, version: int) -> None:
         self.forget()
         found = self._newest_checkpoint(version)
@@ -112,36 +155,36 @@ class LiveFiles:
                 self._files[decoded(add["path"])] = add
         self._version = at
 
-    def _newest_checkpoint(self, up_to: int) -> tuple[int, list[Path]] | None:
+    def _newest_checkpoint(self, up_to: int) -> tuple[int, list[str]] | None:
         """The newest complete checkpoint, and its files."""
-        found: dict[int, dict[tuple[int, str], list[Path]]] = {}
-        for file in self._log.iterdir():
-            match = _CHECKPOINT.match(file.name)
+        found: dict[int, dict[tuple[int, str], list[str]]] = {}
+        for name in self._log.names():
+            match = _CHECKPOINT.match(name)
             if match is not None and int(match["version"]) <= up_to:
                 whole = (int(match["parts"] or 1), match["uuid"] or "")
-                found.setdefault(int(match["version"]), {}).setdefault(whole, []).append(file)
+                found.setdefault(int(match["version"]), {}).setdefault(whole, []).append(name)
         for version in sorted(found, reverse=True):
             for (parts, _), files in found[version].items():
                 if len(files) == parts:
                     return version, files
         return None
 
-    def _adds(self, checkpoint: Path) -> Iterator[Add]:
-        if checkpoint.suffix == ".json":
-            actions = [json.loads(line) for line in checkpoint.read_bytes().splitlines()]
+    def _adds(self, checkpoint: str) -> Iterator[Add]:
+        if checkpoint.endswith(".json"):
+            actions = [json.loads(line) for line in self._read(checkpoint).splitlines()]
             yield from (action["add"] for action in actions if action.get("add") is not None)
             sidecars = [action["sidecar"]["path"] for action in actions if action.get("sidecar") is not None]
         else:
             sidecars = yield from self._adds_in(checkpoint)
         for sidecar in sidecars:
-            beside = yield from self._adds_in(self._log / "_sidecars" / unquote(sidecar))
+            beside = yield from self._adds_in(f"_sidecars/{unquote(sidecar)}")
             if beside:
-                msg = f"sidecar {sidecar!r} of {str(self._log)!r} names further sidecars, which the protocol rules out"
+                msg = f"sidecar {sidecar!r} of {self._log.where!r} names further sidecars, which the protocol rules out"
                 raise UnreadableLogError(msg)
 
-    def _adds_in(self, parquet: Path) -> Generator[Add, None, list[str]]:
+    def _adds_in(self, parquet: str) -> Generator[Add, None, list[str]]:
         """The adds of a Parquet file; returns the paths of its sidecars."""
-        with pq.ParquetFile(parquet) as file:
+        with self._log.opened(parquet) as opened, pq.ParquetFile(opened) as file:
             wanted = [name for name in ("add", "sidecar") if name in file.schema_arrow.names]
             table = file.read(columns=wanted)
         if "add" in wanted:

@@ -17,7 +17,7 @@ from stream_merge.model.logs import tell
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import CommitRecord, TableSnapshot
 from stream_merge.spark import places, s3
-from stream_merge.spark.delta import commit_lock
+from stream_merge.spark.delta import commit_lock, put_commit
 from stream_merge.spark.jvm import pins_threads
 from stream_merge.spark.s3 import NotTranslatedError
 from stream_merge.tables import spark_table
@@ -30,7 +30,8 @@ class Store:
     """The tables of one sink. Handles of delta-rs are kept from batch to batch.
 
     A local path can be read and written by both: what is written beside Spark is written under its lock. An object
-    store is read by delta-rs only with `single_writer`: its and Spark's commits do not exclude each other there.
+    store is left to Spark unless its and delta-rs' commits exclude each other there, or nobody else writes
+    (`single_writer`).
     On S3 it reaches the table by what Spark's own settings say, unless it was given `storage_options`.
     """
 
@@ -129,8 +130,11 @@ class Store:
         if found is not None:
             if found is not kept:
                 _expect_as_spark(session, table, found)
-            if places.local_path(location) is not None:  # on object stores the sink is the only writer
+            if places.local_path(location) is not None:  # object stores exclude, or the sink is the only writer
                 found.lock = partial(commit_lock, session, place)
+            else:
+                found.put = partial(put_commit, session, place)
+                found.scratch = places.scratch(session)
             self._handles[table] = found
         return found
 
@@ -141,7 +145,9 @@ class Store:
         local = places.local_path(location)
         if local is not None:
             return str(local) if _is_table(local) and pins_threads(session) else None
-        return location if self._spec.single_writer else None
+        spec = self._spec
+        may_write = spec.single_writer or s3.excludes_delta_rs(session, location, spec.storage_options)
+        return location if may_write else None
 
     def _options(self, session: SparkSession, place: str) -> Mapping[str, str] | None:
         """How delta-rs reaches a place. Asked for anew each time: keys may have been renewed."""

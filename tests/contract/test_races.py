@@ -9,7 +9,7 @@ import json
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,22 @@ from deltalake.table import TableMerger
 from engines import Only
 from prometheus_client import CollectorRegistry
 from pyspark.sql import DataFrame, SparkSession
+from racing import (
+    COLUMNS,
+    PATIENT,
+    SCHEMA,
+    SHARED,
+    Writer,
+    app_id,
+    as_tuples,
+    commit,
+    expect_changes,
+    expected_rows,
+    replayed,
+)
 
-from stream_merge import MergeMetrics, MergeSink, RetryPolicy
+from stream_merge import MergeMetrics, MergeSink
 from stream_merge.model.names import QUARANTINE_TABLE_PREFIX, TOMBSTONE_TABLE_PREFIX, sibling
-from stream_merge.model.results import MergeResult
 from stream_merge.tables.delta_rs import table as delta_rs
 from stream_merge.testing import batch, change_rows, run, target_rows
 
@@ -34,72 +46,13 @@ log = logging.getLogger(__name__)
 
 MERGES = int(os.environ.get("STREAM_MERGE_RACES", "17"))
 """At least so many, of all writers together."""
-IN_A_ROUND = {"left": ("merge_on_read", 6), "right": ("merge_on_read", 6), "rust": ("native", 4), "jvm": ("spark", 1)}
-"""Writer -> its engine, and how many of its merges race in a round with those of all others."""
+IN_A_ROUND = {"left": 6, "right": 6, "rust": 4, "jvm": 1}
+"""Writer -> how many of its merges race in a round with those of all others."""
 ENOUGH = 100
 """With so many each writer has lost some, and merge-on-read has put files together."""
-ROUNDS = -(-MERGES // sum(merges for _, merges in IN_A_ROUND.values()))
-SHARED = range(5)
-"""Keys that every writer changes."""
+ROUNDS = -(-MERGES // sum(IN_A_ROUND.values()))
 DOOMED = range(1_000, 1_000 + ROUNDS)
 """Keys that nobody merges; users delete them one after the other."""
-KEPT_BATCHES = 12
-"""A row that a batch has inserted is deleted by the writer's batch so much later."""
-SCHEMA = "id bigint, lsn bigint, name string, op string"
-COLUMNS = ("id", "lsn", "name", "counted")
-PATIENT = RetryPolicy(
-    attempts=500,
-    budget_seconds=600,
-    backoff_initial_seconds=0,
-    backoff_max_seconds=0.02,
-    backoff_jitter_seconds=0.02,
-)
-
-
-class Writer:
-    """One sink with its engine; its batches tell from the table alone whether one of them was lost.
-
-    Each batch counts its writer's own row up, inserts a row, deletes an older one and overwrites two that all writers
-    overwrite, the later sequence the winner.
-    """
-
-    def __init__(self, spark: SparkSession, target: str, name: str) -> None:
-        self.name = name
-        self.engine, self.merges = IN_A_ROUND[name]
-        self.number = list(IN_A_ROUND).index(name)
-        self.own = 10_000 * (self.number + 1)
-        self.results: list[MergeResult] = []
-        self._spark = spark
-        self._sink = MergeSink(
-            target=target,
-            keys=["id"],
-            sequence_by="lsn",
-            apply_as_deletes="op = 'd'",
-            column_list=["id", "lsn", "name"],
-            tombstones=False,
-            app_id=name,
-            retry=PATIENT,
-            metrics=MergeMetrics(registry=CollectorRegistry()),
-        )._under(costs=Only(self.engine))
-
-    def deliver(self) -> None:
-        """The next batch."""
-        number = len(self.results)
-        self.results.append(run(self._sink, batch(self._spark, SCHEMA, *self.events(number)), number))
-
-    def deliver_all(self) -> None:
-        """The batches of a round."""
-        for _ in range(self.merges):
-            self.deliver()
-
-    def events(self, number: int) -> list[tuple[Any, ...]]:
-        """Of a batch."""
-        lsn, said = len(IN_A_ROUND) * number + self.number, f"{self.name} {number}"
-        shared = {number % len(SHARED), (number + self.number) % len(SHARED)}
-        found = [(key, lsn, said, "u") for key in (self.own, self.own + 1 + number, *shared)]
-        if number >= KEPT_BATCHES:
-            found.append((self.own + 1 + number - KEPT_BATCHES, lsn, None, "d"))
-        return found
 
 
 class Users:
@@ -160,15 +113,16 @@ def test_no_update_is_lost_among_writers_of_all_engines(spark: SparkSession, tmp
         writer.deliver()
     with ThreadPoolExecutor(len(writers) + 1) as threads:
         for number in range(ROUNDS):
-            acts = [threads.submit(writer.deliver_all) for writer in writers]
+            acts = [threads.submit(deliver, writer, IN_A_ROUND[writer.name]) for writer in writers]
             for act in (*acts, threads.submit(users.act, number)):
                 act.result(300)
 
-    root, rows = Path(tmp_table), expected_rows(writers, users)
+    delivered = {writer.name: len(writer.results) for writer in writers}
+    root, rows = Path(tmp_table), expected_rows(delivered, DOOMED[users.deleted :], users.counted)
     for writer in writers:
         done = {(result.outcome, result.engine) for result in writer.results}
         assert done == {("committed", writer.engine)}, writer.name
-        assert len(writer.results) == 1 + ROUNDS * writer.merges
+        assert len(writer.results) == 1 + ROUNDS * IN_A_ROUND[writer.name]
     checked = check_table(root)
     assert target_rows(spark, tmp_table, *COLUMNS) == rows
     assert as_tuples(live_rows(root)) == rows
@@ -178,12 +132,12 @@ def test_no_update_is_lost_among_writers_of_all_engines(spark: SparkSession, tmp
     commits = [json.loads(line) for version in range(checked.version + 1) for line in commit(root, version)]
     assert len(list((root / "_delta_log").glob("*.json"))) == checked.version + 1
     made = Counter((line["txn"]["appId"], line["txn"]["version"]) for line in commits if "txn" in line)
-    batches = [(f"{writer.name}/target", number) for writer in writers for number in range(len(writer.results))]
+    batches = [(app_id(name), number) for name, count in delivered.items() for number in range(count)]
     assert made == Counter(batches)
     feed = change_rows(spark, tmp_table, *COLUMNS)
     assert replayed(feed) == rows
     for writer in writers:
-        expect_changes(feed, writer)
+        expect_changes(feed, writer.name, [result.version for result in writer.results])
 
     lost = {writer.name: sum(sum(result.conflicts.values()) for result in writer.results) for writer in writers}
     infos = [line["commitInfo"] for line in commits if "commitInfo" in line]
@@ -195,62 +149,10 @@ def test_no_update_is_lost_among_writers_of_all_engines(spark: SparkSession, tmp
         assert by["OPTIMIZE", "stream_merge"] > 0
 
 
-def expected_rows(writers: list[Writer], users: Users) -> list[tuple[Any, ...]]:
-    """What all batches and all users make, in whatever order."""
-    rows: dict[int, tuple[Any, ...]] = {key: (key, -1, "none") for key in (*SHARED, *DOOMED[users.deleted :])}
-    for writer in writers:
-        for number in range(len(writer.results)):
-            for key, lsn, name, op in writer.events(number):
-                if op == "d":
-                    del rows[key]
-                elif key not in rows or rows[key][1] < lsn:
-                    rows[key] = (key, lsn, name)
-    counted = {**dict.fromkeys((*SHARED, *DOOMED), 0), **dict.fromkeys((0, 1), users.counted)}
-    return sorted(((*row, counted.get(key)) for key, row in rows.items()), key=repr)
-
-
-def as_tuples(rows: pa.Table) -> list[tuple[Any, ...]]:
-    return sorted((tuple(row.values()) for row in rows.select(list(COLUMNS)).to_pylist()), key=repr)
-
-
-def commit(root: Path, version: int) -> Iterator[bytes]:
-    """The lines of a commit."""
-    return iter((root / "_delta_log" / f"{version:020}.json").read_bytes().splitlines())
-
-
-def replayed(feed: Iterable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """The rows that all changes make, one version after the other; each change is one of the very row that is there."""
-    rows: dict[int, tuple[Any, ...]] = {}
-    gone = ("delete", "update_preimage")
-    for _, kind, *values in sorted(feed, key=lambda change: (change[0], change[1] not in gone)):
-        row = tuple(values)
-        if kind in gone:
-            assert rows.pop(row[0], None) == row, (kind, row)
-        else:
-            assert rows.setdefault(row[0], row) is row, (kind, row)
-    return sorted(rows.values(), key=repr)
-
-
-def expect_changes(feed: Iterable[tuple[Any, ...]], writer: Writer) -> None:
-    """Of each batch what concerns its writer's own rows stands in the version of its commit, and in no other."""
-    found = Counter(change for change in feed if change[2] // 10_000 == writer.own // 10_000)
-    wanted: Counter[tuple[Any, ...]] = Counter()
-    rows: dict[int, tuple[Any, ...]] = {}
-    for number, result in enumerate(writer.results):
-        for key, lsn, name, op in writer.events(number):
-            if key in SHARED:
-                continue
-            before, after = rows.get(key), (key, lsn, name, None)
-            if op == "d":
-                wanted[result.version, "delete", *rows.pop(key)] += 1
-                continue
-            rows[key] = after
-            if before is None:
-                wanted[result.version, "insert", *after] += 1
-            else:
-                wanted[result.version, "update_preimage", *before] += 1
-                wanted[result.version, "update_postimage", *after] += 1
-    assert found == wanted
+def deliver(writer: Writer, batches: int) -> None:
+    """The next batches of a writer."""
+    for _ in range(batches):
+        writer.deliver()
 
 
 # -- what keeps them apart ----------------------------------------------------------------------

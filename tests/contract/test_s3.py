@@ -14,10 +14,12 @@ from typing import Any
 from uuid import uuid4
 
 import deltalake
+import engines
 import pyarrow as pa
 import pytest
 import scenario
 from deliveries import DEFAULTS, ChangeStream, delete, ledger, upsert
+from delta_log import check_table
 from deltalake.exceptions import CommitFailedError
 from prometheus_client import CollectorRegistry, generate_latest
 from pyspark.errors import StreamingQueryException
@@ -28,8 +30,12 @@ from typer.testing import CliRunner
 from stream_merge import ConfigError, Maintenance, MergeSink, RetryPolicy, cli
 from stream_merge.metrics.instruments import MergeMetrics
 from stream_merge.model.names import QUARANTINE_TABLE_PREFIX
+from stream_merge.spark import s3 as of_s3
 from stream_merge.tables.delta_rs.table import NativeTable
 from stream_merge.tables.explain import explain
+from stream_merge.tables.merge_on_read import copies
+from stream_merge.tables.merge_on_read.commit import Commit
+from stream_merge.tables.merge_on_read.copies import CopiedFolder
 from stream_merge.tables.upkeep import maintained
 from stream_merge.testing import batch, run
 
@@ -43,6 +49,8 @@ class OnS3(ChangeStream):
 
     def __init__(self, spark: SparkSession, bucket: s3.Bucket, **settings: Any) -> None:
         self.place = f"{uuid4().hex[:8]}/orders"
+        self.engine = ""
+        """Of its merges, where one was asked for."""
         super().__init__(spark, bucket.uri(self.place), folder=(bucket.folder / self.place).parent, **settings)
 
     def spelled(self, scheme: str) -> OnS3:
@@ -51,11 +59,23 @@ class OnS3(ChangeStream):
         return self
 
 
-@pytest.fixture(params=["spark", "native"])
-def stream(request: pytest.FixtureRequest, spark: SparkSession, bucket: s3.Bucket) -> OnS3:
-    """Merged by Spark as nobody has promised anything, or by delta-rs."""
-    promised = {**PROMISED, "table_properties": {"delta.checkpointInterval": "2"}} if request.param == "native" else {}
-    return OnS3(spark, bucket, engine=request.param, **promised)
+@pytest.fixture(params=["spark", "native", "merge_on_read"])
+def stream(request: pytest.FixtureRequest, spark: SparkSession, bucket: s3.Bucket) -> Iterator[OnS3]:
+    """Merged by one engine; the store keeps commits of all apart, so that nobody has to promise anything."""
+    engine = request.param
+    settings = {} if engine == "spark" else {"table_properties": {"delta.checkpointInterval": "2"}}
+    with engines.judged(engine if engine == engines.ON_READ else engines.AS_SHIPPED, "S3"):
+        found = OnS3(spark, bucket, engine="spark" if engine == "spark" else "native", **settings)
+        found.engine = engine
+        yield found
+    if engine == engines.ON_READ:
+        check_table(bucket.folder / found.place)
+
+
+@pytest.fixture
+def looks_then_puts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the sink sees of a Spark that was given no log store for S3: Delta's own has a lock in the JVM only."""
+    monkeypatch.setattr(of_s3, "_log_stores", lambda *_: [])
 
 
 def test_a_stream_is_merged_as_on_a_disk(stream: OnS3) -> None:
@@ -64,7 +84,7 @@ def test_a_stream_is_merged_as_on_a_disk(stream: OnS3) -> None:
     second = stream.spelled("s3").deliver(upsert(1, "new", lsn=5), delete(2, lsn=5), upsert(3, "three", lsn=5))
     third = stream.spelled("s3a").deliver(upsert(2, "ghost", lsn=3), upsert(1, "late", lsn=4))
 
-    assert [one.engine for one in (first, second)] == [stream.settings["engine"]] * 2
+    assert [one.engine for one in (first, second)] == [stream.engine] * 2
     assert ledger(first) == {"received": 3, "quarantined": 1, "inserted": 2}
     assert ledger(second) == {"received": 3, "updated": 1, "deleted": 1, "inserted": 1}
     assert ledger(third) == {"received": 2, "stale": 1, "unaffected": 1}
@@ -118,12 +138,13 @@ def test_a_table_is_explained_without_spark(
     assert said.exit_code == 0, said.output
     assert "native" in said.stdout
     assert [merge.engine for merge in found.merges] == ["native"]
-    assert found.on_read == "the table is not on a local disk"
+    assert found.on_read is None
 
 
 # -- who may write ------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("looks_then_puts")
 def test_without_a_promise_spark_alone_merges_and_says_what_may_happen_once(
     spark: SparkSession, bucket: s3.Bucket, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -138,6 +159,7 @@ def test_without_a_promise_spark_alone_merges_and_says_what_may_happen_once(
     assert "single_writer=True" in warning.remedy
 
 
+@pytest.mark.usefixtures("looks_then_puts")
 def test_engines_in_the_driver_are_refused_without_a_promise(spark: SparkSession, bucket: s3.Bucket) -> None:
     """Before anything is written, the table included."""
     stream = OnS3(spark, bucket, engine="native")
@@ -149,16 +171,86 @@ def test_engines_in_the_driver_are_refused_without_a_promise(spark: SparkSession
     assert not stream.folder.exists()
 
 
+# -- merge-on-read ------------------------------------------------------------------------------
+
+
 @pytest.mark.engines("merge_on_read")
-def test_nothing_is_merged_on_read_there(spark: SparkSession, bucket: s3.Bucket) -> None:
-    """Whoever is cheaper: its commit is a hard link."""
-    stream = OnS3(spark, bucket, **PROMISED)
+def test_rows_of_files_that_others_wrote_are_merged_on_read(spark: SparkSession, bucket: s3.Bucket) -> None:
+    """Spark's files are copied when a batch touches them, with their vectors; partitions, and names with escapes."""
+    stream = OnS3(spark, bucket, partition_by=["name"])
+    stream.deliver(*(upsert(key, f"a b%{key % 2}", lsn=1) for key in range(6)))
+    stream.sql("DELETE FROM {target} WHERE id = 4").collect()
+    stream.sql("INSERT INTO {target} SELECT 9, 1, 'a b%0'").collect()
+
+    done = stream.deliver(upsert(2, "a b%0", lsn=2), upsert(4, "back", lsn=2), delete(9, lsn=2), delete(3, lsn=2))
+
+    assert (done.engine, ledger(done)) == ("merge_on_read", {"received": 4, "inserted": 1, "updated": 1, "deleted": 2})
+    assert stream.rows("id", "lsn", "name") == [
+        (0, 1, "a b%0"),
+        (1, 1, "a b%1"),
+        (2, 2, "a b%0"),
+        (4, 2, "back"),
+        (5, 1, "a b%1"),
+    ]
+    check_table(bucket.folder / stream.place)
+
+
+@pytest.mark.engines("merge_on_read")
+def test_a_file_is_copied_once(spark: SparkSession, bucket: s3.Bucket, caplog: pytest.LogCaptureFixture) -> None:
+    """What a merge writes is kept as it is sent; another sink of the process finds it there."""
+    stream = OnS3(spark, bucket, tombstones=False)
+    spark.range(1_000).selectExpr("id", "1L AS lsn", "'x' AS name").repartition(3).write.format("delta").option(
+        "delta.enableDeletionVectors", "true"
+    ).save(stream.target)
+    with caplog.at_level(logging.INFO, "stream_merge"):
+        done = [stream.deliver(*(upsert(key, "y", lsn=n) for key in range(0, 1_000, 300))) for n in range(2, 6)]
+
+    assert {result.engine for result in done} == {"merge_on_read"}
+    (copied,) = [record for record in caplog.records if record.event == "files_copied"]
+    assert copied.files == 3
+    assert stream.rows("lsn").count((5,)) == 4
+
+
+@pytest.mark.engines("merge_on_read")
+def test_batches_whose_files_do_not_fit_on_the_disk_are_left_to_others(
+    spark: SparkSession, bucket: s3.Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copies, "MOST_BYTES", 10)
+    stream = OnS3(spark, bucket)
     results = [stream.deliver(upsert(1, "x", lsn=n)) for n in (1, 2)]
 
-    assert [result.engine for result in results] == ["native", "native"]
+    assert results[1].engine != "merge_on_read"
     assert stream.rows("id", "lsn") == [(1, 2)]
 
 
+@pytest.mark.engines("merge_on_read")
+def test_a_commit_that_comes_second_leaves_nothing(
+    spark: SparkSession, bucket: s3.Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its files are deleted, on the store, too; the merge is made again on what the other one has left."""
+    stream = OnS3(spark, bucket, tombstones=False)
+    stream.deliver(upsert(1, "one", lsn=1), upsert(2, "two", lsn=1))
+    commit, others = (
+        CopiedFolder.commit,
+        [lambda: stream.sql("UPDATE {target} SET name = 'theirs' WHERE id = 2").collect()],
+    )
+
+    def overtaken(self: CopiedFolder, made: Commit) -> None:
+        if others:
+            stream.sql(others.pop()).collect()
+        commit(self, made)
+
+    monkeypatch.setattr(CopiedFolder, "commit", overtaken)
+    done = stream.deliver(upsert(1, "new", lsn=2))
+
+    assert (done.engine, done.conflicts) == ("merge_on_read", {"concurrent_write": 1})
+    assert stream.rows("id", "name") == [(1, "new"), (2, "theirs")]
+    log = "".join(path.read_text() for path in (bucket.folder / stream.place / "_delta_log").glob("*.json"))
+    files = [path.name for path in (bucket.folder / stream.place).iterdir() if path.is_file()]
+    assert [name for name in files if name.startswith("on-read-") and name not in log] == []
+
+
+@pytest.mark.usefixtures("looks_then_puts")
 def test_a_commit_that_another_process_has_overwritten_stops_the_sink(spark: SparkSession, bucket: s3.Bucket) -> None:
     """Another JVM looks before our commit, and puts its own after it, as Delta's log store for S3 does."""
     stream = OnS3(spark, bucket, **PROMISED)
@@ -172,6 +264,7 @@ def test_a_commit_that_another_process_has_overwritten_stops_the_sink(spark: Spa
             run(sink, batch(spark, stream.schema, upsert(1, "third", lsn=3)), 2)
 
 
+@pytest.mark.usefixtures("looks_then_puts")
 def test_an_overwritten_commit_stops_its_query_after_a_restart_too(
     spark: SparkSession, bucket: s3.Bucket, tmp_path: Path
 ) -> None:
@@ -190,6 +283,7 @@ def test_an_overwritten_commit_stops_its_query_after_a_restart_too(
             scenario.stream(spark, source, checkpoint, scenario.sink(table))
 
 
+@pytest.mark.usefixtures("looks_then_puts")
 def test_a_commit_that_was_tidied_away_is_not_missed(spark: SparkSession, bucket: s3.Bucket) -> None:
     """Delta deletes old commits behind a checkpoint."""
     stream = OnS3(spark, bucket, table_properties={"delta.checkpointInterval": "1"})
@@ -205,7 +299,7 @@ def test_a_commit_that_was_tidied_away_is_not_missed(spark: SparkSession, bucket
 
 
 def test_two_sinks_of_one_process_lose_no_commit_by_spark(spark: SparkSession, bucket: s3.Bucket) -> None:
-    """Delta's log store for S3 has a lock in the JVM; whoever loses a commit tries again."""
+    """Whoever loses a commit tries again."""
     retry = RetryPolicy(attempts=20, backoff_max_seconds=0.3, backoff_jitter_seconds=0.2)
     stream = OnS3(spark, bucket, tombstones=False, retry=retry)
     run(stream.sink(), batch(spark, stream.schema, upsert(0, "before", lsn=1)), 0)

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from stream_merge.tables.live_files import LiveFiles, UnreadableLogError, decoded
+from stream_merge.tables.live_files import LiveFiles, LocalLog, UnreadableLogError, decoded
 
 Action = Mapping[str, Any]
 
@@ -125,7 +125,7 @@ class Log:
         return file
 
     def live(self, version: int) -> dict[str, Action]:
-        return dict(LiveFiles(self.root).at(version))
+        return dict(LiveFiles(LocalLog(self.root / "_delta_log")).at(version))
 
 
 def parquet(body: Any) -> Any:
@@ -193,7 +193,7 @@ def test_what_separates_lines_elsewhere_stays_in_a_text(log):
 def test_only_commits_since_the_last_call_are_read(log):
     log.commit(0, PROTOCOL, METADATA, add("a"))
     log.commit(1, add("b"))
-    live = LiveFiles(log.root)
+    live = LiveFiles(LocalLog(log.root / "_delta_log"))
     live.at(1)
     log.tidy(0, 1)
     log.commit(2, remove("a"))
@@ -204,14 +204,14 @@ def test_only_commits_since_the_last_call_are_read(log):
 def test_an_older_version_after_a_newer_one(log):
     log.commit(0, PROTOCOL, METADATA, add("a"))
     log.commit(1, remove("a"), add("b"))
-    live = LiveFiles(log.root)
+    live = LiveFiles(LocalLog(log.root / "_delta_log"))
 
     assert [sorted(live.at(version)) for version in (1, 0, 1)] == [["b"], ["a"], ["b"]]
 
 
 def test_a_commit_of_ones_own_is_not_read_again(log):
     log.commit(0, PROTOCOL, METADATA, add("a"))
-    live = LiveFiles(log.root)
+    live = LiveFiles(LocalLog(log.root / "_delta_log"))
     live.at(0)
     live.follow(1, [remove("a"), add("a", deletionVector=vector(1)), add("b")])
 
@@ -223,7 +223,7 @@ def test_a_commit_that_is_not_the_next_is_not_followed(log, version):
     """Somebody else's may lie in between."""
     log.commit(0, PROTOCOL, METADATA, add("a"))
     log.commit(1, add("b"))
-    live = LiveFiles(log.root)
+    live = LiveFiles(LocalLog(log.root / "_delta_log"))
     live.at(0)
     live.follow(version, [remove("a")])
 
@@ -232,7 +232,7 @@ def test_a_commit_that_is_not_the_next_is_not_followed(log, version):
 
 def test_another_table_in_its_place_is_read_anew(log):
     log.commit(0, PROTOCOL, METADATA, add("a"))
-    live = LiveFiles(log.root)
+    live = LiveFiles(LocalLog(log.root / "_delta_log"))
     live.at(0)
     log.commit(0, PROTOCOL, METADATA, add("other"))
     live.forget()
@@ -257,7 +257,7 @@ def test_a_commit_that_is_no_json_is_an_error_until_it_is_mended(log):
     file = log.folder / f"{1:020}.json"
     whole = file.read_text()
     file.write_text(whole[:-9])
-    live = LiveFiles(log.root)
+    live = LiveFiles(LocalLog(log.root / "_delta_log"))
     with pytest.raises(json.JSONDecodeError):
         live.at(1)
     file.write_text(whole)
@@ -374,7 +374,7 @@ def test_an_empty_table_in_a_checkpoint(log):
 def test_commits_that_were_tidied_away_are_found_in_a_checkpoint(log):
     """A job that slept while others wrote."""
     log.commit(0, add("a"))
-    live = LiveFiles(log.root)
+    live = LiveFiles(LocalLog(log.root / "_delta_log"))
     live.at(0)
     log.checkpoint(f"{2:020}.checkpoint.parquet", add("a", deletionVector=vector(1)), add("c"))
     log.commit(3, add("d"))
@@ -407,7 +407,7 @@ def test_a_checkpoint_that_cannot_be_read_leaves_nothing_behind(log, broken):
     file = log.folder / names[broken]
     whole = file.read_bytes()
     file.write_bytes(whole[:-5])
-    live = LiveFiles(log.root)
+    live = LiveFiles(LocalLog(log.root / "_delta_log"))
     for _ in range(2):
         with pytest.raises((pa.ArrowInvalid, json.JSONDecodeError)):
             live.at(1)
@@ -433,12 +433,12 @@ def test_checkpoints_of_delta_rs(tmp_path):
     for number, text in enumerate(texts):
         rows = pa.table({"id": pa.array([number], pa.int64()), "p": pa.array([text], pa.string())})
         write_deltalake(str(root), rows, partition_by=["p"], mode="append")
-    before = dict(LiveFiles(root).at(5))
+    before = dict(LiveFiles(LocalLog(root / "_delta_log")).at(5))
     table = DeltaTable(str(root))
     table.create_checkpoint()
     for file in (root / "_delta_log").glob("*.json"):
         file.unlink()
-    found = LiveFiles(root).at(5)
+    found = LiveFiles(LocalLog(root / "_delta_log")).at(5)
 
     assert {body["partitionValues"]["p"] for body in found.values()} == set(texts)
     assert [json.loads(found[path]["stats"]) for path in before] == [json.loads(b["stats"]) for b in before.values()]
@@ -474,7 +474,7 @@ def test_any_history_is_replayed_as_it_happened(log, seed, turn):
     rng = random.Random(f"{seed} {turn}")
     live: dict[str, Action] = {}
     told: list[dict[str, Action]] = []
-    kept, last = LiveFiles(log.root), 12
+    kept, last = LiveFiles(LocalLog(log.root / "_delta_log")), 12
     for version in range(last + 1):
         actions = list(changes(rng, live, version))
         rng.shuffle(actions)

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from stream_merge.tables.live_files import LocalLog
 from stream_merge.tables.merge_on_read.commit import (
     Commit,
     ConcurrentWriteException,
@@ -216,7 +217,7 @@ def test_a_commit_is_later_than_the_one_before(log, before, now, expected):
     """Also where the clock stands, or goes back."""
     replace(PLAIN, in_commit_timestamp=before, removes=[{"path": "a"}]).put(log)
 
-    assert next_timestamp(log, 3, now) == expected
+    assert next_timestamp(LocalLog(log), 3, now) == expected
 
 
 @pytest.mark.parametrize(
@@ -238,7 +239,7 @@ def test_a_commit_without_a_time_before_is_an_error(log, text):
         (log / f"{3:020}.json").write_text(text)
 
     with pytest.raises(UndatedCommitError, match=r"version 3 .*carries no in-commit timestamp"):
-        next_timestamp(log, 3, 17)
+        next_timestamp(LocalLog(log), 3, 17)
 
 
 # -- files --------------------------------------------------------------------------------------

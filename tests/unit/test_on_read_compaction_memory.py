@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -34,7 +33,7 @@ def test_as_many_files_are_put_together_as_there_is_memory_for(target: Target):
     native = open_table(str(target.root))
     assert native is not None
 
-    found = compact(native, nullcontext, BASE_BYTES + 3 * 3 * FILE_BYTES + MEGABYTE * 5)
+    found = compact(native, BASE_BYTES + 3 * 3 * FILE_BYTES + MEGABYTE * 5)
 
     assert found.upkeep is not None
     assert (found.upkeep.outcome, found.upkeep.removed_files, found.upkeep.added_files) == ("done", 3, 1)
@@ -56,7 +55,7 @@ def test_what_there_is_no_memory_for_is_not_read_again(target: Target, monkeypat
 
     monkeypatch.setattr(module, "rows_of", noted)
     for times in range(1, 4):
-        found = compact(native, nullcontext, BASE_BYTES + 3 * FILE_BYTES + MEGABYTE * 5)
+        found = compact(native, BASE_BYTES + 3 * FILE_BYTES + MEGABYTE * 5)
         assert found.upkeep is not None
         assert found.upkeep.outcome == "over_budget"
         assert len(read) == 2, times

@@ -74,7 +74,7 @@ class Files:
     def __init__(self, root: Path, of: StructType, partition_columns: Sequence[str] = ()) -> None:
         self.root = root
         self.schema = of
-        self.footers = Footers(root, of, partition_columns)
+        self.footers = Footers(root.joinpath, of, partition_columns)
         self.candidates: list[Candidate] = []
         self.room_for: Callable[[int], object] = [].append
 

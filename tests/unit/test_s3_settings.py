@@ -10,7 +10,9 @@ from collections.abc import Mapping
 import pytest
 
 from stream_merge.model import names
+from stream_merge.spark import log_store
 from stream_merge.spark.downloads import for_places, s3_confs, s3_coordinates
+from stream_merge.spark.log_store import ANY_STORE_CONF, CONDITIONAL_PUT, JAR, STORE_CONF, log_store_confs
 from stream_merge.spark.places import canonical, is_on_s3
 from stream_merge.spark.s3 import Access, NotTranslatedError
 
@@ -142,9 +144,26 @@ def test_spark_downloads_its_file_system_for_s3_where_something_lies_there(monke
     assert for_places(own, ["/data/in", "s3://lake/t"]) == {
         "spark.jars.packages": ",".join(["a:b:1", *s3_coordinates()]),
         "spark.jars.excludes": "x:y,software.amazon.awssdk:bundle",
+        "spark.jars": str(JAR),
+        STORE_CONF: CONDITIONAL_PUT,
     }
     named = {"spark.jars": "/jars/hadoop-aws-3.5.0.jar"}
-    assert for_places(named, ["s3a://lake/t"]) == named
+    assert for_places(named, ["s3a://lake/t"]) == log_store_confs(named)
+
+
+def test_the_log_store_for_s3_is_set_where_none_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its jar, once; who has named one keeps it; Spark 4.0 has no file system that it could put with."""
+    monkeypatch.setattr(log_store, "SPARK", (4, 1))
+    own = {"spark.jars": "/jars/a.jar"}
+
+    assert log_store_confs(own) == {"spark.jars": f"/jars/a.jar,{JAR}", STORE_CONF: CONDITIONAL_PUT}
+    assert log_store_confs({"spark.jars": f"/x/{JAR.name}"})["spark.jars"] == f"/x/{JAR.name}"
+    for conf in (STORE_CONF, ANY_STORE_CONF):
+        theirs = {**own, conf: "io.delta.storage.S3DynamoDBLogStore"}
+        assert log_store_confs(theirs) == theirs
+    monkeypatch.setattr(log_store, "SPARK", (4, 0))
+    assert log_store_confs(own) == own
+    assert JAR.is_file()
 
 
 def test_whoever_names_the_connector_gets_what_it_needs_of_the_sdk():

@@ -273,7 +273,7 @@ def files(
         bool,
         typer.Option(
             "--single-writer",
-            help="Nobody else writes to the table, so that small batches may be merged in the driver on S3, too.",
+            help="Nobody else writes to the table: small batches may be merged in the driver on an object store, too.",
         ),
     ] = False,
     table_property: Annotated[

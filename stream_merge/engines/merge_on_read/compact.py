@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, closing, suppress
+from collections.abc import Sequence
+from contextlib import closing
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,7 +22,7 @@ from stream_merge.tables.merge_on_read import commit, eligibility, vectors
 from stream_merge.tables.merge_on_read.compaction import Stored, rounds
 from stream_merge.tables.merge_on_read.data_file import write_data_file
 from stream_merge.tables.merge_on_read.find import rows_of
-from stream_merge.tables.merge_on_read.table import MergeOnReadTable, Touched, table_of
+from stream_merge.tables.merge_on_read.table import MergeOnReadTable, Touched, sizes_of, table_of
 
 log = logging.getLogger(__name__)
 
@@ -34,14 +34,11 @@ _COPIES = 3
 """Of the rows in memory: as they are read, put together, and in the file that is made of them."""
 
 
-def compact(
-    native: NativeTable, lock: Callable[[], AbstractContextManager[object]], memory_bytes: int | None = None
-) -> Tidied:
+def compact(native: NativeTable, memory_bytes: int | None = None) -> Tidied:
     """One round, within `compaction.MOST_BYTES`, where files are worth it; and what is left for readers to pay.
 
     Args:
         native: the table.
-        lock: as for `MergeOnReadMerger`.
         memory_bytes: that the round may take; None: what is free and not promised to merges.
 
     Raises: nothing: what fails is logged, and left for the next call. Another writer wins.
@@ -49,7 +46,7 @@ def compact(
     started = time.perf_counter()
     try:
         with closing(Promise(memory_bytes)) as promise:
-            found = _compacted(native, lock, promise)
+            found = _compacted(native, promise)
     except commit.ConcurrentWriteException:
         found = Tidied(upkeep=Upkeep(outcome="lost", detail="another writer was faster"))
     except Exception as err:
@@ -61,7 +58,7 @@ def compact(
     return found
 
 
-def _compacted(native: NativeTable, lock: Callable[[], AbstractContextManager[object]], promise: Promise) -> Tidied:
+def _compacted(native: NativeTable, promise: Promise) -> Tidied:
     native.refresh()
     snapshot = native.snapshot()
     table = table_of(native, snapshot)
@@ -80,18 +77,17 @@ def _compacted(native: NativeTable, lock: Callable[[], AbstractContextManager[ob
     if refused is not None:
         upkeep = Upkeep(outcome="nothing", detail=refused.detail)
         return Tidied(upkeep=upkeep, debt=_debt(rows, stored, awaiting))
-    parts = _rows(table, snapshot, files, promise)
+    with table.folder.holding({**sizes_of(files), **vectors.files_of(one.add for one in files)}):
+        parts = _rows(table, snapshot, files, promise)
     if len(parts) < min(2, len(files)):
         return Tidied(upkeep=_over_budget(), debt=_debt(rows, stored, awaiting))
     files = files[: len(parts)]
     awaiting = (*awaiting[:number], awaiting[number][len(files) :], *awaiting[number + 1 :])
     made = _written(table, snapshot, files, pa.concat_tables(parts))
     try:
-        made.put(table.root / "_delta_log", lock())
+        table.folder.commit(made)
     except commit.ConcurrentWriteException:
-        for add in made.adds:
-            with suppress(OSError):
-                (table.root / decoded(add["path"])).unlink()
+        table.folder.discard(decoded(add["path"]) for add in made.adds)
         raise
     table.live.follow(made.version, list(made.actions()))
     native.committed()
@@ -132,9 +128,9 @@ def _rows(
             if promise.cover(BASE_BYTES + _COPIES * (before + row_bytes)) is not None:
                 raise _NoRoomError
 
-        dead = vectors.of(one.add, table.root)
+        dead = vectors.of(one.add, table.folder.root)
         try:
-            found.append(rows_of(table.root, one.candidate, dead, snapshot.schema, room_for=room_for))
+            found.append(rows_of(table.folder.root, one.candidate, dead, snapshot.schema, room_for=room_for))
         except _NoRoomError:
             break
     return found
@@ -162,13 +158,14 @@ def _written(
     adds = []
     if rows.num_rows:
         add = write_data_file(
-            table.root,
+            table.folder.root,
             rows,
             snapshot.schema,
             partition=files[0].candidate.partition,
             properties=snapshot.properties,
             now_ms=now_ms,
         )
+        table.folder.send([decoded(add["path"])])
         adds.append({**add, "dataChange": False})
     return commit.Commit(
         version=snapshot.version + 1,
@@ -186,5 +183,5 @@ def _written(
         parameters={"predicate": "[]", "zOrderBy": "[]", "auto": "true"},
         removes=[commit.removed(one.add, now_ms, changes_data=False) for one in files],
         adds=adds,
-        in_commit_timestamp=commit.timestamp_after(snapshot, table.root, now_ms),
+        in_commit_timestamp=commit.timestamp_after(snapshot, table.folder.log, now_ms),
     )

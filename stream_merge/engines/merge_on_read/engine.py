@@ -19,7 +19,7 @@ from stream_merge.shapes import shape_of
 from stream_merge.shapes.layout import Layout
 from stream_merge.tables.delta_rs.eligibility import of_batch, of_log
 from stream_merge.tables.merge_on_read.eligibility import of_clauses, of_events, of_files, of_layout, of_table
-from stream_merge.tables.merge_on_read.table import table_of
+from stream_merge.tables.merge_on_read.table import sizes_of, table_of
 from stream_merge.tables.reader import Store
 from stream_merge.tables.whitelist import Ineligible
 
@@ -58,11 +58,15 @@ class MergeOnRead:
         if job.table is None:
             return Ineligible(reason="storage", detail="the target is not where it can be read")
         try:
-            touched = table_of(job.table, job.target).touched(job.table, job.target, job.batch.bounds)
+            known = table_of(job.table, job.target)
+            touched = known.touched(job.table, job.target, job.batch.bounds)
+            too_many = known.folder.obstacle(sizes_of(touched))
         except Exception as err:
             detail = f"the target's files could not be looked into ({type(err).__name__}: {err})"
             return Ineligible(reason="storage", detail=detail)
         refused = of_files(touched, "the target")
+        if refused is None and too_many is not None:
+            refused = Ineligible(reason="storage", detail=too_many)
         if refused is None and job.log is not None and job.log_snapshot is not None:
             refused = of_log(job.layout, job.log, job.log_snapshot)
         if refused is not None:
@@ -76,8 +80,8 @@ class MergeOnRead:
             refusal=refusal,
             need=partial(memory_before, job.work, touched),
             of_events=of_events,
-            merger=partial(MergeOnReadMerger, lock=table.lock),
+            merger=MergeOnReadMerger,
         )
         if not isinstance(found, Execution):
             return found
-        return replace(found, tidy=partial(compact, table, table.lock, job.spec.native_memory_bytes))
+        return replace(found, tidy=partial(compact, table, job.spec.native_memory_bytes))

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
-from pathlib import Path
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
@@ -27,23 +26,16 @@ from stream_merge.tables.live_files import decoded
 from stream_merge.tables.merge_on_read import commit, eligibility, partitions, vectors
 from stream_merge.tables.merge_on_read.data_file import CHANGE_TYPE, write_change_file, write_data_file
 from stream_merge.tables.merge_on_read.find import FILE, POSITION, find
-from stream_merge.tables.merge_on_read.table import Touched, table_of
+from stream_merge.tables.merge_on_read.folder import Folder
+from stream_merge.tables.merge_on_read.table import Touched, sizes_of, table_of
 from stream_merge.tables.tombstones.delta_rs import NativeHits
 from stream_merge.tables.whitelist import Ineligible
 
 
 class MergeOnReadMerger(DriverMerger):
-    """Works on one batch.
+    """Works on one batch."""
 
-    Args:
-        lock: gives what keeps out those who commit to the table in this process without an atomic name.
-        about: as for every merger in the driver.
-    """
-
-    def __init__(self, *, lock: Callable[[], AbstractContextManager[object]], **about: Any) -> None:
-        super().__init__(**about)
-        self._lock = lock
-        self._repairs = False
+    _repairs = False
 
     def repair(self, late: NativeHits, tag: CommitTag) -> MergeReport:
         """As `DriverMerger.repair`, whatever memory it takes: the upserts that it undoes are committed already."""
@@ -64,13 +56,14 @@ class MergeOnReadMerger(DriverMerger):
         refused = refused or eligibility.of_files(touched, "the target")
         if refused is not None:
             raise NoLongerEligibleError(refused)
-        dead = _Vectors(table.root, touched)
-        decision = self._decided(clauses, snapshot, source, touched, dead)
+        dead = _Vectors(table.folder, touched)
+        with table.folder.holding(sizes_of(touched)):
+            decision = self._decided(clauses, snapshot, source, dead)
         found = time.perf_counter()
         metrics = _counted(decision, source, touched, native)
         if decision.changes_nothing:
             return MergeReport(metrics={**metrics, "scanTimeMs": int((found - started) * 1000)})
-        attempt = _Attempt(table.root, snapshot, decision, int(time.time() * 1000))
+        attempt = _Attempt(table.folder, snapshot, decision, int(time.time() * 1000))
         try:
             metrics |= attempt.write(touched, dead)
         except BaseException:
@@ -83,7 +76,7 @@ class MergeOnReadMerger(DriverMerger):
         }
         made = attempt.commit(tag, metrics)
         try:
-            made.put(table.root / "_delta_log", self._lock())
+            table.folder.commit(made)
         except commit.ConcurrentWriteException:  # of any other failure nobody knows yet whether it has landed
             attempt.discard()
             raise
@@ -102,12 +95,11 @@ class MergeOnReadMerger(DriverMerger):
         clauses: Sequence[Clause],
         snapshot: TableSnapshot,
         source: pa.Table,
-        touched: Sequence[Touched],
         dead: _Vectors,
     ) -> Decision:
         """What changes, over as few columns of the rows as will do."""
-        layout, schema, root = self._layout, snapshot.schema, Path(self._table.location)
-        candidates = [one.candidate for one in touched]
+        layout, schema, root = self._layout, snapshot.schema, dead.folder.root
+        candidates = [one.candidate for one in dead.touched]
 
         def over(columns: Collection[str] | None) -> Decision:
             rows = find(root, candidates, source, layout.keys, schema, columns=columns, room_for=self._room_for)
@@ -141,27 +133,34 @@ class _Vectors:
     """The deletion vectors of touched files.
 
     Args:
-        root: folder of the table.
+        folder: of the table.
         touched: the files.
     """
 
-    def __init__(self, root: Path, touched: Sequence[Touched]) -> None:
-        self._root = root
-        self._touched = touched
+    def __init__(self, folder: Folder, touched: Sequence[Touched]) -> None:
+        self.folder = folder
+        self.touched = touched
         self._read: dict[int, BitMap64] = {}
 
     def of(self, number: int) -> BitMap64:
         """Positions of the deleted rows of a file, by its number; not to be changed."""
         found = self._read.get(number)
         if found is None:
-            found = self._read[number] = vectors.of(self._touched[number].add, self._root)
+            self._bring([number])
+            found = self._read[number]
         return found
+
+    def _bring(self, numbers: Iterable[int]) -> None:
+        missing = [number for number in numbers if number not in self._read]
+        adds = [self.touched[number].add for number in missing]
+        with self.folder.holding(vectors.files_of(adds)):
+            self._read.update(zip(missing, (vectors.of(add, self.folder.root) for add in adds), strict=True))
 
     def spare(self, rows: pa.Table) -> pa.Array:
         """Which rows (`find.find`) live."""
-        dead = [
-            (number, position) for number, positions in _positions(rows) for position in positions & self.of(number)
-        ]
+        found = list(_positions(rows))
+        self._bring(number for number, _ in found)
+        dead = [(number, position) for number, positions in found for position in positions & self.of(number)]
         if not dead:
             return pa.repeat(pa.scalar(True), rows.num_rows)
         gone = set(dead)
@@ -173,26 +172,28 @@ class _Attempt:
     """The files and actions of one attempt to commit.
 
     Args:
-        root: folder of the table.
+        folder: of the table.
         snapshot: of the version that was read.
         decision: what changes.
         now_ms: milliseconds since the epoch.
     """
 
-    def __init__(self, root: Path, snapshot: TableSnapshot, decision: Decision, now_ms: int) -> None:
-        self._root = root
+    def __init__(self, folder: Folder, snapshot: TableSnapshot, decision: Decision, now_ms: int) -> None:
+        self._folder = folder
+        self._root = folder.root
         self._snapshot = snapshot
         self._decision = decision
         self._now_ms = now_ms
         self._removes: list[Mapping[str, Any]] = []
         self._adds: list[Mapping[str, Any]] = []
         self._changes: list[Mapping[str, Any]] = []
-        self._files: list[Path] = []
+        self._files: list[str] = []
 
     def write(self, touched: Sequence[Touched], dead: _Vectors) -> dict[str, int]:
         """Write data, changes and deletion vectors; what was written, under Delta's names."""
         marked, emptied = self._mark(touched, dead)
         new = self._append()
+        self._folder.send(self._files)
         self._adds += new
         had_vector = [one.add.get("deletionVector") is not None for one in marked]
         return {
@@ -220,14 +221,12 @@ class _Attempt:
             removes=self._removes,
             adds=self._adds,
             changes=self._changes,
-            in_commit_timestamp=commit.timestamp_after(self._snapshot, self._root, self._now_ms),
+            in_commit_timestamp=commit.timestamp_after(self._snapshot, self._folder.log, self._now_ms),
         )
 
     def discard(self) -> None:
         """Delete what was written for a commit that is known to be lost."""
-        for file in self._files:
-            with suppress(OSError):
-                file.unlink()
+        self._folder.discard(self._files)
 
     def _mark(self, touched: Sequence[Touched], dead: _Vectors) -> tuple[list[Touched], list[Touched]]:
         """Remove the files that lose rows; those that keep some are added again with a larger vector.
@@ -247,9 +246,7 @@ class _Attempt:
             else:
                 emptied.append(one)
         described = vectors.write(self._root, grown)
-        packed = next(iter(described.values()), None)
-        if packed is not None and (file := vectors.Descriptor.of(packed).file(self._root)) is not None:
-            self._files.append(file)
+        self._files += vectors.files_of({"deletionVector": vector} for vector in described.values())
         for one in marked:
             vector_of = described[one.candidate.path]
             self._adds.append(commit.added_again(one.add, vector_of, one.candidate.footer.rows))
@@ -265,12 +262,12 @@ class _Attempt:
             add = write_data_file(
                 self._root, part, schema, partition=partition, properties=properties, now_ms=self._now_ms
             )
-            self._files.append(self._root / decoded(add["path"]))
+            self._files.append(decoded(add["path"]))
             new.append(add)
         if self._snapshot.has_feed:
             for partition, part in partitions.split(_feed(decision), schema, columns):
                 change = write_change_file(self._root, part, schema, partition=partition, properties=properties)
-                self._files.append(self._root / decoded(change["path"]))
+                self._files.append(decoded(change["path"]))
                 self._changes.append(change)
         return new
 

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, TypedDict
 from urllib.parse import unquote
 
@@ -84,6 +85,11 @@ class NativeTable:
         self.lock: Callable[[], AbstractContextManager[object]] = nullcontext
         """Gives what keeps out those who commit in this process without an atomic name. It is held for as long as
         delta-rs writes, which makes the name at the end, by a hard link, and asks nobody then."""
+        self.put: Callable[[int, str], None] | None = None
+        """Puts a text under a version of the log by Spark's log store, or raises FileExistsError; None on a local disk,
+        where a link makes the name."""
+        self.scratch: Path | None = None
+        """Where copies of its files may be kept on the driver's disk; None: among temporary files."""
         self._options = None if storage_options is None else dict(storage_options)
         self.times = Times(self.opened)
         """What is known of how its files were written."""
@@ -99,6 +105,7 @@ class NativeTable:
     @no_panics
     def _open(self) -> None:
         self._table = DeltaTable(self.location, storage_options=self._options)
+        self._filesystem: pafs.PyFileSystem | None = None
         self._seen = self._last_commit()
         self._files: tuple[int, pa.Table] | None = None
         self._rows: tuple[int, pa.Table] | None = None
@@ -186,11 +193,24 @@ class NativeTable:
             self._files = (self.version, pa.table(self._table.get_add_actions(flatten=True)))
         return self._files[1]
 
+    @property
+    @no_panics
+    def filesystem(self) -> pafs.PyFileSystem:
+        """The files of the table by their decoded paths, relative to it."""
+        if self._filesystem is None:
+            handler = DeltaStorageHandler.from_table(self._table._table, self._options)
+            self._filesystem = pafs.PyFileSystem(handler)
+        return self._filesystem
+
     @no_panics
     def opened(self, path: str) -> pa.NativeFile:
         """A file of the table, by its path in the log."""
-        handler = DeltaStorageHandler.from_table(self._table._table, self._options)
-        return pafs.PyFileSystem(handler).open_input_file(unquote(path))
+        return self.filesystem.open_input_file(unquote(path))
+
+    @no_panics
+    def names(self, folder: str) -> list[str]:
+        """The names of what lies in a folder of the table."""
+        return [found.base_name for found in self.filesystem.get_file_info(pafs.FileSelector(folder))]
 
     def commit(self, version: int) -> bytes:
         """The text of a commit's file in the log."""

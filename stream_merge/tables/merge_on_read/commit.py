@@ -15,6 +15,7 @@ from typing import Any
 from uuid import uuid4
 
 from stream_merge.model.snapshot import TableSnapshot
+from stream_merge.tables.live_files import Log
 
 ICT_PROPERTY = "delta.enableInCommitTimestamps"
 _ICT = "inCommitTimestamp"
@@ -22,6 +23,11 @@ _ICT = "inCommitTimestamp"
 
 class ConcurrentWriteException(RuntimeError):  # noqa: N818 - as Delta calls it, by which a conflict is known
     """Another commit has the version."""
+
+
+def overtaken(version: int) -> ConcurrentWriteException:
+    """The error of a writer who came second."""
+    return ConcurrentWriteException(f"version {version} was committed by another writer")
 
 
 class UndatedCommitError(RuntimeError):
@@ -74,6 +80,12 @@ class Commit:
         yield from ({"add": body} for body in self.adds)
         yield from ({"cdc": body} for body in self.changes)
 
+    def text(self) -> str:
+        """The actions as a file of the log has them, a line each."""
+        return "".join(
+            json.dumps(action, separators=(",", ":"), ensure_ascii=False) + "\n" for action in self.actions()
+        )
+
     def put(self, log: Path, lock: AbstractContextManager[object] | None = None) -> None:
         """Put the commit under its version: whole or not at all, and never over another one.
 
@@ -89,18 +101,14 @@ class Commit:
             ConcurrentWriteException: the version is there.
         """
         unnamed, named = log.parent / f"commit-{self.token}.json", log / f"{self.version:020d}.json"
-        text = "".join(
-            json.dumps(action, separators=(",", ":"), ensure_ascii=False) + "\n" for action in self.actions()
-        )
         try:
-            unnamed.write_bytes(text.encode())
+            unnamed.write_bytes(self.text().encode())
             with lock or nullcontext():
                 os.link(unnamed, named)
         except FileExistsError as err:
             if self.token.encode() in named.read_bytes():
                 return  # this very commit: a file server's answer was lost, and the call made again
-            msg = f"version {self.version} was committed by another writer"
-            raise ConcurrentWriteException(msg) from err
+            raise overtaken(self.version) from err
         finally:
             with suppress(OSError):
                 unnamed.unlink()
@@ -115,7 +123,7 @@ def _engine() -> str:
         return "stream_merge"
 
 
-def timestamp_after(snapshot: TableSnapshot, root: Path, now_ms: int) -> int | None:
+def timestamp_after(snapshot: TableSnapshot, log: Log, now_ms: int) -> int | None:
     """The in-commit timestamp of the commit after a version; None for a table that has none.
 
     Raises:
@@ -123,21 +131,22 @@ def timestamp_after(snapshot: TableSnapshot, root: Path, now_ms: int) -> int | N
     """
     if snapshot.properties.get(ICT_PROPERTY, "false").lower() != "true":
         return None
-    return next_timestamp(root / "_delta_log", snapshot.version, now_ms)
+    return next_timestamp(log, snapshot.version, now_ms)
 
 
-def next_timestamp(log: Path, before: int, now_ms: int) -> int:
+def next_timestamp(log: Log, before: int, now_ms: int) -> int:
     """The in-commit timestamp of the commit after version `before`: now, but later than that of the one before.
 
     Raises:
         UndatedCommitError: that one has none, or is gone.
     """
     try:
-        with (log / f"{before:020d}.json").open(encoding="utf-8") as lines:
-            info = json.loads(next(lines)).get("commitInfo") or {}
+        with log.opened(f"{before:020d}.json") as file:
+            first = bytes(file.read()).splitlines()[0]
+        info = json.loads(first).get("commitInfo") or {}
         return max(now_ms, int(info[_ICT]) + 1)
-    except (OSError, StopIteration, ValueError, KeyError, AttributeError) as err:
-        msg = f"version {before} in {str(log)!r} carries no in-commit timestamp, which the table demands"
+    except (OSError, IndexError, ValueError, KeyError, AttributeError) as err:
+        msg = f"version {before} in {log.where!r} carries no in-commit timestamp, which the table demands"
         raise UndatedCommitError(msg) from err
 
 

@@ -79,10 +79,13 @@ _MAPPING = "delta.columnMapping.mode"
 
 def of_table(table: NativeTable | None, snapshot: TableSnapshot, what: str) -> Ineligible | None:
     """Whether merge-on-read may write this table, by where it lies, its protocol, properties and columns."""
-    if table is None or places.local_path(table.location) is None:
-        return Ineligible(reason="storage", detail=f"{what} is not on a local disk")
+    if table is None:
+        return Ineligible(reason="storage", detail=f"{what} is not where the driver may write")
+    is_local = places.local_path(table.location) is not None
+    if not is_local and not places.is_on_s3(table.location):
+        return Ineligible(reason="storage", detail=f"{what} is neither on a local disk nor on S3")
     odd = GLOB.search(table.location)
-    if odd is not None:
+    if is_local and odd is not None:
         return Ineligible(
             reason="storage", detail=f"{what} lies in a path with {odd.group()!r}, which stands for any name"
         )

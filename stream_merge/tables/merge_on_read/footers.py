@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -66,13 +66,15 @@ class Footers:
     """The footers of a table's files; they never change, so each is read once.
 
     Args:
-        root: folder of the table.
+        opened: gives a file by its decoded path as Parquet's readers take it.
         schema: of the table; one that has changed needs another object.
         partition_columns: which of its columns are in no file.
     """
 
-    def __init__(self, root: Path, schema: StructType, partition_columns: Sequence[str]) -> None:
-        self._root = root
+    def __init__(
+        self, opened: Callable[[str], Path | pa.NativeFile], schema: StructType, partition_columns: Sequence[str]
+    ) -> None:
+        self._opened = opened
         self._fields = [field for field in schema.fields if field.name not in partition_columns]
         self._holds_times = holds_times(schema)
         self._known: dict[tuple[str, int], Footer] = {}
@@ -92,7 +94,7 @@ class Footers:
         return found
 
     def _read(self, path: str) -> Footer:
-        with pq.ParquetFile(self._root / path, coerce_int96_timestamp_unit="us") as file:
+        with pq.ParquetFile(self._opened(path), coerce_int96_timestamp_unit="us") as file:
             types: Types = tuple((field.name, field.type) for field in file.schema_arrow)
             leaves = [file.schema.column(i) for i in range(len(file.schema))]
             int96 = {leaf.path.split(".")[0] for leaf in leaves if leaf.physical_type == _INT96}

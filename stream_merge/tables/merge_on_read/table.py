@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from weakref import WeakKeyDictionary
 
 from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.shapes.key_bounds import KeyBounds
+from stream_merge.spark import places
 from stream_merge.tables.delta_rs.table import NativeTable
 from stream_merge.tables.delta_rs.touched_files import touched_files
 from stream_merge.tables.live_files import Add, LiveFiles, UnreadableLogError, decoded
 from stream_merge.tables.merge_on_read.compaction import Stored
+from stream_merge.tables.merge_on_read.copies import CopiedFolder
 from stream_merge.tables.merge_on_read.data_file import OWN_PREFIX
 from stream_merge.tables.merge_on_read.find import Candidate
+from stream_merge.tables.merge_on_read.folder import Folder, OwnFolder, Sizes
 from stream_merge.tables.merge_on_read.footers import Footers
 
 
@@ -27,7 +29,7 @@ class Touched:
 
 
 class MergeOnReadTable:
-    """One local table. What is known of its files is kept from batch to batch.
+    """One table. What is known of its files is kept from batch to batch.
 
     Args:
         native: the table as delta-rs reads it.
@@ -35,13 +37,14 @@ class MergeOnReadTable:
     """
 
     def __init__(self, native: NativeTable, snapshot: TableSnapshot) -> None:
-        self.root = Path(native.location)
+        is_local = places.local_path(native.location) is not None
+        self.folder: Folder = OwnFolder(native) if is_local else CopiedFolder(native, snapshot.table_id)
         self.table_id = snapshot.table_id
-        self.live = LiveFiles(self.root)
+        self.live = LiveFiles(self.folder.log)
         self.expansion = 1.0
         """Bytes in memory for each that rows take in files before these are compressed: the most that was seen."""
         self._columns = (snapshot.schema, snapshot.partition_columns)
-        self._footers = Footers(self.root, *self._columns)
+        self._footers = Footers(self.folder.opened, *self._columns)
 
     def touched(self, native: NativeTable, snapshot: TableSnapshot, bounds: KeyBounds) -> Sequence[Touched]:
         """The files that may hold keys within the bounds, at the handle's version.
@@ -57,7 +60,7 @@ class MergeOnReadTable:
         for path in map(decoded, touched_files(native, bounds)["path"].to_pylist()):
             add = live.get(path)
             if add is None:
-                msg = f"version {native.version} of {str(self.root)!r} has no file {path!r}, which delta-rs reads"
+                msg = f"version {native.version} of {native.location!r} has no file {path!r}, which delta-rs reads"
                 raise UnreadableLogError(msg)
             found.append(self.file(path, add))
         return found
@@ -102,15 +105,20 @@ class MergeOnReadTable:
     def _live(self, native: NativeTable, snapshot: TableSnapshot) -> Mapping[str, Add]:
         if (snapshot.schema, snapshot.partition_columns) != self._columns:
             self._columns = (snapshot.schema, snapshot.partition_columns)
-            self._footers = Footers(self.root, *self._columns)
+            self._footers = Footers(self.folder.opened, *self._columns)
         live = self.live.at(native.version)
         if len(live) != native.files().num_rows:
             msg = (
-                f"version {native.version} of {str(self.root)!r} has {len(live)} files by its log, and"
+                f"version {native.version} of {native.location!r} has {len(live)} files by its log, and"
                 f" {native.files().num_rows} as delta-rs reads it"
             )
             raise UnreadableLogError(msg)
         return live
+
+
+def sizes_of(files: Iterable[Touched]) -> Sizes:
+    """The sizes of files as the log has them."""
+    return {one.candidate.path: int(one.add["size"]) for one in files}
 
 
 _tables: WeakKeyDictionary[NativeTable, MergeOnReadTable] = WeakKeyDictionary()

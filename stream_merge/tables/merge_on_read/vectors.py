@@ -11,7 +11,7 @@ import contextlib
 import os
 import uuid
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -152,6 +152,17 @@ def of(add: Mapping[str, Any], root: Path) -> BitMap64:
     """
     descriptor = add.get("deletionVector")
     return BitMap64() if descriptor is None else read(descriptor, root)
+
+
+def files_of(adds: Iterable[Mapping[str, Any]]) -> dict[str, None]:
+    """The files of the table that hold the vectors of these adds, relative to it; their sizes are not known.
+
+    Raises:
+        VectorError: as `read`.
+    """
+    vectors = [Descriptor.of(add["deletionVector"]) for add in adds if add.get("deletionVector") is not None]
+    files = [vector.file(Path()) for vector in vectors if vector.storage_type == _RELATIVE]
+    return {str(file): None for file in files}
 
 
 def write(root: Path, vectors: Mapping[str, BitMap64], *, prefix: str = "") -> dict[str, dict[str, Any]]:

@@ -1,0 +1,32 @@
+"""The log store by which Spark's commits on S3 exclude those of others: where its jar is, and how Spark is told.
+
+It is Java (`deployments/log-store`), needs a file system that creates under a condition (S3A of Hadoop 3.4.2, Spark
+4.1), and comes with this package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from stream_merge.spark.defaults import in_effect
+from stream_merge.spark.versions import SPARK
+
+STORE_CONF = "spark.delta.logStore.s3a.impl"
+ANY_STORE_CONF = "spark.delta.logStore.class"
+CONDITIONAL_PUT = "streammerge.ConditionalPutLogStore"
+JAR = Path(__file__).with_name("stream-merge-log-store.jar")
+_JARS = "spark.jars"
+
+
+def log_store_confs(own: Mapping[str, str]) -> dict[str, str]:
+    """A session's confs, and those that have Spark commit to tables on S3 on condition that nobody else has.
+
+    Where a log store is named already, and on Spark 4.0, whose S3A cannot do it, they stay as they are.
+    """
+    if SPARK < (4, 1) or any(in_effect(conf, own) for conf in (STORE_CONF, ANY_STORE_CONF)):
+        return dict(own)
+    named = [jar for jar in in_effect(_JARS, own).split(",") if jar]
+    if not any(JAR.name == jar.rsplit("/", 1)[-1] for jar in named):
+        named.append(str(JAR))
+    return {**own, STORE_CONF: CONDITIONAL_PUT, _JARS: ",".join(named)}

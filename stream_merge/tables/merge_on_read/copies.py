@@ -1,0 +1,223 @@
+"""Copies on the driver's disk of files that lie on S3.
+
+Data files and deletion vectors never change (Delta protocol), so a copy stays right for as long as it is kept: those of
+the files that batches touch are kept up to a ceiling, least recently used out. Nothing is lost with them.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import shutil
+import tempfile
+import threading
+import time
+import weakref
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+import pyarrow as pa
+
+from stream_merge.model.logs import tell
+from stream_merge.tables.delta_rs.table import NativeTable
+from stream_merge.tables.live_files import Log
+from stream_merge.tables.merge_on_read.commit import Commit, overtaken
+from stream_merge.tables.merge_on_read.folder import Folder, Sizes
+
+log = logging.getLogger(__name__)
+
+MOST_BYTES = 16 << 30
+"""Of all copies of a table; less where the disk has less: half of what would be free without them."""
+_AT_ONCE = 8
+"""Requests to the store that run side by side."""
+_CHUNK = 8 << 20
+_PREFIX, _IN_USE = "stream-merge-copies-", "in-use"
+
+
+class CopiedFolder(Folder):
+    """A table that lies on S3, as its handle reaches it.
+
+    Args:
+        native: the table.
+        table_id: Delta's.
+    """
+
+    def __init__(self, native: NativeTable, table_id: str) -> None:
+        self._copies = _copies_of(native, table_id)
+        self.root = self._copies.root
+        self._native = weakref.proxy(native)  # what is known of a table is kept by its handle
+        self.log = _RemoteLog(self._native)
+
+    def opened(self, path: str) -> Path | pa.NativeFile:  # noqa: D102
+        copy = self.root / path
+        return copy if copy.exists() else self._native.filesystem.open_input_file(path)
+
+    def obstacle(self, sizes: Sizes) -> str | None:  # noqa: D102
+        wanted, allowed = sum(size or 0 for size in sizes.values()), self._copies.ceiling()
+        if wanted <= allowed:
+            return None
+        return (
+            f"the files that may hold rows of the batch's keys have {wanted / 1e9:,.1f} GB, and copies of up to"
+            f" {allowed / 1e9:,.1f} GB may be kept on the driver's disk ({str(self.root.parent)!r})"
+        )
+
+    @contextmanager
+    def holding(self, sizes: Sizes) -> Iterator[None]:  # noqa: D102
+        with self._copies.lock:
+            self._fetch({path: size for path, size in sizes.items() if not self._copies.has(path, size)})
+            self._copies.use(sizes)
+            yield
+
+    def _fetch(self, missing: Sizes) -> None:
+        if not missing:
+            return
+        started = time.perf_counter()
+        self._copies.make_room(sum(size or 0 for size in missing.values()))
+        with ThreadPoolExecutor(min(_AT_ONCE, len(missing))) as threads:
+            fetched = sum(threads.map(self._fetched, missing, missing.values()))
+        tell(
+            log.info,
+            "files_copied",
+            table=self._native.location,
+            files=len(missing),
+            bytes=fetched,
+            seconds=round(time.perf_counter() - started, 3),
+        )
+
+    def _fetched(self, path: str, size: int | None) -> int:
+        """Bring one file."""
+        with self._native.filesystem.open_input_stream(path) as source, self._copies.writing(path) as target:
+            shutil.copyfileobj(source, target, _CHUNK)
+            found = target.tell()
+            if size is not None and found != size:
+                msg = f"file {path!r} of {self._native.location!r} has {found} bytes, and {size} by the log"
+                raise OSError(msg)
+        return found
+
+    def send(self, paths: Iterable[str]) -> None:  # noqa: D102
+        sent = list(paths)
+        with ThreadPoolExecutor(min(_AT_ONCE, max(1, len(sent)))) as threads:
+            list(threads.map(self._send, sent))
+        with self._copies.lock:
+            self._copies.use(dict.fromkeys(sent))
+
+    def _send(self, path: str) -> None:
+        with (self.root / path).open("rb") as source, self._native.filesystem.open_output_stream(path) as target:
+            shutil.copyfileobj(source, target, _CHUNK)
+
+    def discard(self, paths: Iterable[str]) -> None:  # noqa: D102
+        for path in paths:
+            with suppress(OSError):
+                (self.root / path).unlink()
+            with suppress(OSError):
+                self._native.filesystem.delete_file(path)
+
+    def commit(self, made: Commit) -> None:  # noqa: D102
+        if self._native.put is None:
+            msg = f"nobody has said how a commit to {self._native.location!r} is put"
+            raise RuntimeError(msg)
+        try:
+            self._native.put(made.version, made.text())
+        except FileExistsError as err:
+            with self.log.opened(f"{made.version:020d}.json") as file:
+                is_ours = made.token.encode() in bytes(file.read())
+            if not is_ours:  # else an answer was lost, and the put made again
+                raise overtaken(made.version) from err
+
+
+class _RemoteLog(Log):
+    """A log that is read through delta-rs' store."""
+
+    def __init__(self, native: NativeTable) -> None:
+        self._native = native
+        self.where = f"{native.location}/_delta_log"
+
+    def names(self) -> list[str]:
+        """The names of the files in it."""
+        return self._native.names("_delta_log")
+
+    def opened(self, name: str) -> pa.NativeFile:
+        """A file of it."""
+        return self._native.filesystem.open_input_file(f"_delta_log/{name}")
+
+
+class _Copies:
+    """The copies of one table's files in one folder of this process."""
+
+    def __init__(self, parent: Path) -> None:
+        _sweep(parent)
+        self.root = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+        self._held = (self.root / _IN_USE).open("w")
+        fcntl.flock(self._held, fcntl.LOCK_EX)
+        self.lock = threading.RLock()
+        self._sizes: OrderedDict[str, int] = OrderedDict()
+        """Least recently used first."""
+        weakref.finalize(self, shutil.rmtree, self.root, ignore_errors=True)
+
+    def has(self, path: str, size: int | None) -> bool:
+        """Whether a copy is there."""
+        kept = self._sizes.get(path)
+        return kept is not None and size in (None, kept) and (self.root / path).exists()
+
+    def use(self, paths: Iterable[str]) -> None:
+        """Take note of copies that are used now."""
+        for path in paths:
+            self._sizes[path] = (self.root / path).stat().st_size
+            self._sizes.move_to_end(path)
+
+    def ceiling(self) -> int:
+        """Bytes that copies may have."""
+        free = shutil.disk_usage(self.root).free
+        return min(MOST_BYTES, (free + sum(self._sizes.values())) // 2)
+
+    def make_room(self, wanted: int) -> None:
+        """Delete copies until so many bytes more are within the ceiling."""
+        allowed, held = self.ceiling(), sum(self._sizes.values())
+        while self._sizes and held + wanted > allowed:
+            path, size = self._sizes.popitem(last=False)
+            (self.root / path).unlink(missing_ok=True)
+            held -= size
+
+    @contextmanager
+    def writing(self, path: str) -> Iterator[IO[bytes]]:
+        """A copy that is made: there whole, or not at all."""
+        target = self.root / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        part = target.with_name(f"{target.name}.part")
+        try:
+            with part.open("wb") as stream:
+                yield stream
+            part.replace(target)
+        finally:
+            part.unlink(missing_ok=True)
+
+
+def _sweep(parent: Path) -> None:
+    """Delete what processes have left that were killed; a living one holds its file."""
+    for left in parent.glob(f"{_PREFIX}*"):
+        with suppress(OSError), (left / _IN_USE).open("r+") as held:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(left, ignore_errors=True)
+
+
+_known: dict[tuple[str, str, int], _Copies] = {}
+_known_lock = threading.Lock()
+
+
+def _copies_of(native: NativeTable, table_id: str) -> _Copies:
+    """The copies of a table's files; kept when keys are renewed, by which a handle becomes another one."""
+    with _known_lock:
+        key = (native.location, table_id, os.getpid())
+        found = _known.get(key)
+        if found is None:
+            parent = native.scratch or Path(tempfile.gettempdir())
+            parent.mkdir(parents=True, exist_ok=True)
+            for older in [one for one in _known if one[0] == key[0]]:
+                del _known[older]
+            found = _known[key] = _Copies(parent)
+        return found

@@ -1,0 +1,96 @@
+"""Where the files of a table are read and written: in its own folder on a local disk, or as copies of those on S3."""
+
+from __future__ import annotations
+
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
+
+import pyarrow as pa
+
+from stream_merge.tables.delta_rs.table import NativeTable
+from stream_merge.tables.live_files import LocalLog, Log
+from stream_merge.tables.merge_on_read.commit import Commit
+
+Sizes = Mapping[str, int | None]
+"""Bytes of files by their decoded paths, relative to the table; None where nobody knows."""
+
+
+class Folder(ABC):
+    """The files of one table, by decoded paths that are relative to it."""
+
+    root: Path
+    """Folder on a local disk in which files are read, and new ones written."""
+    log: Log
+
+    @abstractmethod
+    def opened(self, path: str) -> Path | pa.NativeFile:
+        """A file as a reader of Parquet takes it, for a look at its footer."""
+
+    @abstractmethod
+    def obstacle(self, sizes: Sizes) -> str | None:
+        """Why these files cannot all be held at once."""
+
+    @abstractmethod
+    def holding(self, sizes: Sizes) -> AbstractContextManager[None]:
+        """Have files below `root` for as long as the block runs.
+
+        Raises:
+            OSError: one is not there, or not of that size.
+        """
+
+    @abstractmethod
+    def send(self, paths: Iterable[str]) -> None:
+        """Have files that were written below `root` where readers of the table look for them.
+
+        Raises:
+            OSError: one could not be sent.
+        """
+
+    @abstractmethod
+    def discard(self, paths: Iterable[str]) -> None:
+        """Delete files of a commit that is known to be lost, sent or not, as far as they are there."""
+
+    @abstractmethod
+    def commit(self, made: Commit) -> None:
+        """Put a commit under its version: whole or not at all, and never over another one.
+
+        Raises:
+            ConcurrentWriteException: another one has the version.
+        """
+
+
+class OwnFolder(Folder):
+    """A table on a local disk.
+
+    Args:
+        native: the table.
+    """
+
+    def __init__(self, native: NativeTable) -> None:
+        self.root = Path(native.location)
+        self.log = LocalLog(self.root / "_delta_log")
+        self._native = weakref.proxy(native)  # what is known of a table is kept by its handle
+
+    def opened(self, path: str) -> Path:  # noqa: D102
+        return self.root / path
+
+    def obstacle(self, sizes: Sizes) -> str | None:  # noqa: D102
+        return None
+
+    @contextmanager
+    def holding(self, sizes: Sizes) -> Iterator[None]:  # noqa: D102
+        yield
+
+    def send(self, paths: Iterable[str]) -> None:  # noqa: D102
+        pass
+
+    def discard(self, paths: Iterable[str]) -> None:  # noqa: D102
+        for path in paths:
+            with suppress(OSError):
+                (self.root / path).unlink()
+
+    def commit(self, made: Commit) -> None:  # noqa: D102
+        made.put(self.root / "_delta_log", self._native.lock())

@@ -1,0 +1,59 @@
+"""A process with a JVM of its own whose writers merge into a table on S3 that others merge into at the same time."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pyarrow as pa
+from deltalake import DeltaTable, write_deltalake
+from racing import Writer, app_id
+
+from stream_merge.session import local_session
+
+BESIDE = 100_000
+"""The first of the keys that are appended beside all writers."""
+
+
+def deliver_all(writer: Writer, batches: int, target: str, options: dict[str, str]) -> None:
+    """Batches from the one that is in the table last, which is delivered again as after a crash."""
+    done = DeltaTable(target, storage_options=options).transaction_version(app_id(writer.name))
+    for number in range(0 if done is None else done, batches):
+        result = writer.deliver(number)
+        told = {"writer": writer.name, "number": number, "outcome": result.outcome, "engine": result.engine}
+        print(json.dumps({**told, "lost": sum(result.conflicts.values())}), flush=True)
+
+
+def append_all(rows: int, target: str, options: dict[str, str]) -> None:
+    """Rows by delta-rs alone, which commits on top of whatever is there."""
+    for number in range(rows):
+        row = pa.table({"id": [BESIDE + number], "lsn": [-1], "name": ["none"], "counted": [0]})
+        write_deltalake(target, row, mode="append", storage_options=options)
+
+
+def main() -> None:
+    """Parse, start, deliver."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("settings", type=Path, help="JSON: target, options of delta-rs, confs of the session")
+    parser.add_argument("--batches", type=int, required=True, help="of each writer")
+    parser.add_argument("--append", type=int, default=0, help="so many rows beside them")
+    parser.add_argument("writers", nargs="+")
+    args = parser.parse_args()
+    settings = json.loads(args.settings.read_text())
+    session = local_session("race", cores=2, memory="1g", confs=settings["confs"])
+    target, options = settings["target"], settings["options"]
+    with ThreadPoolExecutor() as threads:
+        acts = [
+            threads.submit(deliver_all, Writer(session, target, name), args.batches, target, options)
+            for name in args.writers
+        ]
+        acts.append(threads.submit(append_all, args.append, target, options))
+        for act in acts:
+            act.result()
+    session.stop()
+
+
+if __name__ == "__main__":
+    main()
