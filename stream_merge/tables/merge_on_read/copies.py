@@ -36,6 +36,7 @@ MOST_BYTES = 16 << 30
 _AT_ONCE = 8
 """Requests to the store that run side by side."""
 _CHUNK = 8 << 20
+_JUST_MADE_SECONDS = 60
 _PREFIX, _IN_USE = "stream-merge-copies-", "in-use"
 
 
@@ -69,8 +70,9 @@ class CopiedFolder(Folder):
     @contextmanager
     def holding(self, sizes: Sizes) -> Iterator[None]:  # noqa: D102
         with self._copies.lock:
-            self._fetch({path: size for path, size in sizes.items() if not self._copies.has(path, size)})
-            self._copies.use(sizes)
+            there = [path for path, size in sizes.items() if self._copies.has(path, size)]
+            self._copies.use(there)  # not to be given up for those that are not there
+            self._fetch({path: size for path, size in sizes.items() if path not in there})
             yield
 
     def _fetch(self, missing: Sizes) -> None:
@@ -80,6 +82,7 @@ class CopiedFolder(Folder):
         self._copies.make_room(sum(size or 0 for size in missing.values()))
         with ThreadPoolExecutor(min(_AT_ONCE, len(missing))) as threads:
             fetched = sum(threads.map(self._fetched, missing, missing.values()))
+        self._copies.use(missing)
         tell(
             log.info,
             "files_copied",
@@ -91,7 +94,10 @@ class CopiedFolder(Folder):
 
     def _fetched(self, path: str, size: int | None) -> int:
         """Bring one file."""
-        with self._native.filesystem.open_input_stream(path) as source, self._copies.writing(path) as target:
+        with (
+            self._native.filesystem.open_input_stream(path, compression=None) as source,
+            self._copies.writing(path) as target,
+        ):
             shutil.copyfileobj(source, target, _CHUNK)
             found = target.tell()
             if size is not None and found != size:
@@ -107,7 +113,11 @@ class CopiedFolder(Folder):
             self._copies.use(dict.fromkeys(sent))
 
     def _send(self, path: str) -> None:
-        with (self.root / path).open("rb") as source, self._native.filesystem.open_output_stream(path) as target:
+        # Through a buffer: of a stream without one delta-rs (1.6) takes no buffers of Arrow's.
+        with (
+            (self.root / path).open("rb") as source,
+            self._native.filesystem.open_output_stream(path, compression=None, buffer_size=_CHUNK) as target,
+        ):
             shutil.copyfileobj(source, target, _CHUNK)
 
     def discard(self, paths: Iterable[str]) -> None:  # noqa: D102
@@ -152,12 +162,12 @@ class _Copies:
     def __init__(self, parent: Path) -> None:
         _sweep(parent)
         self.root = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
-        self._held = (self.root / _IN_USE).open("w")
-        fcntl.flock(self._held, fcntl.LOCK_EX)
+        held = (self.root / _IN_USE).open("w")
+        fcntl.flock(held, fcntl.LOCK_EX)
+        weakref.finalize(self, _remove, self.root, held)
         self.lock = threading.RLock()
         self._sizes: OrderedDict[str, int] = OrderedDict()
         """Least recently used first."""
-        weakref.finalize(self, shutil.rmtree, self.root, ignore_errors=True)
 
     def has(self, path: str, size: int | None) -> bool:
         """Whether a copy is there."""
@@ -197,12 +207,18 @@ class _Copies:
             part.unlink(missing_ok=True)
 
 
+def _remove(folder: Path, held: IO[str]) -> None:
+    held.close()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
 def _sweep(parent: Path) -> None:
-    """Delete what processes have left that were killed; a living one holds its file."""
+    """Delete what processes have left that were killed; a living one holds its file, or is about to."""
     for left in parent.glob(f"{_PREFIX}*"):
         with suppress(OSError), (left / _IN_USE).open("r+") as held:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(left, ignore_errors=True)
+            if time.time() - os.fstat(held.fileno()).st_mtime > _JUST_MADE_SECONDS:
+                shutil.rmtree(left, ignore_errors=True)
 
 
 _known: dict[tuple[str, str, int], _Copies] = {}
