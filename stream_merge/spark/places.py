@@ -62,7 +62,9 @@ def local_path(location: str) -> Path | None:
 
 def scratch(session: SparkSession) -> Path:
     """Where Spark keeps temporary files on the driver's disk: the first of its local folders."""
-    told = os.environ.get("SPARK_LOCAL_DIRS") or session.sparkContext.getConf().get("spark.local.dir")
+    told = os.environ.get("SPARK_LOCAL_DIRS") or str(
+        session._jsparkSession.sparkContext().conf().get("spark.local.dir", "")
+    )
     return Path(told.split(",")[0].strip()) if told else Path(tempfile.gettempdir())
 
 

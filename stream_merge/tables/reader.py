@@ -130,11 +130,11 @@ class Store:
         if found is not None:
             if found is not kept:
                 _expect_as_spark(session, table, found)
+                found.scratch = places.scratch(session)
             if places.local_path(location) is not None:  # object stores exclude, or the sink is the only writer
                 found.lock = partial(commit_lock, session, place)
             else:
                 found.put = partial(put_commit, session, place)
-                found.scratch = places.scratch(session)
             self._handles[table] = found
         return found
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from common import Bench, Comparison, sink_on, timed
 from native import peak_memory, resident_bytes
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from streams import quantile, triggers
 
 ROWS, FILES, EVENTS = 5_000_000, 16, 1_000
@@ -158,7 +159,8 @@ def _scan(spark: SparkSession, target: str) -> float:
     taken = []
     for _ in range(SCANS):
         started = time.perf_counter()
-        spark.read.format("delta").load(target).write.format("noop").mode("overwrite").save()
+        # Delta 4.4 does not write a table with deletion vectors to a sink that takes nothing.
+        spark.read.format("delta").load(target).agg(F.max(F.hash("*"))).collect()
         taken.append(time.perf_counter() - started)
     return statistics.median(taken[1:])
 

@@ -230,10 +230,7 @@ def test_a_commit_that_comes_second_leaves_nothing(
     """Its files are deleted, on the store, too; the merge is made again on what the other one has left."""
     stream = OnS3(spark, bucket, tombstones=False)
     stream.deliver(upsert(1, "one", lsn=1), upsert(2, "two", lsn=1))
-    commit, others = (
-        CopiedFolder.commit,
-        [lambda: stream.sql("UPDATE {target} SET name = 'theirs' WHERE id = 2").collect()],
-    )
+    commit, others = CopiedFolder.commit, ["UPDATE {target} SET name = 'theirs' WHERE id = 2"]
 
     def overtaken(self: CopiedFolder, made: Commit) -> None:
         if others:
@@ -243,7 +240,7 @@ def test_a_commit_that_comes_second_leaves_nothing(
     monkeypatch.setattr(CopiedFolder, "commit", overtaken)
     done = stream.deliver(upsert(1, "new", lsn=2))
 
-    assert (done.engine, done.conflicts) == ("merge_on_read", {"concurrent_write": 1})
+    assert (done.engine, done.conflicts) == ("merge_on_read", {"ConcurrentWriteException": 1})
     assert stream.rows("id", "name") == [(1, "new"), (2, "theirs")]
     log = "".join(path.read_text() for path in (bucket.folder / stream.place / "_delta_log").glob("*.json"))
     files = [path.name for path in (bucket.folder / stream.place).iterdir() if path.is_file()]
