@@ -22,7 +22,13 @@ def deliver_all(writer: Writer, batches: int, target: str, options: dict[str, st
     done = DeltaTable(target, storage_options=options).transaction_version(app_id(writer.name))
     for number in range(0 if done is None else done, batches):
         result = writer.deliver(number)
-        told = {"writer": writer.name, "number": number, "outcome": result.outcome, "engine": result.engine}
+        told = {
+            "writer": writer.name,
+            "number": number,
+            "outcome": result.outcome,
+            "engine": result.engine,
+            "plan": result.plan,
+        }
         print(json.dumps({**told, "lost": sum(result.conflicts.values())}), flush=True)
 
 

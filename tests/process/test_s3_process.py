@@ -15,7 +15,6 @@ from pathlib import Path
 
 import deltalake
 import pyarrow as pa
-import pyarrow.fs as pafs
 import pytest
 from services import SPARK_JARS, command_lines, running, s3
 
@@ -44,16 +43,8 @@ def defaults(lake: s3.Bucket, tmp_path: Path) -> dict[str, str]:
 
 
 def put(lake: s3.Bucket, path: str, *rows: dict[str, object]) -> None:
-    """JSON lines, by a client of S3 that is neither Spark's nor delta-rs'."""
-    server = lake.server
-    store = pafs.S3FileSystem(
-        access_key=server.access_key,
-        secret_key=server.secret_key,
-        endpoint_override=server.endpoint,
-        region="us-east-1",
-    )
-    with store.open_output_stream(f"{lake.name}/{path}") as out:
-        out.write("".join(f"{json.dumps(row)}\n" for row in rows).encode())
+    """JSON lines."""
+    lake.put(path, "".join(f"{json.dumps(row)}\n" for row in rows).encode())
 
 
 def watched(command: list[str], environment: dict[str, str], folder: Path) -> tuple[int, str, set[bytes]]:

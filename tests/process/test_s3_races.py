@@ -71,7 +71,7 @@ def test_processes_lose_no_merge_of_each_other(lake: s3.Bucket, tmp_path: Path) 
     """Spark, delta-rs and merge-on-read, each in a process with another one, and a writer that is no sink."""
     target = lake.uri("races/t")
     root = lake.folder / "races" / "t"
-    make(target, lake.storage_options())
+    make(lake, target)
     confs = log_store_confs(jars.conf(str(SPARK_JARS), {"spark.hadoop." + k: v for k, v in lake.settings().items()}))
     settings = {"target": target, "options": lake.storage_options(), "confs": confs}
     (tmp_path / "settings.json").write_text(json.dumps(settings))
@@ -122,18 +122,27 @@ def test_processes_lose_no_merge_of_each_other(lake: s3.Bucket, tmp_path: Path) 
     assert sum(lost.values()) > 0, "nobody lost a commit: the writers have not met"
 
 
-def make(target: str, options: dict[str, str]) -> None:
-    """The table, with rows that all writers change."""
-    rows = pa.table(
-        {
-            "id": pa.array(SHARED, pa.int64()),
-            "lsn": pa.array([-1] * len(SHARED), pa.int64()),
-            "name": ["none"] * len(SHARED),
-            "counted": pa.array([0] * len(SHARED), pa.int64()),
-        }
-    )
+def make(lake: s3.Bucket, target: str) -> None:
+    """The table, with rows that all writers change; delta-rs would give it features that only Spark writes."""
+    types = {"id": "long", "lsn": "long", "name": "string", "counted": "long"}
+    fields = [{"name": name, "type": dtype, "nullable": True, "metadata": {}} for name, dtype in types.items()]
     properties = {"delta.enableDeletionVectors": "true", "delta.enableChangeDataFeed": "true"}
-    write_deltalake(target, rows, configuration=properties, storage_options=options)
+    features = {"readerFeatures": ["deletionVectors"], "writerFeatures": ["deletionVectors", "changeDataFeed"]}
+    metadata = {
+        "id": "races",
+        "format": {"provider": "parquet", "options": {}},
+        "schemaString": json.dumps({"type": "struct", "fields": fields}),
+        "partitionColumns": [],
+        "configuration": properties,
+    }
+    actions = [
+        {"commitInfo": {"timestamp": 1, "operation": "CREATE TABLE"}},
+        {"protocol": {"minReaderVersion": 3, "minWriterVersion": 7, **features}},
+        {"metaData": metadata},
+    ]
+    lake.put(f"races/t/_delta_log/{0:020d}.json", "".join(f"{json.dumps(action)}\n" for action in actions).encode())
+    rows = {"id": [*SHARED], "lsn": [-1] * len(SHARED), "name": ["none"] * len(SHARED), "counted": [0] * len(SHARED)}
+    write_deltalake(target, pa.table(rows), mode="append", storage_options=lake.storage_options())
 
 
 def changes(root: Path) -> list[tuple[Any, ...]]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pyarrow.fs as pafs
 import pytest
 from pyspark.sql import SparkSession
 
@@ -100,6 +101,17 @@ class Bucket:
         hadoop = context._jsc.hadoopConfiguration()
         for name, value in self.settings().items():
             hadoop.set(name, value)
+
+    def put(self, path: str, data: bytes) -> None:
+        """An object, by a client of S3 that is neither Spark's nor delta-rs'."""
+        store = pafs.S3FileSystem(
+            access_key=self.server.access_key,
+            secret_key=self.server.secret_key,
+            endpoint_override=self.server.endpoint,
+            region="us-east-1",
+        )
+        with store.open_output_stream(f"{self.name}/{path}") as out:
+            out.write(data)
 
     def uri(self, path: str) -> str:
         """Where a path in it lies."""
