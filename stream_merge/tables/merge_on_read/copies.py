@@ -33,8 +33,6 @@ log = logging.getLogger(__name__)
 
 MOST_BYTES = 16 << 30
 """Of all copies of a table; less where the disk has less: half of what would be free without them."""
-_AT_ONCE = 8
-"""Requests to the store that run side by side."""
 _CHUNK = 8 << 20
 _JUST_MADE_SECONDS = 60
 _PREFIX, _IN_USE = "stream-merge-copies-", "in-use"
@@ -47,6 +45,8 @@ class CopiedFolder(Folder):
         native: the table.
         table_id: Delta's.
     """
+
+    at_once = 8
 
     def __init__(self, native: NativeTable, table_id: str) -> None:
         self._copies = _copies_of(native, table_id)
@@ -80,7 +80,7 @@ class CopiedFolder(Folder):
             return
         started = time.perf_counter()
         self._copies.make_room(sum(size or 0 for size in missing.values()))
-        with ThreadPoolExecutor(min(_AT_ONCE, len(missing))) as threads:
+        with ThreadPoolExecutor(min(self.at_once, len(missing))) as threads:
             fetched = sum(threads.map(self._fetched, missing, missing.values()))
         self._copies.use(missing)
         tell(
@@ -107,7 +107,7 @@ class CopiedFolder(Folder):
 
     def send(self, paths: Iterable[str]) -> None:  # noqa: D102
         sent = list(paths)
-        with ThreadPoolExecutor(min(_AT_ONCE, max(1, len(sent)))) as threads:
+        with ThreadPoolExecutor(min(self.at_once, max(1, len(sent)))) as threads:
             list(threads.map(self._send, sent))
         with self._copies.lock:
             self._copies.use(dict.fromkeys(sent))

@@ -24,6 +24,8 @@ class Folder(ABC):
     root: Path
     """Folder on a local disk in which files are read, and new ones written."""
     log: Log
+    at_once = 1
+    """How many files are best looked into side by side."""
 
     @abstractmethod
     def opened(self, path: str) -> Path | pa.NativeFile:

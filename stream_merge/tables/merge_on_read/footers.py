@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -79,6 +80,17 @@ class Footers:
         self._holds_times = holds_times(schema)
         self._known: dict[tuple[str, int], Footer] = {}
         self._types: dict[Types, Types] = {}
+
+    def read(self, files: Iterable[tuple[str, int]], *, at_once: int) -> None:
+        """Read those footers that are not known yet, several at once.
+
+        Raises:
+            OSError, pa.ArrowException: a file cannot be read.
+        """
+        unknown = [file for file in files if file not in self._known]
+        if at_once > 1 and len(unknown) > 1:
+            with ThreadPoolExecutor(min(at_once, len(unknown))) as threads:
+                list(threads.map(self.of, *zip(*unknown, strict=True)))
 
     def of(self, path: str, size: int) -> Footer:
         """The footer of a file by its decoded path and its size in bytes.

@@ -56,14 +56,15 @@ class MergeOnReadTable:
             OSError, pa.ArrowException: a file cannot be read.
         """
         live = self._live(native, snapshot)
-        found = []
+        found = {}
         for path in map(decoded, touched_files(native, bounds)["path"].to_pylist()):
             add = live.get(path)
             if add is None:
                 msg = f"version {native.version} of {native.location!r} has no file {path!r}, which delta-rs reads"
                 raise UnreadableLogError(msg)
-            found.append(self.file(path, add))
-        return found
+            found[path] = add
+        self._footers.read(((path, int(add["size"])) for path, add in found.items()), at_once=self.folder.at_once)
+        return [self.file(path, add) for path, add in found.items()]
 
     def file(self, path: str, add: Add) -> Touched:
         """A live file by its decoded path.
