@@ -35,6 +35,7 @@ from stream_merge.spark.downloads import (
     packages,
     s3_confs,
 )
+from stream_merge.spark.log_store import log_store_of_jvm
 
 _log = logging.getLogger(__name__)
 
@@ -239,6 +240,7 @@ def submitted_session(confs: Mapping[str, str] | None = None) -> SparkSession:
     builder = small_batches(SparkSession.builder.config(conf=SparkConf()).config(map=dict(confs or {})))
     if UTC_OPTION in (_option(builder, _JAVA_OPTIONS) or "").split():
         _run_in_utc(SparkContext._jvm)
+    builder.config(map=dict(log_store_of_jvm(SparkContext._jvm, _confs(builder))))
     session = builder.getOrCreate()
     preflight.check_session(session)
     return session

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from stream_merge.spark.defaults import in_effect
 from stream_merge.spark.versions import SPARK
@@ -24,9 +25,20 @@ def log_store_confs(own: Mapping[str, str]) -> dict[str, str]:
 
     Where a log store is named already, and on Spark 4.0, whose S3A cannot do it, they stay as they are.
     """
-    if SPARK < (4, 1) or any(in_effect(conf, own) for conf in (STORE_CONF, ANY_STORE_CONF)):
+    if not _is_wanted(own):
         return dict(own)
     named = [jar for jar in in_effect(_JARS, own).split(",") if jar]
     if not any(JAR.name == jar.rsplit("/", 1)[-1] for jar in named):
         named.append(str(JAR))
     return {**own, STORE_CONF: CONDITIONAL_PUT, _JARS: ",".join(named)}
+
+
+def log_store_of_jvm(jvm: Any, own: Mapping[str, str]) -> dict[str, str]:
+    """The same for a JVM that runs already, but for the jar: nothing where that is not among those that it was given."""
+    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
+    is_there = loader.getResource(f"{CONDITIONAL_PUT.replace('.', '/')}.class") is not None
+    return {STORE_CONF: CONDITIONAL_PUT} if is_there and _is_wanted(own) else {}
+
+
+def _is_wanted(own: Mapping[str, str]) -> bool:
+    return SPARK >= (4, 1) and not any(in_effect(conf, own) for conf in (STORE_CONF, ANY_STORE_CONF))

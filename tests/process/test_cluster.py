@@ -204,6 +204,7 @@ def test_the_preset_joins_what_spark_submit_was_told(merged: Shop) -> None:
         "spark.sql.shuffle.partitions": "3",
         "spark.databricks.delta.snapshotPartitions": "2",
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+        "spark.delta.logStore.s3a.impl": "streammerge.ConditionalPutLogStore",
     }.items() <= environment["Spark Properties"].items()
 
 
