@@ -34,7 +34,7 @@ def log_store_confs(own: Mapping[str, str]) -> dict[str, str]:
 
 
 def log_store_of_jvm(jvm: Any, own: Mapping[str, str]) -> dict[str, str]:
-    """The same for a JVM that runs already, but for the jar: nothing where that is not among those that it was given."""
+    """The same for a JVM that runs already, but for the jar; nothing where that is not among those it was given."""
     loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
     is_there = loader.getResource(f"{CONDITIONAL_PUT.replace('.', '/')}.class") is not None
     return {STORE_CONF: CONDITIONAL_PUT} if is_there and _is_wanted(own) else {}
