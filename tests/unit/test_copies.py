@@ -97,6 +97,27 @@ def test_more_than_fits_is_told_before(folder: CopiedFolder, monkeypatch: pytest
     assert "may be kept on the driver's disk" in str(folder.obstacle({"a": 10, "b": 10, "c": 10}))
 
 
+@pytest.mark.parametrize(
+    ("kinds", "refused"),
+    [
+        ({"/": "ext4"}, False),
+        ({"/": "ext4", "{tmp}": "tmpfs"}, True),
+        ({"/": "tmpfs", "{tmp}": "ext4"}, False),
+        ({}, False),
+    ],
+)
+def test_memory_is_not_taken_for_a_disk(
+    native: NativeTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kinds: dict[str, str], refused: bool
+) -> None:
+    """By the innermost mount; Kubernetes may give Spark's local folders from a container's memory."""
+    mounts = tmp_path / "mounts"
+    mounts.write_text("".join(f"x {place.format(tmp=tmp_path)} {kind} rw 0 0\n" for place, kind in kinds.items()))
+    monkeypatch.setattr(copies, "_MOUNTS", mounts)
+    folder = CopiedFolder(native, str(kinds))
+
+    assert ("is a tmpfs" in str(folder.obstacle({"a": 10}))) == refused
+
+
 def test_what_was_written_is_sent_and_kept(folder: CopiedFolder, native: NativeTable) -> None:
     (folder.root / "new").write_bytes(b"new")
     (folder.root / "q=1").mkdir()

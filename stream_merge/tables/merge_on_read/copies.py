@@ -35,6 +35,7 @@ MOST_BYTES = 16 << 30
 """Of all copies of a table; less where the disk has less: half of what would be free without them."""
 _CHUNK = 8 << 20
 _JUST_MADE_SECONDS = 60
+_MOUNTS = Path("/proc/self/mounts")
 _PREFIX, _IN_USE = "stream-merge-copies-", "in-use"
 
 
@@ -60,6 +61,11 @@ class CopiedFolder(Folder):
 
     def obstacle(self, sizes: Sizes) -> str | None:  # noqa: D102
         wanted, allowed = sum(size or 0 for size in sizes.values()), self._copies.ceiling()
+        if self._copies.are_in_memory:
+            return (
+                f"copies of the target's files would take the driver's memory, not its disk: {str(self.root.parent)!r}"
+                " is a tmpfs; set spark.local.dir to a folder on a disk"
+            )
         if wanted <= allowed:
             return None
         return (
@@ -166,6 +172,8 @@ class _Copies:
         fcntl.flock(held, fcntl.LOCK_EX)
         weakref.finalize(self, _remove, self.root, held)
         self.lock = threading.RLock()
+        self.are_in_memory = _is_in_memory(self.root)
+        """Whether the folder is on no disk."""
         self._sizes: OrderedDict[str, int] = OrderedDict()
         """Least recently used first."""
 
@@ -205,6 +213,16 @@ class _Copies:
             part.replace(target)
         finally:
             part.unlink(missing_ok=True)
+
+
+def _is_in_memory(folder: Path) -> bool:
+    """Whether a folder lies in memory, where its files count as this container's; by Linux' list of mounts."""
+    try:
+        mounts = [line.split() for line in _MOUNTS.read_text().splitlines()]
+    except OSError:
+        return False
+    above = {Path(place): kind for _, place, kind, *_ in mounts if folder.resolve().is_relative_to(place)}
+    return bool(above) and above[max(above, key=lambda place: len(place.parts))] in ("tmpfs", "ramfs")
 
 
 def _remove(folder: Path, held: IO[str]) -> None:
