@@ -35,6 +35,7 @@ from stream_merge.jobs.watch.text import escape
 from stream_merge.metrics.server import MetricsServer, serve
 from stream_merge.session import is_submitted, local_session, submitted_session
 from stream_merge.spark import environment
+from stream_merge.spark.defaults import in_effect
 from stream_merge.spark.errors import PYSPARK_ERROR_LOGGERS
 
 METRICS_PORT = 9108
@@ -106,10 +107,9 @@ def session_starter(app_name: str, more: dict[str, str]) -> Iterator[Callable[[]
         yield lambda: submitted_session(more)
         return
     with tempfile.TemporaryDirectory(prefix="stream-merge-", ignore_cleanup_errors=True) as scratch:
-        quiet = {
-            "spark.log.level": "OFF",  # Spark would write a stack trace for each error that is one sentence here
-            "spark.sql.warehouse.dir": scratch,  # Spark would make it in the working folder
-        }
+        quiet = {"spark.log.level": "OFF"}  # Spark would write a stack trace for each error that is one sentence here
+        if in_effect("spark.sql.catalogImplementation", more) != "hive":  # whose tables lie there
+            quiet["spark.sql.warehouse.dir"] = scratch  # Spark would make it in the working folder
         yield lambda: local_session(app_name, confs={**quiet, **more})
 
 
