@@ -39,7 +39,7 @@ from stream_merge.spark.errors import spark_errors_unlogged
 from stream_merge.spark.identity import Caller, caller
 from stream_merge.spark.jvm import in_session, is_classic
 from stream_merge.spark.streaming import is_called_by_query
-from stream_merge.tables import locks, quarantine, spark_table
+from stream_merge.tables import locks, quarantine
 from stream_merge.tables.delivery import of_query
 from stream_merge.tables.last_commit import LastCommit
 from stream_merge.tables.reader import Store
@@ -261,10 +261,11 @@ class MergeSink:
         metrics = self._metrics or default_metrics()
         metrics.prepare(who.query, self._spec.label)
         with failures_told(self._spec, metrics, clock, query=who.query, batch_id=batch_id):
-            if self._last_result is None:
-                locks.expect_no_other(self._spec.target)
             session = self._session.of(batch_df)
+            self._store.begin()
             location = self._location(session)
+            if self._last_result is None:
+                locks.expect_no_other(self._spec.target, location)
             with claims.held(self, who.identity, self._spec, location), ExitStack() as resources:
                 call = self._called(
                     batch_df, batch_id, intake, who=who, location=location, clock=clock, resources=resources
@@ -331,7 +332,8 @@ class MergeSink:
         result = result_of(call, done)
         self._last_result = result
         told(result, self._metrics or default_metrics())
-        locks.warn_of_others(self._spec.target, f"query {call.caller.query!r}")
+        target = self._spec.target
+        locks.warn_of_others(target, f"query {call.caller.query!r}", self._store.known_location(target))
 
     def _wants_events_at_hand(self, batch_df: DataFrame, *, need: int) -> bool:
         """Whether delta-rs is likely to merge a batch that takes so many bytes of memory in the driver."""
@@ -355,11 +357,11 @@ class MergeSink:
         return self._location(self._session.of(batch_df))
 
     def _location(self, session: SparkSession) -> str:
-        """Looked up once where it cannot change: of a path."""
+        """Looked up once where it cannot change: of a path. Of a table in a catalog by each call, once."""
         if self._place is not None:
             return self._place
         target = names.normal_path(self._spec.target)
-        found = spark_table.location(session, target)
+        found = self._store.location(session, target)
         self._place = found if names.is_path(target) else None
         return found
 
@@ -368,6 +370,7 @@ class MergeSink:
         if self._failed_late:
             return True
         app_id = caller(batch_df, self._spec).app_id("target")
+        self._store.begin()
         try:
             found = self._store.find(self._session.of(batch_df), self._spec.target)
             return found is not None and is_applied(found.transaction, app_id, batch_id)

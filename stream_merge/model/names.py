@@ -63,6 +63,7 @@ Role = Literal[
 _NEEDS_COLUMN_MAPPING = re.compile(r"[ ,;{}()\n\t=]")
 _EMPTY_AUTHORITY = re.compile(r"^(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):///")
 _S3 = re.compile(r"^s3[an]?(?=://)", re.IGNORECASE)
+_QUOTED = re.compile(r"`(?:[^`]|``)*`")
 _PATH_IDENTIFIER = re.compile(r"^delta\.`(?P<path>.+)`$", re.IGNORECASE)
 
 
@@ -82,8 +83,9 @@ def needs_column_mapping(name: str) -> bool:
 
 
 def is_path(target: str) -> bool:
-    """Whether a target is a path or URI rather than a catalog name."""
-    return "/" in target or ":" in target
+    """Whether a target is a path or URI rather than a catalog name, whose quoted parts may hold anything."""
+    outside = target if _PATH_IDENTIFIER.match(target.strip()) else _QUOTED.sub("", target)
+    return "/" in outside or ":" in outside
 
 
 def normal_path(target: str) -> str:

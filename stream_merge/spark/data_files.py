@@ -10,8 +10,6 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from stream_merge.spark.delta import newest
-
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
@@ -26,9 +24,9 @@ class DataFile:
     """Whether OPTIMIZE has clustered it before."""
 
 
-def data_files(session: SparkSession, delta_table: Any) -> list[DataFile]:
-    """The files behind a `DeltaTable` handle. Cost: one Spark job over the log."""
-    rows = DataFrame(newest(session, delta_table).allFiles().toDF(), session).selectExpr(
+def data_files(session: SparkSession, snapshot: Any) -> list[DataFile]:
+    """The files of one of Delta's own snapshots. Cost: one Spark job over the log."""
+    rows = DataFrame(snapshot.allFiles().toDF(), session).selectExpr(
         "to_json(partitionValues) AS partition",
         "size",
         "coalesce(deletionVector.cardinality, 0) AS deleted",

@@ -22,20 +22,22 @@ LAST_COMMIT_VERSION_CONF = "spark.databricks.delta.lastCommitVersionInSession"
 
 
 def newest(session: SparkSession, delta_table: Any) -> Any:
-    """Delta's own snapshot of the table behind a `DeltaTable` handle, freshly loaded."""
+    """Delta's own snapshot of the table behind a `DeltaTable` handle for a path, freshly loaded.
+
+    Of a table in a catalog its `Entry` loads it: where the catalog commits, the log alone is not all.
+    """
     none = java_class(session, "scala.Option").empty()
     return delta_table._jdt.deltaLog().update(False, none, none)
 
 
-def snapshot(session: SparkSession, delta_table: Any) -> TableSnapshot:
-    """A freshly loaded snapshot of the table behind a `DeltaTable` handle (about 5 ms when little changed)."""
-    loaded = newest(session, delta_table)
+def snapshot(loaded: Any) -> TableSnapshot:
+    """What Delta's own snapshot says, which was loaded a moment ago (about 5 ms when little changed)."""
     metadata = loaded.metadata()
     checksum = loaded.checksumOpt()
     return TableSnapshot(
         table_id=metadata.id(),
         version=int(loaded.version()),
-        location=delta_table._jdt.deltaLog().dataPath().toString(),
+        location=loaded.deltaLog().dataPath().toString(),
         schema=StructType.fromJson(json.loads(metadata.schemaString())),
         partition_columns=strings(metadata.partitionColumns()),
         properties=string_map(metadata.configuration()),

@@ -21,7 +21,8 @@ import pyspark
 from pyspark.sql import SparkSession
 
 from stream_merge.errors import ConfigError
-from stream_merge.model.names import is_path, normal_path, split_identifier, table_name
+from stream_merge.model.names import is_path, normal_path, table_name
+from stream_merge.spark.catalog import is_forgotten
 from stream_merge.spark.places import local_path, no_table
 from stream_merge.spark.versions import DELTA_PACKAGE
 
@@ -41,10 +42,6 @@ _INSTALL_JDK = (
 )
 _PINS = "install the versions that belong together: pip install 'pyspark==4.2.0' 'delta-spark==4.4.0'"
 _CLASSIC = "use a classic session: SparkSession.builder.master(...), without remote() and without SPARK_REMOTE"
-
-
-_CATALOG_PARTS = 3
-"""Names with a catalog of their own; shorter ones live in Spark's built-in catalog."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -197,9 +194,7 @@ def refuse_forgetful_catalog(session: SparkSession, target: str) -> None:
     Raises:
         ConfigError: the target is the name of such a table.
     """
-    if is_path(target) or len(split_identifier(target)) >= _CATALOG_PARTS:
-        return
-    if session.conf.get("spark.sql.catalogImplementation") == "in-memory":
+    if is_forgotten(session, target):
         msg = (
             f"target {target!r} is a catalog name, and the catalog of this process forgets tables when it ends;"
             f" give a path ('./{table_name(target)}'), or a catalog with --conf"

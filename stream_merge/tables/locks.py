@@ -62,16 +62,21 @@ def locked(path: Path, by: str) -> Iterator[str | None]:
 
 
 @contextmanager
-def only_writer(target: str, by: str) -> Iterator[None]:
+def only_writer(target: str, by: str, location: str | None = None) -> Iterator[None]:
     """Keep jobs and sinks of other processes away from a table on a local disk.
 
     Spark's commit to a local file system checks and then renames (Delta 4.4), so that the commits of two processes can
     overwrite each other.
 
+    Args:
+        target: path, or the name of a table in a catalog.
+        by: who this is, for others to read.
+        location: where the table lies whose name `target` is; None while nobody knows, and then nobody is kept apart.
+
     Raises:
         ConfigError: another process has the table.
     """
-    path = _lock_of(target)
+    path = _lock_of(target, location)
     if path is None or path in _ours:
         yield
         return
@@ -80,7 +85,7 @@ def only_writer(target: str, by: str) -> Iterator[None]:
             if holder is None:
                 _ours.add(path)
                 try:
-                    warn_of_others(target, by)
+                    warn_of_others(target, by, location)
                     yield
                 finally:
                     _ours.discard(path)
@@ -90,25 +95,29 @@ def only_writer(target: str, by: str) -> Iterator[None]:
         time.sleep(_LOOK_SECONDS)
 
 
-def expect_no_other(target: str) -> None:
+def expect_no_other(target: str, location: str | None = None) -> None:
     """Look whether a job of another process has a table on a local disk for itself.
+
+    Args: as of `only_writer`.
 
     Raises:
         ConfigError: naming that process.
     """
-    path = _lock_of(target)
+    path = _lock_of(target, location)
     holder = None if path is None or path in _ours else _holder_of(path)
     if holder is not None:
         raise _taken(target, holder)
 
 
-def expect_alone(target: str) -> None:
+def expect_alone(target: str, location: str | None = None) -> None:
     """Stop where a sink of another process has written to a table on a local disk and is still there.
+
+    Args: as of `only_writer`.
 
     Raises:
         ConfigError: naming that process.
     """
-    path = _lock_of(target)
+    path = _lock_of(target, location)
     if path is None:
         return
     place = path.with_name(path.name.removeprefix(_LOCK_PREFIX))
@@ -166,7 +175,7 @@ _present: dict[Path, _Present] = {}
 _present_lock = threading.Lock()
 
 
-def warn_of_others(target: str, by: str) -> None:
+def warn_of_others(target: str, by: str, location: str | None = None) -> None:
     """Log once of each other process that it writes to a table on a local disk, and be seen by it.
 
     Where the file system knows no locks or nothing can be written beside the table nobody is seen.
@@ -176,8 +185,9 @@ def warn_of_others(target: str, by: str) -> None:
     Args:
         target: a table that is there, or whose folder is.
         by: who this is, for others to read.
+        location: as of `only_writer`.
     """
-    path = _lock_of(target)
+    path = _lock_of(target, location)
     if path is None:
         return
     place = path.with_name(path.name.removeprefix(_LOCK_PREFIX))
@@ -216,9 +226,10 @@ def _taken(target: str, holder: str) -> ConfigError:
     return ConfigError(msg, target=target)
 
 
-def _lock_of(target: str) -> Path | None:
+def _lock_of(target: str, location: str | None) -> Path | None:
     """Beside the table, however its path is spelled; None where it is not known to lie on this machine's disks."""
-    place = local_path(names.normal_path(target)) if names.is_path(target) else None
+    lies_at = target if names.is_path(target) else location
+    place = local_path(names.normal_path(lies_at)) if lies_at is not None and names.is_path(lies_at) else None
     if place is None:
         return None
     place = place.resolve()

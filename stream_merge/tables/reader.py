@@ -16,7 +16,8 @@ from stream_merge.model import names
 from stream_merge.model.logs import tell
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import CommitRecord, TableSnapshot
-from stream_merge.spark import places, s3
+from stream_merge.spark import catalog, delta, places, s3
+from stream_merge.spark.catalog import Entry
 from stream_merge.spark.delta import commit_lock, put_commit
 from stream_merge.spark.jvm import pins_threads
 from stream_merge.spark.s3 import NotTranslatedError
@@ -41,6 +42,36 @@ class Store:
         self._read_only: dict[str, NativeTable] = {}
         self._unreadable: set[str] = set()
         """Logs that delta-rs failed on while Spark merges alone: not tried again for each batch."""
+        self._entries: dict[str, Entry] = {}
+        """What the catalog has said in this call."""
+
+    def begin(self) -> None:
+        """A call begins: the catalog is asked again, once, for each table that is named in it.
+
+        A table that was dropped and made again elsewhere is merged into where it is now.
+        """
+        self._entries.clear()
+
+    def location(self, session: SparkSession, table: str) -> str:
+        """As `spark_table.location`."""
+        if names.is_path(table):
+            return spark_table.location(session, table)
+        found = self._entry(session, table)
+        return table if found is None else found.location
+
+    def known_location(self, table: str) -> str | None:
+        """Where a table lies that this call has found in the catalog."""
+        kept = self._entries.get(table)
+        return None if kept is None else kept.location
+
+    def _entry(self, session: SparkSession, table: str) -> Entry | None:
+        """What the catalog has under a name; one that has nothing is asked again, since a call makes tables."""
+        kept = self._entries.get(table)
+        if kept is None:
+            kept = catalog.entry(session, table)
+            if kept is not None:
+                self._entries[table] = kept
+        return kept
 
     def find(self, session: SparkSession, table: str) -> TableSnapshot | None:
         """The table's newest snapshot, or None when nothing is there.
@@ -51,9 +82,11 @@ class Store:
         if names.is_path(table):
             native = self._at(session, table, names.normal_path(table))
             return spark_table.find(session, table) if native is None else native.snapshot()
-        found = spark_table.find(session, table)
+        found = self._entry(session, table)
         native = None if found is None else self._at(session, table, found.location)
-        return found if native is None else native.snapshot()
+        if found is None or native is not None:
+            return None if native is None else native.snapshot()
+        return delta.snapshot(found.newest())
 
     def native(self, session: SparkSession, table: str, *, must_read: bool = False) -> NativeTable | None:
         """The table, up to date, as delta-rs reads it; None where it is not there or not for delta-rs.
@@ -62,7 +95,7 @@ class Store:
         """
         if names.is_path(table):
             return self._at(session, table, names.normal_path(table), must_read=must_read)
-        found = spark_table.find(session, table)
+        found = self._entry(session, table)
         return None if found is None else self._at(session, table, found.location, must_read=must_read)
 
     def history(self, session: SparkSession, table: str, *, newer_than: int, up_to: int) -> Sequence[CommitRecord]:
@@ -84,7 +117,7 @@ class Store:
         """As `native`, also where Spark merges alone, if the table lies on a local disk: to read its log only."""
         if self._spec.engine != "spark":
             return self.native(session, table)
-        location = names.normal_path(table) if names.is_path(table) else spark_table.location(session, table)
+        location = names.normal_path(table) if names.is_path(table) else self.location(session, table)
         local = places.local_path(location)
         if local is None or str(local) in self._unreadable or not _is_table(local):
             return None

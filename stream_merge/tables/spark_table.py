@@ -6,8 +6,9 @@ import json
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from delta.tables import DeltaTable
+from delta.tables import DeltaTable, DeltaTableBuilder
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
@@ -19,8 +20,7 @@ from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import VECTORS_PROPERTY, CommitRecord, History, TableSnapshot, metrics_of_history
 from stream_merge.shapes import widening
 from stream_merge.shapes.layout import Layout
-from stream_merge.spark import columns, places
-from stream_merge.spark.delta import snapshot
+from stream_merge.spark import catalog, columns, delta, places
 from stream_merge.spark.errors import reason
 from stream_merge.spark.hadoop_files import path_is_occupied, qualified_path
 from stream_merge.spark.jvm import caches_nothing
@@ -39,7 +39,18 @@ def delta_table(session: SparkSession, target: str) -> DeltaTable:
     """A fresh handle; a handle pins the schema it was built with (Delta 4.4), so build one per attempt."""
     if names.is_path(target):
         return DeltaTable.forPath(session, names.normal_path(target))
-    return DeltaTable.forName(session, target)
+    return DeltaTable.forName(session, catalog.qualified(session, target))
+
+
+def newest(session: SparkSession, target: str) -> Any:
+    """Delta's own snapshot of a table that is there, freshly loaded."""
+    if names.is_path(target):
+        return delta.newest(session, delta_table(session, target))
+    found = catalog.entry(session, target)
+    if found is None:
+        msg = f"the catalog has no table {target!r} any more"
+        raise ConfigError(msg, target=target)
+    return found.newest()
 
 
 def find(session: SparkSession, target: str) -> TableSnapshot | None:
@@ -48,13 +59,16 @@ def find(session: SparkSession, target: str) -> TableSnapshot | None:
     Raises:
         ConfigError: something is there, but it is not a Delta table.
     """
+    if not names.is_path(target):
+        found = catalog.entry(session, target)
+        return None if found is None else delta.snapshot(found.newest())
     try:
-        return snapshot(session, delta_table(session, target))
-    except AnalysisException as err:
-        if not _is_occupied(session, target, err):
+        return delta.snapshot(newest(session, target))
+    except AnalysisException:
+        if not path_is_occupied(session, names.normal_path(target)):
             return None
     try:  # another writer may have created it between the two looks
-        return snapshot(session, delta_table(session, target))
+        return delta.snapshot(newest(session, target))
     except AnalysisException as err:
         raise ConfigError(places.no_table(target), target=target) from err
 
@@ -89,18 +103,8 @@ def location(session: SparkSession, target: str) -> str:
     """Where a target lies, however it is spelled; of a catalog table that is not there yet, its name."""
     if names.is_path(target):
         return qualified_path(session, names.normal_path(target))
-    found = find(session, target)
+    found = catalog.entry(session, target)
     return target if found is None else found.location
-
-
-def _is_occupied(session: SparkSession, target: str, err: AnalysisException) -> bool:
-    if names.is_path(target):
-        return path_is_occupied(session, names.normal_path(target))
-    try:
-        return session.catalog.tableExists(target)
-    except AnalysisException:
-        msg = f"target {target!r} is not a table name that Spark can read: {reason(err)}"
-        raise ConfigError(msg, target=target) from err
 
 
 def create(
@@ -116,9 +120,7 @@ def create(
 
     Column mapping is switched on only where a column name needs it.
     """
-    builder = DeltaTable.createIfNotExists(session)
-    builder = builder.location(names.normal_path(target)) if names.is_path(target) else builder.tableName(target)
-    builder = builder.addColumns(StructType(list(fields)))
+    builder = DeltaTable.createIfNotExists(session).addColumns(StructType(list(fields)))
     for key, value in {**_mapping(fields), **properties}.items():
         builder = builder.property(key, value)
     if partition_by:
@@ -126,6 +128,13 @@ def create(
     if cluster_by:
         # Unlike `partitionedBy`, this one parses its names (Delta 4.4).
         builder = builder.clusterBy(*(names.quote(name) for name in _spelled(cluster_by, fields)))
+    if names.is_path(target):
+        return _created(session, target, builder.location(names.normal_path(target)))
+    with catalog.created_as(session, target) as name:
+        return _created(session, target, builder.tableName(name))
+
+
+def _created(session: SparkSession, target: str, builder: DeltaTableBuilder) -> TableSnapshot:
     for left in reversed(range(_CREATE_TRIES)):
         try:
             builder.execute()

@@ -27,7 +27,8 @@ from stream_merge.spark.data_files import DataFile, data_files
 from stream_merge.spark.errors import reason
 from stream_merge.tables import compaction, locks, retry
 from stream_merge.tables.compaction import TARGET_BYTES, Compaction
-from stream_merge.tables.spark_table import delta_table, find
+from stream_merge.tables.spark_table import delta_table, find, newest
+from stream_merge.tables.spark_table import location as location_of
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +88,7 @@ class TableUpkeep:
 
     def _optimized(self, session: SparkSession) -> Upkeep:
         table = delta_table(session, self._target)
-        files = data_files(session, table)
+        files = data_files(session, newest(session, self._target))
         detail = table.detail().select("clusteringColumns").first()
         clustered = bool(detail and detail["clusteringColumns"])
         most_bytes = max(0.0, (self._wanted.budget_seconds - FIXED_SECONDS) * self._bytes_per_second)
@@ -269,8 +270,9 @@ def maintained(session: SparkSession, target: str, wanted: Maintenance) -> Upkee
         ConfigError: there is no such table, another process has it, or what is wanted would take away what its readers
             may need.
     """
-    with locks.only_writer(target, "stream-merge maintain"):
-        locks.expect_alone(target)
+    location = None if names.is_path(target) else location_of(session, target)
+    with locks.only_writer(target, "stream-merge maintain", location):
+        locks.expect_alone(target, location)
         return _maintained(session, target, wanted)
 
 

@@ -276,7 +276,10 @@ def test_a_target_that_is_no_table_name_is_refused(source, target):
 def test_a_missing_schema_is_one_sentence(source):
     (problem,) = problems_of(sink_of("no_such_schema.orders"), source.select("id", "lsn"))
 
-    assert problem.startswith("table 'no_such_schema.orders' could not be created: [SCHEMA_NOT_FOUND]")
+    assert problem == (
+        "the schema of target 'no_such_schema.orders' does not exist; make it (CREATE SCHEMA"
+        " `spark_catalog`.`no_such_schema`), or correct the name"
+    )
 
 
 def test_a_missing_table_is_refused_when_the_sink_may_not_create_it(source, tmp_path, tmp_table):

@@ -102,8 +102,8 @@ def run(
         raise ConfigError(closed, target=settings.target)
     if places.local_path(settings.checkpoint) is not None:
         _expect_files(Checkpoint.on_disk(settings.checkpoint))
-    with _alone(settings):
-        return _run(settings, sink, console=console, start_session=start_session, metrics_url=metrics_url)
+    with _alone(settings) as held:
+        return _run(settings, sink, held, console=console, start_session=start_session, metrics_url=metrics_url)
 
 
 def replay_quarantine(
@@ -127,10 +127,11 @@ def replay_quarantine(
         raise ConfigError(msg, target=settings.target)
     sink = _sink(settings, app_id=replay_id())
     say = screen.Teller(console)
-    with _alone(settings):
+    with _alone(settings) as held:
         with console.status("starting Spark"):
             session = start_session()
         preflight.refuse_forgetful_catalog(session, settings.target)
+        _hold_named(session, settings, held)
         if _expect_table(session, settings) is None:
             msg = (
                 f"there is no table {settings.target!r} to replay into, and quarantined records alone would make one"
@@ -155,9 +156,9 @@ def replay_quarantine(
 
 
 @contextmanager
-def _alone(settings: FilesSettings) -> Iterator[None]:
-    """Keep other processes from the checkpoint and, on a local disk, from the table."""
-    who, place = f"query {settings.label!r}", places.local_path(settings.checkpoint)
+def _alone(settings: FilesSettings) -> Iterator[ExitStack]:
+    """Keep other processes from the checkpoint and, on a local disk, from the table; one of a catalog comes later."""
+    who, place = _who(settings), places.local_path(settings.checkpoint)
     with ExitStack() as held:
         if place is not None:
             holder = held.enter_context(locks.locked(place.with_name(f"{place.name}.lock"), who))
@@ -168,12 +169,24 @@ def _alone(settings: FilesSettings) -> Iterator[None]:
                 )
                 raise ConfigError(msg, target=settings.target)
         held.enter_context(locks.only_writer(settings.target, who))
-        yield
+        yield held
+
+
+def _hold_named(session: SparkSession, settings: FilesSettings, held: ExitStack) -> None:
+    """As `_alone`, of a table that only a catalog knows the place of."""
+    if not names.is_path(settings.target):
+        location = spark_table.location(session, settings.target)
+        held.enter_context(locks.only_writer(settings.target, _who(settings), location))
+
+
+def _who(settings: FilesSettings) -> str:
+    return f"query {settings.label!r}"
 
 
 def _run(
     settings: FilesSettings,
     sink: MergeSink,
+    held: ExitStack,
     *,
     console: Console,
     start_session: Callable[[], SparkSession],
@@ -183,6 +196,7 @@ def _run(
     with console.status("starting Spark (the first time, Delta's jars are downloaded: about 90 MB)"):
         session = start_session()
     preflight.refuse_forgetful_catalog(session, settings.target)
+    _hold_named(session, settings, held)
     found = _expect_table(session, settings)
     snapshots = _snapshots(session, settings)
     with console.status(f"looking at the files in {escape_line(settings.folder.path)}"):

@@ -7,14 +7,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from queue import SimpleQueue
 
 from pyspark.sql import SparkSession
 
-from stream_merge.errors import ConfigError
+from stream_merge.errors import ConfigError, StreamMergeError
 from stream_merge.jobs.kafka import control
 from stream_merge.jobs.kafka.batch import TopicSink, merge_sink
 from stream_merge.jobs.kafka.batch_offsets import Checkpoint
@@ -28,6 +28,7 @@ from stream_merge.jobs.kafka.settings import JobSettings, QuerySettings
 from stream_merge.jobs.watch.queries import MOST_KEPT, Stream, drained
 from stream_merge.metrics.instruments import MergeMetrics
 from stream_merge.model.logs import tell
+from stream_merge.model.names import is_path
 from stream_merge.model.results import MergeResult
 from stream_merge.sources.kafka.connection import Cluster
 from stream_merge.sources.kafka.connection import records as records_of
@@ -116,7 +117,7 @@ class Job:
                         query.refuse()
                         continue
                     try:
-                        held.enter_context(locks.only_writer(query.settings.target, f"query {query.name!r}"))
+                        held.enter_context(self._only_writer(query.settings))
                         query.forget_old_requests()
                     except ConfigError as err:
                         query.end(err)
@@ -133,6 +134,13 @@ class Job:
         hand_over()
         result.failures = {query.name: query.failure for query in queries if query.failure is not None}
         return result
+
+    def _only_writer(self, query: QuerySettings) -> AbstractContextManager[None]:
+        location = None
+        if not is_path(query.target):
+            with suppress(StreamMergeError):  # the query will say so, and try again where that helps
+                location = spark_table.location(self._session, query.target)
+        return locks.only_writer(query.target, f"query {query.name!r}", location)
 
     def look_before(self, query: QuerySettings, *, is_first: bool, once: bool) -> None:
         """Stop for what Spark would stumble over while it plans a batch, without a word that helps.

@@ -1,0 +1,249 @@
+"""What a catalog knows under a name: whether that is a Delta table, and where it lies. No look at the table's log.
+
+Everything here goes through Py4J to classes that are not public API, read and run on Spark 4.2.0 with Delta 4.4.0.
+`DeltaTable.forName` would ask the catalog several times, and names of up to two parts in Spark's own catalog alone,
+whatever the session's current one is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from stream_merge.errors import ConfigError, MergeFailedError, StreamMergeError
+from stream_merge.model.names import is_path, quote
+from stream_merge.spark.errors import java_causes, reason
+from stream_merge.spark.jvm import java_class, strings
+from stream_merge.spark.places import no_table
+
+SESSION_CATALOG = "spark_catalog"
+"""Spark's own, in the memory of the process or in a Hive metastore, unless a conf puts another one in its place."""
+
+_MEMORY_CATALOGS = (
+    "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    "org.apache.spark.sql.execution.datasources.v2.V2SessionCatalog",
+)
+"""Classes of `SESSION_CATALOG` that keep nothing themselves."""
+_NO_TABLE = ("NoSuchTableException", "NoSuchDatabaseException", "NoSuchNamespaceException")
+_REFUSALS = ("PERMISSION_DENIED", "UNAUTHENTICATED", "AccessControlException", "AccessDenied", "Permission denied")
+"""What catalogs call it when they keep a table from somebody."""
+_WITH_CATALOG = 2
+"""Parts of the shortest name that begins with a catalog's."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """A Delta table in a catalog."""
+
+    name: str
+    """With the catalog and the schema, as SQL."""
+    location: str
+    """As `places.local_path` reads it, or a URI that is spelled as its users do."""
+    table: Any
+    """Delta's own handle (`DeltaTableV2`)."""
+
+    def newest(self) -> Any:
+        """Delta's own snapshot, freshly loaded; from the catalog where that is what commits.
+
+        Raises:
+            ConfigError: there is no Delta log where the catalog says that the table lies.
+        """
+        loaded = self.table.update()
+        if int(loaded.version()) < 0:
+            msg = (
+                f"the catalog has {self.name} at {self.location!r}, where there is no Delta table; bring the table"
+                " back, or drop the name"
+            )
+            raise ConfigError(msg, target=self.name)
+        return loaded
+
+
+def entry(session: SparkSession, name: str) -> Entry | None:
+    """The table of a name; None where there is none, but where one could be made.
+
+    Cost: one call to the catalog, another one where there is nothing.
+
+    Raises:
+        ConfigError: the name means something else than a Delta table, or no table could be made under it.
+    """
+    with _active(session):
+        catalog, namespace, table = _resolved(session, name)
+        try:
+            found = catalog.loadTable(_identifier(session, namespace, table))
+        except (PySparkException, Py4JError) as err:
+            if not _is_absence(err):
+                raise _refused(name, err) from err
+            _expect_namespace(session, catalog, namespace, name)
+            return None
+        handle = _delta(found, name)
+        return Entry(name=_sql(catalog, namespace, table), location=_location(handle.path()), table=handle)
+
+
+def qualified(session: SparkSession, name: str) -> str:
+    """A name as it has to be given to Delta, which looks for short ones in Spark's own catalog (4.4)."""
+    with _active(session):
+        catalog, namespace, table = _resolved(session, name)
+    return _sql(catalog, namespace, table)
+
+
+@contextmanager
+def created_as(session: SparkSession, name: str) -> Iterator[str]:
+    """A name as Delta's builder of tables reads it, which knows no catalogs (4.4): the name's is the current one."""
+    with _active(session):
+        catalog, namespace, table = _resolved(session, name)
+        manager = session._jsparkSession.sessionState().catalogManager()
+        before, before_in = str(manager.currentCatalog().name()), manager.currentNamespace()
+        wanted = str(catalog.name())
+        if wanted != before:
+            manager.setCurrentCatalog(wanted)
+        try:
+            yield ".".join(quote(part) for part in [*namespace, table])
+        finally:
+            if wanted != before:
+                manager.setCurrentCatalog(before)
+                manager.setCurrentNamespace(before_in)
+
+
+def is_forgotten(session: SparkSession, name: str) -> bool:
+    """Whether a table of this name is known for as long as this process lives."""
+    if is_path(name) or session.conf.get("spark.sql.catalogImplementation") != "in-memory":
+        return False
+    with _active(session):
+        catalog, _, _ = _resolved(session, name)
+    return str(catalog.name()) == SESSION_CATALOG and str(catalog.getClass().getName()) in _MEMORY_CATALOGS
+
+
+def _resolved(session: SparkSession, name: str) -> tuple[Any, Sequence[str], str]:
+    """Catalog, namespace and table of a name, as Spark understands it (`LookupCatalog`, 4.2)."""
+    state = session._jsparkSession.sessionState()
+    try:
+        parsed = state.sqlParser().parseMultipartIdentifier(name)
+    except PySparkException as err:
+        msg = f"target {name!r} is not a table name that Spark can read: {reason(err)}"
+        raise ConfigError(msg, target=name) from err
+    if state.catalog().isTempView(parsed):
+        raise _is_view(name)
+    manager, parts = state.catalogManager(), strings(parsed)
+    try:
+        has_catalog = len(parts) >= _WITH_CATALOG and bool(manager.isCatalogRegistered(parts[0]))
+        catalog = manager.catalog(parts[0]) if has_catalog else manager.currentCatalog()
+        *namespace, table = parts[1:] if has_catalog else parts
+        if not namespace and not has_catalog:
+            namespace = [str(part) for part in manager.currentNamespace()]
+    except (PySparkException, Py4JError) as err:
+        raise _refused(name, err) from err
+    if not namespace:
+        msg = f"target {name!r} names the catalog {parts[0]!r} and no schema in it; write catalog.schema.table"
+        raise ConfigError(msg, target=name)
+    if len(namespace) > 1 and str(catalog.name()) == SESSION_CATALOG:
+        msg = f"target {name!r} has more parts than Spark's catalog knows; write schema.table"
+        if not has_catalog:
+            msg = (
+                f"target {name!r} begins with {parts[0]!r}, and this session has no catalog of that name; configure it"
+                f" (spark.sql.catalog.{parts[0]}), or correct the name"
+            )
+        raise ConfigError(msg, target=name)
+    return catalog, namespace, table
+
+
+def _expect_namespace(session: SparkSession, catalog: Any, namespace: Sequence[str], name: str) -> None:
+    """Nothing is under the name: where its schema is missing, too, no table could be made.
+
+    Raises:
+        ConfigError: the schema is missing.
+    """
+    try:
+        is_there = bool(catalog.namespaceExists(_array(session, namespace)))
+    except (PySparkException, Py4JError) as err:
+        raise _refused(name, err) from err
+    if not is_there:
+        schema = ".".join(quote(part) for part in [str(catalog.name()), *namespace])
+        msg = f"the schema of target {name!r} does not exist; make it (CREATE SCHEMA {schema}), or correct the name"
+        raise ConfigError(msg, target=name)
+
+
+def _delta(found: Any, name: str) -> Any:
+    """Delta's handle of what a catalog has.
+
+    Raises:
+        ConfigError: it has something else under that name.
+    """
+    kind = str(found.getClass().getSimpleName())
+    if kind == "DeltaTableV2":
+        return found
+    if kind == "V1Table":
+        table = found.v1Table()
+        if str(table.tableType().name()) == "VIEW":
+            raise _is_view(name)
+        provider = str(table.provider().get()) if table.provider().isDefined() else ""
+        if provider.lower() == "delta":
+            msg = (
+                f"target {name!r} is in a catalog that does not know Delta; set spark.sql.catalog.spark_catalog to"
+                f" {_MEMORY_CATALOGS[0]}"
+            )
+            raise ConfigError(msg, target=name)
+    elif "View" in kind:
+        raise _is_view(name)
+    raise ConfigError(no_table(name), target=name)
+
+
+def _location(path: Any) -> str:
+    """A path of Hadoop's; of a local disk with escapes, without which a `#` or `%` in it would not be one."""
+    uri = path.toUri()
+    return str(uri.toString()) if uri.getScheme() in (None, "file") else str(path.toString())
+
+
+def _is_view(name: str) -> ConfigError:
+    msg = f"target {name!r} is a view, which has no rows of its own; name the table that they are to be merged into"
+    return ConfigError(msg, target=name)
+
+
+def _refused(name: str, err: Exception) -> StreamMergeError:
+    said = reason(err)
+    if any(sign in text for sign in _REFUSALS for text in (said, *map(": ".join, java_causes(err)))):
+        msg = f"the catalog does not let this process have {name!r} ({said}); grant it, or correct the credentials"
+        return ConfigError(msg, target=name)
+    msg = f"the catalog did not answer for {name!r}: {said}; run it again when it does"
+    return MergeFailedError(msg, target=name)
+
+
+def _is_absence(err: Exception) -> bool:
+    return any(class_name.rsplit(".", 1)[-1] in _NO_TABLE for class_name, _ in java_causes(err))
+
+
+def _sql(catalog: Any, namespace: Sequence[str], table: str) -> str:
+    return ".".join(quote(part) for part in [str(catalog.name()), *namespace, table])
+
+
+def _identifier(session: SparkSession, namespace: Sequence[str], table: str) -> Any:
+    identifier = java_class(session, "org.apache.spark.sql.connector.catalog.Identifier")
+    return identifier.of(_array(session, namespace), table)
+
+
+def _array(session: SparkSession, texts: Sequence[str]) -> Any:
+    gateway: Any = session.sparkContext._gateway
+    array = gateway.new_array(java_class(session, "java.lang.String"), len(texts))
+    for i, text in enumerate(texts):
+        array[i] = text
+    return array
+
+
+@contextmanager
+def _active(session: SparkSession) -> Iterator[None]:
+    """Catalogs work for the session that is active in their thread, when they are first used."""
+    spark = java_class(session, "org.apache.spark.sql.SparkSession")
+    before = spark.getActiveSession()
+    spark.setActiveSession(session._jsparkSession)
+    try:
+        yield
+    finally:
+        if before.isDefined():
+            spark.setActiveSession(before.get())
+        else:
+            spark.clearActiveSession()
