@@ -30,6 +30,10 @@ _MEMORY_CATALOGS = (
     "org.apache.spark.sql.execution.datasources.v2.V2SessionCatalog",
 )
 """Classes of `SESSION_CATALOG` that keep nothing themselves."""
+_MANAGED = "catalogManaged"
+"""Delta's feature of tables whose commits are not files in the log until their catalog has agreed."""
+_MANAGED_ELSEWHERE = ("DELTA_PATH_BASED_ACCESS_TO_CATALOG_MANAGED_TABLE_BLOCKED", "Couldn't locate commit coordinator")
+"""What Delta 4.4 says of such a table without its catalog."""
 _NO_TABLE = ("NoSuchTableException", "NoSuchDatabaseException", "NoSuchNamespaceException")
 _REFUSALS = ("PERMISSION_DENIED", "UNAUTHENTICATED", "AccessControlException", "AccessDenied", "Permission denied")
 """What catalogs call it when they keep a table from somebody."""
@@ -49,12 +53,19 @@ class Entry:
     """Delta's own handle (`DeltaTableV2`)."""
 
     def newest(self) -> Any:
-        """Delta's own snapshot, freshly loaded; from the catalog where that is what commits.
+        """Delta's own snapshot, freshly loaded.
 
         Raises:
-            ConfigError: there is no Delta log where the catalog says that the table lies.
+            ConfigError: the catalog commits to the table, or there is no Delta log where it says that the table lies.
         """
-        loaded = self.table.update()
+        try:
+            loaded = self.table.update()
+        except Py4JError as err:
+            if is_managed(err):
+                raise managed(self.name) from err
+            raise
+        if _MANAGED in str(loaded.protocol().json()):
+            raise managed(self.name)
         if int(loaded.version()) < 0:
             msg = (
                 f"the catalog has {self.name} at {self.location!r}, where there is no Delta table; bring the table"
@@ -83,6 +94,20 @@ def entry(session: SparkSession, name: str) -> Entry | None:
             return None
         handle = _delta(found, name)
         return Entry(name=_sql(catalog, namespace, table), location=_location(handle.path()), table=handle)
+
+
+def managed(target: str) -> ConfigError:
+    """The sentence for a table that a catalog commits to."""
+    msg = (
+        f"target {target!r} is managed by its catalog, which decides over each commit (Delta's feature {_MANAGED}); the"
+        " sink is not proven to keep what it promises there: give it an external table"
+    )
+    return ConfigError(msg, target=target)
+
+
+def is_managed(err: Exception) -> bool:
+    """Whether Delta refuses a table because its catalog is missing, which commits to it."""
+    return any(sign in message for sign in _MANAGED_ELSEWHERE for _, message in java_causes(err))
 
 
 def qualified(session: SparkSession, name: str) -> str:

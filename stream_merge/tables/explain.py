@@ -118,7 +118,10 @@ def find(target: str, storage_options: Mapping[str, str] | None = None) -> Nativ
         ConfigError: it cannot be read so.
     """
     if not names.is_path(target):
-        msg = f"{target!r} is a catalog name, and only Spark knows where that lies; give the table's path or URI"
+        msg = (
+            f"{target!r} is a catalog name, and only Spark knows where that lies (DESCRIBE DETAIL {target}); give the"
+            " table's path or URI"
+        )
         raise ConfigError(msg, target=target)
     try:
         return open_table(names.normal_path(target), storage_options)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from delta.tables import DeltaTable, DeltaTableBuilder
+from py4j.protocol import Py4JError
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
@@ -57,7 +58,7 @@ def find(session: SparkSession, target: str) -> TableSnapshot | None:
     """The table's newest snapshot, or None when nothing is there.
 
     Raises:
-        ConfigError: something is there, but it is not a Delta table.
+        ConfigError: something is there, but it is not a Delta table, or one that its catalog commits to.
     """
     if not names.is_path(target):
         found = catalog.entry(session, target)
@@ -67,6 +68,10 @@ def find(session: SparkSession, target: str) -> TableSnapshot | None:
     except AnalysisException:
         if not path_is_occupied(session, names.normal_path(target)):
             return None
+    except Py4JError as err:
+        if catalog.is_managed(err):
+            raise catalog.managed(target) from err
+        raise
     try:  # another writer may have created it between the two looks
         return delta.snapshot(newest(session, target))
     except AnalysisException as err:
