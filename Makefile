@@ -123,8 +123,8 @@ clean:  ## remove everything that make and the tools made
 	@mkdir -p $(@D)
 	@touch $@
 
-.venv-%/.installed: requirements.lock pyproject.toml deployments/setup.sh
-	@deployments/setup.sh venv $(@D) $*
+.venv-%/.installed: $(INSTALLED)
+	@deployments/setup.sh spark $(@D) $*
 	@touch $@
 
 $(INSTALLED): requirements.lock pyproject.toml deployments/setup.sh

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # What the Makefile needs before it can run anything; every answer is found, installed, or said in one sentence.
 #
-#   deployments/setup.sh venv [DIR VERSION]    make .venv and install the locked packages; in another folder with PySpark of
-#                                another version (4.1) in place of the locked one
+#   deployments/setup.sh venv            make .venv and install the locked packages
+#   deployments/setup.sh spark DIR VERSION    make another one on top of it, with PySpark of another version (4.1)
 #   deployments/setup.sh java    print the home of a JDK that Spark can use; install one through apt when root
 #   deployments/setup.sh jars POM DIR    copy what a POM names, and all that it needs, into a folder
 #   deployments/setup.sh build PROJECT JAR    build a Maven project into a jar
@@ -42,7 +42,7 @@ find_python() {
 }
 
 make_venv() {
-    local folder=${1:-.venv} spark=${2:-} python minor locked
+    local python minor
     python=$(find_python)
     # Debian ships the module venv without ensurepip, which only shows in the middle of making one.
     if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
@@ -50,16 +50,25 @@ make_venv() {
         can_install || fail "$python cannot make virtual environments. Install its venv package (Debian, Ubuntu: apt install python$minor-venv)."
         apt_install "venv of Python $minor" "python$minor-venv" python3-venv
     fi
-    say "installing the locked packages into $folder (a few minutes the first time)"
-    "$python" -m venv "$folder"
-    locked=$folder/requirements.lock
-    # An entry is its line and the indented ones below it.
-    awk -v but="${spark:+pyspark}" '/^[^ ]/ { left_out = but != "" && index($0, but "==") == 1 } !left_out' requirements.lock >"$locked"
-    "$folder/bin/pip" install --quiet --disable-pip-version-check --require-hashes --no-deps -r "$locked"
-    if [ -n "$spark" ]; then
-        "$folder/bin/pip" install --quiet --disable-pip-version-check "pyspark==$spark.*"
-    fi
-    "$folder/bin/pip" install --quiet --disable-pip-version-check --no-deps -e .
+    say "installing the locked packages into .venv (a few minutes the first time)"
+    "$python" -m venv .venv
+    .venv/bin/pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements.lock
+    .venv/bin/pip install --quiet --disable-pip-version-check --no-deps -e .
+}
+
+# PySpark of another version with its delta-spark, as pyproject.toml pairs them, before the packages of .venv.
+make_spark_venv() {
+    local folder=$1 spark=$2 pair locked
+    mapfile -t pair < <(.venv/bin/python -c 'import sys, tomllib
+print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["spark" + sys.argv[1].replace(".", "")], sep="\n")' "$spark")
+    [ ${#pair[@]} -gt 0 ] || fail "pyproject.toml has no extra for Spark $spark."
+    say "installing ${pair[*]} into $folder (a minute the first time)"
+    rm -rf "$folder"
+    .venv/bin/python -m venv --without-pip "$folder"
+    .venv/bin/pip --python "$folder/bin/python" install --quiet --disable-pip-version-check --no-deps "${pair[@]}"
+    locked=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+    echo "$locked" >"$("$folder/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/locked.pth"
+    "$folder/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 }
 
 # Prints the home of a usable JDK, or nothing. Spark needs Java 17 and the module jdk.incubator.vector.
@@ -232,12 +241,13 @@ need_s3() {
 }
 
 case "${1:-}" in
-    venv) make_venv "${2:-}" "${3:-}" ;;
+    venv) make_venv ;;
+    spark) make_spark_venv "$2" "$3" ;;
     java) need_java ;;
     jars) copy_jars "$2" "$3" ;;
     build) build_jar "$2" "$3" ;;
     postgres) need_postgres ;;
     prometheus) need_prometheus ;;
     s3) need_s3 ;;
-    *) fail "usage: deployments/setup.sh venv [DIR VERSION]|java|jars POM DIR|build PROJECT JAR|postgres|prometheus|s3" ;;
+    *) fail "usage: deployments/setup.sh venv|spark DIR VERSION|java|jars POM DIR|build PROJECT JAR|postgres|prometheus|s3" ;;
 esac

@@ -32,7 +32,7 @@ from stream_merge.shapes.newest import Newest
 from stream_merge.spark import columns
 from stream_merge.spark.errors import exceeds_driver_results
 from stream_merge.spark.evaluate_once import materialised, release
-from stream_merge.spark.versions import arrow_type
+from stream_merge.spark.versions import arrow_table, arrow_type, of_arrow
 
 
 class Rows(Protocol):
@@ -110,12 +110,12 @@ class _SparkRows:
     def arrow(self) -> pa.Table:
         """Cost: one Spark job over the evaluated rows; no shuffle."""
         wanted = self.layout.once("merged", lambda: [columns.column(name) for name in _merged(self.layout)])
-        return _as_stored(self.latest().select(*wanted).toArrow())
+        return _as_stored(arrow_table(self.latest().select(*wanted)))
 
     def keys(self) -> pa.Table:
         """Cost: as `arrow`."""
         wanted = self.layout.once("keys", lambda: [columns.column(name) for name in _keys(self.layout)])
-        return _as_stored(self.latest().select(*wanted).toArrow())
+        return _as_stored(arrow_table(self.latest().select(*wanted)))
 
     def newest(self) -> Newest | None:
         return self.greatest
@@ -134,10 +134,10 @@ class _DriverRows:
     refused: pa.Table
 
     def latest(self) -> DataFrame:
-        return self.session.createDataFrame(self.events, _schema(self.layout))
+        return of_arrow(self.session, self.events, _schema(self.layout))
 
     def invalid(self) -> DataFrame:
-        return self.session.createDataFrame(self.refused, _QUARANTINED)
+        return of_arrow(self.session, self.refused, _QUARANTINED)
 
     def invalid_at_hand(self) -> pa.Table | None:
         return self.refused
@@ -225,7 +225,7 @@ def evaluate_in_driver(source: DataFrame, layout: Layout) -> Batch | None:
     Returns: None where the events are too large for the driver or for Arrow; nothing of them is kept then.
     """
     try:
-        judged = contract.judged(source, layout).toArrow()
+        judged = arrow_table(contract.judged(source, layout))
     except Exception as err:
         if not exceeds_driver_results(err):
             raise

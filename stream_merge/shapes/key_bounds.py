@@ -26,6 +26,7 @@ from pyspark.sql.types import (
 
 from stream_merge.spark import columns
 from stream_merge.spark.jvm import exact_literal
+from stream_merge.spark.versions import is_valid_utf8
 
 _FIRST_MICROSECOND = -(2**63)
 _LAST_MICROSECOND = 253_402_300_799_999_999
@@ -134,7 +135,7 @@ def bound_aggregates(keys: tuple[StructField, ...], counted: Column) -> list[Col
         found.append(as_transported(F.min(value), field.dataType).alias(f"least_{i}"))
         found.append(as_transported(F.max(value), field.dataType).alias(f"greatest_{i}"))
         if isinstance(field.dataType, StringType):
-            found.append(F.bool_and(F.is_valid_utf8(value)).alias(f"legible_{i}"))
+            found.append(F.bool_and(is_valid_utf8(value)).alias(f"legible_{i}"))
     return found
 
 

@@ -10,7 +10,6 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import (
     ArrayType,
     ByteType,
-    CalendarIntervalType,
     CharType,
     DataType,
     DecimalType,
@@ -25,7 +24,6 @@ from pyspark.sql.types import (
     StructField,
     StructType,
     VarcharType,
-    VariantType,
 )
 
 from stream_merge.model.names import quote
@@ -41,6 +39,8 @@ _EXACT_IN: dict[type[DataType], tuple[type[DataType], ...]] = {
     VarcharType: (StringType, CharType),
 }
 """Types that hold every value of another one exactly; decimals depend on their digits."""
+_WITHOUT_ORDER = ("map", "variant", "void", "interval")
+"""Types by their names: PySpark 3.5 has no class for the second and the last one."""
 CHAR_VARCHAR_METADATA = "__CHAR_VARCHAR_TYPE_STRING"
 """Spark keeps char(n) and varchar(n) as string with this field metadata."""
 
@@ -89,7 +89,7 @@ def or_empty(texts: Column) -> Column:
 
 def has_order(dtype: DataType) -> bool:
     """Whether Spark can compare two values with `<` (maps and variants have neither order nor equality)."""
-    if isinstance(dtype, MapType | VariantType | NullType | CalendarIntervalType):
+    if dtype.typeName() in _WITHOUT_ORDER:
         return False
     if isinstance(dtype, ArrayType):
         return has_order(dtype.elementType)
@@ -119,7 +119,7 @@ def canonical(value: Column, dtype: DataType) -> Column:
     if isinstance(dtype, StructType):
         fields = [canonical(value.getField(f.name), f.dataType).alias(f"f{i}") for i, f in enumerate(dtype.fields)]
         return F.when(value.isNotNull(), F.struct(*fields))
-    if isinstance(dtype, VariantType):
+    if dtype.typeName() == "variant":
         return F.to_json(value)
     return value.cast("string")
 

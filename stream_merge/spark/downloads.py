@@ -14,7 +14,7 @@ import pyspark
 from stream_merge.spark.defaults import in_effect, spark_home
 from stream_merge.spark.log_store import log_store_confs
 from stream_merge.spark.places import is_on_s3
-from stream_merge.spark.versions import AWS_SDK, HADOOP
+from stream_merge.spark.versions import AWS_PARTS, AWS_WHOLE, HADOOP, SCALA
 
 JARS = "spark.jars"
 PACKAGES = "spark.jars.packages"
@@ -22,7 +22,6 @@ EXCLUDES = "spark.jars.excludes"
 _CLASS_PATH = "spark.driver.extraClassPath"
 _KAFKA_CONNECTOR = "spark-sql-kafka-0-10"
 _S3_CONNECTOR = "hadoop-aws"
-_WHOLE_SDK = "software.amazon.awssdk:bundle"
 
 
 def s3_confs(own: Mapping[str, str]) -> dict[str, str]:
@@ -37,13 +36,12 @@ def s3_confs(own: Mapping[str, str]) -> dict[str, str]:
         if not any(package.rsplit(":", 1)[0] == module for package in named):
             named.append(wanted)
     left_out = [one for one in in_effect(EXCLUDES, own).split(",") if one]
-    return {**own, PACKAGES: ",".join(named), EXCLUDES: ",".join(dict.fromkeys([*left_out, _WHOLE_SDK]))}
+    return {**own, PACKAGES: ",".join(named), EXCLUDES: ",".join(dict.fromkeys([*left_out, AWS_WHOLE]))}
 
 
 def s3_coordinates() -> list[str]:
     """Maven's coordinates of Spark's file system for S3, and of what it uses of Amazon's SDK, for this PySpark."""
-    sdk = [f"software.amazon.awssdk:{part}:{AWS_SDK}" for part in ("s3", "s3-transfer-manager", "sts")]
-    return [f"org.apache.hadoop:{_S3_CONNECTOR}:{HADOOP}", *sdk]
+    return [f"org.apache.hadoop:{_S3_CONNECTOR}:{HADOOP}", *AWS_PARTS]
 
 
 def packages(confs: Mapping[str, str]) -> list[str]:
@@ -57,7 +55,7 @@ def packages(confs: Mapping[str, str]) -> list[str]:
 
 def kafka_coordinates() -> str:
     """Maven's coordinates of the Kafka connector for the installed PySpark."""
-    return f"org.apache.spark:{_KAFKA_CONNECTOR}_2.13:{pyspark.__version__}"
+    return f"org.apache.spark:{_KAFKA_CONNECTOR}_{SCALA}:{pyspark.__version__}"
 
 
 def has_kafka_connector(confs: Mapping[str, str]) -> bool:

@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Iterator
 
-from stream_merge.spark.versions import HADOOP
+from stream_merge.spark.versions import HADOOP, captured
 
 REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
 """Of an `OSError` that `not_writable` has a sentence for."""
@@ -97,8 +97,8 @@ def _texts(error: BaseException) -> Iterator[str]:
     while found is not None and found not in seen:
         seen.append(found)
         yield str(found)
-        for kept in ("trace", "_stackTrace"):  # of `QueryFailedError` and of PySpark's errors, whose text may lack it
-            text = getattr(found, kept, None)
+        # Of `QueryFailedError`, and of PySpark's errors, whose text may lack it.
+        for text in (getattr(found, "trace", None), captured(found, "stackTrace")):
             if isinstance(text, str):
                 yield text
-        found = found.__cause__ or getattr(found, "_cause", None)
+        found = found.__cause__ or captured(found, "cause")

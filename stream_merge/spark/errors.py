@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 from py4j.protocol import Py4JJavaError
-from pyspark.logger import PySparkLogger
 
 from stream_merge.spark import environment
+from stream_merge.spark.versions import error_loggers
 
 _LONGEST_CAUSE_CHAIN = 20
 
@@ -59,18 +59,14 @@ def was_cancelled(error: BaseException) -> bool:
     return False
 
 
-PYSPARK_ERROR_LOGGERS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
-"""PySpark 4.2 writes each error that Spark raises to stderr, as a line of JSON with its trace, caught or not."""
-
-
 _errors_are_ours: ContextVar[bool] = ContextVar("stream_merge_errors_are_ours", default=False)
 
 
 @contextmanager
 def spark_errors_unlogged() -> Iterator[None]:
     """Keep PySpark from logging Spark's errors in this thread for a while: they become sentences, or are handled."""
-    for name in PYSPARK_ERROR_LOGGERS:
-        PySparkLogger.getLogger(name).addFilter(_not_ours)  # which adds the same one once
+    for logger in error_loggers():
+        logger.addFilter(_not_ours)  # which adds the same one once
     token = _errors_are_ours.set(True)
     try:
         yield

@@ -18,6 +18,8 @@ from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql.types import DataType, DateType, DecimalType, TimestampNTZType, TimestampType
 
+from stream_merge.spark import versions
+
 
 def java_class(session: SparkSession, name: str) -> Any:
     """A class by its whole name: Py4J would ask the JVM for each package on the way, a millisecond in all."""
@@ -65,7 +67,7 @@ def owned_session(session: SparkSession) -> SparkSession:
 
 def in_session(df: DataFrame, session: SparkSession) -> DataFrame:
     """The same rows, planned and run under another session's confs."""
-    dataset = java_class(session, "org.apache.spark.sql.classic.Dataset")
+    dataset = java_class(session, versions.DATASET)
     return DataFrame(dataset.ofRows(session._jsparkSession, df._jdf.logicalPlan()), session)
 
 

@@ -24,23 +24,17 @@ from stream_merge.errors import ConfigError
 from stream_merge.model.names import is_path, normal_path, table_name
 from stream_merge.spark.catalog import is_forgotten
 from stream_merge.spark.places import local_path, no_table
-from stream_merge.spark.versions import DELTA_PACKAGE
+from stream_merge.spark.versions import DELTA_PACKAGE, NEEDS_VECTOR_MODULE, NEWEST, PARTS, Parts
 
 OLDEST_JAVA = 17
-"""Spark 4 is compiled for it."""
+"""Spark 4 is compiled for it, and the sink is run on no older one."""
 
 VECTOR_MODULE = "jdk.incubator.vector"
 """Spark 4 starts every JVM with `--add-modules` of it; a JVM without it does not start."""
 
-OLDEST_PYSPARK, NEWEST_PYSPARK = (4, 0, 1), (4, 2, 0)
-"""What delta-spark 4.4.0 was built for."""
-
-DELTA = (4, 4, 0)
-
 _INSTALL_JDK = (
     "install a full JDK 17 or newer (Debian, Ubuntu: apt install openjdk-17-jdk-headless) or set JAVA_HOME to one"
 )
-_PINS = "install the versions that belong together: pip install 'pyspark==4.2.0' 'delta-spark==4.4.0'"
 _CLASSIC = "use a classic session: SparkSession.builder.master(...), without remote() and without SPARK_REMOTE"
 
 
@@ -107,13 +101,16 @@ def check_session(session: object) -> None:
 def version_problem(pyspark: str | None, delta_spark: str | None) -> str | None:
     """Why these two packages do not work together, or None."""
     if pyspark is None:
-        return f"pyspark is not installed; {_PINS}"
+        return f"pyspark is not installed; {_pins(PARTS[NEWEST])}"
+    major, minor, patch = (*_numbers(pyspark), 0, 0)[:3]
+    parts = PARTS.get((major, minor))
+    if parts is None or not parts.fits(patch):
+        allowed = ", ".join(one.pyspark for one in PARTS.values())
+        return f"pyspark {pyspark} is installed, and stream_merge runs on one of {allowed}; {_pins(PARTS[NEWEST])}"
     if delta_spark is None:
-        return f"delta-spark is not installed; {_PINS}"
-    if not OLDEST_PYSPARK <= _numbers(pyspark) <= NEWEST_PYSPARK:
-        return f"pyspark {pyspark} does not work with delta-spark 4.4.0, which needs 4.0.1 to 4.2.0; {_PINS}"
-    if _numbers(delta_spark) != DELTA:
-        return f"delta-spark {delta_spark} is installed, but stream_merge was built on 4.4.0; {_PINS}"
+        return f"delta-spark is not installed; {_pins(parts)}"
+    if delta_spark != parts.delta:
+        return f"delta-spark {delta_spark} is installed, and {parts.delta} belongs to pyspark {pyspark}; {_pins(parts)}"
     return None
 
 
@@ -123,13 +120,15 @@ def mixture_problem(python: str, spark: str, delta_jar: str) -> str | None:
     Args:
         python: version of the PySpark package.
         spark: version of Spark in the JVM.
-        delta_jar: where Delta's classes come from; the name says for which Spark it was built (delta-spark 4.4).
+        delta_jar: where Delta's classes come from; the name says for which Spark it was built (delta-spark 4.4), or
+            that it is Delta 3, whose 3.3 was built for Spark 3.5.
     """
     if _numbers(python)[:2] != _numbers(spark)[:2]:
         return f"the JVM runs Spark {spark} and Python has pyspark {python}; install pyspark=={spark}"
-    built_for = re.search(r"delta-spark_(\d+\.\d+)_", delta_jar)
-    if built_for is not None and _numbers(built_for[1]) != _numbers(spark)[:2]:
-        return f"Delta's jar is built for Spark {built_for[1]}, and the JVM runs Spark {spark}; use {DELTA_PACKAGE}"
+    named = re.search(r"delta-spark_(?:(\d+\.\d+)_)?\d+\.\d+-(\d+)\.", delta_jar)
+    built_for = None if named is None else named[1] or ("3.5" if named[2] == "3" else None)
+    if built_for is not None and _numbers(built_for) != _numbers(spark)[:2]:
+        return f"Delta's jar is built for Spark {built_for}, and the JVM runs Spark {spark}; use {DELTA_PACKAGE}"
     return None
 
 
@@ -169,7 +168,7 @@ def java_problem(environ: Mapping[str, str] = os.environ) -> str | None:
         return f"{where} does not run; {_INSTALL_JDK}"
     if java.major < OLDEST_JAVA:
         return f"{where} is Java {java.major}, Spark needs {OLDEST_JAVA} or newer; {_INSTALL_JDK}"
-    if not java.has_vector_module:
+    if NEEDS_VECTOR_MODULE and not java.has_vector_module:
         return f"{where} lacks the module {VECTOR_MODULE} that Spark loads (cut-down runtimes do); {_INSTALL_JDK}"
     return None
 
@@ -285,6 +284,12 @@ _START_PROBLEMS = (
     (r"No space left on device.*", "the disk is full ({found}); free space or set spark.local.dir to another disk"),
 )
 """What the JVM or Ivy writes -> what to say; the first that matches wins."""
+
+
+def _pins(parts: Parts) -> str:
+    """How the packages of a version of Spark are installed together."""
+    pair = f"'pyspark{parts.pyspark}' 'delta-spark=={parts.delta}'"
+    return f"install the versions that belong together: pip install {pair}"
 
 
 def _installed(distribution: str) -> str | None:

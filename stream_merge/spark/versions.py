@@ -5,35 +5,101 @@ Which way counts is decided by the installed version, when this module is import
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyspark
 from py4j.java_gateway import JavaObject
-from pyspark.sql import Column, DataFrame, Observation
+from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import DataType, StructField, StructType
-from pyspark.sql.udf import UserDefinedFunction
-from pyspark.util import PythonEvalType
+from pyspark.sql.udf import PythonEvalType, UserDefinedFunction  # type: ignore[attr-defined]  # 3.5 has the first there
 
 _MAJOR, _MINOR = pyspark.__version__.split(".")[:2]
 SPARK = (int(_MAJOR), int(_MINOR))
 """Version of the installed PySpark: (4, 2)."""
 
-HADOOP = {(4, 0): "3.4.1", (4, 1): "3.4.2"}.get(SPARK, "3.5.0")
-"""Version of Hadoop in PySpark's package; file systems that are added must have the same."""
 
-AWS_SDK = {(4, 0): "2.24.6", (4, 1): "2.29.52"}.get(SPARK, "2.35.4")
-"""Version of Amazon's SDK that this Hadoop's S3 file system was built with (hadoop-project's POM)."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parts:
+    """What belongs to a minor version of Spark."""
 
-DELTA_PACKAGE = f"io.delta:delta-spark_{_MAJOR}.{_MINOR}_2.13:4.4.0"
-"""Maven's coordinates of Delta for this Spark: Delta builds a jar for each minor version."""
+    pyspark: str
+    """Which patches: a version specifier of pip's."""
+    delta: str
+    """Version of delta-spark."""
+    delta_jar: str
+    """Maven's name of Delta's jar: Delta 4.4 builds one for each minor version of Spark."""
+    scala: str
+    hadoop: str
+    """Version of Hadoop in PySpark's package; file systems that are added must have the same."""
+    aws_sdk: str
+    """Version of Amazon's SDK that this Hadoop's S3 file system was built with (hadoop-project's POM)."""
+
+    def fits(self, patch: int) -> bool:
+        """Whether a patch is one of them."""
+        named = int(self.pyspark.rpartition(".")[2])
+        return patch == named if self.pyspark.startswith("==") else patch >= named
+
+
+def _with_delta_4_4(spark: str, pyspark: str, *, hadoop: str, aws_sdk: str) -> Parts:
+    jar = f"delta-spark_{spark}_2.13"
+    return Parts(pyspark=pyspark, delta="4.4.0", delta_jar=jar, scala="2.13", hadoop=hadoop, aws_sdk=aws_sdk)
+
+
+PARTS = {
+    (3, 5): Parts(
+        pyspark="~=3.5.3",
+        delta="3.3.2",
+        delta_jar="delta-spark_2.12",
+        scala="2.12",
+        hadoop="3.3.4",
+        aws_sdk="1.12.262",
+    ),
+    (4, 0): _with_delta_4_4("4.0", "~=4.0.1", hadoop="3.4.1", aws_sdk="2.24.6"),
+    (4, 1): _with_delta_4_4("4.1", "~=4.1.0", hadoop="3.4.2", aws_sdk="2.29.52"),
+    (4, 2): _with_delta_4_4("4.2", "==4.2.0", hadoop="3.5.0", aws_sdk="2.35.4"),
+}
+"""Minor version of Spark -> what belongs to it; pyproject.toml has an extra for each."""
+
+NEWEST = max(PARTS)
+OWN = PARTS.get(SPARK, PARTS[NEWEST])
+"""What belongs to the installed PySpark; `preflight` refuses one that is not in the list."""
+
+HADOOP, AWS_SDK, SCALA = OWN.hadoop, OWN.aws_sdk, OWN.scala
+DELTA_PACKAGE = f"io.delta:{OWN.delta_jar}:{OWN.delta}"
+"""Maven's coordinates of Delta for this Spark."""
+
+AWS_PARTS = (
+    tuple(f"software.amazon.awssdk:{part}:{AWS_SDK}" for part in ("s3", "s3-transfer-manager", "sts"))
+    if SPARK >= (4, 0)  # whose Hadoop uses the second SDK
+    else tuple(f"com.amazonaws:aws-java-sdk-{part}:{AWS_SDK}" for part in ("s3", "sts", "dynamodb"))
+)
+"""Maven's coordinates of what Hadoop's S3 file system uses of Amazon's SDK."""
+AWS_WHOLE = "software.amazon.awssdk:bundle" if SPARK >= (4, 0) else "com.amazonaws:aws-java-sdk-bundle"
+"""What it names instead, hundreds of MB."""
+
+NEEDS_VECTOR_MODULE = SPARK >= (4, 0)
+"""Whether Spark starts every JVM with `--add-modules jdk.incubator.vector`; Spark 3.5 looks for it when it needs it."""
+
+ANSWERS_MERGE = SPARK >= (4, 0)
+"""Whether `DeltaMergeBuilder.execute` gives a frame, of counts, on whose plan all metrics are; Delta 3.3 gives None."""
+
+IVY_FOLDER = ".ivy2.5.2" if SPARK >= (4, 0) else ".ivy2"
+"""Where in a user's home Spark keeps what it downloads (MavenUtils), unless `spark.jars.ivy` says otherwise."""
+
+DATASET = "org.apache.spark.sql.classic.Dataset" if SPARK >= (4, 0) else "org.apache.spark.sql.Dataset"
+"""Class of a frame in the JVM; Spark 4.0 put Spark Connect's under the same interface."""
 
 if SPARK >= (4, 1):
     from pyspark.sql.pandas.functions import arrow_udf
+if SPARK >= (4, 0):
+    from pyspark.logger import PySparkLogger
 
 Decode = Callable[[Iterator[tuple[pa.Array, ...]]], Iterator[pa.Array]]
 """Gets the columns of each Arrow batch of a task in turn, and gives one array of as many rows for each of them."""
@@ -44,6 +110,59 @@ def arrow_type(dtype: DataType) -> pa.DataType:
     if SPARK >= (4, 2):  # until then the zone was not asked for: UTC, unless told that there is none
         return to_arrow_type(dtype, timezone="UTC")
     return to_arrow_type(dtype)
+
+
+def arrow_table(df: DataFrame) -> pa.Table:
+    """The rows of a frame, brought to Python. Cost: one Spark job."""
+    if SPARK >= (4, 0):
+        return df.toArrow()
+    ours: Any = df
+    batches = ours._collect_as_arrow()  # what toPandas of Spark 3.5 stands on; none where there is no row
+    schema = pa.schema([pa.field(f.name, arrow_type(f.dataType), f.nullable) for f in df.schema.fields])
+    return pa.Table.from_batches(batches).cast(schema) if batches else schema.empty_table()
+
+
+def of_arrow(session: SparkSession, rows: pa.Table, schema: StructType) -> DataFrame:
+    """Rows that Python has, as a frame: one partition for each 10,000 of them. No job runs."""
+    if SPARK >= (4, 0):
+        return session.createDataFrame(rows, schema)
+    if not rows.num_rows:
+        return session.createDataFrame([], schema)
+    # Spark 3.5 takes rows and pandas alone; this is what it does with the latter, once they are Arrow's.
+    from pyspark.sql.pandas.serializers import ArrowStreamSerializer  # noqa: PLC0415 - where it is needed alone
+
+    ours: Any = session
+    jvm, most = ours._jvm, int(ours._jconf.arrowMaxRecordsPerBatch())
+    typed = rows.cast(pa.schema([pa.field(f.name, arrow_type(f.dataType), f.nullable) for f in schema.fields]))
+    batches = typed.combine_chunks().to_batches(max_chunksize=most if most > 0 else None)
+    sent = ours._sc._serialize_to_jvm(
+        batches, ArrowStreamSerializer(), jvm.PythonSQLUtils.readArrowStreamFromFile, jvm.ArrowIteratorServer
+    )
+    return DataFrame(jvm.PythonSQLUtils.toDataFrame(sent, schema.json(), ours._jsparkSession), session)
+
+
+def is_valid_utf8(text: Column) -> Column:
+    """Whether a text's bytes are UTF-8; NULL for NULL."""
+    if SPARK >= (4, 0):
+        return F.is_valid_utf8(text)
+    as_bytes: Any = text.cast("binary")  # Java reads what is none as U+FFFD, which is written as other bytes
+    legible: Column = F.decode(as_bytes, "UTF-8").cast("binary") == as_bytes
+    return legible
+
+
+def error_loggers() -> list[logging.Logger]:
+    """Those by which PySpark writes each error that Spark raises to stderr, caught or not, as a line of JSON.
+
+    Spark 4.0 has the first, Spark 4.2 the second one; Spark 3.5 none.
+    """
+    if SPARK < (4, 0):
+        return []
+    return [PySparkLogger.getLogger(name) for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger")]
+
+
+def captured(error: BaseException, what: Literal["desc", "stackTrace", "cause"]) -> Any:
+    """What an error of PySpark's holds of the one that Java raised; None for others. Spark 3.5 shows it as public."""
+    return getattr(error, f"_{what}" if SPARK >= (4, 0) else what, None)
 
 
 def observed(observation: Observation) -> dict[str, Any]:
@@ -123,5 +242,7 @@ def _mapped(
             yield pa.RecordBatch.from_arrays([*batch.columns[:kept], made], schema=pa.schema(fields))
 
     udf = UserDefinedFunction(batches_with_new, schema, evalType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF)
-    mapped = frame._jdf.mapInArrow(udf(*(frame[column] for column in frame.columns))._jc, False, None)
+    called: Any = udf(*(frame[column] for column in frame.columns))._jc
+    # Spark 3.5 takes Catalyst's expression, and no profile of resources.
+    mapped = frame._jdf.mapInArrow(*((called, False, None) if SPARK >= (4, 0) else (called.expr(), False)))
     return DataFrame(mapped, frame.sparkSession)

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 from deliveries import ChangeStream, delete, upsert
-from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
+from since import since
 
 from stream_merge import ConfigError
+from stream_merge.spark.versions import error_loggers
 
 
 def test_a_merged_batch_says_its_numbers(spark: SparkSession, tmp_table: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -26,6 +27,7 @@ def test_a_merged_batch_says_its_numbers(spark: SparkSession, tmp_table: str, ca
     )
 
 
+@since((4, 0), "until then PySpark logged no errors")
 def test_a_failed_batch_says_why_and_pyspark_does_not_say_it_before(
     spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -34,7 +36,7 @@ def test_a_failed_batch_says_why_and_pyspark_does_not_say_it_before(
     noise: list[str] = []
     listener = logging.Handler()
     listener.emit = lambda record: noise.append(record.getMessage())  # type: ignore[method-assign]
-    pyspark = PySparkLogger.getLogger("SQLQueryContextLogger")
+    pyspark = next(logger for logger in error_loggers() if logger.name == "SQLQueryContextLogger")
     pyspark.addHandler(listener)
     before = pyspark.level  # commands that ran in this process have silenced it
     pyspark.setLevel(logging.NOTSET)

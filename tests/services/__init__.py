@@ -22,6 +22,8 @@ from typing import Any
 import pyspark
 import pytest
 
+from stream_merge.spark import versions
+
 ROOT = Path(__file__).parents[2]
 SPARK_JARS = Path(os.environ.get("STREAM_MERGE_JARS") or ROOT / ".jars" / "spark")
 SERVICE_JARS = ROOT / ".jars" / "services"
@@ -40,8 +42,7 @@ def missing() -> str | None:
 
 def jars_are_of_this_spark() -> bool:
     """Whether what `make` has fetched for Spark belongs to the PySpark that runs; jars of versions are never mixed."""
-    version = ".".join(pyspark.__version__.split(".")[:2])
-    return any(SPARK_JARS.glob(f"delta-spark_{version}_*.jar"))
+    return any(SPARK_JARS.glob(f"{versions.OWN.delta_jar}-*.jar"))
 
 
 def need() -> None:

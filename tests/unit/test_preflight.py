@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,9 @@ def test_a_java_that_does_not_run_is_refused(tmp_path):
 
 
 JAR = "file:/jars/io.delta_delta-spark_4.1_2.13-4.4.0.jar"
+JAR_3 = "file:/jars/delta-spark_2.12-3.3.2.jar"
+ALL = "~=3.5.3, ~=4.0.1, ~=4.1.0, ==4.2.0"
+OLDEST, NEWEST = "'pyspark~=3.5.3' 'delta-spark==3.3.2'", "'pyspark==4.2.0' 'delta-spark==4.4.0'"
 
 
 @pytest.mark.parametrize(
@@ -104,35 +108,61 @@ JAR = "file:/jars/io.delta_delta-spark_4.1_2.13-4.4.0.jar"
             *("4.0.5", "4.0.5", JAR),
             f"Delta's jar is built for Spark 4.1, and the JVM runs Spark 4.0.5; use {versions.DELTA_PACKAGE}",
         ),
+        ("3.5.9", "3.5.9", JAR_3, None),
+        (
+            *("3.5.9", "3.5.9", JAR),
+            f"Delta's jar is built for Spark 4.1, and the JVM runs Spark 3.5.9; use {versions.DELTA_PACKAGE}",
+        ),
+        (
+            *("4.1.4", "4.1.4", JAR_3),
+            f"Delta's jar is built for Spark 3.5, and the JVM runs Spark 4.1.4; use {versions.DELTA_PACKAGE}",
+        ),
     ],
 )
 def test_parts_of_different_versions_are_refused(pyspark: str, spark: str, jar: str, problem: str | None):
     assert preflight.mixture_problem(pyspark, spark, jar) == problem
 
 
-@pytest.mark.parametrize("pyspark", ["4.0.1", "4.1.0", "4.2.0"])
-def test_versions_that_belong_together_are_accepted(pyspark):
-    assert preflight.version_problem(pyspark, "4.4.0") is None
+@pytest.mark.parametrize(
+    ("pyspark", "delta_spark"),
+    [("3.5.3", "3.3.2"), ("3.5.9", "3.3.2"), ("4.0.1", "4.4.0"), ("4.1.0", "4.4.0"), ("4.2.0", "4.4.0")],
+)
+def test_versions_that_belong_together_are_accepted(pyspark, delta_spark):
+    assert preflight.version_problem(pyspark, delta_spark) is None
 
 
 @pytest.mark.parametrize(
-    ("pyspark", "delta_spark", "start"),
+    ("pyspark", "delta_spark", "start", "pair"),
     [
-        ("4.3.0", "4.4.0", "pyspark 4.3.0 does not work with delta-spark 4.4.0, which needs 4.0.1 to 4.2.0"),
-        ("4.0.0", "4.4.0", "pyspark 4.0.0 does not work with delta-spark 4.4.0, which needs 4.0.1 to 4.2.0"),
-        ("3.5.7", "4.4.0", "pyspark 3.5.7 does not work with delta-spark 4.4.0, which needs 4.0.1 to 4.2.0"),
-        ("4.2.0", "4.4.1", "delta-spark 4.4.1 is installed, but stream_merge was built on 4.4.0"),
-        ("4.2.0", "3.3.2", "delta-spark 3.3.2 is installed, but stream_merge was built on 4.4.0"),
-        ("4.2.0", None, "delta-spark is not installed"),
-        (None, "4.4.0", "pyspark is not installed"),
+        ("4.3.0", "4.4.0", f"pyspark 4.3.0 is installed, and stream_merge runs on one of {ALL};", NEWEST),
+        ("4.2.1", "4.4.0", f"pyspark 4.2.1 is installed, and stream_merge runs on one of {ALL};", NEWEST),
+        ("4.0.0", "4.4.0", f"pyspark 4.0.0 is installed, and stream_merge runs on one of {ALL};", NEWEST),
+        ("3.5.2", "3.3.2", f"pyspark 3.5.2 is installed, and stream_merge runs on one of {ALL};", NEWEST),
+        ("3.4.4", None, f"pyspark 3.4.4 is installed, and stream_merge runs on one of {ALL};", NEWEST),
+        ("3.5.7", "4.4.0", "delta-spark 4.4.0 is installed, and 3.3.2 belongs to pyspark 3.5.7;", OLDEST),
+        ("3.5.7", None, "delta-spark is not installed;", OLDEST),
+        ("4.2.0", "4.4.1", "delta-spark 4.4.1 is installed, and 4.4.0 belongs to pyspark 4.2.0;", NEWEST),
+        ("4.2.0", "3.3.2", "delta-spark 3.3.2 is installed, and 4.4.0 belongs to pyspark 4.2.0;", NEWEST),
+        ("4.2.0", None, "delta-spark is not installed;", NEWEST),
+        (None, "4.4.0", "pyspark is not installed;", NEWEST),
     ],
 )
-def test_versions_that_do_not_belong_together_are_named_with_the_pins(pyspark, delta_spark, start):
+def test_versions_that_do_not_belong_together_are_named_with_those_that_do(pyspark, delta_spark, start, pair):
     problem = preflight.version_problem(pyspark, delta_spark)
 
-    assert problem is not None
-    assert problem.startswith(start)
-    assert problem.endswith("pip install 'pyspark==4.2.0' 'delta-spark==4.4.0'")
+    assert problem == f"{start} install the versions that belong together: pip install {pair}"
+
+
+def test_the_extras_install_what_belongs_together():
+    """And without an extra the newest pair: what else may be installed is refused here."""
+    project = tomllib.loads(Path(__file__).parents[2].joinpath("pyproject.toml").read_text())["project"]
+
+    extras = {name: wanted for name, wanted in project["optional-dependencies"].items() if name.startswith("spark")}
+
+    assert extras == {
+        f"spark{major}{minor}": [f"pyspark{parts.pyspark}", f"delta-spark=={parts.delta}"]
+        for (major, minor), parts in versions.PARTS.items()
+    }
 
 
 def test_the_versions_of_the_lock_file_pass():

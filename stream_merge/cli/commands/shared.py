@@ -16,7 +16,6 @@ from typing import Annotated
 import typer
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
-from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 from rich.console import Console
 from rich.text import Text
@@ -36,7 +35,7 @@ from stream_merge.metrics.server import MetricsServer, serve
 from stream_merge.session import is_submitted, local_session, submitted_session
 from stream_merge.spark import environment
 from stream_merge.spark.defaults import in_effect
-from stream_merge.spark.errors import PYSPARK_ERROR_LOGGERS
+from stream_merge.spark.versions import error_loggers
 
 METRICS_PORT = 9108
 FAILED, CONFIGURATION, DATA, AGAIN, INTERRUPTED = 1, 2, 3, 4, 130
@@ -201,6 +200,6 @@ def log_to_screen(level: int) -> None:
     handler.addFilter(lambda record: getattr(record, "event", None) != "micro_batch_failed")
     handler.setFormatter(logging.Formatter("%(levelname)s %(name)s %(message)s"))
     logging.getLogger("stream_merge").handlers = [handler]
-    for name in PYSPARK_ERROR_LOGGERS:
-        PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
+    for logger in error_loggers():
+        logger.setLevel(logging.CRITICAL)
     logging.getLogger("py4j").setLevel(logging.CRITICAL)  # a stack trace for an interrupt

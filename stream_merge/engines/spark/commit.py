@@ -10,9 +10,11 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from stream_merge.engines.base import CommitTag, MergeReport
-from stream_merge.model.snapshot import CommitRecord, TableSnapshot
+from stream_merge.errors import CommitStateUnknownError, MergeFailedError
+from stream_merge.model.snapshot import CommitRecord, TableSnapshot, is_applied
 from stream_merge.spark.confs import holding
 from stream_merge.spark.delta import LAST_COMMIT_VERSION_CONF, merge_metrics
+from stream_merge.spark.versions import ANSWERS_MERGE
 from stream_merge.tables import spark_table
 from stream_merge.tables.spark_table import delta_table
 
@@ -23,6 +25,8 @@ AUTO_RESET_CONF = "spark.databricks.delta.write.txnVersion.autoReset.enabled"
 MATERIALIZE_CONF = "spark.databricks.delta.merge.materializeSource"
 DELETION_VECTORS_CONF = "spark.databricks.delta.merge.deletionVectors.persistent"
 """Whether a MERGE into a table with deletion vectors writes any (Delta 4.4)."""
+RECORDING_CONFS = ("spark.databricks.delta.commitInfo.enabled", "spark.databricks.delta.history.metricsEnabled")
+"""Whether a commit says who made it, and what it did; on unless somebody switches them off."""
 
 
 class SparkCommits:
@@ -45,11 +49,13 @@ def record(session: SparkSession, target: str, tag: CommitTag) -> MergeReport:
     """Commit a tag's transaction id and metadata alone: a MERGE that matches no row."""
     with committing(session, tag):
         nothing = delta_table(session, target).alias("t").merge(session.range(0).alias("s"), F.lit(False))
-        return executed(session, nothing.whenMatchedDelete())
+        return executed(session, target, nothing.whenMatchedDelete(), tag)
 
 
-def executed(session: SparkSession, builder: DeltaMergeBuilder) -> MergeReport:
+def executed(session: SparkSession, target: str, builder: DeltaMergeBuilder, tag: CommitTag) -> MergeReport:
     """Run a MERGE and report what it did; without a row in its answer Delta knew its transaction id already."""
+    if not ANSWERS_MERGE:
+        return _executed_unanswered(session, target, builder, tag)
     result = builder.execute()
     rows = result.collect()
     metrics = merge_metrics(result)
@@ -66,6 +72,39 @@ def executed(session: SparkSession, builder: DeltaMergeBuilder) -> MergeReport:
     )
 
 
+def _executed_unanswered(session: SparkSession, target: str, builder: DeltaMergeBuilder, tag: CommitTag) -> MergeReport:
+    """As `executed`, where `execute` gives no frame: what the MERGE did stands in its commit.
+
+    Delta counts what it writes there by the same accumulators. It notes no commit for the session where it knew the
+    transaction id already, and where a MERGE without one has changed nothing.
+
+    Cost: a Spark job over the newest commits.
+    """
+    commits = SparkCommits(session, target)
+    before = commits.find()
+    builder.execute()
+    noted, after = session.conf.get(LAST_COMMIT_VERSION_CONF, None), commits.find()
+    if before is None or after is None:
+        msg = f"target {target!r} is gone since batch {tag.batch_id} was read; bring it back, and run again"
+        raise MergeFailedError(msg, target=target, batch_id=tag.batch_id)
+    if not noted:
+        return MergeReport(already_applied=is_applied(after.transaction, tag.app_id, tag.batch_id))
+    for commit in commits.history(newer_than=before.version, up_to=after.version):
+        if tag.token in (commit.user_metadata or ""):
+            return MergeReport(
+                inserted=commit.metrics["numTargetRowsInserted"],
+                updated=commit.metrics["numTargetRowsUpdated"],
+                deleted=commit.metrics["numTargetRowsDeleted"],
+                version=commit.version,
+                metrics=commit.metrics,
+            )
+    msg = (
+        f"batch {tag.batch_id} was committed to {target!r}, as version {noted} or before it, but the table's history"
+        f" does not show {tag.token!r}; a restart of the query finds out"
+    )
+    raise CommitStateUnknownError(msg, target=target, batch_id=tag.batch_id)
+
+
 @contextmanager
 def committing(session: SparkSession, tag: CommitTag, *, deletion_vectors: bool | None = None) -> Iterator[None]:
     """Set the confs that a commit takes its identity from, and restore them whatever happens."""
@@ -78,6 +117,8 @@ def committing(session: SparkSession, tag: CommitTag, *, deletion_vectors: bool 
         # The events are materialised already; Delta would write them to disk once more.
         MATERIALIZE_CONF: "none",
         LAST_COMMIT_VERSION_CONF: None,
+        # Where the MERGE gives no answer, they are its answer.
+        **({} if ANSWERS_MERGE else dict.fromkeys(RECORDING_CONFS, "true")),
     }
     if deletion_vectors is not None:
         wanted[DELETION_VECTORS_CONF] = str(deletion_vectors).lower()

@@ -121,7 +121,7 @@ class SparkMerger(SparkCommits):
             )
             if layout.evolves:
                 builder = builder.withSchemaEvolution()
-            return executed(self._session, builder)
+            return executed(self._session, self._target, builder, tag)
 
     def _brought_to_rows(self, events: DataFrame, clauses: Sequence[Clause]) -> DataFrame:
         """Few events that can only change rows, to be sent to where these are read.
@@ -146,7 +146,7 @@ class SparkMerger(SparkCommits):
         with committing(self._session, tag, deletion_vectors=self._deletion_vectors):
             # Whatever the user's filter is by now: what is to be undone lies where the merge has put it.
             builder = self._matched(refused.alias("s"), self._has_keys())
-            return executed(self._session, builder.whenMatchedDelete(older))
+            return executed(self._session, self._target, builder.whenMatchedDelete(older), tag)
 
     def counted_as(self, late: Hits, version: int) -> dict[str, int]:
         """How many of the refused keys a version's change feed shows as inserted and as updated."""

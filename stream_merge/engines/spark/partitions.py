@@ -21,6 +21,7 @@ from stream_merge.shapes.key_bounds import as_transported, boundable
 from stream_merge.shapes.layout import Layout
 from stream_merge.spark import columns
 from stream_merge.spark.jvm import each, exact_literal
+from stream_merge.spark.versions import is_valid_utf8
 
 MOST_VALUES = 64
 """Partitions that a condition lists; Delta compares each file with each value."""
@@ -53,7 +54,7 @@ def partition_condition(session: SparkSession, layout: Layout, batch: Batch, tar
     values = [as_transported(known[f.name], f.dataType) for f in fields]
     # Text that is no UTF-8 would arrive here as another one.
     are_legible = columns.all_of(
-        F.coalesce(F.is_valid_utf8(known[f.name]), F.lit(True)) for f in fields if isinstance(f.dataType, StringType)
+        F.coalesce(is_valid_utf8(known[f.name]), F.lit(True)) for f in fields if isinstance(f.dataType, StringType)
     )
     try:
         found = batch.rows.latest().select(*values, are_legible).distinct().limit(MOST_VALUES + 1).collect()

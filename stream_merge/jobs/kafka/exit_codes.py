@@ -13,6 +13,7 @@ from stream_merge.jobs.watch.queries import QueryFailedError
 from stream_merge.sources.kafka import connection
 from stream_merge.spark import environment
 from stream_merge.spark.errors import java_causes
+from stream_merge.spark.versions import captured
 
 _OUTAGES = (
     "org.apache.kafka.common.errors.TimeoutException",
@@ -115,8 +116,7 @@ def _told(error: BaseException) -> Iterator[str]:
     """Class and message of the Java exceptions behind an error that PySpark has no class for, outermost first."""
     found: BaseException | None = error
     while found is not None:
-        # PySpark 4.2 keeps text and cause of such a one in fields of its own.
-        said = getattr(found, "_desc", None)
+        said = captured(found, "desc")
         if said:
             yield str(said)
-        found = found.__cause__ or getattr(found, "_cause", None)
+        found = found.__cause__ or captured(found, "cause")

@@ -21,6 +21,7 @@ from stream_merge.spark.downloads import (
     packages,
     spark_jars_folder,
 )
+from stream_merge.spark.versions import IVY_FOLDER
 
 CONNECTOR = ("spark-sql-kafka-0-10", "spark-token-provider-kafka-0-10", "kafka-clients", "commons-pool2")
 """What Spark 4.2's Kafka source needs beside Spark (org.apache.spark:spark-sql-kafka-0-10_2.13 names them)."""
@@ -171,12 +172,12 @@ def _path(uri: str) -> Path:
 
 
 def _downloads(session: SparkSession) -> Path:
-    """The folder of Ivy in which Spark 4.2 collects what it has downloaded (MavenUtils.processIvyPathArg)."""
+    """The folder of Ivy in which Spark collects what it has downloaded (MavenUtils.processIvyPathArg)."""
     told = (session.conf.get("spark.jars.ivy", "") or "").strip()
     if told:
         return Path(told, "jars")
     system = session.sparkContext._jvm.java.lang.System  # type: ignore[union-attr]
-    return Path(system.getProperty("ivy.home", f"{system.getProperty('user.home')}/.ivy2.5.2"), "jars")
+    return Path(system.getProperty("ivy.home", f"{system.getProperty('user.home')}/{IVY_FOLDER}"), "jars")
 
 
 def _maven_name(jar: Path, downloads: Path) -> str:

@@ -22,7 +22,7 @@ from pyspark.sql import types as T
 
 from stream_merge.sources.decode.decoding import Decoder, old_keys_of
 from stream_merge.sources.decode.events import PLACE
-from stream_merge.spark.versions import arrow_type, decoded
+from stream_merge.spark.versions import arrow_table, arrow_type, decoded
 
 _PLACE = T.StructType(
     [
@@ -115,7 +115,7 @@ def spooled(records: DataFrame, decoder: Decoder) -> Spool:
     try:
         # The filter must not run it a second time.
         written = decoded(records, spool, *inputs, dtype=T.StringType(), name=_FILE, is_repeatable=False)
-        files = written.where(F.col(_FILE).isNotNull()).toArrow()[_FILE].to_pylist()
+        files = arrow_table(written.where(F.col(_FILE).isNotNull()))[_FILE].to_pylist()
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise

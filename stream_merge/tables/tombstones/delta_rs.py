@@ -21,6 +21,7 @@ from stream_merge.shapes.key_bounds import KeyBounds
 from stream_merge.shapes.layout import Layout
 from stream_merge.shapes.sequence import arrays
 from stream_merge.spark import columns
+from stream_merge.spark.versions import of_arrow
 from stream_merge.tables import retry
 from stream_merge.tables.delta_rs import sql
 from stream_merge.tables.delta_rs.append import append_once
@@ -69,7 +70,7 @@ class NativeHits(Hits):
 
     def refusals(self, session: SparkSession) -> DataFrame:
         """As `refused_entries`, for Spark."""
-        return session.createDataFrame(self.refused_entries(), self.types)
+        return of_arrow(session, self.refused_entries(), self.types)
 
     def _entries(self, rows: Sequence[int]) -> pa.Table:
         if self.entries is None:
