@@ -56,9 +56,11 @@ make_venv() {
     .venv/bin/pip install --quiet --disable-pip-version-check --no-deps -e .
 }
 
+packages_of() { "$1/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; }
+
 # PySpark of another version with its delta-spark, as pyproject.toml pairs them, before the packages of .venv.
 make_spark_venv() {
-    local folder=$1 spark=$2 pair locked
+    local folder=$1 spark=$2 pair
     mapfile -t pair < <(.venv/bin/python -c 'import sys, tomllib
 print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["spark" + sys.argv[1].replace(".", "")], sep="\n")' "$spark")
     [ ${#pair[@]} -gt 0 ] || fail "pyproject.toml has no extra for Spark $spark."
@@ -66,9 +68,8 @@ print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependenc
     rm -rf "$folder"
     .venv/bin/python -m venv --without-pip "$folder"
     .venv/bin/pip --python "$folder/bin/python" install --quiet --disable-pip-version-check --no-deps "${pair[@]}"
-    locked=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-    echo "$locked" >"$("$folder/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/locked.pth"
-    "$folder/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+    # Looked through in this order, after what was just installed.
+    printf '%s\n' "$PWD" "$(packages_of .venv)" >"$(packages_of "$folder")/locked.pth"
 }
 
 # Prints the home of a usable JDK, or nothing. Spark needs Java 17 and the module jdk.incubator.vector.

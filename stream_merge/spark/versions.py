@@ -14,10 +14,11 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyspark
 from py4j.java_gateway import JavaObject
+from pyspark import SparkContext
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_type
-from pyspark.sql.types import DataType, StructField, StructType
+from pyspark.sql.types import DataType, StructField, StructType, _parse_datatype_string
 from pyspark.sql.udf import PythonEvalType, UserDefinedFunction  # type: ignore[attr-defined]  # 3.5 has the first there
 
 _MAJOR, _MINOR = pyspark.__version__.split(".")[:2]
@@ -141,6 +142,23 @@ def of_arrow(session: SparkSession, rows: pa.Table, schema: StructType) -> DataF
     return DataFrame(jvm.PythonSQLUtils.toDataFrame(sent, schema.json(), ours._jsparkSession), session)
 
 
+def from_ddl(text: str) -> Any:
+    """The type that a text like `id bigint, name string` stands for, by Spark's parser, which needs a Spark context.
+
+    Raises:
+        pyspark.errors.ParseException: Spark cannot read it.
+    """
+    return StructType.fromDDL(text) if SPARK >= (4, 0) else _parse_datatype_string(text)
+
+
+def to_ddl(schema: StructType) -> str:
+    """The other way round."""
+    if SPARK >= (4, 0):
+        return schema.toDDL()
+    jvm: Any = SparkContext._jvm
+    return str(jvm.org.apache.spark.sql.types.DataType.fromJson(schema.json()).toDDL())
+
+
 def is_valid_utf8(text: Column) -> Column:
     """Whether a text's bytes are UTF-8; NULL for NULL."""
     if SPARK >= (4, 0):
@@ -243,6 +261,8 @@ def _mapped(
 
     udf = UserDefinedFunction(batches_with_new, schema, evalType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF)
     called: Any = udf(*(frame[column] for column in frame.columns))._jc
-    # Spark 3.5 takes Catalyst's expression, and no profile of resources.
-    mapped = frame._jdf.mapInArrow(*((called, False, None) if SPARK >= (4, 0) else (called.expr(), False)))
+    if SPARK >= (4, 0):
+        mapped = frame._jdf.mapInArrow(called, False, None)
+    else:  # which takes Catalyst's expression, and no profile of resources
+        mapped = frame._jdf.pythonMapInArrow(called.expr(), False)
     return DataFrame(mapped, frame.sparkSession)

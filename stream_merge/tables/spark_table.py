@@ -25,6 +25,7 @@ from stream_merge.spark import catalog, columns, delta, places
 from stream_merge.spark.errors import reason
 from stream_merge.spark.hadoop_files import path_is_occupied, qualified_path
 from stream_merge.spark.jvm import caches_nothing
+from stream_merge.spark.versions import to_ddl
 
 log = logging.getLogger(__name__)
 
@@ -279,11 +280,11 @@ def _missing(target: str, found: TableSnapshot, layout: Layout, properties: Mapp
     statements: list[str] = []
     # Before the property that says there is one: where it is missing later, somebody has taken it away.
     if lacks_reserved(found, layout):
-        column = StructType([StructField(names.SEQUENCE_COLUMN, layout.sequence_type)]).toDDL()
+        column = to_ddl(StructType([StructField(names.SEQUENCE_COLUMN, layout.sequence_type)]))
         statements.append(f"ALTER TABLE {identifier} ADD COLUMNS ({column})")
     added = [field for field in layout.beside if field.name not in found.schema.names]
     if added:
-        statements.append(f"ALTER TABLE {identifier} ADD COLUMNS ({StructType(added).toDDL()})")
+        statements.append(f"ALTER TABLE {identifier} ADD COLUMNS ({to_ddl(StructType(added))})")
     absent = {
         key: value
         for key, value in properties.items()

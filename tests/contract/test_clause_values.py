@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from deliveries import ChangeStream, ledger
 from pyspark.sql import SparkSession
-from pyspark.sql import types as T
 
 from stream_merge import ConfigError, MergeSink
 from stream_merge.shapes import Clauses, when_matched, when_not_matched, when_not_matched_by_source
 from stream_merge.spark import casts
+from stream_merge.spark.versions import from_ddl
 from stream_merge.testing import batch, run
 
 COLUMNS: Mapping[str, str] = {
@@ -94,7 +94,7 @@ def test_delta_casts_what_is_no_obstacle_and_nothing_else(spark: SparkSession, t
             if (column in HAS_STRUCTS) is (policy != "ANSI") or (evolves and column not in HAS_STRUCTS):
                 continue
             held = spark.sql(f"SELECT {value} AS value").schema["value"].dataType
-            obstacle = casts.obstacle(spark, held, T.DataType.fromDDL(COLUMNS[column]), evolves=evolves)
+            obstacle = casts.obstacle(spark, held, from_ddl(COLUMNS[column]), evolves=evolves)
             plan = spark.sql(
                 f"EXPLAIN MERGE {words}INTO delta.`{table}` AS t USING (SELECT 1L AS id) AS s ON s.id = t.id"
                 f" WHEN MATCHED THEN UPDATE SET {column} = {value}"

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import types as T
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from stream_merge.engines.merge_on_read.conditions import holds
 from stream_merge.engines.spark import render
@@ -33,7 +34,7 @@ from stream_merge.shapes.clauses import (
 )
 from stream_merge.shapes.layout import Layout, StoredColumn
 from stream_merge.spark import columns
-from stream_merge.spark.versions import arrow_type
+from stream_merge.spark.versions import arrow_table, arrow_type, of_arrow
 
 SCALARS: Mapping[str, Sequence[Any]] = {
     "boolean": [False, True],
@@ -172,10 +173,11 @@ def by_spark(
 ) -> list[list[bool]]:
     """What Spark says of each condition, for the pairs in their order."""
     pair = pa.array(range(events.num_rows))
-    s, t = (spark.createDataFrame(table.append_column("pair", pair)) for table in (events, rows))
+    paired = (table.append_column("pair", pair) for table in (events, rows))
+    s, t = (of_arrow(spark, table, from_arrow_schema(table.schema)) for table in paired)
     answers = [render.condition(wanted, of).alias(f"a{i}") for i, (wanted, of) in enumerate(asked)]
     joined = s.alias("s").join(t.alias("t"), columns.column("pair", "s") == columns.column("pair", "t"))
-    found = joined.select(columns.column("pair", "s"), *answers).toArrow().sort_by("pair")
+    found = arrow_table(joined.select(columns.column("pair", "s"), *answers)).sort_by("pair")
     return [found[f"a{i}"].to_pylist() for i in range(len(asked))]
 
 

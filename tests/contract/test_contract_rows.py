@@ -9,6 +9,7 @@ import pytest
 from deliveries import ChangeStream, delete, ledger, upsert
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from since import since
 
 from stream_merge import ConfigError, MergeFailedError
 
@@ -96,6 +97,7 @@ NESTED_REORDERED = """
 """
 
 
+@since((4, 0), "VARIANT")
 def test_columns_without_equality_are_compared_by_a_canonical_form(spark: SparkSession, tmp_table: str):
     """Maps and variants inside anything: order of entries and spelling of the JSON make no change."""
     stream = ChangeStream(spark, tmp_table, keys="id", sequence_by="lsn", apply_as_deletes=None, except_column_list=[])
@@ -132,6 +134,7 @@ def test_struct_fields_are_matched_by_name(spark: SparkSession, tmp_table: str):
     assert stream.rows("s") == [((8, "y"),)]
 
 
+@since((4, 0), "SQL declares generated columns")
 def test_columns_that_the_source_does_not_have_are_left_to_the_table(stream: ChangeStream):
     """Kept on update; default or NULL on insert; generated columns are computed both times."""
     stream.sql(

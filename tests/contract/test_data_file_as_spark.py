@@ -18,7 +18,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from stream_merge.spark.versions import arrow_type
+from stream_merge.spark.versions import arrow_table, arrow_type
 from stream_merge.tables.merge_on_read.data_file import write_change_file, write_data_file
 from stream_merge.tables.merge_on_read.statistics import statistics
 
@@ -85,7 +85,7 @@ def spelled(frame: DataFrame) -> list[tuple[Any, ...]]:
 def in_arrow(frame: DataFrame, *without: str) -> pa.Table:
     fields = [field for field in frame.schema.fields if field.name not in without]
     wanted = pa.schema([pa.field(field.name, arrow_type(field.dataType)) for field in fields])
-    return frame.coalesce(1).drop(*without).toArrow().cast(wanted)
+    return arrow_table(frame.coalesce(1).drop(*without)).cast(wanted)
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from pyspark.sql import types as T
 
 from stream_merge import ConfigError, MergeFailedError
 from stream_merge.shapes import Clauses, InsertOnly, when_matched, when_not_matched
+from stream_merge.spark.versions import from_ddl
 from stream_merge.testing import batch, run
 
 ENGINES = pytest.mark.parametrize("engine", ["auto", "spark"])
@@ -102,7 +103,7 @@ def test_types_of_a_user_s_own_are_stored_as_spark_does(spark: SparkSession, tmp
     """User-defined types, at the top and in a struct, compared and kept as what they are made of."""
     inner = T.StructType([T.StructField("p", VectorUDT())])
     schema = T.StructType(
-        [*T.StructType.fromDDL("id bigint, lsn bigint"), T.StructField("p", VectorUDT()), T.StructField("st", inner)]
+        [*from_ddl("id bigint, lsn bigint"), T.StructField("p", VectorUDT()), T.StructField("st", inner)]
     )
     one, two = Vectors.dense([1.0, 2.0]), Vectors.sparse(3, [1], [5.0])
     stream = changes_of(spark, tmp_table, engine="spark")

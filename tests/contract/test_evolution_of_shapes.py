@@ -11,11 +11,11 @@ import pytest
 from deliveries import ChangeStream, ledger
 from log_faults import LogFaults
 from pyspark.sql import SparkSession
-from pyspark.sql import types as T
 
 from stream_merge import ConfigError
 from stream_merge.microbatch import steps
 from stream_merge.shapes import Clauses, InsertOnly, Snapshot, when_matched, when_not_matched
+from stream_merge.spark.versions import from_ddl
 from stream_merge.testing import batch, run
 
 NARROW = (
@@ -72,7 +72,7 @@ def test_one_merge_adds_columns_fields_and_widens_and_leaves_what_it_does_not_na
         (4, 2, 4, None, [], {"k": None}, None, "four"),
     ]
     stored = spark.read.format("delta").load(tmp_table).schema
-    wanted = T.StructType.fromDDL(WIDE.replace(", note string", ", kept string, note string"))
+    wanted = from_ddl(WIDE.replace(", note string", ", kept string, note string"))
     assert [(f.name, f.dataType.simpleString()) for f in stored] == [
         (f.name, f.dataType.simpleString()) for f in wanted
     ]

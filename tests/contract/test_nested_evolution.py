@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from deliveries import ChangeStream, ledger
 from pyspark.sql import SparkSession
-from pyspark.sql import types as T
 
 from stream_merge import ConfigError
 from stream_merge.model.names import SEQUENCE_COLUMN
 from stream_merge.model.settings import MergeSpec
 from stream_merge.shapes.matching import plan_layout
+from stream_merge.spark.versions import from_ddl
 
 NARROW = "id bigint, lsn bigint, s struct<a:int>, l array<struct<a:int>>"
 WIDE = "id bigint, lsn bigint, s struct<a:int,b:string>, l array<struct<a:int,b:string>>"
@@ -177,7 +177,7 @@ def test_a_narrower_struct_is_refused_where_no_row_says_what_to_keep(
     stored, narrower = template.format(PAIR), template.format(ONE)
     source = spark.createDataFrame([], f"id bigint, lsn bigint, v {narrower}")
     apart = f", {SEQUENCE_COLUMN} struct<c1:{stored}>" if "except_column_list" in settings else f", v {stored}"
-    target = T.StructType.fromDDL(f"id bigint, lsn bigint{apart}")
+    target = from_ddl(f"id bigint, lsn bigint{apart}")
     plain = {"target": "shop.orders", "keys": ("id",), "sequence_by": ("lsn",), "schema_evolution": evolution}
 
     with pytest.raises(ConfigError) as caught:

@@ -25,6 +25,7 @@ from stream_merge.metrics.instruments import MergeMetrics
 from stream_merge.shapes import InsertOnly, Shape
 from stream_merge.snapshots import merge_versions
 from stream_merge.sources.files.reader import Folder
+from stream_merge.spark.versions import arrow_table
 from stream_merge.testing import batch, change_rows, target_rows
 
 # -- versions ---------------------------------------------------------------------------------------
@@ -181,7 +182,7 @@ def test_an_empty_file_stops_the_job(job: SnapshotJob) -> None:
 
 def test_a_parquet_file_is_one_snapshot(job: SnapshotJob) -> None:
     for rows in ([(1, "a"), (2, "b")], [(1, "a")]):
-        pq.write_table(batch(job.spark, SCHEMA, *rows).toArrow(), job.source / f"{len(rows)}.parquet")
+        pq.write_table(arrow_table(batch(job.spark, SCHEMA, *rows)), job.source / f"{len(rows)}.parquet")
         job(folder=Folder(path=str(job.source), format="parquet"))
 
     assert job.rows() == [(1, "a")]

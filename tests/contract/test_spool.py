@@ -28,6 +28,7 @@ from stream_merge.shapes.matching import plan_layout
 from stream_merge.sources.decode.arrow_files import Spool, spooled
 from stream_merge.sources.decode.decoding import Decoder, events
 from stream_merge.sources.decode.events import PLACE
+from stream_merge.spark.versions import arrow_table
 
 RECORD = T.StructType(
     [
@@ -94,14 +95,14 @@ def mixed(spark: SparkSession) -> DataFrame:
 
 def test_files_hold_what_rows_would(mixed):
     decoder = envelopes()
-    rows = events(mixed, decoder).toArrow()
+    rows = arrow_table(events(mixed, decoder))
 
     spool = spooled(mixed, decoder)
 
     wanted = in_order(rows)
     assert len(wanted) == 900
     assert in_order(spool.table()) == wanted
-    assert in_order(spool.frame().toArrow()) == wanted
+    assert in_order(arrow_table(spool.frame())) == wanted
     assert spool.frame().schema.names == [*PLACE, *decoder.schema.names]
     spool.remove()
     assert not Path(spool.folder).exists()
@@ -112,7 +113,7 @@ def test_rows_of_files_come_in_small_parts(spark, monkeypatch):
     monkeypatch.setattr("stream_merge.sources.decode.arrow_files._AT_ONCE", 7)
     spool = spooled(records_of(spark, whole_rows(100)), envelopes())
 
-    assert in_order(spool.frame().toArrow()) == in_order(spool.table())
+    assert in_order(arrow_table(spool.frame())) == in_order(spool.table())
 
 
 @pytest.mark.parametrize("tasks", [1, 3])
@@ -139,7 +140,7 @@ def test_a_failed_reading_leaves_no_files(spark, monkeypatch):
 def test_both_ways_of_counting_count_the_same(spark):
     frame = events(records_of(spark, whole_rows(1_000)), envelopes())
 
-    found = counts.of_table(frame.toArrow())
+    found = counts.of_table(arrow_table(frame))
 
     assert found == counts.of_frame(frame)
     assert {kind for counts in found.counts.values() for kind in counts.kinds} == {"upsert", "delete", "filtered"}
@@ -182,7 +183,7 @@ def test_one_record_that_is_none_takes_the_batch_to_rows(spark, odd):
     wanted = decode.evaluate(frame, rows, 20_000)  # type: ignore[arg-type]
     assert batch.at_hand is None
     assert batch.counts == wanted.counts
-    assert in_order(batch.frames[0].toArrow()) == in_order(wanted.frames[0].toArrow())
+    assert in_order(arrow_table(batch.frames[0])) == in_order(arrow_table(wanted.frames[0]))
 
 
 # -- the sink's evaluation ---------------------------------------------------------------------
@@ -230,7 +231,7 @@ def random_events(seed: int, count: int = 60) -> list[tuple[Any, ...]]:
 
 
 def at_hand(frame: DataFrame) -> AtHand:
-    return AtHand(events=frame.toArrow(), sequence=("place", "turn"), delete="gone")
+    return AtHand(events=arrow_table(frame), sequence=("place", "turn"), delete="gone")
 
 
 @pytest.mark.parametrize(("seed", "count"), [(1, 0), (2, 1), (3, 2), (4, 60), (5, 60), (6, 60)])
@@ -265,7 +266,7 @@ def test_many_events_at_hand_are_not_sent_through_the_heap(spark, monkeypatch):
     monkeypatch.setattr(SparkSession, "createDataFrame", None)
     wanted = sorted(map(repr, sent.rows.arrow().to_pylist()))
     for _ in range(2):
-        latest = found.rows.latest().select(*sent.rows.arrow().column_names).toArrow()
+        latest = arrow_table(found.rows.latest().select(*sent.rows.arrow().column_names))
         assert sorted(map(repr, latest.cast(sent.rows.arrow().schema).to_pylist())) == wanted
     found.rows.release()
 

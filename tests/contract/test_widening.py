@@ -16,6 +16,7 @@ from stream_merge import ConfigError, MergeSink
 from stream_merge.model.names import TOMBSTONE_TABLE_PREFIX, sibling, sql_identifier
 from stream_merge.shapes.widening import PROPERTY, TypeChange, obstacles, statements, wider, widest
 from stream_merge.spark import columns
+from stream_merge.spark.versions import from_ddl
 from stream_merge.tables import spark_table
 from stream_merge.testing import batch, run
 
@@ -54,9 +55,9 @@ def test_a_type_is_widened_to_the_least_that_delta_can_make_of_it_and_that_is_ex
     spark: SparkSession, stored: str, source: str, found: str | None
 ):
     """A double for an integer of 64 bits, or text for a number, would be another value."""
-    wanted = None if found is None else T.DataType.fromDDL(found)
+    wanted = None if found is None else from_ddl(found)
 
-    assert wider(T.DataType.fromDDL(source), T.DataType.fromDDL(stored)) == wanted
+    assert wider(from_ddl(source), from_ddl(stored)) == wanted
 
 
 NARROW = (
@@ -89,7 +90,7 @@ def test_all_types_grow_before_the_batch_that_needs_it(
     kept = (127, 2**31 - 1, 0.5, Decimal("1.2500"), 7.0, 8, (9, [(10, None)]), {11: 0.25})
     assert stream.rows() == [(1, 1, *kept), wide, (3, 1, *kept)]
     types = {f.name: f.dataType.simpleString() for f in spark.read.format("delta").load(tmp_table).schema.fields}
-    assert types == {f.name: f.dataType.simpleString() for f in T.StructType.fromDDL(WIDE).fields}
+    assert types == {f.name: f.dataType.simpleString() for f in from_ddl(WIDE).fields}
     said = [record for record in caplog.records if record.msg.startswith("type_widening_enabled")]
     assert [(record.levelno, record.cost) for record in said] == [
         (
@@ -161,7 +162,7 @@ def test_a_constraint_stands_in_the_way_of_what_it_reads_and_of_nothing_else(
     spark: SparkSession, tmp_table: str, check: str, refused: set[str]
 ):
     """As Delta has it, which is asked, too: not each word of that name, and names in backticks as well."""
-    schema = T.StructType.fromDDL("n int, `odd``name` int, label string, l array<int>, s struct<n: int, other: bigint>")
+    schema = from_ddl("n int, `odd``name` int, label string, l array<int>, s struct<n: int, other: bigint>")
     wanted = [
         TypeChange(path=path, before=T.IntegerType(), after=T.LongType())
         for path in (("n",), ("odd`name",), ("l", "element"), ("s", "n"))
@@ -197,10 +198,10 @@ def test_a_generated_column_stands_in_the_way_of_what_it_is_made_of(spark: Spark
 
 
 def test_the_widest_struct_has_the_fields_of_the_second_one():
-    one, other = T.DataType.fromDDL("struct<a:bigint,b:int>"), T.DataType.fromDDL("struct<a:int,c:int>")
+    one, other = from_ddl("struct<a:bigint,b:int>"), from_ddl("struct<a:int,c:int>")
 
-    assert widest(one, other) == T.DataType.fromDDL("struct<a:bigint,c:int>")
-    assert columns.merged(one, widest(one, other)) == T.DataType.fromDDL("struct<a:bigint,c:int,b:int>")
+    assert widest(one, other) == from_ddl("struct<a:bigint,c:int>")
+    assert columns.merged(one, widest(one, other)) == from_ddl("struct<a:bigint,c:int,b:int>")
 
 
 def test_the_native_engine_alone_is_no_engine_for_wider_types(spark: SparkSession, tmp_table: str):

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import services
 from pyspark.sql import SparkSession
-from pyspark.sql import types as T
 from topic_job import TopicJob, raw
 
 from stream_merge import ConfigError
@@ -19,6 +18,7 @@ from stream_merge.jobs.kafka.check import check
 from stream_merge.jobs.kafka.columns import RowSchema
 from stream_merge.model.names import TOMBSTONE_TABLE_PREFIX, sql_identifier
 from stream_merge.sources.wire.connect_schema import canonical
+from stream_merge.spark.versions import from_ddl
 
 WITH_SCHEMAS = {"type": "debezium"}
 FAR = 2**40
@@ -199,7 +199,7 @@ def test_a_type_that_the_job_file_wants_in_vain_is_refused(
     """Before, the column silently kept the type of its events."""
     (query,) = source.job.settings(value_format={**WITH_SCHEMAS, "types": {"n": wanted}}).queries
     rows = RowSchema.of_query(query)
-    rows.start_from(None if stored is None else T.StructType.fromDDL(stored))
+    rows.start_from(None if stored is None else from_ddl(stored))
 
     with pytest.raises(ConfigError) as caught:
         rows.admit(canonical(struct({"id": "int64", "n": brought})))

@@ -14,6 +14,7 @@ from pyspark.sql.types import StructType
 from stream_merge.errors import ConfigError
 from stream_merge.model import names
 from stream_merge.spark import environment
+from stream_merge.spark.versions import from_ddl
 
 _RECORD = "stream_merge_schema"
 """Folder in the checkpoint that keeps the schema; Spark's own are offsets, commits, sources, metadata."""
@@ -54,7 +55,7 @@ def parse(ddl: str, *, setting: str = "--schema") -> Schema:
         ConfigError: it is not Spark DDL.
     """
     try:
-        fields = StructType.fromDDL(ddl)
+        fields = from_ddl(ddl)
     except ParseException as err:
         msg = f"{setting} {ddl!r} is not a list of columns like 'id BIGINT, name STRING': {said(err)}"
         raise ConfigError(msg) from err
