@@ -49,7 +49,7 @@ test-all: $(INSTALLED) .jars/classes.jsa .jars/spark/.copied .jars/services/.cop
 soak: $(INSTALLED) .jars/classes.jsa .jars/spark/.copied .jars/services/.copied  ## what a change need not wait for: more and longer random histories (HISTORIES=20 EVENTS=180), contract tests with engines in turn, RACES=500 merges at once, ten kills
 	@$(WITH_JAVA) STREAM_MERGE_HISTORIES=$(HISTORIES) STREAM_MERGE_EVENTS=$(EVENTS) $(PYTEST) --dist load tests/contract/test_differential.py $(ARGS)
 	@$(WITH_JAVA) $(PYTEST) tests/contract -k random $(ARGS)
-	@$(WITH_JAVA) STREAM_MERGE_RACES=$(RACES) $(PYTEST) -n 0 tests/contract/test_races.py $(ARGS)
+	@$(WITH_JAVA) STREAM_MERGE_RACES=$(RACES) $(PYTEST) -n 0 tests/contract/test_races.py tests/process/test_s3_races.py $(ARGS)
 	@$(WITH_JAVA) STREAM_MERGE_KILLS=10 $(PYTEST) -n 0 tests/process/test_debezium_process.py $(ARGS)
 
 smoke: .venv-$(SPARK)/.installed  ## what versions of Spark differ in, on another one than the locked; SPARK=4.1 or SPARK=4.0

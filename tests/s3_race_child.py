@@ -43,17 +43,16 @@ def main() -> None:
     """Parse, start, deliver."""
     parser = argparse.ArgumentParser()
     parser.add_argument("settings", type=Path, help="JSON: target, options of delta-rs, confs of the session")
-    parser.add_argument("--batches", type=int, required=True, help="of each writer")
     parser.add_argument("--append", type=int, default=0, help="so many rows beside them")
-    parser.add_argument("writers", nargs="+")
+    parser.add_argument("writers", nargs="+", help="name=number of batches")
     args = parser.parse_args()
     settings = json.loads(args.settings.read_text())
     session = local_session("race", cores=2, memory="1g", confs=settings["confs"])
     target, options = settings["target"], settings["options"]
     with ThreadPoolExecutor() as threads:
         acts = [
-            threads.submit(deliver_all, Writer(session, target, name), args.batches, target, options)
-            for name in args.writers
+            threads.submit(deliver_all, Writer(session, target, name), int(batches), target, options)
+            for name, _, batches in (writer.partition("=") for writer in args.writers)
         ]
         acts.append(threads.submit(append_all, args.append, target, options))
         for act in acts:

@@ -22,7 +22,7 @@ import pytest
 import s3_race_child
 from delta_log import check_table, live_rows
 from deltalake import DeltaTable, write_deltalake
-from racing import COLUMNS, SHARED, app_id, as_tuples, commit, expect_changes, expected_rows, replayed
+from racing import COLUMNS, ENGINES, SHARED, app_id, as_tuples, commit, expect_changes, expected_rows, replayed
 from services import SPARK_JARS, running, s3
 
 from stream_merge.jobs.kafka import jars
@@ -30,10 +30,13 @@ from stream_merge.spark.log_store import log_store_confs
 
 log = logging.getLogger(__name__)
 
-MERGES = int(os.environ.get("STREAM_MERGE_RACES", "24"))
-PROCESSES = (("jvm", "left"), ("rust", "right"))
-"""The writers of each; the second is killed and started anew."""
-BATCHES = -(-MERGES // sum(map(len, PROCESSES)))
+MERGES = int(os.environ.get("STREAM_MERGE_RACES", "34"))
+PROCESSES = ({"jvm": 1, "left": 6}, {"rust": 4, "right": 6})
+"""The writers of each, and their shares of the merges; the second is killed and started anew."""
+SHARES = {name: share for process in PROCESSES for name, share in process.items()}
+BATCHES = {name: -(-MERGES * share // sum(SHARES.values())) for name, share in SHARES.items()}
+APPENDED = 6
+"""Rows, beside all writers."""
 SECONDS = 180 + 4 * MERGES
 
 
@@ -75,16 +78,19 @@ def test_processes_lose_no_merge_of_each_other(lake: s3.Bucket, tmp_path: Path) 
     confs = log_store_confs(jars.conf(str(SPARK_JARS), {"spark.hadoop." + k: v for k, v in lake.settings().items()}))
     settings = {"target": target, "options": lake.storage_options(), "confs": confs}
     (tmp_path / "settings.json").write_text(json.dumps(settings))
-    first = Child(tmp_path, "first", "--batches", str(BATCHES), "--append", str(BATCHES), *PROCESSES[0])
-    killed = Child(tmp_path, "killed", "--batches", str(BATCHES), *PROCESSES[1])
+    wanted = [[f"{name}={BATCHES[name]}" for name in process] for process in PROCESSES]
+    first = Child(tmp_path, "first", "--append", str(APPENDED), *wanted[0])
+    killed = Child(tmp_path, "killed", *wanted[1])
     children = [first, killed]
     try:
         deadline = time.monotonic() + SECONDS
-        while len(killed.batches()) < BATCHES and killed.process.poll() is None and time.monotonic() < deadline:
+        while (
+            len(killed.batches()) < BATCHES["right"] and killed.process.poll() is None and time.monotonic() < deadline
+        ):
             time.sleep(0.05)
         assert killed.process.poll() is None, killed.said.read_text()
         killed.kill()
-        children.append(Child(tmp_path, "again", "--batches", str(BATCHES), *PROCESSES[1]))
+        children.append(Child(tmp_path, "again", *wanted[1]))
         codes = [child.process.wait(max(1, deadline - time.monotonic())) for child in (first, children[-1])]
         assert codes == [0, 0], "".join(child.said.read_text() for child in children)
     finally:
@@ -93,10 +99,7 @@ def test_processes_lose_no_merge_of_each_other(lake: s3.Bucket, tmp_path: Path) 
                 child.kill()
 
     told = [one for child in children for one in child.batches()]
-    writers = [name for names in PROCESSES for name in names]
-    expected = expected_rows(
-        dict.fromkeys(writers, BATCHES), range(s3_race_child.BESIDE, s3_race_child.BESIDE + BATCHES)
-    )
+    expected = expected_rows(BATCHES, range(s3_race_child.BESIDE, s3_race_child.BESIDE + APPENDED))
     checked = check_table(root)
     assert as_tuples(live_rows(root)) == expected
     lines = {version: list(map(json.loads, commit(root, version))) for version in range(checked.version + 1)}
@@ -106,18 +109,15 @@ def test_processes_lose_no_merge_of_each_other(lake: s3.Bucket, tmp_path: Path) 
         for line in of_version
         if "txn" in line
     }
-    assert set(made) == {(app_id(name), number) for name in writers for number in range(BATCHES)}
+    assert set(made) == {(app_id(name), number) for name, batches in BATCHES.items() for number in range(batches)}
     assert Counter("txn" in line for of_version in lines.values() for line in of_version)[True] == len(made)
     feed = changes(root)
     assert replayed(feed) == expected
-    for name in writers:
-        expect_changes(feed, name, [made[app_id(name), number] for number in range(BATCHES)])
+    for name, batches in BATCHES.items():
+        expect_changes(feed, name, [made[app_id(name), number] for number in range(batches)])
     engines = {(one["writer"], one["engine"]) for one in told if one["outcome"] == "committed"}
-    assert engines == {
-        (name, engine)
-        for name, engine in zip(writers, ("spark", "merge_on_read", "native", "merge_on_read"), strict=True)
-    }
-    lost = {name: sum(one["lost"] for one in told if one["writer"] == name) for name in writers}
+    assert engines == {(name, ENGINES[name]) for name in BATCHES}
+    lost = {name: sum(one["lost"] for one in told if one["writer"] == name) for name in BATCHES}
     log.info("%d merges, %d versions; lost: %s", len(made), len(lines), lost)
     assert sum(lost.values()) > 0, "nobody lost a commit: the writers have not met"
 
