@@ -46,7 +46,7 @@ test: $(INSTALLED) .jars/classes.jsa  ## unit, and what a sink does on Spark as 
 test-all: $(INSTALLED) .jars/classes.jsa .jars/spark/.copied .jars/services/.copied .jars/prometheus/.found .jars/s3/.found  ## all tests, on every engine, with Kafka, processes and a cluster; and which lines and branches they reach
 	@$(WITH_JAVA) $(PYTEST) --engines each --cov --cov-report=term $(ARGS)
 
-soak: $(INSTALLED) .jars/classes.jsa .jars/spark/.copied .jars/services/.copied  ## what a change need not wait for: more and longer random histories (HISTORIES=20 EVENTS=180), contract tests with engines in turn, RACES=500 merges at once, ten kills
+soak: $(INSTALLED) .jars/classes.jsa .jars/spark/.copied .jars/services/.copied .jars/s3/.found  ## what a change need not wait for: more and longer random histories (HISTORIES=20 EVENTS=180), contract tests with engines in turn, RACES=500 merges at once, ten kills
 	@$(WITH_JAVA) STREAM_MERGE_HISTORIES=$(HISTORIES) STREAM_MERGE_EVENTS=$(EVENTS) $(PYTEST) --dist load tests/contract/test_differential.py $(ARGS)
 	@$(WITH_JAVA) $(PYTEST) tests/contract -k random $(ARGS)
 	@$(WITH_JAVA) STREAM_MERGE_RACES=$(RACES) $(PYTEST) -n 0 tests/contract/test_races.py tests/process/test_s3_races.py $(ARGS)
