@@ -33,11 +33,12 @@ class Verdict(Enum):
     """What a conflict class says about the commit that lost."""
 
     RETRY = "nothing was written; try again on a fresh table"
+    PERHAPS_OURS = "a commit has the version, perhaps this very one, put again after a lost answer; look before trying"
     LOOK_UP_FIRST = "this batch's transaction is recorded by somebody, perhaps by this very commit; look before trying"
 
 
 VERDICTS: dict[str, Verdict] = {
-    "ConcurrentWriteException": Verdict.RETRY,
+    "ConcurrentWriteException": Verdict.PERHAPS_OURS,
     "ConcurrentAppendException": Verdict.RETRY,
     "ConcurrentDeleteReadException": Verdict.RETRY,
     "ConcurrentDeleteDeleteException": Verdict.RETRY,
