@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from stream_merge.engines.base import Choice
 from stream_merge.engines.choose import without_work
-from stream_merge.errors import ConfigError, StreamMergeError
+from stream_merge.errors import ConfigError, MergeFailedError, StreamMergeError
 from stream_merge.metrics.instruments import MergeMetrics
 from stream_merge.microbatch.call import BatchCall
 from stream_merge.microbatch.clock import PhaseClock
@@ -30,7 +30,8 @@ def failures_told(
     """Count and log what the block raises.
 
     Raises:
-        ConfigError: in place of an error of the machine, such as a full disk; all others as they are.
+        ConfigError: in place of an error of the machine or the store, such as a full disk.
+        MergeFailedError: in place of one of a store that is away for a while; all others as they are.
     """
     try:
         yield
@@ -41,10 +42,14 @@ def failures_told(
         )
         where = {"target": spec.label, "query": query, "batch_id": batch_id}
         tell(log.warning, "micro_batch_failed", **where, error=error, reason=reason(err))
-        from_outside = None if isinstance(err, StreamMergeError) else environment.said(err)
-        if from_outside is None:
+        if isinstance(err, StreamMergeError):
             raise
-        msg = f"batch {batch_id} for {spec.target!r} could not be merged: {from_outside}"
+        refused, away = environment.said(err), environment.away(err)
+        if refused is None and away is None:
+            raise
+        msg = f"batch {batch_id} for {spec.target!r} could not be merged: {refused or away}"
+        if refused is None:
+            raise MergeFailedError(msg, target=spec.target, batch_id=batch_id) from err
         raise ConfigError(msg, target=spec.target, batch_id=batch_id) from err
 
 

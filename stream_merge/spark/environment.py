@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Iterator
 
+from stream_merge.spark import stores
 from stream_merge.spark.versions import HADOOP, captured
 
 REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
@@ -52,13 +53,21 @@ _TABLE_BELOW = "Preview of invalid data:"
 
 
 def said(error: BaseException) -> str | None:
-    """What the machine has against it, with what to do, if that is what stands behind an error; else None."""
+    """What the machine or the store has against it, with what to do, if that stands behind an error; else None."""
     for text in _texts(error):
+        refused = stores.refused(text)
+        if refused is not None:
+            return refused
         for pattern, sentence in _SIGNS:
             found = pattern.search(text)
             if found is not None:
                 return _filled(sentence, [part for part in found.groups() if part is not None])
     return None
+
+
+def away(error: BaseException) -> str | None:
+    """What was wrong with the store, if that stands behind an error and may be over later; else None."""
+    return next((found for found in map(stores.away, _texts(error)) if found is not None), None)
 
 
 def first_line(text: str) -> str:

@@ -33,7 +33,7 @@ def root_cause(error: BaseException) -> str:
 
 def reason(error: BaseException) -> str:
     """What went wrong, in one line; the first line of a `Py4JJavaError` only names the call that failed."""
-    from_outside = environment.said(error)
+    from_outside = environment.said(error) or environment.away(error)
     if from_outside is not None:
         return from_outside
     if isinstance(error, Py4JJavaError):

@@ -57,6 +57,8 @@ def worst(errors: Iterable[Exception]) -> Verdict:
 
 def verdict(error: Exception) -> Verdict:
     """What has to change after an error."""
+    if environment.said(error) is None and environment.away(error) is not None:
+        return Verdict.AGAIN
     if isinstance(error, ConfigError):
         return Verdict.CONFIGURATION
     if isinstance(error, CommitConflictError | CommitStateUnknownError):

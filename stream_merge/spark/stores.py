@@ -1,0 +1,136 @@
+"""What an object store has answered, out of the errors of Hadoop's S3A (3.5) and of delta-rs (1.6), in a sentence."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_CODES = (
+    "ExpiredToken",
+    "ExpiredTokenException",
+    "InvalidAccessKeyId",
+    "InvalidToken",
+    "SignatureDoesNotMatch",
+    "TokenRefreshRequired",
+    "RequestTimeTooSkewed",
+    "NoSuchBucket",
+    "AccessDenied",
+    "SlowDown",
+    "ServiceUnavailable",
+    "InternalError",
+)
+_CREDENTIALS = frozenset(_CODES[:7])
+_BAD_REQUEST, _SERVER_ERROR = 400, 500
+_LATER = (408, 429)
+_BY_HADOOP = re.compile(
+    r"^(?:.*?: )?(?P<name>(?:org\.apache\.hadoop\.(?:fs\.s3a|net)|java\.(?:nio\.file|io|net))\.\w+)"
+    r": .*?(?P<place>s3a://[^\s:'`,]+).*$",
+    re.MULTILINE,
+)
+"""A line of a trace: the class of S3A's exception, and what it was about."""
+_BY_DELTA_RS = re.compile(r"Error performing [A-Z]+ (?P<place>https?://[^\s?]+)\S* in ")
+_STATUS = re.compile(r"Status Code: (\d{3})|status code\W+(\d{3})\b")
+_COLOURS = re.compile(r"\x1b\[\d*m")
+_CODE = re.compile(rf"\b({'|'.join(_CODES)})\b")
+_LISTED_LATE = re.compile(r"LogSegment end version \d+ not the same|Invalid table version: \d+|is there and not listed")
+_SILENT = (
+    "AWSApiCallTimeoutException",
+    "AWSClientIOException",
+    "AWSNoResponseException",
+    "AWSServiceIOException",
+    "ConnectException",
+    "ConnectTimeoutException",
+    "HttpChannelEOFException",
+    "InterruptedIOException",
+    "NoRouteToHostException",
+    "SocketException",
+    "SocketTimeoutException",
+)
+"""S3A's exceptions, by their last names, where there was no answer at all."""
+_NO_CREDENTIALS = ("NoAuthWithAWSException", "NoAwsCredentialsException")
+_QUOTED = ("violated by row with values:", "Preview of invalid data:")
+"""Behind them stand values of rows, which may say anything."""
+
+_NOT_ACCEPTED = (
+    "the store does not accept the credentials ({answer}), as when they have expired; renew them where the fs.s3a"
+    " settings, storage_options or the environment have them, and run it again"
+)
+_DENIED = "the store denied access ({answer}); let the credentials list, get, put and delete there, and run it again"
+_NO_BUCKET = "there is no such bucket ({answer}); bring it back, or put its name right, and run it again"
+_NO_ANSWER = "the store gave no useful answer, however often it was asked ({answer}); run it again"
+_LATE = "the store does not list a commit yet that is there ({answer}); run it again"
+
+
+def refused(text: str) -> str | None:
+    """What a person has to do before the store takes requests, if that is what an error says; else None."""
+    found = _answer(text)
+    return None if found is None or found.refusal is None else found.told(found.refusal)
+
+
+def away(text: str) -> str | None:
+    """What was wrong with the store, if an error says that it may work later; else None."""
+    late = _LISTED_LATE.search(_own(text))
+    if late is not None:
+        return _LATE.format(answer=late.group())
+    found = _answer(text)
+    return None if found is None or found.refusal is not None or not found.is_away else found.told(_NO_ANSWER)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Answer:
+    """What an error says of a request."""
+
+    status: int | None
+    code: str | None
+    """S3's."""
+    name: str | None
+    """Last name of S3A's exception; None for an error of delta-rs."""
+    place: str
+
+    @property
+    def refusal(self) -> str | None:
+        """The sentence for a store that will not take the request later either."""
+        if self.code in _CREDENTIALS or self.name in _NO_CREDENTIALS:
+            return _NOT_ACCEPTED
+        if self.code == "NoSuchBucket" or self.name == "UnknownStoreException":
+            return _NO_BUCKET
+        if self.status in (401, 403):
+            return _DENIED
+        # A HEAD is answered without a word, and to expired credentials with a 400.
+        return _NOT_ACCEPTED if self.status == _BAD_REQUEST and self.code is None else None
+
+    @property
+    def is_away(self) -> bool:
+        """Whether it may take it later."""
+        if self.status is None:
+            return self.name is None or self.name in _SILENT
+        return self.status >= _SERVER_ERROR or self.status in _LATER
+
+    def told(self, sentence: str) -> str:
+        said = " ".join(str(part) for part in (self.status, self.code) if part is not None)
+        return sentence.format(answer=f"{said or self.name or 'no connection'}, {self.place}")
+
+
+def _answer(text: str) -> _Answer | None:
+    own = _own(text)
+    found = _BY_HADOOP.search(own)
+    said = "" if found is None else found.group()
+    if found is None:
+        found = _BY_DELTA_RS.search(own)
+        if found is None:
+            return None
+        said = own[found.start() :]
+    status, code, name = _STATUS.search(said), _CODE.search(said), found.groupdict().get("name")
+    return _Answer(
+        status=None if status is None else int(status.group(1) or status.group(2)),
+        code=None if code is None else code.group(1),
+        name=None if name is None else name.rsplit(".", 1)[-1],
+        place=found.group("place"),
+    )
+
+
+def _own(text: str) -> str:
+    """What the error itself says, on lines without colours."""
+    for sign in _QUOTED:
+        text = text.split(sign, 1)[0]
+    return _COLOURS.sub("", text)
