@@ -146,6 +146,7 @@ class DriverMerger(ABC):
         self._bounds = bounds
         self._chosen_at = chosen_at
         self._promise = promise
+        self._has_tried = False
 
     def merge(self, hits: NativeHits | None, tag: CommitTag) -> MergeReport:
         """One merge in one commit: what the shape makes of each event that no tombstone refuses."""
@@ -163,6 +164,14 @@ class DriverMerger(ABC):
     @abstractmethod
     def _commit(self, source: pa.Table, clauses: Sequence[Clause], tag: CommitTag) -> MergeReport:
         """Merge on the newest version of the table, in one commit; any other commit meanwhile makes it lose."""
+
+    def _bring_up_to_date(self) -> None:
+        """Before an attempt. Where a look takes requests, the first one makes do with that at the batch's beginning."""
+        if self._has_tried:
+            self._table.follow()
+        else:
+            self._table.refresh_if_free()
+        self._has_tried = True
 
     def find(self) -> TableSnapshot | None:
         """The target, freshly loaded."""

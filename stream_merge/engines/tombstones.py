@@ -34,6 +34,7 @@ def by_delta_rs(job: MergeJob, events: pa.Table) -> NativeTombstones:
     """
     return NativeTombstones(
         open_log=lambda: job.store.native(job.session, job.spec.tombstone_target, must_read=True),
+        held_log=lambda: job.store.held(job.spec.tombstone_target),
         start=_of_target(job).start,
         spec=job.spec,
         target_id=job.target.table_id,

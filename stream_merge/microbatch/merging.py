@@ -90,7 +90,9 @@ class Executor:
         layout = call.layouts.plan(self._source, found.schema)
         fitness.check_target(call.session, found, spec, layout)
         properties = spark_table.target_properties(spec, layout)
-        found = spark_table.prepared(call.session, spec.target, found, layout, properties)
+        prepared = spark_table.prepared(call.session, spec.target, found, layout, properties)
+        if prepared is not found:
+            found = call.store.find(call.session, spec.target) or prepared
         tell(log.info, "columns_changed_meanwhile", target=spec.label, batch_id=call.batch_id, version=found.version)
         self.keep(None)
         self._execution.release()

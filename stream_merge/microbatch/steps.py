@@ -104,6 +104,7 @@ def prepare(call: BatchCall, source: DataFrame) -> Prepared | Applied:
     """Check everything that can be checked before the first event is read; nothing is written."""
     spec, session = call.spec, call.session
     with call.clock.phase("plan"):
+        call.store.look_at_all(session)
         found = call.store.find(session, spec.target)
         call.last_commit.expect(session, found, call.delivery)
         applied = _is_applied(call, found)
@@ -274,8 +275,9 @@ def prepare_target(call: BatchCall, source: DataFrame, prepared: Prepared, batch
             pruning = Pruning(session, spec, layout, batch, found)
             pruning.expect_inside(found.version, batch_id=call.batch_id)
             inside_at = found.version
+        before = found
         found = spark_table.prepared(session, spec.target, found, layout, properties)
-        if layout.type_changes:  # delta-rs, too, has to see that the table is not for it any more
+        if found is not before:  # delta-rs, too, has to see what has become of the table
             found = call.store.find(session, spec.target) or found
     return Ready(layout=layout, target=found, batch=batch, source=source, inside_at=inside_at)
 

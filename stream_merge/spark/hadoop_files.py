@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
+from stream_merge.spark.errors import java_causes
 from stream_merge.spark.places import is_on_s3
 
 _GLOB = re.compile(r"[\\\[\]{}*?]")
@@ -23,9 +25,12 @@ def qualified_path(session: SparkSession, path: str) -> str:
 def read_text(session: SparkSession, path: str) -> str | None:
     """The text of a small file wherever Hadoop's file systems reach; None where there is none."""
     hadoop_path, files = _located(session, path)
-    if not files.exists(hadoop_path):
+    try:
+        stream = files.open(hadoop_path)
+    except Py4JJavaError as err:  # a look before would be a request more on an object store
+        if java_causes(err)[0][0] != "java.io.FileNotFoundException":
+            raise
         return None
-    stream = files.open(hadoop_path)
     try:
         return bytes(stream.readAllBytes()).decode("utf-8")
     finally:

@@ -43,7 +43,8 @@ def write(
     wanted = [(f.name, f.dataType) for f in quarantine.SCHEMA.fields]
     if [(f.name, f.dataType) for f in snapshot.schema.fields] != wanted or of_table(found, snapshot, "the quarantine"):
         return False
-    append_once(_rows(invalid, query, commit.batch_id, recorded_micros), table, find, commit)
+    rows = _rows(invalid, query, commit.batch_id, recorded_micros)
+    append_once(rows, table, find, commit, at_hand=found)
     return True
 
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
@@ -44,13 +47,37 @@ class Store:
         """Logs that delta-rs failed on while Spark merges alone: not tried again for each batch."""
         self._entries: dict[str, Entry] = {}
         """What the catalog has said in this call."""
+        self._reached: dict[str, Mapping[str, str] | None] = {}
+        """How delta-rs reaches buckets, in this call: keys may be renewed after it."""
+        self._begun: dict[NativeTable, Future[None]] = {}
+        """Looks at logs with which the batch has begun, until somebody wants to know what they have found."""
+        self._looked_at: set[NativeTable] = set()
+        """Handles that this call has brought up to date."""
 
     def begin(self) -> None:
-        """A call begins: the catalog is asked again, once, for each table that is named in it.
+        """A call begins: the catalog is asked again, once, for each table that is named in it, and keys may be others.
 
         A table that was dropped and made again elsewhere is merged into where it is now.
         """
         self._entries.clear()
+        self._reached.clear()
+        self._begun.clear()
+        self._looked_at.clear()
+
+    def look_at_all(self, session: SparkSession) -> None:
+        """Look at the logs of tables on object stores that the batch before had to do with, side by side."""
+        remote = [one for one in self._handles.values() if self._is_reached_as_before(session, one)]
+        if not remote:
+            return
+        with ThreadPoolExecutor(len(remote)) as threads:
+            self._begun.update({one: threads.submit(one.refresh) for one in remote})
+
+    def _is_reached_as_before(self, session: SparkSession, kept: NativeTable) -> bool:
+        if places.local_path(kept.location) is not None:
+            return False
+        with suppress(NotTranslatedError):
+            return kept.is_at(kept.location, self._options(session, kept.location))
+        return False
 
     def location(self, session: SparkSession, table: str) -> str:
         """As `spark_table.location`."""
@@ -134,6 +161,10 @@ class Store:
             return None
         return kept
 
+    def held(self, table: str) -> NativeTable | None:
+        """As `handle`, where there is one."""
+        return self._handles.get(table)
+
     def handle(self, session: SparkSession, table: str) -> NativeTable | None:
         """As `native`, at the version that this batch has seen last; for what does not change within a batch."""
         return self._handles.get(table) or self.native(session, table)
@@ -147,11 +178,12 @@ class Store:
         try:
             options = self._options(session, place)
             if kept is not None and kept.is_at(place, options):
-                kept.refresh()
+                self._bring_up_to_date(kept)
                 found: NativeTable | None = kept
             else:
                 found = open_table(place, options)
             if found is not None:
+                self._looked_at.add(found)
                 found.snapshot()  # reads the log's file list, too
         except Exception as err:
             if must_read:
@@ -171,6 +203,15 @@ class Store:
             self._handles[table] = found
         return found
 
+    def _bring_up_to_date(self, kept: NativeTable) -> None:
+        begun = self._begun.pop(kept, None)
+        if begun is not None:
+            begun.result()  # or what the look raised
+        elif kept in self._looked_at:
+            kept.follow()
+        else:
+            kept.refresh()
+
     def _readable(self, session: SparkSession, location: str) -> str | None:
         """A location as delta-rs is given it; None where it must not read, or could not hold Spark's lock."""
         if self._spec.engine == "spark":
@@ -183,10 +224,13 @@ class Store:
         return location if may_write else None
 
     def _options(self, session: SparkSession, place: str) -> Mapping[str, str] | None:
-        """How delta-rs reaches a place. Asked for anew each time: keys may have been renewed."""
+        """How delta-rs reaches a place."""
         if self._spec.storage_options is not None:
             return self._spec.storage_options
-        return s3.storage_options(session, place)
+        bucket = urlsplit(place).netloc
+        if bucket not in self._reached:
+            self._reached[bucket] = s3.storage_options(session, place)
+        return self._reached[bucket]
 
 
 def _expect_as_spark(session: SparkSession, table: str, found: NativeTable) -> None:

@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow.fs as pafs
 import pytest
@@ -65,11 +65,19 @@ class S3Server:
         return Bucket(server=self, name=name, folder=folder)
 
 
+class Place(Protocol):
+    """Where clients are sent: a server, or what stands in front of it."""
+
+    endpoint: str
+    access_key: str
+    secret_key: str
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bucket:
     """A bucket of a server."""
 
-    server: S3Server = field(repr=False)
+    server: Place = field(repr=False)
     name: str
     folder: Path
     """Where the server keeps it: a look around the server, for tests that say so."""

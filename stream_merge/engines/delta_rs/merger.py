@@ -32,7 +32,7 @@ class DeltaRsMerger(DriverMerger):
 
     def _commit(self, source: pa.Table, clauses: Sequence[Clause], tag: CommitTag) -> MergeReport:
         table = self._table
-        table.refresh()
+        self._bring_up_to_date()
         if is_applied(table.transaction, tag.app_id, tag.batch_id):
             return MergeReport(already_applied=True)
         before = table.version

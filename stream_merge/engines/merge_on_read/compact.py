@@ -59,7 +59,7 @@ def compact(native: NativeTable, memory_bytes: int | None = None) -> Tidied:
 
 
 def _compacted(native: NativeTable, promise: Promise) -> Tidied:
-    native.refresh()
+    native.refresh_if_free()
     snapshot = native.snapshot()
     table = table_of(native, snapshot)
     stored = list(table.stored(native, snapshot))
@@ -90,7 +90,7 @@ def _compacted(native: NativeTable, promise: Promise) -> Tidied:
         table.folder.discard(decoded(add["path"]) for add in made.adds)
         raise
     table.live.follow(made.version, list(made.actions()))
-    native.committed()
+    native.committed(made.transaction)
     written = {one.candidate.path for one in files}
     left = [file for file in stored if file.path not in written]
     gone = sum(file.deleted for file in stored) - sum(file.deleted for file in left)

@@ -45,7 +45,7 @@ class MergeOnReadMerger(DriverMerger):
     def _commit(self, source: pa.Table, clauses: Sequence[Clause], tag: CommitTag) -> MergeReport:
         started = time.perf_counter()
         native = self._table
-        native.refresh()
+        self._bring_up_to_date()
         if is_applied(native.transaction, tag.app_id, tag.batch_id):
             return MergeReport(already_applied=True)
         snapshot = native.snapshot()
@@ -81,7 +81,7 @@ class MergeOnReadMerger(DriverMerger):
             attempt.discard()
             raise
         table.live.follow(made.version, list(made.actions()))
-        native.committed()
+        native.committed(made.transaction)
         return MergeReport(
             inserted=metrics["numTargetRowsInserted"],
             updated=metrics["numTargetRowsUpdated"],

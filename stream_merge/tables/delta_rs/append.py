@@ -8,12 +8,15 @@ import pyarrow as pa
 
 from stream_merge.errors import MergeFailedError
 from stream_merge.model.snapshot import is_applied
+from stream_merge.spark.errors import reason
 from stream_merge.tables import retry
 from stream_merge.tables.delta_rs.table import NativeTable
 from stream_merge.tables.side_commits import SideCommit
 
 
-def append_once(rows: pa.Table, table: str, find: Callable[[], NativeTable | None], commit: SideCommit) -> None:
+def append_once(
+    rows: pa.Table, table: str, find: Callable[[], NativeTable | None], commit: SideCommit, *, at_hand: NativeTable
+) -> None:
     """Append rows in one commit; a second append under the same application and batch id does nothing.
 
     delta-rs writes transaction ids but does not check them (1.6): each attempt reads the id from the very
@@ -24,12 +27,17 @@ def append_once(rows: pa.Table, table: str, find: Callable[[], NativeTable | Non
         table: its name, for messages.
         find: the table up to date, or None where it is gone.
         commit: application id of the commit's role (None: no transaction id), batch id, the sink's retry policy.
+        at_hand: the table as this batch has seen it last, for the first attempt.
 
     Raises: `CommitConflictError` when the policy is exhausted, `MergeFailedError` for any other failure.
     """
 
-    def attempt(_: int) -> None:
-        found = find()
+    def attempt(number: int) -> None:
+        found: NativeTable | None = at_hand
+        if number == 1:
+            at_hand.refresh_if_free()
+        else:
+            found = find()
         if found is None:
             msg = f"{table!r} vanished while batch {commit.batch_id} was running; run the batch again"
             raise MergeFailedError(msg, target=table, batch_id=commit.batch_id)
@@ -43,7 +51,7 @@ def append_once(rows: pa.Table, table: str, find: Callable[[], NativeTable | Non
             lost = retry.conflict(err, target=table, batch_id=commit.batch_id)
             if lost is not None:
                 raise lost from err
-            msg = f"writing to {table!r} for batch {commit.batch_id} failed: {err}"
+            msg = f"writing to {table!r} for batch {commit.batch_id} failed: {reason(err)}"
             raise MergeFailedError(msg, target=table, batch_id=commit.batch_id) from err
 
     commit.run(attempt)

@@ -59,6 +59,19 @@ def strays(commit: bytes, live: pa.ChunkedArray) -> list[str]:
     return found
 
 
+def stray_problem(commit: bytes, live: pa.ChunkedArray, *, version: int, location: str) -> str | None:
+    """What is wrong with a merge that removes files (`strays`) which the table at a location did not hold; or None."""
+    stray = strays(commit, live)
+    if not stray:
+        return None
+    return (
+        f"version {version} of {location!r} removes file(s) {stray[:3]!r} that the table"
+        " does not hold, so that rows which it replaces are still there, too: restore version"
+        f" {version - 1}, then merge the same events again with engine='spark' and a new checkpoint (or"
+        " another app_id); with the old one this is said again each time"
+    )
+
+
 def adds_escaped(commit: bytes) -> bool:
     """Whether a commit (the text of its file in the log) adds a file under a path with a character that URLs escape."""
     actions = (json.loads(line) for line in commit.splitlines() if line.startswith((b'{"add"', b'{"cdc"')))

@@ -32,7 +32,8 @@ from stream_merge.shapes.arrow_text import is_legible
 from stream_merge.shapes.key_bounds import KeyBounds
 from stream_merge.shapes.layout import Layout
 from stream_merge.tables.delta_rs import data_files
-from stream_merge.tables.delta_rs.table import NativeTable, Protocol
+from stream_merge.tables.delta_rs.protocol import Protocol
+from stream_merge.tables.delta_rs.table import NativeTable
 from stream_merge.tables.delta_rs.touched_files import touched_files
 from stream_merge.tables.whitelist import (
     COMPUTED_BY_SPARK,

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypedDict
 from urllib.parse import unquote
@@ -32,9 +30,12 @@ from stream_merge.errors import StreamMergeError
 from stream_merge.model import names
 from stream_merge.model.logs import tell
 from stream_merge.model.snapshot import CommitRecord, TableSnapshot
-from stream_merge.tables.delta_rs.data_files import Times, strays
+from stream_merge.tables.delta_rs.data_files import Times, stray_problem
+from stream_merge.tables.delta_rs.kept import Before, KeptRows, KeptTransactions
 from stream_merge.tables.delta_rs.metrics import as_merge_metrics, metrics_of
+from stream_merge.tables.delta_rs.newest import ListedLateError, added, look
 from stream_merge.tables.delta_rs.panics import no_panics
+from stream_merge.tables.delta_rs.protocol import Protocol
 from stream_merge.tables.delta_rs.views import without_views
 from stream_merge.tables.delta_rs.widths import Widths
 
@@ -46,20 +47,6 @@ Merger = TableMerger
 CHECKPOINT_INTERVAL_PROPERTY = "delta.checkpointInterval"
 DEFAULT_CHECKPOINT_INTERVAL = 10
 """Delta's default; delta-rs alone would take 100, and Spark would read ten times as many commits."""
-
-MOST_KEPT_ROWS = 100_000
-"""Tables of up to so many rows may be kept in memory: reading many small files costs more."""
-_MOST_CHUNKS = 64
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Protocol:
-    """What a table demands of those who read and write it."""
-
-    reader_version: int
-    writer_version: int
-    features: frozenset[str]
-    """Named table features; older protocol versions name none."""
 
 
 class _Parquet(TypedDict, total=False):
@@ -91,6 +78,7 @@ class NativeTable:
         self.scratch: Path | None = None
         """Where copies of its files may be kept on the driver's disk; None: among temporary files."""
         self._options = None if storage_options is None else dict(storage_options)
+        self._look = look(location, self.opened)
         self.times = Times(self.opened)
         """What is known of how its files were written."""
         self.widths = Widths(self.opened)
@@ -106,41 +94,43 @@ class NativeTable:
     def _open(self) -> None:
         self._table = DeltaTable(self.location, storage_options=self._options)
         self._filesystem: pafs.PyFileSystem | None = None
-        self._seen = self._last_commit()
         self._files: tuple[int, pa.Table] | None = None
-        self._rows: tuple[int, pa.Table] | None = None
+        self._rows = KeptRows(self.location)
         self._metadata: tuple[int, str, StructType, dict[str, str], tuple[str, ...]] | None = None
+        self._transactions = KeptTransactions()
+        self._mark: Hashable | None = self._look.mark(self.version, lambda: None)
 
     @no_panics
     def refresh(self) -> None:
         """Bring the handle to the newest version; a table that was dropped and made anew is opened afresh.
 
-        On a local disk, without a next commit there is no newer one, which two looks at the disk tell sooner than a
-        listing of the log. In this order: where the next commit was tidied away already, so was the handle's own before
-        it. Elsewhere the table is opened afresh each time.
+        Without a next commit there is no newer one, which two looks at the log's files tell sooner than a listing of
+        it. In this order: where the next commit was tidied away already, so was the handle's own before it.
+
+        Cost: on an object store a HEAD for the next commit, a HEAD and a GET for the handle's own.
+
+        Raises:
+            ListedLateError: a newer one is there, and nobody can read it yet.
         """
-        is_newest = self._commit_file(self._table.version() + 1) is None
-        if self._seen is None or self._last_commit() != self._seen:
+        is_newest = not self._look.has(self.version + 1)
+        if self._mark is None or not self._look.is_marked(self.version, self._mark):
             self._open()
-            return
-        if is_newest:
-            return
-        self._table.update_incremental()
-        self._seen = self._last_commit()
+        elif not is_newest:
+            expected = self.version + 1
+            self._table.update_incremental()
+            if self.version < expected:
+                raise ListedLateError(self.location, expected)
+            self._mark = self._look.mark(self.version, lambda: None)
 
-    def _last_commit(self) -> tuple[int, int] | None:
-        """Which file the handle's newest commit is; another file at its place means another table."""
-        return self._commit_file(self._table.version())
+    def follow(self) -> None:
+        """As `refresh`, for a HEAD, of a handle that was refreshed in this batch: whose log it is, was seen then."""
+        if self._look.is_free or self._look.has(self.version + 1):
+            self.refresh()
 
-    def _commit_file(self, version: int) -> tuple[int, int] | None:
-        if "://" in self.location:
-            return None
-        path = os.path.join(self.location, "_delta_log", f"{version:020d}.json")
-        try:
-            found = os.stat(path)
-        except OSError:
-            return None
-        return found.st_ino, found.st_mtime_ns
+    def refresh_if_free(self) -> None:
+        """As `refresh`, where that takes no request: elsewhere a commit on an older version loses by itself."""
+        if self._look.is_free:
+            self.refresh()
 
     @property
     def version(self) -> int:
@@ -169,7 +159,7 @@ class NativeTable:
             partition_columns=partition_columns,
             properties=properties,
             files=self.files().num_rows,
-            transaction=self._table.transaction_version,
+            transaction=self.transaction,
             read_by="native",
         )
 
@@ -183,8 +173,8 @@ class NativeTable:
         return self._metadata[1:]
 
     def transaction(self, app_id: str) -> int | None:
-        """The batch id that the handle's version records for an application id."""
-        return self._table.transaction_version(app_id)
+        """The batch id that the handle's version records for an application id; read once, from all commits."""
+        return self._transactions.of(self.version, app_id, self._table.transaction_version)
 
     @no_panics
     def files(self) -> pa.Table:
@@ -259,12 +249,12 @@ class NativeTable:
             commit_properties=_commit(transaction, user_metadata),
             post_commithook_properties=_NO_HOOKS,
         )
-        before, live = self.version, self.files()["path"]
+        before = self._before()
         with self.lock():
             metrics = as_merge_metrics(build(merger).execute())
-        if self.version != before:
-            self._expect_removed(self.version, live)
-        self._after_commit()
+        if self.version != before.version:
+            self._expect_removed(self.version, before.live)
+            self._after_commit(before, transaction)
         return metrics
 
     def _expect_removed(self, version: int, live: pa.ChunkedArray) -> None:
@@ -272,15 +262,9 @@ class NativeTable:
 
         delta-rs itself does not notice (1.6): it compares decoded paths.
         """
-        stray = strays(self.commit(version), live)
-        if stray:
-            msg = (
-                f"version {version} of {self.location!r} removes file(s) {stray[:3]!r} that the table"
-                " does not hold, so that rows which it replaces are still there, too: restore version"
-                f" {version - 1}, then merge the same events again with engine='spark' and a new checkpoint (or"
-                " another app_id); with the old one this is said again each time"
-            )
-            raise StreamMergeError(msg, target=self.location)
+        problem = stray_problem(self.commit(version), live, version=version, location=self.location)
+        if problem is not None:
+            raise StreamMergeError(problem, target=self.location)
 
     @no_panics
     def expect_removed(self, version: int) -> None:
@@ -303,13 +287,13 @@ class NativeTable:
     def append(self, rows: pa.Table, *, transaction: tuple[str, int] | None, user_metadata: str | None = None) -> None:
         """Append on the handle's very version."""
         before = self.version
-        self._write(rows, "append", _commit(transaction, user_metadata))
-        self._keep(before, rows)
+        self._write(rows, "append", transaction, user_metadata)
+        self._rows.append(before, self.version, rows)
 
     @no_panics
     def replace(self, rows: pa.Table) -> None:
         """Put these rows in the place of all others, on the handle's very version."""
-        self._write(rows, "overwrite", _commit(None, None))
+        self._write(rows, "overwrite", None, None)
 
     def _parquet(self) -> _Parquet:
         """Rows per row group as the table's properties say, which delta-rs does not look at; else its defaults."""
@@ -319,24 +303,32 @@ class NativeTable:
         # Properties without a compression would mean none (delta-rs 1.6).
         return {"writer_properties": WriterProperties(max_row_group_size=int(limit), compression="SNAPPY")}
 
-    def _write(self, rows: pa.Table, mode: Literal["append", "overwrite"], commit: CommitProperties) -> None:
+    def _write(
+        self,
+        rows: pa.Table,
+        mode: Literal["append", "overwrite"],
+        transaction: tuple[str, int] | None,
+        user_metadata: str | None,
+    ) -> None:
+        before = self._before()
         with self.lock():
             write_deltalake(
                 self._table,
                 rows,
                 mode=mode,
                 **self._parquet(),
-                commit_properties=commit,
+                commit_properties=_commit(transaction, user_metadata),
                 post_commithook_properties=_NO_HOOKS,
             )
-        self._after_commit()
+        self._after_commit(before, transaction)
 
     @no_panics
     def pack(self) -> None:
         """Put small files together; appends that came meanwhile do not stand in its way."""
+        before = self._before()
         with self.lock():
             self._table.optimize.compact(commit_properties=_commit(None, None), post_commithook_properties=_NO_HOOKS)
-        self._after_commit()
+        self._after_commit(before, None)
 
     @no_panics
     def query(self, sql: str) -> pa.Table:
@@ -348,21 +340,7 @@ class NativeTable:
     @no_panics
     def rows(self) -> pa.Table:
         """All rows, in memory; kept from version to version as long as only this handle appends."""
-        if self._rows is None or self._rows[0] != self.version:
-            self._rows = (self.version, self.query("SELECT * FROM log"))
-        return self._rows[1]
-
-    def _keep(self, before: int, appended: pa.Table) -> None:
-        """Add what was appended to the rows in memory, or forget these."""
-        kept, self._rows = self._rows, None
-        if kept is None or kept[0] != before or self.version != before + 1 or kept[1].num_rows > MOST_KEPT_ROWS:
-            return
-        try:
-            rows = pa.concat_tables([kept[1], appended.select(kept[1].column_names).cast(kept[1].schema)])
-            self._rows = (self.version, rows.combine_chunks() if rows[0].num_chunks > _MOST_CHUNKS else rows)
-        except (pa.ArrowException, KeyError):
-            # The append has landed; the rows are read again when they are wanted.
-            tell(log.warning, "rows_not_kept", table=self.location, exc_info=True)
+        return self._rows.of(self.version, lambda: self.query("SELECT * FROM log"))
 
     @no_panics
     def changes(self, version: int) -> pa.Table:
@@ -370,13 +348,22 @@ class NativeTable:
         return pa.table(self._table.load_cdf(starting_version=version, ending_version=version).read_all())
 
     @no_panics
-    def committed(self) -> None:
-        """Follow a commit that was put beside delta-rs, and write the checkpoint that is due."""
-        self.refresh()
-        self._after_commit()
+    def committed(self, transaction: tuple[str, int] | None) -> None:
+        """Follow a commit that was put beside delta-rs, and write the checkpoint that is due.
 
-    def _after_commit(self) -> None:
-        self._seen = self._last_commit()
+        Args:
+            transaction: that the commit records.
+        """
+        before = self._before()
+        (self.refresh if self._look.is_free else self._table.update_incremental)()
+        self._after_commit(before, transaction)
+
+    def _before(self) -> Before:
+        return Before(version=self.version, live=self.files()["path"])
+
+    def _after_commit(self, before: Before, transaction: tuple[str, int] | None) -> None:
+        self._transactions.add(before, self.version, transaction)
+        self._mark = self._look.mark(self.version, lambda: added(before.live, self.files()["path"]))
         properties = self._described()[2]
         interval = int(properties.get(CHECKPOINT_INTERVAL_PROPERTY, DEFAULT_CHECKPOINT_INTERVAL))
         if self.version == 0 or self.version % interval:

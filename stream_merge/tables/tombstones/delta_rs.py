@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructField, StructType
 
+from stream_merge.errors import MergeFailedError
 from stream_merge.model import names
 from stream_merge.model.logs import tell
 from stream_merge.model.settings import MergeSpec
@@ -25,7 +26,8 @@ from stream_merge.spark.versions import of_arrow
 from stream_merge.tables import retry
 from stream_merge.tables.delta_rs import sql
 from stream_merge.tables.delta_rs.append import append_once
-from stream_merge.tables.delta_rs.table import MOST_KEPT_ROWS, NativeTable
+from stream_merge.tables.delta_rs.kept import MOST_KEPT_ROWS
+from stream_merge.tables.delta_rs.table import NativeTable
 from stream_merge.tables.side_commits import SideCommit
 from stream_merge.tables.tombstones import rules
 from stream_merge.tables.tombstones.base import Hits
@@ -83,7 +85,8 @@ class NativeTombstones:
     """Works on the tombstones of one batch.
 
     Args:
-        open_log: the log's table, or None while there is none.
+        open_log: the log's table, up to date, or None while there is none.
+        held_log: the same as this batch has seen it last, or None where it has not.
         start: creates the log (by Spark: once in a target's life).
         spec: what the sink was told.
         target_id: Delta table id of the target.
@@ -97,6 +100,7 @@ class NativeTombstones:
         self,
         *,
         open_log: Callable[[], NativeTable | None],
+        held_log: Callable[[], NativeTable | None],
         start: Callable[[], None],
         spec: MergeSpec,
         target_id: str,
@@ -106,6 +110,7 @@ class NativeTombstones:
         now_micros: int,
     ) -> None:
         self._open_log = open_log
+        self._held_log = held_log
         self._start = start
         self._spec = spec
         self._target_id = target_id
@@ -121,7 +126,7 @@ class NativeTombstones:
 
     def remember(self, commit: SideCommit) -> None:
         """Append the batch's deletes; the log is created before the first one."""
-        if self._find() is None:
+        if self._at_hand() is None:
             self._start()
         self._append(self._events.filter(self._events[names.DELETE_COLUMN]), revived=False, commit=commit)
 
@@ -130,16 +135,21 @@ class NativeTombstones:
         self._append(hits.revived_entries(), revived=True, commit=commit)
 
     def hits(self) -> NativeHits:
-        """The tombstones of the batch's keys."""
-        return self._hits(self._events)
+        """The tombstones of the batch's keys.
+
+        Where a look at the log takes requests, by the last one of this batch: the re-check sees what has come since.
+        """
+        found = self._at_hand()
+        if found is not None:
+            found.refresh_if_free()
+        return self._hits(self._events, found)
 
     def late_hits(self, seen: NativeHits | None) -> NativeHits:
         """The tombstones of the upserts that were merged."""
         merged = self._events if seen is None else seen.live(self._events)
-        return self._hits(merged.filter(pc.invert(merged[names.DELETE_COLUMN])))
+        return self._hits(merged.filter(pc.invert(merged[names.DELETE_COLUMN])), self._find())
 
-    def _hits(self, events: pa.Table) -> NativeHits:
-        found = self._find()
+    def _hits(self, events: pa.Table, found: NativeTable | None) -> NativeHits:
         if found is None or not found.files().num_rows:
             return NativeHits(version=None if found is None else found.version)
         keys = list(self._layout.keys)
@@ -173,7 +183,7 @@ class NativeTombstones:
 
         A commit that another writer makes meanwhile wins; the log is then tidied later.
         """
-        found = self._find()
+        found = self._at_hand()
         if found is None or found.files().num_rows < rules.TIDY_FILES:
             return
         before = found.files().num_rows
@@ -211,10 +221,21 @@ class NativeTombstones:
         rows = rows.append_column(names.REVIVED_COLUMN, pa.array([revived] * count, pa.bool_()))
         recorded_at = pa.array([self._now] * count, pa.timestamp("us", tz="UTC"))
         rows = rows.append_column(names.RECORDED_AT_COLUMN, recorded_at)
-        append_once(rows, self._spec.tombstone_target, self._find, commit)
+        table, at_hand = self._spec.tombstone_target, self._at_hand()
+        if at_hand is None:
+            msg = f"{table!r} vanished while batch {commit.batch_id} was running; run the batch again"
+            raise MergeFailedError(msg, target=table, batch_id=commit.batch_id)
+        append_once(rows, table, self._find, commit, at_hand=at_hand)
 
     def _find(self) -> NativeTable | None:
-        found = self._open_log()
+        return self._of_target(self._open_log())
+
+    def _at_hand(self) -> NativeTable | None:
+        """As `_find`, at the version that this batch has seen last: a commit on an older one loses."""
+        held = self._held_log()
+        return self._find() if held is None else self._of_target(held)
+
+    def _of_target(self, found: NativeTable | None) -> NativeTable | None:
         return None if found is None or rules.log_of(self._target_id, found.snapshot()) is None else found
 
     @property

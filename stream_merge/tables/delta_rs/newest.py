@@ -1,0 +1,125 @@
+"""Whether the newest commit that a handle knows is the newest of its table: told by single files of the log."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+
+class ListedLateError(RuntimeError):
+    """The store has a commit that its listing of the log lacks."""
+
+    def __init__(self, location: str, version: int) -> None:
+        super().__init__(f"version {version} of {location!r} is there and not listed")
+
+
+class Look(ABC):
+    """A look into the log of one place."""
+
+    is_free: bool
+    """Whether a look costs no request."""
+
+    @abstractmethod
+    def has(self, version: int) -> bool:
+        """Whether there is a commit of a version."""
+
+    @abstractmethod
+    def mark(self, version: int, added: Callable[[], str | None]) -> Hashable | None:
+        """What a commit, which is the handle's newest, is known by; None where it is not there.
+
+        Args:
+            version: of the commit.
+            added: the path of a file that it is known to have added; None where none is known.
+        """
+
+    @abstractmethod
+    def is_marked(self, version: int, mark: Hashable) -> bool:
+        """Whether the commit of that version is still the one with this mark: else the log is another table's."""
+
+
+class OnDisk(Look):
+    """On a local disk a commit is known by its inode and the time at which it was made.
+
+    Args:
+        location: path of the table.
+    """
+
+    is_free = True
+
+    def __init__(self, location: str) -> None:
+        self._log = os.path.join(location, "_delta_log")
+
+    def has(self, version: int) -> bool:  # noqa: D102
+        return self._found(version) is not None
+
+    def mark(self, version: int, added: Callable[[], str | None]) -> Hashable | None:  # noqa: D102
+        return self._found(version)
+
+    def is_marked(self, version: int, mark: Hashable) -> bool:  # noqa: D102
+        return self._found(version) == mark
+
+    def _found(self, version: int) -> tuple[int, int] | None:
+        try:
+            found = os.stat(os.path.join(self._log, f"{version:020d}.json"))
+        except OSError:
+            return None
+        return found.st_ino, found.st_mtime_ns
+
+
+class InStore(Look):
+    """On an object store a commit is known by its text, or by the name of a file in it, which no other commit adds.
+
+    A time in seconds and a size would not do: of two tables that are filled alike they may be the same.
+
+    Args:
+        opened: a file of the table, by its path in the log; raises FileNotFoundError.
+    """
+
+    is_free = False
+
+    def __init__(self, opened: Callable[[str], pa.NativeFile]) -> None:
+        self._open = opened
+
+    def has(self, version: int) -> bool:
+        """Cost: a HEAD."""
+        try:
+            self._open(_name(version)).close()
+        except FileNotFoundError:
+            return False
+        return True
+
+    def mark(self, version: int, added: Callable[[], str | None]) -> Hashable | None:
+        """Cost: none where a file is known that the commit has added, else its text is read."""
+        path = added()
+        return self._text(version) if path is None else path.rsplit("/", 1)[-1].encode()
+
+    def is_marked(self, version: int, mark: Hashable) -> bool:
+        """Cost: a HEAD and a GET."""
+        text = self._text(version)
+        return text is not None and isinstance(mark, bytes) and mark in text
+
+    def _text(self, version: int) -> bytes | None:
+        try:
+            with self._open(_name(version)) as file:
+                return bytes(file.read())
+        except FileNotFoundError:
+            return None
+
+
+def look(location: str, opened: Callable[[str], pa.NativeFile]) -> Look:
+    """How the log at a location is looked into."""
+    return InStore(opened) if "://" in location else OnDisk(location)
+
+
+def added(before: pa.ChunkedArray, after: pa.ChunkedArray) -> str | None:
+    """The path of a file that a table has now and did not have before."""
+    new = after.filter(pc.invert(pc.is_in(after, value_set=before.combine_chunks())))
+    return new[0].as_py() if len(new) else None
+
+
+def _name(version: int) -> str:
+    return f"_delta_log/{version:020d}.json"
