@@ -1,0 +1,367 @@
+"""A store on bad days: batches end right or with one sentence, and the same batch again makes it right.
+
+Faults are made by a proxy in front of a real S3 server. Needs a JVM: Spark's file system for S3 is Java. What errors
+say is text: `tests/unit/test_stores.py`.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+import deltalake
+import engines
+import pyarrow as pa
+import pytest
+from deliveries import ChangeStream, delete, ledger, upsert
+from pyspark.sql import SparkSession
+from services import running, s3, s3_proxy
+from services.s3_proxy import (
+    DENIED,
+    EXPIRED,
+    NO_BUCKET,
+    SLOW_DOWN,
+    Answering,
+    Delayed,
+    S3Proxy,
+    Without,
+    answer_dropped,
+    answer_lost,
+    by_kind,
+    dropped,
+    shown,
+)
+
+from stream_merge import (
+    CommitStateUnknownError,
+    ConfigError,
+    MergeFailedError,
+    RetryPolicy,
+    StreamMergeError,
+)
+from stream_merge.testing import batch, run
+
+ENGINES = ("spark", "native")
+PATIENCE = {
+    "attempts.maximum": "2",
+    "retry.limit": "1",
+    "retry.interval": "10ms",
+    "retry.throttle.limit": "2",
+    "retry.throttle.interval": "10ms",
+}
+"""Of S3A, which else tries for minutes."""
+IMPATIENT = {"max_retries": "2", "retry_timeout": "5s", "backoff_config.init_backoff": "10ms"}
+"""Of delta-rs likewise."""
+COMMIT = r"/orders/_delta_log/\d+\.json$"
+TOMBSTONES = r"__stream_merge_tombstones_orders/"
+FIRST = (upsert(1, "one", lsn=1), upsert(2, "two", lsn=1))
+SECOND = (delete(2, lsn=2), upsert(3, "three", lsn=2))
+EVENTS = (upsert(1, "new", lsn=3), upsert(2, "late", lsn=1), upsert(4, "four", lsn=3), delete(3, lsn=3))
+MOST_REQUESTS = 25
+FOR_PROGRAMMERS = ("org.apache", "software.amazon", "Caused by", "\tat ", "\x1b", "Error performing")
+"""What stands in traces of Java and errors of Rust."""
+
+
+class OnBadStore(ChangeStream):
+    """A change stream into a bucket behind the proxy, of which two batches were merged before the store went bad."""
+
+    def __init__(self, spark: SparkSession, bucket: s3.Bucket, engine: str) -> None:
+        self.place = f"{uuid4().hex[:8]}/orders"
+        self.engine = engine
+        self.bucket = bucket
+        super().__init__(
+            spark,
+            bucket.uri(self.place),
+            folder=(bucket.folder / self.place).parent,
+            engine="spark" if engine == "spark" else "native",
+            # By Spark they would take as long as its merge; whoever writes them finds them again as the merge does.
+            tombstones=engine != "spark",
+            single_writer=True,
+            storage_options={**bucket.storage_options(), **IMPATIENT},
+            table_properties={} if engine == engines.ON_READ else {"delta.enableDeletionVectors": "false"},
+            retry=RetryPolicy(backoff_initial_seconds=0.01, backoff_jitter_seconds=0.01),
+        )
+        self.kept = self.sink()
+        self.stale = {"stale": 1, "inserted": 1} if self.settings["tombstones"] else {"inserted": 2}
+        """What becomes of upserts in `EVENTS`, of which one is older than a delete."""
+
+    def begin(self) -> OnBadStore:
+        """Merge the batches of before."""
+        self.merge(0, *FIRST)
+        self.merge(1, *SECOND)
+        return self
+
+    def again(self) -> OnBadStore:
+        """A copy of the tables, with a sink that has been at work on it."""
+        with engines.judged(self.engine if self.engine == engines.ON_READ else engines.AS_SHIPPED, "S3"):
+            found = OnBadStore(self.spark, self.bucket, self.engine)
+            shutil.copytree(self.folder, found.folder)
+            assert found.merge(1, *SECOND).outcome == "skipped_duplicate"
+        return found
+
+    def merge(self, batch_id: int, *events: tuple[Any, ...]) -> MergeResult:
+        """One batch, by the sink that has merged those before."""
+        return run(self.kept, batch(self.spark, self.schema, *events), batch_id)
+
+    def on_disk(self, name: str = "orders") -> NativeTable:
+        """A table as it lies on the server's disk."""
+        return NativeTable(str(self.folder / name))
+
+    @property
+    def version(self) -> int:
+        return self.on_disk().version
+
+    def ids(self) -> list[int]:
+        return sorted(self.on_disk().rows()["id"].to_pylist())
+
+    def expect_merged_once(self) -> None:
+        """What the three batches come to, whatever has happened on the way: rows, change feed, ids, tombstones."""
+        late = [] if self.settings["tombstones"] else [(2, 1, "late")]
+        rows = self.on_disk().rows().select(["id", "lsn", "name"]).to_pylist()
+        assert sorted(tuple(row.values()) for row in rows) == [(1, 3, "new"), *late, (4, 3, "four")]
+        feed = pa.table(deltalake.DeltaTable(str(self.folder / "orders")).load_cdf(starting_version=0).read_all())
+        changes = feed.select(["_change_type", "id", "lsn", "name"]).to_pylist()
+        assert sorted(tuple(change.values()) for change in changes) == sorted(
+            [
+                ("insert", 1, 1, "one"),
+                ("insert", 2, 1, "two"),
+                ("insert", 3, 2, "three"),
+                ("delete", 2, 1, "two"),
+                ("update_preimage", 1, 1, "one"),
+                ("update_postimage", 1, 3, "new"),
+                ("insert", 4, 3, "four"),
+                ("delete", 3, 2, "three"),
+                *(("insert", *row) for row in late),
+            ]
+        )
+        assert self.merge(2, *EVENTS).outcome == "skipped_duplicate"
+        if self.settings["tombstones"]:
+            entries = self.on_disk("__stream_merge_tombstones_orders").rows().sort_by("id")
+            assert entries["id"].to_pylist() == [2, 3]
+
+
+@pytest.fixture(scope="module")
+def proxy(bucket: s3.Bucket, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Proxy]:
+    """In front of the server that all tests share."""
+    found = S3Proxy(bucket.server, tmp_path_factory.mktemp("proxy") / "s3")
+    with running(found):
+        yield found
+
+
+@pytest.fixture(scope="module")
+def begun(spark: SparkSession, proxy: S3Proxy) -> Callable[[str], OnBadStore]:
+    """The stream of an engine, begun once, in a bucket behind the proxy which Spark asks but a few times."""
+    bucket = proxy.bucket("bad-days")
+    bucket.tell(spark)
+    context: Any = spark.sparkContext
+    for name, value in PATIENCE.items():
+        context._jsc.hadoopConfiguration().set(f"fs.s3a.bucket.{bucket.name}.{name}", value)
+    return cache(lambda engine: OnBadStore(spark, bucket, engine).begin())
+
+
+@pytest.fixture(params=ENGINES)
+def stream(request: pytest.FixtureRequest, begun: Callable[[str], OnBadStore]) -> OnBadStore:
+    """Of each engine."""
+    return begun(request.param).again()
+
+
+@pytest.fixture
+def native(begun: Callable[[str], OnBadStore]) -> OnBadStore:
+    """As `stream`, merged by delta-rs."""
+    return begun("native").again()
+
+
+# -- batches that end right ---------------------------------------------------------------------
+
+
+class Trouble(NamedTuple):
+    """What happens, to which requests."""
+
+    act: s3_proxy.Act
+    kinds: tuple[s3_proxy.Kind, ...] = ()
+    where: str = ""
+    times: int | None = 1
+
+
+OVERCOME = {
+    "a commit that was dropped on the way": Trouble(dropped, ("PUT",), COMMIT),
+    "a commit whose answer was dropped": Trouble(answer_dropped, ("PUT",), COMMIT),
+    "a commit whose answer said it had failed": Trouble(answer_lost, ("PUT",), COMMIT),
+    "a store that asks to slow down": Trouble(Answering(SLOW_DOWN), times=2),
+}
+
+
+@pytest.mark.parametrize("trouble", OVERCOME.values(), ids=OVERCOME)
+def test_a_batch_is_merged_and_counted_once(stream: OnBadStore, proxy: S3Proxy, trouble: Trouble) -> None:
+    """A commit whose put was made again is ours, although the store says that the version is taken."""
+    with proxy.fault(trouble.act, *trouble.kinds, where=trouble.where, times=trouble.times) as hits:
+        result = stream.merge(2, *EVENTS)
+        assert hits() == trouble.times
+
+    assert (result.outcome, result.version) == ("committed", stream.version)
+    assert ledger(result) == {"received": 4, "updated": 1, "deleted": 1, **stream.stale}
+    stream.expect_merged_once()
+
+
+@pytest.mark.parametrize("act", [answer_dropped, answer_lost])
+def test_deletes_are_remembered_once(native: OnBadStore, proxy: S3Proxy, act: s3_proxy.Act) -> None:
+    """The append of tombstones is found by its transaction id."""
+    with proxy.fault(act, "PUT", where=f"{TOMBSTONES}{COMMIT[len('/orders/') :]}", times=1) as hits:
+        result = native.merge(2, *EVENTS)
+        assert hits() == 1
+
+    assert (result.outcome, result.events.deleted) == ("committed", 1)
+    native.expect_merged_once()
+
+
+def test_slow_answers_only_take_time(native: OnBadStore, proxy: S3Proxy) -> None:
+    with proxy.fault(Delayed(0.5), "PUT", where=COMMIT, times=1) as hits:
+        assert native.merge(2, *EVENTS).outcome == "committed"
+        assert hits() == 1
+
+    native.expect_merged_once()
+
+
+# -- batches that end with a sentence -----------------------------------------------------------
+
+
+class Failure(NamedTuple):
+    """What happens, and what is said."""
+
+    trouble: Trouble
+    error: type[StreamMergeError]
+    said: str
+
+
+FAILURES = {
+    "no answer": Failure(
+        Trouble(dropped, times=None),
+        MergeFailedError,
+        r"the store gave no useful answer, however often it was asked \(",
+    ),
+    "throttled": Failure(
+        Trouble(Answering(SLOW_DOWN), times=None), MergeFailedError, r"the store gave no useful answer.* \(503"
+    ),
+    "throttled at the commit": Failure(
+        Trouble(Answering(SLOW_DOWN), ("PUT",), COMMIT, None),
+        MergeFailedError,
+        r"nothing of it was committed: the store gave no useful answer.* \(503",
+    ),
+    "credentials that have expired": Failure(
+        Trouble(Answering(EXPIRED), times=None), ConfigError, "the store does not accept the credentials .* renew them"
+    ),
+    "a bucket that vanishes": Failure(
+        Trouble(Answering(NO_BUCKET), times=None),
+        ConfigError,
+        r"there is no such bucket \(404 NoSuchBucket, .*bring it back",
+    ),
+    "no permission to write": Failure(
+        Trouble(Answering(DENIED), ("PUT",), times=None), StreamMergeError, r"the store denied access \(403"
+    ),
+}
+
+
+@pytest.mark.parametrize("failure", FAILURES.values(), ids=FAILURES)
+def test_a_batch_fails_with_one_sentence_and_can_be_repeated(
+    stream: OnBadStore, proxy: S3Proxy, failure: Failure
+) -> None:
+    """What, where, what to do: no trace of Java or Rust. Nothing of the batch is in the target."""
+    trouble, before = failure.trouble, stream.version
+    with proxy.fault(trouble.act, *trouble.kinds, where=trouble.where, times=trouble.times) as hits:
+        said = failed(lambda: stream.merge(2, *EVENTS), failure.error, failure.said)
+        assert hits() > 0
+
+    assert stream.bucket.uri(stream.place.split("/")[0]) in said
+    assert stream.version == before
+    assert stream.merge(2, *EVENTS).outcome == "committed"
+    stream.expect_merged_once()
+
+
+def test_no_permission_on_the_tombstones_fails_the_batch(native: OnBadStore, proxy: S3Proxy) -> None:
+    """Not to see what is remembered must not look like nothing being remembered."""
+    with proxy.fault(Answering(DENIED), where=TOMBSTONES):
+        said = failed(lambda: native.merge(2, *EVENTS), StreamMergeError, r"the store denied access \(403")
+
+    assert "__stream_merge_tombstones_orders" in said
+    assert native.ids() == [1, 3]
+    assert native.merge(2, *EVENTS).outcome == "committed"
+    native.expect_merged_once()
+
+
+def test_a_commit_that_is_not_listed_yet_is_not_said_to_have_failed(native: OnBadStore, proxy: S3Proxy) -> None:
+    """It is there by its name, which a listing that lags behind does not show."""
+    with proxy.fault(Without(r"/orders/_delta_log/0*3\.json"), "LIST"):
+        said = failed(lambda: native.merge(2, *EVENTS), CommitStateUnknownError, "batch 2 failed while committing")
+
+    assert "nothing of it was committed" not in said
+    native.expect_merged_once()
+
+
+def test_commits_of_others_that_are_not_listed_yet_are_not_overwritten(
+    spark: SparkSession, native: OnBadStore, proxy: S3Proxy
+) -> None:
+    """A sink that has seen less begins from there: whichever error it ends with, the log stays whole."""
+    older = native.sink()
+    with proxy.fault(Without(r"/orders/_delta_log/0*2\.json"), "LIST", caller="delta-rs"):
+        said = failed(lambda: run(older, batch(spark, native.schema, *EVENTS), 2), StreamMergeError, "")
+
+    assert "\n" not in said
+    assert native.merge(2, *EVENTS).outcome == "committed"
+    native.expect_merged_once()
+
+
+def failed(call: Callable[[], object], error: type[StreamMergeError], said: str) -> str:
+    """What a call raises, of that class: one line, without what only programmers read."""
+    with pytest.raises(error, match=said) as caught:
+        call()
+    text = str(caught.value)
+    assert "\n" not in text
+    assert not any(
+        sign in text for sign in ("org.apache", "software.amazon", "Caused by", "\tat ", "\x1b", "Error performing")
+    )
+    return text
+
+
+# -- credentials --------------------------------------------------------------------------------
+
+
+def test_credentials_are_renewed_without_a_restart(native: OnBadStore, proxy: S3Proxy) -> None:
+    """delta-rs is told anew with each batch; the handle of the table is opened again with them."""
+    first, second = (
+        {**native.settings["storage_options"], "AWS_SESSION_TOKEN": token} for token in ("first", "second")
+    )
+    options = dict(first)
+    native.settings["storage_options"] = options
+    native.kept = native.sink()
+    native.merge(2, upsert(5, "five", lsn=3))
+    with proxy.fault(Answering(EXPIRED), token="first", caller="delta-rs"):
+        failed(lambda: native.merge(3, upsert(6, "six", lsn=3)), ConfigError, "")
+        options.update(second)
+        result = native.merge(3, upsert(6, "six", lsn=3))
+
+    assert (result.outcome, result.engine) == ("committed", "native")
+    assert native.ids() == [1, 3, 5, 6]
+
+
+# -- how much is asked --------------------------------------------------------------------------
+
+
+def test_a_batch_asks_the_store_but_for_what_it_needs(native: OnBadStore, proxy: S3Proxy) -> None:
+    """Of each table: a look whether its log has grown, and is the one of before (3), and a commit of delta-rs (6).
+
+    Of the target beside that its one file is read (3), the change feed written (1), and the commit held against the
+    log (2). At the end whether somebody else has remembered a delete (1). Nothing is asked by Spark.
+    """
+    native.merge(2, upsert(1, "2", lsn=3), delete(3, lsn=3))
+    native.merge(3, upsert(1, "3", lsn=4), delete(4, lsn=4))
+    native.merge(4, upsert(1, "4", lsn=5), delete(5, lsn=5))
+    with proxy.counted() as requests:
+        result = native.merge(5, upsert(1, "5", lsn=6), delete(6, lsn=6))
+
+    assert (result.engine, result.outcome) == ("native", "committed")
+    assert {one.caller for one in requests} == {"delta-rs"}, shown(requests)
+    assert len(requests) <= MOST_REQUESTS, shown(requests)
+    assert by_kind(requests)["LIST"] <= 4, shown(requests)
