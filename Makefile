@@ -78,7 +78,7 @@ docs: $(INSTALLED)  ## the documentation as a site, in .docs; links that lead no
 	NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --strict
 
 bench: $(INSTALLED)  ## what the sink costs beside a bare MERGE
-	@$(WITH_JAVA) .venv/bin/python tests/bench/run.py $(ARGS)
+	@$(WITH_JAVA) PYTHONPATH=tests .venv/bin/python tests/bench/run.py $(ARGS)
 
 bench-kafka: $(INSTALLED) .jars/spark/.copied .jars/services/.copied  ## what a job brings from Kafka to Delta, beside a hand-written one
 	@$(WITH_JAVA) PYTHONPATH=tests .venv/bin/python tests/bench/kafka_job.py $(ARGS)

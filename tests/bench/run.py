@@ -27,6 +27,7 @@ from on_read_long import debt, memory_on_read, random_stream
 from pruning import pruning
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
+from s3 import on_s3, s3_confs
 from shapes import matched_only, snapshot
 from streams import end_to_end, fleet, year
 from upkeep import upkeep
@@ -178,6 +179,7 @@ COMPARISONS: dict[str, Callable[[Bench, argparse.Namespace], list[Comparison]]] 
     "pruning": lambda bench, args: pruning(bench, args.case),
     "on-read": lambda bench, args: on_read(bench, args.case),
     "growth-on-read": lambda bench, _: growth_on_read(bench),
+    "s3": lambda bench, args: on_s3(bench, [ms / 1000 for ms in args.latency or (20, 80)]),
     "random-stream": lambda bench, _: random_stream(bench),
     "memory-on-read": lambda bench, _: memory_on_read(bench),
     "debt": lambda bench, args: debt(bench, args.random_batches),
@@ -195,6 +197,9 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=5_000, help="commits of the year")
     parser.add_argument("--calls", type=int, default=1_000, help="batches of the comparison of upkeep")
     parser.add_argument("--random-batches", type=int, default=3_000, help="batches of the comparison of debt")
+    parser.add_argument(
+        "--latency", type=float, action="append", help="milliseconds that a request to S3 takes longer; 20 and 80"
+    )
     parser.add_argument("--only", choices=tuple(COMPARISONS), action="append", help="these comparisons alone")
     parser.add_argument(
         "--case", type=int, action="append", help="only these cases of a comparison that has several, from 0"
@@ -202,10 +207,11 @@ def main() -> None:
     parser.add_argument("--png", type=Path, help="also draw the engines here, and upkeep beside it")
     parser.add_argument("--json", type=Path, help="also write the results here")
     args = parser.parse_args()
-    spark = local_session("stream_merge bench", memory="4g")
+    wanted = args.only or tuple(COMPARISONS)
+    spark = local_session("stream_merge bench", memory="4g", confs=s3_confs() if "s3" in wanted else {})
     found: list[Comparison] = []
     with tempfile.TemporaryDirectory() as folder:
-        for name in args.only or COMPARISONS:
+        for name in wanted:
             place = Path(folder, name)
             place.mkdir()
             measured = COMPARISONS[name](Bench(spark, place, args.runs), args)
