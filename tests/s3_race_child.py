@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow as pa
 from deltalake import DeltaTable, write_deltalake
-from racing import Writer, app_id
+from racing import IN_A_ROUND, Writer, app_id
 
 from stream_merge.session import local_session
 
@@ -19,8 +20,10 @@ BESIDE = 100_000
 
 def deliver_all(writer: Writer, batches: int, target: str, options: dict[str, str]) -> None:
     """Batches from the one that is in the table last, which is delivered again as after a crash."""
-    done = DeltaTable(target, storage_options=options).transaction_version(app_id(writer.name))
-    for number in range(0 if done is None else done, batches):
+    table, share = DeltaTable(target, storage_options=options), IN_A_ROUND[writer.name]
+    for number in range(table.transaction_version(app_id(writer.name)) or 0, batches):
+        while number // share > rounds_of_spark(table):
+            time.sleep(0.1)
         result = writer.deliver(number)
         told = {
             "writer": writer.name,
@@ -30,6 +33,13 @@ def deliver_all(writer: Writer, batches: int, target: str, options: dict[str, st
             "plan": result.plan,
         }
         print(json.dumps({**told, "lost": sum(result.conflicts.values())}), flush=True)
+
+
+def rounds_of_spark(table: DeltaTable) -> int:
+    """How many of its merges are done. Who is quicker waits after each round: against all of theirs it never wins."""
+    table.update_incremental()
+    done = table.transaction_version(app_id("jvm"))
+    return 0 if done is None else done + 1
 
 
 def append_all(rows: int, target: str, options: dict[str, str]) -> None:

@@ -25,6 +25,7 @@ from prometheus_client import CollectorRegistry
 from pyspark.sql import DataFrame, SparkSession
 from racing import (
     COLUMNS,
+    IN_A_ROUND,
     PATIENT,
     SCHEMA,
     SHARED,
@@ -46,8 +47,6 @@ log = logging.getLogger(__name__)
 
 MERGES = int(os.environ.get("STREAM_MERGE_RACES", "17"))
 """At least so many, of all writers together."""
-IN_A_ROUND = {"left": 6, "right": 6, "rust": 4, "jvm": 1}
-"""Writer -> how many of its merges race in a round with those of all others."""
 ENOUGH = 100
 """With so many each writer has lost some, and merge-on-read has put files together."""
 ROUNDS = -(-MERGES // sum(IN_A_ROUND.values()))

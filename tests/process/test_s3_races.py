@@ -22,7 +22,18 @@ import pytest
 import s3_race_child
 from delta_log import check_table, live_rows
 from deltalake import DeltaTable, write_deltalake
-from racing import COLUMNS, ENGINES, SHARED, app_id, as_tuples, commit, expect_changes, expected_rows, replayed
+from racing import (
+    COLUMNS,
+    ENGINES,
+    IN_A_ROUND,
+    SHARED,
+    app_id,
+    as_tuples,
+    commit,
+    expect_changes,
+    expected_rows,
+    replayed,
+)
 from services import SPARK_JARS, running, s3
 
 from stream_merge.jobs.kafka import jars
@@ -30,11 +41,10 @@ from stream_merge.spark.log_store import log_store_confs
 
 log = logging.getLogger(__name__)
 
-MERGES = int(os.environ.get("STREAM_MERGE_RACES", "34"))
-PROCESSES = ({"jvm": 1, "left": 6}, {"rust": 4, "right": 6})
-"""The writers of each, and their shares of the merges; the second is killed and started anew."""
-SHARES = {name: share for process in PROCESSES for name, share in process.items()}
-BATCHES = {name: -(-MERGES * share // sum(SHARES.values())) for name, share in SHARES.items()}
+MERGES = int(os.environ.get("STREAM_MERGE_RACES", "17"))
+PROCESSES = (("jvm", "left"), ("rust", "right"))
+"""The writers of each; the second is killed and started anew."""
+BATCHES = {name: -(-MERGES * share // sum(IN_A_ROUND.values())) for name, share in IN_A_ROUND.items()}
 APPENDED = 6
 """Rows, beside all writers."""
 SECONDS = 180 + 4 * MERGES
