@@ -19,7 +19,7 @@ from stream_merge.model import names
 from stream_merge.model.logs import tell
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import CommitRecord, TableSnapshot
-from stream_merge.spark import catalog, delta, places, s3
+from stream_merge.spark import catalog, delta, environment, places, s3
 from stream_merge.spark.catalog import Entry
 from stream_merge.spark.delta import commit_lock, put_commit
 from stream_merge.spark.jvm import pins_threads
@@ -186,7 +186,7 @@ class Store:
                 self._looked_at.add(found)
                 found.snapshot()  # reads the log's file list, too
         except Exception as err:
-            if must_read:
+            if must_read or (self._spec.engine == "native" and _is_of_store(err)):
                 raise
             # Whatever delta-rs cannot read, Spark may: it decides what is wrong with the table.
             why = str(err) if isinstance(err, NotTranslatedError) else type(err).__name__
@@ -231,6 +231,10 @@ class Store:
         if bucket not in self._reached:
             self._reached[bucket] = s3.storage_options(session, place)
         return self._reached[bucket]
+
+
+def _is_of_store(err: Exception) -> bool:
+    return environment.said(err) is not None or environment.away(err) is not None
 
 
 def _expect_as_spark(session: SparkSession, table: str, found: NativeTable) -> None:

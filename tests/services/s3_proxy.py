@@ -44,8 +44,6 @@ class Request:
     bucket: str
     key: str
     """Of the object; of a listing its prefix."""
-    token: str | None
-    """The session token of the client's credentials."""
     started: float
     ended: float = 0.0
     status: int = 0
@@ -144,8 +142,6 @@ class Fault:
     """A regular expression, found in the keys."""
     caller: Caller | None
     """None: whoever it is."""
-    token: str | None
-    """Of the session that the request's credentials belong to; None: whatever they are."""
     times: int | None
     """To so many of them; None: to all."""
 
@@ -153,7 +149,6 @@ class Fault:
         return (
             (not self.kinds or request.kind in self.kinds)
             and self.caller in (None, request.caller)
-            and self.token in (None, request.token)
             and re.search(self.where, request.key) is not None
         )
 
@@ -201,14 +196,13 @@ class S3Proxy:
         *kinds: Kind,
         where: str = "",
         caller: Caller | None = None,
-        token: str | None = None,
         times: int | None = None,
     ) -> Iterator[Callable[[], int]]:
         """Have something happen to requests for as long as the block runs; see `Fault`.
 
         Returns: how often it has happened so far.
         """
-        wanted = Fault(act=act, kinds=frozenset(kinds), where=where, caller=caller, token=token, times=times)
+        wanted = Fault(act=act, kinds=frozenset(kinds), where=where, caller=caller, times=times)
         number = self._ask("add", wanted)
         try:
             yield lambda: int(self._ask("hits", number))
@@ -371,7 +365,6 @@ class _Handler(BaseHTTPRequestHandler):
             caller=next((caller for sign, caller in _CALLERS.items() if sign in agent), "other"),
             bucket=bucket,
             key=parse_qs(parts.query).get("prefix", [""])[0] if is_listing else key,
-            token=self.headers.get("x-amz-security-token"),
             started=time.monotonic(),
         )
 
