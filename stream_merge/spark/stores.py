@@ -24,10 +24,12 @@ _BAD_REQUEST, _SERVER_ERROR = 400, 500
 _LATER = (408, 429)
 _BY_HADOOP = re.compile(
     r"^(?:.*?: )?(?P<name>(?:org\.apache\.hadoop\.(?:fs\.s3a|net)|java\.(?:nio\.file|io|net))\.\w+)"
-    r": .*?(?P<place>s3a://[^\s:'`,]+).*$",
+    r": .*(?:s3a://|software\.amazon\.awssdk\.).*$",
     re.MULTILINE,
 )
 """A line of a trace: the class of S3A's exception, and what it was about."""
+_PLACE = re.compile(r"s3a://[^\s:'`,]+|(?<= on )[^\s:'`,]+")
+"""A put names the key alone."""
 _BY_DELTA_RS = re.compile(r"Error performing [A-Z]+ (?P<place>https?://[^\s?]+)\S* in ")
 _STATUS = re.compile(r"Status Code: (\d{3})|status code\W+(\d{3})\b")
 _COLOURS = re.compile(r"\x1b\[\d*m")
@@ -120,12 +122,16 @@ def _answer(text: str) -> _Answer | None:
         if found is None:
             return None
         said = own[found.start() :]
-    status, code, name = _STATUS.search(said), _CODE.search(said), found.groupdict().get("name")
+    status, code = _STATUS.search(said), _CODE.search(said)
+    name, place = found.groupdict().get("name"), found.groupdict().get("place")
+    if place is None:
+        where = _PLACE.search(said)
+        place = "S3" if where is None else where.group()
     return _Answer(
         status=None if status is None else int(status.group(1) or status.group(2)),
         code=None if code is None else code.group(1),
         name=None if name is None else name.rsplit(".", 1)[-1],
-        place=found.group("place"),
+        place=place,
     )
 
 

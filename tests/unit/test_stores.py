@@ -46,6 +46,12 @@ STATUS = "Server returned non-2xx status code\n             \x1b[31m↳\x1b[0m {
             f"there is no such bucket (404 NoSuchBucket, {HERE}); bring",
         ),
         (
+            "[TASK_WRITE_FAILED] Task failed while writing rows to s3a://lake/t.\nCaused by:"
+            f" java.nio.file.AccessDeniedException: t/1.parquet: Writing Object on t/1.parquet: {SDK}: Access Denied"
+            " (Service: S3, Status Code: 403, Request ID: null) (SDK Attempt Count: 1):AccessDenied",
+            "the store denied access (403 AccessDenied, t/1.parquet); let",
+        ),
+        (
             RUST.format("Generic S3 error", STATUS.format("403 Forbidden", "ExpiredToken")),
             f"the store does not accept the credentials (403 ExpiredToken, {URL}), as when",
         ),
@@ -79,6 +85,13 @@ def test_a_store_that_refuses_wants_a_person(text: str, sentence: str) -> None:
                 " to execute HTTP request: The target server failed to respond (SDK Attempt Count: 3)"
             ),
             f"HttpChannelEOFException, {HERE}",
+        ),
+        (
+            S3A.format(
+                f"org.apache.hadoop.fs.s3a.AWSServiceThrottledException: Writing Object on t/_delta_log/3.json: {SDK}:"
+                " Please reduce your request rate. (Service: S3, Status Code: 503, Request ID: null):SlowDown: Please"
+            ),
+            "503 SlowDown, t/_delta_log/3.json",
         ),
         (RUST.format("Generic S3 error", STATUS.format("503 Service Unavailable", "SlowDown")), f"503 SlowDown, {URL}"),
         (RUST.format("Generic S3 error", "HTTP error: error sending request"), f"no connection, {URL}"),
