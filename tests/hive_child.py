@@ -142,7 +142,8 @@ class Checks:
         spark.sql(f"CREATE TABLE shop.folder_gone ({ROWS}) USING delta")
         shutil.rmtree(self.root / "spark-warehouse" / "shop.db" / "folder_gone")
         names = ("shop.parquet_table", "shop.orc_table", "shop.some_view", "some_temporary_view", "shop.folder_gone")
-        names += ("nowhere.t", "nowhere.shop.t", "spark_catalog.a.b.t", "shop.`a b`", "shop.`a/b`", "shop..t")
+        names += ("away.APP.t", "nowhere.t", "nowhere.shop.t", "spark_catalog.a.b.t")
+        names += ("shop.`a b`", "shop.`a/b`", "shop..t")
         return {name: self.refused(name) for name in names}
 
     def managed_by_a_catalog(self) -> dict[str, Any]:
@@ -196,6 +197,10 @@ def hive(root: Path) -> Iterator[SparkSession]:
         "spark.hadoop.javax.jdo.option.ConnectionURL": f"jdbc:derby:;databaseName={root}/metastore;create=true",
         "spark.driver.extraJavaOptions": f"-Dderby.system.home={root} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         "spark.driver.memory": "1g",
+        # A second catalog, whose database is not there.
+        "spark.sql.catalog.away": "org.apache.spark.sql.execution.datasources.v2.jdbc.JDBCTableCatalog",
+        "spark.sql.catalog.away.url": f"jdbc:derby:{root}/nowhere",
+        "spark.sql.catalog.away.driver": "org.apache.derby.iapi.jdbc.AutoloadedDriver",
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         "spark.sql.shuffle.partitions": "1",
         "spark.databricks.delta.snapshotPartitions": "1",

@@ -16,7 +16,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from stream_merge.errors import ConfigError, MergeFailedError, StreamMergeError
+from stream_merge.errors import ConfigError, MergeFailedError
 from stream_merge.model.names import is_path, quote
 from stream_merge.spark.errors import java_causes, reason
 from stream_merge.spark.jvm import java_class, strings
@@ -35,8 +35,6 @@ _MANAGED = "catalogManaged"
 _MANAGED_ELSEWHERE = ("DELTA_PATH_BASED_ACCESS_TO_CATALOG_MANAGED_TABLE_BLOCKED", "Couldn't locate commit coordinator")
 """What Delta 4.4 says of such a table without its catalog."""
 _NO_TABLE = ("NoSuchTableException", "NoSuchDatabaseException", "NoSuchNamespaceException")
-_REFUSALS = ("PERMISSION_DENIED", "UNAUTHENTICATED", "AccessControlException", "AccessDenied", "Permission denied")
-"""What catalogs call it when they keep a table from somebody."""
 _WITH_CATALOG = 2
 """Parts of the shortest name that begins with a catalog's."""
 
@@ -82,6 +80,7 @@ def entry(session: SparkSession, name: str) -> Entry | None:
 
     Raises:
         ConfigError: the name means something else than a Delta table, or no table could be made under it.
+        MergeFailedError: the catalog is away, or keeps the table from this process.
     """
     with _active(session):
         catalog, namespace, table = _resolved(session, name)
@@ -229,12 +228,11 @@ def _is_view(name: str) -> ConfigError:
     return ConfigError(msg, target=name)
 
 
-def _refused(name: str, err: Exception) -> StreamMergeError:
-    said = reason(err)
-    if any(sign in text for sign in _REFUSALS for text in (said, *map(": ".join, java_causes(err)))):
-        msg = f"the catalog does not let this process have {name!r} ({said}); grant it, or correct the credentials"
-        return ConfigError(msg, target=name)
-    msg = f"the catalog did not answer for {name!r}: {said}; run it again when it does"
+def _refused(name: str, err: Exception) -> MergeFailedError:
+    msg = (
+        f"the catalog did not give {name!r}: {reason(err)}; see to its address, the credentials and what is granted,"
+        " and run it again"
+    )
     return MergeFailedError(msg, target=name)
 
 

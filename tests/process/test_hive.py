@@ -98,6 +98,14 @@ def test_a_name_that_is_no_delta_table_is_one_sentence(seen: dict[str, Any], tar
     assert "\n" not in found
 
 
+def test_a_catalog_that_is_away_is_one_sentence(seen: dict[str, Any]) -> None:
+    """Nothing is missing: the same batch may be merged later."""
+    found = seen["refusals"]["away.APP.t"]
+
+    assert found.startswith("MergeFailedError: the catalog did not give 'away.APP.t': ")
+    assert "\n" not in found
+
+
 def test_a_table_that_its_catalog_commits_to_is_refused_by_name_and_by_path(seen: dict[str, Any]) -> None:
     """No catalog that commits runs here: the table is one whose protocol says so. Its files are not touched."""
     found = seen["managed_by_a_catalog"]
