@@ -74,13 +74,16 @@ class Checks:
     def engines(self) -> dict[str, Any]:
         """Each engine on a table of its own; calls of the catalog by a batch that makes no table."""
         found: dict[str, Any] = {}
+        events: list[tuple[int | None, int, str, str | None]]
         for engine in ("native", "merge_on_read", "spark"):
             target, calls, merged = f"shop.by_{engine}", [], []
             sink = self.sink(target)._under(costs=Only(engine))
             for number in range(3):
                 before = self._calls.getCount()
-                broken = (None, number, "u", "no key")
-                sink(self.events((1, number, "u", f"v{number}"), (2, number, "ud"[number % 2], None), broken), number)
+                events = [(1, number, "u", f"v{number}"), (2, number, "ud"[number % 2], None)]
+                if engine != "spark" or not number:  # each takes Spark a second
+                    events.append((None, number, "u", "no key"))
+                sink(self.events(*events), number)
                 calls.append(self._calls.getCount() - before)
                 assert sink.last_result is not None
                 merged.append(sink.last_result.engine)
@@ -89,22 +92,14 @@ class Checks:
         return found
 
     def moved(self) -> dict[str, Any]:
-        """One sink while its table is dropped and made again elsewhere."""
+        """One sink while its table is dropped and made again elsewhere; delta-rs merges, which works by the place."""
         old, new = self.root / "old", self.root / "new"
-        self.spark.sql(f"CREATE TABLE shop.moved ({ROWS}) USING delta LOCATION '{old}'")
-        found = {}
-        for engine in ("native", "spark"):
-            sink = self.sink("shop.moved", app_id=engine, engine="native" if engine == "native" else "spark")
-            sink(self.events((1, 1, "u", engine)), 0)
-            before = self.stored(old)
-            self.spark.sql("DROP TABLE shop.moved")
-            self.spark.sql(f"CREATE TABLE shop.moved ({ROWS}) USING delta LOCATION '{new}'")
-            sink(self.events((2, 1, "u", engine)), 1)
-            found[engine] = {"old": self.stored(old) == before, "new": self.stored(new)}
-            self.spark.sql("DROP TABLE shop.moved")
-            shutil.rmtree(new)
-            self.spark.sql(f"CREATE TABLE shop.moved ({ROWS}) USING delta LOCATION '{old}'")
-        return found
+        sink = self.sink("shop.moved", engine="native")
+        for number, place in enumerate((old, new)):
+            self.spark.sql("DROP TABLE IF EXISTS shop.moved")
+            self.spark.sql(f"CREATE TABLE shop.moved ({ROWS}) USING delta LOCATION '{place}'")
+            sink(self.events((number, 1, "u", "a")), number)
+        return {"old": self.stored(old), "new": self.stored(new)}
 
     def moved_under_a_query(self) -> dict[str, Any]:
         """As `moved`, of a query, whose checkpoint says that the table holds its batches."""
@@ -128,9 +123,7 @@ class Checks:
         """A location that is another place if it is read as a URI."""
         place = self.root / "50%20 #1" / "t"
         self.spark.sql(f"CREATE TABLE shop.odd ({ROWS}) USING delta LOCATION '{place}'")
-        sink = self.sink("shop.odd")
-        sink(self.events((1, 1, "u", "a")), 0)
-        sink(self.events((1, 2, "u", "b")), 1)
+        self.sink("shop.odd")(self.events((1, 1, "u", "a")), 0)
         return self.stored(place)
 
     def refusals(self) -> dict[str, str]:
