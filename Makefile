@@ -17,9 +17,10 @@ HISTORIES := 20
 EVENTS := 180
 RACES := 500
 
-# Another version of Spark for `make smoke`, and the files that show there what versions differ in: both engines, evaluation, MERGE's own
-# metrics, conflicts, Arrow both ways, files as a stream.
+# Another version of Spark for `make smoke`, all others for `make soak` (with all of tests/contract), and the files that show what versions
+# differ in: both engines, evaluation, MERGE's own metrics, conflicts, Arrow both ways, files as a stream.
 SPARK := 4.1
+OTHERS := 3.5 4.0 4.1
 SMOKE := $(addprefix tests/contract/test_,contract_rows.py native.py versions.py)
 
 help:  ## this list
@@ -46,13 +47,14 @@ test: $(INSTALLED) .jars/classes.jsa  ## unit, and what a sink does on Spark as 
 test-all: $(INSTALLED) .jars/classes.jsa .jars/spark/.copied .jars/services/.copied .jars/prometheus/.found .jars/s3/.found  ## all tests, on every engine, with Kafka, processes and a cluster; and which lines and branches they reach
 	@$(WITH_JAVA) $(PYTEST) --engines each --cov --cov-report=term $(ARGS)
 
-soak: $(INSTALLED) .jars/classes.jsa .jars/spark/.copied .jars/services/.copied .jars/s3/.found  ## what a change need not wait for: more and longer random histories (HISTORIES=20 EVENTS=180), contract tests with engines in turn, RACES=500 merges at once, ten kills
+soak: $(INSTALLED) .jars/classes.jsa .jars/spark/.copied .jars/services/.copied .jars/s3/.found  ## what a change need not wait for: more and longer random histories (HISTORIES=20 EVENTS=180), contract tests with engines in turn, RACES=500 merges at once, ten kills, and the contract tests on other versions of Spark
 	@$(WITH_JAVA) STREAM_MERGE_HISTORIES=$(HISTORIES) STREAM_MERGE_EVENTS=$(EVENTS) $(PYTEST) --dist load tests/contract/test_differential.py $(ARGS)
 	@$(WITH_JAVA) $(PYTEST) tests/contract -k random $(ARGS)
 	@$(WITH_JAVA) STREAM_MERGE_RACES=$(RACES) $(PYTEST) -n 0 tests/contract/test_races.py tests/process/test_s3_races.py $(ARGS)
 	@$(WITH_JAVA) STREAM_MERGE_KILLS=10 $(PYTEST) -n 0 tests/process/test_debezium_process.py $(ARGS)
+	@for spark in $(OTHERS); do $(MAKE) --no-print-directory smoke SPARK=$$spark SMOKE="tests/contract" || exit; done
 
-smoke: .venv-$(SPARK)/.installed  ## what versions of Spark differ in, on another one than the locked; SPARK=4.1 or SPARK=4.0
+smoke: .venv-$(SPARK)/.installed  ## what versions of Spark differ in, on another one than the locked; SPARK=4.1, 4.0 or 3.5
 	@home=$$(deployments/setup.sh java) && JAVA_HOME="$$home" PATH="$(CURDIR)/.venv-$(SPARK)/bin:$$home/bin:$$PATH" \
 		.venv-$(SPARK)/bin/python -m pytest -n 0 --engines shipped $(SMOKE) $(ARGS)
 

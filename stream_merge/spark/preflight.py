@@ -11,6 +11,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
@@ -38,6 +39,9 @@ _INSTALL_JDK = (
 _CLASSIC = "use a classic session: SparkSession.builder.master(...), without remote() and without SPARK_REMOTE"
 
 
+_NEWEST_PYTHON_OF_SPARK_3 = (3, 11)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Java:
     """A `java` command as it describes itself."""
@@ -58,6 +62,7 @@ def check_environment(environ: Mapping[str, str] = os.environ) -> None:
     """
     found = (
         version_problem(_installed("pyspark"), _installed("delta-spark")),
+        python_problem(pyspark.__version__, sys.version_info[:2]),
         connect_problem(environ),
         java_problem(environ),
     )
@@ -85,7 +90,11 @@ def check_session(session: object) -> None:
             f" --packages {DELTA_PACKAGE}"
         )
         raise ConfigError(msg)
-    problem = mixture_problem(pyspark.__version__, session.sparkContext.version, _delta_jar(jvm))  # type: ignore[attr-defined]
+    problem = python_problem(pyspark.__version__, sys.version_info[:2]) or mixture_problem(
+        pyspark.__version__,
+        session.sparkContext.version,  # type: ignore[attr-defined]
+        _delta_jar(jvm),
+    )
     if problem is not None:
         raise ConfigError(problem)
     extensions = session.conf.get("spark.sql.extensions", "")  # type: ignore[attr-defined]
@@ -112,6 +121,13 @@ def version_problem(pyspark: str | None, delta_spark: str | None) -> str | None:
     if delta_spark != parts.delta:
         return f"delta-spark {delta_spark} is installed, and {parts.delta} belongs to pyspark {pyspark}; {_pins(parts)}"
     return None
+
+
+def python_problem(pyspark: str, python: tuple[int, ...]) -> str | None:
+    """Why PySpark does not run on this Python, or None: 3.5 imports `distutils`, which Python has had until 3.11."""
+    if _numbers(pyspark) >= (4, 0) or python <= _NEWEST_PYTHON_OF_SPARK_3:
+        return None
+    return f"pyspark {pyspark} runs on Python 3.11, and this is Python {python[0]}.{python[1]}; use 3.11, or PySpark 4"
 
 
 def mixture_problem(python: str, spark: str, delta_jar: str) -> str | None:

@@ -15,10 +15,13 @@ from stream_merge import MergeSink, read_files
 from stream_merge.spark import versions
 from stream_merge.spark.evaluate_once import materialised
 
-OLDEST, OWN = (4, 0), versions.SPARK
+OWN = versions.SPARK
+WAYS = {"as this version does it": OWN}
+if OWN >= (4, 0):  # what 3.5 does, its JVM alone can
+    WAYS["as 4.0 does it"] = (4, 0)
 
 
-@pytest.fixture(params=[OLDEST, OWN], ids=["as 4.0 does it", "as this version does it"])
+@pytest.fixture(params=WAYS.values(), ids=WAYS.keys())
 def version(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(versions, "SPARK", request.param)
 
@@ -89,6 +92,60 @@ def test_what_is_observed_comes_as_python_values(spark: SparkSession):
         "texts": ["é𝄞\n0", "é𝄞\n1", "é𝄞\n2"],
         "ids": [0, 1, 2],
     }
+
+
+EVERY_KIND = """
+    SELECT id, CAST(id AS tinyint) t, id / 3 d, CAST(id AS float) f, CAST(id * 1.5 AS decimal(20, 4)) c, id % 2 = 0 b,
+        X'00FF' raw, concat('é𝄞', id) text, date'1500-01-01' day, timestamp'9999-12-31 23:59:59.999999' at,
+        timestamp_ntz'1582-10-10 00:00:00' local, array(timestamp'1969-12-31 23:59:59.999999', NULL) times,
+        map('k', array(id), 'n', NULL) m, named_struct('a', id, 's', named_struct('m', map(1, date'2024-02-29'))) s,
+        IF(id = 1, NULL, struct(id AS `a.b`)) missing, CAST(NULL AS string) nothing
+    FROM range({rows})
+"""
+
+
+@pytest.mark.parametrize("rows", [0, 1, 5])
+def test_rows_come_to_python_and_go_back_as_they_are(spark: SparkSession, rows: int):
+    """Needs Spark: values of every kind, in three Arrow batches, in one, and none at all."""
+    frame = spark.sql(EVERY_KIND.format(rows=rows))
+    size, zone = "spark.sql.execution.arrow.maxRecordsPerBatch", "spark.sql.session.timeZone"
+    before = spark.conf.get(zone)
+    spark.conf.set(size, "2")
+    spark.conf.set(zone, "Asia/Kolkata")  # of which nothing must come through
+    try:
+        table = versions.arrow_table(frame)
+        back = versions.of_arrow(spark, table, frame.schema)
+        found, wanted = back.orderBy("id").collect(), frame.orderBy("id").collect()
+    finally:
+        spark.conf.unset(size)
+        spark.conf.set(zone, before)
+
+    assert [(f.name, f.type) for f in table.schema] == [(f.name, versions.arrow_type(f.dataType)) for f in frame.schema]
+    assert (table.num_rows, back.schema) == (rows, frame.schema)
+    assert found == wanted
+
+
+def test_a_text_that_is_not_utf8_is_told_from_others(spark: SparkSession):
+    """Needs Spark: bytes that no text has, a surrogate, half a character, and the character for unreadable bytes."""
+    texts = ("X'C3A9'", "X''", "X'EFBFBD'", "X'F09D849E'", "X'FF'", "X'EDA080'", "X'C3'", "X'C080'", "NULL")
+    frame = spark.sql(" UNION ALL ".join(f"SELECT {i} i, CAST({text} AS string) text" for i, text in enumerate(texts)))
+
+    found = frame.select("i", versions.is_valid_utf8(F.col("text"))).orderBy("i").collect()
+
+    assert [legible for _, legible in found] == [True, True, True, True, False, False, False, False, None]
+
+
+def test_ddl_is_read_and_written(spark: SparkSession):
+    """Needs Spark: its parser, which `spark` has started."""
+    ddl = "a BIGINT, `b c` STRUCT<d: ARRAY<DECIMAL(20,4)>, e: MAP<STRING,TIMESTAMP>> NOT NULL"
+
+    schema = versions.from_ddl(ddl)
+
+    assert versions.from_ddl(versions.to_ddl(schema)) == schema
+    assert [(f.name, f.dataType.simpleString(), f.nullable) for f in schema] == [
+        ("a", "bigint", True),
+        ("b c", "struct<d:array<decimal(20,4)>,e:map<string,timestamp>>", False),
+    ]
 
 
 @pytest.mark.usefixtures("version")

@@ -153,6 +153,18 @@ def test_versions_that_do_not_belong_together_are_named_with_those_that_do(pyspa
     assert problem == f"{start} install the versions that belong together: pip install {pair}"
 
 
+@pytest.mark.parametrize(
+    ("pyspark", "python", "problem"),
+    [
+        ("3.5.9", (3, 11), None),
+        ("3.5.9", (3, 12), "pyspark 3.5.9 runs on Python 3.11, and this is Python 3.12; use 3.11, or PySpark 4"),
+        ("4.0.1", (3, 13), None),
+    ],
+)
+def test_a_python_that_is_too_new_for_spark_3_is_refused(pyspark, python, problem):
+    assert preflight.python_problem(pyspark, python) == problem
+
+
 def test_the_extras_install_what_belongs_together():
     """And without an extra the newest pair: what else may be installed is refused here."""
     project = tomllib.loads(Path(__file__).parents[2].joinpath("pyproject.toml").read_text())["project"]
