@@ -36,6 +36,7 @@ from stream_merge.spark.downloads import (
     s3_confs,
 )
 from stream_merge.spark.log_store import log_store_of_jvm
+from stream_merge.spark.versions import CALENDAR_CONFS
 
 _log = logging.getLogger(__name__)
 
@@ -120,6 +121,15 @@ SMALL_BATCHES: tuple[Setting, ...] = (
         conf="spark.sql.adaptive.enabled",
         value="true",
         reason="coalesces small shuffle partitions; Spark's default, stated because a merge of many rows relies on it",
+    ),
+    *(
+        Setting(
+            conf=conf,
+            value="CORRECTED",
+            reason="as Spark 4 has it: Spark 3.5 by itself refuses to write dates before 1582 and times before 1900,"
+            " and to read those that delta-rs has written",
+        )
+        for conf in CALENDAR_CONFS
     ),
 )
 """The preset. Times are of one merge of 1,000 events into 20,000 rows on 2 cores, medians of 8 on a busy machine.

@@ -240,7 +240,7 @@ class _Finder:
         problem = columns.refusal(what, source, stored, may_lack=may_lack)
         if problem is None:
             return stored
-        wanted = widening.wider(source, stored)
+        wanted = widening.alterable(source, stored)
         if wanted is None or columns.refusal(what, source, wanted, may_lack=may_lack) is not None:
             self.problems.append(problem)
             return stored

@@ -23,6 +23,7 @@ from pyspark.sql.types import (
 
 from stream_merge.model import names
 from stream_merge.spark import columns, expressions
+from stream_merge.spark.versions import ALTERS_SEVERAL_COLUMNS, WIDENS_BEYOND_INTEGERS
 
 PROPERTY = "delta.enableTypeWidening"
 COST = (
@@ -30,6 +31,8 @@ COST = (
     " vectors and lies on a local disk, else by Spark"
 )
 _INTEGERS: tuple[type[DataType], ...] = (ByteType, ShortType, IntegerType, LongType)
+_INTEGERS_OF_INT32: set[type[DataType]] = {ByteType, ShortType, IntegerType}
+"""Which Parquet keeps alike."""
 _WHOLE_DIGITS: dict[type[DataType], int] = {ByteType: 10, ShortType: 10, IntegerType: 10, LongType: 20}
 """That a decimal must have before the point for Delta to make it of a column of integers: as Parquet stores these."""
 _MOST_DIGITS = 38
@@ -62,6 +65,15 @@ def wider(source: DataType, stored: DataType) -> DataType | None:
         key, value = wider(source.keyType, stored.keyType), wider(source.valueType, stored.valueType)
         return None if key is None or value is None else MapType(key, value, stored.valueContainsNull)
     return stored if columns.holds(source, stored) else _wider_scalar(source, stored)
+
+
+def alterable(source: DataType, stored: DataType) -> DataType | None:
+    """As `wider`, by changes that Delta makes beside this Spark."""
+    wanted = wider(source, stored)
+    if wanted is None or WIDENS_BEYOND_INTEGERS:
+        return wanted
+    grown = all({type(change.before), type(change.after)} <= _INTEGERS_OF_INT32 for change in changes(stored, wanted))
+    return wanted if grown else None
 
 
 def widest(one: DataType, other: DataType) -> DataType | None:
@@ -114,11 +126,10 @@ def statements(target: str, wanted: Sequence[TypeChange], properties: Mapping[st
     if not wanted:
         return []
     identifier = names.sql_identifier(target)
-    listed = ", ".join(
-        f"{'.'.join(map(names.quote, change.path))} TYPE {change.after.simpleString()}" for change in wanted
-    )
+    single = [f"{'.'.join(map(names.quote, change.path))} TYPE {change.after.simpleString()}" for change in wanted]
+    lists = [", ".join(single)] if ALTERS_SEVERAL_COLUMNS else single
     found = [] if properties.get(PROPERTY, "").lower() == "true" else [enabling(target)]
-    return [*found, f"ALTER TABLE {identifier} ALTER COLUMN {listed}"]
+    return [*found, *(f"ALTER TABLE {identifier} ALTER COLUMN {listed}" for listed in lists)]
 
 
 def enabling(target: str) -> str:

@@ -91,6 +91,20 @@ NEEDS_VECTOR_MODULE = SPARK >= (4, 0)
 ANSWERS_MERGE = SPARK >= (4, 0)
 """Whether `DeltaMergeBuilder.execute` gives a frame, of counts, on whose plan all metrics are; Delta 3.3 gives None."""
 
+WIDENS_BEYOND_INTEGERS = SPARK >= (4, 0)
+"""Whether Delta's type widening makes more than byte -> short -> int: no other does Spark 3.5 read from Parquet."""
+
+ALTERS_SEVERAL_COLUMNS = SPARK >= (4, 0)
+"""Whether one ALTER TABLE … ALTER COLUMN may name several."""
+
+CALENDAR_CONFS = tuple(
+    f"spark.sql.parquet.{kind}RebaseModeIn{way}"
+    for kind in ("datetime", "int96")
+    for way in ("Read", "Write")
+    if SPARK < (4, 0)
+)
+"""What Spark 4 has as CORRECTED, and Spark 3.5 as EXCEPTION: dates before 1582 and times before 1900 are an error."""
+
 IVY_FOLDER = ".ivy2.5.2" if SPARK >= (4, 0) else ".ivy2"
 """Where in a user's home Spark keeps what it downloads (MavenUtils), unless `spark.jars.ivy` says otherwise."""
 

@@ -17,6 +17,7 @@ from deltalake import DeltaTable, QueryBuilder
 from engines import OnReadAlways
 from prometheus_client import CollectorRegistry
 from pyspark.sql import DataFrame, SparkSession
+from since import since
 
 from stream_merge import MergeFailedError, MergeMetrics, MergeSink, RetryPolicy
 from stream_merge.model.results import MergeResult
@@ -303,6 +304,7 @@ def survives_without_its_commits(table: Table) -> None:
     assert table.live_vectors() == vectors
 
 
+@since((4, 0), "types wider than int")
 @pytest.mark.parametrize("kind", ["plain", "partitioned"])
 def test_columns_that_are_renamed_dropped_and_widened(spark: SparkSession, tmp_table: str, kind: str):
     """Files keep their names and types; each is read as the table is now."""

@@ -11,6 +11,7 @@ from deliveries import COPY_ON_WRITE, ChangeStream, delete, ledger, upsert
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 from pyspark.sql import types as T
+from since import since
 
 from stream_merge import ConfigError, MergeSink
 from stream_merge.model.names import TOMBSTONE_TABLE_PREFIX, sibling, sql_identifier
@@ -19,6 +20,8 @@ from stream_merge.spark import columns
 from stream_merge.spark.versions import from_ddl
 from stream_merge.tables import spark_table
 from stream_merge.testing import batch, run
+
+pytestmark = since((4, 0), "types wider than int; tests/unit/test_widening_by_version.py has the others")
 
 
 @pytest.mark.parametrize(

@@ -170,7 +170,7 @@ class RowSchema:
     def _wider(self, name: str, brought: T.DataType, held: T.DataType) -> T.DataType:
         """Another type for a column that cannot hold what events bring."""
         stored = (self._stored or {}).get(name.lower())
-        found = widening.widest(brought, held) if stored is None else widening.wider(brought, held)
+        found = widening.widest(brought, held) if stored is None else widening.alterable(brought, held)
         if found is not None and not _cannot_hold(name, brought, found) and (stored is None or self._widens):
             return found
         said = (
