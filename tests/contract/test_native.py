@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from datetime import date
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,30 @@ def before_merge(monkeypatch: pytest.MonkeyPatch, action: Callable[[], Any]) -> 
         return merge(self, *args, **kwargs)
 
     monkeypatch.setattr(NativeTable, "merge", overtaken)
+
+
+# -- where it is not taken ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["LEGACY", "EXCEPTION"])
+def test_dates_that_spark_would_read_in_another_calendar_are_left_to_it(
+    spark: SparkSession, tmp_table: str, mode: str
+) -> None:
+    """Needs Spark, as its user has set it: files by delta-rs do not say that no calendar but today's is in them."""
+    conf = "spark.sql.parquet.datetimeRebaseModeInRead"
+    schema = "id bigint, lsn bigint, op string, at struct<days: array<date>>"
+    stream = ChangeStream(spark, tmp_table, schema, table_properties=COPY_ON_WRITE, **DEFAULTS)
+    before = spark.conf.get(conf)
+    spark.conf.set(conf, mode)
+    try:
+        result = stream.deliver((1, 1, "u", ([date(1, 1, 1)],)))
+        found = stream.sql("SELECT CAST(at.days[0] AS string) FROM {target}").collect()
+    finally:
+        spark.conf.set(conf, before)
+
+    assert (result.engine, result.refusal, found[0][0]) == ("spark", "column", "0001-01-01")
+    assert f"with {conf}={mode} Spark reads dates before 1582" in result.plan
+    assert stream.deliver((2, 2, "u", ([date(1, 1, 1)],))).engine == "native"
 
 
 # -- lost commits and commits of unknown fate ---------------------------------------------------

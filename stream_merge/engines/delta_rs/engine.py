@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from pyspark.sql import SparkSession
+from pyspark.sql.types import ArrayType, DataType, DateType, MapType, StructType, TimestampType
 
 from stream_merge.engines.base import Execution, MergeJob
 from stream_merge.engines.costs import Work
@@ -19,6 +20,8 @@ from stream_merge.tables.delta_rs.touched_files import touched_files
 from stream_merge.tables.reader import Store
 from stream_merge.tables.whitelist import Ineligible
 
+CALENDAR_CONF = "spark.sql.parquet.datetimeRebaseModeInRead"
+"""CORRECTED unless told otherwise, EXCEPTION on Spark 3.5."""
 NATIVE_BYTES_PER_FILE_BYTE = 2.5
 NATIVE_BYTES_PER_EVENT_BYTE = 6
 """Resident memory of a merge by delta-rs: 20 M rows of 60 B, all touched, with 1 M events, peaked at 1.6 GB."""
@@ -51,6 +54,7 @@ class DeltaRs:
     def obstacle(self, job: MergeJob) -> Ineligible | None:
         """Columns, features and places that are not proven."""
         refused = _of_filter(job.spec) or of_batch(job.layout) or of_table(job.table, job.target, "the target")
+        refused = refused or _of_calendar(job.session, job.target.schema)
         if refused is None and job.log_snapshot is not None:
             refused = of_table(job.log, job.log_snapshot, "the tombstone table")
         return refused
@@ -85,6 +89,27 @@ def _of_filter(spec: MergeSpec) -> Ineligible | None:
     if spec.target_filter is None:
         return None
     return Ineligible(reason="filter", detail="target_filter is SQL, which only Spark executes")
+
+
+def _of_calendar(session: SparkSession, schema: StructType) -> Ineligible | None:
+    """Files of delta-rs name no version of Spark: by a conf Spark takes old dates in them for another calendar's."""
+    mode = str(session.conf.get(CALENDAR_CONF)).upper()
+    if mode == "CORRECTED" or not _has_dates(schema):
+        return None
+    return Ineligible(
+        reason="column",
+        detail=f"with {CALENDAR_CONF}={mode} Spark reads dates before 1582 in files of delta-rs wrongly, or not at all",
+    )
+
+
+def _has_dates(dtype: DataType) -> bool:
+    if isinstance(dtype, StructType):
+        return any(_has_dates(field.dataType) for field in dtype.fields)
+    if isinstance(dtype, ArrayType):
+        return _has_dates(dtype.elementType)
+    if isinstance(dtype, MapType):
+        return _has_dates(dtype.keyType) or _has_dates(dtype.valueType)
+    return isinstance(dtype, DateType | TimestampType)
 
 
 def _memory_needed(work: Work, width: float, event_bytes: int | None) -> int:
