@@ -120,6 +120,24 @@ def test_columns_without_equality_are_compared_by_a_canonical_form(spark: SparkS
     assert [row["json"] for row in stored] == [expected.replace("#", "1"), expected.replace("#", "3")]
 
 
+def test_a_struct_may_be_null_though_its_fields_are_not(spark: SparkSession, tmp_table: str):
+    """As Spark types what `IF` makes of a struct of literals; inside arrays and maps, too."""
+    stream = ChangeStream(spark, tmp_table, keys="id", sequence_by="lsn", apply_as_deletes=None, except_column_list=[])
+
+    for lsn in (1, 2):
+        made = f"IF(id = {lsn}, NULL, struct(id AS a))"
+        stream.deliver_frame(
+            spark.sql(
+                f"SELECT id, {lsn} AS lsn, {made} AS s, array({made}) AS l, map('k', {made}) AS m FROM range(1, 3)"
+            )
+        )
+
+    assert stream.rows("id", "s", "l", "m") == [
+        (1, (1,), [(1,)], {"k": (1,)}),
+        (2, None, [None], {"k": None}),
+    ]
+
+
 def test_struct_fields_are_matched_by_name(spark: SparkSession, tmp_table: str):
     """A source that lists them in another order, narrower types included, changes nothing."""
     stream = ChangeStream(

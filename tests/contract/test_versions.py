@@ -99,7 +99,7 @@ EVERY_KIND = """
         X'00FF' raw, concat('é𝄞', id) text, date'1500-01-01' day, timestamp'9999-12-31 23:59:59.999999' at,
         timestamp_ntz'1582-10-10 00:00:00' local, array(timestamp'1969-12-31 23:59:59.999999', NULL) times,
         map('k', array(id), 'n', NULL) m, named_struct('a', id, 's', named_struct('m', map(1, date'2024-02-29'))) s,
-        IF(id = 1, NULL, struct(id AS `a.b`)) missing, CAST(NULL AS string) nothing
+        IF(id = 1, NULL, struct(nullif(id, 9) AS `a.b`)) missing, CAST(NULL AS string) nothing
     FROM range({rows})
 """
 
