@@ -46,7 +46,7 @@ from stream_merge.model.results import MergeResult
 from stream_merge.tables.delta_rs.table import NativeTable
 from stream_merge.testing import batch, run
 
-ENGINES = ("spark", "native")
+ENGINES = ("spark", "native", "merge_on_read")
 PATIENCE = {
     "attempts.maximum": "2",
     "retry.limit": "1",
