@@ -34,6 +34,7 @@ LONG_FILES = (
     "test_contract_names",
     "test_native",
     "test_crash",
+    "test_hive",
     "test_widening",
     "test_delivery",
 )

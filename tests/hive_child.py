@@ -88,6 +88,8 @@ class Checks:
                 assert sink.last_result is not None
                 merged.append(sink.last_result.engine)
             found[engine] = {"rows": self.rows(target), "calls": calls[-1], "engines": merged}
+        place = self.root / "spark-warehouse" / "shop.db"
+        found["writers"] = sorted(path.name for path in place.glob("__stream_merge_writers_*"))
         found["tables"] = sorted(row["tableName"] for row in self.spark.sql("SHOW TABLES IN shop").collect())
         return found
 
@@ -137,7 +139,11 @@ class Checks:
         names = ("shop.parquet_table", "shop.orc_table", "shop.some_view", "some_temporary_view", "shop.folder_gone")
         names += ("away.APP.t", "nowhere.t", "nowhere.shop.t", "spark_catalog.a.b.t")
         names += ("shop.`a b`", "shop.`a/b`", "shop..t")
-        return {name: self.refused(name) for name in names}
+        found = {name: self.refused(name) for name in names}
+        spark.sql("USE lake.APP")
+        found["short"] = self.refused("short")
+        spark.sql("USE spark_catalog.default")
+        return found
 
     def managed_by_a_catalog(self) -> dict[str, Any]:
         """A table whose protocol says that its catalog commits, by its name in one that does not, and by its path."""
@@ -177,6 +183,7 @@ class Checks:
             "explain": self.command("explain shop.orders"),
             "rows": self.rows("shop.orders"),
             "quarantined": self.spark.table("shop.__stream_merge_quarantine_orders").count(),
+            "locks": [path.name for path in (self.root / "spark-warehouse" / "shop.db").glob("__stream_merge_lock_*")],
             "place": str(self.spark.sql("DESCRIBE DETAIL shop.orders").collect()[0]["location"]),
         }
 
@@ -190,10 +197,9 @@ def hive(root: Path) -> Iterator[SparkSession]:
         "spark.hadoop.javax.jdo.option.ConnectionURL": f"jdbc:derby:;databaseName={root}/metastore;create=true",
         "spark.driver.extraJavaOptions": f"-Dderby.system.home={root} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         "spark.driver.memory": "1g",
-        # A second catalog, whose database is not there.
-        "spark.sql.catalog.away": "org.apache.spark.sql.execution.datasources.v2.jdbc.JDBCTableCatalog",
-        "spark.sql.catalog.away.url": f"jdbc:derby:{root}/nowhere",
-        "spark.sql.catalog.away.driver": "org.apache.derby.iapi.jdbc.AutoloadedDriver",
+        # Catalogs of another kind; the database of one is not there.
+        **_of_database("lake", "memory:lake;create=true"),
+        **_of_database("away", f"{root}/nowhere"),
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         "spark.sql.shuffle.partitions": "1",
         "spark.databricks.delta.snapshotPartitions": "1",
@@ -203,6 +209,15 @@ def hive(root: Path) -> Iterator[SparkSession]:
         spark = start()
         yield spark
         spark.stop()
+
+
+def _of_database(name: str, database: str) -> dict[str, str]:
+    conf = f"spark.sql.catalog.{name}"
+    return {
+        conf: "org.apache.spark.sql.execution.datasources.v2.jdbc.JDBCTableCatalog",
+        f"{conf}.url": f"jdbc:derby:{database}",
+        f"{conf}.driver": "org.apache.derby.iapi.jdbc.AutoloadedDriver",
+    }
 
 
 def seen(check: Callable[[], Any]) -> Any:

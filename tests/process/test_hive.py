@@ -57,6 +57,19 @@ def test_side_tables_lie_in_the_schema_of_their_target(seen: dict[str, Any]) -> 
     )
 
 
+def test_who_writes_to_a_table_is_known_where_it_lies(seen: dict[str, Any]) -> None:
+    """Two processes on a local disk are kept apart, or warned, by files beside the table, whatever it is called."""
+    assert seen["engines"]["writers"] == [
+        f"__stream_merge_writers_by_{engine}" for engine in ("merge_on_read", "native", "spark")
+    ]
+    assert seen["commands"]["locks"] == ["__stream_merge_lock_orders"]
+
+
+def test_a_short_name_belongs_to_the_current_catalog(seen: dict[str, Any]) -> None:
+    """One that makes no Delta tables, and says so: none is made in Spark's own."""
+    assert "'short' could not be created: [NOT_SUPPORTED_IN_JDBC_CATALOG" in seen["refusals"]["short"]
+
+
 def test_a_table_that_was_made_again_elsewhere_is_never_merged_where_it_was(seen: dict[str, Any]) -> None:
     """Outside of a query nobody knows that it should hold more."""
     assert seen["moved"] == {"old": [[0, 1, "a"]], "new": [[1, 1, "a"]]}

@@ -1,0 +1,24 @@
+"""What a target is taken for: a path, or a name in a catalog."""
+
+from __future__ import annotations
+
+import pytest
+
+from stream_merge.model import names
+
+
+@pytest.mark.parametrize(
+    "target", ["/lake/t", "lake/t", "file:/t", "s3://lake/t", "delta.`/lake/t`", " Delta.`/a`", "/lake/a`b/c`d", "c:t"]
+)
+def test_a_slash_or_a_scheme_makes_a_path(target: str) -> None:
+    assert names.is_path(target)
+
+
+@pytest.mark.parametrize("target", ["t", "shop.t", "lake.shop.t", "`a/b`.t", "shop.`2024:01`", "`a``/b`.`c`"])
+def test_what_stands_in_backticks_makes_none(target: str) -> None:
+    """Spark's own rule for a part of a name, in which two backticks are one."""
+    assert not names.is_path(target)
+
+
+def test_side_tables_of_a_quoted_name_lie_in_its_schema() -> None:
+    assert names.sibling("`my-lake`.`a/b`.`c``d`", "x_") == "`my-lake`.`a/b`.`x_c``d`"
