@@ -21,6 +21,7 @@ from stream_merge.model.names import is_path, quote
 from stream_merge.spark.errors import java_causes, reason
 from stream_merge.spark.jvm import java_class, strings
 from stream_merge.spark.places import no_table
+from stream_merge.spark.versions import TAKES_CATALOGS
 
 SESSION_CATALOG = "spark_catalog"
 """Spark's own, in the memory of the process or in a Hive metastore, unless a conf puts another one in its place."""
@@ -113,7 +114,7 @@ def qualified(session: SparkSession, name: str) -> str:
     """A name as it has to be given to Delta, which looks for short ones in Spark's own catalog (4.4)."""
     with _active(session):
         catalog, namespace, table = _resolved(session, name)
-    return _sql(catalog, namespace, table)
+    return _sql(catalog, namespace, table) if TAKES_CATALOGS else _within(namespace, table)
 
 
 @contextmanager
@@ -127,7 +128,7 @@ def created_as(session: SparkSession, name: str) -> Iterator[str]:
         if wanted != before:
             manager.setCurrentCatalog(wanted)
         try:
-            yield ".".join(quote(part) for part in [*namespace, table])
+            yield _within(namespace, table)
         finally:
             if wanted != before:
                 manager.setCurrentCatalog(before)
@@ -172,6 +173,12 @@ def _resolved(session: SparkSession, name: str) -> tuple[Any, Sequence[str], str
                 f"target {name!r} begins with {parts[0]!r}, and this session has no catalog of that name; configure it"
                 f" (spark.sql.catalog.{parts[0]}), or correct the name"
             )
+        raise ConfigError(msg, target=name)
+    if str(catalog.name()) != SESSION_CATALOG and not TAKES_CATALOGS:
+        msg = (
+            f"target {name!r} is in the catalog {str(catalog.name())!r}, and Delta before 4.0 knows the tables of"
+            f" {SESSION_CATALOG!r} alone; give its path, or take a newer Spark"
+        )
         raise ConfigError(msg, target=name)
     return catalog, namespace, table
 
@@ -241,7 +248,12 @@ def _is_absence(err: Exception) -> bool:
 
 
 def _sql(catalog: Any, namespace: Sequence[str], table: str) -> str:
-    return ".".join(quote(part) for part in [str(catalog.name()), *namespace, table])
+    return f"{quote(str(catalog.name()))}.{_within(namespace, table)}"
+
+
+def _within(namespace: Sequence[str], table: str) -> str:
+    """A name without its catalog."""
+    return ".".join(quote(part) for part in [*namespace, table])
 
 
 def _identifier(session: SparkSession, namespace: Sequence[str], table: str) -> Any:

@@ -76,6 +76,10 @@ HADOOP, AWS_SDK, SCALA = OWN.hadoop, OWN.aws_sdk, OWN.scala
 DELTA_PACKAGE = f"io.delta:{OWN.delta_jar}:{OWN.delta}"
 """Maven's coordinates of Delta for this Spark."""
 
+TAKES_CATALOGS = SPARK >= (4, 0)
+"""Whether `DeltaTable.forName` takes a catalog's name in front of a table's; Delta 3.3 knows Spark's own catalog alone.
+"""
+
 AWS_PARTS = (
     tuple(f"software.amazon.awssdk:{part}:{AWS_SDK}" for part in ("s3", "s3-transfer-manager", "sts"))
     if SPARK >= (4, 0)  # whose Hadoop uses the second SDK
