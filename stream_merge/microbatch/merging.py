@@ -23,6 +23,7 @@ from stream_merge.model.logs import tell
 from stream_merge.model.results import Tidied
 from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.spark.errors import reason
+from stream_merge.spark.versions import KEEPS_NULL_STRUCTS
 from stream_merge.tables import fitness, spark_table
 from stream_merge.tables.tombstones.base import BatchTombstones, Hits
 
@@ -93,6 +94,15 @@ class Executor:
         prepared = spark_table.prepared(call.session, spec.target, found, layout, properties)
         if prepared is not found:
             found = call.store.find(call.session, spec.target) or prepared
+        held = {column.name: column.dtype for column in self._job.layout.stored}
+        grown = [c.name for c in layout.stored if c.lacks_fields and c.dtype != held.get(c.name, c.dtype)]
+        if grown and not KEEPS_NULL_STRUCTS:
+            msg = (
+                f"column(s) {grown!r} of {spec.target!r} have got a field while batch {call.batch_id} was merged, and"
+                " beside Spark 3.5 Delta would make structs of NULLs of NULL ones; nothing of the batch was committed:"
+                " run it again"
+            )
+            raise MergeFailedError(msg, target=spec.target, batch_id=call.batch_id)
         tell(log.info, "columns_changed_meanwhile", target=spec.label, batch_id=call.batch_id, version=found.version)
         self.keep(None)
         self._execution.release()

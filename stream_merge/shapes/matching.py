@@ -18,6 +18,7 @@ from stream_merge.shapes.layout import EventColumn, Layout, StoredColumn, WholeE
 from stream_merge.shapes.widening import TypeChange
 from stream_merge.spark import columns
 from stream_merge.spark.errors import reason
+from stream_merge.spark.versions import KEEPS_NULL_STRUCTS
 
 _UNNAMED = "insert-only"
 """The shape whose name is not recorded: the first one without a sequence."""
@@ -143,6 +144,12 @@ def _evolution(finder: _Finder, selected: list[StructField], target: StructType 
         finder.problems.append(
             f"the source has column(s) {new!r} that the target lacks; set schema_evolution=True to add them,"
             " or leave them out with except_column_list"
+        )
+    nested = [name for name in new if name not in {field.name for field in selected}]
+    if nested and finder.spec.schema_evolution and not KEEPS_NULL_STRUCTS:
+        finder.problems.append(
+            f"the source has field(s) {nested!r} that the target's structs lack, and beside Spark 3.5 Delta would make"
+            " a struct of NULLs of each NULL one if a merge added them; add them by ALTER TABLE … ADD COLUMNS"
         )
     return tuple(new)
 

@@ -13,6 +13,7 @@ from pyspark.sql.types import ArrayType, DataType, MapType, NullType, StructType
 
 from stream_merge.spark.columns import nullable
 from stream_merge.spark.jvm import java_class
+from stream_merge.spark.versions import KEEPS_NULL_STRUCTS
 
 _RULES: Mapping[str, str] = {"ANSI": "canAnsiCast", "STRICT": "canUpCast", "LEGACY": "canCast"}
 """Policy -> what Spark's Cast is asked."""
@@ -49,6 +50,11 @@ def obstacle(session: SparkSession, held: DataType, stored: DataType, *, evolves
 
 def _of_structs(session: SparkSession, held: StructType, stored: StructType, *, evolves: bool, at: str) -> str | None:
     whose = f"{at!r} of it" if at else "it"
+    if not KEEPS_NULL_STRUCTS:
+        return (
+            f"{whose} is {held.simpleString()} for {stored.simpleString()}, and beside Spark 3.5 Delta makes a struct"
+            " of NULLs of a NULL one when it casts; cast it in the clause"
+        )
     known, given = ({field.name.lower(): field.dataType for field in one.fields} for one in (stored, held))
     unknown = [field.name for field in held.fields if field.name.lower() not in known]
     if unknown:

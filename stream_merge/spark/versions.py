@@ -98,6 +98,12 @@ ANSWERS_MERGE = SPARK >= (4, 0)
 WIDENS_BEYOND_INTEGERS = SPARK >= (4, 0)
 """Whether Delta's type widening makes more than byte -> short -> int: no other does Spark 3.5 read from Parquet."""
 
+KEEPS_NULL_STRUCTS = SPARK >= (4, 0)
+"""Whether a MERGE keeps a NULL struct that it gives more fields, or fields of other types, also in rows that it copies.
+
+Delta 4.4 does (`spark.databricks.delta.merge.preserveNullSourceStructs`), Delta 3.3 makes a struct of NULLs of it.
+"""
+
 ALTERS_SEVERAL_COLUMNS = SPARK >= (4, 0)
 """Whether one ALTER TABLE … ALTER COLUMN may name several."""
 

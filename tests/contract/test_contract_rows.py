@@ -12,6 +12,7 @@ from pyspark.sql import functions as F
 from since import since
 
 from stream_merge import ConfigError, MergeFailedError
+from stream_merge.shapes import matching
 
 pytestmark = pytest.mark.engines("auto", "spark", "merge_on_read", "random")
 
@@ -273,6 +274,7 @@ def test_new_columns_and_nested_fields_are_an_error_without_schema_evolution(spa
     assert stream.data_changes() == before
 
 
+@since((4, 0), "a MERGE keeps NULL structs that it gives a field")
 def test_schema_evolution_adds_new_columns_and_nested_fields(spark: SparkSession, tmp_table: str):
     """NULL in the rows that are there; an event equal but for the new columns is a change."""
     stream = ChangeStream(spark, tmp_table, NARROW, keys="id", sequence_by="lsn", schema_evolution=True)
@@ -289,6 +291,24 @@ def test_schema_evolution_adds_new_columns_and_nested_fields(spark: SparkSession
         (3, 1, None, [], None, None),
         (4, 1, (4, None), [(4, None)], None, None),
     ]
+
+
+@pytest.mark.engines("auto")
+def test_no_field_is_added_where_a_null_struct_would_become_one_of_nulls(
+    spark: SparkSession, tmp_table: str, monkeypatch: pytest.MonkeyPatch
+):
+    """As Delta does it beside Spark 3.5, in rows that no event concerns, too; new columns are added as ever."""
+    monkeypatch.setattr(matching, "KEEPS_NULL_STRUCTS", False)
+    stream = ChangeStream(spark, tmp_table, NARROW, keys="id", sequence_by="lsn", schema_evolution=True)
+    stream.deliver((1, 1, (1,), [(1,)]), (2, 1, None, []))
+    before = stream.data_changes()
+
+    with pytest.raises(ConfigError, match=r"field\(s\) \['s\.b', 'l\.element\.b'\] that the target's structs lack"):
+        stream.deliver((3, 1, ("b", 3), [(3, 9)], {"k": 1}, 7), schema=WIDE)
+    assert stream.data_changes() == before
+
+    stream.deliver((3, 1, (3,), [], 7), schema=f"{NARROW}, n int")
+    assert stream.rows("id", "s", "l", "n") == [(1, (1,), [(1,)], None), (2, None, [], None), (3, (3,), [], 7)]
 
 
 def test_schema_evolution_never_changes_a_type(spark: SparkSession, tmp_table: str):
