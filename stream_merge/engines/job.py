@@ -40,9 +40,8 @@ def job_of(
     if spec.engine != "spark":
         table = store.handle(session, spec.target)
         if spec.tombstones:
-            log = store.native(session, spec.tombstone_target)
-            found = store.find(session, spec.tombstone_target) if log is None else log.snapshot()
-            log_snapshot = log_of(target.table_id, found)
+            log_snapshot = log_of(target.table_id, store.find(session, spec.tombstone_target))
+            log = store.held(spec.tombstone_target)
         for one in (table, None if log_snapshot is None else log):
             if one is not None:
                 more_bytes, more_rows = size_of(touched_files(one, batch.bounds))

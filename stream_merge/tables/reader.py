@@ -51,6 +51,9 @@ class Store:
         """How delta-rs reaches buckets, in this call: keys may be renewed after it."""
         self._begun: dict[NativeTable, Future[None]] = {}
         """Looks at logs with which the batch has begun, until somebody wants to know what they have found."""
+        self._missed_by_delta_rs: set[str] = set()
+        """Tables that its last look has not found."""
+        self._missed_by_spark: set[str] = set()
         self._looked_at: set[NativeTable] = set()
         """Handles that this call has brought up to date."""
 
@@ -107,13 +110,37 @@ class Store:
             ConfigError: something is there, but it is not a Delta table.
         """
         if names.is_path(table):
-            native = self._at(session, table, names.normal_path(table))
-            return spark_table.find(session, table) if native is None else native.snapshot()
+            location = names.normal_path(table)
+            native = self._at(session, table, location)
+            if native is not None:
+                return native.snapshot()
+            return None if self._is_known_to_be_missing(session, table, location) else self._by_spark(session, table)
         found = self._entry(session, table)
         native = None if found is None else self._at(session, table, found.location)
         if found is None or native is not None:
             return None if native is None else native.snapshot()
         return delta.snapshot(found.newest())
+
+    def _by_spark(self, session: SparkSession, table: str) -> TableSnapshot | None:
+        found = spark_table.find(session, table)
+        (self._missed_by_spark.add if found is None else self._missed_by_spark.discard)(table)
+        return found
+
+    def _is_known_to_be_missing(self, session: SparkSession, table: str, location: str) -> bool:
+        """Whether delta-rs, which sees nothing at a place on S3, is known to look into the store that Spark does.
+
+        It has a table of the same bucket, reached in the same way, that Spark was asked for, too; and Spark has seen
+        nothing there before. Spark's look takes eight requests, and a stream without deletes has no table of them.
+        """
+        return (
+            places.is_on_s3(location)
+            and table in self._missed_by_delta_rs
+            and table in self._missed_by_spark
+            and any(
+                urlsplit(one.location).netloc == urlsplit(location).netloc and self._is_reached_as_before(session, one)
+                for one in self._handles.values()
+            )
+        )
 
     def native(self, session: SparkSession, table: str, *, must_read: bool = False) -> NativeTable | None:
         """The table, up to date, as delta-rs reads it; None where it is not there or not for delta-rs.
@@ -173,6 +200,7 @@ class Store:
         """The handle of a table that lies at a location; one from another place is given up."""
         place = self._readable(session, location)
         kept = self._handles.pop(table, None)
+        self._missed_by_delta_rs.discard(table)
         if place is None:
             return None
         try:
@@ -201,6 +229,8 @@ class Store:
             else:
                 found.put = partial(put_commit, session, place)
             self._handles[table] = found
+        else:
+            self._missed_by_delta_rs.add(table)
         return found
 
     def _bring_up_to_date(self, kept: NativeTable) -> None:

@@ -369,3 +369,22 @@ def test_a_batch_asks_the_store_but_for_what_it_needs(native: OnBadStore, proxy:
     assert {one.caller for one in requests} == {"delta-rs"}, shown(requests)
     assert len(requests) <= MOST_REQUESTS, shown(requests)
     assert by_kind(requests)["LIST"] <= 4, shown(requests)
+
+
+def test_a_stream_without_deletes_does_not_ask_spark_for_their_table_again(
+    begun: Callable[[str], OnBadStore], proxy: S3Proxy
+) -> None:
+    """Where delta-rs sees none, in a store that it is known to share with Spark, there is none; it looks each time."""
+    native = begun("native")
+    stream = OnBadStore(native.spark, native.bucket, "native")
+    for number in range(3):
+        stream.merge(number, upsert(1, "some", lsn=number))
+    with proxy.counted() as requests:
+        result = stream.merge(3, upsert(1, "new", lsn=3))
+
+    assert (result.engine, ledger(result)) == ("native", {"received": 1, "updated": 1})
+    assert {one.caller for one in requests} == {"delta-rs"}, shown(requests)
+    assert len(requests) <= MOST_REQUESTS, shown(requests)
+    deleted = stream.merge(4, delete(1, lsn=4))
+    late = stream.merge(5, upsert(1, "late", lsn=3))
+    assert (ledger(deleted), ledger(late)) == ({"received": 1, "deleted": 1}, {"received": 1, "stale": 1})
