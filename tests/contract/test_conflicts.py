@@ -427,24 +427,25 @@ def test_two_writers_create_one_missing_catalog_table(spark, events, at_once, fa
         spark.sql("DROP DATABASE two_writers CASCADE")
 
 
-def test_a_catalog_table_that_appears_between_two_looks_is_there(spark, monkeypatch):
-    """The first look sees nothing; by the second, which asks what else has that name, another writer has made it."""
+def test_a_table_that_appears_between_two_looks_is_there(spark, tmp_table, monkeypatch):
+    """The first look sees no log, the next one files of another writer, who has made the table by the last one.
+
+    A catalog is asked once, by name.
+    """
     look, looks = spark_table.delta_table, []
 
     def too_early_at_first(session, target):
         looks.append(target)
-        return look(session, "not_there_yet" if len(looks) == 1 else target)
+        return look(session, f"{target}_not_there_yet" if len(looks) == 1 else target)
 
-    spark.sql("CREATE TABLE appears (id bigint) USING delta")
-    try:
-        monkeypatch.setattr(spark_table, "delta_table", too_early_at_first)
-        found = spark_table.find(spark, "appears")
-    finally:
-        spark.sql("DROP TABLE appears")
+    spark.sql(f"CREATE TABLE delta.`{tmp_table}` (id bigint) USING delta")
+    monkeypatch.setattr(spark_table, "delta_table", too_early_at_first)
+    monkeypatch.setattr(spark_table, "path_is_occupied", lambda *_: True)
+    found = spark_table.find(spark, tmp_table)
 
     assert found is not None
     assert found.version == 0
-    assert looks == ["appears", "appears"]
+    assert looks == [tmp_table, tmp_table]
 
 
 def test_two_writers_prepare_one_existing_table(spark, events, log_faults, faulty_table):
