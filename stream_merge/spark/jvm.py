@@ -54,13 +54,14 @@ def pins_threads(session: SparkSession) -> bool:
 def owned_session(session: SparkSession) -> SparkSession:
     """A copy of a session with its own confs, temporary views and functions (about 2 ms).
 
-    `newSession` would drop confs set at run time, such as `spark.sql.caseSensitive`. The current catalog, which a clone
-    does not take along (Spark 4.2), is that of the session: names mean the same in both.
+    `newSession` would drop confs set at run time, such as `spark.sql.caseSensitive`. The current catalog and
+    schema, which a clone does not take along (Spark 4.2), are those of the session: names mean the same in both.
     """
     cloned = session._jsparkSession.cloneSession()
     theirs, ours = (one.sessionState().catalogManager() for one in (session._jsparkSession, cloned))
     if str(theirs.currentCatalog().name()) != str(ours.currentCatalog().name()):
         ours.setCurrentCatalog(theirs.currentCatalog().name())
+    if list(theirs.currentNamespace()) != list(ours.currentNamespace()):
         ours.setCurrentNamespace(theirs.currentNamespace())
     return SparkSession(session.sparkContext, cloned)
 

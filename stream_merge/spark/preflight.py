@@ -118,7 +118,7 @@ def version_problem(pyspark: str | None, delta_spark: str | None) -> str | None:
         return f"pyspark {pyspark} is installed, and stream_merge runs on one of {allowed}; {_pins(PARTS[NEWEST])}"
     if delta_spark is None:
         return f"delta-spark is not installed; {_pins(parts)}"
-    if delta_spark != parts.delta:
+    if _numbers(delta_spark) != _numbers(parts.delta):
         return f"delta-spark {delta_spark} is installed, and {parts.delta} belongs to pyspark {pyspark}; {_pins(parts)}"
     return None
 

@@ -229,6 +229,7 @@ class Store:
             else:
                 found.put = partial(put_commit, session, place)
             self._handles[table] = found
+            self._missed_by_spark.discard(table)
         else:
             self._missed_by_delta_rs.add(table)
         return found

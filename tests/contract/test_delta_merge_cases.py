@@ -219,7 +219,7 @@ def test_what_is_no_whole_table_is_no_target(spark: SparkSession, tmp_path: Path
     before = sorted(tmp_path.rglob("*"))
     try:
         for target, said in (
-            ("a_view", "'a_view' exists but is not a Delta table"),
+            ("a_view", "'a_view' is a view, which has no rows of its own"),
             (f"{table}/p=a", "p=a' lies inside the Delta table at .*; name that table, or"),
             (f"{table}/another", "another' lies inside the Delta table"),
         ):

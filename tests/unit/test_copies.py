@@ -91,6 +91,12 @@ def test_what_is_held_is_not_given_up_for_what_is_fetched_with_it(
         assert there(folder) == {"a", "c"}
 
 
+def test_a_folder_whose_name_is_a_pattern_is_told_before(native: NativeTable, tmp_path: Path) -> None:
+    """DuckDB would look for other files."""
+    native.scratch = tmp_path / "a[1]"
+    assert "some sign means any name" in str(CopiedFolder(native, "pattern").obstacle({"a": 10}))
+
+
 def test_more_than_fits_is_told_before(folder: CopiedFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(copies, "MOST_BYTES", 25)
     assert folder.obstacle({"a": 10, "b": 10}) is None
@@ -130,6 +136,41 @@ def test_what_was_written_is_sent_and_kept(folder: CopiedFolder, native: NativeT
     (Path(native.location) / "new").unlink()
     with folder.holding({"new": 3}):
         assert (folder.root / "new").read_bytes() == b"new"
+
+
+def test_what_merges_write_is_given_up_like_all_others(folder: CopiedFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream whose files are all there fetches none any more; changes are read by no merge."""
+    monkeypatch.setattr(copies, "MOST_BYTES", 25)
+    (folder.root / "_change_data").mkdir()
+    for number in range(9):
+        written = [f"new-{number}", f"_change_data/{number}"]
+        for path in written:
+            (folder.root / path).write_bytes(b"0123456789")
+        folder.send(written)
+        with folder.holding({f"new-{number}": 10}):
+            pass
+
+    assert there(folder) == {"new-7", "new-8"}
+
+
+def test_what_is_held_stays_when_there_is_no_room_any_more(
+    folder: CopiedFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk may have filled up since files were chosen."""
+    with folder.holding({"a": 10, "b": 10}):
+        monkeypatch.setattr(copies, "MOST_BYTES", 5)
+        with folder.holding({"c": None}):
+            assert there(folder) == {"a", "b", "c"}
+    with folder.holding({"c": 10}):
+        assert "c" in there(folder)
+
+
+def test_files_that_came_before_one_failed_count(folder: CopiedFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(FileNotFoundError), folder.holding({"a": 10, "x": 10}):
+        pytest.fail("the block must not run")
+    monkeypatch.setattr(copies, "MOST_BYTES", 5)
+    with folder.holding({"b": 10}):
+        assert there(folder) == {"b"}
 
 
 def test_files_of_a_lost_commit_are_deleted_here_and_there(folder: CopiedFolder, native: NativeTable) -> None:

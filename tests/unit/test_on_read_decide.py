@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -47,9 +48,11 @@ from stream_merge.shapes.clauses import (
     Update,
 )
 from stream_merge.shapes.insert_only import InsertOnly
+from stream_merge.tables.delta_rs.table import open_table
 from stream_merge.tables.merge_on_read import eligibility
 from stream_merge.tables.merge_on_read.commit import ConcurrentWriteException
 from stream_merge.tables.merge_on_read.find import EVENT, FILE, POSITION, find
+from stream_merge.tables.merge_on_read.table import table_of
 
 
 def found(given: pa.Table, *rows: Row) -> pa.Table:
@@ -588,3 +591,16 @@ def test_clauses_about_rows_without_an_event_are_sparks():
 
 def test_the_engine_works_in_the_driver():
     assert (MergeOnRead.name, MergeOnRead.in_driver) == ("merge_on_read", True)
+
+
+def test_another_log_in_the_place_of_the_one_that_was_read_is_read_anew(target):
+    """Of the same table, as from a backup: what was known of its files may be of others."""
+    native = open_table(str(target.root))
+    known = table_of(native, native.snapshot())
+    newest = target.log / f"{native.version:020}.json"
+    newest.write_bytes(newest.read_bytes().replace(b'"timestamp":1', b'"timestamp":2'))
+    os.utime(newest, (1, 1))
+
+    native.refresh()
+
+    assert table_of(native, native.snapshot()) is not known

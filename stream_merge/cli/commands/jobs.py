@@ -40,7 +40,7 @@ from stream_merge.model import names as table_names
 from stream_merge.model.results import MergeResult
 from stream_merge.session import is_submitted
 from stream_merge.spark.downloads import for_places, s3_confs
-from stream_merge.tables import locks
+from stream_merge.tables import locks, spark_table
 
 app = typer.Typer()
 quarantine = typer.Typer(no_args_is_help=True, help="Events that a job could not merge.")
@@ -207,7 +207,8 @@ def _replayed(query: QuerySettings, request: Request, start: Callable[[], SparkS
     while True:
         with held(query) as is_ours:
             if is_ours:
-                with locks.only_writer(query.target, f"quarantine replay of query {query.name!r}"):
+                location = None if table_names.is_path(query.target) else spark_table.location(start(), query.target)
+                with locks.only_writer(query.target, f"quarantine replay of query {query.name!r}", location):
                     answer = replay_answer(query, request) or replay(start(), query, request)
                 if is_asked:
                     answer_replay(query, answer)

@@ -165,7 +165,12 @@ def _written(
             properties=snapshot.properties,
             now_ms=now_ms,
         )
-        table.folder.send([decoded(add["path"])])
+        written = [decoded(add["path"])]
+        try:
+            table.folder.send(written)
+        except BaseException:
+            table.folder.discard(written)
+            raise
         adds.append({**add, "dataChange": False})
     return commit.Commit(
         version=snapshot.version + 1,

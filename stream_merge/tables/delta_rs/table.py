@@ -77,6 +77,8 @@ class NativeTable:
         where a link makes the name."""
         self.scratch: Path | None = None
         """Where copies of its files may be kept on the driver's disk; None: among temporary files."""
+        self.times_opened = 0
+        """How often it was read from the beginning: more than once where another log was found in its place."""
         self._options = None if storage_options is None else dict(storage_options)
         self._look = look(location, self.opened)
         self.times = Times(self.opened)
@@ -93,6 +95,7 @@ class NativeTable:
     @no_panics
     def _open(self) -> None:
         self._table = DeltaTable(self.location, storage_options=self._options)
+        self.times_opened += 1
         self._filesystem: pafs.PyFileSystem | None = None
         self._files: tuple[int, pa.Table] | None = None
         self._rows = KeptRows(self.location)

@@ -27,7 +27,9 @@ from stream_merge.model.logs import tell
 from stream_merge.tables.delta_rs.table import NativeTable
 from stream_merge.tables.live_files import Log
 from stream_merge.tables.merge_on_read.commit import Commit, overtaken
+from stream_merge.tables.merge_on_read.data_file import CHANGE_FOLDER
 from stream_merge.tables.merge_on_read.folder import Folder, Sizes
+from stream_merge.tables.merge_on_read.footers import GLOB
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +62,10 @@ class CopiedFolder(Folder):
         return copy if copy.exists() else self._native.filesystem.open_input_file(path)
 
     def obstacle(self, sizes: Sizes) -> str | None:  # noqa: D102
+        if GLOB.search(str(self.root)):
+            return (
+                f"copies of the target's files would lie in {str(self.root.parent)!r}, where some sign means any name"
+            )
         wanted, allowed = sum(size or 0 for size in sizes.values()), self._copies.ceiling()
         if self._copies.are_in_memory:
             return (
@@ -75,9 +81,9 @@ class CopiedFolder(Folder):
 
     @contextmanager
     def holding(self, sizes: Sizes) -> Iterator[None]:  # noqa: D102
-        with self._copies.lock:
+        with self._copies.lock, self._copies.kept(sizes):
             there = [path for path, size in sizes.items() if self._copies.has(path, size)]
-            self._copies.use(there)  # not to be given up for those that are not there
+            self._copies.use(there)
             self._fetch({path: size for path, size in sizes.items() if path not in there})
             yield
 
@@ -86,9 +92,11 @@ class CopiedFolder(Folder):
             return
         started = time.perf_counter()
         self._copies.make_room(sum(size or 0 for size in missing.values()))
-        with ThreadPoolExecutor(min(self.at_once, len(missing))) as threads:
-            fetched = sum(threads.map(self._fetched, missing, missing.values()))
-        self._copies.use(missing)
+        try:
+            with ThreadPoolExecutor(min(self.at_once, len(missing))) as threads:
+                fetched = sum(threads.map(self._fetched, missing, missing.values()))
+        finally:
+            self._copies.use(path for path in missing if (self.root / path).exists())
         tell(
             log.info,
             "files_copied",
@@ -116,7 +124,12 @@ class CopiedFolder(Folder):
         with ThreadPoolExecutor(min(self.at_once, max(1, len(sent)))) as threads:
             list(threads.map(self._send, sent))
         with self._copies.lock:
-            self._copies.use(dict.fromkeys(sent))
+            for path in sent:
+                if path.startswith(f"{CHANGE_FOLDER}/"):  # which no merge reads
+                    (self.root / path).unlink()
+                else:
+                    self._copies.use([path])
+            self._copies.make_room(0)
 
     def _send(self, path: str) -> None:
         # Through a buffer: of a stream without one delta-rs (1.6) takes no buffers of Arrow's.
@@ -128,8 +141,8 @@ class CopiedFolder(Folder):
 
     def discard(self, paths: Iterable[str]) -> None:  # noqa: D102
         for path in paths:
-            with suppress(OSError):
-                (self.root / path).unlink()
+            with self._copies.lock:
+                self._copies.forget(path)
             with suppress(OSError):
                 self._native.filesystem.delete_file(path)
 
@@ -176,6 +189,7 @@ class _Copies:
         """Whether the folder is on no disk."""
         self._sizes: OrderedDict[str, int] = OrderedDict()
         """Least recently used first."""
+        self._kept: frozenset[str] = frozenset()
 
     def has(self, path: str, size: int | None) -> bool:
         """Whether a copy is there."""
@@ -193,13 +207,28 @@ class _Copies:
         free = shutil.disk_usage(self.root).free
         return min(MOST_BYTES, (free + sum(self._sizes.values())) // 2)
 
+    @contextmanager
+    def kept(self, paths: Iterable[str]) -> Iterator[None]:
+        """Give none of these up for as long as the block runs."""
+        before, self._kept = self._kept, self._kept.union(paths)
+        try:
+            yield
+        finally:
+            self._kept = before
+
     def make_room(self, wanted: int) -> None:
-        """Delete copies until so many bytes more are within the ceiling."""
+        """Delete copies until so many bytes more are within the ceiling, or none is left but those that are held."""
         allowed, held = self.ceiling(), sum(self._sizes.values())
-        while self._sizes and held + wanted > allowed:
-            path, size = self._sizes.popitem(last=False)
-            (self.root / path).unlink(missing_ok=True)
-            held -= size
+        for path in [path for path in self._sizes if path not in self._kept]:
+            if held + wanted <= allowed:
+                return
+            held -= self.forget(path)
+
+    def forget(self, path: str) -> int:
+        """Delete a copy, if it is there; how many bytes it had."""
+        with suppress(OSError):
+            (self.root / path).unlink()
+        return self._sizes.pop(path, 0)
 
     @contextmanager
     def writing(self, path: str) -> Iterator[IO[bytes]]:

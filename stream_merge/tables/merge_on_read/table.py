@@ -40,6 +40,7 @@ class MergeOnReadTable:
         is_local = places.local_path(native.location) is not None
         self.folder: Folder = OwnFolder(native) if is_local else CopiedFolder(native, snapshot.table_id)
         self.table_id = snapshot.table_id
+        self.opened = native.times_opened
         self.live = LiveFiles(self.folder.log)
         self.expansion = 1.0
         """Bytes in memory for each that rows take in files before these are compressed: the most that was seen."""
@@ -126,8 +127,8 @@ _tables: WeakKeyDictionary[NativeTable, MergeOnReadTable] = WeakKeyDictionary()
 
 
 def table_of(native: NativeTable, snapshot: TableSnapshot) -> MergeOnReadTable:
-    """The table behind a handle; one that was dropped and made anew is another one."""
+    """The table behind a handle; one that was dropped and made anew, or whose log was replaced, is another one."""
     found = _tables.get(native)
-    if found is None or found.table_id != snapshot.table_id:
+    if found is None or (found.table_id, found.opened) != (snapshot.table_id, native.times_opened):
         found = _tables[native] = MergeOnReadTable(native, snapshot)
     return found

@@ -104,6 +104,11 @@ public class ConditionalPutLogStore extends S3SingleDriverLogStore {
     FSDataOutputStream stream = builder.build();
     try {
       stream.write(text);
+    } catch (IOException e) {
+      stream.abort(); // closing would put what is there
+      throw e;
+    }
+    try {
       stream.close();
       return Outcome.MADE;
     } catch (IOException e) {
