@@ -113,6 +113,11 @@ def location(session: SparkSession, target: str) -> str:
     return target if found is None else found.location
 
 
+def named_location(session: SparkSession, target: str) -> str | None:
+    """As `location`, of a table that is named in a catalog; None of a path, which says itself where it lies."""
+    return None if names.is_path(target) else location(session, target)
+
+
 def create(
     session: SparkSession,
     target: str,

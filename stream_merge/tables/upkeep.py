@@ -27,8 +27,7 @@ from stream_merge.spark.data_files import DataFile, data_files
 from stream_merge.spark.errors import reason
 from stream_merge.tables import compaction, locks, retry
 from stream_merge.tables.compaction import TARGET_BYTES, Compaction
-from stream_merge.tables.spark_table import delta_table, find, newest
-from stream_merge.tables.spark_table import location as location_of
+from stream_merge.tables.spark_table import delta_table, find, named_location, newest
 
 log = logging.getLogger(__name__)
 
@@ -270,7 +269,7 @@ def maintained(session: SparkSession, target: str, wanted: Maintenance) -> Upkee
         ConfigError: there is no such table, another process has it, or what is wanted would take away what its readers
             may need.
     """
-    location = None if names.is_path(target) else location_of(session, target)
+    location = named_location(session, target)
     with locks.only_writer(target, "stream-merge maintain", location):
         locks.expect_alone(target, location)
         return _maintained(session, target, wanted)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from pyspark.sql import SparkSession
-from pyspark.sql.types import ArrayType, DataType, DateType, MapType, StructType, TimestampType
+from pyspark.sql.types import StructType
 
 from stream_merge.engines.base import Execution, MergeJob
 from stream_merge.engines.costs import Work
@@ -15,6 +15,7 @@ from stream_merge.model.results import Refusal
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.shapes.layout import Layout
+from stream_merge.tables.delta_rs.data_files import holds_days
 from stream_merge.tables.delta_rs.eligibility import of_batch, of_events, of_files, of_table
 from stream_merge.tables.delta_rs.touched_files import touched_files
 from stream_merge.tables.reader import Store
@@ -94,22 +95,12 @@ def _of_filter(spec: MergeSpec) -> Ineligible | None:
 def _of_calendar(session: SparkSession, schema: StructType) -> Ineligible | None:
     """Files of delta-rs name no version of Spark: by a conf Spark takes old dates in them for another calendar's."""
     mode = str(session.conf.get(CALENDAR_CONF)).upper()
-    if mode == "CORRECTED" or not _has_dates(schema):
+    if mode == "CORRECTED" or not holds_days(schema):
         return None
     return Ineligible(
         reason="column",
         detail=f"with {CALENDAR_CONF}={mode} Spark reads dates before 1582 in files of delta-rs wrongly, or not at all",
     )
-
-
-def _has_dates(dtype: DataType) -> bool:
-    if isinstance(dtype, StructType):
-        return any(_has_dates(field.dataType) for field in dtype.fields)
-    if isinstance(dtype, ArrayType):
-        return _has_dates(dtype.elementType)
-    if isinstance(dtype, MapType):
-        return _has_dates(dtype.keyType) or _has_dates(dtype.valueType)
-    return isinstance(dtype, DateType | TimestampType)
 
 
 def _memory_needed(work: Work, width: float, event_bytes: int | None) -> int:

@@ -174,8 +174,8 @@ def _alone(settings: FilesSettings) -> Iterator[ExitStack]:
 
 def _hold_named(session: SparkSession, settings: FilesSettings, held: ExitStack) -> None:
     """As `_alone`, of a table that only a catalog knows the place of."""
-    if not names.is_path(settings.target):
-        location = spark_table.location(session, settings.target)
+    location = spark_table.named_location(session, settings.target)
+    if location is not None:
         held.enter_context(locks.only_writer(settings.target, _who(settings), location))
 
 

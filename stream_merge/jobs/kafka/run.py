@@ -28,7 +28,6 @@ from stream_merge.jobs.kafka.settings import JobSettings, QuerySettings
 from stream_merge.jobs.watch.queries import MOST_KEPT, Stream, drained
 from stream_merge.metrics.instruments import MergeMetrics
 from stream_merge.model.logs import tell
-from stream_merge.model.names import is_path
 from stream_merge.model.results import MergeResult
 from stream_merge.sources.kafka.connection import Cluster
 from stream_merge.sources.kafka.connection import records as records_of
@@ -137,9 +136,8 @@ class Job:
 
     def _only_writer(self, query: QuerySettings) -> AbstractContextManager[None]:
         location = None
-        if not is_path(query.target):
-            with suppress(StreamMergeError):  # the query will say so, and try again where that helps
-                location = spark_table.location(self._session, query.target)
+        with suppress(StreamMergeError):  # the query will say so, and try again where that helps
+            location = spark_table.named_location(self._session, query.target)
         return locks.only_writer(query.target, f"query {query.name!r}", location)
 
     def look_before(self, query: QuerySettings, *, is_first: bool, once: bool) -> None:

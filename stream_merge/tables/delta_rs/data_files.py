@@ -191,6 +191,11 @@ def holds_times(schema: StructType) -> bool:
     return next(_times_of(schema), None) is not None
 
 
+def holds_days(schema: StructType) -> bool:
+    """The same of those that Spark moves from one calendar to another: not of times without a zone."""
+    return any(not isinstance(dtype, TimestampNTZType) for _, dtype in _times_of(schema))
+
+
 def counts_days_otherwise(metadata: Mapping[bytes, bytes]) -> bool:
     """Whether a file's metadata say that dates and times before 1900 are in the calendar of Spark 2."""
     if any(key in metadata for key in _LEGACY_KEYS):
