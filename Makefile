@@ -92,7 +92,7 @@ reference: $(INSTALLED)  ## write the lists of metrics and commands in docs/refe
 	.venv/bin/python docs/generate.py
 
 log-store: $(INSTALLED)  ## build the log store for S3 from its sources, into the package
-	@home=$$(deployments/setup.sh java) && JAVA_HOME="$$home" deployments/setup.sh build deployments/log-store stream_merge/spark/stream-merge-log-store.jar
+	@home=$$(deployments/setup.sh java) && JAVA_HOME="$$home" deployments/setup.sh build deployments/log-store stream_merge/spark/maven
 
 lock:  ## write requirements.lock again from pyproject.toml (needs uv); a release of this week is left alone
 	uv pip compile --quiet --upgrade --no-strip-extras --exclude-newer "1 week" --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url \

@@ -5,7 +5,7 @@
 #   deployments/setup.sh spark DIR VERSION    make another one on top of it, with PySpark of another version (4.1)
 #   deployments/setup.sh java    print the home of a JDK that Spark can use; install one through apt when root
 #   deployments/setup.sh jars POM DIR    copy what a POM names, and all that it needs, into a folder
-#   deployments/setup.sh build PROJECT JAR    build a Maven project into a jar
+#   deployments/setup.sh build PROJECT REPOSITORY    build a Maven project into a repository that holds its jar alone
 #   deployments/setup.sh postgres        print the folder of PostgreSQL's server programs; install it through apt when root
 #   deployments/setup.sh prometheus      print the path of Prometheus; unpack its package into .jars where there is none
 #   deployments/setup.sh s3              print the path of the S3 server of the tests; build it into .jars where there is none
@@ -124,10 +124,24 @@ copy_jars() {
 }
 
 build_jar() {
-    local project=$1 jar=$2
+    local project=$1 repository=$2 name version folder
     need_maven "builds $project"
+    name=stream-merge-$(basename "$project")
+    # Other sources, another version: Ivy never looks again at one that it has.
+    version=1.$(cat "$project/pom.xml" $(find "$project/src" -name '*.java' | sort) | sha256sum | cut -c1-12)
     mvn -q -B -f "$project/pom.xml" -Dmaven.repo.local="$PWD/.jars/maven" clean package || fail "mvn could not build $project; what it said is above."
-    cp "$project"/target/*.jar "$jar"
+    rm -rf "$repository/stream-merge/$name"
+    folder=$repository/stream-merge/$name/$version
+    mkdir -p "$folder"
+    cp "$project"/target/*.jar "$folder/$name-$version.jar"
+    cat >"$folder/$name-$version.pom" <<POM
+<project xmlns="http://maven.apache.org/POM/4.0.0">
+  <modelVersion>4.0.0</modelVersion>
+  <groupId>stream-merge</groupId>
+  <artifactId>$name</artifactId>
+  <version>$version</version>
+</project>
+POM
     rm -rf "$project/target"
 }
 
@@ -250,5 +264,5 @@ case "${1:-}" in
     postgres) need_postgres ;;
     prometheus) need_prometheus ;;
     s3) need_s3 ;;
-    *) fail "usage: deployments/setup.sh venv|spark DIR VERSION|java|jars POM DIR|build PROJECT JAR|postgres|prometheus|s3" ;;
+    *) fail "usage: deployments/setup.sh venv|spark DIR VERSION|java|jars POM DIR|build PROJECT REPOSITORY|postgres|prometheus|s3" ;;
 esac

@@ -276,6 +276,8 @@ def _start_quietly(builder: SparkSession.Builder) -> SparkSession:
         except PySparkRuntimeError as err:  # JAVA_GATEWAY_EXITED
             raise preflight.failed_start(stderr.text_to_the_end(), conf.get(PACKAGES) or "") from err
         SparkContext._ensure_initialized(gateway=gateway, conf=conf)
+        if _option(builder, JARS):  # with what was downloaded: what the builder says would replace it (PySpark 4.2)
+            builder.config(JARS, SparkConf().get(JARS))
         session = builder.getOrCreate()
     tell(_log.debug, "spark_started", app_name=session.sparkContext.appName, jvm_stderr=stderr.text())
     return session

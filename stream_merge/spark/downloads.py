@@ -12,7 +12,7 @@ from pathlib import Path
 import pyspark
 
 from stream_merge.spark.defaults import in_effect, spark_home
-from stream_merge.spark.log_store import log_store_confs
+from stream_merge.spark.log_store import log_store_confs, log_store_packages
 from stream_merge.spark.places import is_on_s3
 from stream_merge.spark.versions import AWS_PARTS, AWS_WHOLE, HADOOP, SCALA
 
@@ -29,7 +29,7 @@ def s3_confs(own: Mapping[str, str]) -> dict[str, str]:
 
     Of Amazon's SDK only the parts that it uses, a few MB; it names the whole, 600 MB.
     """
-    own = log_store_confs(own)
+    own = log_store_packages(own)
     named = packages(own)
     for wanted in s3_coordinates():
         module = wanted.rsplit(":", 1)[0]

@@ -16,8 +16,15 @@ from stream_merge.spark.versions import SPARK
 STORE_CONF = "spark.delta.logStore.s3a.impl"
 ANY_STORE_CONF = "spark.delta.logStore.class"
 CONDITIONAL_PUT = "streammerge.ConditionalPutLogStore"
-JAR = Path(__file__).with_name("stream-merge-log-store.jar")
+REPOSITORY = Path(__file__).with_name("maven")
+"""A Maven repository that holds the jar alone; a version's name comes of its sources, so a cache is never stale."""
+_ARTIFACT = "stream-merge-log-store"
+JAR = next(REPOSITORY.glob(f"*/{_ARTIFACT}/*/*.jar"), REPOSITORY / "no-file.jar")
+"""There where the package lies in a folder, not in an archive of Python's."""
+_COORDINATES = ":".join(JAR.parts[-4:-1])
 _JARS = "spark.jars"
+_PACKAGES = "spark.jars.packages"
+_REPOSITORIES = "spark.jars.repositories"
 
 
 def log_store_confs(own: Mapping[str, str]) -> dict[str, str]:
@@ -27,10 +34,26 @@ def log_store_confs(own: Mapping[str, str]) -> dict[str, str]:
     """
     if not _is_wanted(own):
         return dict(own)
-    named = [jar for jar in in_effect(_JARS, own).split(",") if jar]
-    if not any(JAR.name == jar.rsplit("/", 1)[-1] for jar in named):
+    named = _list(_JARS, own)
+    if not any(_ARTIFACT in jar.rsplit("/", 1)[-1] for jar in named):
         named.append(str(JAR))
     return {**own, STORE_CONF: CONDITIONAL_PUT, _JARS: ",".join(named)}
+
+
+def log_store_packages(own: Mapping[str, str]) -> dict[str, str]:
+    """The same for a session that downloads packages: the jar is one of them.
+
+    What a PySpark session names as `spark.jars` replaces what Spark has downloaded for it (PySpark 4.2,
+    SparkContext._do_init): on a cluster executors would lack Delta.
+    """
+    if not _is_wanted(own):
+        return dict(own)
+    confs = {**own, STORE_CONF: CONDITIONAL_PUT}
+    named = _list(_PACKAGES, own)
+    if any(_ARTIFACT in jar for jar in [*named, *_list(_JARS, own)]):
+        return confs
+    repositories = dict.fromkeys([*_list(_REPOSITORIES, own), REPOSITORY.as_uri()])
+    return {**confs, _PACKAGES: ",".join([*named, _COORDINATES]), _REPOSITORIES: ",".join(repositories)}
 
 
 def log_store_of_jvm(jvm: Any, own: Mapping[str, str]) -> dict[str, str]:
@@ -41,4 +64,8 @@ def log_store_of_jvm(jvm: Any, own: Mapping[str, str]) -> dict[str, str]:
 
 
 def _is_wanted(own: Mapping[str, str]) -> bool:
-    return SPARK >= (4, 1) and not any(in_effect(conf, own) for conf in (STORE_CONF, ANY_STORE_CONF))
+    return SPARK >= (4, 1) and JAR.is_file() and not any(in_effect(conf, own) for conf in (STORE_CONF, ANY_STORE_CONF))
+
+
+def _list(conf: str, own: Mapping[str, str]) -> list[str]:
+    return [entry.strip() for entry in in_effect(conf, own).split(",") if entry.strip()]

@@ -11,27 +11,33 @@ from pathlib import Path
 import pytest
 
 
-def test_the_preset_and_the_collector_reach_the_running_session():
-    """In a JVM of its own: the session that tests share has fewer tasks, and another collector."""
+def test_the_preset_the_collector_and_all_jars_reach_the_running_session():
+    """In a JVM of its own: the session that tests share has fewer tasks, and another collector.
+
+    Jars that are named and those that were downloaded both: executors of a cluster get what `spark.jars` says.
+    """
     code = """
         import sys
         from stream_merge.session import SMALL_BATCHES, local_session
+        from stream_merge.spark.log_store import JAR, log_store_confs
         sys.path.insert(0, "tests")
         from traces import collectors
 
-        session = local_session("preset", cores=1, memory="512m")
+        session = local_session("preset", cores=1, memory="512m", confs=log_store_confs({}))
         names = ("sql.shuffle.partitions", "sql.session.timeZone", "databricks.delta.snapshotPartitions")
         print(*(session.conf.get(f"spark.{name}") for name in names), sep=",")
         print(*sorted(collectors(session)), session._jvm.java.util.TimeZone.getDefault().getID(), sep=",")
         for setting in SMALL_BATCHES:
             session.conf.get(setting.conf)
+        jars = [jar.rsplit("/", 1)[-1] for jar in session.conf.get("spark.jars").split(",")]
+        print(any("delta-spark_" in jar for jar in jars), JAR.name in jars, sep=",")
         session.stop()
     """
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=240, check=False
     )
 
-    assert done.stdout == "4,UTC,2\nPS MarkSweep,PS Scavenge,UTC\n", done.stderr
+    assert done.stdout == "4,UTC,2\nPS MarkSweep,PS Scavenge,UTC\nTrue,True\n", done.stderr
 
 
 @pytest.mark.parametrize("said_in", ["confs", "environment", "spark-defaults.conf"])

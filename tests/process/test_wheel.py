@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from stream_merge.spark.log_store import JAR, REPOSITORY
+
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
@@ -106,7 +108,7 @@ def test_the_wheel_says_what_it_is(wheel: Path) -> None:
     assert {name.split("/")[0] for name in names if ".data/" not in name and ".dist-info/" not in name} == {
         "stream_merge"
     }
-    assert {"stream_merge/py.typed", "stream_merge/spark/stream-merge-log-store.jar"} <= set(names)
+    assert {"stream_merge/py.typed", f"stream_merge/spark/{JAR.relative_to(REPOSITORY.parent)}"} <= set(names)
     assert described["Requires-Python"] == PROJECT["requires-python"]
     assert described.get_all("Classifier") == PROJECT["classifiers"]
     pinned = {text for text in described.get_all("Requires-Dist", []) if "extra ==" not in text}

@@ -12,10 +12,19 @@ import pytest
 from stream_merge.model import names
 from stream_merge.spark import log_store
 from stream_merge.spark.downloads import for_places, s3_confs, s3_coordinates
-from stream_merge.spark.log_store import ANY_STORE_CONF, CONDITIONAL_PUT, JAR, STORE_CONF, log_store_confs
+from stream_merge.spark.log_store import (
+    ANY_STORE_CONF,
+    CONDITIONAL_PUT,
+    JAR,
+    REPOSITORY,
+    STORE_CONF,
+    log_store_confs,
+    log_store_packages,
+)
 from stream_merge.spark.places import canonical, is_on_s3
 from stream_merge.spark.s3 import Access, NotTranslatedError
 
+LOG_STORE = ":".join(JAR.parts[-4:-1])
 DEFAULT_PROVIDERS = (
     "org.apache.hadoop.fs.s3a.TemporaryAWSCredentialsProvider,"
     " org.apache.hadoop.fs.s3a.SimpleAWSCredentialsProvider,"
@@ -142,9 +151,9 @@ def test_spark_downloads_its_file_system_for_s3_where_something_lies_there(monke
 
     assert for_places(own, ["/data/in", "tables/t"]) == own
     assert for_places(own, ["/data/in", "s3://lake/t"]) == {
-        "spark.jars.packages": ",".join(["a:b:1", *s3_coordinates()]),
+        "spark.jars.packages": ",".join(["a:b:1", LOG_STORE, *s3_coordinates()]),
         "spark.jars.excludes": "x:y,software.amazon.awssdk:bundle",
-        "spark.jars": str(JAR),
+        "spark.jars.repositories": REPOSITORY.as_uri(),
         STORE_CONF: CONDITIONAL_PUT,
     }
     named = {"spark.jars": "/jars/hadoop-aws-3.5.0.jar"}
@@ -161,9 +170,29 @@ def test_the_log_store_for_s3_is_set_where_none_is(monkeypatch: pytest.MonkeyPat
     for conf in (STORE_CONF, ANY_STORE_CONF):
         theirs = {**own, conf: "io.delta.storage.S3DynamoDBLogStore"}
         assert log_store_confs(theirs) == theirs
+        assert log_store_packages(theirs) == theirs
     monkeypatch.setattr(log_store, "SPARK", (4, 0))
-    assert log_store_confs(own) == own
+    assert log_store_confs(own) == log_store_packages(own) == own
     assert JAR.is_file()
+
+
+def test_the_log_store_is_downloaded_from_the_package_where_spark_downloads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once, from a Maven repository of one jar, beside the users' own; not where `spark.jars` names it."""
+    monkeypatch.setattr(log_store, "SPARK", (4, 1))
+    own = {"spark.jars.packages": "a:b:1", "spark.jars.repositories": "https://maven.example"}
+    group, artifact, version = LOG_STORE.split(":")
+    folder = REPOSITORY / group / artifact / version
+
+    downloaded = log_store_packages(own)
+    assert downloaded == {
+        "spark.jars.packages": f"a:b:1,{LOG_STORE}",
+        "spark.jars.repositories": f"https://maven.example,{REPOSITORY.as_uri()}",
+        STORE_CONF: CONDITIONAL_PUT,
+    }
+    assert {path.name for path in folder.iterdir()} == {f"{artifact}-{version}.jar", f"{artifact}-{version}.pom"}
+    assert log_store_packages(downloaded) == downloaded
+    named = {"spark.jars": str(JAR), STORE_CONF: CONDITIONAL_PUT}
+    assert log_store_packages({"spark.jars": str(JAR)}) == named
 
 
 def test_whoever_names_the_connector_gets_what_it_needs_of_the_sdk():
@@ -172,5 +201,10 @@ def test_whoever_names_the_connector_gets_what_it_needs_of_the_sdk():
     connector, *sdk = s3_coordinates()
 
     assert connector.startswith("org.apache.hadoop:hadoop-aws:")
-    assert s3_confs(own)["spark.jars.packages"].split(",") == ["org.apache.hadoop:hadoop-aws:3.4.2", "a:b:1", *sdk]
+    assert s3_confs(own)["spark.jars.packages"].split(",") == [
+        "org.apache.hadoop:hadoop-aws:3.4.2",
+        "a:b:1",
+        LOG_STORE,
+        *sdk,
+    ]
     assert s3_confs(s3_confs(own)) == s3_confs(own)
