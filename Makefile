@@ -33,7 +33,7 @@ setup: $(INSTALLED)  ## virtual environment, locked packages, JDK
 demo: $(INSTALLED)  ## merge a generated change stream and watch it; ARGS="--conflict" and others
 	@$(WITH_JAVA) .venv/bin/stream-merge demo $(ARGS)
 
-jars: .jars/spark/.copied  ## jars of Delta, of Spark's Kafka connector and of its file system for S3, for a cluster and for machines without network
+jars: .jars/spark/.copied  ## jars of Delta, of Spark's Kafka connector and of its file systems for S3 and Azure, for a cluster and for machines without network
 
 shop: $(INSTALLED) .jars/spark/.copied .jars/services/.copied  ## PostgreSQL, Kafka and Debezium to try a job on; ARGS=folder
 	@$(WITH_JAVA) .venv/bin/python tests/shop.py $(ARGS)
@@ -44,7 +44,7 @@ unit: $(INSTALLED)  ## the tests that need neither Spark nor Java; ARGS="-k name
 test: $(INSTALLED) .jars/classes.jsa  ## unit, and what a sink does on Spark as it is shipped, in three processes; ARGS="-k name" selects, ARGS="-n 0" takes one
 	@$(WITH_JAVA) $(PYTEST) tests/unit tests/contract --engines shipped $(ARGS)
 
-test-all: $(INSTALLED) .jars/classes.jsa .jars/spark/.copied .jars/services/.copied .jars/prometheus/.found .jars/s3/.found  ## all tests, on every engine, with Kafka, processes and a cluster; and which lines and branches they reach
+test-all: $(INSTALLED) .jars/classes.jsa .jars/spark/.copied .jars/services/.copied .jars/prometheus/.found .jars/s3/.found .jars/azurite/.found .jars/gcs/.found  ## all tests, on every engine, with Kafka, processes and a cluster; and which lines and branches they reach
 	@$(WITH_JAVA) $(PYTEST) --engines each --cov --cov-report=term $(ARGS)
 
 soak: $(INSTALLED) .jars/classes.jsa .jars/spark/.copied .jars/services/.copied .jars/s3/.found  ## what a change need not wait for: more and longer random histories (HISTORIES=20 EVENTS=180), contract tests with engines in turn, RACES=500 merges at once, ten kills, and the contract tests on other versions of Spark
@@ -103,7 +103,7 @@ clean:  ## remove everything that make and the tools made
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .jars/spark/.copied: $(INSTALLED)
-	@$(WITH_JAVA) .venv/bin/stream-merge jars --s3 $(@D)
+	@$(WITH_JAVA) .venv/bin/stream-merge jars --s3 --azure $(@D)
 	@touch $@
 
 .jars/services/.copied: tests/services/pom.xml
@@ -123,6 +123,16 @@ clean:  ## remove everything that make and the tools made
 .jars/s3/.found:
 	@deployments/setup.sh s3 >/dev/null
 	@mkdir -p $(@D)
+	@touch $@
+
+.jars/azurite/.found:
+	@deployments/setup.sh azurite >/dev/null
+	@mkdir -p $(@D)
+	@touch $@
+
+.jars/gcs/.found: tests/services/gcs.xml
+	@deployments/setup.sh gcs >/dev/null
+	@home=$$(deployments/setup.sh java) && JAVA_HOME="$$home" deployments/setup.sh jars $< $(@D)
 	@touch $@
 
 .venv-%/.installed: $(INSTALLED)

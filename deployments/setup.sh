@@ -9,6 +9,8 @@
 #   deployments/setup.sh postgres        print the folder of PostgreSQL's server programs; install it through apt when root
 #   deployments/setup.sh prometheus      print the path of Prometheus; unpack its package into .jars where there is none
 #   deployments/setup.sh s3              print the path of the S3 server of the tests; build it into .jars where there is none
+#   deployments/setup.sh azurite         print the path of the tests' emulator of Azure; install it into .jars where there is none
+#   deployments/setup.sh gcs             print the path of the tests' emulator of Google's store; build it into .jars where there is none
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -237,20 +239,57 @@ find_s3() {
 }
 
 need_s3() {
-    local program go made=.jars/s3
+    local program
     program=$(find_s3)
     if [ -z "$program" ]; then
-        # Sources, and what is built of them, are gone when the program is there.
-        export GOPATH="$PWD/$made/go" GOCACHE="$PWD/$made/cache" GOBIN="$PWD/$made" GOFLAGS=-modcacherw CGO_ENABLED=0
-        export GOTOOLCHAIN=auto # distributions say local
-        unset GOROOT
-        mkdir -p "$made"
-        go=$(need_go go1.25.0)
-        say "building the S3 server of the tests into $made (two minutes)"
-        "$go" install -ldflags "-s -w" github.com/versity/versitygw/cmd/versitygw@v1.8.0 >&2 \
-            || fail "versitygw could not be built; what Go said is above. Install it, or set VERSITYGW to the program."
-        rm -rf "$GOPATH" "$GOCACHE"
+        go_install "the S3 server of the tests" .jars/s3 go1.25.0 github.com/versity/versitygw/cmd/versitygw@v1.8.0
         program=$(find_s3)
+    fi
+    echo "$program"
+}
+
+# Build a program ($4, of Go $3) into a folder ($2). Sources, and what is built of them, are gone when it is there.
+go_install() {
+    local what=$1 made=$2 version=$3 module=$4 go
+    export GOPATH="$PWD/$made/go" GOCACHE="$PWD/$made/cache" GOBIN="$PWD/$made" GOFLAGS=-modcacherw CGO_ENABLED=0
+    export GOTOOLCHAIN=auto # distributions say local
+    unset GOROOT
+    mkdir -p "$made"
+    go=$(need_go "$version")
+    say "building $what into $made (two minutes)"
+    "$go" install -ldflags "-s -w" "$module" >&2 || fail "$module could not be built; what Go said is above. Install it on the PATH."
+    rm -rf "$GOPATH" "$GOCACHE"
+}
+
+find_gcs() {
+    find_program fake-gcs-server "$PWD/.jars/gcs/fake-gcs-server"
+}
+
+need_gcs() {
+    local program
+    program=$(find_gcs)
+    if [ -z "$program" ]; then
+        go_install "the emulator of Google's store" .jars/gcs go1.25.0 github.com/fsouza/fake-gcs-server@v1.56.1
+        program=$(find_gcs)
+    fi
+    echo "$program"
+}
+
+find_azurite() {
+    find_program azurite-blob "$PWD/.jars/azurite/node_modules/.bin/azurite-blob"
+}
+
+need_azurite() {
+    local program
+    program=$(find_azurite)
+    if [ -z "$program" ]; then
+        if ! command -v npm >/dev/null; then
+            can_install || fail "npm is missing, which installs the tests' emulator of Azure. Install it (Debian, Ubuntu: apt install npm)."
+            apt_install "npm" npm
+        fi
+        say "installing the emulator of Azure into .jars/azurite"
+        npm install --silent --no-audit --no-fund --ignore-scripts --prefix .jars/azurite azurite@3.35.0 >&2 || fail "npm could not install azurite; what it said is above."
+        program=$(find_azurite)
     fi
     echo "$program"
 }
@@ -264,5 +303,7 @@ case "${1:-}" in
     postgres) need_postgres ;;
     prometheus) need_prometheus ;;
     s3) need_s3 ;;
-    *) fail "usage: deployments/setup.sh venv|spark DIR VERSION|java|jars POM DIR|build PROJECT REPOSITORY|postgres|prometheus|s3" ;;
+    azurite) need_azurite ;;
+    gcs) need_gcs ;;
+    *) fail "usage: deployments/setup.sh venv|spark DIR VERSION|java|jars POM DIR|build PROJECT REPOSITORY|postgres|prometheus|s3|azurite|gcs" ;;
 esac

@@ -30,6 +30,7 @@ from stream_merge.spark.defaults import spark_defaults
 from stream_merge.spark.downloads import (
     JARS,
     PACKAGES,
+    azure_confs,
     has_kafka_connector,
     kafka_coordinates,
     packages,
@@ -177,6 +178,11 @@ def kafka_packages(builder: SparkSession.Builder) -> SparkSession.Builder:
 def s3_packages(builder: SparkSession.Builder) -> SparkSession.Builder:
     """Have Spark download its file system for S3, beside the packages that it downloads anyway."""
     return builder.config(map=dict(s3_confs(_confs(builder))))
+
+
+def azure_packages(builder: SparkSession.Builder) -> SparkSession.Builder:
+    """Have Spark download its file system for Azure, beside the packages that it downloads anyway."""
+    return builder.config(map=dict(azure_confs(_confs(builder))))
 
 
 def local_session(

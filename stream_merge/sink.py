@@ -80,7 +80,7 @@ class MergeSink:
         name: label for metrics and logs; part of the identity when given.
         single_writer: promise that nobody else writes to the target; without it an object store is left to Spark,
             unless commits exclude each other there (on S3 by `streammerge.ConditionalPutLogStore`).
-        storage_options: how delta-rs reaches an object store; None: on S3 as Spark's `fs.s3a` settings say.
+        storage_options: how delta-rs reaches an object store; None: on S3 and Azure as Spark's settings say.
         native_memory_bytes: memory ceiling of the native engine.
         maintenance: upkeep of the target's files at the end of a call; None: none.
         target_filter: SQL over the row `t`, such as "t.day >= current_date() - 7": the only part of the target that is

@@ -12,7 +12,7 @@ import pytest
 import services
 from log_faults import LogFaults, class_path, compile_log_store
 from pyspark.sql import SparkSession
-from services import s3
+from services import gcs, s3
 from spared import spare_lookups, spare_processes
 
 from stream_merge.jobs.kafka import jars
@@ -130,8 +130,11 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 
 def _with_jars(confs: dict[str, str]) -> dict[str, str]:
-    """Those of the Kafka connector and of Spark's file system for S3, with the log store for it, where they are."""
-    return confs if services.missing() else log_store_confs(jars.conf(str(services.SPARK_JARS), confs))
+    """Those of the Kafka connector and of file systems for object stores, with the log store for S3, where they are."""
+    if services.missing():
+        return confs
+    found = log_store_confs(jars.conf(str(services.SPARK_JARS), confs))
+    return {**found, "spark.jars": ",".join([found["spark.jars"], *gcs.jars()])}
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -13,7 +13,7 @@ import pyspark
 
 from stream_merge.spark.defaults import in_effect, spark_home
 from stream_merge.spark.log_store import log_store_confs, log_store_packages
-from stream_merge.spark.places import is_on_s3
+from stream_merge.spark.places import is_on_azure, is_on_s3
 from stream_merge.spark.versions import AWS_PARTS, AWS_WHOLE, HADOOP, SCALA
 
 JARS = "spark.jars"
@@ -22,6 +22,7 @@ EXCLUDES = "spark.jars.excludes"
 _CLASS_PATH = "spark.driver.extraClassPath"
 _KAFKA_CONNECTOR = "spark-sql-kafka-0-10"
 _S3_CONNECTOR = "hadoop-aws"
+_AZURE_CONNECTOR = "hadoop-azure"
 
 
 def s3_confs(own: Mapping[str, str]) -> dict[str, str]:
@@ -30,13 +31,25 @@ def s3_confs(own: Mapping[str, str]) -> dict[str, str]:
     Of Amazon's SDK only the parts that it uses, a few MB; it names the whole, 600 MB.
     """
     own = log_store_packages(own)
-    named = packages(own)
-    for wanted in s3_coordinates():
-        module = wanted.rsplit(":", 1)[0]
-        if not any(package.rsplit(":", 1)[0] == module for package in named):
-            named.append(wanted)
+    named = _with(packages(own), s3_coordinates())
     left_out = [one for one in in_effect(EXCLUDES, own).split(",") if one]
     return {**own, PACKAGES: ",".join(named), EXCLUDES: ",".join(dict.fromkeys([*left_out, AWS_WHOLE]))}
+
+
+def azure_confs(own: Mapping[str, str]) -> dict[str, str]:
+    """A session's confs, and those that have Spark download its file system for Azure (`abfs:` and `abfss:`)."""
+    return {**own, PACKAGES: ",".join(_with(packages(own), [azure_coordinates()]))}
+
+
+def azure_coordinates() -> str:
+    """Maven's coordinates of Spark's file system for Azure, for this PySpark."""
+    return f"org.apache.hadoop:{_AZURE_CONNECTOR}:{HADOOP}"
+
+
+def _with(named: list[str], wanted: Iterable[str]) -> list[str]:
+    """Packages, and those wanted of which no version is named."""
+    modules = {package.rsplit(":", 1)[0] for package in named}
+    return [*named, *(package for package in wanted if package.rsplit(":", 1)[0] not in modules)]
 
 
 def s3_coordinates() -> list[str]:
@@ -64,13 +77,16 @@ def has_kafka_connector(confs: Mapping[str, str]) -> bool:
 
 
 def for_places(own: Mapping[str, str], places: Iterable[str]) -> dict[str, str]:
-    """A session's confs, and where one of these places is on S3 those for its file system, unless Spark has that.
+    """A session's confs, and those for the file systems of the stores that these places are in, unless Spark has them.
 
-    And those of the log store in any case.
+    And where one is on S3 those of the log store in any case.
     """
-    if not any(map(is_on_s3, places)):
-        return dict(own)
-    return log_store_confs(own) if _has(_S3_CONNECTOR, own) else s3_confs(own)
+    places, confs = list(places), dict(own)
+    if any(map(is_on_s3, places)):
+        confs = log_store_confs(confs) if _has(_S3_CONNECTOR, confs) else s3_confs(confs)
+    if any(map(is_on_azure, places)) and not _has(_AZURE_CONNECTOR, confs):
+        confs = azure_confs(confs)
+    return confs
 
 
 def _has(connector: str, confs: Mapping[str, str]) -> bool:

@@ -9,7 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+from pyspark.sql import SparkSession
+
+from stream_merge.model import names
 from stream_merge.spark.defaults import in_effect
 from stream_merge.spark.versions import SPARK
 
@@ -61,6 +65,13 @@ def log_store_of_jvm(jvm: Any, own: Mapping[str, str]) -> dict[str, str]:
     loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
     is_there = loader.getResource(f"{CONDITIONAL_PUT.replace('.', '/')}.class") is not None
     return {STORE_CONF: CONDITIONAL_PUT} if is_there and _is_wanted(own) else {}
+
+
+def log_stores(session: SparkSession, location: str) -> list[str]:
+    """Those that are named for a place; Delta asks the context's conf, which a session's does not change."""
+    conf = session._jsparkSession.sparkContext().conf()
+    named = (ANY_STORE_CONF, f"spark.delta.logStore.{urlsplit(names.hadoop_uri(location)).scheme}.impl")
+    return [store for store in (str(conf.get(name, "")) for name in named) if store]
 
 
 def _is_wanted(own: Mapping[str, str]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from pathlib import Path
 from urllib.parse import unquote, urlparse
@@ -73,12 +74,20 @@ def is_on_s3(location: str) -> bool:
     return urlparse(names.hadoop_uri(location)).scheme == "s3a"
 
 
+def is_on_azure(location: str) -> bool:
+    """Whether a path or URI lies on Azure, by the names that Hadoop's file system for it goes by."""
+    return urlparse(location).scheme.lower() in ("abfs", "abfss")
+
+
 def canonical(location: str) -> str:
     """One spelling per table, as far as that can be told from outside."""
     local = local_path(location) if names.is_path(location) else None
     if local is not None:
         return os.path.realpath(local)
-    return names.normal_path(location) if names.is_path(location) else location.casefold()
+    if not names.is_path(location):
+        return location.casefold()
+    # With TLS and without it is one table; Spark is told what the user says, since an emulator may have no TLS.
+    return re.sub(r"^abfss(?=://)", "abfs", names.normal_path(location), flags=re.IGNORECASE)
 
 
 def table_above(target: str, found: TableSnapshot | None) -> str | None:

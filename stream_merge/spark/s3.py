@@ -10,14 +10,12 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from ipaddress import ip_address
-from typing import Any
 from urllib.parse import urlsplit
 
 from pyspark.sql import SparkSession
 
-from stream_merge.model import names
-from stream_merge.spark.jvm import java_class
-from stream_merge.spark.log_store import ANY_STORE_CONF, CONDITIONAL_PUT
+from stream_merge.spark.hadoop_settings import NotTranslatedError, hadoop_settings
+from stream_merge.spark.log_store import CONDITIONAL_PUT, log_stores
 from stream_merge.spark.places import is_on_s3
 
 _DEFAULT_REGION = "us-east-1"
@@ -63,10 +61,6 @@ _COMMITS_OTHERWISE = frozenset(
     for prefix in ("", "aws_")
 )
 """Options of delta-rs by which it may commit in another way than by a conditional put."""
-
-
-class NotTranslatedError(ValueError):
-    """Spark reaches the bucket in a way that delta-rs cannot be told; the sentence says which."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
@@ -151,17 +145,12 @@ def storage_options(session: SparkSession, location: str) -> Mapping[str, str] |
     if not is_on_s3(location):
         return None
     bucket = urlsplit(location).netloc
-    conf = session._jsparkSession.sessionState().newHadoopConf()
-    text = java_class(session, "java.lang.String")
+    settings = hadoop_settings(session)
 
-    def first(get: Callable[[str], Any]) -> Callable[[str], str]:
+    def first(get: Callable[[str], str | None]) -> Callable[[str], str]:
         return lambda name: str(get(f"fs.s3a.bucket.{bucket}.{name}") or get(f"fs.s3a.{name}") or "").strip()
 
-    def secret(name: str) -> str | None:
-        found = conf.getPassword(name)
-        return None if found is None else str(text.copyValueOf(found))
-
-    return Access(setting=first(conf.get), secret=first(secret), bucket=bucket).options()
+    return Access(setting=first(settings.setting), secret=first(settings.secret), bucket=bucket).options()
 
 
 def keeps_one_process_apart_only(session: SparkSession, location: str) -> bool:
@@ -172,7 +161,7 @@ def keeps_one_process_apart_only(session: SparkSession, location: str) -> bool:
     """
     if not is_on_s3(location):
         return False
-    return all(store.rsplit(".", 1)[-1] in _LOOKS_THEN_PUTS for store in _log_stores(session, location))
+    return all(store.rsplit(".", 1)[-1] in _LOOKS_THEN_PUTS for store in log_stores(session, location))
 
 
 def excludes_delta_rs(session: SparkSession, location: str, options: Mapping[str, str] | None) -> bool:
@@ -186,17 +175,10 @@ def excludes_delta_rs(session: SparkSession, location: str, options: Mapping[str
         location: of a table.
         options: of delta-rs.
     """
-    if not is_on_s3(location) or _log_stores(session, location) != [CONDITIONAL_PUT]:
+    if not is_on_s3(location) or log_stores(session, location) != [CONDITIONAL_PUT]:
         return False
     told = {*(name.lower() for name in options or ()), *(name.lower() for name in os.environ)}
     return told.isdisjoint(_COMMITS_OTHERWISE)
-
-
-def _log_stores(session: SparkSession, location: str) -> list[str]:
-    """Those that are named for a place; Delta asks the context's conf, which a session's does not change."""
-    conf = session._jsparkSession.sparkContext().conf()
-    named = (ANY_STORE_CONF, f"spark.delta.logStore.{urlsplit(names.hadoop_uri(location)).scheme}.impl")
-    return [store for store in (str(conf.get(name, "")) for name in named) if store]
 
 
 def _is_address(host: str) -> bool:

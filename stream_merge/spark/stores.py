@@ -1,4 +1,4 @@
-"""What an object store has answered, out of the errors of Hadoop's S3A (3.5) and of delta-rs (1.6), in a sentence."""
+"""What an object store has answered, by errors of Hadoop's S3A and ABFS (3.5) and of delta-rs (1.6), in a sentence."""
 
 from __future__ import annotations
 
@@ -18,8 +18,16 @@ _CODES = (
     "SlowDown",
     "ServiceUnavailable",
     "InternalError",
+    "AuthenticationFailed",
+    "InvalidAuthenticationInfo",
+    "ContainerNotFound",
+    "AuthorizationFailure",
+    "AuthorizationPermissionMismatch",
+    "ServerBusy",
 )
-_CREDENTIALS = frozenset(_CODES[:7])
+"""Amazon's, and from AuthenticationFailed on Azure's."""
+_CREDENTIALS = frozenset([*_CODES[:7], "AuthenticationFailed", "InvalidAuthenticationInfo"])
+_GONE = ("NoSuchBucket", "ContainerNotFound")
 _BAD_REQUEST, _SERVER_ERROR = 400, 500
 _LATER = (408, 429)
 _BY_HADOOP = re.compile(
@@ -28,6 +36,11 @@ _BY_HADOOP = re.compile(
     re.MULTILINE,
 )
 """A line of a trace: the class of S3A's exception, and what it was about."""
+_BY_ABFS = re.compile(
+    r"Operation failed: \"[^\"\n]*\", (?P<status>\d{3}), [A-Z]+, (?P<place>https?://[^\s?,]+).*"
+    r"|Status code: -1 error code: null error message: (?P<name>[\w.]+): .*"
+)
+"""What ABFS says of an answer (AbfsRestOperationException), and of none."""
 _PLACE = re.compile(r"s3a://[^\s:'`,]+|(?<= on )[^\s:'`,]+")
 """A put names the key alone."""
 _BY_DELTA_RS = re.compile(r"Error performing [A-Z]+ (?P<place>https?://[^\s?]+)\S* in ")
@@ -54,7 +67,7 @@ _QUOTED = ("violated by row with values:", "Preview of invalid data:")
 """Behind them stand values of rows, which may say anything."""
 
 _NOT_ACCEPTED = (
-    "the store does not accept the credentials ({answer}), as when they have expired; renew them where the fs.s3a"
+    "the store does not accept the credentials ({answer}), as when they have expired; renew them where Hadoop's"
     " settings, storage_options or the environment have them, and run it again"
 )
 _DENIED = "the store denied access ({answer}); let the credentials list, get, put and delete there, and run it again"
@@ -94,7 +107,7 @@ class _Answer:
         """The sentence for a store that will not take the request later either."""
         if self.code in _CREDENTIALS or self.name in _NO_CREDENTIALS:
             return _NOT_ACCEPTED
-        if self.code == "NoSuchBucket" or self.name == "UnknownStoreException":
+        if self.code in _GONE or self.name == "UnknownStoreException":
             return _NO_BUCKET
         if self.status in (401, 403):
             return _DENIED
@@ -115,20 +128,22 @@ class _Answer:
 
 def _answer(text: str) -> _Answer | None:
     own = _own(text)
-    found = _BY_HADOOP.search(own)
+    found = _BY_ABFS.search(own) or _BY_HADOOP.search(own)
     said = "" if found is None else found.group()
     if found is None:
         found = _BY_DELTA_RS.search(own)
         if found is None:
             return None
         said = own[found.start() :]
+    parts = found.groupdict()
     status, code = _STATUS.search(said), _CODE.search(said)
-    name, place = found.groupdict().get("name"), found.groupdict().get("place")
+    number = parts.get("status") or (None if status is None else status.group(1) or status.group(2))
+    name, place = parts.get("name"), parts.get("place")
     if place is None:
         where = _PLACE.search(said)
-        place = "S3" if where is None else where.group()
+        place = "the store" if where is None else where.group()
     return _Answer(
-        status=None if status is None else int(status.group(1) or status.group(2)),
+        status=None if number is None else int(number),
         code=None if code is None else code.group(1),
         name=None if name is None else name.rsplit(".", 1)[-1],
         place=place,

@@ -15,7 +15,7 @@ from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.shapes import required, shape_of, target_filter, widening
 from stream_merge.shapes.layout import Layout
 from stream_merge.shapes.matching import filled_as, plan_layout
-from stream_merge.spark import columns, places, s3
+from stream_merge.spark import columns, object_stores, places
 from stream_merge.spark.log_store import CONDITIONAL_PUT, STORE_CONF
 from stream_merge.tables import spark_table
 from stream_merge.tables.delta_rs.eligibility import of_batch
@@ -98,7 +98,7 @@ def _unpromised_problems(session: SparkSession, spec: MergeSpec, found: TableSna
     location = location if found is None else found.location
     if spec.engine != "native" or spec.single_writer or location is None or places.local_path(location) is not None:
         return
-    if s3.excludes_delta_rs(session, location, spec.storage_options):
+    if object_stores.excludes_delta_rs(session, location, spec.storage_options):
         return
     yield (
         f"engine='native' cannot merge into {spec.target!r}: on this object store delta-rs' and Spark's commits do not"

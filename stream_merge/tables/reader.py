@@ -19,11 +19,11 @@ from stream_merge.model import names
 from stream_merge.model.logs import tell
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import CommitRecord, TableSnapshot
-from stream_merge.spark import catalog, delta, environment, places, s3
+from stream_merge.spark import catalog, delta, environment, object_stores, places
 from stream_merge.spark.catalog import Entry
 from stream_merge.spark.delta import commit_lock, put_commit
+from stream_merge.spark.hadoop_settings import NotTranslatedError
 from stream_merge.spark.jvm import pins_threads
-from stream_merge.spark.s3 import NotTranslatedError
 from stream_merge.tables import spark_table
 from stream_merge.tables.delta_rs.table import NativeTable, open_table
 
@@ -36,7 +36,7 @@ class Store:
     A local path can be read and written by both: what is written beside Spark is written under its lock. An object
     store is left to Spark unless its and delta-rs' commits exclude each other there, or nobody else writes
     (`single_writer`).
-    On S3 it reaches the table by what Spark's own settings say, unless it was given `storage_options`.
+    There it reaches the table by what Spark's own settings say, unless it was given `storage_options`.
     """
 
     def __init__(self, spec: MergeSpec) -> None:
@@ -251,7 +251,7 @@ class Store:
         if local is not None:
             return str(local) if _is_table(local) and pins_threads(session) else None
         spec = self._spec
-        may_write = spec.single_writer or s3.excludes_delta_rs(session, location, spec.storage_options)
+        may_write = spec.single_writer or object_stores.excludes_delta_rs(session, location, spec.storage_options)
         return location if may_write else None
 
     def _options(self, session: SparkSession, place: str) -> Mapping[str, str] | None:
@@ -260,7 +260,7 @@ class Store:
             return self._spec.storage_options
         bucket = urlsplit(place).netloc
         if bucket not in self._reached:
-            self._reached[bucket] = s3.storage_options(session, place)
+            self._reached[bucket] = object_stores.storage_options(session, place)
         return self._reached[bucket]
 
 
@@ -284,7 +284,7 @@ def _expect_as_spark(session: SparkSession, table: str, found: NativeTable) -> N
         there = "no table" if theirs is None else f"the one with Delta table id {theirs.table_id}"
         msg = (
             f"at {table!r} delta-rs sees the Delta table with id {ours} and Spark sees {there}: storage_options, or"
-            " AWS_* in the environment, name another store than Spark's fs.s3a settings; let both say the same"
+            " AWS_* and AZURE_* in the environment, name another store than Spark's settings; let both say the same"
         )
         raise ConfigError(msg, target=table)
 

@@ -75,7 +75,7 @@ def stream(request: pytest.FixtureRequest, spark: SparkSession, bucket: s3.Bucke
 @pytest.fixture
 def looks_then_puts(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the sink sees of a Spark that was given no log store for S3: Delta's own has a lock in the JVM only."""
-    monkeypatch.setattr(of_s3, "_log_stores", lambda *_: [])
+    monkeypatch.setattr(of_s3, "log_stores", lambda *_: [])
 
 
 def test_a_stream_is_merged_as_on_a_disk(stream: OnS3) -> None:
@@ -343,7 +343,7 @@ def test_a_table_that_delta_rs_sees_elsewhere_is_refused(
     (there / f"{0:020d}.json").write_text(log.replace('"metaData":{"id":"', '"metaData":{"id":"other-'))
     stream.settings["storage_options"] = elsewhere.storage_options()
 
-    with pytest.raises(ConfigError, match=r"name another store than Spark's fs.s3a settings"):
+    with pytest.raises(ConfigError, match=r"name another store than Spark's settings"):
         run(stream.sink(), batch(spark, stream.schema, upsert(1, "there", lsn=2)), 1)
 
 

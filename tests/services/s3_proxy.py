@@ -19,8 +19,9 @@ from http.client import HTTPConnection, HTTPException
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 from urllib.parse import parse_qs, unquote, urlsplit
+from xml.sax.saxutils import unescape
 
 from services import ROOT, Server, free_port
 from services.s3 import Bucket, S3Server
@@ -32,6 +33,8 @@ _CALLERS: dict[str, Caller] = {"aws-sdk-java": "spark", "hadoop": "spark", "obje
 _OF_ONE_HOP = frozenset({"connection", "keep-alive", "transfer-encoding", "content-length", "expect"})
 _CONTENTS = re.compile(rb"<Contents>.*?</Contents>", re.DOTALL)
 _KEY = re.compile(rb"<Key>(.*?)</Key>", re.DOTALL)
+_BLOB = re.compile(rb"<Blob>.*?</Blob>", re.DOTALL)
+_NAME = re.compile(rb"<Name>(.*?)</Name>", re.DOTALL)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,6 +47,8 @@ class Request:
     bucket: str
     key: str
     """Of the object; of a listing its prefix."""
+    first: str = ""
+    """Of a listing on Azure: the first key that is asked for."""
     started: float
     ended: float = 0.0
     status: int = 0
@@ -116,6 +121,19 @@ class Without:
         return replace(found, body=_CONTENTS.sub(kept, found.body))
 
 
+@dataclass(frozen=True, slots=True)
+class StartingLate:
+    """A listing on Azure begins with the key that is asked for, which its emulator does not heed."""
+
+    def __call__(self, request: Request, server: Acted) -> Answer:
+        def kept(entry: re.Match[bytes]) -> bytes:
+            name = _NAME.search(entry.group())
+            return b"" if name is not None and unescape(name.group(1).decode()) < request.first else entry.group()
+
+        found = server()
+        return replace(found, body=_BLOB.sub(kept, found.body)) if request.first else found
+
+
 def dropped(_: Request, __: Acted) -> None:
     """The connection breaks before the server hears of it."""
 
@@ -153,6 +171,14 @@ class Fault:
         )
 
 
+class Behind(Protocol):
+    """The server that a proxy stands before."""
+
+    access_key: str
+    secret_key: str
+    port: int
+
+
 class S3Proxy:
     """Stands in the server's place: the same keys, another endpoint.
 
@@ -161,7 +187,7 @@ class S3Proxy:
         folder: its own.
     """
 
-    def __init__(self, server: S3Server, folder: Path) -> None:
+    def __init__(self, server: Behind, folder: Path) -> None:
         self.access_key, self.secret_key = server.access_key, server.secret_key
         self.port = free_port()
         self.endpoint = f"http://127.0.0.1:{self.port}"
@@ -182,7 +208,8 @@ class S3Proxy:
         self._process.stop()
 
     def bucket(self, name: str) -> Bucket:
-        """A bucket, seen through the proxy; made where it is missing."""
+        """A bucket of an S3 server, seen through the proxy; made where it is missing."""
+        assert isinstance(self._behind, S3Server)
         return Bucket(server=self, name=name, folder=self._behind.bucket(name).folder)
 
     def delay(self, seconds: float) -> None:
@@ -358,13 +385,15 @@ class _Handler(BaseHTTPRequestHandler):
         parts = urlsplit(self.path)
         bucket, _, key = unquote(parts.path).lstrip("/").partition("/")
         agent = self.headers.get("User-Agent", "").lower()
-        is_listing = self.command == "GET" and not key
+        query = parse_qs(parts.query)
+        is_listing = self.command == "GET" and (not key or query.get("comp") == ["list"])
         kind: Any = "LIST" if is_listing else self.command
         return Request(
             kind=kind,
             caller=next((caller for sign, caller in _CALLERS.items() if sign in agent), "other"),
             bucket=bucket,
-            key=parse_qs(parts.query).get("prefix", [""])[0] if is_listing else key,
+            key=query.get("prefix", [""])[0] if is_listing else key,
+            first=query.get("startFrom", [""])[0],
             started=time.monotonic(),
         )
 

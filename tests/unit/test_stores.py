@@ -11,6 +11,10 @@ from stream_merge.spark.errors import reason
 
 S3A = "An error occurred while calling z:io.delta.tables.DeltaTable.forPath.\n: {0}\n\tat org.apache.hadoop.x(X.java:1)"
 SDK = "software.amazon.awssdk.services.s3.model.S3Exception"
+ABFS = S3A.format(
+    "Operation failed: {0}, HEAD, " + "http://a.blob.core.windows.net/lake/t/_delta_log?upn=false, rId: {1}"
+)
+CONTAINER = "http://a.blob.core.windows.net/lake/t/_delta_log"
 HERE = "s3a://lake/t/orders/_delta_log"
 URL = "http://127.0.0.1:9000/lake/t/orders/_delta_log/00000000000000000003.json"
 RUST = (
@@ -59,6 +63,19 @@ STATUS = "Server returned non-2xx status code\n             \x1b[31m↳\x1b[0m {
             RUST.format("Object at location x not found", STATUS.format("404 Not Found", "NoSuchBucket")),
             f"there is no such bucket (404 NoSuchBucket, {URL}); bring",
         ),
+        (ABFS.format('"Forbidden", 403', ""), f"the store denied access (403, {CONTAINER}); let"),
+        (
+            ABFS.format('"Server failed to authenticate the request.", 403', '1, AuthenticationFailed, "x"'),
+            f"the store does not accept the credentials (403 AuthenticationFailed, {CONTAINER}), as when",
+        ),
+        (
+            ABFS.format('"The specified container does not exist.", 404', '1, ContainerNotFound, "x"'),
+            f"there is no such bucket (404 ContainerNotFound, {CONTAINER}); bring",
+        ),
+        (
+            RUST.format("Generic MicrosoftAzure error", STATUS.format("403 Forbidden", "AuthorizationFailure")),
+            f"the store denied access (403 AuthorizationFailure, {URL}); let",
+        ),
     ],
 )
 def test_a_store_that_refuses_wants_a_person(text: str, sentence: str) -> None:
@@ -78,6 +95,14 @@ def test_a_store_that_refuses_wants_a_person(text: str, sentence: str) -> None:
                 " Unavailable (Service: S3, Status Code: 503, Request ID: null):null: Service Unavailable"
             ),
             f"503, {HERE}",
+        ),
+        (ABFS.format('"Service Unavailable", 503', ""), f"503, {CONTAINER}"),
+        (
+            S3A.format(
+                "Status code: -1 error code: null error message: java.net.SocketException: Unexpected end of file from"
+                " server"
+            ),
+            "SocketException, the store",
         ),
         (
             S3A.format(

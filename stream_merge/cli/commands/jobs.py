@@ -39,7 +39,7 @@ from stream_merge.jobs.watch.text import escape
 from stream_merge.model import names as table_names
 from stream_merge.model.results import MergeResult
 from stream_merge.session import is_submitted
-from stream_merge.spark.downloads import for_places, s3_confs
+from stream_merge.spark.downloads import azure_confs, for_places, s3_confs
 from stream_merge.tables import locks, spark_table
 
 app = typer.Typer()
@@ -268,6 +268,10 @@ def fetch_jars(
         bool,
         typer.Option("--s3", help="Those of Spark's file system for S3 as well."),
     ] = False,
+    azure: Annotated[
+        bool,
+        typer.Option("--azure", help="Those of Spark's file system for Azure as well."),
+    ] = False,
     conf: Confs = None,
     debug: Debug = False,
 ) -> None:
@@ -276,10 +280,9 @@ def fetch_jars(
     For machines without network ('run --jars DIR') and clusters ('spark-submit.sh'); elsewhere 'run' has Spark download
     them by itself. Needs Java.
     """
-    and_s3 = s3_confs if s3 else dict
-    with (
-        errors_as_sentences(debug=debug),
-        session_starter("stream-merge jars", and_s3(jars.conf_to_fetch(confs(conf or [])))) as start,
-    ):
+    wanted = jars.conf_to_fetch(confs(conf or []))
+    for is_wanted, stores_confs in ((s3, s3_confs), (azure, azure_confs)):
+        wanted = stores_confs(wanted) if is_wanted else wanted
+    with errors_as_sentences(debug=debug), session_starter("stream-merge jars", wanted) as start:
         copies = jars.fetch(start(), folder)
         OUT.print(f"{len(copies)} jars in {escape(str(folder))}", highlight=False, soft_wrap=True)

@@ -102,7 +102,8 @@ def of_table(table: NativeTable | None, snapshot: TableSnapshot, what: str) -> I
     """Whether delta-rs can write this table."""
     if table is None:
         return Ineligible(reason="storage", detail=f"{what} is not where delta-rs can read it")
-    odd = _ODD_PLACE.search(table.location)
+    inside_store = table.location.partition("://")[2].partition("/")[2]
+    odd = _ODD_PLACE.search(inside_store or table.location)
     if odd is not None:
         return Ineligible(
             reason="storage", detail=f"{what} lies in a path with {odd.group()!r}, at which delta-rs panics"

@@ -82,8 +82,8 @@ def of_table(table: NativeTable | None, snapshot: TableSnapshot, what: str) -> I
     if table is None:
         return Ineligible(reason="storage", detail=f"{what} is not where the driver may write")
     is_local = places.local_path(table.location) is not None
-    if not is_local and not places.is_on_s3(table.location):
-        return Ineligible(reason="storage", detail=f"{what} is neither on a local disk nor on S3")
+    if not (is_local or places.is_on_s3(table.location) or places.is_on_azure(table.location)):
+        return Ineligible(reason="storage", detail=f"{what} is neither on a local disk nor on S3 nor on Azure")
     odd = GLOB.search(table.location)
     if is_local and odd is not None:
         return Ineligible(

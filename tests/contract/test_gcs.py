@@ -1,0 +1,91 @@
+"""Tables on Google's Cloud Storage: what a sink does there, against an emulator. Needs a JVM and that emulator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from deliveries import ChangeStream, delete, ledger, upsert
+from pyspark.sql import SparkSession
+from services import gcs, running
+
+from stream_merge import ConfigError
+from stream_merge.model.names import QUARANTINE_TABLE_PREFIX
+from stream_merge.spark.delta import put_commit
+from stream_merge.testing import batch, run
+
+
+@pytest.fixture(scope="module")
+def store(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[gcs.GcsBucket]:
+    """A bucket, which Spark knows of."""
+    gcs.need()
+    server = gcs.GcsServer(tmp_path_factory.mktemp("gcs"))
+    with running(server):
+        found = server.bucket("lake")
+        found.tell(spark)
+        yield found
+
+
+class OnGcs(ChangeStream):
+    """A change stream into a table in a folder of a bucket."""
+
+    def __init__(self, spark: SparkSession, store: gcs.GcsBucket, folder: Path, **settings: Any) -> None:
+        # A replay is compared by rows and change feed: the emulator keeps no files on a disk.
+        super().__init__(spark, store.uri(f"{uuid4().hex[:8]}/orders"), folder=folder, **{"app_id": None, **settings})
+
+
+def test_a_stream_is_merged_as_on_a_disk(spark: SparkSession, store: gcs.GcsBucket, tmp_path: Path) -> None:
+    """Create, update, delete, late events, broken ones, and each batch again; by Spark, whoever may choose."""
+    stream = OnGcs(spark, store, tmp_path)
+    first = stream.deliver(upsert(1, "one", lsn=1), upsert(2, "two", lsn=1), upsert(None, "no key", lsn=1))
+    second = stream.deliver(upsert(1, "new", lsn=5), delete(2, lsn=5), upsert(3, "three", lsn=5))
+    third = stream.deliver(upsert(2, "ghost", lsn=3), upsert(1, "late", lsn=4))
+
+    assert [one.engine for one in (first, second)] == ["spark"] * 2
+    assert ledger(first) == {"received": 3, "quarantined": 1, "inserted": 2}
+    assert ledger(second) == {"received": 3, "updated": 1, "deleted": 1, "inserted": 1}
+    assert ledger(third) == {"received": 2, "stale": 1, "unaffected": 1}
+    assert stream.rows("id", "lsn", "name") == [(1, 5, "new"), (3, 5, "three")]
+    assert stream.changes() == [
+        ("delete", 2, 1, "two"),
+        ("insert", 1, 1, "one"),
+        ("insert", 2, 1, "two"),
+        ("insert", 3, 5, "three"),
+        ("update_postimage", 1, 5, "new"),
+        ("update_preimage", 1, 1, "one"),
+    ]
+    broken = stream.side_table(QUARANTINE_TABLE_PREFIX).collect()
+    assert {tuple(row["reasons"]) for row in broken} == {("null_key",)}
+
+
+def test_of_commits_at_the_same_time_one_is_made(spark: SparkSession, store: gcs.GcsBucket) -> None:
+    """Delta's log store for it makes an object where there is none, by the store itself."""
+    table, writers, versions = store.uri(f"{uuid4().hex[:8]}/t"), 4, 4
+
+    def written(writer: int) -> list[int]:
+        won = []
+        for version in range(versions):
+            try:
+                put_commit(spark, table, version, f"{writer}\n" * 100)
+            except FileExistsError:
+                continue
+            won.append(version)
+        return won
+
+    with ThreadPoolExecutor(writers) as threads:
+        won = list(threads.map(written, range(writers)))
+
+    assert sorted(version for versions_won in won for version in versions_won) == list(range(versions))
+
+
+def test_engines_in_the_driver_are_refused_without_a_promise(
+    spark: SparkSession, store: gcs.GcsBucket, tmp_path: Path
+) -> None:
+    stream = OnGcs(spark, store, tmp_path, engine="native")
+
+    with pytest.raises(ConfigError, match=r"single_writer=True where nobody else writes"):
+        run(stream.sink(), batch(spark, stream.schema, upsert(1, "one", lsn=1)), 0)
