@@ -1,7 +1,7 @@
 # Every target does its own set-up: `make demo` on a fresh machine needs nothing but Python 3.11 and Java 17.
 SHELL := bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo jars shop unit test test-all soak smoke check lint format types imports collect docs bench bench-kafka dashboard reference \
+.PHONY: help setup demo jars shop unit test test-all soak smoke next FORCE check lint format types imports collect docs bench bench-kafka dashboard reference \
 	log-store lock clean
 
 INSTALLED := .venv/.installed
@@ -21,6 +21,7 @@ RACES := 500
 # differ in: both engines, evaluation, MERGE's own metrics, conflicts, Arrow both ways, files as a stream.
 SPARK := 4.1
 OTHERS := 3.5 4.0 4.1
+NEXT := pyspark delta-spark
 SMOKE := $(addprefix tests/contract/test_,contract_rows.py native.py versions.py)
 
 help:  ## this list
@@ -47,16 +48,22 @@ test: $(INSTALLED) .jars/classes.jsa  ## unit, and what a sink does on Spark as 
 test-all: $(INSTALLED) .jars/classes.jsa .jars/spark/.copied .jars/services/.copied .jars/prometheus/.found .jars/s3/.found .jars/azurite/.found .jars/gcs/.found  ## all tests, on every engine, with Kafka, processes and a cluster; and which lines and branches they reach
 	@$(WITH_JAVA) $(PYTEST) --engines each --cov --cov-report=term $(ARGS)
 
-soak: $(INSTALLED) .jars/classes.jsa .jars/spark/.copied .jars/services/.copied .jars/s3/.found  ## what a change need not wait for: more and longer random histories (HISTORIES=20 EVENTS=180), contract tests with engines in turn, RACES=500 merges at once, ten kills, and the contract tests on other versions of Spark
+soak: $(INSTALLED) .jars/classes.jsa .jars/spark/.copied .jars/services/.copied .jars/s3/.found  ## what a change need not wait for: more and longer random histories (HISTORIES=20 EVENTS=180), contract tests with engines in turn, RACES=500 merges at once, ten kills, the contract tests on other versions of Spark, and a look at the next one
 	@$(WITH_JAVA) STREAM_MERGE_HISTORIES=$(HISTORIES) STREAM_MERGE_EVENTS=$(EVENTS) $(PYTEST) --dist load tests/contract/test_differential.py $(ARGS)
 	@$(WITH_JAVA) $(PYTEST) tests/contract -k random $(ARGS)
 	@$(WITH_JAVA) STREAM_MERGE_RACES=$(RACES) $(PYTEST) -n 0 tests/contract/test_races.py tests/process/test_s3_races.py $(ARGS)
 	@$(WITH_JAVA) STREAM_MERGE_KILLS=10 $(PYTEST) -n 0 tests/process/test_debezium_process.py $(ARGS)
 	@for spark in $(OTHERS); do $(MAKE) --no-print-directory smoke SPARK=$$spark SMOKE="tests/contract" || exit; done
+	-@$(MAKE) --no-print-directory next
 
 smoke: .venv-$(SPARK)/.installed  ## what versions of Spark differ in, on another one than the locked; SPARK=4.1, 4.0 or 3.5
 	@home=$$(deployments/setup.sh java) && JAVA_HOME="$$home" PATH="$(CURDIR)/.venv-$(SPARK)/bin:$$home/bin:$$PATH" \
 		.venv-$(SPARK)/bin/python -m pytest -n 0 --engines shipped $(SMOKE) $(ARGS)
+
+# Where it fails is the answer, not a failure.
+next: .venv-next/.installed  ## what would break on the newest Spark and Delta that PyPI has; NEXT="pyspark==4.2.1 delta-spark==4.4.1" takes others
+	@home=$$(deployments/setup.sh java) && JAVA_HOME="$$home" PATH="$(CURDIR)/.venv-next/bin:$$home/bin:$$PATH" STREAM_MERGE_JARS=.venv-next/no-jars \
+		.venv-next/bin/python -m pytest -n 0 --engines shipped --newer-spark $(SMOKE) $(ARGS) || true
 
 check: lint format types imports collect docs  ## lint, format, types, import contract, whether all tests can be imported, documentation
 
@@ -133,6 +140,10 @@ clean:  ## remove everything that make and the tools made
 .jars/gcs/.found: tests/services/gcs.xml
 	@deployments/setup.sh gcs >/dev/null
 	@home=$$(deployments/setup.sh java) && JAVA_HOME="$$home" deployments/setup.sh jars $< $(@D)
+	@touch $@
+
+.venv-next/.installed: FORCE $(INSTALLED)
+	@deployments/setup.sh packages $(@D) $(NEXT)
 	@touch $@
 
 .venv-%/.installed: $(INSTALLED)

@@ -66,10 +66,15 @@ make_spark_venv() {
     mapfile -t pair < <(.venv/bin/python -c 'import sys, tomllib
 print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["spark" + sys.argv[1].replace(".", "")], sep="\n")' "$spark")
     [ ${#pair[@]} -gt 0 ] || fail "pyproject.toml has no extra for Spark $spark."
-    say "installing ${pair[*]} into $folder (a minute the first time)"
+    make_other_venv "$folder" "${pair[@]}"
+}
+
+make_other_venv() {
+    local folder=$1; shift
+    say "installing $* into $folder (a minute the first time)"
     rm -rf "$folder"
     .venv/bin/python -m venv --without-pip "$folder"
-    .venv/bin/pip --python "$folder/bin/python" install --quiet --disable-pip-version-check --no-deps "${pair[@]}"
+    .venv/bin/pip --python "$folder/bin/python" install --quiet --disable-pip-version-check --no-deps "$@"
     # Looked through in this order, after what was just installed.
     printf '%s\n' "$PWD" "$(packages_of .venv)" >"$(packages_of "$folder")/locked.pth"
 }
@@ -132,14 +137,15 @@ build_jar() {
     # Other sources, another version: Ivy never looks again at one that it has.
     version=1.$(cat "$project/pom.xml" $(find "$project/src" -name '*.java' | sort) | sha256sum | cut -c1-12)
     mvn -q -B -f "$project/pom.xml" -Dmaven.repo.local="$PWD/.jars/maven" clean package || fail "mvn could not build $project; what it said is above."
-    rm -rf "$repository/stream-merge/$name"
-    folder=$repository/stream-merge/$name/$version
+    # No group that anybody could publish under: Ivy asks public repositories, too.
+    rm -rf "$repository/local"
+    folder=$repository/local/stream-merge/$name/$version
     mkdir -p "$folder"
     cp "$project"/target/*.jar "$folder/$name-$version.jar"
     cat >"$folder/$name-$version.pom" <<POM
 <project xmlns="http://maven.apache.org/POM/4.0.0">
   <modelVersion>4.0.0</modelVersion>
-  <groupId>stream-merge</groupId>
+  <groupId>local.stream-merge</groupId>
   <artifactId>$name</artifactId>
   <version>$version</version>
 </project>
@@ -257,7 +263,7 @@ go_install() {
     mkdir -p "$made"
     go=$(need_go "$version")
     say "building $what into $made (two minutes)"
-    "$go" install -ldflags "-s -w" "$module" >&2 || fail "$module could not be built; what Go said is above. Install it on the PATH."
+    "$go" install -ldflags "-s -w" "$module" >&2 || fail "$module could not be built; what Go said is above. Install ${module##*/} on the PATH by hand."
     rm -rf "$GOPATH" "$GOCACHE"
 }
 
@@ -297,6 +303,7 @@ need_azurite() {
 case "${1:-}" in
     venv) make_venv ;;
     spark) make_spark_venv "$2" "$3" ;;
+    packages) make_other_venv "${@:2}" ;;
     java) need_java ;;
     jars) copy_jars "$2" "$3" ;;
     build) build_jar "$2" "$3" ;;
@@ -305,5 +312,5 @@ case "${1:-}" in
     s3) need_s3 ;;
     azurite) need_azurite ;;
     gcs) need_gcs ;;
-    *) fail "usage: deployments/setup.sh venv|spark DIR VERSION|java|jars POM DIR|build PROJECT REPOSITORY|postgres|prometheus|s3|azurite|gcs" ;;
+    *) fail "usage: deployments/setup.sh venv|spark DIR VERSION|packages DIR PACKAGE...|java|jars POM DIR|build PROJECT REPOSITORY|postgres|prometheus|s3|azurite|gcs" ;;
 esac

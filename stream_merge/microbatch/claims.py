@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from stream_merge.errors import ConfigError
 from stream_merge.model import names
 from stream_merge.model.settings import MergeSpec
-from stream_merge.spark.places import local_path
+from stream_merge.spark.places import canonical, local_path
 
 
 class _Claims:
@@ -30,7 +30,7 @@ class _Claims:
             ConfigError: another sink object's call holds it, or one works on a table on an object store that either
                 was promised to be alone on.
         """
-        target = names.normal_path(spec.target)
+        target, location = names.normal_path(spec.target), canonical(location)
         wanted = set() if identity is None else {(identity, target), (identity, location)}
         writer = (location, spec.single_writer and local_path(location) is None)
         with self._lock:

@@ -118,6 +118,11 @@ def exactly(path: str) -> str:
     return _GLOB.sub(r"\\\g<0>", path)
 
 
+def file_system(session: SparkSession, path: str) -> Any:
+    """Hadoop's file system that a path is on."""
+    return _located(session, path)[1]
+
+
 def _located(session: SparkSession, path: str) -> tuple[Any, Any]:
     """Hadoop's path, and the file system that it is on."""
     hadoop_path = _hadoop(session, "Path")(path)

@@ -6,7 +6,8 @@ It is Java (`deployments/log-store`), needs a file system that creates under a c
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -23,9 +24,9 @@ CONDITIONAL_PUT = "streammerge.ConditionalPutLogStore"
 REPOSITORY = Path(__file__).with_name("maven")
 """A Maven repository that holds the jar alone; a version's name comes of its sources, so a cache is never stale."""
 _ARTIFACT = "stream-merge-log-store"
-JAR = next(REPOSITORY.glob(f"*/{_ARTIFACT}/*/*.jar"), REPOSITORY / "no-file.jar")
+JAR = next(REPOSITORY.glob(f"**/{_ARTIFACT}-*.jar"), REPOSITORY / "no-file.jar")
 """There where the package lies in a folder, not in an archive of Python's."""
-_COORDINATES = ":".join(JAR.parts[-4:-1])
+_COORDINATES = f"local.stream-merge:{_ARTIFACT}:{JAR.parent.name}"
 _JARS = "spark.jars"
 _PACKAGES = "spark.jars.packages"
 _REPOSITORIES = "spark.jars.repositories"
@@ -34,30 +35,37 @@ _REPOSITORIES = "spark.jars.repositories"
 def log_store_confs(own: Mapping[str, str]) -> dict[str, str]:
     """A session's confs, and those that have Spark commit to tables on S3 on condition that nobody else has.
 
-    Where a log store is named already, and on Spark 4.0, whose S3A cannot do it, they stay as they are.
+    Where a log store is named already, and on Spark 4.0, whose S3A cannot do it, they stay as they are; so they do
+    where its jar is neither named nor a file, as in an archive of Python's.
     """
     if not _is_wanted(own):
         return dict(own)
     named = _list(_JARS, own)
-    if not any(_ARTIFACT in jar.rsplit("/", 1)[-1] for jar in named):
-        named.append(str(JAR))
-    return {**own, STORE_CONF: CONDITIONAL_PUT, _JARS: ",".join(named)}
+    if _is_among(named):
+        return {**own, STORE_CONF: CONDITIONAL_PUT}
+    return {**own, STORE_CONF: CONDITIONAL_PUT, _JARS: ",".join([*named, str(JAR)])} if JAR.is_file() else dict(own)
 
 
 def log_store_packages(own: Mapping[str, str]) -> dict[str, str]:
     """The same for a session that downloads packages: the jar is one of them.
 
     What a PySpark session names as `spark.jars` replaces what Spark has downloaded for it (PySpark 4.2,
-    SparkContext._do_init): on a cluster executors would lack Delta.
+    SparkContext._do_init): on a cluster executors would lack Delta. Repositories that `PYSPARK_SUBMIT_ARGS` names win
+    over those of a conf, though.
     """
-    if not _is_wanted(own):
-        return dict(own)
+    told = os.environ.get("PYSPARK_SUBMIT_ARGS", "")
+    if not _is_wanted(own) or not JAR.is_file() or "--repositories" in told:
+        return log_store_confs(own)
     confs = {**own, STORE_CONF: CONDITIONAL_PUT}
     named = _list(_PACKAGES, own)
-    if any(_ARTIFACT in jar for jar in [*named, *_list(_JARS, own)]):
+    if _is_among([*named, *_list(_JARS, own)]):
         return confs
     repositories = dict.fromkeys([*_list(_REPOSITORIES, own), REPOSITORY.as_uri()])
     return {**confs, _PACKAGES: ",".join([*named, _COORDINATES]), _REPOSITORIES: ",".join(repositories)}
+
+
+def _is_among(jars: Iterable[str]) -> bool:
+    return any(_ARTIFACT in jar.rsplit("/", 1)[-1] for jar in jars)
 
 
 def log_store_of_jvm(jvm: Any, own: Mapping[str, str]) -> dict[str, str]:
@@ -75,7 +83,7 @@ def log_stores(session: SparkSession, location: str) -> list[str]:
 
 
 def _is_wanted(own: Mapping[str, str]) -> bool:
-    return SPARK >= (4, 1) and JAR.is_file() and not any(in_effect(conf, own) for conf in (STORE_CONF, ANY_STORE_CONF))
+    return SPARK >= (4, 1) and not any(in_effect(conf, own) for conf in (STORE_CONF, ANY_STORE_CONF))
 
 
 def _list(conf: str, own: Mapping[str, str]) -> list[str]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pyspark.sql import SparkSession
 
 from stream_merge.spark import azure, s3
+from stream_merge.spark.places import is_on_azure
 
 
 def storage_options(session: SparkSession, location: str) -> Mapping[str, str] | None:
@@ -19,6 +20,19 @@ def storage_options(session: SparkSession, location: str) -> Mapping[str, str] |
     """
     on_s3 = s3.storage_options(session, location)
     return azure.storage_options(session, location) if on_s3 is None else on_s3
+
+
+def may_lose_commits(session: SparkSession, location: str, *, beside_delta_rs: bool) -> bool:
+    """Whether a commit there may be overwritten by one of another process, so that it has to be looked at again.
+
+    Args:
+        session: Spark's.
+        location: of a table.
+        beside_delta_rs: whether it writes there because somebody has promised that nobody else does.
+    """
+    if s3.keeps_one_process_apart_only(session, location):
+        return True
+    return beside_delta_rs and is_on_azure(location) and not azure.excludes_delta_rs(session, location)
 
 
 def excludes_delta_rs(session: SparkSession, location: str, options: Mapping[str, str] | None) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import tempfile
 from pathlib import Path
 from urllib.parse import unquote, urlparse
@@ -86,8 +85,13 @@ def canonical(location: str) -> str:
         return os.path.realpath(local)
     if not names.is_path(location):
         return location.casefold()
-    # With TLS and without it is one table; Spark is told what the user says, since an emulator may have no TLS.
-    return re.sub(r"^abfss(?=://)", "abfs", names.normal_path(location), flags=re.IGNORECASE)
+    path = names.normal_path(location)
+    if not is_on_azure(path):
+        return path
+    # Both endpoints, with TLS and without, are one table; Spark is told what the user says: an emulator has no TLS.
+    authority, slash, inside = path.partition("://")[2].partition("/")
+    container, at, host = authority.rpartition("@")
+    return f"abfs://{container}{at}{host.lower().replace('.blob.', '.dfs.')}{slash}{inside}"
 
 
 def table_above(target: str, found: TableSnapshot | None) -> str | None:

@@ -21,13 +21,14 @@ _CODES = (
     "AuthenticationFailed",
     "InvalidAuthenticationInfo",
     "ContainerNotFound",
+    "FilesystemNotFound",
     "AuthorizationFailure",
     "AuthorizationPermissionMismatch",
     "ServerBusy",
 )
 """Amazon's, and from AuthenticationFailed on Azure's."""
 _CREDENTIALS = frozenset([*_CODES[:7], "AuthenticationFailed", "InvalidAuthenticationInfo"])
-_GONE = ("NoSuchBucket", "ContainerNotFound")
+_GONE = ("NoSuchBucket", "ContainerNotFound", "FilesystemNotFound")
 _BAD_REQUEST, _SERVER_ERROR = 400, 500
 _LATER = (408, 429)
 _BY_HADOOP = re.compile(
@@ -38,7 +39,8 @@ _BY_HADOOP = re.compile(
 """A line of a trace: the class of S3A's exception, and what it was about."""
 _BY_ABFS = re.compile(
     r"Operation failed: \"[^\"\n]*\", (?P<status>\d{3}), [A-Z]+, (?P<place>https?://[^\s?,]+).*"
-    r"|Status code: -1 error code: null error message: (?P<name>[\w.]+): .*"
+    r"|Status code: -1 error code: null error message: "
+    r"(?:Auth failure: HTTP Error (?P<refused>\d{3})|(?P<name>[\w.]+): ).*"
 )
 """What ABFS says of an answer (AbfsRestOperationException), and of none."""
 _PLACE = re.compile(r"s3a://[^\s:'`,]+|(?<= on )[^\s:'`,]+")
@@ -137,7 +139,9 @@ def _answer(text: str) -> _Answer | None:
         said = own[found.start() :]
     parts = found.groupdict()
     status, code = _STATUS.search(said), _CODE.search(said)
-    number = parts.get("status") or (None if status is None else status.group(1) or status.group(2))
+    number = (
+        parts.get("status") or parts.get("refused") or (None if status is None else status.group(1) or status.group(2))
+    )
     name, place = parts.get("name"), parts.get("place")
     if place is None:
         where = _PLACE.search(said)

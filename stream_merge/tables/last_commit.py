@@ -15,7 +15,7 @@ from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.spark.hadoop_files import read_text
 from stream_merge.spark.log_store import CONDITIONAL_PUT, STORE_CONF
-from stream_merge.spark.s3 import keeps_one_process_apart_only
+from stream_merge.spark.object_stores import may_lose_commits
 from stream_merge.tables.delivery import Delivery
 
 log = logging.getLogger(__name__)
@@ -126,7 +126,8 @@ class LastCommit:
             place = target if found is None else found.location
             if place is None:
                 return True  # a catalog's table that is not there yet
-            self._is_guarded = not keeps_one_process_apart_only(session, place)
+            beside_delta_rs = spec.single_writer and spec.engine != "spark"
+            self._is_guarded = not may_lose_commits(session, place, beside_delta_rs=beside_delta_rs)
             if not self._is_guarded and not spec.single_writer:
                 tell(log.warning, "commits_not_kept_apart", target=spec.label, risk=_RISK, remedy=_REMEDY)
         return self._is_guarded

@@ -22,8 +22,9 @@ from deltalake.exceptions import CommitFailedError
 from pyspark.sql import SparkSession
 from services import azure
 
-from stream_merge import ConfigError, RetryPolicy
+from stream_merge import ConfigError, MergeSink, RetryPolicy
 from stream_merge.model.names import QUARANTINE_TABLE_PREFIX
+from stream_merge.spark import azure as of_azure
 from stream_merge.spark.hadoop_files import write_text
 from stream_merge.tables.delta_rs.table import NativeTable
 from stream_merge.testing import batch, run
@@ -91,18 +92,19 @@ def test_engines_of_all_kinds_lose_no_merge_of_each_other(
 ) -> None:
     """Spark renames its commit to a name that must be free, delta-rs puts it there: the store lets one have it."""
     retry = RetryPolicy(attempts=40, backoff_max_seconds=0.3, backoff_jitter_seconds=0.2)
-    kinds = ("spark", "native", "native")
+    kinds = ("spark", "native", "merge_on_read")
     stream = OnAzure(spark, container, tmp_path, tombstones=False, retry=retry)
     run(stream.sink(), batch(spark, stream.schema, upsert(0, "before", lsn=1)), 0)
-    merges = 3
+    merges = 6
 
     def merged(writer: int) -> None:
+        kind = kinds[writer - 1]
         own = OnAzure(spark, container, tmp_path, tombstones=False, retry=retry, app_id=f"writer {writer}")
-        own.settings |= {"target": stream.target, "engine": kinds[writer - 1]}
-        sink = own.sink()
+        own.settings |= {"target": stream.target, "engine": "spark" if kind == "spark" else "native"}
+        sink = MergeSink(**own.settings)._under(costs=engines.Only(kind))
         for number in range(merges):
             done = run(sink, batch(spark, stream.schema, upsert(writer, f"{writer}", lsn=number)), number)
-            assert (done.engine == "spark") == (kinds[writer - 1] == "spark")
+            assert done.engine == kind
 
     with ThreadPoolExecutor() as threads:
         list(threads.map(merged, range(1, 1 + len(kinds))))
@@ -148,15 +150,12 @@ def test_two_handles_of_delta_rs_lose_no_commit(container: azure.Container) -> N
 
 
 def test_engines_in_the_driver_are_refused_where_it_was_not_seen_that_commits_exclude_each_other(
-    spark: SparkSession, container: azure.Container, tmp_path: Path
+    spark: SparkSession, container: azure.Container, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On the endpoint of Data Lake Storage, which the emulator has not, somebody has to promise to be alone."""
+    assert of_azure._client(spark, container.uri("t")) == "AbfsBlobClient"
+    monkeypatch.setattr(of_azure, "_client", lambda *_: "AbfsDfsClient")
     stream = OnAzure(spark, container, tmp_path, engine="native")
-    context: Any = spark.sparkContext
-    hadoop, name = context._jsc.hadoopConfiguration(), "fs.azure.fns.account.service.type"
-    hadoop.set(name, "DFS")
-    try:
-        with pytest.raises(ConfigError, match=r"single_writer=True where nobody else writes"):
-            run(stream.sink(), batch(spark, stream.schema, upsert(1, "one", lsn=1)), 0)
-    finally:
-        hadoop.set(name, "BLOB")
+
+    with pytest.raises(ConfigError, match=r"single_writer=True where nobody else writes"):
+        run(stream.sink(), batch(spark, stream.schema, upsert(1, "one", lsn=1)), 0)

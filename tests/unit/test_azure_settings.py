@@ -2,35 +2,55 @@
 
 from __future__ import annotations
 
-import pytest
+import os
+from typing import cast
 
-from stream_merge.spark.azure import Access
+import pytest
+from pyspark.sql import SparkSession
+
+from stream_merge.spark import azure, object_stores
+from stream_merge.spark.azure import Access, access
 from stream_merge.spark.downloads import azure_confs, azure_coordinates, for_places
-from stream_merge.spark.hadoop_settings import NotTranslatedError
+from stream_merge.spark.hadoop_settings import HadoopSettings, NotTranslatedError
 from stream_merge.spark.places import canonical, is_on_azure
 
 HOST = "orders.dfs.core.windows.net"
+PLACE = f"abfs://lake@{HOST}/t"
 KEYS = {"account.key": "secret"}
 
 
-def access(settings: dict[str, str], *, host: str = HOST) -> Access:
-    return Access(setting=lambda name: settings.get(name, ""), secret=lambda name: settings.get(name, ""), host=host)
+@pytest.fixture(autouse=True)
+def says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An environment without a word about Azure."""
+    for name in [name for name in os.environ if name.upper().startswith("AZURE_")]:
+        monkeypatch.delenv(name)
+
+
+def told(settings: dict[str, str], place: str = PLACE) -> Access:
+    """What `fs.azure.…` says of a place."""
+    whole = {f"fs.azure.{name}": value for name, value in settings.items()}
+    return access(HadoopSettings(setting=whole.get, secret=whole.get), place)
 
 
 def test_a_key_of_the_account_is_told() -> None:
-    assert access(KEYS).options() == {
-        "AZURE_STORAGE_ACCOUNT_NAME": "orders",
-        "AZURE_STORAGE_ACCOUNT_KEY": "secret",
-    }
+    """Its own before that of all."""
+    expected = {"AZURE_STORAGE_ACCOUNT_NAME": "orders", "AZURE_STORAGE_ACCOUNT_KEY": "secret"}
+
+    assert told(KEYS).options() == expected
+    assert told({"account.key": "of others", f"account.key.{HOST}": "secret"}).options() == expected
 
 
-@pytest.mark.parametrize(("https", "url"), [("", "https"), ("true", "https"), ("false", "http")])
-def test_an_endpoint_of_an_emulator_is_told(https: str, url: str) -> None:
+@pytest.mark.parametrize(
+    ("scheme", "https", "url"),
+    [("abfs", "", "https"), ("abfs", "true", "https"), ("abfs", "false", "http"), ("abfss", "false", "https")],
+)
+def test_an_endpoint_of_an_emulator_is_told(scheme: str, https: str, url: str) -> None:
     """As Hadoop makes it: host and port, with the account in the path."""
-    told = access({**KEYS, "abfs.endpoint": "127.0.0.1:10000", "always.use.https": https}).options()
+    settings = {**KEYS, "abfs.endpoint": "127.0.0.1:10000", "always.use.https": https}
+    options = told(settings, PLACE.replace("abfs", scheme)).options()
 
-    assert told["AZURE_STORAGE_ENDPOINT"] == f"{url}://127.0.0.1:10000/orders"
-    assert told["AZURE_ALLOW_HTTP"] == str(url == "http").lower()
+    assert options["AZURE_STORAGE_ENDPOINT"] == f"{url}://127.0.0.1:10000/orders"
+    assert options["AZURE_ALLOW_HTTP"] == str(url == "http").lower()
 
 
 @pytest.mark.parametrize(
@@ -39,37 +59,63 @@ def test_an_endpoint_of_an_emulator_is_told(https: str, url: str) -> None:
         ({}, HOST, "no fs.azure.account.key is set"),
         ({**KEYS, "account.auth.type": "OAuth"}, HOST, "fs.azure.account.auth.type OAuth is set"),
         ({**KEYS, "encryption.context.provider.type": "x.Y"}, HOST, "fs.azure.encryption.context.provider.type is set"),
-        ({**KEYS, "account.keyprovider": "x.Y"}, HOST, "fs.azure.account.keyprovider is set"),
+        (
+            {**KEYS, f"encryption.encoded.client-provided-key.lake.{HOST}": "secret"},
+            HOST,
+            "fs.azure.encryption.encoded.client-provided-key is set",
+        ),
+        ({**KEYS, f"account.keyprovider.{HOST}": "x.Y"}, HOST, "fs.azure.account.keyprovider is set"),
         (KEYS, "orders.dfs.core.chinacloudapi.cn", "is not in Azure's public cloud"),
     ],
 )
 def test_what_was_not_tried_is_left_to_spark(settings: dict[str, str], host: str, sentence: str) -> None:
+    found = told(settings, PLACE.replace(HOST, host))
+
     with pytest.raises(NotTranslatedError, match=sentence) as raised:
-        access(settings, host=host).options()
+        found.options()
     assert "secret" not in str(raised.value)
-    assert "secret" not in repr(access(settings, host=host))
+    assert "secret" not in repr(found)
+
+
+@pytest.mark.parametrize("settings", [{}, {"account.auth.type": "OAuth"}])
+def test_what_the_environment_says_is_left_to_delta_rs(
+    settings: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AZURE_CLIENT_ID", "x")
+
+    assert told(settings).options() == {}
 
 
 @pytest.mark.parametrize(
-    ("settings", "is_of_blobs"),
+    ("named", "client", "excludes"),
     [
-        ({}, False),
-        ({"account.hns.enabled": "false"}, False),
-        ({"account.hns.enabled": "true", "fns.account.service.type": "BLOB"}, False),
-        ({"account.hns.enabled": "false", "fns.account.service.type": "BLOB"}, True),
+        ([], "AbfsBlobClient", True),
+        (["io.delta.storage.AzureLogStore"], "AbfsBlobClient", True),
+        (["io.delta.storage.HDFSLogStore"], "AbfsBlobClient", False),
+        ([], "AbfsDfsClient", False),
+        ([], "", False),
     ],
 )
 def test_commits_exclude_each_other_where_spark_speaks_to_the_blob_endpoint(
-    settings: dict[str, str], is_of_blobs: bool
+    named: list[str], client: str, excludes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert access(settings).is_of_blobs is is_of_blobs
+    """And has Delta's own log store."""
+    monkeypatch.setattr(azure, "log_stores", lambda *_: named)
+    monkeypatch.setattr(azure, "_client", lambda *_: client)
+
+    assert azure.excludes_delta_rs(cast(SparkSession, None), PLACE) is excludes
+    assert not azure.excludes_delta_rs(cast(SparkSession, None), "s3a://lake/t")
+    lost = object_stores.may_lose_commits(cast(SparkSession, None), PLACE, beside_delta_rs=True)
+    assert lost is not excludes
+    assert not object_stores.may_lose_commits(cast(SparkSession, None), PLACE, beside_delta_rs=False)
 
 
-def test_with_tls_and_without_is_one_place() -> None:
+def test_both_endpoints_with_tls_and_without_are_one_place() -> None:
     assert is_on_azure(f"abfss://lake@{HOST}/t")
     assert is_on_azure(f"abfs://lake@{HOST}/t")
     assert not is_on_azure(f"wasbs://lake@{HOST}/t")
-    assert canonical(f"ABFSS://lake@{HOST}/t/") == canonical(f"abfs://lake@{HOST}/t")
+    assert canonical("ABFSS://lake@Orders.blob.core.windows.net/t@x/") == f"abfs://lake@{HOST}/t@x"
+    assert canonical(PLACE) == PLACE
 
 
 def test_spark_downloads_its_file_system_for_azure_where_something_lies_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from stream_merge.spark.log_store import (
 from stream_merge.spark.places import canonical, is_on_s3
 from stream_merge.spark.s3 import Access, NotTranslatedError
 
-LOG_STORE = ":".join(JAR.parts[-4:-1])
+LOG_STORE = f"local.stream-merge:stream-merge-log-store:{JAR.parent.name}"
 DEFAULT_PROVIDERS = (
     "org.apache.hadoop.fs.s3a.TemporaryAWSCredentialsProvider,"
     " org.apache.hadoop.fs.s3a.SimpleAWSCredentialsProvider,"
@@ -179,9 +179,10 @@ def test_the_log_store_for_s3_is_set_where_none_is(monkeypatch: pytest.MonkeyPat
 def test_the_log_store_is_downloaded_from_the_package_where_spark_downloads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once, from a Maven repository of one jar, beside the users' own; not where `spark.jars` names it."""
     monkeypatch.setattr(log_store, "SPARK", (4, 1))
+    monkeypatch.delenv("PYSPARK_SUBMIT_ARGS", raising=False)
     own = {"spark.jars.packages": "a:b:1", "spark.jars.repositories": "https://maven.example"}
     group, artifact, version = LOG_STORE.split(":")
-    folder = REPOSITORY / group / artifact / version
+    folder = REPOSITORY.joinpath(*group.split("."), artifact, version)
 
     downloaded = log_store_packages(own)
     assert downloaded == {
@@ -193,6 +194,18 @@ def test_the_log_store_is_downloaded_from_the_package_where_spark_downloads(monk
     assert log_store_packages(downloaded) == downloaded
     named = {"spark.jars": str(JAR), STORE_CONF: CONDITIONAL_PUT}
     assert log_store_packages({"spark.jars": str(JAR)}) == named
+    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", "--repositories https://maven.example pyspark-shell")
+    assert log_store_packages({"spark.jars.packages": "a:b:1"}) == log_store_confs({"spark.jars.packages": "a:b:1"})
+
+
+def test_the_log_store_is_set_without_our_jar_where_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in an archive of Python's, where this package's own is no file."""
+    monkeypatch.setattr(log_store, "SPARK", (4, 1))
+    monkeypatch.setattr(log_store, "JAR", JAR / "not-there")
+    own = {"spark.jars": f"/jars/{JAR.name}"}
+
+    assert log_store_confs(own) == log_store_packages(own) == {**own, STORE_CONF: CONDITIONAL_PUT}
+    assert log_store_confs({}) == log_store_packages({}) == {}
 
 
 def test_whoever_names_the_connector_gets_what_it_needs_of_the_sdk():

@@ -8,6 +8,7 @@ import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
+from stream_merge import session
 from stream_merge.session import SMALL_BATCHES, delta_packages, small_batches
 from stream_merge.spark.defaults import properties, spark_defaults, spark_home
 
@@ -16,6 +17,22 @@ DELTA_PACKAGE = "io.delta:delta-spark_4.2_2.13:4.4.0"
 
 def options(builder: SparkSession.Builder) -> dict[str, str]:
     return dict(builder._options)
+
+
+@pytest.mark.parametrize(
+    ("conf", "is_secret"),
+    [
+        ("spark.hadoop.fs.s3a.access.key", True),
+        ("spark.hadoop.fs.s3a.session.token", True),
+        ("spark.hadoop.fs.azure.account.key.orders.dfs.core.windows.net", True),
+        ("spark.hadoop.fs.azure.encryption.encoded.client-provided-key", True),
+        ("spark.hadoop.fs.gs.auth.service.account.private.key", True),
+        ("spark.sql.shuffle.partitions", False),
+        ("spark.hadoop.fs.azure.account.auth.type", False),
+    ],
+)
+def test_confs_with_secrets_are_no_arguments_of_the_jvm(conf: str, is_secret: bool) -> None:
+    assert bool(session._SECRET.search(conf)) is is_secret
 
 
 def test_a_plain_builder_gets_the_whole_preset():

@@ -73,6 +73,14 @@ STATUS = "Server returned non-2xx status code\n             \x1b[31m↳\x1b[0m {
             f"there is no such bucket (404 ContainerNotFound, {CONTAINER}); bring",
         ),
         (
+            ABFS.format('"The specified filesystem does not exist.", 404', '1, FilesystemNotFound, "x"'),
+            f"there is no such bucket (404 FilesystemNotFound, {CONTAINER}); bring",
+        ),
+        (
+            S3A.format("Status code: -1 error code: null error message: Auth failure: HTTP Error 401; url=x"),
+            "the store denied access (401, the store); let",
+        ),
+        (
             RUST.format("Generic MicrosoftAzure error", STATUS.format("403 Forbidden", "AuthorizationFailure")),
             f"the store denied access (403 AuthorizationFailure, {URL}); let",
         ),
