@@ -9,6 +9,11 @@ from pathlib import Path
 
 import pyspark
 
+JARS = "spark.jars"
+PACKAGES = "spark.jars.packages"
+EXCLUDES = "spark.jars.excludes"
+REPOSITORIES = "spark.jars.repositories"
+
 _BLANKS = " \t\f"
 _ENTRY = re.compile(r"((?:\\.|[^\\ \t\f=:])*)[ \t\f]*[=:]?[ \t\f]*(.*)", re.DOTALL)
 _ESCAPED = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))", re.DOTALL)
@@ -18,6 +23,11 @@ _CONTROLS = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 def in_effect(conf: str, confs: Mapping[str, str]) -> str:
     """A conf's value in a session with these confs, which win over the file; empty where nobody names it."""
     return confs[conf] if conf in confs else spark_defaults().get(conf, "")
+
+
+def listed(conf: str, confs: Mapping[str, str]) -> list[str]:
+    """The entries of a conf that is a list with commas, in a session with these confs."""
+    return [entry.strip() for entry in in_effect(conf, confs).split(",") if entry.strip()]
 
 
 def spark_home() -> Path:

@@ -11,14 +11,11 @@ from pathlib import Path
 
 import pyspark
 
-from stream_merge.spark.defaults import in_effect, spark_home
+from stream_merge.spark.defaults import EXCLUDES, JARS, PACKAGES, in_effect, listed, spark_home
 from stream_merge.spark.log_store import log_store_confs, log_store_packages
 from stream_merge.spark.places import is_on_azure, is_on_s3
 from stream_merge.spark.versions import AWS_PARTS, AWS_WHOLE, HADOOP, SCALA
 
-JARS = "spark.jars"
-PACKAGES = "spark.jars.packages"
-EXCLUDES = "spark.jars.excludes"
 _CLASS_PATH = "spark.driver.extraClassPath"
 _KAFKA_CONNECTOR = "spark-sql-kafka-0-10"
 _S3_CONNECTOR = "hadoop-aws"
@@ -32,8 +29,8 @@ def s3_confs(own: Mapping[str, str]) -> dict[str, str]:
     """
     own = log_store_packages(own)
     named = _with(packages(own), s3_coordinates())
-    left_out = [one for one in in_effect(EXCLUDES, own).split(",") if one]
-    return {**own, PACKAGES: ",".join(named), EXCLUDES: ",".join(dict.fromkeys([*left_out, AWS_WHOLE]))}
+    left_out = dict.fromkeys([*listed(EXCLUDES, own), AWS_WHOLE])
+    return {**own, PACKAGES: ",".join(named), EXCLUDES: ",".join(left_out)}
 
 
 def azure_confs(own: Mapping[str, str]) -> dict[str, str]:
@@ -63,7 +60,7 @@ def packages(confs: Mapping[str, str]) -> list[str]:
     Those of `spark-defaults.conf` where the confs name none. Whoever adds to the list has to start with these: once a
     session names a list, Spark does not look into the file for it.
     """
-    return [package.strip() for package in in_effect(PACKAGES, confs).split(",") if package.strip()]
+    return listed(PACKAGES, confs)
 
 
 def kafka_coordinates() -> str:

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from pyspark.sql import SparkSession
 
 from stream_merge.model import names
-from stream_merge.spark.defaults import in_effect
+from stream_merge.spark.defaults import JARS, PACKAGES, REPOSITORIES, in_effect, listed
 from stream_merge.spark.versions import SPARK
 
 STORE_CONF = "spark.delta.logStore.s3a.impl"
@@ -27,9 +27,6 @@ _ARTIFACT = "stream-merge-log-store"
 JAR = next(REPOSITORY.glob(f"**/{_ARTIFACT}-*.jar"), REPOSITORY / "no-file.jar")
 """There where the package lies in a folder, not in an archive of Python's."""
 _COORDINATES = f"local.stream-merge:{_ARTIFACT}:{JAR.parent.name}"
-_JARS = "spark.jars"
-_PACKAGES = "spark.jars.packages"
-_REPOSITORIES = "spark.jars.repositories"
 
 
 def log_store_confs(own: Mapping[str, str]) -> dict[str, str]:
@@ -40,10 +37,10 @@ def log_store_confs(own: Mapping[str, str]) -> dict[str, str]:
     """
     if not _is_wanted(own):
         return dict(own)
-    named = _list(_JARS, own)
+    named = listed(JARS, own)
     if _is_among(named):
         return {**own, STORE_CONF: CONDITIONAL_PUT}
-    return {**own, STORE_CONF: CONDITIONAL_PUT, _JARS: ",".join([*named, str(JAR)])} if JAR.is_file() else dict(own)
+    return {**own, STORE_CONF: CONDITIONAL_PUT, JARS: ",".join([*named, str(JAR)])} if JAR.is_file() else dict(own)
 
 
 def log_store_packages(own: Mapping[str, str]) -> dict[str, str]:
@@ -57,11 +54,11 @@ def log_store_packages(own: Mapping[str, str]) -> dict[str, str]:
     if not _is_wanted(own) or not JAR.is_file() or "--repositories" in told:
         return log_store_confs(own)
     confs = {**own, STORE_CONF: CONDITIONAL_PUT}
-    named = _list(_PACKAGES, own)
-    if _is_among([*named, *_list(_JARS, own)]):
+    named = listed(PACKAGES, own)
+    if _is_among([*named, *listed(JARS, own)]):
         return confs
-    repositories = dict.fromkeys([*_list(_REPOSITORIES, own), REPOSITORY.as_uri()])
-    return {**confs, _PACKAGES: ",".join([*named, _COORDINATES]), _REPOSITORIES: ",".join(repositories)}
+    repositories = dict.fromkeys([*listed(REPOSITORIES, own), REPOSITORY.as_uri()])
+    return {**confs, PACKAGES: ",".join([*named, _COORDINATES]), REPOSITORIES: ",".join(repositories)}
 
 
 def _is_among(jars: Iterable[str]) -> bool:
@@ -84,7 +81,3 @@ def log_stores(session: SparkSession, location: str) -> list[str]:
 
 def _is_wanted(own: Mapping[str, str]) -> bool:
     return SPARK >= (4, 1) and not any(in_effect(conf, own) for conf in (STORE_CONF, ANY_STORE_CONF))
-
-
-def _list(conf: str, own: Mapping[str, str]) -> list[str]:
-    return [entry.strip() for entry in in_effect(conf, own).split(",") if entry.strip()]

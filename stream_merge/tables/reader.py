@@ -49,6 +49,8 @@ class Store:
         """What the catalog has said in this call."""
         self._reached: dict[str, Mapping[str, str] | None] = {}
         """How delta-rs reaches buckets, in this call: keys may be renewed after it."""
+        self._excluding: dict[str, bool] = {}
+        """In which buckets commits of all exclude each other, as this call has found."""
         self._begun: dict[NativeTable, Future[None]] = {}
         """Looks at logs with which the batch has begun, until somebody wants to know what they have found."""
         self._missed_by_delta_rs: set[str] = set()
@@ -64,6 +66,7 @@ class Store:
         """
         self._entries.clear()
         self._reached.clear()
+        self._excluding.clear()
         self._begun.clear()
         self._looked_at.clear()
 
@@ -250,9 +253,14 @@ class Store:
         local = places.local_path(location)
         if local is not None:
             return str(local) if _is_table(local) and pins_threads(session) else None
-        spec = self._spec
-        may_write = spec.single_writer or object_stores.excludes_delta_rs(session, location, spec.storage_options)
-        return location if may_write else None
+        return location if self._spec.single_writer or self._excludes(session, location) else None
+
+    def _excludes(self, session: SparkSession, location: str) -> bool:
+        bucket = "://".join(urlsplit(location)[:2])
+        if bucket not in self._excluding:
+            found = object_stores.excludes_delta_rs(session, location, self._spec.storage_options)
+            self._excluding[bucket] = found
+        return self._excluding[bucket]
 
     def _options(self, session: SparkSession, place: str) -> Mapping[str, str] | None:
         """How delta-rs reaches a place."""

@@ -12,10 +12,8 @@ from urllib.parse import unquote, urlsplit
 from pyspark.sql import SparkSession
 
 from stream_merge.errors import ConfigError
-from stream_merge.spark.defaults import in_effect
+from stream_merge.spark.defaults import JARS, PACKAGES, listed
 from stream_merge.spark.downloads import (
-    JARS,
-    PACKAGES,
     has_kafka_connector,
     kafka_coordinates,
     packages,
@@ -42,8 +40,7 @@ def conf(folder: str | None, own: Mapping[str, str] | None = None) -> dict[str, 
     """
     confs = dict(own or {})
     if folder is not None:
-        named = [jar for jar in in_effect(JARS, confs).split(",") if jar]
-        return {**confs, JARS: ",".join([*named, *jars_in(folder)])}
+        return {**confs, JARS: ",".join([*listed(JARS, confs), *jars_in(folder)])}
     return confs if has_kafka_connector(confs) else conf_to_fetch(confs)
 
 
