@@ -21,6 +21,8 @@ RACES := 500
 # differ in: both engines, evaluation, MERGE's own metrics, conflicts, Arrow both ways, files as a stream.
 SPARK := 4.1
 OTHERS := 3.5 4.0 4.1
+ON_S3 := $(addsuffix .py,contract_rows contract_order contract_names contract_quarantine contract_tombstones idempotency insert_only \
+	own_clauses delta_merge_cases snapshot no_change)
 NEXT := pyspark delta-spark
 SMOKE := $(addprefix tests/contract/test_,contract_rows.py native.py versions.py)
 
@@ -45,13 +47,15 @@ unit: $(INSTALLED)  ## the tests that need neither Spark nor Java; ARGS="-k name
 test: $(INSTALLED) .jars/classes.jsa  ## unit, and what a sink does on Spark as it is shipped, in three processes; ARGS="-k name" selects, ARGS="-n 0" takes one
 	@$(WITH_JAVA) $(PYTEST) tests/unit tests/contract --engines shipped $(ARGS)
 
-test-all: $(INSTALLED) .jars/classes.jsa .jars/spark/.copied .jars/services/.copied .jars/prometheus/.found .jars/s3/.found .jars/azurite/.found .jars/gcs/.found  ## all tests, on every engine, with Kafka, processes and a cluster; and which lines and branches they reach
+test-all: $(INSTALLED) .jars/classes.jsa .jars/spark/.copied .jars/services/.copied .jars/prometheus/.found .jars/s3/.found .jars/azurite/.found  ## all tests, on every engine, with Kafka, processes and a cluster; and which lines and branches they reach
 	@$(WITH_JAVA) $(PYTEST) --engines each --cov --cov-report=term $(ARGS)
 
-soak: $(INSTALLED) .jars/classes.jsa .jars/spark/.copied .jars/services/.copied .jars/s3/.found  ## what a change need not wait for: more and longer random histories (HISTORIES=20 EVENTS=180), contract tests with engines in turn, RACES=500 merges at once, ten kills, the contract tests on other versions of Spark, and a look at the next one
+soak: $(INSTALLED) .jars/classes.jsa .jars/spark/.copied .jars/services/.copied .jars/s3/.found .jars/azurite/.found .jars/gcs/.found  ## what a change need not wait for: more and longer random histories (HISTORIES=20 EVENTS=180), contract tests with engines in turn, RACES=500 merges at once, ten kills, contract tests on S3 and on Google's store, and all of them on other versions of Spark, and a look at the next one
 	@$(WITH_JAVA) STREAM_MERGE_HISTORIES=$(HISTORIES) STREAM_MERGE_EVENTS=$(EVENTS) $(PYTEST) --dist load tests/contract/test_differential.py $(ARGS)
 	@$(WITH_JAVA) $(PYTEST) tests/contract -k random $(ARGS)
 	@$(WITH_JAVA) STREAM_MERGE_RACES=$(RACES) $(PYTEST) -n 0 tests/contract/test_races.py tests/process/test_s3_races.py $(ARGS)
+	@$(WITH_JAVA) $(PYTEST) tests/contract/test_gcs.py $(ARGS)
+	@$(WITH_JAVA) $(PYTEST) --place s3 --engines each $(addprefix tests/contract/test_,$(ON_S3)) $(ARGS)
 	@$(WITH_JAVA) STREAM_MERGE_KILLS=10 $(PYTEST) -n 0 tests/process/test_debezium_process.py $(ARGS)
 	@for spark in $(OTHERS); do $(MAKE) --no-print-directory smoke SPARK=$$spark SMOKE="tests/contract" || exit; done
 	-@$(MAKE) --no-print-directory next

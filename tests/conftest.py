@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
+from uuid import uuid4
 
 import pyspark
 import pytest
 import services
+from disk import keep_bucket
 from log_faults import LogFaults, class_path, compile_log_store
 from pyspark.sql import SparkSession
 from services import gcs, s3
@@ -73,6 +75,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="all",
         help="tests that are for several engines: on each of them and from batch to batch on another (all; with each"
         " that is for random histories alone), or as a sink chooses",
+    )
+    parser.addoption(
+        "--place", choices=("disk", "s3"), default="disk", help="where the fixture `tmp_table` is: on the disk, on S3"
     )
     parser.addoption(
         "--newer-spark", action="store_true", help="run on a Spark and a Delta that the sink refuses: what would break"
@@ -199,13 +204,17 @@ def bucket(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Ite
     with services.running(server):
         found = server.bucket("lake")
         found.tell(spark)
+        keep_bucket(found.name, found.folder)
         yield found
 
 
 @pytest.fixture
-def tmp_table(tmp_path: Path) -> str:
-    """A path where no table is yet."""
-    return str(tmp_path / "table")
+def tmp_table(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A place where no table is yet."""
+    if request.config.option.place == "disk":
+        return str(tmp_path / "table")
+    bucket: s3.Bucket = request.getfixturevalue("bucket")
+    return bucket.uri(f"{uuid4().hex[:8]}/table")
 
 
 @pytest.fixture(scope="session")

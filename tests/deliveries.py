@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from disk import on_disk
 from engines import under_test
 from prometheus_client import CollectorRegistry
 from pyspark.sql import DataFrame, SparkSession
@@ -62,7 +63,7 @@ class ChangeStream:
     ) -> None:
         self.spark = spark
         self.target = target
-        self.folder = folder or Path(target).parent
+        self.folder = folder or on_disk(target).parent
         self.schema = schema
         self.settings = {
             "target": target,

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from disk import on_disk
 from pyspark.sql import SparkSession
 
 USER_METADATA_CONF = "spark.databricks.delta.commitInfo.userMetadata"
@@ -13,7 +14,7 @@ USER_METADATA_CONF = "spark.databricks.delta.commitInfo.userMetadata"
 
 def commits(table: str | Path) -> list[list[dict[str, Any]]]:
     """The actions of each version."""
-    log = sorted((Path(table) / "_delta_log").glob("*[0-9].json"))
+    log = sorted((on_disk(str(table)) / "_delta_log").glob("*[0-9].json"))
     return [[json.loads(line) for line in commit.read_text().splitlines()] for commit in log]
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import engines
 import pytest
 from delta_log import check_table
+from disk import on_disk
 
 PARAMETER = "judged_by"
 HISTORIES = "test_differential"
@@ -51,11 +52,13 @@ def judged_by(request: pytest.FixtureRequest, seed: int) -> Iterator[str]:
 
 
 @pytest.fixture(autouse=True)
-def commits_keep_the_protocol(tmp_path: Path, judged_by: str) -> Iterator[None]:
+def commits_keep_the_protocol(request: pytest.FixtureRequest, tmp_path: Path, judged_by: str) -> Iterator[None]:
     """What merge-on-read has committed is read again by a reader that shares no code with it."""
     yield
     if judged_by != engines.ON_READ:
         return
-    for log in tmp_path.rglob("_delta_log"):
+    is_elsewhere = request.config.option.place != "disk" and "tmp_table" in request.fixturenames
+    folder = on_disk(request.getfixturevalue("tmp_table")).parent if is_elsewhere else tmp_path
+    for log in folder.rglob("_delta_log"):
         if any(b'"engineInfo":"stream_merge/' in commit.read_bytes() for commit in log.glob("*.json")):
             check_table(log.parent)

@@ -6,10 +6,10 @@ Needs a JVM: Delta analyses the same MERGE, and Spark says which casts there are
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import pytest
 from deliveries import ChangeStream, ledger
+from disk import on_disk
 from pyspark.sql import SparkSession
 
 from stream_merge import ConfigError, MergeSink
@@ -155,7 +155,7 @@ def test_every_value_that_delta_has_no_cast_for_is_named_before_anything_is_writ
     if is_there:
         assert spark.sql(f"DESCRIBE HISTORY delta.`{tmp_table}`").count() == 1
     else:
-        assert list(Path(tmp_table).parent.iterdir()) == []
+        assert list(on_disk(tmp_table).parent.iterdir()) == []
 
 
 def test_fields_are_assigned_by_name_and_may_be_missing_where_the_schema_evolves(spark: SparkSession, tmp_table: str):

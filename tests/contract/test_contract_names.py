@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from deliveries import SCHEMA, ChangeStream, delete, ledger, upsert
+from disk import on_disk
 from engines import under_test
 from pyspark.sql import SparkSession
 
@@ -326,7 +327,7 @@ def test_the_spelling_of_a_path_does_not_enter_the_identity(spark: SparkSession,
     stream = ChangeStream(spark, tmp_table)
     stream.deliver(upsert(1, "row", lsn=1))
 
-    for spelling in (f"{tmp_table}/", f"delta.`{tmp_table}`", Path(tmp_table).as_uri()):
+    for spelling in (f"{tmp_table}/", f"delta.`{tmp_table}`", on_disk(tmp_table).as_uri()):
         sink = under_test(MergeSink(**{**stream.settings, "target": spelling}))
         sink(spark.createDataFrame([upsert(1, "row", lsn=1)], SCHEMA), 0)
         assert sink.last_result is not None

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from deliveries import ChangeStream, delete, ledger, upsert
+from disk import on_disk
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
@@ -209,4 +210,4 @@ def test_a_table_in_the_quarantines_place_is_refused_before_anything_is_written(
     with pytest.raises(ConfigError, match=r"lacks column.*'reasons', 'query', 'batch_id'"):
         stream.deliver(upsert(1, "row", lsn=1))
 
-    assert not Path(tmp_table).exists()
+    assert not on_disk(tmp_table).exists()

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from deliveries import ChangeStream, delete, ledger, upsert
+from disk import on_disk
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from since import since
@@ -405,7 +406,7 @@ def test_a_created_target_has_what_the_settings_say(spark: SparkSession, tmp_tab
     found = properties(stream)
     assert found["delta.logRetentionDuration"] == "interval 9 days"
     assert found["stream_merge.sequence"] == '{"columns": ["lsn"]}'
-    assert Path(tmp_table, "name=a").is_dir()
+    assert (on_disk(tmp_table) / "name=a").is_dir()
 
 
 def test_a_padded_key_finds_its_row_in_a_file_that_holds_it_without_padding(spark: SparkSession, tmp_table: str):

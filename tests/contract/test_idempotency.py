@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import scenario
+from disk import on_disk
 from pyspark.sql import DataFrame, SparkSession
 from traces import USER_METADATA_CONF, commits, transactions, user_metadata
 
@@ -27,7 +28,7 @@ WAIT_SECONDS = 120
 
 
 def sibling(table: str, kind: str) -> Path:
-    return Path(table).parent / f"__stream_merge_{kind}_{Path(table).name}"
+    return on_disk(table).parent / f"__stream_merge_{kind}_{on_disk(table).name}"
 
 
 def confs(session: SparkSession) -> dict[str, str]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from deliveries import ChangeStream, delete, ledger, upsert
+from disk import on_disk
 from pyspark.sql import SparkSession
 from traces import commits
 
@@ -153,7 +154,7 @@ def test_deletes_of_a_source_that_marks_them_stop_the_batch_before_anything_is_w
     with pytest.raises(ContractError, match=r"1 of 3 events of batch 0 .* are deletes, and its shape deletes nothing"):
         run(sink, events, 0)
 
-    assert list(Path(tmp_table).parent.iterdir()) == []
+    assert list(on_disk(tmp_table).parent.iterdir()) == []
 
 
 @ENGINES

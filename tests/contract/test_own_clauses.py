@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from deliveries import ChangeStream, ledger
 from delta.tables import DeltaMergeBuilder, DeltaTable
+from disk import on_disk
 from engines import under_test
 from log_faults import LogFaults
 from pyspark.sql import DataFrame, SparkSession
@@ -299,7 +300,7 @@ def test_without_a_sequence_different_events_of_a_key_are_an_error_before_anythi
 
     with pytest.raises(ContractError, match=r"different events of a key, such as \{\"id\":1\} and \{\"id\":7\}, and"):
         stream.deliver((1, "u", 1, "x"), (1, "d", 1, "x"), (2, "u", 1, "x"), (7, "u", 1, None), (7, "u", 2, None))
-    assert not Path(tmp_table).exists()
+    assert not on_disk(tmp_table).exists()
 
     result = stream.deliver((1, "u", 1, "x"), (1, "u", 1, "x"), (2, "u", 1, "x"))
     assert ledger(result) == {"received": 3, "collapsed": 1, "inserted": 2}
@@ -492,7 +493,7 @@ def test_every_misfit_is_said_at_once_before_anything_is_written(spark: SparkSes
     assert "; s has ['id', 'op', 'v', 'name'], t has ['id', 'v', 'name']" in said[0][1]
     assert "s has ['id', 'op', 'v', 'name'], and there is no row t" in said[10][1]
     assert "t has ['id', 'v', 'name'], and there is no event s" in said[12][1]
-    assert not Path(tmp_table).exists()
+    assert not on_disk(tmp_table).exists()
 
 
 # -- the paths that Delta takes -------------------------------------------------------------------

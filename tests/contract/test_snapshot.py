@@ -9,11 +9,11 @@ import datetime as dt
 import random
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 from deliveries import ChangeStream, ledger
+from disk import on_disk
 from engines import under_test
 from log_faults import LogFaults
 from prometheus_client import CollectorRegistry
@@ -187,7 +187,7 @@ def test_random_snapshots_leave_what_a_plain_model_says(
             else:
                 del after[key]
                 expected["delete", *row[:3]] += 1
-        found = Counter(change[:4] for change in stream.changes()) if Path(tmp_table).exists() else Counter()
+        found = Counter(change[:4] for change in stream.changes()) if on_disk(tmp_table).exists() else Counter()
         shown = [state_of((*row, None)[:4]) for row in stream.rows()]
         assert shown == sorted(after.values(), key=repr)
         assert found - seen == expected
@@ -219,7 +219,7 @@ def test_a_key_twice_a_null_key_and_too_few_rows_are_errors_before_anything_is_w
     assert "1 of 3 rows of snapshot 1 for" in (said := refused(stream, ONE, TWO, (None, 1, "x")))
     assert "break the contract (null_key: 1)" in said
     assert "has 1 row(s), and min_rows=2 expects more" in refused(stream, ONE)
-    assert not Path(tmp_table).exists()
+    assert not on_disk(tmp_table).exists()
 
 
 def test_an_empty_snapshot_is_refused_unless_it_may_be(spark: SparkSession, tmp_table: str):
