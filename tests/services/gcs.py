@@ -28,7 +28,9 @@ def jars() -> list[str]:
 
 def need() -> None:
     """Skip the test, with the reason, where there is no emulator or no connector."""
-    reason = missing() or (None if jars() else "the emulator of Google's store is not there; 'make soak' gets it, its build takes minutes")
+    reason = missing()
+    if reason is None and not jars():
+        reason = "the emulator of Google's store is not there; 'make soak' gets it, its build takes minutes"
     if reason:
         pytest.skip(reason)
 
