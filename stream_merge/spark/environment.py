@@ -43,6 +43,7 @@ _STORES = {
     "s3a": ("s3a", f"org.apache.hadoop:hadoop-aws:{HADOOP}"),
     "azurebfs": ("abfss", f"org.apache.hadoop:hadoop-azure:{HADOOP}"),
     "gcs": ("gs", "com.google.cloud.bigdataoss:gcs-connector:hadoop3-2.2.26"),
+    "hadoop.fs.gs": ("gs", f"org.apache.hadoop:hadoop-gcp:{HADOOP}"),
 }
 """What a class or a scheme holds -> scheme and Maven coordinates."""
 _NOTHING_SAID = "no permission"
@@ -91,10 +92,10 @@ def not_writable(path: str, error: OSError) -> str:
 
 
 def _filled(sentence: str, parts: list[str]) -> str:
-    scheme, package = next(
-        ((scheme, package) for sign, (scheme, package) in _STORES.items() if sign in parts[0] or scheme in parts[0]),
-        (parts[0].split()[-1].strip('"'), "the coordinates of its connector"),
-    )
+    by_class = (store for sign, store in _STORES.items() if sign in parts[0])
+    named = parts[0].split()[-1].strip('"')
+    by_scheme = (store for store in _STORES.values() if store[0] == named)
+    scheme, package = next(by_class, next(by_scheme, (named, "the coordinates of its connector")))
     shown = [repr(parts[0]) if sentence is _CLOSED else parts[0], *parts[1:], _NOTHING_SAID]
     return sentence.format(*shown, uid=os.geteuid(), scheme=scheme, package=package)
 

@@ -22,9 +22,10 @@ from stream_merge.jobs.kafka.history import trail
 from stream_merge.sources.kafka.connection import Cluster, Connection
 from stream_merge.testing import target_rows
 
-STATEMENTS = 20_000
 KILLS = int(os.environ.get("STREAM_MERGE_KILLS", "3"))
 """A kill and the start after it take half a minute; `make soak` has ten."""
+PER_KILL = 2_500
+"""Statements."""
 EVENTS_PER_BATCH = 500
 BAD_PER_KILL = 3
 SLOT = "killed"
@@ -56,10 +57,9 @@ def test_killed_again_and_again_between_database_and_table(world: World, job: Jo
     unrecorded = 0
     with services.running(connect):
         for number in range(KILLS):
-            each = STATEMENTS // KILLS
             if number == KILLS // 2:
                 world.postgres.run("ALTER TABLE orders ADD COLUMN extra integer;")
-            world.postgres.run(workload(world.rng, each, start=number * each))
+            world.postgres.run(workload(world.rng, PER_KILL, start=number * PER_KILL))
             world.wait_for_the_connector()
             for table in CAPTURED:
                 bad[table] += _write_what_nobody_can_read(world, table)

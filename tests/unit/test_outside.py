@@ -71,6 +71,11 @@ def closed_disk(tmp_path: Path) -> Iterator[Path]:
             " Spark conf spark.jars.packages=com.google.cloud.bigdataoss:gcs-connector:hadoop3-2.2.26",
         ),
         (
+            "java.lang.ClassNotFoundException: Class org.apache.hadoop.fs.gs.GoogleHadoopFileSystem not found",
+            "Spark has no file system for gs:// (Class org.apache.hadoop.fs.gs.GoogleHadoopFileSystem not found); give"
+            " it the jars, for instance by the Spark conf spark.jars.packages=org.apache.hadoop:hadoop-gcp:3.5.0",
+        ),
+        (
             'No FileSystem for scheme "oss"',
             'Spark has no file system for oss:// (No FileSystem for scheme "oss"); give it the jars, for instance by'
             " the Spark conf spark.jars.packages=the coordinates of its connector",
