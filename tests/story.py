@@ -1,13 +1,21 @@
-"""What is told on each object store: a stream that has everything once, and how its table has to end."""
+"""What is told on each object store: a stream that has everything once, and commits that meet."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
+import deltalake
+import pyarrow as pa
+import pytest
 from deliveries import ChangeStream, delete, ledger, upsert
+from deltalake.exceptions import CommitFailedError
+from pyspark.sql import SparkSession
 
 from stream_merge.model.names import QUARANTINE_TABLE_PREFIX
 from stream_merge.model.results import MergeResult
+from stream_merge.spark.delta import put_commit
+from stream_merge.tables.delta_rs.table import NativeTable
 
 
 def tell(stream: ChangeStream, *spelled: Callable[[], object]) -> Sequence[MergeResult]:
@@ -43,3 +51,37 @@ def tell(stream: ChangeStream, *spelled: Callable[[], object]) -> Sequence[Merge
     assert {tuple(row["reasons"]) for row in broken} == {("null_key",)}
     assert stream.settings["app_id"] is None or len(broken) == 1
     return first, second
+
+
+def commit_at_once(spark: SparkSession, table: str, *, writers: int, versions: int, lines: int) -> list[list[int]]:
+    """Have writers put the same versions of a log by Spark's log store, each a text of its own number: one has each.
+
+    Returns: for each writer the versions that it has put.
+    """
+
+    def written(writer: int) -> list[int]:
+        won = []
+        for version in range(versions):
+            try:
+                put_commit(spark, table, version, f"{writer}\n" * lines)
+            except FileExistsError:
+                continue
+            won.append(version)
+        return won
+
+    with ThreadPoolExecutor(writers) as threads:
+        won = list(threads.map(written, range(writers)))
+    assert sorted(version for versions_won in won for version in versions_won) == list(range(versions))
+    return won
+
+
+def lose_no_commit_of_two_handles(uri: str, options: Mapping[str, str]) -> None:
+    """delta-rs puts a version only where there is none, by the store itself, whatever process it is in."""
+    deltalake.write_deltalake(uri, pa.table({"id": [0]}), storage_options=dict(options))
+    first, second = (NativeTable(uri, options) for _ in range(2))
+    first.append(pa.table({"id": [1]}), transaction=None)
+
+    with pytest.raises(CommitFailedError):
+        second.append(pa.table({"id": [2]}), transaction=None)
+
+    assert sorted(NativeTable(uri, options).rows()["id"].to_pylist()) == [0, 1]

@@ -12,21 +12,17 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import deltalake
 import engines
-import pyarrow as pa
 import pytest
 from deliveries import ChangeStream, delete, upsert
 from delta_log import check_table
-from deltalake.exceptions import CommitFailedError
 from pyspark.sql import SparkSession
 from services import azure
-from story import tell
+from story import lose_no_commit_of_two_handles, tell
 
 from stream_merge import ConfigError, MergeSink, RetryPolicy
 from stream_merge.spark import azure as of_azure
 from stream_merge.spark.hadoop_files import write_text
-from stream_merge.tables.delta_rs.table import NativeTable
 from stream_merge.testing import batch, run
 
 
@@ -121,16 +117,7 @@ def test_a_query_reads_and_keeps_its_place_there(
 
 
 def test_two_handles_of_delta_rs_lose_no_commit(container: azure.Container) -> None:
-    """It puts a version only where there is none, by the store itself, whatever process it is in."""
-    uri, options = container.uri(f"{uuid4().hex[:8]}/t"), container.storage_options()
-    deltalake.write_deltalake(uri, pa.table({"id": [0]}), storage_options=options)
-    first, second = (NativeTable(uri, options) for _ in range(2))
-    first.append(pa.table({"id": [1]}), transaction=None)
-
-    with pytest.raises(CommitFailedError):
-        second.append(pa.table({"id": [2]}), transaction=None)
-
-    assert sorted(NativeTable(uri, options).rows()["id"].to_pylist()) == [0, 1]
+    lose_no_commit_of_two_handles(container.uri(f"{uuid4().hex[:8]}/t"), container.storage_options())
 
 
 def test_engines_in_the_driver_are_refused_where_it_was_not_seen_that_commits_exclude_each_other(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -12,10 +11,9 @@ import pytest
 from deliveries import ChangeStream, upsert
 from pyspark.sql import SparkSession
 from services import gcs, running
-from story import tell
+from story import commit_at_once, tell
 
 from stream_merge import ConfigError
-from stream_merge.spark.delta import put_commit
 from stream_merge.testing import batch, run
 
 
@@ -46,22 +44,7 @@ def test_a_stream_is_merged_as_on_a_disk(spark: SparkSession, store: gcs.GcsBuck
 
 def test_of_commits_at_the_same_time_one_is_made(spark: SparkSession, store: gcs.GcsBucket) -> None:
     """Delta's log store for it makes an object where there is none, by the store itself."""
-    table, writers, versions = store.uri(f"{uuid4().hex[:8]}/t"), 4, 4
-
-    def written(writer: int) -> list[int]:
-        won = []
-        for version in range(versions):
-            try:
-                put_commit(spark, table, version, f"{writer}\n" * 100)
-            except FileExistsError:
-                continue
-            won.append(version)
-        return won
-
-    with ThreadPoolExecutor(writers) as threads:
-        won = list(threads.map(written, range(writers)))
-
-    assert sorted(version for versions_won in won for version in versions_won) == list(range(versions))
+    commit_at_once(spark, store.uri(f"{uuid4().hex[:8]}/t"), writers=4, versions=4, lines=100)
 
 
 def test_engines_in_the_driver_are_refused_without_a_promise(

@@ -8,7 +8,6 @@ from __future__ import annotations
 import threading
 import zipfile
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -18,6 +17,7 @@ import pytest
 from log_faults import class_path, compile_java
 from pyspark.sql import SparkSession
 from services import ROOT, s3
+from story import commit_at_once
 
 from stream_merge.spark import log_store
 from stream_merge.spark.delta import put_commit
@@ -39,22 +39,10 @@ def test_the_jar_of_the_package_is_made_of_its_sources(spark: SparkSession, tmp_
 
 def test_of_commits_at_the_same_time_one_is_made(spark: SparkSession, bucket: s3.Bucket) -> None:
     """No lock: the store is asked to make the object where there is none."""
-    table, writers, versions = bucket.uri(f"{uuid4().hex[:8]}/t"), 4, 8
+    table, versions = bucket.uri(f"{uuid4().hex[:8]}/t"), 8
 
-    def written(writer: int) -> list[int]:
-        won = []
-        for version in range(versions):
-            try:
-                put_commit(spark, table, version, f"{writer}\n" * 1_000)
-            except FileExistsError:
-                continue
-            won.append(version)
-        return won
+    won = commit_at_once(spark, table, writers=4, versions=versions, lines=1_000)
 
-    with ThreadPoolExecutor(writers) as threads:
-        won = list(threads.map(written, range(writers)))
-
-    assert sorted(version for versions_won in won for version in versions_won) == list(range(versions))
     folder = bucket.folder / table.removeprefix(bucket.uri("")) / "_delta_log"
     texts = {path.name: path.read_text() for path in folder.iterdir()}
     assert texts == {

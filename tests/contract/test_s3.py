@@ -13,25 +13,21 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import deltalake
 import engines
-import pyarrow as pa
 import pytest
 import scenario
 from deliveries import DEFAULTS, ChangeStream, delete, ledger, upsert
 from delta_log import check_table
-from deltalake.exceptions import CommitFailedError
 from prometheus_client import CollectorRegistry, generate_latest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from services import command_lines, running, s3
-from story import tell
+from story import lose_no_commit_of_two_handles, tell
 from typer.testing import CliRunner
 
 from stream_merge import ConfigError, Maintenance, MergeSink, RetryPolicy, cli
 from stream_merge.metrics.instruments import MergeMetrics
 from stream_merge.spark import s3 as of_s3
-from stream_merge.tables.delta_rs.table import NativeTable
 from stream_merge.tables.explain import explain
 from stream_merge.tables.merge_on_read import copies
 from stream_merge.tables.merge_on_read.commit import Commit
@@ -300,16 +296,7 @@ def test_two_sinks_of_one_process_lose_no_commit_by_spark(spark: SparkSession, b
 
 
 def test_two_handles_of_delta_rs_lose_no_commit(bucket: s3.Bucket) -> None:
-    """It puts a version only where there is none, by the store itself, whatever process it is in."""
-    uri, options = bucket.uri(f"{uuid4().hex[:8]}/t"), bucket.storage_options()
-    deltalake.write_deltalake(uri, pa.table({"id": [0]}), storage_options=options)
-    first, second = (NativeTable(uri, options) for _ in range(2))
-    first.append(pa.table({"id": [1]}), transaction=None)
-
-    with pytest.raises(CommitFailedError):
-        second.append(pa.table({"id": [2]}), transaction=None)
-
-    assert sorted(NativeTable(uri, options).rows()["id"].to_pylist()) == [0, 1]
+    lose_no_commit_of_two_handles(bucket.uri(f"{uuid4().hex[:8]}/t"), bucket.storage_options())
 
 
 # -- how the store is reached -------------------------------------------------------------------

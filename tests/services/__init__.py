@@ -21,6 +21,7 @@ from typing import Any
 
 import pyspark
 import pytest
+from pyspark.sql import SparkSession
 
 from stream_merge.spark import versions
 
@@ -50,6 +51,14 @@ def need() -> None:
     reason = missing()
     if reason:
         pytest.skip(reason)
+
+
+def tell_hadoop(spark: SparkSession, settings: Mapping[str, str]) -> None:
+    """Let a running Spark know of settings for a store, without a word on any command line."""
+    context: Any = spark.sparkContext
+    hadoop = context._jsc.hadoopConfiguration()
+    for name, value in settings.items():
+        hadoop.set(name, value)
 
 
 def free_port() -> int:

@@ -11,14 +11,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 from deltalake.fs import DeltaStorageHandler
 from pyarrow.fs import FileSelector, PyFileSystem
 from pyspark.sql import SparkSession
 
-from services import ROOT, SPARK_JARS, Server, _listens, free_port, missing, running
+from services import ROOT, SPARK_JARS, Server, _listens, free_port, missing, running, tell_hadoop
 from services.s3_proxy import S3Proxy, StartingLate
 
 _FOUND = ROOT / ".jars" / "azurite" / ".found"
@@ -104,10 +103,7 @@ class Container:
 
     def tell(self, spark: SparkSession) -> None:
         """Let a running Spark reach it, without a word on any command line."""
-        context: Any = spark.sparkContext
-        hadoop = context._jsc.hadoopConfiguration()
-        for name, value in self.settings().items():
-            hadoop.set(name, value)
+        tell_hadoop(spark, self.settings())
 
     def copy(self, path: str, folder: Path, *, only: str = "") -> Path:
         """What lies under a path, in a folder on the disk; of it those whose paths contain a text."""

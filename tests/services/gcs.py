@@ -11,12 +11,11 @@ import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
-from services import ROOT, Server, _listens, free_port, missing
+from services import ROOT, Server, _listens, free_port, missing, tell_hadoop
 
 FOLDER = ROOT / ".jars" / "gcs"
 
@@ -93,7 +92,4 @@ class GcsBucket:
 
     def tell(self, spark: SparkSession) -> None:
         """Let a running Spark reach it."""
-        context: Any = spark.sparkContext
-        hadoop = context._jsc.hadoopConfiguration()
-        for name, value in self.settings().items():
-            hadoop.set(name, value)
+        tell_hadoop(spark, self.settings())

@@ -7,13 +7,13 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import pyarrow.fs as pafs
 import pytest
 from pyspark.sql import SparkSession
 
-from services import ROOT, SPARK_JARS, Server, _listens, free_port, missing
+from services import ROOT, SPARK_JARS, Server, _listens, free_port, missing, tell_hadoop
 
 _FOUND = ROOT / ".jars" / "s3" / ".found"
 
@@ -105,10 +105,7 @@ class Bucket:
 
     def tell(self, spark: SparkSession) -> None:
         """Let a running Spark reach it, without a word on any command line."""
-        context: Any = spark.sparkContext
-        hadoop = context._jsc.hadoopConfiguration()
-        for name, value in self.settings().items():
-            hadoop.set(name, value)
+        tell_hadoop(spark, self.settings())
 
     def put(self, path: str, data: bytes) -> None:
         """An object, by a client of S3 that is neither Spark's nor delta-rs'."""
