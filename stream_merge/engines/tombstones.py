@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import logging
+
 import pyarrow as pa
 from pyspark.sql import functions as F
 
 from stream_merge.engines.base import MergeJob
 from stream_merge.engines.costs import DRIVER_EVENTS
-from stream_merge.spark.errors import exceeds_driver_results
+from stream_merge.model.logs import tell
+from stream_merge.spark.errors import exceeds_driver_results, reason
 from stream_merge.tables.delta_rs.eligibility import of_events, of_log
 from stream_merge.tables.tombstones.delta_rs import NativeTombstones
 from stream_merge.tables.tombstones.spark import Tombstones
 from stream_merge.tables.tombstones.spark_batch import SparkTombstones
 
+log = logging.getLogger(__name__)
+
 
 def on_spark(job: MergeJob) -> SparkTombstones:
-    """By Spark."""
+    """By Spark, which is shown what delta-rs was yet to write."""
+    held = job.store.held(job.spec.tombstone_target)
+    if held is not None:
+        try:
+            held.append_postponed()
+        except Exception as err:
+            tell(log.info, "postponed_rows_given_up", table=job.spec.tombstone_target, error=reason(err))
     return SparkTombstones(
         session=job.session,
         tombstones=_of_target(job),

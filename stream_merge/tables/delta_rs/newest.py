@@ -9,6 +9,8 @@ from collections.abc import Callable, Hashable
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from stream_merge.tables.delta_rs.objects import Objects
+
 
 class ListedLateError(RuntimeError):
     """The store has a commit that its listing of the log lacks."""
@@ -76,18 +78,18 @@ class InStore(Look):
     A time in seconds and a size would not do: of two tables that are filled alike they may be the same.
 
     Args:
-        opened: a file of the table, by its path in the log; raises FileNotFoundError.
+        objects: the files of the table.
     """
 
     is_free = False
 
-    def __init__(self, opened: Callable[[str], pa.NativeFile]) -> None:
-        self._open = opened
+    def __init__(self, objects: Callable[[], Objects]) -> None:
+        self._objects = objects
 
     def has(self, version: int) -> bool:
-        """Cost: a HEAD."""
+        """Cost: a GET of a byte, not a HEAD, for whose answer looks at other tables would have to wait."""
         try:
-            self._open(_name(version)).close()
+            self._objects().beginning(_name(version), 1)
         except FileNotFoundError:
             return False
         return True
@@ -98,21 +100,20 @@ class InStore(Look):
         return self._text(version) if path is None else path.rsplit("/", 1)[-1].encode()
 
     def is_marked(self, version: int, mark: Hashable) -> bool:
-        """Cost: a HEAD and a GET."""
+        """Cost: a GET."""
         text = self._text(version)
         return text is not None and isinstance(mark, bytes) and mark in text
 
     def _text(self, version: int) -> bytes | None:
         try:
-            with self._open(_name(version)) as file:
-                return bytes(file.read())
+            return self._objects().text(_name(version))
         except FileNotFoundError:
             return None
 
 
-def look(location: str, opened: Callable[[str], pa.NativeFile]) -> Look:
-    """How the log at a location is looked into."""
-    return InStore(opened) if "://" in location else OnDisk(location)
+def look(location: str, objects: Callable[[], Objects]) -> Look:
+    """How the log of a table at a location, with these files, is looked into."""
+    return InStore(objects) if "://" in location else OnDisk(location)
 
 
 def added(before: pa.ChunkedArray, after: pa.ChunkedArray) -> str | None:

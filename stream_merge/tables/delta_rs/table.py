@@ -6,12 +6,11 @@ import json
 import logging
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Literal, TypedDict
-from urllib.parse import unquote
 
 import pyarrow as pa
-import pyarrow.fs as pafs
 from deltalake import (
     CommitProperties,
     DeltaTable,
@@ -31,9 +30,10 @@ from stream_merge.model import names
 from stream_merge.model.logs import tell
 from stream_merge.model.snapshot import CommitRecord, TableSnapshot
 from stream_merge.tables.delta_rs.data_files import Times, stray_problem
-from stream_merge.tables.delta_rs.kept import Before, KeptRows, KeptTransactions
+from stream_merge.tables.delta_rs.kept import Before, KeptRows, KeptTransactions, Postponed
 from stream_merge.tables.delta_rs.metrics import as_merge_metrics, metrics_of
 from stream_merge.tables.delta_rs.newest import ListedLateError, added, look
+from stream_merge.tables.delta_rs.objects import Objects
 from stream_merge.tables.delta_rs.panics import no_panics
 from stream_merge.tables.delta_rs.protocol import Protocol
 from stream_merge.tables.delta_rs.views import without_views
@@ -80,7 +80,7 @@ class NativeTable:
         self.times_opened = 0
         """How often it was read from the beginning: more than once where another log was found in its place."""
         self._options = None if storage_options is None else dict(storage_options)
-        self._look = look(location, self.opened)
+        self._look = look(location, lambda: self.objects)
         self.times = Times(self.opened)
         """What is known of how its files were written."""
         self.widths = Widths(self.opened)
@@ -96,9 +96,11 @@ class NativeTable:
     def _open(self) -> None:
         self._table = DeltaTable(self.location, storage_options=self._options)
         self.times_opened += 1
-        self._filesystem: pafs.PyFileSystem | None = None
+        self.objects = Objects(partial(DeltaStorageHandler.from_table, self._table._table, self._options))
+        """Its files by their paths."""
         self._files: tuple[int, pa.Table] | None = None
         self._rows = KeptRows(self.location)
+        self._postponed = Postponed(self.location)
         self._metadata: tuple[int, str, StructType, dict[str, str], tuple[str, ...]] | None = None
         self._transactions = KeptTransactions()
         self._mark: Hashable | None = self._look.mark(self.version, lambda: None)
@@ -110,7 +112,7 @@ class NativeTable:
         Without a next commit there is no newer one, which two looks at the log's files tell sooner than a listing of
         it. In this order: where the next commit was tidied away already, so was the handle's own before it.
 
-        Cost: on an object store a HEAD for the next commit, a HEAD and a GET for the handle's own.
+        Cost: on an object store a GET for the next commit, and one for the handle's own.
 
         Raises:
             ListedLateError: a newer one is there, and nobody can read it yet.
@@ -126,7 +128,7 @@ class NativeTable:
             self._mark = self._look.mark(self.version, lambda: None)
 
     def follow(self) -> None:
-        """As `refresh`, for a HEAD, of a handle that was refreshed in this batch: whose log it is, was seen then."""
+        """As `refresh`, for one GET, of a handle that was refreshed in this batch: whose log it is, was seen then."""
         if self._look.is_free or self._look.has(self.version + 1):
             self.refresh()
 
@@ -186,29 +188,15 @@ class NativeTable:
             self._files = (self.version, pa.table(self._table.get_add_actions(flatten=True)))
         return self._files[1]
 
-    @property
-    @no_panics
-    def filesystem(self) -> pafs.PyFileSystem:
-        """The files of the table by their decoded paths, relative to it."""
-        if self._filesystem is None:
-            handler = DeltaStorageHandler.from_table(self._table._table, self._options)
-            self._filesystem = pafs.PyFileSystem(handler)
-        return self._filesystem
-
     @no_panics
     def opened(self, path: str) -> pa.NativeFile:
-        """A file of the table, by its path in the log."""
-        return self.filesystem.open_input_file(unquote(path))
+        """As `Objects.opened`."""
+        return self.objects.opened(path)
 
     @no_panics
-    def names(self, folder: str) -> list[str]:
-        """The names of what lies in a folder of the table."""
-        return [found.base_name for found in self.filesystem.get_file_info(pafs.FileSelector(folder))]
-
     def commit(self, version: int) -> bytes:
         """The text of a commit's file in the log."""
-        with self.opened(f"_delta_log/{version:020d}.json") as file:
-            return bytes(file.read())
+        return self.objects.text(f"_delta_log/{version:020d}.json")
 
     @no_panics
     def history(self, limit: int | None) -> list[CommitRecord]:
@@ -288,10 +276,29 @@ class NativeTable:
 
     @no_panics
     def append(self, rows: pa.Table, *, transaction: tuple[str, int] | None, user_metadata: str | None = None) -> None:
-        """Append on the handle's very version."""
-        before = self.version
+        """Append on the handle's very version, together with what was postponed."""
+        before, rows = self.version, self._postponed.beside(rows)
         self._write(rows, "append", transaction, user_metadata)
+        self._postponed.rows = None
         self._rows.append(before, self.version, rows)
+
+    def append_postponed(self) -> None:
+        """Append what was postponed, for somebody else who reads the table; another commit meanwhile makes it lose."""
+        rows, self._postponed.rows = self._postponed.rows, None
+        if rows is not None:
+            self.append(rows, transaction=None)
+
+    @property
+    def postponed(self) -> pa.Table | None:
+        """Rows that the next append brings along; None where there are none."""
+        return self._postponed.rows
+
+    def postpone(self, rows: pa.Table) -> bool:
+        """Leave rows to the next append, where a commit of their own takes requests; they are lost with the process.
+
+        Returns: whether they are left to it: else they have to be appended now.
+        """
+        return not self._look.is_free and self._postponed.add(rows)
 
     @no_panics
     def replace(self, rows: pa.Table) -> None:

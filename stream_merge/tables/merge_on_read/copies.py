@@ -59,7 +59,7 @@ class CopiedFolder(Folder):
 
     def opened(self, path: str) -> Path | pa.NativeFile:  # noqa: D102
         copy = self.root / path
-        return copy if copy.exists() else self._native.filesystem.open_input_file(path)
+        return copy if copy.exists() else self._native.objects.filesystem.open_input_file(path)
 
     def obstacle(self, sizes: Sizes) -> str | None:  # noqa: D102
         if GLOB.search(str(self.root)):
@@ -109,7 +109,7 @@ class CopiedFolder(Folder):
     def _fetched(self, path: str, size: int | None) -> int:
         """Bring one file."""
         with (
-            self._native.filesystem.open_input_stream(path, compression=None) as source,
+            self._native.objects.filesystem.open_input_stream(path, compression=None) as source,
             self._copies.writing(path) as target,
         ):
             shutil.copyfileobj(source, target, _CHUNK)
@@ -135,7 +135,7 @@ class CopiedFolder(Folder):
         # Through a buffer: of a stream without one delta-rs (1.6) takes no buffers of Arrow's.
         with (
             (self.root / path).open("rb") as source,
-            self._native.filesystem.open_output_stream(path, compression=None, buffer_size=_CHUNK) as target,
+            self._native.objects.filesystem.open_output_stream(path, compression=None, buffer_size=_CHUNK) as target,
         ):
             shutil.copyfileobj(source, target, _CHUNK)
 
@@ -144,7 +144,7 @@ class CopiedFolder(Folder):
             with self._copies.lock:
                 self._copies.forget(path)
             with suppress(OSError):
-                self._native.filesystem.delete_file(path)
+                self._native.objects.filesystem.delete_file(path)
 
     def commit(self, made: Commit) -> None:  # noqa: D102
         if self._native.put is None:
@@ -168,11 +168,11 @@ class _RemoteLog(Log):
 
     def names(self) -> list[str]:
         """The names of the files in it."""
-        return self._native.names("_delta_log")
+        return self._native.objects.names("_delta_log")
 
     def opened(self, name: str) -> pa.NativeFile:
         """A file of it."""
-        return self._native.filesystem.open_input_file(f"_delta_log/{name}")
+        return self._native.objects.filesystem.open_input_file(f"_delta_log/{name}")
 
 
 class _Copies:

@@ -128,11 +128,18 @@ class NativeTombstones:
         """Append the batch's deletes; the log is created before the first one."""
         if self._at_hand() is None:
             self._start()
-        self._append(self._events.filter(self._events[names.DELETE_COLUMN]), revived=False, commit=commit)
+        self._append(self._rows(self._events.filter(self._events[names.DELETE_COLUMN]), revived=False), commit)
 
     def forget(self, hits: NativeHits, commit: SideCommit) -> None:
-        """Mark these tombstones as overtaken, up to their own sequence: newer ones stay."""
-        self._append(hits.revived_entries(), revived=True, commit=commit)
+        """Mark these tombstones as overtaken, up to their own sequence: newer ones stay.
+
+        Where a commit takes requests, the next one of the log brings the marks along, since nothing depends on them: of
+        a tombstone without one an older event is `stale`, and with one it is `unaffected`, by the newer row.
+        """
+        marks = self._rows(hits.revived_entries(), revived=True)
+        found = self._at_hand()
+        if found is None or not found.postpone(marks):
+            self._append(marks, commit)
 
     def hits(self) -> NativeHits:
         """The tombstones of the batch's keys.
@@ -154,6 +161,9 @@ class NativeTombstones:
             return NativeHits(version=None if found is None else found.version)
         keys = list(self._layout.keys)
         entries = self._entries(found)
+        if found.postponed is not None:
+            marks = found.postponed.select(entries.column_names)
+            entries = pa.concat_tables([entries, marks.cast(_with_types_of(marks.schema, entries.schema))])
         entries = entries.cast(_with_types_of(entries.schema, events.schema))
         pairs = _without_their_own(_pairs(entries.select(keys), events.select(keys)), entries, events)
         judged = _judged(entries, events, pairs, found.version)
@@ -215,12 +225,15 @@ class NativeTombstones:
         )
         found.replace(kept.drop_columns([_ROW]))
 
-    def _append(self, events: pa.Table, *, revived: bool, commit: SideCommit) -> None:
+    def _rows(self, events: pa.Table, *, revived: bool) -> pa.Table:
+        """Of the log, for keys and sequences."""
         count = events.num_rows
         rows = events.select([*self._layout.keys, names.SEQUENCE_COLUMN])
         rows = rows.append_column(names.REVIVED_COLUMN, pa.array([revived] * count, pa.bool_()))
         recorded_at = pa.array([self._now] * count, pa.timestamp("us", tz="UTC"))
-        rows = rows.append_column(names.RECORDED_AT_COLUMN, recorded_at)
+        return rows.append_column(names.RECORDED_AT_COLUMN, recorded_at)
+
+    def _append(self, rows: pa.Table, commit: SideCommit) -> None:
         table, at_hand = self._spec.tombstone_target, self._at_hand()
         if at_hand is None:
             msg = f"{table!r} vanished while batch {commit.batch_id} was running; run the batch again"

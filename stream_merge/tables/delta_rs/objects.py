@@ -1,0 +1,62 @@
+"""The files of a table by their paths, as delta-rs reaches the store that they lie in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+
+_MOST_TEXT = 1 << 20
+"""Bytes of a commit that are asked for at once; few have more."""
+
+
+class Objects:
+    """Opens files of one table.
+
+    Args:
+        handler: delta-rs' view of the store, which is told sizes of files by their paths.
+    """
+
+    def __init__(self, handler: Callable[[Mapping[str, int]], pafs.FileSystemHandler]) -> None:
+        self._handler = handler
+        self.filesystem = pafs.PyFileSystem(handler({}))
+        """The files of the table by their decoded paths, relative to it."""
+
+    def opened(self, path: str) -> pa.NativeFile:
+        """A file of the table, by its path in the log.
+
+        Cost: a HEAD, for its size; each read is a GET.
+        """
+        return self.filesystem.open_input_file(unquote(path))
+
+    def names(self, folder: str) -> list[str]:
+        """The names of what lies in a folder of the table."""
+        return [found.base_name for found in self.filesystem.get_file_info(pafs.FileSelector(folder))]
+
+    def beginning(self, path: str, most: int) -> bytes:
+        """The first bytes of a file, by its decoded path; fewer where it has no more.
+
+        delta-rs believes a size that it is told (1.6: `known_sizes`), and a store answers a range that goes beyond the
+        end with what there is (RFC 9110, 14.1.2). While it waits for a GET, and not for a HEAD, it lets other threads
+        of Python go on.
+
+        Cost: a GET.
+
+        Raises:
+            FileNotFoundError: it is not there.
+        """
+        with pafs.PyFileSystem(self._handler({path: most})).open_input_file(path) as file:
+            return bytes(file.read(most))
+
+    def text(self, path: str) -> bytes:
+        """A file as a whole, by its decoded path.
+
+        Cost: a GET; for one beyond 1 MiB another one, and a HEAD.
+        """
+        found = self.beginning(path, _MOST_TEXT)
+        if len(found) < _MOST_TEXT:
+            return found
+        with self.filesystem.open_input_file(path) as file:
+            return bytes(file.read())
