@@ -44,8 +44,7 @@ class Parts:
 
     def fits(self, patch: int) -> bool:
         """Whether a patch is one of them."""
-        named = int(self.pyspark.rpartition(".")[2])
-        return patch == named if self.pyspark.startswith("==") else patch >= named
+        return patch >= int(self.pyspark.rpartition(".")[2])
 
 
 def _with_delta_4_4(spark: str, pyspark: str, *, hadoop: str, aws_sdk: str) -> Parts:
@@ -64,7 +63,7 @@ PARTS = {
     ),
     (4, 0): _with_delta_4_4("4.0", "~=4.0.1", hadoop="3.4.1", aws_sdk="2.24.6"),
     (4, 1): _with_delta_4_4("4.1", "~=4.1.0", hadoop="3.4.2", aws_sdk="2.29.52"),
-    (4, 2): _with_delta_4_4("4.2", "==4.2.0", hadoop="3.5.0", aws_sdk="2.35.4"),
+    (4, 2): _with_delta_4_4("4.2", "~=4.2.0", hadoop="3.5.0", aws_sdk="2.35.4"),
 }
 """Minor version of Spark -> what belongs to it; pyproject.toml has an extra for each."""
 

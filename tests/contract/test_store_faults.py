@@ -42,6 +42,7 @@ from stream_merge import (
     RetryPolicy,
     StreamMergeError,
 )
+from stream_merge.model import names
 from stream_merge.model.results import MergeResult
 from stream_merge.tables.delta_rs.table import NativeTable
 from stream_merge.testing import batch, run
@@ -62,7 +63,7 @@ TOMBSTONES = r"__stream_merge_tombstones_orders/"
 FIRST = (upsert(1, "one", lsn=1), upsert(2, "two", lsn=1))
 SECOND = (delete(2, lsn=2), upsert(3, "three", lsn=2))
 EVENTS = (upsert(1, "new", lsn=3), upsert(2, "late", lsn=1), upsert(4, "four", lsn=3), delete(3, lsn=3))
-MOST_REQUESTS = 25
+MOST_REQUESTS = 22
 FOR_PROGRAMMERS = ("org.apache", "software.amazon", "Caused by", "\tat ", "\x1b", "Error performing")
 """What stands in traces of Java and errors of Rust."""
 
@@ -354,18 +355,19 @@ def test_credentials_are_renewed_without_a_restart(native: OnBadStore) -> None:
 
 
 def test_a_batch_asks_the_store_but_for_what_it_needs(native: OnBadStore, proxy: S3Proxy) -> None:
-    """Of each of two tables: whether its log has grown, and is the one of before (3); a commit by delta-rs (6).
+    """Of each of two tables: whether its log has grown, and is the one of before (2); a commit by delta-rs (6).
 
     Of the target beside that its one file is read (3), a change file written (1), and the commit held against the log
-    (2). At the end whether somebody else has remembered a delete (1). Spark asks for nothing.
+    (1). At the end whether somebody else has remembered a delete (1). Spark asks for nothing. Keys that were deleted
+    come back without a request more.
     """
     native.merge(2, *(upsert(key, "some", lsn=3) for key in range(10, 300)))
     for number in (3, 4):
         native.merge(number, upsert(1, "new", lsn=number + 1), delete(number * 10, lsn=number + 1))
     with proxy.counted() as requests:
-        result = native.merge(5, upsert(1, "newest", lsn=6), delete(50, lsn=6))
+        result = native.merge(5, upsert(30, "back", lsn=6), upsert(1, "newest", lsn=6), delete(50, lsn=6))
 
-    assert (result.engine, ledger(result)) == ("native", {"received": 2, "updated": 1, "deleted": 1})
+    assert (result.engine, ledger(result)) == ("native", {"received": 3, "inserted": 1, "updated": 1, "deleted": 1})
     assert {one.caller for one in requests} == {"delta-rs"}, shown(requests)
     assert len(requests) <= MOST_REQUESTS, shown(requests)
     assert by_kind(requests)["LIST"] <= 4, shown(requests)
@@ -388,3 +390,68 @@ def test_a_stream_without_deletes_does_not_ask_spark_for_their_table_again(
     deleted = stream.merge(4, delete(1, lsn=4))
     late = stream.merge(5, upsert(1, "late", lsn=3))
     assert (ledger(deleted), ledger(late)) == ({"received": 1, "deleted": 1}, {"received": 1, "stale": 1})
+
+
+MARKS_OF_ONE = [(1, 3, False), (1, 3, True)]
+
+
+def test_overtaken_tombstones_are_marked_with_the_next_delete(begun: Callable[[str], OnBadStore]) -> None:
+    """Until then the process knows of the marks, so that its ledger is the one that it would be on a disk."""
+    stream = fresh(begun("native"))
+    stream.merge(1, delete(1, lsn=3))
+    back = stream.merge(2, upsert(1, "back", lsn=4))
+    before = marks(stream)
+    late = stream.merge(3, upsert(1, "late", lsn=2))
+    stream.merge(4, upsert(1, "again", lsn=5), delete(9, lsn=5))
+
+    assert (ledger(back), ledger(late)) == ({"received": 1, "inserted": 1}, {"received": 1, "unaffected": 1})
+    assert before == [(1, 3, False)]
+    assert marks(stream) == [*MARKS_OF_ONE, (9, 5, False)]
+
+
+def test_spark_is_shown_the_marks_that_are_yet_to_be_written(begun: Callable[[str], OnBadStore]) -> None:
+    """Whoever looks after the remembered deletes next, the ledger is the same."""
+    stream = fresh(begun("native"))
+    stream.settings["engine"] = "auto"
+    stream.kept = judge = stream.sink()
+    stream.merge(1, delete(1, lsn=3))
+    stream.merge(2, upsert(1, "back", lsn=4))
+
+    late = judge._under(costs=engines.SparkAlways())(batch(stream.spark, stream.schema, upsert(1, "late", lsn=2)), 3)
+
+    assert late.engine == "spark"
+    assert ledger(late) == {"received": 1, "unaffected": 1}
+    assert marks(stream) == MARKS_OF_ONE
+
+
+def test_a_tombstone_whose_mark_was_lost_costs_no_row(begun: Callable[[str], OnBadStore]) -> None:
+    """A process that ends before the next delete takes them along: what is older than the delete is `stale` then."""
+    stream = fresh(begun("native"))
+    stream.merge(1, delete(1, lsn=3))
+    stream.merge(2, upsert(1, "back", lsn=4))
+    stream.kept = stream.sink()
+
+    late = stream.merge(3, upsert(1, "late", lsn=2))
+    newer = stream.merge(4, upsert(1, "newer", lsn=5), delete(9, lsn=5))
+
+    assert (ledger(late), ledger(newer)) == (
+        {"received": 1, "stale": 1},
+        {"received": 2, "updated": 1, "unaffected": 1},
+    )
+    assert marks(stream) == [(1, 3, False), (9, 5, False)]
+    stream.merge(5, delete(8, lsn=6))
+    assert marks(stream) == [*MARKS_OF_ONE, (8, 6, False), (9, 5, False)]
+
+
+def fresh(stream: OnBadStore) -> OnBadStore:
+    """Another stream of this kind, of one row."""
+    found = OnBadStore(stream.spark, stream.bucket, stream.engine)
+    found.merge(0, upsert(1, "one", lsn=1))
+    return found
+
+
+def marks(stream: OnBadStore) -> list[tuple[int, int, bool]]:
+    """Entries of the tombstones: key, sequence, whether they mark it as overtaken."""
+    entries = stream.on_disk("__stream_merge_tombstones_orders").rows()
+    sequences = [sequence["c1"] for sequence in entries[names.SEQUENCE_COLUMN].to_pylist()]
+    return sorted(zip(entries["id"].to_pylist(), sequences, entries[names.REVIVED_COLUMN].to_pylist(), strict=True))

@@ -161,10 +161,12 @@ def test_what_is_remembered_while_the_log_is_tidied_is_not_lost(
     ]
 
 
+@pytest.mark.parametrize("kept", [delta_rs.MOST_KEPT_ROWS, 0], ids=["in memory", "by a query"])
 def test_a_log_of_many_entries_is_packed_and_cleared_only_when_it_has_doubled(
-    log: Log, monkeypatch: pytest.MonkeyPatch
+    log: Log, kept: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(delta_rs, "TIDY_ENTRIES", 10)
+    monkeypatch.setattr(delta_rs, "MOST_KEPT_ROWS", kept)
     log.deliver("native", delete(1, lsn=10))
     log.append([*((key, 10, False) for key in range(200, 300)), (200, 10, True)])
     log.fill(rules.TIDY_FILES - 1)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import datetime
 import shutil
+from decimal import Decimal
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import DeltaTable, TableFeatures, write_deltalake
+from deltalake.exceptions import CommitFailedError, DeltaProtocolError
 
+from stream_merge.tables.delta_rs.kept import MOST_POSTPONED_ROWS
 from stream_merge.tables.delta_rs.table import NativeTable, open_table
 
 COMMITS = 5
+NESTED = pa.struct({"a": pa.int64(), "b": pa.string()})
 
 
 def rows(number: int) -> pa.Table:
@@ -110,3 +115,172 @@ def test_transactions_of_others_are_read_again(table: Path, kept: NativeTable):
     assert kept.transaction("app") is None
     kept.refresh()
     assert kept.transaction("app") == 4
+
+
+# -- rows that wait for the next append ---------------------------------------------------------
+
+
+@pytest.fixture
+def remote(table: Path) -> NativeTable:
+    """A handle for which a commit takes requests."""
+    return NativeTable(table.as_uri())
+
+
+def test_postponed_rows_come_with_the_next_append(table: Path, remote: NativeTable):
+    """One commit has both; what the handle keeps in memory has them, too, and they come once."""
+    assert remote.rows().num_rows == 1
+    assert remote.postpone(rows(7))
+    assert remote.postpone(rows(8))
+    assert DeltaTable(str(table)).version() == 0
+
+    remote.append(rows(1), transaction=None)
+    remote.append(rows(2), transaction=None)
+
+    assert remote.postponed is None
+    assert sorted(remote.rows()["id"].to_pylist()) == [0, 1, 2, 7, 8]
+    written = [sorted(pa.table(DeltaTable(str(table), version=v).to_pyarrow_table())["id"].to_pylist()) for v in (1, 2)]
+    assert written == [[0, 1, 7, 8], [0, 1, 2, 7, 8]]
+
+
+def test_postponed_rows_stay_postponed_where_the_append_fails(table: Path, remote: NativeTable):
+    """Another commit came first: the next attempt brings them."""
+    remote.postpone(rows(7))
+    write_deltalake(str(table), rows(1), mode="append")
+    with pytest.raises(CommitFailedError):
+        remote.append(rows(2), transaction=None)
+    remote.refresh()
+
+    remote.append(rows(2), transaction=None)
+
+    assert sorted(remote.rows()["id"].to_pylist()) == [0, 1, 2, 7]
+
+
+def test_postponed_rows_of_a_table_that_was_made_anew_are_not_the_new_one_s(table: Path, remote: NativeTable):
+    """They spoke of the old one."""
+    remote.postpone(rows(7))
+    shutil.rmtree(table)
+    write_deltalake(str(table), rows(5))
+
+    remote.refresh()
+
+    assert remote.postponed is None
+
+
+def test_postponed_rows_whose_types_do_not_fit_any_more_are_given_up(remote: NativeTable):
+    """The append itself is not held up by them."""
+    remote.postpone(pa.table({"id": pa.array(["text"])}))
+
+    remote.append(rows(2), transaction=None)
+
+    assert sorted(remote.rows()["id"].to_pylist()) == [0, 2]
+
+
+def test_rows_are_postponed_only_where_that_saves_requests_and_not_without_end(table: Path, remote: NativeTable):
+    """A commit on a disk costs next to nothing."""
+    many = pa.table({"id": pa.array(range(MOST_POSTPONED_ROWS), pa.int64())})
+
+    assert remote.postpone(many)
+    assert not remote.postpone(rows(7))
+    assert remote.postponed is not None
+    assert remote.postponed.num_rows == MOST_POSTPONED_ROWS
+    assert not NativeTable(str(table)).postpone(rows(7))
+
+
+def test_postponed_rows_are_appended_for_others_who_read_the_table(remote: NativeTable):
+    """Once."""
+    remote.postpone(rows(7))
+
+    remote.append_postponed()
+    remote.append_postponed()
+
+    assert (remote.version, sorted(remote.rows()["id"].to_pylist())) == (1, [0, 7])
+
+
+# -- texts of the log ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, 1 << 20, (1 << 20) + 1])
+def test_a_text_of_any_size_is_read_whole(table: Path, remote: NativeTable, size: int):
+    """A first request asks for 1 MiB, which most have less than."""
+    (table / "_delta_log" / f"{5:020}.json").write_bytes(b"x" * size)
+
+    assert remote.commit(5) == b"x" * size
+    with pytest.raises(FileNotFoundError):
+        remote.commit(6)
+
+
+# -- all rows at once ---------------------------------------------------------------------------
+
+WHENEVER = [datetime.datetime(year, 3, 1, 12, tzinfo=datetime.UTC) for year in (1, 1969, 9999)]
+COLUMNS = {
+    "whole": pa.array([1, None, -(2**63)], pa.int64()),
+    "of Spark's short": pa.array([1, None, -3], pa.int16()),
+    "amount": pa.array([Decimal("1.10"), None, Decimal("-9999999999999999.99")], pa.decimal128(18, 2)),
+    "text": pa.array(["", None, "ä ü"], pa.string()),
+    "bytes": pa.array([b"", None, bytes([0, 255])], pa.binary()),
+    "day": pa.array([moment.date() for moment in WHENEVER], pa.date32()),
+    "at": pa.array(WHENEVER, pa.timestamp("us", tz="UTC")),
+    "local": pa.array([moment.replace(tzinfo=None) for moment in WHENEVER], pa.timestamp("us")),
+    "float": pa.array([float("nan"), -0.0, float("inf")], pa.float64()),
+    "yes": pa.array([True, None, False], pa.bool_()),
+    "nested": pa.array([{"c1": {"a": 1, "b": "x"}}, {"c1": None}, None], pa.struct({"c1": NESTED})),
+    "list": pa.array([[1, None], [], None], pa.list_(pa.int32())),
+}
+
+
+def test_rows_that_arrow_reads_are_those_of_delta_rs(tmp_path: Path):
+    """Of every type that a key or a sequence may have, in files of two writers, from a table without a disk."""
+    table = pa.table(COLUMNS)
+    write_deltalake(str(tmp_path / "table"), table)
+    NativeTable(str(tmp_path / "table")).append(table.slice(1), transaction=None)
+    remote = NativeTable((tmp_path / "table").as_uri())
+
+    rows, theirs = remote.rows(), remote.query("SELECT * FROM log")
+
+    assert rows.schema == theirs.schema
+    assert sorted(map(repr, rows.to_pylist())) == sorted(map(repr, theirs.to_pylist()))
+    assert rows.num_rows == 5
+
+
+INNER = pa.StructArray.from_arrays([COLUMNS["nested"]], ["o"])
+PARTS = {
+    "of the rows": pa.table({"id": [1, 2, 3], "nested": COLUMNS["nested"]}).slice(1),
+    "of a struct": pa.table({"id": [2, 3], "nested": pa.StructArray.from_arrays([INNER.slice(1)], ["o"])}),
+    "of a struct deeper": pa.table(
+        {"id": [2, 3], "nested": pa.StructArray.from_arrays([INNER.field(0).slice(1)], ["o"])}
+    ),
+    "of a list": pa.table({"id": [2, 3], "nested": pa.ListArray.from_arrays([0, 1, 2], INNER.slice(1))}),
+}
+
+
+@pytest.mark.parametrize("part", PARTS.values(), ids=PARTS)
+@pytest.mark.parametrize("write", ["append", "replace", "merge"])
+def test_a_part_of_longer_arrays_is_written_like_any_rows(tmp_path: Path, write: str, part: pa.Table):
+    """delta-rs would end the process: a struct in a struct that does not start with its array."""
+    write_deltalake(str(tmp_path / "table"), part.schema.empty_table())
+    native = NativeTable(str(tmp_path / "table"))
+
+    if write == "merge":
+        native.merge(
+            part,
+            "s.id = t.id",
+            lambda merger: merger.when_not_matched_insert_all(),
+            transaction=None,
+            user_metadata="{}",
+        )
+    elif write == "append":
+        native.append(part, transaction=None)
+    else:
+        native.replace(part)
+
+    assert native.rows().sort_by("id").to_pylist() == part.to_pylist()
+
+
+def test_rows_that_arrow_cannot_read_are_read_by_delta_rs(table: Path):
+    """A feature of the table that its Arrow reader refuses."""
+    DeltaTable(str(table)).alter.add_feature(TableFeatures.DeletionVectors, allow_protocol_versions_increase=True)
+    remote = NativeTable(table.as_uri())
+
+    with pytest.raises(DeltaProtocolError):
+        DeltaTable(str(table)).to_pyarrow_dataset()
+    assert remote.rows()["id"].to_pylist() == [0]

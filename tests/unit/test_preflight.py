@@ -94,8 +94,8 @@ def test_a_java_that_does_not_run_is_refused(tmp_path):
 
 JAR = "file:/jars/io.delta_delta-spark_4.1_2.13-4.4.0.jar"
 JAR_3 = "file:/jars/delta-spark_2.12-3.3.2.jar"
-ALL = "~=3.5.3, ~=4.0.1, ~=4.1.0, ==4.2.0"
-OLDEST, NEWEST = "'pyspark~=3.5.3' 'delta-spark==3.3.2'", "'pyspark==4.2.0' 'delta-spark==4.4.0'"
+ALL = "~=3.5.3, ~=4.0.1, ~=4.1.0, ~=4.2.0"
+OLDEST, NEWEST = "'pyspark~=3.5.3' 'delta-spark==3.3.2'", "'pyspark~=4.2.0' 'delta-spark==4.4.0'"
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_parts_of_different_versions_are_refused(pyspark: str, spark: str, jar: 
 
 @pytest.mark.parametrize(
     ("pyspark", "delta_spark"),
-    [("3.5.3", "3.3.2"), ("3.5.9", "3.3.2"), ("4.0.1", "4.4.0"), ("4.1.0", "4.4.0"), ("4.2.0", "4.4.0")],
+    [("3.5.3", "3.3.2"), ("3.5.9", "3.3.2"), *((spark, "4.4.0") for spark in ("4.0.1", "4.1.0", "4.2.0", "4.2.1"))],
 )
 def test_versions_that_belong_together_are_accepted(pyspark, delta_spark):
     assert preflight.version_problem(pyspark, delta_spark) is None
@@ -135,7 +135,7 @@ def test_versions_that_belong_together_are_accepted(pyspark, delta_spark):
     ("pyspark", "delta_spark", "start", "pair"),
     [
         ("4.3.0", "4.4.0", f"pyspark 4.3.0 is installed, and stream_merge runs on one of {ALL};", NEWEST),
-        ("4.2.1", "4.4.0", f"pyspark 4.2.1 is installed, and stream_merge runs on one of {ALL};", NEWEST),
+        ("4.3.1", "4.4.0", f"pyspark 4.3.1 is installed, and stream_merge runs on one of {ALL};", NEWEST),
         ("4.0.0", "4.4.0", f"pyspark 4.0.0 is installed, and stream_merge runs on one of {ALL};", NEWEST),
         ("3.5.2", "3.3.2", f"pyspark 3.5.2 is installed, and stream_merge runs on one of {ALL};", NEWEST),
         ("3.4.4", None, f"pyspark 3.4.4 is installed, and stream_merge runs on one of {ALL};", NEWEST),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Hashable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Literal, TypedDict
@@ -23,6 +23,7 @@ from deltalake import (
 from deltalake.exceptions import TableNotFoundError
 from deltalake.fs import DeltaStorageHandler
 from deltalake.table import TableMerger
+from pyarrow.dataset import ParquetReadOptions
 from pyspark.sql.types import StructType
 
 from stream_merge.errors import StreamMergeError
@@ -36,7 +37,7 @@ from stream_merge.tables.delta_rs.newest import ListedLateError, added, look
 from stream_merge.tables.delta_rs.objects import Objects
 from stream_merge.tables.delta_rs.panics import no_panics
 from stream_merge.tables.delta_rs.protocol import Protocol
-from stream_merge.tables.delta_rs.views import without_views
+from stream_merge.tables.delta_rs.views import unsliced, without_views
 from stream_merge.tables.delta_rs.widths import Widths
 
 log = logging.getLogger(__name__)
@@ -231,7 +232,7 @@ class NativeTable:
         Returns: delta-rs' own metrics under Delta's names.
         """
         merger = self._table.merge(
-            source,
+            unsliced(source),
             predicate,
             source_alias="s",
             target_alias="t",
@@ -324,7 +325,7 @@ class NativeTable:
         with self.lock():
             write_deltalake(
                 self._table,
-                rows,
+                unsliced(rows),
                 mode=mode,
                 **self._parquet(),
                 commit_properties=_commit(transaction, user_metadata),
@@ -350,7 +351,16 @@ class NativeTable:
     @no_panics
     def rows(self) -> pa.Table:
         """All rows, in memory; kept from version to version as long as only this handle appends."""
-        return self._rows.of(self.version, lambda: self.query("SELECT * FROM log"))
+        return self._rows.of(self.version, self._read)
+
+    def _read(self) -> pa.Table:
+        """All rows. Of an object store Arrow reads many files at once, delta-rs one after the other (1.6)."""
+        if not self._look.is_free:
+            with suppress(Exception):  # of what Arrow cannot read
+                # Spark's INT96: as nanoseconds, Arrow's default, years before 1678 and after 2261 would wrap.
+                options = ParquetReadOptions(coerce_int96_timestamp_unit="us")
+                return self._table.to_pyarrow_dataset(parquet_read_options=options).to_table()
+        return self.query("SELECT * FROM log")
 
     @no_panics
     def changes(self, version: int) -> pa.Table:

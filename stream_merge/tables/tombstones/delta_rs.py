@@ -179,14 +179,17 @@ class NativeTombstones:
         """Entries that may concern keys within the bounds: from memory where the log is small."""
         wanted = [*self._layout.keys, names.SEQUENCE_COLUMN, names.REVIVED_COLUMN]
         if _entries_of(found) <= MOST_KEPT_ROWS:
-            kept = found.rows()
-            if self._oldest_micros is not None:
-                oldest = pa.scalar(self._oldest_micros, pa.timestamp("us", tz="UTC"))
-                kept = kept.filter(pc.greater_equal(kept[names.RECORDED_AT_COLUMN], oldest))
-            return kept.select(wanted)
+            return self._counting(found.rows()).select(wanted)
         conditions = [*sql.bounds(self._bounds, "log"), *self._unexpired()]
         where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
         return found.query(f"SELECT {', '.join(map(sql.quote, wanted))} FROM log{where}")
+
+    def _counting(self, entries: pa.Table) -> pa.Table:
+        """The entries that still count."""
+        if self._oldest_micros is None:
+            return entries
+        oldest = pa.scalar(self._oldest_micros, pa.timestamp("us", tz="UTC"))
+        return entries.filter(pc.greater_equal(entries[names.RECORDED_AT_COLUMN], oldest))
 
     def tidy(self) -> None:
         """Pack small files when there are many; drop overtaken and expired entries when the log has doubled.
@@ -212,7 +215,10 @@ class NativeTombstones:
         return bool(sum(known) <= TIDY_ENTRIES or 2 * max(known, default=0) <= sum(known))
 
     def _clear(self, found: NativeTable) -> None:
-        """Keep the newest delete of each key that no upsert has overtaken."""
+        """Keep the newest delete of each key that no upsert has overtaken; a small log is in memory."""
+        if _entries_of(found) <= MOST_KEPT_ROWS:
+            found.replace(standing(self._counting(found.rows()), self._layout.keys))
+            return
         keys = ", ".join(sql.quote(key) for key in self._layout.keys)
         order = ", ".join(f"{sql.column('log', *path)} DESC" for path in sql.sequence_paths(self._layout))
         # Of two entries with the same sequence the revival counts.
@@ -262,6 +268,18 @@ class NativeTombstones:
             return []
         recorded_at = sql.column("log", names.RECORDED_AT_COLUMN)
         return [f"{recorded_at} >= arrow_cast({self._oldest_micros}, 'Timestamp(Microsecond, Some(\"UTC\"))')"]
+
+
+def standing(entries: pa.Table, keys: Sequence[str]) -> pa.Table:
+    """The newest delete of each key that no upsert has overtaken; of two entries with one sequence the mark counts."""
+    order = zip(orderable(entries[names.SEQUENCE_COLUMN]), entries[names.REVIVED_COLUMN].to_pylist(), strict=True)
+    newest: dict[tuple[Any, ...], tuple[tuple[Any, bool], int]] = {}
+    for row, (key, place) in enumerate(
+        zip(zip(*(orderable(entries[k]) for k in keys), strict=True), order, strict=True)
+    ):
+        if key not in newest or newest[key][0] < place:
+            newest[key] = (place, row)
+    return entries.take(pa.array(sorted(row for (_, mark), row in newest.values() if not mark), pa.int64()))
 
 
 def _judged(entries: pa.Table, events: pa.Table, pairs: pa.Table, version: int) -> NativeHits:
