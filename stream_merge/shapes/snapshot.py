@@ -43,7 +43,8 @@ class Snapshot(Shape):
 
     Before anything is written, an error stops a copy that has an event in quarantine, a key twice, fewer rows than
     `min_rows`, or that would remove more than `max_delete_share` of the table, and one that is older than the last one
-    merged. No sequence is kept: batches have to come in the order of their ids. Only Spark executes this shape.
+    merged. No sequence is kept: batches have to come in the order of their ids. Spark executes this shape, or, of
+    copies that fit into the driver and without `missing` and `within`, which are SQL, merge-on-read.
 
     Args:
         delete_missing: whether rows whose key the copy lacks are concerned at all.
@@ -144,8 +145,12 @@ class Snapshot(Shape):
             )
         if spec.tombstone_retention_seconds is not None:
             yield "tombstone_retention_seconds is given, and shape=Snapshot(…) remembers no deletes; leave it out"
-        if spec.engine == "native":
-            yield "engine='native' is given, and only Spark executes shape=Snapshot(…); use 'auto' or 'spark'"
+        sql = next((name for name in ("missing", "within") if getattr(self, f"_{name}") is not None), None)
+        if spec.engine == "native" and sql is not None:
+            yield (
+                f"engine='native' is given, and {sql} of shape=Snapshot(…) is SQL, which only Spark executes; use"
+                " 'auto' or 'spark'"
+            )
         keys = sorted(set(self.kept_beside).intersection(spec.keys))
         if keys:
             yield f"missing sets {keys!r}, which are keys; a flag is a column of its own"

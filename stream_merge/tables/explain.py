@@ -89,7 +89,7 @@ def explain(target: str, *, last: int = 20, storage_options: Mapping[str, str] |
     refused = of_table(table, snapshot, "the table") or of_columns(snapshot.schema, json.loads(keys or "[]"))
     commits = table.history(last)
     merges = tuple(_merges(commits))
-    native = _of_shape(shape) or (None if refused is None else refused.detail)
+    native = _of_shape(shape, by_delta_rs=True) or (None if refused is None else refused.detail)
     not_on_read = eligibility.of_table(table, snapshot, "the table")
     return Explained(
         version=snapshot.version,
@@ -98,17 +98,21 @@ def explain(target: str, *, last: int = 20, storage_options: Mapping[str, str] |
         keys=keys,
         shape=shape,
         native=native,
-        on_read=_of_shape(shape) or (None if not_on_read is None else not_on_read.detail),
+        on_read=_of_shape(shape, by_delta_rs=False) or (None if not_on_read is None else not_on_read.detail),
         merges=merges,
         others=len(commits) - len(merges),
         advice=advice(facts_of(table, snapshot, commits, target=target, is_native=native is None)),
     )
 
 
-def _of_shape(shape: str | None) -> str | None:
-    """Why nobody in the driver can do what a table is filled by."""
-    needs_spark = any(one.name == shape and (one.needs_whole_events or one.is_whole) for one in SHAPES)
-    return f"the table is filled as {shape}, which only Spark merges" if needs_spark else None
+def _of_shape(shape: str | None, *, by_delta_rs: bool) -> str | None:
+    """Why what a table is filled by cannot be done in the driver."""
+    filled = next((one for one in SHAPES if one.name == shape), None)
+    if filled is not None and filled.needs_whole_events:
+        return f"the table is filled as {shape}, which only Spark merges"
+    if filled is not None and filled.is_whole and by_delta_rs:
+        return f"the table is filled as {shape}, which delta-rs does not merge"
+    return None
 
 
 def find(target: str, storage_options: Mapping[str, str] | None = None) -> NativeTable | None:

@@ -69,8 +69,6 @@ class Whitelist:
 
 def of_shape(layout: Layout) -> Ineligible | None:
     """Whether the shape's clauses are for Spark alone."""
-    if layout.is_whole:
-        return Ineligible(reason="shape", detail="snapshots are compared with their table by Spark alone")
     if layout.whole is not None:
         return Ineligible(reason="shape", detail="the shape's clauses are SQL, which only Spark executes")
     return None

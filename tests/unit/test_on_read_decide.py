@@ -17,7 +17,7 @@ from deltalake import DeltaTable
 from on_read_target import ARROW, COLUMNS, EVENTS, LONG, SCHEMA, SPEC, Row, Target, events, layout, tuples
 from pyspark.sql.types import IntegerType, StructField, StructType
 
-from stream_merge.engines.base import CommitTag
+from stream_merge.engines.base import CommitTag, MergeReport
 from stream_merge.engines.in_driver import NoLongerEligibleError
 from stream_merge.engines.memory import Promise
 from stream_merge.engines.merge_on_read import merger as module
@@ -25,6 +25,7 @@ from stream_merge.engines.merge_on_read.decide import Decision, decide
 from stream_merge.engines.merge_on_read.engine import MergeOnRead
 from stream_merge.engines.merge_on_read.merger import MergeOnReadMerger
 from stream_merge.engines.merge_on_read.needed import needed
+from stream_merge.errors import ContractError
 from stream_merge.model import names
 from stream_merge.model.settings import MergeSpec
 from stream_merge.shapes import shape_of
@@ -46,8 +47,10 @@ from stream_merge.shapes.clauses import (
     Or,
     SameSequence,
     Update,
+    UpdateMissing,
 )
 from stream_merge.shapes.insert_only import InsertOnly
+from stream_merge.shapes.snapshot import Snapshot
 from stream_merge.tables.delta_rs.table import open_table
 from stream_merge.tables.merge_on_read import eligibility
 from stream_merge.tables.merge_on_read.commit import ConcurrentWriteException
@@ -146,9 +149,10 @@ def test_columns_that_are_not_assigned():
         Update(when=Always(), values={"name": Opaque("upper(s.name)")}),
         Insert(when=Always(), values={"name": Opaque("upper(s.name)")}),
         Delete(when=Opaque("t.name IS NULL")),
-        DeleteMissing(when=Always()),
+        DeleteMissing(when=Not(HasValue("name"))),
+        UpdateMissing(when=Always(), values={"name": Opaque("'gone'")}),
     ],
-    ids=["value", "inserted value", "condition", "missing"],
+    ids=["value", "inserted value", "condition", "some missing", "flags"],
 )
 def test_what_only_spark_executes_is_never_guessed(clause):
     """Eligibility keeps it away; where it does not, nothing may be merged."""
@@ -581,12 +585,98 @@ def test_columns_that_a_clause_looks_at_or_leaves_are_needed():
 # -- the engine ---------------------------------------------------------------------------------
 
 
-def test_clauses_about_rows_without_an_event_are_sparks():
-    """They may lie in any file."""
+def test_clauses_about_some_rows_without_an_event_are_sparks():
+    """Which ones, SQL says; all of them may go, or stay."""
     assert eligibility.of_clauses([Delete(when=DELETES), Insert(when=Always(), values={})]) is None
-    refused = eligibility.of_clauses([DeleteMissing(when=Not(Changed()))])
-    assert refused is not None
-    assert refused.reason == "shape"
+    assert eligibility.of_clauses([DeleteMissing(when=Always())]) is None
+    for clause in (DeleteMissing(when=Not(Changed())), UpdateMissing(when=Always(), values={})):
+        refused = eligibility.of_clauses([clause])
+        assert refused is not None
+        assert refused.reason == "shape"
+
+
+# -- copies of the whole table ------------------------------------------------------------------
+
+WHOLE = MergeSpec(target="/t", keys=("id",), sequence_by=(), shape=Snapshot(max_delete_share=0.5))
+
+
+def copied(target: Target, *rows: Row, spec: MergeSpec = WHOLE) -> MergeReport:
+    """Merge a copy of the whole table."""
+    return target.merge(events(*rows), spec=spec)
+
+
+def test_the_table_becomes_the_copy(target):
+    """Rows that differ in nothing have no change; those that the copy lacks go; a key twice is updated twice."""
+    target.append((3, 3, "three"), (None, 3, "nobody"))
+    report = copied(target, (1, 3, "one"), (2, 3, "zwei"), (3, 3, "three"), (4, 3, "four"), (5, 1, "five"))
+
+    assert target.rows() == sorted(
+        [(1, 3, "one"), (2, 3, "zwei"), (3, 3, "three"), (3, 3, "three"), (4, 3, "four"), (5, 1, "five")], key=repr
+    )
+    assert target.feed() == sorted(
+        [
+            ("update_preimage", 2, 3, "two"),
+            ("update_postimage", 2, 3, "zwei"),
+            ("delete", None, 3, "nobody"),
+            ("insert", 5, 1, "five"),
+        ],
+        key=repr,
+    )
+    counts = (report.inserted, report.updated, report.deleted, report.metrics["numTargetRowsNotMatchedBySourceDeleted"])
+    assert counts == (1, 1, 1, 1)
+    version = target.version
+    again = copied(target, (5, 1, "five"), (1, 3, "one"), (2, 3, "zwei"), (3, 3, "three"), (4, 3, "four"))
+    assert (again.version, target.version) == (None, version)
+
+
+def test_a_copy_that_would_remove_too_much_stops_before_anything_is_written(target):
+    """By the rows that live: deleted ones do not count, nor files that are gone."""
+    assert copied(target, (1, 3, "one"), (2, 3, "two"), (3, 3, "three")).deleted == 1
+    files = target.files()
+
+    with pytest.raises(ContractError, match=r"snapshot 1 for '/t' would delete 2 of 3 rows \(66\.7%\)"):
+        copied(target, (1, 3, "one"))
+
+    assert target.files() == files
+
+
+def test_what_a_copy_lacks_may_stay(target):
+    spec = MergeSpec(target="/t", keys=("id",), sequence_by=(), shape=Snapshot(delete_missing=False))
+    copied(target, (1, 3, "uno"), spec=spec)
+
+    assert target.rows() == [(1, 3, "uno"), (2, 3, "two"), (3, 3, "three"), (4, 3, "four")]
+
+
+def test_an_empty_copy_empties_the_table(target):
+    spec = MergeSpec(target="/t", keys=("id",), sequence_by=(), shape=Snapshot(max_delete_share=1, min_rows=0))
+
+    assert (copied(target, spec=spec).deleted, target.rows()) == (4, [])
+    assert copied(target, spec=spec).version is None
+
+
+@pytest.mark.parametrize("turn", range(8))
+def test_any_history_of_copies_is_the_last_one(tmp_path, seed, turn, monkeypatch):
+    """In partitions, with vectors that grow, with and without a feed; each commit is checked by another reader."""
+    rng = random.Random(f"copies {seed} {turn}")
+    monkeypatch.setattr(module, "_MANY_ROWS", rng.choice([0, 10_000]))
+    feed = "true" if turn % 3 else "false"
+    target = Target(tmp_path / "table", partition_columns=["name"] if turn % 2 else [], enableChangeDataFeed=feed)
+    spec = MergeSpec(target="/t", keys=("id",), sequence_by=(), shape=Snapshot(max_delete_share=1, min_rows=0))
+    rows: dict[int, Row] = {}
+    for _ in range(10):
+        before = dict(rows)
+        for key in rng.sample(range(50), rng.choice([0, 3, 30])):
+            if rng.random() < 0.4:
+                rows.pop(key, None)
+            else:
+                rows[key] = (key, rng.choice([1, 2, None]), rng.choice(["a", "b", None]))
+        told = list(rows.values())
+        rng.shuffle(told)
+        report = copied(target, *told, spec=spec)
+        changed = sum(before[key] != row for key, row in rows.items() if key in before)
+        expected = (len(rows.keys() - before.keys()), changed, len(before.keys() - rows.keys()))
+        assert (report.inserted, report.updated, report.deleted) == expected
+        assert target.rows() == sorted(rows.values(), key=repr)
 
 
 def test_the_engine_works_in_the_driver():

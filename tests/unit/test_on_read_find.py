@@ -97,8 +97,20 @@ class Files:
         assert found.column_names == [EVENT, FILE, POSITION, *self.schema.names]
         assert found.select(self.schema.names).schema.types == [arrow_type(f.dataType) for f in self.schema.fields]
         found.validate(full=True)
-        order = found.select([FILE, POSITION, EVENT])
-        return found.take(pc.sort_indices(order, sort_keys=[(name, "ascending") for name in order.column_names]))
+        self._expect_among_all(found, keys or list(events), pa.table(events))
+        return in_order(found)
+
+    def _expect_among_all(self, found: pa.Table, keys: Sequence[str], events: pa.Table) -> None:
+        """With all other rows wanted, too, each row of the files is there, and those of the keys are the same."""
+        every = find(self.root, self.candidates, events, keys, self.schema, others=True, room_for=[].append)
+        with_event = every[EVENT].is_valid()
+        assert in_order(every.filter(with_event)).equals(in_order(found))
+        others = [
+            tuple(row.values()) for row in every.filter(pc.invert(with_event)).select([FILE, POSITION]).to_pylist()
+        ]
+        places = {tuple(row.values()) for row in found.select([FILE, POSITION]).to_pylist()}
+        rows = [(f, row) for f, one in enumerate(self.candidates) for row in range(one.footer.rows)]
+        assert sorted(others) == sorted(set(rows) - places)
 
     def find(self, *keys: str, **events: pa.Array) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = self.table(*keys, **events).to_pylist()
@@ -107,6 +119,12 @@ class Files:
     def places(self, *keys: str, **events: pa.Array) -> list[tuple[int, ...]]:
         """Event, file and position of each row."""
         return [tuple(row.values()) for row in self.table(*keys, **events).select([EVENT, FILE, POSITION]).to_pylist()]
+
+
+def in_order(rows: pa.Table) -> pa.Table:
+    """Rows in the order of files."""
+    order = rows.select([FILE, POSITION, EVENT])
+    return rows.take(pc.sort_indices(order, sort_keys=[(name, "ascending") for name in order.column_names]))
 
 
 @pytest.fixture

@@ -67,8 +67,15 @@ def test_arguments_that_mean_nothing_are_refused(arguments: dict[str, Any], said
         ({"sequence_by": "lsn"}, "sequence_by is given, and shape=Snapshot(…) keeps no sequence"),
         ({"apply_as_deletes": "op = 'd'"}, "apply_as_deletes is given, and shape=Snapshot(…) takes for deleted what"),
         ({"tombstone_retention_seconds": 1.0}, "tombstone_retention_seconds is given, and shape=Snapshot(…) remembers"),
-        ({"engine": "native"}, "engine='native' is given, and only Spark executes shape=Snapshot(…)"),
         ({"shape": Snapshot(missing={"id": "1"})}, "missing sets ['id'], which are keys"),
+        (
+            {"engine": "native", "shape": Snapshot(missing={"gone": "true"})},
+            "engine='native' is given, and missing of shape=Snapshot(…) is SQL, which only Spark executes; use 'auto'",
+        ),
+        (
+            {"engine": "native", "shape": Snapshot(within="t.day = 1")},
+            "engine='native' is given, and within of shape=Snapshot(…) is SQL, which only Spark executes; use 'auto'",
+        ),
     ],
 )
 def test_settings_that_mean_nothing_are_refused_by_both_names(settings: dict[str, Any], said: str):

@@ -11,7 +11,17 @@ import pyarrow.compute as pc
 from pyspark.sql.types import StructType
 
 from stream_merge.engines.merge_on_read.conditions import holds
-from stream_merge.shapes.clauses import Always, Assignments, Clause, Condition, Delete, Insert, Opaque, Update
+from stream_merge.shapes.clauses import (
+    Always,
+    Assignments,
+    Clause,
+    Condition,
+    Delete,
+    DeleteMissing,
+    Insert,
+    Opaque,
+    Update,
+)
 from stream_merge.shapes.layout import Layout
 from stream_merge.spark.versions import arrow_type
 from stream_merge.tables.merge_on_read.find import EVENT, FILE, POSITION
@@ -31,6 +41,8 @@ class Decision:
     """And as they will be."""
     deleted: pa.Table
     inserted: pa.Table
+    missing: int = 0
+    """How many of the deleted rows have no event."""
 
     @property
     def changes_nothing(self) -> bool:
@@ -44,22 +56,26 @@ def decide(
     """Apply clauses to live rows and events.
 
     Args:
-        clauses: `Delete`, `Update` and `Insert`, in their order.
+        clauses: `Delete`, `Update`, `Insert`, and `DeleteMissing` of all rows, in their order.
         layout: of the batch.
         schema: of the target.
         events: one per key.
         rows: the live rows of their keys (`find.find`), in all columns, or in those that are `needed.needed` where
-            nobody asks for rows as they were: then `Decision.before` and `deleted` have those alone.
+            nobody asks for rows as they were: then `Decision.before` and `deleted` have those alone. With
+            `DeleteMissing` all other live rows, too, whose event is NULL.
 
     Raises:
         NotReadError: columns have to be read after all.
     """
+    lacking = rows.filter(rows[EVENT].is_null())
+    rows = rows.filter(rows[EVENT].is_valid()) if lacking.num_rows else rows
     matched = rows[EVENT]
     with_row = events.take(matched)
     stored = rows.drop_columns(list(_NUMBERS))
     updated, deleted = [], []
     before, after = [], []
-    for clause, taken in _first_that_holds([c for c in clauses if not isinstance(c, Insert)], layout, with_row, stored):
+    of_pairs = [clause for clause in clauses if not isinstance(clause, Insert | DeleteMissing)]
+    for clause, taken in _first_that_holds(of_pairs, layout, with_row, stored):
         if isinstance(clause, Delete):
             deleted.append(taken)
         elif isinstance(clause, Update):
@@ -74,16 +90,27 @@ def decide(
         for clause, taken in _first_that_holds([c for c in clauses if isinstance(c, Insert)], layout, alone, None)
         if isinstance(clause, Insert)
     ]
+    places = [rows.select([FILE, POSITION]).take(one) for one in (*updated, *deleted)]
+    gone = [stored.take(one) for one in deleted]
+    if any(_deletes_missing(clause) for clause in clauses):
+        places.append(lacking.select([FILE, POSITION]))
+        gone.append(lacking.drop_columns(list(_NUMBERS)))
     nothing = pa.schema([pa.field(field.name, arrow_type(field.dataType)) for field in schema.fields]).empty_table()
     return Decision(
-        gone=pa.concat_tables([rows.select([FILE, POSITION]).take(one) for one in (*updated, *deleted)])
-        if updated or deleted
-        else rows.select([FILE, POSITION]).slice(0, 0),
+        gone=pa.concat_tables([rows.select([FILE, POSITION]).slice(0, 0), *places]),
         before=pa.concat_tables([stored.slice(0, 0), *before]),
         after=pa.concat_tables([nothing, *after]),
-        deleted=pa.concat_tables([stored.slice(0, 0), *(stored.take(one) for one in deleted)]),
+        deleted=pa.concat_tables([stored.slice(0, 0), *gone]),
         inserted=pa.concat_tables([nothing, *inserted]),
+        missing=lacking.num_rows,
     )
+
+
+def _deletes_missing(clause: Clause) -> bool:
+    """Whether all rows without an event go."""
+    if isinstance(clause, DeleteMissing) and clause.when != Always():
+        raise _only_spark(clause.when)
+    return isinstance(clause, DeleteMissing)
 
 
 def _first_that_holds(

@@ -78,7 +78,7 @@ class MergeOnRead:
             table,
             why=why,
             refusal=refusal,
-            need=partial(memory_before, job.work, touched),
+            need=partial(memory_before, job.work, touched, is_whole=job.layout.is_whole),
             of_events=of_events,
             merger=MergeOnReadMerger,
         )

@@ -13,18 +13,19 @@ COPIES_OF_EVENTS, COPIES_OF_ROWS = 3, 4
 """Events and rows as they are read, before and after the clauses, and in the files that are made of them."""
 
 
-def memory_before(work: Work, touched: Sequence[Touched], event_bytes: int | None) -> int:
+def memory_before(work: Work, touched: Sequence[Touched], event_bytes: int | None, *, is_whole: bool = False) -> int:
     """Bytes that a merge may take, before the rows of its keys are looked for: one row for each event.
 
     Args:
         work: of the merge.
         touched: the files that may hold rows of its keys.
         event_bytes: of its events; None where they are not there yet.
+        is_whole: whether all rows of the files are read, a copy of the whole table beside them.
     """
     files = [one.candidate.footer for one in touched]
     rows = sum(file.rows for file in files)
     width = sum(file.row_bytes * file.rows for file in files) / rows if rows else work.row_bytes
-    row_bytes = int(width * min(work.events, rows))
+    row_bytes = int(width * (rows if is_whole else min(work.events, rows)))
     return memory_needed(int(width * work.events) if event_bytes is None else event_bytes, row_bytes)
 
 

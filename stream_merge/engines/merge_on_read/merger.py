@@ -18,8 +18,11 @@ from stream_merge.engines.merge_on_read.conditions import NotReadError
 from stream_merge.engines.merge_on_read.decide import Decision, decide
 from stream_merge.engines.merge_on_read.memory import memory_needed
 from stream_merge.engines.merge_on_read.needed import needed
+from stream_merge.errors import ContractError
 from stream_merge.model.snapshot import TableSnapshot, is_applied
-from stream_merge.shapes.clauses import Clause
+from stream_merge.shapes import shape_of
+from stream_merge.shapes.base import Copied
+from stream_merge.shapes.clauses import Clause, DeleteMissing
 from stream_merge.spark import columns
 from stream_merge.tables.delta_rs.table import NativeTable
 from stream_merge.tables.live_files import decoded
@@ -60,6 +63,7 @@ class MergeOnReadMerger(DriverMerger):
         with table.folder.holding(sizes_of(touched)):
             decision = self._decided(clauses, snapshot, source, dead)
         found = time.perf_counter()
+        self._expect_allowed(decision, touched, dead, batch_id=tag.batch_id)
         metrics = _counted(decision, source, touched, native)
         if decision.changes_nothing:
             return MergeReport(metrics={**metrics, "scanTimeMs": int((found - started) * 1000)})
@@ -102,13 +106,36 @@ class MergeOnReadMerger(DriverMerger):
         candidates = [one.candidate for one in dead.touched]
 
         def over(columns: Collection[str] | None) -> Decision:
-            rows = find(root, candidates, source, layout.keys, schema, columns=columns, room_for=self._room_for)
+            rows = find(
+                root,
+                candidates,
+                source,
+                layout.keys,
+                schema,
+                columns=columns,
+                others=any(isinstance(clause, DeleteMissing) for clause in clauses),
+                room_for=self._room_for,
+            )
             return decide(clauses, layout, schema, events=source, rows=rows.filter(dead.spare(rows)))
 
         columns = None if snapshot.has_feed else needed(clauses, layout, schema)
         with suppress(NotReadError):
             return over(columns)
         return over(None)
+
+    def _expect_allowed(self, decision: Decision, touched: Sequence[Touched], dead: _Vectors, *, batch_id: int) -> None:
+        """Whether a copy of the whole table may do to the version that was read what it would.
+
+        Raises:
+            ContractError: it must not be merged.
+        """
+        if not self._spec.is_whole:
+            return
+        rows = sum(one.candidate.footer.rows - len(dead.of(number)) for number, one in enumerate(touched))
+        where = f"snapshot {batch_id} for {self._spec.target!r}"
+        problem = shape_of(self._spec).objection(Copied(rows=rows, missing=decision.missing), where=where)
+        if problem is not None:
+            raise ContractError(problem, reasons={}, target=self._spec.target, batch_id=batch_id)
 
     def _room_for(self, row_bytes: int) -> None:
         """Have memory promised for so many bytes of rows.
@@ -158,6 +185,9 @@ class _Vectors:
 
     def spare(self, rows: pa.Table) -> pa.Array:
         """Which rows (`find.find`) live."""
+        vectored = [number for number, one in enumerate(self.touched) if one.add.get("deletionVector") is not None]
+        if rows.num_rows > _MANY_ROWS * max(1, len(vectored)):
+            return self._spare_of_many(rows, vectored)
         found = list(_positions(rows))
         self._bring(number for number, _ in found)
         dead = [(number, position) for number, positions in found for position in positions & self.of(number)]
@@ -166,6 +196,20 @@ class _Vectors:
         gone = set(dead)
         pairs = zip(rows[FILE].to_pylist(), rows[POSITION].to_pylist(), strict=True)
         return pa.array([pair not in gone for pair in pairs], pa.bool_())
+
+    def _spare_of_many(self, rows: pa.Table, vectored: Sequence[int]) -> pa.Array:
+        """As `spare`, file by file, of rows that are many in each."""
+        self._bring(vectored)
+        live = pa.repeat(pa.scalar(True), rows.num_rows)
+        file, position = rows[FILE].combine_chunks(), rows[POSITION].combine_chunks()
+        for number in vectored:
+            dead = pc.is_in(position, value_set=pa.array(self.of(number), pa.int64()))
+            live = pc.and_not(live, pc.and_(dead, pc.equal(file, number)))
+        return live
+
+
+_MANY_ROWS = 10_000
+"""Of each file with a vector: from there on Arrow is quicker than a loop over all positions."""
 
 
 class _Attempt:
@@ -307,7 +351,8 @@ def _counted(decision: Decision, events: pa.Table, touched: Sequence[Touched], n
         "numTargetRowsUpdated": updated,
         "numTargetRowsMatchedUpdated": updated,
         "numTargetRowsDeleted": deleted,
-        "numTargetRowsMatchedDeleted": deleted,
+        "numTargetRowsMatchedDeleted": deleted - decision.missing,
+        "numTargetRowsNotMatchedBySourceDeleted": decision.missing,
         "numTargetRowsCopied": 0,
         "numTargetFilesBeforeSkipping": len(sizes),
         "numTargetFilesAfterSkipping": len(touched),

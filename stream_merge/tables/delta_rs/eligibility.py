@@ -164,6 +164,8 @@ def of_batch(layout: Layout) -> Ineligible | None:
 
 def _of_layout(layout: Layout) -> Ineligible | None:
     refused = of_shape(layout)
+    if layout.is_whole:
+        refused = Ineligible(reason="shape", detail="delta-rs does not compare snapshots with their table")
     if refused is None and layout.new_columns:
         refused = Ineligible(reason="schema_change", detail=f"column(s) {list(layout.new_columns)!r} are new")
     return refused or of_structs(layout) or _of_columns(columns_of(layout))

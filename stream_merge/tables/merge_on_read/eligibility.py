@@ -28,7 +28,7 @@ from pyspark.sql.types import (
 
 from stream_merge.model.snapshot import TableSnapshot, name_in_files
 from stream_merge.shapes.arrow_text import is_legible
-from stream_merge.shapes.clauses import Clause, Delete, Insert, Update
+from stream_merge.shapes.clauses import Always, Clause, Delete, DeleteMissing, Insert, Update
 from stream_merge.shapes.layout import Layout
 from stream_merge.spark import places
 from stream_merge.tables.delta_rs.table import NativeTable
@@ -104,10 +104,14 @@ def of_layout(layout: Layout) -> Ineligible | None:
 
 
 def of_clauses(clauses: Iterable[Clause]) -> Ineligible | None:
-    """Whether the clauses are about rows that an event has, or events without a row."""
-    if all(isinstance(clause, Delete | Update | Insert) for clause in clauses):
-        return None
-    return Ineligible(reason="shape", detail="rows without an event are concerned, which may lie anywhere")
+    """Whether no clause needs SQL: of rows without an event all are deleted, or none."""
+    for clause in clauses:
+        is_whole = isinstance(clause, DeleteMissing) and clause.when == Always()
+        if not is_whole and not isinstance(clause, Delete | Update | Insert):
+            return Ineligible(
+                reason="shape", detail="some rows without an event are concerned, by SQL that Spark executes"
+            )
+    return None
 
 
 def of_files(touched: Sequence[Touched], what: str) -> Ineligible | None:

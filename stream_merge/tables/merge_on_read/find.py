@@ -59,6 +59,7 @@ def find(
     schema: StructType,
     *,
     columns: Collection[str] | None = None,
+    others: bool = False,
     room_for: Callable[[int], object],
 ) -> pa.Table:
     """The rows of the events' keys, live or not, in no order.
@@ -70,12 +71,13 @@ def find(
         keys: names of the key columns.
         schema: of the table.
         columns: names of those that are wanted of the table's; None: all.
+        others: whether all other rows are wanted, too.
         room_for: told how many bytes the rows take that there are so far, each time that they are more; raises where
             there is no room for them.
 
     Returns:
-        `EVENT` (row number in events), `FILE` (number among the candidates), `POSITION` (row number in the file) and
-        the columns that are wanted, in the table's order.
+        `EVENT` (row number in events; NULL for other rows), `FILE` (number among the candidates), `POSITION` (row
+        number in the file) and the columns that are wanted, in the table's order.
 
     Raises:
         duckdb.Error, OSError: a file cannot be read.
@@ -92,13 +94,18 @@ def find(
             first = candidates[group[0]]
             held, parted = _held(schema, first), [f for f in schema.fields if name_in_files(f) in first.partition]
             wanted_keys, events_of = _of_partition(events, [field for field in parted if field.name in keys], first)
-            if not wanted_keys.num_rows or not {field.name for field in (*held, *parted)}.issuperset(keys):
-                continue  # a key that the files lack is NULL in all their rows
+            # A key that the files lack is NULL in all their rows.
+            has_keys = {field.name for field in (*held, *parted)}.issuperset(keys)
+            if not others and not (wanted_keys.num_rows and has_keys):
+                continue
             paths = [os.fspath(root / candidates[number].path) for number in group]
             values, on = _key_columns(wanted_keys, [field for field in held if field.name in keys], first.footer)
+            on = on if has_keys else ["FALSE"]
             con.register(_EVENTS, pa.table({EVENT: events_of, **values}))
             read = [field for field in held if field in kept.fields]
-            rows = _read(con.sql(_query(paths, read, on)), sum(table.nbytes for table in found), room_for)
+            rows = _read(
+                con.sql(_query(paths, read, on, others=others)), sum(table.nbytes for table in found), room_for
+            )
             at = pc.index_in(rows[FILE], value_set=pa.array(paths, rows[FILE].type))
             rows = rows.set_column(1, FILE, pa.array(group, pa.int64()).take(at))
             found.append(_with_columns(rows, read, kept, first).cast(wanted))
@@ -174,12 +181,13 @@ def _key_columns(
     return columns, on or ["TRUE"]
 
 
-def _query(paths: Sequence[str], held: Sequence[StructField], on: Sequence[str] | None) -> str:
-    """The rows of files that an event is joined to; on None: all of them, in their order."""
+def _query(paths: Sequence[str], held: Sequence[StructField], on: Sequence[str] | None, *, others: bool = False) -> str:
+    """The rows of files that an event is joined to, with `others` all; on None: all without events, in their order."""
     selected = "".join(f", t.{sql.quote(name_in_files(field))} AS c{i}" for i, field in enumerate(held))
     files = ", ".join(sql.text(path) for path in paths)
     event = "NULL" if on is None else "e." + EVENT
-    rest = "ORDER BY t.file_row_number" if on is None else f"JOIN {_EVENTS} AS e ON {' AND '.join(on)}"
+    join = "LEFT JOIN" if others else "JOIN"
+    rest = "ORDER BY t.file_row_number" if on is None else f"{join} {_EVENTS} AS e ON {' AND '.join(on)}"
     return (
         f"SELECT {event} AS {EVENT}, t.filename AS {FILE}, t.file_row_number AS {POSITION}{selected}"
         f" FROM read_parquet([{files}], file_row_number = true, filename = true, hive_partitioning = false) AS t {rest}"
