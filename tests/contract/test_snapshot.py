@@ -26,6 +26,8 @@ from stream_merge.model.results import MergeResult
 from stream_merge.shapes import InsertOnly, Snapshot
 from stream_merge.testing import batch, run, table_version, target_rows
 
+pytestmark = pytest.mark.engines("auto", "spark")
+
 SCHEMA = "id bigint, v int, name string"
 ONE, TWO, THREE = (1, 1, "one"), (2, 2, "two"), (3, 3, "three")
 ANY = {"max_delete_share": 1.0}
@@ -86,6 +88,7 @@ def test_the_same_snapshot_again_commits_nothing(spark: SparkSession, tmp_table:
     assert table_version(spark, tmp_table) == before
 
 
+@pytest.mark.engines("spark")
 def test_a_large_copy_is_held_against_its_table_as_a_small_one_is(
     spark: SparkSession, tmp_table: str, monkeypatch: pytest.MonkeyPatch
 ):
@@ -276,6 +279,7 @@ def test_an_older_snapshot_than_the_last_one_merged_is_an_error(spark: SparkSess
     assert "is older than 7, the last one merged" in said
 
 
+@pytest.mark.engines("spark")
 def test_after_a_lost_commit_the_guards_see_the_table_as_it_is_then(
     spark: SparkSession, tmp_table: str, monkeypatch: pytest.MonkeyPatch
 ):
@@ -300,6 +304,7 @@ def test_after_a_lost_commit_the_guards_see_the_table_as_it_is_then(
     assert len(stream.rows()) == 6
 
 
+@pytest.mark.engines("spark")
 def test_looks_that_another_writer_makes_worthless_end_with_the_retry_policy(
     spark: SparkSession, tmp_table: str, monkeypatch: pytest.MonkeyPatch
 ):
@@ -378,6 +383,7 @@ def test_a_commit_lost_to_another_writer_is_tried_again_on_the_table_as_it_is_th
     assert [row[0] for row in target_rows(spark, faulty_table)] == [1, 2, 3, 4]
 
 
+@pytest.mark.engines("spark")
 def test_rows_that_nobody_could_count_are_told(
     spark: SparkSession, tmp_table: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
@@ -504,4 +510,3 @@ def test_with_deletion_vectors_unchanged_rows_are_not_written_again(spark: Spark
 
     assert ledger(result) == {"received": 39_999, "unaffected": 39_998, "updated": 1}
     assert of(result, "numTargetRowsCopied", "numTargetDeletionVectorsAdded") == [0, 1]
-    assert result.refusal == "shape"

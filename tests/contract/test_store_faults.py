@@ -413,11 +413,12 @@ def test_spark_is_shown_the_marks_that_are_yet_to_be_written(begun: Callable[[st
     """Whoever looks after the remembered deletes next, the ledger is the same."""
     stream = fresh(begun("native"))
     stream.settings["engine"] = "auto"
-    stream.kept = judge = stream.sink()
+    stream.kept = stream.sink()
     stream.merge(1, delete(1, lsn=3))
     stream.merge(2, upsert(1, "back", lsn=4))
 
-    late = judge._under(costs=engines.SparkAlways())(batch(stream.spark, stream.schema, upsert(1, "late", lsn=2)), 3)
+    stream.kept = stream.kept._under(costs=engines.SparkAlways())
+    late = stream.merge(3, upsert(1, "late", lsn=2))
 
     assert late.engine == "spark"
     assert ledger(late) == {"received": 1, "unaffected": 1}

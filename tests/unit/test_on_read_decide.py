@@ -354,14 +354,14 @@ def overtaking(act: Callable[[], Any]) -> Iterator[None]:
     yield
 
 
-def overtaken(target: Target, given: pa.Table, act: Callable[[], Any]) -> MergeOnReadMerger:
+def overtaken(target: Target, given: pa.Table, act: Callable[[], Any], spec: MergeSpec = SPEC) -> MergeOnReadMerger:
     """A merger before whose commit something happens, once."""
     left = [act]
 
     def lock() -> AbstractContextManager[object]:
         return overtaking(left.pop()) if left else nullcontext()
 
-    return target.merger(given, lock=lock)
+    return target.merger(given, spec, lock)
 
 
 def test_a_merge_that_is_overtaken_leaves_nothing_and_may_be_tried_again(target):
@@ -638,6 +638,25 @@ def test_a_copy_that_would_remove_too_much_stops_before_anything_is_written(targ
         copied(target, (1, 3, "one"))
 
     assert target.files() == files
+
+
+def test_a_copy_that_is_overtaken_is_held_against_the_table_as_it_is_then(target):
+    """Rows of the winner are missing, and count."""
+    copy = events((1, 3, "uno"), (2, 3, "two"), (3, 3, "three"))
+    tags = [CommitTag(app_id="other", batch_id=number, user_metadata="{}", token="t") for number in range(2)]
+    merger = overtaken(target, copy, lambda: target.append((8, 1, "theirs")), WHOLE)
+    with pytest.raises(ConcurrentWriteException):
+        merger.merge(None, tags[0])
+    assert merger.merge(None, tags[0]).deleted == 2
+    assert target.rows() == [(1, 3, "uno"), (2, 3, "two"), (3, 3, "three")]
+
+    merger = overtaken(
+        target, copy.slice(1), lambda: target.append((8, 1, "theirs"), (9, 1, "theirs"), (10, 1, "x")), WHOLE
+    )
+    with pytest.raises(ConcurrentWriteException):
+        merger.merge(None, tags[1])
+    with pytest.raises(ContractError, match=r"would delete 4 of 6 rows"):
+        merger.merge(None, tags[1])
 
 
 def test_what_a_copy_lacks_may_stay(target):
