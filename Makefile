@@ -1,7 +1,7 @@
 # Every target does its own set-up: `make demo` on a fresh machine needs nothing but Python 3.11 and Java 17.
 SHELL := bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo jars shop unit test test-all soak smoke next FORCE check lint format types imports collect docs bench bench-kafka dashboard reference \
+.PHONY: help setup demo jars shop unit test test-all soak smoke smoke-today next FORCE check lint format types imports collect docs bench bench-kafka dashboard reference \
 	log-store lock clean
 
 INSTALLED := .venv/.installed
@@ -21,6 +21,7 @@ RACES := 500
 # differ in: both engines, evaluation, MERGE's own metrics, conflicts, Arrow both ways, files as a stream.
 SPARK := 4.1
 OTHERS := 3.5 4.0 4.1
+TODAYS = $(word $(shell echo $$(( $$(date +%-j) % 3 + 1 ))),$(OTHERS))
 ON_S3 := $(addsuffix .py,contract_rows contract_order contract_names contract_quarantine contract_tombstones idempotency insert_only \
 	own_clauses delta_merge_cases snapshot no_change)
 NEXT := pyspark delta-spark
@@ -63,6 +64,9 @@ soak: $(INSTALLED) .jars/classes.jsa .jars/spark/.copied .jars/services/.copied 
 smoke: .venv-$(SPARK)/.installed  ## what versions of Spark differ in, on another one than the locked; SPARK=4.1, 4.0 or 3.5
 	@home=$$(deployments/setup.sh java) && JAVA_HOME="$$home" PATH="$(CURDIR)/.venv-$(SPARK)/bin:$$home/bin:$$PATH" \
 		.venv-$(SPARK)/bin/python -m pytest -n 0 --engines shipped $(SMOKE) $(ARGS)
+
+smoke-today:  ## smoke on one of the other versions, each day another one
+	@$(MAKE) --no-print-directory smoke SPARK=$(TODAYS)
 
 # Where it fails is the answer, not a failure.
 next: .venv-next/.installed  ## what would break on the newest Spark and Delta that PyPI has; NEXT="pyspark==4.2.1 delta-spark==4.4.1" takes others
