@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import shutil
 from decimal import Decimal
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, TableFeatures, write_deltalake
-from deltalake.exceptions import CommitFailedError, DeltaProtocolError
+from deltalake.exceptions import CommitFailedError, DeltaError, DeltaProtocolError
 
 from stream_merge.tables.delta_rs.kept import MOST_POSTPONED_ROWS
 from stream_merge.tables.delta_rs.table import NativeTable, open_table
@@ -115,6 +116,24 @@ def test_transactions_of_others_are_read_again(table: Path, kept: NativeTable):
     assert kept.transaction("app") is None
     kept.refresh()
     assert kept.transaction("app") == 4
+
+
+def test_commits_are_told_beside_one_that_delta_rs_cannot_read(table: Path, kept: NativeTable):
+    """Spark writes `"readVersion": -1` where a table begins as a clone, and delta-rs gives no commit at all then."""
+    for number in (1, 2):
+        write_deltalake(str(table), rows(number), mode="append")
+    first = table / "_delta_log" / f"{0:020}.json"
+    kept.refresh()
+    before = kept.history(None)
+    actions = [json.loads(line) for line in first.read_text().splitlines()]
+    for action in actions:
+        action.get("commitInfo", {})["readVersion"] = -1
+    first.write_text("".join(f"{json.dumps(action)}\n" for action in actions))
+
+    with pytest.raises(DeltaError, match="-1"):
+        DeltaTable(table).history()
+    assert kept.history(None) == before
+    assert [commit.version for commit in kept.history(2)] == [2, 1]
 
 
 # -- rows that wait for the next append ---------------------------------------------------------

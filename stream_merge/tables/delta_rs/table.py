@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Literal, TypedDict
 
@@ -20,7 +21,7 @@ from deltalake import (
     WriterProperties,
     write_deltalake,
 )
-from deltalake.exceptions import TableNotFoundError
+from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.fs import DeltaStorageHandler
 from deltalake.table import TableMerger
 from pyarrow.dataset import ParquetReadOptions
@@ -30,6 +31,7 @@ from stream_merge.errors import StreamMergeError
 from stream_merge.model import names
 from stream_merge.model.logs import tell
 from stream_merge.model.snapshot import CommitRecord, TableSnapshot
+from stream_merge.tables.delta_rs import commit_infos
 from stream_merge.tables.delta_rs.data_files import Times, stray_problem
 from stream_merge.tables.delta_rs.kept import Before, KeptRows, KeptTransactions, Postponed
 from stream_merge.tables.delta_rs.metrics import as_merge_metrics, metrics_of
@@ -202,6 +204,10 @@ class NativeTable:
     @no_panics
     def history(self, limit: int | None) -> list[CommitRecord]:
         """The newest commits, newest first; None: all that the log still has."""
+        try:
+            commits = self._table.history(limit)
+        except DeltaError:
+            commits = list(islice(commit_infos.newest_first(self.commit, self.version), limit))
         return [
             CommitRecord(
                 version=int(commit["version"]),
@@ -209,7 +215,7 @@ class NativeTable:
                 user_metadata=commit.get("userMetadata"),
                 metrics=metrics_of(commit.get("operationMetrics") or {}),
             )
-            for commit in self._table.history(limit)
+            for commit in commits
         ]
 
     def commits(self, newer_than: int, up_to: int) -> list[CommitRecord]:

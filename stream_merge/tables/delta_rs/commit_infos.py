@@ -1,0 +1,28 @@
+"""What commits say of themselves, read from their files: where delta-rs (1.6) cannot give them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+
+def newest_first(commit: Callable[[int], bytes], version: int) -> Iterator[dict[str, Any]]:
+    """The commits' own words with their versions, as far as the log is kept.
+
+    delta-rs gives none at all if one has a number that it does not expect, as Spark's CLONE: "readVersion": -1.
+
+    Cost: a file for each.
+
+    Args:
+        commit: the text of a version; raises FileNotFoundError.
+        version: the newest.
+    """
+    for number in range(version, -1, -1):
+        try:
+            text = commit(number)
+        except FileNotFoundError:
+            return
+        actions = (json.loads(line) for line in text.splitlines() if line.strip())
+        said: dict[str, Any] = next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
+        yield {**said, "version": number}
