@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -413,7 +412,7 @@ def test_a_padded_key_finds_its_row_in_a_file_that_holds_it_without_padding(spar
     """Spark pads char(n) when it reads; a file's statistics are what another writer has put there."""
     spark.sql(f"CREATE TABLE delta.`{tmp_table}` (id char(3), lsn bigint) USING delta")
     spark.sql(f"INSERT INTO delta.`{tmp_table}` VALUES ('a', 1), ('b', 1)")
-    assert '\\"minValues\\":{\\"id\\":\\"a\\"' in Path(tmp_table, "_delta_log", f"{1:020}.json").read_text()
+    assert '\\"minValues\\":{\\"id\\":\\"a\\"' in (on_disk(tmp_table) / "_delta_log" / f"{1:020}.json").read_text()
     stream = ChangeStream(spark, tmp_table, "id string, lsn bigint", keys=["id"], sequence_by="lsn")
 
     result = stream.deliver(("a", 7), ("b", 8), ("c", 9))

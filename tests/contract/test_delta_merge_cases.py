@@ -11,7 +11,7 @@ from typing import Any
 import deltalake
 import pytest
 from deliveries import ChangeStream, delete, ledger, upsert
-from disk import on_disk
+from disk import on_disk, options_of
 from pyspark.ml.linalg import Vectors, VectorUDT
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
@@ -188,7 +188,8 @@ def test_what_is_cached_of_the_target_hides_nothing(spark: SparkSession, tmp_tab
     cached = spark.read.format("delta").load(tmp_table).cache()
     assert cached.count() == 2
     try:
-        deltalake.DeltaTable(tmp_table).delete("id = 1")  # as a process of its own would: Spark hears nothing
+        others = deltalake.DeltaTable(tmp_table, storage_options=options_of(tmp_table))
+        others.delete("id = 1")  # as a process of its own would: Spark hears nothing
 
         result = stream.deliver((1, 2, "again"))
 

@@ -6,7 +6,6 @@ Needs a JVM: Delta's insert-only path, its metrics and its change feed are what 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -89,7 +88,7 @@ def test_no_file_is_touched_and_nothing_is_remembered(stream: ChangeStream):
     if result.engine == "spark":
         assert result.metrics["numTargetRowsInserted"] == 1
         assert result.metrics["numSourceRowsInSecondScan"] == 0  # Delta's word for: there was none
-    beside = {path.name for path in Path(stream.target).parent.iterdir()}
+    beside = {path.name for path in on_disk(stream.target).parent.iterdir()}
     assert [name for name in beside if "tombstones" in name] == []
 
 

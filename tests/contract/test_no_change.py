@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 from deliveries import SCHEMA, ChangeStream, delete, upsert
 from deltalake import DeltaTable
+from disk import options_of
 from pyspark.sql import SparkSession
 
 from stream_merge.engines.spark.merger import SparkMerger
@@ -46,6 +47,11 @@ SEQUENCES: dict[str, dict[str, Any]] = {
 }
 
 
+def read_by_others(table: str) -> DeltaTable:
+    """The table as delta-rs reads it, on its own."""
+    return DeltaTable(table, storage_options=options_of(table))
+
+
 @pytest.fixture(params=["spark", "native"])
 def engine(request: pytest.FixtureRequest) -> str:
     return str(request.param)
@@ -56,16 +62,16 @@ def test_nothing_is_committed(spark: SparkSession, tmp_table: str, engine: str, 
     """Readers without operation metrics (delta-rs, so polars, DuckDB) take rewritten files for deletes and inserts."""
     stream = ChangeStream(spark, tmp_table, engine=engine, **SEQUENCES[sequence])
     stream.deliver(*ROWS)
-    before, rows = DeltaTable(tmp_table).version(), stream.rows()
+    before, rows = read_by_others(tmp_table).version(), stream.rows()
 
     results = {name: stream.deliver(*events) for name, events in NOTHING_NEW.items()}
 
     assert {name: (r.outcome, r.version) for name, r in results.items()} == dict.fromkeys(
         NOTHING_NEW, ("no_change", None)
     )
-    assert DeltaTable(tmp_table).version() == before
+    assert read_by_others(tmp_table).version() == before
     assert stream.rows() == rows
-    feed = pa.table(DeltaTable(tmp_table).load_cdf(starting_version=0).read_all())
+    feed = pa.table(read_by_others(tmp_table).load_cdf(starting_version=0).read_all())
     assert feed["_change_type"].to_pylist() == ["insert"] * len(ROWS)
 
 
@@ -113,7 +119,7 @@ def test_the_bound_holds_all_that_is_stored(spark: SparkSession, tmp_table: str,
     run(stream.sink(), events, 0)
     layout = plan_layout(events, stream.sink()._spec, spark.read.format("delta").load(tmp_table).schema)
 
-    bound = newest.stored(NativeTable(tmp_table).files(), layout)
+    bound = newest.stored(NativeTable(tmp_table, options_of(tmp_table)).files(), layout)
 
     assert bound is not None
     assert greatest <= bound.components[0] <= greatest + 1_000
