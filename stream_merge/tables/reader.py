@@ -165,30 +165,42 @@ class Store:
     def statistics(self, session: SparkSession, table: str) -> pa.Table | None:
         """The table's data files with their statistics (`NativeTable.files`), up to date; None where Spark reads alone.
 
-        Reading a local log is harmless beside whatever engine writes it.
+        Reading a log is harmless beside whatever engine writes it.
         """
         native = self.readable(session, table)
         return None if native is None else native.files()
 
     def readable(self, session: SparkSession, table: str) -> NativeTable | None:
-        """As `native`, also where Spark merges alone, if the table lies on a local disk: to read its log only."""
-        if self._spec.engine != "spark":
-            return self.native(session, table)
+        """As `native`, also where Spark merges alone: to read the log only.
+
+        On an object store that is where Hadoop's settings, or `storage_options`, say how delta-rs gets in.
+        """
+        native = None if self._spec.engine == "spark" else self.native(session, table)
+        if native is not None:
+            return native
         location = names.normal_path(table) if names.is_path(table) else self.location(session, table)
         local = places.local_path(location)
-        if local is None or str(local) in self._unreadable or not _is_table(local):
+        place = location if local is None else str(local)
+        if place in self._unreadable or not (local is None or _is_table(local)):
             return None
         try:
-            kept = self._read_only.get(str(local))
-            if kept is None:
-                kept = self._read_only[str(local)] = NativeTable(str(local))
+            options = None if local is not None else self._options(session, place)
+            if local is None and options is None:
+                return None  # a store that nobody has told delta-rs of
+            kept = self._read_only.pop(place, None)
+            if kept is None or not kept.is_at(place, options):
+                kept = open_table(place, options)
+                if kept is None:
+                    return None
+                _expect_as_spark(session, table, kept)
             else:
                 kept.refresh()
             kept.files()
         except Exception as err:
             tell(log.info, "statistics_left_to_spark", table=table, error=type(err).__name__)
-            self._unreadable.add(str(local))
+            self._unreadable.add(place)
             return None
+        self._read_only[place] = kept
         return kept
 
     def held(self, table: str) -> NativeTable | None:

@@ -87,14 +87,16 @@ def test_what_changes_a_row_is_committed(spark: SparkSession, tmp_table: str, en
     assert stream.rows("id", "name") == [(1, "uno"), (2, "due"), (3, "trois"), (6, "six")]
 
 
+@pytest.mark.engines("spark")
+@pytest.mark.parametrize("asked", ["spark", "auto"])
 def test_a_batch_that_is_newer_than_the_table_is_not_looked_at_again(
-    spark: SparkSession, tmp_table: str, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, tmp_table: str, monkeypatch: pytest.MonkeyPatch, asked: str
 ):
     """The statistics in the log tell that it changes a row; a look at the rows would be one more scan."""
     looked: list[bool] = []
     would_change = SparkMerger._would_change
     monkeypatch.setattr(SparkMerger, "_would_change", lambda *args: looked.append(would_change(*args)) or looked[-1])
-    stream = ChangeStream(spark, tmp_table, engine="spark", app_id=None)
+    stream = ChangeStream(spark, tmp_table, engine=asked, app_id=None)
     run(stream.sink(), batch(spark, SCHEMA, *ROWS), 0)
     run(stream.sink(), batch(spark, SCHEMA, upsert(2, "due", lsn=51), upsert(1, "late", lsn=3)), 1)
     assert looked == []

@@ -16,7 +16,7 @@ from uuid import uuid4
 import engines
 import pytest
 import scenario
-from deliveries import DEFAULTS, ChangeStream, delete, ledger, upsert
+from deliveries import COPY_ON_WRITE, DEFAULTS, ChangeStream, delete, ledger, upsert
 from delta_log import check_table
 from prometheus_client import CollectorRegistry, generate_latest
 from pyspark.errors import StreamingQueryException
@@ -25,9 +25,10 @@ from services import command_lines, running, s3
 from story import lose_no_commit_of_two_handles, tell
 from typer.testing import CliRunner
 
-from stream_merge import ConfigError, Maintenance, MergeSink, RetryPolicy, cli
+from stream_merge import ConfigError, Maintenance, MergeSink, RetryPolicy, StreamMergeError, cli
 from stream_merge.metrics.instruments import MergeMetrics
 from stream_merge.spark import s3 as of_s3
+from stream_merge.tables.delta_rs import data_files
 from stream_merge.tables.explain import explain
 from stream_merge.tables.merge_on_read import copies
 from stream_merge.tables.merge_on_read.commit import Commit
@@ -273,6 +274,33 @@ def test_a_commit_that_was_tidied_away_is_not_missed(spark: SparkSession, bucket
     run(sink, batch(spark, stream.schema, upsert(1, "second", lsn=2)), 1)
 
     assert stream.rows("id", "name") == [(1, "second"), (2, "theirs")]
+
+
+@pytest.mark.parametrize("now", ["engine", "log store"])
+def test_a_replay_by_spark_alone_stops_again_where_a_merge_has_left_rows_behind(
+    spark: SparkSession, bucket: s3.Bucket, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, now: str
+) -> None:
+    """The table holds rows twice, and only its log says so: also to a sink that may not commit by delta-rs any more.
+
+    On a bucket of its own: on a disk Spark alone reads the log in another way.
+    """
+    stream = OnS3(spark, bucket, engine="spark", partition_by=["name"], table_properties=COPY_ON_WRITE)
+    run(stream.sink(), batch(spark, stream.schema, upsert(1, "Zürich", lsn=1)), 0)
+    events = batch(spark, stream.schema, upsert(1, "Zürich", lsn=2))
+
+    def stops() -> None:
+        with pytest.raises(StreamMergeError, match=r"removes file\(s\) .*still there.*restore version"):
+            run(stream.sink(), events, 1)
+
+    stream.settings["engine"] = "native"
+    with monkeypatch.context() as patch:
+        patch.setattr(data_files, "misnamed", lambda _: None)
+        stops()
+    stops()
+    stream.settings["engine"] = "spark" if now == "engine" else "auto"
+    if now == "log store":
+        request.getfixturevalue("looks_then_puts")
+    stops()
 
 
 def test_two_sinks_of_one_process_lose_no_commit_by_spark(spark: SparkSession, bucket: s3.Bucket) -> None:
