@@ -20,7 +20,18 @@ def on_disk(location: str) -> Path:
     return _BUCKETS[parts.netloc][0] / parts.path.lstrip("/") if parts.scheme == "s3a" else Path(location)
 
 
+def beside(location: str) -> list[str]:
+    """The names in the folder that a location is in; none where there is no folder, as on a bucket before its files."""
+    folder = on_disk(location).parent
+    return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+
+
 def options_of(location: str) -> dict[str, str] | None:
     """What delta-rs has to be told to reach a location as another process would."""
     parts = urlsplit(location)
     return _BUCKETS[parts.netloc][1] if parts.scheme == "s3a" else None
+
+
+def with_scheme(location: str) -> str:
+    """The same place under a scheme that tests do not give it."""
+    return location.replace("s3a:", "s3:") if "://" in location else f"file:{location}"

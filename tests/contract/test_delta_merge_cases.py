@@ -11,7 +11,7 @@ from typing import Any
 import deltalake
 import pytest
 from deliveries import ChangeStream, delete, ledger, upsert
-from disk import on_disk, options_of
+from disk import beside, options_of
 from pyspark.ml.linalg import Vectors, VectorUDT
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
@@ -83,7 +83,7 @@ def test_a_column_of_another_frame_is_refused(spark: SparkSession, tmp_table: st
         "its condition '>(lsn, 1)'",
         "the value of 'name' 'name'",
     ]
-    assert list(on_disk(tmp_table).parent.iterdir()) == []
+    assert beside(tmp_table) == []
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_what_has_no_type_is_refused_at_any_depth(spark: SparkSession, tmp_table
     with pytest.raises(ConfigError, match="have no type"):
         changes_of(spark, tmp_table).deliver_frame(events)
 
-    assert list(on_disk(tmp_table).parent.iterdir()) == []
+    assert beside(tmp_table) == []
 
 
 def test_types_of_a_user_s_own_are_stored_as_spark_does(spark: SparkSession, tmp_table: str):

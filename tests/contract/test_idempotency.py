@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import scenario
-from disk import on_disk
+from disk import on_disk, with_scheme
 from pyspark.sql import DataFrame, SparkSession
 from traces import USER_METADATA_CONF, commits, transactions, user_metadata
 
@@ -139,12 +139,22 @@ def test_a_batch_id_not_above_the_recorded_one_is_skipped(spark: SparkSession, t
     assert target_rows(spark, tmp_table) == [(1, 20, "uno")]
 
 
-@pytest.mark.parametrize("spelling", ["{}/", "file:{}", "delta.`{}`"])
-def test_the_spelling_of_the_target_is_no_part_of_the_identity(spark: SparkSession, tmp_table: str, spelling: str):
+def as_identifier(table: str) -> str:
+    return f"delta.`{table}`"
+
+
+def with_slash(table: str) -> str:
+    return f"{table}/"
+
+
+@pytest.mark.parametrize("spelled", [with_slash, with_scheme, as_identifier])
+def test_the_spelling_of_the_target_is_no_part_of_the_identity(
+    spark: SparkSession, tmp_table: str, spelled: Callable[[str], str]
+):
     """A sink that names the same table otherwise still knows which batches it has applied."""
     deliver(spark, scenario.sink(tmp_table, app_id="orders"), "(1, 10, 'c', 'one')", 0)
 
-    otherwise = scenario.sink(spelling.format(tmp_table), app_id="orders")
+    otherwise = scenario.sink(spelled(tmp_table), app_id="orders")
 
     assert deliver(spark, otherwise, "(1, 10, 'c', 'one')", 0) == "skipped_duplicate"
 
@@ -218,9 +228,9 @@ def test_a_name_is_part_of_the_identity_only_when_it_was_given(
     assert transactions(tmp_table) == [[], [(f"{query}/named/target", 0)], [(f"{query}/target", 0)]]
 
 
-@pytest.mark.parametrize("spelling", ["{}", "file:{}"])
+@pytest.mark.parametrize("spelled", [str, with_scheme])
 def test_two_sinks_at_work_under_one_identity_are_refused(
-    spark: SparkSession, tmp_table: str, monkeypatch: pytest.MonkeyPatch, spelling: str
+    spark: SparkSession, tmp_table: str, monkeypatch: pytest.MonkeyPatch, spelled: Callable[[str], str]
 ):
     """One would skip the other's batches; afterwards the second may go on."""
     at_work, go_on = threading.Event(), threading.Event()
@@ -233,7 +243,7 @@ def test_two_sinks_at_work_under_one_identity_are_refused(
 
     monkeypatch.setattr(steps, "merge", waiting)
     first = scenario.sink(tmp_table, app_id="orders")
-    second = scenario.sink(spelling.format(tmp_table), app_id="orders")
+    second = scenario.sink(spelled(tmp_table), app_id="orders")
     elsewhere = scenario.sink(tmp_table + "2", app_id="orders")
     with ThreadPoolExecutor(max_workers=1) as pool:
         running = pool.submit(first, scenario.events(spark, "(1, 10, 'c', 'one')"), 0)
