@@ -204,7 +204,7 @@ def bucket(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Ite
     with services.running(server):
         found = server.bucket("lake")
         found.tell(spark)
-        keep_bucket(found.name, found.folder, found.storage_options())
+        keep_bucket(found)
         yield found
 
 

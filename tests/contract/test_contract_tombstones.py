@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 from typing import Any
 
 import pytest
 from deliveries import ChangeStream, delete, ledger, upsert
-from disk import on_disk
+from disk import removed
 from pyspark.sql import SparkSession
 
 from stream_merge.errors import ConfigError
@@ -200,7 +199,7 @@ def test_a_target_made_anew_does_not_meet_the_tombstones_of_the_old_one(
     """The log and its transaction ids belong to the table's id, not to its place; the old log is discarded."""
     stream.deliver(upsert(1, "old life", lsn=9), delete(2, lsn=9))
     stream.deliver(delete(3, lsn=9))
-    shutil.rmtree(on_disk(stream.target))
+    removed(stream.target)
 
     stream.batch_id = -1
     stream.deliver(upsert(1, "new life", lsn=1), upsert(2, "new life", lsn=1))

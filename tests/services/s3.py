@@ -109,14 +109,20 @@ class Bucket:
 
     def put(self, path: str, data: bytes) -> None:
         """An object, by a client of S3 that is neither Spark's nor delta-rs'."""
-        store = pafs.S3FileSystem(
+        with self._client().open_output_stream(f"{self.name}/{path}") as out:
+            out.write(data)
+
+    def remove(self, path: str) -> None:
+        """Delete all objects under a path, by the same client."""
+        self._client().delete_dir(f"{self.name}/{path}")
+
+    def _client(self) -> pafs.S3FileSystem:
+        return pafs.S3FileSystem(
             access_key=self.server.access_key,
             secret_key=self.server.secret_key,
             endpoint_override=self.server.endpoint,
             region="us-east-1",
         )
-        with store.open_output_stream(f"{self.name}/{path}") as out:
-            out.write(data)
 
     def uri(self, path: str) -> str:
         """Where a path in it lies."""
