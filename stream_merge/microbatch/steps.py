@@ -30,6 +30,7 @@ from stream_merge.shapes.layout import Layout
 from stream_merge.spark.jvm import in_session
 from stream_merge.spark.streaming import keeps_state, run_through
 from stream_merge.tables import fitness, quarantine, quarantining, spark_table, upkeep
+from stream_merge.tables.tombstones import place
 from stream_merge.tables.tombstones.rules import log_of
 
 log = logging.getLogger(__name__)
@@ -115,6 +116,8 @@ def prepare(call: BatchCall, source: DataFrame) -> Prepared | Applied:
         fitness.check_target(session, found, spec, layout)
         check_quarantine(call)
         check_upkeep(call, found, layout)
+        if found is not None:
+            place.expect_here(session, spec, call.store, found)
         if call.is_first and spec.tombstones and found is not None:
             # Before the first write: whether the remembered deletes are in a format that this version reads.
             log_of(found.table_id, call.store.find(session, spec.tombstone_target))
@@ -258,6 +261,7 @@ def prepare_target(call: BatchCall, source: DataFrame, prepared: Prepared, batch
     properties = spark_table.target_properties(spec, layout)
     inside_at: int | None = None
     with call.clock.phase("plan"):
+        properties |= place.recorded(session, spec, call.store, found)
         if found is None:
             found = spark_table.create(
                 session,

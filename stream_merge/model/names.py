@@ -44,6 +44,8 @@ FORMAT_PROPERTY = "stream_merge.format_version"
 ROW_GROUP_PROPERTY = "parquet.block.row.count.limit"
 """Rows per row group (Parquet 1.16); Delta gives a table's properties to Parquet's writer (Delta 4.4)."""
 TARGET_ID_PROPERTY = "stream_merge.target_table_id"
+TOMBSTONES_PROPERTY = "stream_merge.tombstones"
+"""Of the target: where its deletes are remembered."""
 FORMAT_VERSION = "1"
 
 CHANGE_FEED_COLUMNS = ("_change_type", "_commit_version", "_commit_timestamp")

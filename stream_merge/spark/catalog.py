@@ -117,6 +117,12 @@ def qualified(session: SparkSession, name: str) -> str:
     return _sql(catalog, namespace, table) if TAKES_CATALOGS else _within(namespace, table)
 
 
+def full_name(session: SparkSession, name: str) -> str:
+    """A name with its catalog and schema, as SQL: it means the same in each session that has the catalog."""
+    with _active(session):
+        return _sql(*_resolved(session, name))
+
+
 @contextmanager
 def created_as(session: SparkSession, name: str) -> Iterator[str]:
     """A name as Delta's builder of tables reads it, which knows no catalogs (4.4): the name's is the current one."""

@@ -33,6 +33,8 @@ _CREATE_TRIES = 10
 _CREATE_PAUSE_SECONDS = 0.2
 """Another writer may create the table at the same moment: its folder shows before its table does."""
 _BEING_CREATED = ("DELTA_CREATE_TABLE_WITH_NON_EMPTY_LOCATION", "DELTA_TABLE_NOT_FOUND")
+_KEPT_TO = ("delta.", names.TOMBSTONES_PROPERTY)
+"""Properties that are set where they say something else; keys and sequence are refused there."""
 _PREPARE_TRIES = 5
 """Another writer may prepare the table at the same moment; each loss is followed by a fresh look."""
 
@@ -293,7 +295,7 @@ def _missing(target: str, found: TableSnapshot, layout: Layout, properties: Mapp
     absent = {
         key: value
         for key, value in properties.items()
-        if key not in found.properties or (key.startswith("delta.") and found.properties[key] != value)
+        if key not in found.properties or (key.startswith(_KEPT_TO) and found.properties[key] != value)
     }
     if absent:
         statements.append(f"ALTER TABLE {identifier} SET TBLPROPERTIES ({_listed(absent)})")

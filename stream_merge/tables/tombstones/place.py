@@ -1,0 +1,88 @@
+"""Where a target's deletes are remembered, whatever the target is called.
+
+The log lies beside the target, under a name made of the target's. A table has more names than one: it is renamed, or
+named by its path here and by a catalog there. So the target says by a property where its log is.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import SparkSession
+
+from stream_merge.errors import ConfigError, StreamMergeError
+from stream_merge.model import names
+from stream_merge.model.settings import MergeSpec
+from stream_merge.model.snapshot import TableSnapshot
+from stream_merge.spark import catalog
+from stream_merge.spark.errors import reason
+from stream_merge.spark.places import canonical
+from stream_merge.tables import spark_table
+from stream_merge.tables.reader import Store
+from stream_merge.tables.tombstones.rules import log_of
+
+_BESIDE = "./"
+"""Begins the place of a log that lies in the folder of its target, which may be moved with it, or copied."""
+
+
+def expect_here(session: SparkSession, spec: MergeSpec, store: Store, found: TableSnapshot) -> None:
+    """Stop where the deletes of a target are remembered under another of its names: an older event would win over them.
+
+    Cost: nothing where the target is called as ever; else a look at two logs.
+
+    Raises:
+        ConfigError: naming both places, or that the other one cannot be seen.
+    """
+    then = found.properties.get(names.TOMBSTONES_PROPERTY)
+    if not spec.tombstones or then is None or then == _own(session, spec):
+        return
+    if log_of(found.table_id, store.find(session, spec.tombstone_target)) is not None:
+        return
+    there, unseen = _resolved(then, found), ""
+    try:
+        if log_of(found.table_id, spark_table.find(session, there)) is None:
+            return  # no delete yet, or they were dropped; a clone has none of its source's
+    except StreamMergeError as err:
+        unseen = f" (which cannot be seen from here: {reason(err)})"
+    msg = (
+        f"the deletes of target {spec.target!r} are remembered in {there!r}{unseen}, by another name of the table, and"
+        f" as it is called now they would be looked for in {spec.tombstone_target!r}: older events would bring deleted"
+        " rows back; name the target as before, or give the table of its deletes the name that is looked for, or forget"
+        f" them: ALTER TABLE {names.sql_identifier(spec.target)} UNSET TBLPROPERTIES ('{names.TOMBSTONES_PROPERTY}')"
+    )
+    raise ConfigError(msg, target=spec.target)
+
+
+def recorded(session: SparkSession, spec: MergeSpec, store: Store, found: TableSnapshot | None) -> dict[str, str]:
+    """What a target is to say of its log, as a property.
+
+    Requires: `expect_here`, of a table that is there.
+
+    Cost: as of that.
+    """
+    if not spec.tombstones:
+        return {}
+    own = _own(session, spec)
+    then = None if found is None else found.properties.get(names.TOMBSTONES_PROPERTY)
+    if found is not None and then not in (None, own):
+        log = log_of(found.table_id, store.find(session, spec.tombstone_target))
+        if log is not None:  # one log of two names
+            return {}
+    return {names.TOMBSTONES_PROPERTY: own}
+
+
+def _own(session: SparkSession, spec: MergeSpec) -> str:
+    """Where a sink looks for the log, as the property says it."""
+    log = spec.tombstone_target
+    if not names.is_path(log):
+        return catalog.full_name(session, log).lower()
+    place = canonical(log)
+    is_beside = _parent(place) == _parent(canonical(spec.target))  # not so where the target is a symbolic link
+    return f"{_BESIDE}{names.table_name(log)}" if is_beside else place
+
+
+def _resolved(place: str, found: TableSnapshot) -> str:
+    """A table by what the property of its target says."""
+    return f"{_parent(canonical(found.location))}/{place[2:]}" if place.startswith(_BESIDE) else place
+
+
+def _parent(path: str) -> str:
+    return path.rpartition("/")[0]
