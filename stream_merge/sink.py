@@ -40,7 +40,7 @@ from stream_merge.spark.identity import Caller, caller
 from stream_merge.spark.jvm import in_session, is_classic
 from stream_merge.spark.streaming import is_called_by_query
 from stream_merge.tables import locks, quarantine
-from stream_merge.tables.delivery import of_query
+from stream_merge.tables.delivery import Noted, of_query
 from stream_merge.tables.last_commit import LastCommit
 from stream_merge.tables.reader import Store
 
@@ -163,7 +163,7 @@ class MergeSink:
         self._place: str | None = None
         self._last_result: MergeResult | None = None
         self._failed_late = False
-        self._noted: set[tuple[str, str, bool]] = set()
+        self._noted: set[Noted] = set()
 
     def __repr__(self) -> str:
         """Name the sink by what it was told."""

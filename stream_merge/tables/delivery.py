@@ -21,6 +21,9 @@ from stream_merge.spark.places import canonical
 
 log = logging.getLogger(__name__)
 
+Noted = tuple[str, str, str | None]
+"""Identity, location and, once a batch was merged, the Delta table id."""
+
 _SHOWN = 3
 _SECOND_SINK = "; a second sink of the query's function, that begins now, needs a name= of its own"
 
@@ -41,8 +44,8 @@ class Delivery:
     """The sink's name."""
     calls: Calls
     """For which batches of its query the sink is called."""
-    noted: set[tuple[str, str, bool]] = field(default_factory=set)
-    """What the checkpoint was told before, by this sink: identity, location, whether a batch was merged."""
+    noted: set[Noted] = field(default_factory=set)
+    """What the checkpoint was told before, by this sink."""
 
     @property
     def app_id(self) -> str:
@@ -64,6 +67,7 @@ class Delivery:
                 self.expect_same_table(found)
             self.note(None)
             return False
+        self._expect_not_replaced(found)
         self.note(found)
         wanted = {"identity": self.identity, "role": "target", "batch_id": batch_id}
         self._expect_own(
@@ -78,7 +82,7 @@ class Delivery:
 
     def note(self, merged: TableSnapshot | None) -> None:
         """Keep with the checkpoint where its batches go, and with a table, that some of them are there."""
-        told = (self.identity, self.location, merged is not None)
+        told = self._told(merged)
         if told in self.noted:
             return
         self.checkpoint.note(
@@ -90,6 +94,9 @@ class Delivery:
             )
         )
         self.noted.add(told)
+
+    def _told(self, merged: TableSnapshot | None) -> Noted:
+        return self.identity, self.location, None if merged is None else merged.table_id
 
     def judge(self, recorded: int, batch_id: int, then: Callable[[], str | None]) -> None:
         """As `side_commits.Judge`.
@@ -118,14 +125,14 @@ class Delivery:
             self._judge_old_checkpoint(found)
             return
         here = [one for one in known if canonical(one.location) == canonical(self.location)]
-        ids = {one.table_id for one in here if one.is_merged}
+        ids = {one.table_id for one in here if one.table_id is not None}
         if found is not None and found.table_id in ids:
             if any(one.is_merged and one.identity == self.identity for one in here):
                 # Delta lets ids expire where the table says so (delta.setTransactionRetentionDuration).
                 tell(log.warning, "merged_before_unknown", **self._facts())
             return  # the same table, perhaps under another name of the sink
         if ids:
-            self._refuse(found, f"merged into {self.target!r} (Delta table id {', '.join(sorted(map(str, ids)))})")
+            self._refuse(found, self._merged_into(ids))
         ours = [one for one in known if one.identity == self.identity]
         others = [one for one in ours if one.is_merged and (self.calls != "routed" or one.label == self.label)]
         if others:
@@ -133,6 +140,28 @@ class Delivery:
             self._refuse(found, f"merged into {places}", hint=_SECOND_SINK if self.calls == "some" else "")
         if self.calls == "every" and not ours:
             self._refuse(found, "run batches that were not given to this sink")
+
+    def _expect_not_replaced(self, found: TableSnapshot) -> None:
+        """Stop where the table has the ids of the query's batches and another one's rows.
+
+        CREATE OR REPLACE TABLE goes on with the log, transaction ids included, and makes a new table id (Delta 4.4); an
+        overwrite keeps it.
+
+        Cost: a look into the checkpoint, once for each table.
+        """
+        if self._told(found) in self.noted:
+            return
+        here = (
+            one.table_id
+            for one in self.checkpoint.destinations() or []
+            if one.identity == self.identity and canonical(one.location) == canonical(self.location)
+        )
+        ids = {table_id for table_id in here if table_id is not None}
+        if ids and found.table_id not in ids:
+            self._refuse(found, self._merged_into(ids))
+
+    def _merged_into(self, ids: set[str]) -> str:
+        return f"merged into {self.target!r} (Delta table id {', '.join(sorted(ids))})"
 
     def _judge_old_checkpoint(self, found: TableSnapshot | None) -> None:
         """No sink has noted anything: one of before did not, and committed nothing for batches without a change.
@@ -197,7 +226,7 @@ def of_query(
     session: SparkSession,
     *,
     location: str,
-    noted: set[tuple[str, str, bool]],
+    noted: set[Noted],
     calls: Calls,
 ) -> Delivery | None:
     """The way of a caller's batches to a sink's target; None outside of a streaming query, and for ids of another kind.

@@ -101,6 +101,23 @@ def test_a_replaced_table_is_noticed(query: Query):
     query.is_refused("has merged into .*holds none of them: the table was dropped or replaced")
 
 
+def test_a_table_that_was_replaced_in_its_place_is_noticed(query: Query):
+    """CREATE OR REPLACE TABLE leaves the transaction ids of the query in the log, and nothing of its batches."""
+    query.spark.sql(f"CREATE OR REPLACE TABLE delta.`{query.table}` USING delta AS SELECT 9 AS id, 1 AS lsn")
+    query.add("(1, 20, 'u', 'uno')")
+
+    query.is_refused(r"has merged into .*Delta table id .*holds none of them: the table was dropped or replaced")
+
+
+def test_a_table_whose_rows_somebody_has_overwritten_is_the_same_table(query: Query):
+    rows = query.spark.sql("SELECT 9 AS id, 1 AS lsn, 'nine' AS name")
+    rows.write.format("delta").mode("overwrite").option("overwriteSchema", "true").save(query.table)
+    query.add("(1, 20, 'u', 'uno')")
+    query.run()
+
+    assert target_rows(query.spark, query.table) == [(1, 20, "uno"), (9, 1, "nine")]
+
+
 def test_a_changed_target_is_noticed(query: Query):
     query.add("(1, 20, 'u', 'uno')")
 
