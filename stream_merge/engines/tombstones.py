@@ -24,7 +24,7 @@ def on_spark(job: MergeJob) -> SparkTombstones:
     held = job.store.held(job.spec.tombstone_target)
     if held is not None:
         try:
-            held.append_postponed()
+            held.append_postponed(job.target.table_id)
         except Exception as err:
             tell(log.info, "postponed_rows_given_up", table=job.spec.tombstone_target, error=reason(err))
     return SparkTombstones(

@@ -208,6 +208,18 @@ def test_a_target_made_anew_does_not_meet_the_tombstones_of_the_old_one(
     assert stream.rows() == [(2, 1, "new life")]
     assert remembered(stream) == [(1, 2, False)]
     assert "tombstones_of_dropped_target_discarded" in caplog.text
+    assert "native_engine_failed" not in caplog.text
+
+
+def test_a_table_that_no_sink_has_made_is_not_emptied_for_deletes(stream: ChangeStream):
+    stream.deliver(upsert(1, "row", lsn=1))
+    log = sql_identifier(sibling(stream.target, TOMBSTONE_TABLE_PREFIX))
+    stream.spark.sql(f"CREATE TABLE {log} USING delta AS SELECT 'kept' AS note")
+
+    with pytest.raises(ConfigError, match="is a table that no sink has made; rename it, or drop it"):
+        stream.deliver(delete(1, lsn=5))
+
+    assert [row["note"] for row in stream.side_table(TOMBSTONE_TABLE_PREFIX).collect()] == ["kept"]
 
 
 def test_deletes_remembered_in_another_format_are_not_misread(stream: ChangeStream):

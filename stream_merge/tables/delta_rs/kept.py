@@ -60,10 +60,17 @@ class Postponed:
         self._location = location
         self.rows: pa.Table | None = None
         """None where there are none."""
+        self._owner = ""
 
-    def add(self, rows: pa.Table) -> bool:
+    def of(self, owner: str) -> pa.Table | None:
+        """Those of an owner; others are given up."""
+        if self._owner != owner:
+            self.rows, self._owner = None, owner
+        return self.rows
+
+    def add(self, rows: pa.Table, owner: str) -> bool:
         """Keep these, too; or not, since it would be too many."""
-        kept = rows if self.rows is None else self.beside(rows)
+        kept = rows if self.of(owner) is None else self.beside(rows)
         if kept.num_rows > MOST_POSTPONED_ROWS:
             return False
         self.rows = kept

@@ -289,23 +289,27 @@ class NativeTable:
         self._postponed.rows = None
         self._rows.append(before, self.version, rows)
 
-    def append_postponed(self) -> None:
+    def append_postponed(self, owner: str) -> None:
         """Append what was postponed, for somebody else who reads the table; another commit meanwhile makes it lose."""
-        rows, self._postponed.rows = self._postponed.rows, None
+        rows = self.postponed(owner)
+        self._postponed.rows = None
         if rows is not None:
             self.append(rows, transaction=None)
 
-    @property
-    def postponed(self) -> pa.Table | None:
-        """Rows that the next append brings along; None where there are none."""
-        return self._postponed.rows
+    def postponed(self, owner: str) -> pa.Table | None:
+        """Rows that the next append brings along, None where there are none; those of another owner are given up."""
+        return self._postponed.of(owner)
 
-    def postpone(self, rows: pa.Table) -> bool:
+    def postpone(self, rows: pa.Table, *, owner: str) -> bool:
         """Leave rows to the next append, where a commit of their own takes requests; they are lost with the process.
+
+        Args:
+            rows: in the table's types.
+            owner: whose they are, as long as the table is this owner's.
 
         Returns: whether they are left to it: else they have to be appended now.
         """
-        return not self._look.is_free and self._postponed.add(rows)
+        return not self._look.is_free and self._postponed.add(rows, owner)
 
     @no_panics
     def replace(self, rows: pa.Table) -> None:

@@ -128,6 +128,7 @@ class NativeTombstones:
         """Append the batch's deletes; the log is created before the first one."""
         if self._at_hand() is None:
             self._start()
+            self._open_log()  # one of a dropped target is held as it was before it was emptied
         self._append(self._rows(self._events.filter(self._events[names.DELETE_COLUMN]), revived=False), commit)
 
     def forget(self, hits: NativeHits, commit: SideCommit) -> None:
@@ -138,7 +139,7 @@ class NativeTombstones:
         """
         marks = self._rows(hits.revived_entries(), revived=True)
         found = self._at_hand()
-        if found is None or not found.postpone(marks):
+        if found is None or not found.postpone(marks, owner=self._target_id):
             self._append(marks, commit)
 
     def hits(self) -> NativeHits:
@@ -161,8 +162,9 @@ class NativeTombstones:
             return NativeHits(version=None if found is None else found.version)
         keys = list(self._layout.keys)
         entries = self._entries(found)
-        if found.postponed is not None:
-            marks = found.postponed.select(entries.column_names)
+        postponed = found.postponed(self._target_id)
+        if postponed is not None:
+            marks = postponed.select(entries.column_names)
             entries = pa.concat_tables([entries, marks.cast(_with_types_of(marks.schema, entries.schema))])
         entries = entries.cast(_with_types_of(entries.schema, events.schema))
         pairs = _without_their_own(_pairs(entries.select(keys), events.select(keys)), entries, events)
@@ -255,7 +257,10 @@ class NativeTombstones:
         return self._find() if held is None else self._of_target(held)
 
     def _of_target(self, found: NativeTable | None) -> NativeTable | None:
-        return None if found is None or rules.log_of(self._target_id, found.snapshot()) is None else found
+        if found is None or rules.log_of(self._target_id, found.snapshot()) is None:
+            return None
+        found.postponed(self._target_id)  # marks of a table that was dropped would overtake deletes of this one
+        return found
 
     @property
     def _oldest_micros(self) -> int | None:

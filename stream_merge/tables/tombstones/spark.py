@@ -243,7 +243,11 @@ class Tombstones:
         return rules.log_of(self._target_id, spark_table.find(self._session, self._table))
 
     def start(self) -> None:
-        """Create the log of this target; one that belongs to a dropped target is emptied."""
+        """Create the log of this target; one that belongs to a dropped target is emptied.
+
+        Raises:
+            ConfigError: somebody else's table is there.
+        """
         if self._find() is not None:
             return
         fields = [
@@ -255,6 +259,12 @@ class Tombstones:
         properties = {**spark_table.recorded_properties(self._layout), names.TARGET_ID_PROPERTY: self._target_id}
         left_over = spark_table.find(self._session, self._table)
         if left_over is not None:
+            if names.TARGET_ID_PROPERTY not in left_over.properties:
+                msg = (
+                    f"{self._table!r}, where the deletes of {self._spec.target!r} are to be remembered, is a table that"
+                    " no sink has made; rename it, or drop it"
+                )
+                raise ConfigError(msg, target=self._spec.target)
             tell(
                 log.warning,
                 "tombstones_of_dropped_target_discarded",
