@@ -30,6 +30,15 @@ def beside(location: str) -> list[str]:
     return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
 
 
+def make_folder(location: str) -> None:
+    """An empty folder; in a bucket its mark."""
+    bucket, path = _found(location)
+    if bucket is None:
+        Path(location).mkdir(parents=True)
+    else:
+        bucket.make_folder(path)
+
+
 def removed(location: str) -> None:
     """Delete what lies there; in a bucket through its server, which keeps more of an object than a file."""
     bucket, path = _found(location)

@@ -108,6 +108,18 @@ def path_is_occupied(session: SparkSession, path: str) -> bool:
     return bool(inside) and "_delta_log" not in inside
 
 
+def remove_empty(session: SparkSession, path: str) -> bool:
+    """Delete a folder with nothing in it but empty folders; whether that was done. What holds a file is left alone."""
+    hadoop_path, files = _located(session, path)
+    try:
+        for entry in files.listStatus(hadoop_path):
+            if entry.isDirectory():
+                files.delete(entry.getPath(), False)
+        return bool(files.delete(hadoop_path, False))
+    except Py4JJavaError:
+        return False
+
+
 def matching_paths(session: SparkSession, path: str) -> str:
     """A regular expression for the full paths that a path or glob means to Spark, as `scheme:/...`."""
     return str(_hadoop(session, "GlobPattern")(qualified_path(session, path).rstrip("/")).compiled().pattern())

@@ -11,7 +11,7 @@ from typing import Any
 import deltalake
 import pytest
 from deliveries import ChangeStream, delete, ledger, upsert
-from disk import beside, options_of
+from disk import beside, make_folder, options_of
 from pyspark.ml.linalg import Vectors, VectorUDT
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
@@ -20,7 +20,7 @@ from pyspark.sql import types as T
 from stream_merge import ConfigError, MergeFailedError
 from stream_merge.shapes import Clauses, InsertOnly, when_matched, when_not_matched
 from stream_merge.spark.versions import from_ddl
-from stream_merge.testing import batch, run
+from stream_merge.testing import batch, run, target_rows
 
 ENGINES = pytest.mark.parametrize("engine", ["auto", "spark"])
 SCHEMA = "id bigint, lsn bigint, name string"
@@ -209,6 +209,19 @@ def test_a_column_named_as_one_of_the_feed_is_stored_where_there_is_no_feed(spar
 
     assert ledger(result) == {"received": 2, "inserted": 1, "updated": 1}
     assert stream.rows() == [(1, 2, "new"), (2, 1, "own"), (3, 1, None)]
+
+
+@pytest.mark.parametrize("inside", ["_delta_log", "_delta_log/_staged_commits"])
+def test_a_log_without_any_commit_is_no_table(spark: SparkSession, tmp_table: str, inside: str):
+    """Delta makes these folders first: a process that is killed then, or cannot commit, must not hold up the next one.
+
+    Deleting all objects of a table in a bucket leaves their marks, too.
+    """
+    make_folder(f"{tmp_table}/{inside}")
+
+    changes_of(spark, tmp_table).deliver((1, 1, "one"))
+
+    assert target_rows(spark, tmp_table) == [(1, 1, "one")]
 
 
 def test_what_is_no_whole_table_is_no_target(spark: SparkSession, tmp_path: Path):

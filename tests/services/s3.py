@@ -112,9 +112,17 @@ class Bucket:
         with self._client().open_output_stream(f"{self.name}/{path}") as out:
             out.write(data)
 
+    def make_folder(self, path: str) -> None:
+        """An empty object that marks a folder, by the same client."""
+        self._client().create_dir(f"{self.name}/{path}")
+
     def remove(self, path: str) -> None:
-        """Delete all objects under a path, by the same client."""
-        self._client().delete_dir(f"{self.name}/{path}")
+        """Delete all objects under a path, by the same client; one by one, since the server keeps folders for them."""
+        store, place = self._client(), f"{self.name}/{path}"
+        found = store.get_file_info(pafs.FileSelector(place, recursive=True))
+        for one in sorted(found, key=lambda one: len(one.path), reverse=True):
+            (store.delete_file if one.type == pafs.FileType.File else store.delete_dir)(one.path)
+        store.delete_dir(place)
 
     def _client(self) -> pafs.S3FileSystem:
         return pafs.S3FileSystem(
