@@ -9,12 +9,14 @@ from pyspark.sql import functions as F
 
 from stream_merge.engines.base import MergeJob
 from stream_merge.engines.costs import DRIVER_EVENTS
+from stream_merge.model import names
 from stream_merge.model.logs import tell
 from stream_merge.spark.errors import exceeds_driver_results, reason
-from stream_merge.tables.delta_rs.eligibility import of_events, of_log
+from stream_merge.tables.delta_rs.eligibility import of_events, of_log, of_place
 from stream_merge.tables.tombstones.delta_rs import NativeTombstones
 from stream_merge.tables.tombstones.spark import Tombstones
 from stream_merge.tables.tombstones.spark_batch import SparkTombstones
+from stream_merge.tables.whitelist import Ineligible
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +56,17 @@ def by_delta_rs(job: MergeJob, events: pa.Table) -> NativeTombstones:
         bounds=job.batch.bounds,
         now_micros=job.now_micros,
     )
+
+
+def obstacle(job: MergeJob) -> Ineligible | None:
+    """Why delta-rs could not write the log of deletes that the batch may have to begin; None also where one is there.
+
+    It would be made, and then nothing could be appended to it.
+    """
+    target = job.spec.tombstone_target
+    if not job.spec.tombstones or job.log_snapshot is not None or not names.is_path(target):
+        return None
+    return of_place(names.normal_path(target), "the tombstone table")
 
 
 def quickly(job: MergeJob) -> NativeTombstones | None:

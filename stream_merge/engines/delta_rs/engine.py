@@ -7,6 +7,7 @@ from functools import partial
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
+from stream_merge.engines import tombstones
 from stream_merge.engines.base import Execution, MergeJob
 from stream_merge.engines.costs import Work
 from stream_merge.engines.delta_rs.merger import DeltaRsMerger
@@ -58,7 +59,7 @@ class DeltaRs:
         refused = refused or _of_calendar(job.session, job.target.schema)
         if refused is None and job.log_snapshot is not None:
             refused = of_table(job.log, job.log_snapshot, "the tombstone table")
-        return refused
+        return refused or tombstones.obstacle(job)
 
     def start(self, job: MergeJob, why: str, refusal: Refusal | None) -> Execution | Ineligible:
         """Files, memory and the very values are looked at now."""

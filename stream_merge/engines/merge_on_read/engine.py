@@ -7,6 +7,7 @@ from functools import partial
 
 from pyspark.sql import SparkSession
 
+from stream_merge.engines import tombstones
 from stream_merge.engines.base import Execution, MergeJob
 from stream_merge.engines.in_driver import started
 from stream_merge.engines.merge_on_read.compact import compact
@@ -51,7 +52,7 @@ class MergeOnRead:
             refused = of_clauses(clauses)
         if refused is None and job.log_snapshot is not None and job.log is None:
             refused = Ineligible(reason="storage", detail="the tombstone table is not where delta-rs can read it")
-        return refused
+        return refused or tombstones.obstacle(job)
 
     def start(self, job: MergeJob, why: str, refusal: Refusal | None) -> Execution | Ineligible:
         """Files, memory and the very values are looked at now."""

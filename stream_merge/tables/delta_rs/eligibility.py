@@ -102,13 +102,16 @@ def of_table(table: NativeTable | None, snapshot: TableSnapshot, what: str) -> I
     """Whether delta-rs can write this table."""
     if table is None:
         return Ineligible(reason="storage", detail=f"{what} is not where delta-rs can read it")
-    inside_store = table.location.partition("://")[2].partition("/")[2]
-    odd = _ODD_PLACE.search(inside_store or table.location)
-    if odd is not None:
-        return Ineligible(
-            reason="storage", detail=f"{what} lies in a path with {odd.group()!r}, at which delta-rs panics"
-        )
-    return _of_protocol(table.protocol, what) or _of_fields(snapshot, what)
+    return of_place(table.location, what) or _of_protocol(table.protocol, what) or _of_fields(snapshot, what)
+
+
+def of_place(location: str, what: str) -> Ineligible | None:
+    """Whether delta-rs can write to a table that lies there, or will."""
+    inside_store = location.partition("://")[2].partition("/")[2]
+    odd = _ODD_PLACE.search(inside_store or location)
+    if odd is None:
+        return None
+    return Ineligible(reason="storage", detail=f"{what} lies in a path with {odd.group()!r}, at which delta-rs panics")
 
 
 def of_files(
