@@ -444,6 +444,23 @@ def test_a_tombstone_whose_mark_was_lost_costs_no_row(begun: Callable[[str], OnB
     assert marks(stream) == [*MARKS_OF_ONE, (8, 6, False), (9, 5, False)]
 
 
+def test_marks_of_a_dropped_table_overtake_no_delete_of_the_one_in_its_place(
+    begun: Callable[[str], OnBadStore],
+) -> None:
+    """Sequences begin anew there."""
+    stream = fresh(begun("native"))
+    stream.merge(1, delete(1, lsn=30))
+    stream.merge(2, upsert(1, "back", lsn=40))
+    stream.bucket.remove(stream.place)
+    stream.merge(3, upsert(1, "other", lsn=1))
+    stream.merge(4, delete(1, lsn=3))
+
+    ghost = stream.merge(5, upsert(1, "ghost", lsn=2))
+
+    assert (ledger(ghost), stream.ids()) == ({"received": 1, "stale": 1}, [])
+    assert marks(stream) == [(1, 3, False)]
+
+
 def fresh(stream: OnBadStore) -> OnBadStore:
     """Another stream of this kind, of one row."""
     found = OnBadStore(stream.spark, stream.bucket, stream.engine)
