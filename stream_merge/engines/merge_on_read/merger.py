@@ -6,6 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
@@ -137,13 +138,18 @@ class MergeOnReadMerger(DriverMerger):
         if problem is not None:
             raise ContractError(problem, reasons={}, target=self._spec.target, batch_id=batch_id)
 
+    @cached_property
+    def _event_bytes(self) -> int:
+        """Arrow adds them up chunk by chunk, and rows are read a few at a time."""
+        return int(self._events.nbytes)
+
     def _room_for(self, row_bytes: int) -> None:
         """Have memory promised for so many bytes of rows.
 
         Raises:
             NoLongerEligibleError: there is none.
         """
-        refused = covered(self._promise, memory_needed(self._events.nbytes, row_bytes), "merge-on-read")
+        refused = covered(self._promise, memory_needed(self._event_bytes, row_bytes), "merge-on-read")
         if refused is not None and not self._repairs:
             raise NoLongerEligibleError(refused)
 
