@@ -261,7 +261,7 @@ def prepare_target(call: BatchCall, source: DataFrame, prepared: Prepared, batch
     properties = spark_table.target_properties(spec, layout)
     inside_at: int | None = None
     with call.clock.phase("plan"):
-        properties |= place.recorded(session, spec, call.store, found)
+        properties |= place.recorded(session, spec, call.store, found, deletes=batch.deletes > 0)
         if found is None:
             found = spark_table.create(
                 session,

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from stream_merge import ConfigError, MergeResult
 from stream_merge.model.names import TOMBSTONE_TABLE_PREFIX, TOMBSTONES_PROPERTY, sibling, sql_identifier
-from stream_merge.testing import target_rows
+from stream_merge.testing import table_version, target_rows
 
 ROWS = "id bigint, lsn bigint, name string"
 LATE = upsert(1, "older than its delete", lsn=3)
@@ -70,6 +70,24 @@ def test_deletes_that_were_remembered_by_another_name_are_not_forgotten(
         merge(spark, other, tmp_path, LATE)
 
     assert target_rows(spark, str(tmp_path / "orders"), "id") == [(2,)]
+
+
+def test_two_names_of_a_table_without_deletes_do_not_take_turns_in_its_properties(
+    spark: SparkSession, tmp_path: Path, schema: str
+):
+    """Whoever remembers the first delete says where."""
+    name, path = external(spark, schema, tmp_path / "orders")
+    merge(spark, name, tmp_path, upsert(1, "one", lsn=1))
+    before = table_version(spark, path)
+    for lsn, called in enumerate((path, name, path, name), start=2):
+        merge(spark, called, tmp_path, upsert(1, f"by {lsn}", lsn=lsn))
+    assert table_version(spark, path) == before + 4
+
+    merge(spark, path, tmp_path, delete(1, lsn=9))
+
+    with pytest.raises(ConfigError, match="older events would bring deleted rows back"):
+        merge(spark, name, tmp_path, LATE)
+    assert ledger(merge(spark, path, tmp_path, LATE)) == {"received": 1, "stale": 1}
 
 
 def test_a_renamed_table_is_told_where_its_deletes_are(spark: SparkSession, tmp_path: Path, schema: str):

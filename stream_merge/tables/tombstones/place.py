@@ -51,22 +51,33 @@ def expect_here(session: SparkSession, spec: MergeSpec, store: Store, found: Tab
     raise ConfigError(msg, target=spec.target)
 
 
-def recorded(session: SparkSession, spec: MergeSpec, store: Store, found: TableSnapshot | None) -> dict[str, str]:
+def recorded(
+    session: SparkSession, spec: MergeSpec, store: Store, found: TableSnapshot | None, *, deletes: bool
+) -> dict[str, str]:
     """What a target is to say of its log, as a property.
+
+    Two streams may call a table by two names as long as there is no delete: neither takes back what the other says.
 
     Requires: `expect_here`, of a table that is there.
 
     Cost: as of that.
+
+    Args:
+        session: the sink's own.
+        spec: what the sink was told.
+        store: of its tables.
+        found: the target; None while there is none.
+        deletes: whether the batch has some.
     """
     if not spec.tombstones:
         return {}
     own = _own(session, spec)
     then = None if found is None else found.properties.get(names.TOMBSTONES_PROPERTY)
-    if found is not None and then not in (None, own):
-        log = log_of(found.table_id, store.find(session, spec.tombstone_target))
-        if log is not None:  # one log of two names
-            return {}
-    return {names.TOMBSTONES_PROPERTY: own}
+    if found is None or then in (None, own):
+        return {names.TOMBSTONES_PROPERTY: own}
+    # Else there is nothing to remember yet, or one log of two names.
+    begins = deletes and log_of(found.table_id, store.find(session, spec.tombstone_target)) is None
+    return {names.TOMBSTONES_PROPERTY: own} if begins else {}
 
 
 def _own(session: SparkSession, spec: MergeSpec) -> str:
