@@ -87,6 +87,11 @@ class Checkpoint:
         return cls(files, str(local_path(path) or path))
 
     @property
+    def is_on_disk(self) -> bool:
+        """Whether it lies on a local disk, where a small file costs next to nothing."""
+        return local_path(self.path) is not None
+
+    @property
     def exists(self) -> bool:
         """Whether a query has run over it."""
         return self._read("metadata") is not None

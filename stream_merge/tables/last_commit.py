@@ -1,4 +1,4 @@
-"""Whether what a sink committed last is still in the log, where another writer's commit can take its place."""
+"""Whether what a sink committed last is still there: a commit may be overwritten, or an older copy brought back."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from stream_merge.model import names
 from stream_merge.model.logs import tell
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import TableSnapshot
+from stream_merge.spark import places
 from stream_merge.spark.hadoop_files import read_text
 from stream_merge.spark.log_store import CONDITIONAL_PUT, STORE_CONF
 from stream_merge.spark.object_stores import may_lose_commits
@@ -41,10 +42,10 @@ class _Committed:
 
 
 class LastCommit:
-    """The commits of one sink's newest batch, looked at again before the next one where the store does not guard them.
+    """The commits of one sink's newest batch, looked at again before the next one.
 
-    A streaming query's stand in its checkpoint, for the next process: with each batch, or, where nobody else is said
-    to write, as soon as one is missing.
+    A streaming query's stand in its checkpoint, for the next process: with each batch where that is on a disk, or
+    where the target's store does not guard commits; else, where nobody else is said to write, when one is missing.
     """
 
     def __init__(self, spec: MergeSpec) -> None:
@@ -76,22 +77,26 @@ class LastCommit:
         self._committed = _Committed(
             table_id=found.table_id, versions=tuple(versions), batch_id=batch_id, tokens=tuple(tokens)
         )
-        if self._is_guarded is False and not self._spec.single_writer:
+        is_at_risk = self._is_guarded is False and not self._spec.single_writer
+        if is_at_risk or (delivery is not None and delivery.checkpoint.is_on_disk):
             self._keep(delivery)
 
     def expect(self, session: SparkSession, found: TableSnapshot | None, delivery: Delivery | None) -> None:
         """Stop where another writer's commit stands in the place of ours; at first say what may happen.
 
-        Cost: nothing where commits exclude each other; on S3 the commit's file is read.
+        Cost: a file of a query's checkpoint, once; on S3, where commits do not exclude each other, the commit's file.
 
         Raises:
-            ConfigError: the commit was overwritten, so that the table lacks the events of its batch.
+            ConfigError: the commit was overwritten, or is not there yet: the table lacks the events of its batch.
         """
-        if self._guarded(session, found):
-            return
+        is_guarded = self._guarded(session, found)
         ours = self._remembered(delivery)
         if ours is None or found is None or found.table_id != ours.table_id:
             return  # a table that was dropped or replaced is told from ours by its transaction ids
+        if delivery is not None:
+            self._expect_not_older(found, ours)
+        if is_guarded:
+            return
         for version in ours.versions:
             # Not by Delta's snapshot: it has our commit in memory, whatever the file holds by now.
             text = read_text(session, f"{found.location}/_delta_log/{version:020d}.json")
@@ -104,6 +109,22 @@ class LastCommit:
                     " start a new checkpoint: events that are in the table change nothing"
                 )
                 raise ConfigError(msg, target=self._spec.target)
+
+    def _expect_not_older(self, found: TableSnapshot, ours: _Committed) -> None:
+        """Stop at a copy of the table from before: a backup, or a folder that its name leads to now.
+
+        On a local disk: elsewhere a listing may lack what is there. RESTORE goes on with the versions.
+        """
+        newest = max(ours.versions)
+        if found.version >= newest or places.local_path(found.location) is None:
+            return
+        msg = (
+            f"target {self._spec.target!r} is at version {found.version}, and batch {ours.batch_id} of this query is"
+            f" version {newest} of it: what lies at {found.location!r} is a copy from before, which lacks what was"
+            " merged since; put the newer table back, or start a new checkpoint that reads the events since then again:"
+            " those that the table has change nothing"
+        )
+        raise ConfigError(msg, target=self._spec.target)
 
     def _remembered(self, delivery: Delivery | None) -> _Committed | None:
         """By this process, else by the query's checkpoint."""

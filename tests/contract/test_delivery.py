@@ -21,7 +21,7 @@ from stream_merge.model.names import TOMBSTONE_TABLE_PREFIX, sibling
 from stream_merge.model.source_batch import Intake, Undecodable
 from stream_merge.tables.delta_rs import data_files
 from stream_merge.tables.quarantine import SCHEMA
-from stream_merge.testing import target_rows
+from stream_merge.testing import table_version, target_rows
 
 ENGINES = pytest.mark.parametrize("engine", ["auto", "spark"])
 
@@ -451,6 +451,57 @@ def test_a_restart_stops_again_where_a_merge_has_left_rows_behind(
     run("spark")
 
     assert target_rows(spark, query.table) == [(1, 20, "Zürich")]
+
+
+# -- a table that is older than its checkpoint ---------------------------------------------------
+
+
+@both_engines
+def test_an_older_copy_of_the_table_is_not_gone_on_with(query: Query, tmp_path: Path):
+    """A backup of the table under the checkpoint of today: nobody would read again what came in between."""
+    shutil.copytree(query.table, tmp_path / "copy")
+    query.add("(3, 10, 'c', 'three')", "(3, 20, 'd', null)", "(4, 10, 'd', null)")
+    query.run()
+    newest = table_version(query.spark, query.table)
+    shutil.move(query.table, tmp_path / "copy" / "newer")
+    shutil.copytree(tmp_path / "copy", query.table, ignore=shutil.ignore_patterns("newer"))
+    query.add("(5, 10, 'c', 'five')")
+
+    query.is_refused(rf"is at version \d, and batch 2 of this query is version {newest} of it: .* a copy from before")
+
+    shutil.rmtree(query.table)
+    shutil.move(tmp_path / "copy" / "newer", query.table)
+    query.run()
+    assert target_rows(query.spark, query.table, "id") == [(1,), (2,), (5,)]
+
+
+@both_engines
+def test_table_and_checkpoint_of_one_backup_go_on(query: Query, tmp_path: Path):
+    """What came after it is read again."""
+    for name, place in (("table", query.table), ("checkpoint", query.checkpoint)):
+        shutil.copytree(place, tmp_path / "copy" / name)
+    query.add("(3, 10, 'c', 'three')")
+    query.run()
+    shutil.rmtree(query.table)
+    shutil.copytree(tmp_path / "copy" / "table", query.table)
+    query.restore(tmp_path / "copy" / "checkpoint")
+
+    query.run()
+
+    assert target_rows(query.spark, query.table, "id") == [(1,), (2,), (3,)]
+
+
+def test_a_table_that_was_restored_goes_on(query: Query):
+    """RESTORE is a newer version, and somebody's wish."""
+    before = table_version(query.spark, query.table)
+    query.add("(3, 10, 'c', 'three')")
+    query.run()
+    query.spark.sql(f"RESTORE TABLE delta.`{query.table}` TO VERSION AS OF {before}")
+    query.add("(4, 10, 'c', 'four')")
+
+    query.run()
+
+    assert target_rows(query.spark, query.table, "id") == [(1,), (2,), (4,)]
 
 
 @both_engines
