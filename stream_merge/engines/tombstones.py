@@ -59,12 +59,13 @@ def by_delta_rs(job: MergeJob, events: pa.Table) -> NativeTombstones:
 
 
 def obstacle(job: MergeJob) -> Ineligible | None:
-    """Why delta-rs could not write the log of deletes that the batch may have to begin; None also where one is there.
+    """Why delta-rs could not write the log of deletes that the batch has to begin; None where it has none to begin.
 
     It would be made, and then nothing could be appended to it.
     """
     target = job.spec.tombstone_target
-    if not job.spec.tombstones or job.log_snapshot is not None or not names.is_path(target):
+    begins = job.spec.tombstones and job.batch.deletes > 0 and job.log_snapshot is None
+    if not begins or not names.is_path(target):
         return None
     return of_place(names.normal_path(target), "the tombstone table")
 

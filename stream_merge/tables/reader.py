@@ -25,6 +25,7 @@ from stream_merge.spark.delta import commit_lock, put_commit
 from stream_merge.spark.hadoop_settings import NotTranslatedError
 from stream_merge.spark.jvm import pins_threads
 from stream_merge.tables import spark_table
+from stream_merge.tables.delta_rs.newest import ListedLateError
 from stream_merge.tables.delta_rs.table import NativeTable, open_table
 
 log = logging.getLogger(__name__)
@@ -47,6 +48,7 @@ class Store:
         """Logs that delta-rs failed on while Spark merges alone: not tried again for each batch."""
         self._entries: dict[str, Entry] = {}
         """What the catalog has said in this call."""
+        self._full_names: dict[str, str] = {}
         self._reached: dict[str, Mapping[str, str] | None] = {}
         """How delta-rs reaches buckets, in this call: keys may be renewed after it."""
         self._excluding: dict[str, bool] = {}
@@ -91,6 +93,12 @@ class Store:
             return spark_table.location(session, table)
         found = self._entry(session, table)
         return table if found is None else found.location
+
+    def full_name(self, session: SparkSession, table: str) -> str:
+        """A catalog's name with all its parts, as SQL; a sink's own session goes on meaning the same by it."""
+        if table not in self._full_names:
+            self._full_names[table] = catalog.full_name(session, table)
+        return self._full_names[table]
 
     def known_location(self, table: str) -> str | None:
         """Where a table lies that this call has found in the catalog."""
@@ -198,7 +206,8 @@ class Store:
             kept.files()
         except Exception as err:
             tell(log.info, "statistics_left_to_spark", table=table, error=type(err).__name__)
-            self._unreadable.add(place)
+            if not (_is_of_store(err) or isinstance(err, ListedLateError)):  # which may be over with the next batch
+                self._unreadable.add(place)
             return None
         self._read_only[place] = kept
         return kept

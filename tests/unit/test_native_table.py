@@ -9,11 +9,13 @@ from decimal import Decimal
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, TableFeatures, write_deltalake
-from deltalake.exceptions import CommitFailedError, DeltaError, DeltaProtocolError
+from deltalake.exceptions import CommitFailedError, DeltaError
 
 from stream_merge.tables.delta_rs.kept import MOST_POSTPONED_ROWS
+from stream_merge.tables.delta_rs.objects import Objects
 from stream_merge.tables.delta_rs.table import NativeTable, open_table
 
 COMMITS = 5
@@ -259,7 +261,7 @@ COLUMNS = {
 
 
 def test_rows_that_arrow_reads_are_those_of_delta_rs(tmp_path: Path):
-    """Of every type that a key or a sequence may have, in files of two writers, from a table without a disk."""
+    """Of every type that a key or a sequence may have, in two files, from a table without a disk."""
     table = pa.table(COLUMNS)
     write_deltalake(str(tmp_path / "table"), table)
     NativeTable(str(tmp_path / "table")).append(table.slice(1), transaction=None)
@@ -306,11 +308,67 @@ def test_a_part_of_longer_arrays_is_written_like_any_rows(tmp_path: Path, write:
     assert native.rows().sort_by("id").to_pylist() == part.to_pylist()
 
 
-def test_rows_that_arrow_cannot_read_are_read_by_delta_rs(table: Path):
-    """A feature of the table that its Arrow reader refuses."""
+def test_rows_of_a_table_with_deletion_vectors_are_read_by_delta_rs(table: Path, monkeypatch: pytest.MonkeyPatch):
+    """Files alone do not say which of their rows live."""
     DeltaTable(str(table)).alter.add_feature(TableFeatures.DeletionVectors, allow_protocol_versions_increase=True)
     remote = NativeTable(table.as_uri())
+    asked: list[object] = []
+    monkeypatch.setattr(Objects, "rows", lambda *arguments: asked.append(arguments))
 
-    with pytest.raises(DeltaProtocolError):
-        DeltaTable(str(table)).to_pyarrow_dataset()
     assert remote.rows()["id"].to_pylist() == [0]
+    assert asked == []
+
+
+@pytest.mark.parametrize(
+    "protocol",
+    [
+        {"minReaderVersion": 2, "minWriterVersion": 5},
+        {"minReaderVersion": 2, "minWriterVersion": 7, "writerFeatures": ["columnMapping"]},
+    ],
+    ids=str,
+)
+def test_rows_under_other_names_in_files_are_read_by_delta_rs(tmp_path: Path, protocol: dict[str, object]):
+    """As those of a key with a space: by the table's names its files have nothing."""
+    log = tmp_path / "table" / "_delta_log"
+    log.mkdir(parents=True)
+    pq.write_table(pa.table({"col-1": pa.array([3, 1], pa.int64())}), tmp_path / "table" / "a.parquet")
+    mapping = {"delta.columnMapping.id": 1, "delta.columnMapping.physicalName": "col-1"}
+    field = {"name": "order id", "type": "long", "nullable": True, "metadata": mapping}
+    actions = [
+        {"protocol": protocol},
+        {
+            "metaData": {
+                "id": "1",
+                "format": {"provider": "parquet", "options": {}},
+                "schemaString": json.dumps({"type": "struct", "fields": [field]}),
+                "partitionColumns": [],
+                "configuration": {"delta.columnMapping.mode": "name", "delta.columnMapping.maxColumnId": "1"},
+                "createdTime": 1,
+            }
+        },
+        {
+            "add": {
+                "path": "a.parquet",
+                "partitionValues": {},
+                "size": (tmp_path / "table" / "a.parquet").stat().st_size,
+                "modificationTime": 1,
+                "dataChange": True,
+                "stats": '{"numRecords":2}',
+            }
+        },
+    ]
+    (log / f"{0:020}.json").write_text("".join(f"{json.dumps(action)}\n" for action in actions))
+
+    rows = NativeTable((tmp_path / "table").as_uri()).rows()
+
+    assert rows.to_pylist() == [{"order id": 3}, {"order id": 1}]
+
+
+def test_rows_of_files_that_lack_a_column_are_read_by_delta_rs(table: Path):
+    """It was added since."""
+    wider = pa.table({"id": pa.array([1], pa.int64()), "new": pa.array(["text"])})
+    write_deltalake(str(table), wider, mode="append", schema_mode="merge")
+
+    rows = NativeTable(table.as_uri()).rows()
+
+    assert sorted(rows.to_pylist(), key=repr) == [{"id": 0, "new": None}, {"id": 1, "new": "text"}]

@@ -24,7 +24,6 @@ from deltalake import (
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.fs import DeltaStorageHandler
 from deltalake.table import TableMerger
-from pyarrow.dataset import ParquetReadOptions
 from pyspark.sql.types import StructType
 
 from stream_merge.errors import StreamMergeError
@@ -364,12 +363,14 @@ class NativeTable:
         return self._rows.of(self.version, self._read)
 
     def _read(self) -> pa.Table:
-        """All rows. Of an object store Arrow reads many files at once, delta-rs one after the other (1.6)."""
-        if not self._look.is_free:
-            with suppress(Exception):  # of what Arrow cannot read
-                # Spark's INT96: as nanoseconds, Arrow's default, years before 1678 and after 2261 would wrap.
-                options = ParquetReadOptions(coerce_int96_timestamp_unit="us")
-                return self._table.to_pyarrow_dataset(parquet_read_options=options).to_table()
+        """All rows; delta-rs reads one file after the other (1.6), which takes long on an object store."""
+        snapshot = self.snapshot()
+        is_plain = not (
+            snapshot.maps_columns or snapshot.partition_columns or "deletionVectors" in self.protocol.features
+        )
+        if is_plain and not self._look.is_free:
+            with suppress(Exception):  # of what is not as expected
+                return self.objects.rows(self.files(), pa.schema(self._table.schema().to_arrow()))
         return self.query("SELECT * FROM log")
 
     @no_panics

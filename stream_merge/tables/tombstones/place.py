@@ -6,13 +6,13 @@ named by its path here and by a catalog there. So the target says by a property 
 
 from __future__ import annotations
 
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from stream_merge.errors import ConfigError, StreamMergeError
 from stream_merge.model import names
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import TableSnapshot
-from stream_merge.spark import catalog
 from stream_merge.spark.errors import reason
 from stream_merge.spark.places import canonical
 from stream_merge.tables import spark_table
@@ -32,7 +32,7 @@ def expect_here(session: SparkSession, spec: MergeSpec, store: Store, found: Tab
         ConfigError: naming both places, or that the other one cannot be seen.
     """
     then = found.properties.get(names.TOMBSTONES_PROPERTY)
-    if not spec.tombstones or then is None or then == _own(session, spec):
+    if not spec.tombstones or then is None or then == _own(session, spec, store):
         return
     if log_of(found.table_id, store.find(session, spec.tombstone_target)) is not None:
         return
@@ -40,7 +40,7 @@ def expect_here(session: SparkSession, spec: MergeSpec, store: Store, found: Tab
     try:
         if log_of(found.table_id, spark_table.find(session, there)) is None:
             return  # no delete yet, or they were dropped; a clone has none of its source's
-    except StreamMergeError as err:
+    except (StreamMergeError, Py4JJavaError) as err:
         unseen = f" (which cannot be seen from here: {reason(err)})"
     msg = (
         f"the deletes of target {spec.target!r} are remembered in {there!r}{unseen}, by another name of the table, and"
@@ -54,9 +54,9 @@ def expect_here(session: SparkSession, spec: MergeSpec, store: Store, found: Tab
 def recorded(
     session: SparkSession, spec: MergeSpec, store: Store, found: TableSnapshot | None, *, deletes: bool
 ) -> dict[str, str]:
-    """What a target is to say of its log, as a property.
+    """What a target is to say of its log, as a property: from the first batch with deletes on.
 
-    Two streams may call a table by two names as long as there is no delete: neither takes back what the other says.
+    Until then two streams may call the table by two names, and nobody needs the right to alter it.
 
     Requires: `expect_here`, of a table that is there.
 
@@ -69,22 +69,21 @@ def recorded(
         found: the target; None while there is none.
         deletes: whether the batch has some.
     """
-    if not spec.tombstones:
+    if not (spec.tombstones and deletes):
         return {}
-    own = _own(session, spec)
+    own = _own(session, spec, store)
     then = None if found is None else found.properties.get(names.TOMBSTONES_PROPERTY)
     if found is None or then in (None, own):
         return {names.TOMBSTONES_PROPERTY: own}
-    # Else there is nothing to remember yet, or one log of two names.
-    begins = deletes and log_of(found.table_id, store.find(session, spec.tombstone_target)) is None
-    return {names.TOMBSTONES_PROPERTY: own} if begins else {}
+    is_begun = log_of(found.table_id, store.find(session, spec.tombstone_target)) is not None
+    return {} if is_begun else {names.TOMBSTONES_PROPERTY: own}  # one log of two names
 
 
-def _own(session: SparkSession, spec: MergeSpec) -> str:
+def _own(session: SparkSession, spec: MergeSpec, store: Store) -> str:
     """Where a sink looks for the log, as the property says it."""
     log = spec.tombstone_target
     if not names.is_path(log):
-        return catalog.full_name(session, log).lower()
+        return store.full_name(session, log).lower()
     place = canonical(log)
     is_beside = _parent(place) == _parent(canonical(spec.target))  # not so where the target is a symbolic link
     return f"{_BESIDE}{names.table_name(log)}" if is_beside else place
