@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +15,8 @@ from racing import IN_A_ROUND, Writer, app_id
 
 from stream_merge.session import local_session
 
+_SAYING = threading.Lock()
+"""Whoever reads what is said reads lines, and writers are threads."""
 BESIDE = 100_000
 """The first of the keys that are appended beside all writers."""
 
@@ -32,7 +35,9 @@ def deliver_all(writer: Writer, batches: int, target: str, options: dict[str, st
             "engine": result.engine,
             "plan": result.plan,
         }
-        print(json.dumps({**told, "lost": sum(result.conflicts.values())}), flush=True)
+        line = json.dumps({**told, "lost": sum(result.conflicts.values())})
+        with _SAYING:
+            print(line, flush=True)
 
 
 def rounds_of_spark(table: DeltaTable) -> int:
