@@ -200,10 +200,14 @@ class Checkpoint:
         return list(found.values()) or None
 
     def note(self, destination: Destination) -> None:
-        """Remember that a sink was given this query's batches, or that one of them was committed; nothing twice."""
+        """Remember that a sink was given this query's batches, or that one of them was committed; nothing twice.
+
+        A table that was built anew by the query's first batch, delivered again, takes the place of the one before.
+        """
         key = _key(destination.identity, destination.location)
         name = f"{key}.{'merged' if destination.is_merged else 'called'}.json"
-        if name in self._names(_TARGETS) and _json(self._read(f"{_TARGETS}/{name}")) is not None:
+        noted = _json(self._read(f"{_TARGETS}/{name}")) if name in self._names(_TARGETS) else None
+        if noted is not None and noted.get("table_id") == destination.table_id:
             return
         values = {field: getattr(destination, field) for field in ("identity", "location", "label", "table_id")}
         self._files.write(f"{self.path}/{_TARGETS}/{name}", json.dumps(values))

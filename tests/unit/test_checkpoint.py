@@ -92,6 +92,19 @@ def test_of_a_table_the_merge_counts_and_not_the_call_before(tmp_path: Path):
     assert checkpoint.destinations() == [merged]
 
 
+def test_a_table_that_was_built_anew_takes_the_place_of_the_one_before(tmp_path: Path):
+    """By a query whose first batch was delivered again, after somebody has dropped what it had begun."""
+    checkpoint = Checkpoint.on_disk(str(tmp_path))
+    one, other = (
+        Destination(identity="query", location=HERE.location, label="orders", table_id=table_id)
+        for table_id in ("a table", "another")
+    )
+    checkpoint.note(one)
+    checkpoint.note(other)
+
+    assert checkpoint.destinations() == [other]
+
+
 def test_a_checkpoint_that_does_not_name_its_query_is_told(tmp_path: Path):
     (tmp_path / "metadata").write_text("")
 
