@@ -261,7 +261,10 @@ def prepare_target(call: BatchCall, source: DataFrame, prepared: Prepared, batch
     properties = spark_table.target_properties(spec, layout)
     inside_at: int | None = None
     with call.clock.phase("plan"):
-        properties |= place.recorded(session, spec, call.store, found, deletes=batch.deletes > 0)
+        is_prepared = found is not None and spark_table.is_prepared(found, spec.target, layout, properties)
+        properties |= place.recorded(
+            session, spec, call.store, found, deletes=batch.deletes > 0, is_prepared=is_prepared
+        )
         if found is None:
             found = spark_table.create(
                 session,

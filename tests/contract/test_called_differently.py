@@ -137,10 +137,16 @@ def test_a_clone_has_none_of_the_deletes_of_its_source_and_leaves_them_alone(spa
 
 
 def test_a_table_that_an_older_version_has_filled_is_told_once(spark: SparkSession, tmp_table: str, tmp_path: Path):
-    merge(spark, tmp_table, tmp_path, upsert(1, "one", lsn=1), delete(1, lsn=5))
+    """With the first batch that has deletes."""
+    merge(spark, tmp_table, tmp_path, upsert(1, "one", lsn=1), upsert(2, "two", lsn=1))
+    merge(spark, tmp_table, tmp_path, delete(1, lsn=5))
     identifier = sql_identifier(tmp_table)
     spark.sql(f"ALTER TABLE {identifier} UNSET TBLPROPERTIES ('{TOMBSTONES_PROPERTY}')")
 
+    before = table_version(spark, tmp_table)
+
     assert ledger(merge(spark, tmp_table, tmp_path, LATE)) == {"received": 1, "stale": 1}
+    assert table_version(spark, tmp_table) == before
+    assert ledger(merge(spark, tmp_table, tmp_path, delete(2, lsn=5))) == {"received": 1, "deleted": 1}
     (found,) = spark.sql(f"SHOW TBLPROPERTIES {identifier} ('{TOMBSTONES_PROPERTY}')").collect()
     assert found["value"] == "./" + Path(sibling(tmp_table, TOMBSTONE_TABLE_PREFIX)).name

@@ -52,11 +52,19 @@ def expect_here(session: SparkSession, spec: MergeSpec, store: Store, found: Tab
 
 
 def recorded(
-    session: SparkSession, spec: MergeSpec, store: Store, found: TableSnapshot | None, *, deletes: bool
+    session: SparkSession,
+    spec: MergeSpec,
+    store: Store,
+    found: TableSnapshot | None,
+    *,
+    deletes: bool,
+    is_prepared: bool,
 ) -> dict[str, str]:
-    """What a target is to say of its log, as a property: from the first batch with deletes on.
+    """What a target is to say of its log, as a property.
 
-    Until then two streams may call the table by two names, and nobody needs the right to alter it.
+    A table that the sink makes, or prepares, says it from the beginning; any other from the first batch with deletes
+    on: nobody needs the right to alter it before. Two streams may call a table by two names as long as there is no
+    delete, and neither takes back what the other says.
 
     Requires: `expect_here`, of a table that is there.
 
@@ -68,15 +76,18 @@ def recorded(
         store: of its tables.
         found: the target; None while there is none.
         deletes: whether the batch has some.
+        is_prepared: whether it has all else that a sink needs on it.
     """
-    if not (spec.tombstones and deletes):
+    if not spec.tombstones:
         return {}
     own = _own(session, spec, store)
     then = None if found is None else found.properties.get(names.TOMBSTONES_PROPERTY)
-    if found is None or then in (None, own):
+    if found is None or then == own:
         return {names.TOMBSTONES_PROPERTY: own}
-    is_begun = log_of(found.table_id, store.find(session, spec.tombstone_target)) is not None
-    return {} if is_begun else {names.TOMBSTONES_PROPERTY: own}  # one log of two names
+    if then is None:
+        return {names.TOMBSTONES_PROPERTY: own} if deletes or not is_prepared else {}
+    begins = deletes and log_of(found.table_id, store.find(session, spec.tombstone_target)) is None
+    return {names.TOMBSTONES_PROPERTY: own} if begins else {}  # else one log of two names, or nothing to remember yet
 
 
 def _own(session: SparkSession, spec: MergeSpec, store: Store) -> str:
