@@ -10,6 +10,7 @@ from typing import ClassVar
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
+from stream_merge.errors import ContractError
 from stream_merge.model import names
 from stream_merge.model.settings import MergeSpec
 from stream_merge.shapes.clauses import Always, Assignments, Clause, Condition
@@ -85,6 +86,21 @@ class Shape(ABC):
             where: which batch it is, and for what table.
         """
         return None
+
+    def expect_allowed(self, counts: Copied, *, target: str, batch_id: int) -> None:
+        """Stop a whole copy that must not be merged into the table as it is.
+
+        Args:
+            counts: what it would do to the table.
+            target: as the sink was told.
+            batch_id: of the copy.
+
+        Raises:
+            ContractError: with the objection.
+        """
+        problem = self.objection(counts, where=f"snapshot {batch_id} for {target!r}")
+        if problem is not None:
+            raise ContractError(problem, reasons={}, target=target, batch_id=batch_id)
 
     def misfits(self, session: SparkSession, layout: Layout, target: StructType) -> Iterable[str]:
         """What of the shape does not fit the columns of source and target, a sentence each; runs no Spark job."""

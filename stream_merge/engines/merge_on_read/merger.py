@@ -19,7 +19,6 @@ from stream_merge.engines.merge_on_read.conditions import NotReadError
 from stream_merge.engines.merge_on_read.decide import Decision, decide
 from stream_merge.engines.merge_on_read.memory import memory_needed
 from stream_merge.engines.merge_on_read.needed import needed
-from stream_merge.errors import ContractError
 from stream_merge.model.snapshot import TableSnapshot, is_applied
 from stream_merge.shapes import shape_of
 from stream_merge.shapes.base import Copied
@@ -133,10 +132,8 @@ class MergeOnReadMerger(DriverMerger):
         if not self._spec.is_whole:
             return
         rows = sum(one.candidate.footer.rows - len(dead.of(number)) for number, one in enumerate(touched))
-        where = f"snapshot {batch_id} for {self._spec.target!r}"
-        problem = shape_of(self._spec).objection(Copied(rows=rows, missing=decision.missing), where=where)
-        if problem is not None:
-            raise ContractError(problem, reasons={}, target=self._spec.target, batch_id=batch_id)
+        counts = Copied(rows=rows, missing=decision.missing)
+        shape_of(self._spec).expect_allowed(counts, target=self._spec.target, batch_id=batch_id)
 
     @cached_property
     def _event_bytes(self) -> int:

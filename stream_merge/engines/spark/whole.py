@@ -9,7 +9,7 @@ from pyspark.sql import functions as F
 
 from stream_merge.engines.base import MergeReport
 from stream_merge.engines.spark import render
-from stream_merge.errors import CommitConflictError, ContractError
+from stream_merge.errors import CommitConflictError
 from stream_merge.model import names
 from stream_merge.model.logs import tell
 from stream_merge.model.settings import MergeSpec
@@ -121,11 +121,8 @@ class Beside:
 
         Cost: one Spark job over the keys of both (with flag and window).
         """
-        spec = self._spec
         counts, new = self._counted()
-        problem = self._shape.objection(counts, where=f"snapshot {self._batch_id} for {spec.target!r}")
-        if problem is not None:
-            raise ContractError(problem, reasons={}, target=spec.target, batch_id=self._batch_id)
+        self._shape.expect_allowed(counts, target=self._spec.target, batch_id=self._batch_id)
         self._missing = counts.missing
         return counts, new
 

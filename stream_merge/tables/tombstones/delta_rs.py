@@ -277,11 +277,10 @@ class NativeTombstones:
 
 def standing(entries: pa.Table, keys: Sequence[str]) -> pa.Table:
     """The newest delete of each key that no upsert has overtaken; of two entries with one sequence the mark counts."""
-    order = zip(orderable(entries[names.SEQUENCE_COLUMN]), entries[names.REVIVED_COLUMN].to_pylist(), strict=True)
+    places = zip(orderable(entries[names.SEQUENCE_COLUMN]), entries[names.REVIVED_COLUMN].to_pylist(), strict=True)
+    owners = zip(*(orderable(entries[key]) for key in keys), strict=True)
     newest: dict[tuple[Any, ...], tuple[tuple[Any, bool], int]] = {}
-    for row, (key, place) in enumerate(
-        zip(zip(*(orderable(entries[k]) for k in keys), strict=True), order, strict=True)
-    ):
+    for row, (key, place) in enumerate(zip(owners, places, strict=True)):
         if key not in newest or newest[key][0] < place:
             newest[key] = (place, row)
     return entries.take(pa.array(sorted(row for (_, mark), row in newest.values() if not mark), pa.int64()))
