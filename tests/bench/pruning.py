@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from common import Bench, Comparison, deduped, hand_written, sink_on, timed
@@ -96,7 +96,7 @@ def _measured(bench: Bench, case: _Case, number: int) -> Comparison:
     session = bench.session_by_hand()
     sink = sink_on(pruned, keys=list(case.keys), tombstones=False, engine="spark", **case.settings)
     reads = _Reads(spark)
-    bytes_read: dict[str, list[int]] = {"hand": [], "sink": []}
+    bytes_read: dict[str, list[_Bytes]] = {"hand": [], "sink": []}
 
     def batch() -> DataFrame:
         bench.batch_id += 1
@@ -130,33 +130,55 @@ def _measured(bench: Bench, case: _Case, number: int) -> Comparison:
         side("hand", merge_by_hand),
         side("sink", lambda events: sink(events, bench.batch_id)),
     )
-    hand, through = (statistics.median(bytes_read[label]) for label in ("hand", "sink"))
+    hand, through = (_Bytes.usual(bytes_read[label]) for label in ("hand", "sink"))
     return Comparison(
         case=f"{ROWS:,} rows, {EVENTS:,} events; {case.said}",
         baseline="MERGE by key alone",
         baseline_seconds=hand_seconds,
         candidate="the sink on Spark",
         candidate_seconds=sink_seconds,
-        bound=f"at least {case.bound:g} x fewer bytes read",
-        holds=hand >= case.bound * through,
-        phases=f"{through / 1e6:.1f} MB read, beside {hand / 1e6:.1f} MB: {hand / through:.1f} x fewer",
+        bound=f"at least {case.bound:g} x fewer bytes of the table read",
+        holds=hand.table >= case.bound * through.table,
+        phases=f"{through}, beside {hand}: {hand.table / through.table:.1f} x fewer of the table",
     )
 
 
-class _Reads:
-    """What the JVM reads, of data files, logs and its own shuffles.
+@dataclass(frozen=True, slots=True)
+class _Bytes:
+    """Read by a batch: of the table (data files and log, with the little that the JVM reads beside), and of shuffles.
 
-    Told by the kernel (Linux). Spark's `inputBytes` are what a task's own thread reads; ranges of Parquet are read by
-    others (Hadoop 3.5).
+    A merge shuffles the rows that it writes, whatever it has pruned.
+    """
+
+    table: int
+    shuffled: int
+
+    @classmethod
+    def usual(cls, batches: Sequence[_Bytes]) -> _Bytes:
+        return cls(int(median(b.table for b in batches)), int(median(b.shuffled for b in batches)))
+
+    def __str__(self) -> str:
+        return f"{self.table / 1e6:.1f} MB of the table and {self.shuffled / 1e6:.1f} MB of shuffles"
+
+
+class _Reads:
+    """What the JVM has read since the last look.
+
+    Told by the kernel (Linux), less what Spark says that its shuffles were. Spark's `inputBytes` are what a task's own
+    thread reads; ranges of Parquet are read by others (Hadoop 3.5).
     """
 
     def __init__(self, spark: SparkSession) -> None:
         jvm: Any = spark._jvm
         self._counters = Path("/proc", str(jvm.java.lang.ProcessHandle.current().pid()), "io")
-        self._last = 0
+        self._context: Any = spark.sparkContext._jsc.sc()
+        self._last = (0, 0)
 
-    def since(self) -> int:
+    def since(self) -> _Bytes:
         """Bytes read after the last look."""
-        before = self._last
-        self._last = int(dict(line.split(": ") for line in self._counters.read_text().splitlines())["rchar"])
-        return self._last - before
+        self._context.listenerBus().waitUntilEmpty()
+        everything = int(dict(line.split(": ") for line in self._counters.read_text().splitlines())["rchar"])
+        shuffled = self._context.statusStore().executorSummary("driver").totalShuffleRead()
+        before, self._last = self._last, (everything, shuffled)
+        of_shuffles = shuffled - before[1]
+        return _Bytes(everything - before[0] - of_shuffles, of_shuffles)
