@@ -1,8 +1,9 @@
 # Every target does its own set-up: `make demo` on a fresh machine needs nothing but Python 3.11 and Java 17.
 SHELL := bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo jars shop unit test test-all soak smoke smoke-today next FORCE check lint format types imports collect docs bench bench-kafka dashboard reference \
+.PHONY: help setup demo jars shop unit test test-all soak smoke smoke-all next FORCE check lint format types imports collect docs bench bench-kafka dashboard reference \
 	log-store lock clean
+.SECONDARY: # what a pattern makes for another one is kept
 
 INSTALLED := .venv/.installed
 # Found once per command; a JDK is installed through apt when none is there and the user is root.
@@ -17,15 +18,15 @@ HISTORIES := 20
 EVENTS := 180
 RACES := 500
 
-# Another version of Spark for `make smoke`, all others for `make soak` (with all of tests/contract), and the files that show what versions
-# differ in: both engines, evaluation, MERGE's own metrics, conflicts, Arrow both ways, files as a stream.
+# Another version of Spark for `make smoke`, all others for `make smoke-all`, and for `make soak` with all tests on Spark and Kafka. Of the
+# tests `make smoke` takes those that are marked so, a few of each thing that a version may do otherwise.
 SPARK := 4.1
 OTHERS := 3.5 4.0 4.1
-TODAYS = $(word $(shell echo $$(( $$(date +%-j) % 3 + 1 ))),$(OTHERS))
+SMOKE := -m smoke tests/contract
+WIDER := tests/contract tests/kafka
 ON_S3 := $(addsuffix .py,contract_rows contract_order contract_names contract_quarantine contract_tombstones idempotency insert_only \
 	own_clauses delta_merge_cases snapshot no_change)
 NEXT := pyspark delta-spark
-SMOKE := $(addprefix tests/contract/test_,contract_rows.py native.py versions.py)
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,22 +52,27 @@ test: $(INSTALLED) .jars/classes.jsa  ## unit, and what a sink does on Spark as 
 test-all: $(INSTALLED) .jars/classes.jsa .jars/spark/.copied .jars/services/.copied .jars/prometheus/.found .jars/s3/.found .jars/azurite/.found  ## all tests, on every engine, with Kafka, processes and a cluster; and which lines and branches they reach
 	@$(WITH_JAVA) $(PYTEST) --engines each --cov --cov-report=term $(ARGS)
 
-soak: $(INSTALLED) .jars/classes.jsa .jars/spark/.copied .jars/services/.copied .jars/s3/.found .jars/azurite/.found .jars/gcs/.found  ## what a change need not wait for: more and longer random histories (HISTORIES=20 EVENTS=180), contract tests with engines in turn, RACES=500 merges at once, ten kills, contract tests on S3 and on Google's store, and all of them on other versions of Spark, and a look at the next one
+soak: $(INSTALLED) .jars/classes.jsa .jars/spark/.copied .jars/services/.copied .jars/s3/.found .jars/azurite/.found .jars/gcs/.found  ## what a change need not wait for: more and longer random histories (HISTORIES=20 EVENTS=180), contract tests with engines in turn, RACES=500 merges at once, ten kills, contract tests on S3 and on Google's store, and all of these and of Kafka's on other versions of Spark, and a look at the next one
 	@$(WITH_JAVA) STREAM_MERGE_HISTORIES=$(HISTORIES) STREAM_MERGE_EVENTS=$(EVENTS) $(PYTEST) --dist load tests/contract/test_differential.py $(ARGS)
 	@$(WITH_JAVA) $(PYTEST) tests/contract -k random $(ARGS)
 	@$(WITH_JAVA) STREAM_MERGE_RACES=$(RACES) $(PYTEST) -n 0 tests/contract/test_races.py tests/process/test_s3_races.py $(ARGS)
 	@$(WITH_JAVA) $(PYTEST) tests/contract/test_gcs.py $(ARGS)
 	@$(WITH_JAVA) $(PYTEST) --place s3 --engines each $(addprefix tests/contract/test_,$(ON_S3)) $(ARGS)
 	@$(WITH_JAVA) STREAM_MERGE_KILLS=10 $(PYTEST) -n 0 tests/process/test_debezium_process.py $(ARGS)
-	@for spark in $(OTHERS); do $(MAKE) --no-print-directory smoke SPARK=$$spark SMOKE="tests/contract" || exit; done
+	@for spark in $(OTHERS); do \
+		$(MAKE) --no-print-directory .jars/spark-$$spark/.copied || echo "without the connector of $$spark its tests of Kafka are skipped"; \
+		$(MAKE) --no-print-directory smoke SPARK=$$spark SMOKE="-n 3 --dist loadfile $(WIDER)" || exit; \
+	done
 	-@$(MAKE) --no-print-directory next
 
-smoke: .venv-$(SPARK)/.installed  ## what versions of Spark differ in, on another one than the locked; SPARK=4.1, 4.0 or 3.5
-	@home=$$(deployments/setup.sh java) && JAVA_HOME="$$home" PATH="$(CURDIR)/.venv-$(SPARK)/bin:$$home/bin:$$PATH" \
-		.venv-$(SPARK)/bin/python -m pytest -n 0 --engines shipped $(SMOKE) $(ARGS)
+smoke: smoke-$(SPARK)  ## a few tests of each thing that versions of Spark may do otherwise, on another one than the locked; SPARK=4.1, 4.0 or 3.5
 
-smoke-today:  ## smoke on one of the other versions, each day another one
-	@$(MAKE) --no-print-directory smoke SPARK=$(TODAYS)
+smoke-all: $(INSTALLED)  ## the same on all of these, side by side
+	@$(MAKE) --no-print-directory -j 3 -O $(addprefix smoke-,$(OTHERS))
+
+smoke-%: .venv-%/.installed
+	@home=$$(deployments/setup.sh java) && JAVA_HOME="$$home" PATH="$(CURDIR)/.venv-$*/bin:$$home/bin:$$PATH" STREAM_MERGE_JARS=$(CURDIR)/.jars/spark-$* \
+		.venv-$*/bin/python -m pytest -n 0 --engines shipped $(SMOKE) $(ARGS)
 
 # Where it fails is the answer, not a failure.
 next: .venv-next/.installed  ## what would break on the newest Spark and Delta that PyPI has; NEXT="pyspark==4.2.1 delta-spark==4.4.1" takes others
@@ -119,6 +125,11 @@ clean:  ## remove everything that make and the tools made
 
 .jars/spark/.copied: $(INSTALLED)
 	@$(WITH_JAVA) .venv/bin/stream-merge jars --s3 --azure $(@D)
+	@touch $@
+
+.jars/spark-%/.copied: .venv-%/.installed
+	@home=$$(deployments/setup.sh java) && JAVA_HOME="$$home" PATH="$(CURDIR)/.venv-$*/bin:$$home/bin:$$PATH" \
+		.venv-$*/bin/python -m stream_merge.cli jars $(@D)
 	@touch $@
 
 .jars/services/.copied: tests/services/pom.xml

@@ -73,6 +73,7 @@ def operations(spark: SparkSession, target: str) -> list[str]:
 # -- conflicts that are retried -----------------------------------------------------------------
 
 
+@pytest.mark.smoke
 def test_a_merge_that_loses_against_another_merge_is_tried_again(spark, events, log_faults, faulty_table):
     """The loser starts anew on a fresh table: rows, ledger and metrics are as if it had run once."""
     registry = CollectorRegistry()
@@ -377,6 +378,7 @@ def at_once(log_faults: LogFaults) -> Callable[..., None]:
     return both
 
 
+@pytest.mark.smoke
 def test_two_writers_create_one_missing_table(spark, events, at_once, faulty_table):
     """One creates it, the other goes on; the same for tombstones and quarantine."""
     mine, other = writer(faulty_table, "mine"), writer(faulty_table, "other")

@@ -26,6 +26,7 @@ def quarantined(stream: ChangeStream) -> list[tuple[list[str], Any]]:
     return sorted(((row["reasons"], json.loads(row["event"])) for row in rows), key=repr)
 
 
+@pytest.mark.smoke
 def test_broken_events_are_quarantined_and_the_rest_proceeds(spark: SparkSession, tmp_table: str):
     """NULL key, NULL sequence or both: every reason that holds is listed, the event is kept whole as JSON."""
     stream = ChangeStream(spark, tmp_table)

@@ -26,6 +26,7 @@ def properties(stream: ChangeStream) -> dict[str, str]:
     return {row["key"]: row["value"] for row in stream.sql("SHOW TBLPROPERTIES {target}").collect()}
 
 
+@pytest.mark.smoke
 def test_an_upsert_equal_to_the_row_leaves_no_trace(stream: ChangeStream):
     """Equal in every stored column and in sequence: no change feed row, in a batch of other changes too."""
     stream.deliver(upsert(1, "same", lsn=1), upsert(2, None, lsn=1), upsert(3, "old", lsn=1))
@@ -99,6 +100,7 @@ NESTED_REORDERED = """
 
 
 @since((4, 0), "VARIANT")
+@pytest.mark.smoke
 def test_columns_without_equality_are_compared_by_a_canonical_form(spark: SparkSession, tmp_table: str):
     """Maps and variants inside anything: order of entries and spelling of the JSON make no change."""
     stream = ChangeStream(spark, tmp_table, keys="id", sequence_by="lsn", apply_as_deletes=None, except_column_list=[])
@@ -275,6 +277,7 @@ def test_new_columns_and_nested_fields_are_an_error_without_schema_evolution(spa
 
 
 @since((4, 0), "a MERGE keeps NULL structs that it gives a field")
+@pytest.mark.smoke
 def test_schema_evolution_adds_new_columns_and_nested_fields(spark: SparkSession, tmp_table: str):
     """NULL in the rows that are there; an event equal but for the new columns is a change."""
     stream = ChangeStream(spark, tmp_table, NARROW, keys="id", sequence_by="lsn", schema_evolution=True)
@@ -356,6 +359,7 @@ def test_an_empty_batch_commits_nothing(stream: ChangeStream):
     assert stream.rows() == [(1, 1, "row")]
 
 
+@pytest.mark.smoke
 def test_a_batch_that_breaks_a_constraint_changes_nothing(stream: ChangeStream):
     """All or nothing: the good events of the batch are not merged either, and the batch can be tried again."""
     stream.deliver(upsert(1, "row", lsn=1), upsert(2, "row", lsn=1))

@@ -29,6 +29,7 @@ def remembered(stream: ChangeStream) -> list[tuple[Any, ...]]:
     )
 
 
+@pytest.mark.smoke
 def test_an_upsert_older_than_the_delete_is_refused_in_whatever_batch_it_arrives(stream: ChangeStream):
     """A tombstone refuses every strictly older event, in the batch of the delete and in every later one."""
     stream.deliver(upsert(1, "row", lsn=1), upsert(2, "row", lsn=1))

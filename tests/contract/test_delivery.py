@@ -271,6 +271,7 @@ def test_a_table_of_many_starts_with_its_first_events_and_is_missed_when_it_is_g
 
 
 @both_engines
+@pytest.mark.smoke
 def test_a_restored_checkpoint_loses_no_events(query: Query, tmp_path: Path):
     """Its next batches get ids that the table knows already: taken for replays, their events would be nowhere."""
     shutil.copytree(query.checkpoint, tmp_path / "copy")

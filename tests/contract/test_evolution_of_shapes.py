@@ -48,6 +48,7 @@ def stream_of(spark: SparkSession, target: str, shape: str, **settings: Any) -> 
     return ChangeStream(spark, target, NARROW, **own)
 
 
+@pytest.mark.smoke
 def test_one_merge_adds_columns_fields_and_widens_and_leaves_what_it_does_not_name(
     spark: SparkSession, tmp_table: str, shape: str
 ):

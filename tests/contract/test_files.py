@@ -66,6 +66,7 @@ def test_json_lines_of_postgres_are_merged_once(job: Job) -> None:
     assert "0 events in 0 micro-batches" in job.said
 
 
+@pytest.mark.smoke
 def test_a_csv_of_postgres_is_merged(job: Job) -> None:
     """An empty string is not NULL, a line break inside quotes ends no row, and `t` is true."""
     shutil.copy(POSTGRES / "changes.csv", job.source)

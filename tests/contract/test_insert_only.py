@@ -36,6 +36,7 @@ def stream(request: pytest.FixtureRequest, spark: SparkSession, tmp_table: str) 
     return stream
 
 
+@pytest.mark.smoke
 def test_keys_that_are_there_are_left_as_they_are(stream: ChangeStream):
     result = stream.deliver((1, 9, "newer"), (3, 1, "three"), (2, 5, "two"))
 

@@ -49,6 +49,7 @@ def grown(stream: ChangeStream, batches: int) -> list[MergeResult]:
 
 
 @pytest.mark.parametrize("engine", ["spark", "native"])
+@pytest.mark.smoke
 def test_small_files_are_put_together_after_the_commit(spark: SparkSession, tmp_table: str, engine: str) -> None:
     """Rows, feed and the query's next batches are as without."""
     stream = ChangeStream(spark, tmp_table, engine=engine, maintenance=OFTEN)

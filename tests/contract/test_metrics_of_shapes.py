@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pytest
 from engines import under_test
 from prometheus_client import CollectorRegistry
 from pyspark.sql import SparkSession
@@ -37,6 +38,7 @@ def filled(spark: SparkSession, target: str, *keys: int, partitioned: bool = Fal
     writer.options(**properties).save(target)
 
 
+@pytest.mark.smoke
 def test_every_metric_is_moved_and_exported_as_the_sum(spark: SparkSession, tmp_path: Path):
     """Those of deletion vectors need a table that has them, those of partitions one that is partitioned."""
     registry = CollectorRegistry()

@@ -49,6 +49,7 @@ def before_merge(monkeypatch: pytest.MonkeyPatch, action: Callable[[], Any]) -> 
 
 
 @pytest.mark.parametrize("mode", ["LEGACY", "EXCEPTION"])
+@pytest.mark.smoke
 def test_dates_that_spark_would_read_in_another_calendar_are_left_to_it(
     spark: SparkSession, tmp_table: str, mode: str
 ) -> None:
@@ -72,6 +73,7 @@ def test_dates_that_spark_would_read_in_another_calendar_are_left_to_it(
 # -- lost commits and commits of unknown fate ---------------------------------------------------
 
 
+@pytest.mark.smoke
 def test_a_merge_that_loses_against_another_merge_is_tried_again(stream: ChangeStream, monkeypatch: pytest.MonkeyPatch):
     """A newer commit makes it lose, whatever delta-rs would think of it."""
     other = ChangeStream(stream.spark, stream.target, app_id="other", engine="spark")
@@ -114,6 +116,7 @@ def _no_claim(*_: Any) -> Any:
     return nullcontext()
 
 
+@pytest.mark.smoke
 def test_a_lost_answer_is_found_in_the_table(stream: ChangeStream, monkeypatch: pytest.MonkeyPatch):
     """The commit landed: counted once, from its own history."""
     merge = NativeTable.merge
@@ -303,6 +306,7 @@ def test_long_rows_in_a_short_file_count_as_they_are_when_they_are_read(spark: S
 # -- one table, two engines ---------------------------------------------------------------------
 
 
+@pytest.mark.smoke
 def test_both_engines_read_each_others_files_with_deletion_vectors_and_column_mapping(
     spark: SparkSession, tmp_table: str
 ):

@@ -211,6 +211,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.smoke
 def test_a_life_beside_spark(spark: SparkSession, tmp_table: str, kind: str):
     """Between merges on read Spark does all that it can do to a table; a checkpoint is due every second version.
 

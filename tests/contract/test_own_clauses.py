@@ -130,6 +130,7 @@ def bare_merge(spark: SparkSession, target: str, events: DataFrame, clauses: Seq
 
 
 @pytest.mark.parametrize("round_", range(10))
+@pytest.mark.smoke
 def test_rows_and_change_feed_are_those_of_a_bare_merge(spark: SparkSession, tmp_table: str, seed: int, round_: int):
     """Random clauses over random batches; the ledger adds up and counts no row that no event has touched."""
     rng = random.Random(f"{seed} {round_}")

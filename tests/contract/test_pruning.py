@@ -52,6 +52,7 @@ def event(key: int, month: int, *, lsn: int = 2, op: str = "u", name: str | None
     return (key, datetime.date(2024, month, 1), lsn, op, name)
 
 
+@pytest.mark.smoke
 def test_a_merge_reads_what_the_filter_says_and_nothing_else(days: ChangeStream):
     """Of 12 files that the bounds of the keys leave 7; the replay of the stream looks again, and finds it applied."""
     result = days.deliver(event(5, 6), event(119, 12), event(500, 7), event(10, 11, op="d", name=None))

@@ -85,6 +85,7 @@ def world(spark: SparkSession, tmp_path: Path) -> World:
     return World(spark, tmp_path)
 
 
+@pytest.mark.smoke
 def test_a_plain_sink_quarantines_what_does_not_fit_with_place_and_bytes(world: World) -> None:
     """A stored value is never overwritten by NULL because a newer one does not fit its type."""
     file = world.put("a.json", GOOD, b"", ROUNDED, TORN, KEYLESS)

@@ -339,6 +339,7 @@ def test_a_quarantine_that_cannot_be_written_fails_the_batch(fleet: Fleet):
     assert "no_bad" in "".join(raised.value.failures["orders"].__notes__)
 
 
+@pytest.mark.smoke
 def test_a_streaming_query_feeds_all_tables_and_a_restart_repeats_nothing(fleet: Fleet, tmp_path: Path):
     """The ids belong to the query, which the sinks' own threads have to find out."""
     source = tmp_path / "source"

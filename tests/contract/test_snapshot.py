@@ -48,6 +48,7 @@ def of(result: MergeResult, *names: str) -> list[int]:
 # -- the table becomes the snapshot ----------------------------------------------------------------
 
 
+@pytest.mark.smoke
 def test_the_table_becomes_the_snapshot_and_what_stays_has_no_change(spark: SparkSession, tmp_table: str):
     stream = stream_of(spark, tmp_table)
     first = stream.deliver(ONE, TWO, THREE)

@@ -15,6 +15,8 @@ from stream_merge import MergeSink, read_files
 from stream_merge.spark import versions
 from stream_merge.spark.evaluate_once import materialised
 
+pytestmark = pytest.mark.smoke
+
 OWN = versions.SPARK
 WAYS = {"as this version does it": OWN}
 if OWN >= (4, 0):  # what 3.5 does, its JVM alone can
