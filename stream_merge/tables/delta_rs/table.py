@@ -30,7 +30,7 @@ from stream_merge.errors import StreamMergeError
 from stream_merge.model import names
 from stream_merge.model.logs import tell
 from stream_merge.model.snapshot import CommitRecord, TableSnapshot
-from stream_merge.tables.delta_rs import commit_infos
+from stream_merge.tables.delta_rs import checkpoints, commit_infos
 from stream_merge.tables.delta_rs.data_files import Times, stray_problem
 from stream_merge.tables.delta_rs.kept import Before, KeptRows, KeptTransactions, Postponed
 from stream_merge.tables.delta_rs.metrics import as_merge_metrics, metrics_of
@@ -45,10 +45,6 @@ log = logging.getLogger(__name__)
 
 Merger = TableMerger
 """What the clauses of a merge are added to."""
-
-CHECKPOINT_INTERVAL_PROPERTY = "delta.checkpointInterval"
-DEFAULT_CHECKPOINT_INTERVAL = 10
-"""Delta's default; delta-rs alone would take 100, and Spark would read ten times as many commits."""
 
 
 class _Parquet(TypedDict, total=False):
@@ -395,17 +391,7 @@ class NativeTable:
     def _after_commit(self, before: Before, transaction: tuple[str, int] | None) -> None:
         self._transactions.add(before, self.version, transaction)
         self._mark = self._look.mark(self.version, lambda: added(before.live, self.files()["path"]))
-        properties = self._described()[2]
-        interval = int(properties.get(CHECKPOINT_INTERVAL_PROPERTY, DEFAULT_CHECKPOINT_INTERVAL))
-        if self.version == 0 or self.version % interval:
-            return
-        try:
-            self._table.create_checkpoint()
-            if properties.get("delta.enableExpiredLogCleanup", "true").lower() != "false":
-                self._table.cleanup_metadata()
-        except Exception:
-            # The commit has landed; without this checkpoint readers only have more commits to read.
-            tell(log.warning, "checkpoint_failed", table=self.location, version=self.version, exc_info=True)
+        checkpoints.write_if_due(self._table, self.version, self._described()[2], self.location)
 
 
 _NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
