@@ -211,7 +211,6 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.smoke
 def test_a_life_beside_spark(spark: SparkSession, tmp_table: str, kind: str):
     """Between merges on read Spark does all that it can do to a table; a checkpoint is due every second version.
 
@@ -373,7 +372,9 @@ KEYS = {
 }
 
 
-@pytest.mark.parametrize("kind", KEYS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.smoke) if kind == "timestamp" else kind for kind in KEYS]
+)
 def test_keys_of_files_by_spark_and_by_ourselves(spark: SparkSession, tmp_table: str, kind: str):
     """Each key once, whoever has written it, in INT96 or not: updated, not inserted a second time."""
     conf = "spark.sql.parquet.outputTimestampType"

@@ -24,7 +24,7 @@ from services.prometheus import Prometheus
 
 PLACEHOLDER = "__debezium_unavailable_value"
 PLAIN, TAGGED = "watched.orders", "watched.tagged"
-SECONDS = 150
+SECONDS = 90
 START_SECONDS = 400
 KEYS = 400
 QUIET = {
