@@ -21,6 +21,7 @@ from pathlib import Path
 
 from common import DEFAULT_CONFS, Bench, Comparison, deduped, hand_written, show, sink_on, timed
 from engines import CASES, measure, plot, rows_of
+from first_batch import first_batch
 from native import grid, growth, memory, overhead
 from on_read import growth_on_read, on_read
 from on_read_long import debt, memory_on_read, random_stream
@@ -180,6 +181,7 @@ COMPARISONS: dict[str, Callable[[Bench, argparse.Namespace], list[Comparison]]] 
     "on-read": lambda bench, args: on_read(bench, args.case),
     "growth-on-read": lambda bench, _: growth_on_read(bench),
     "s3": lambda bench, args: on_s3(bench, [ms / 1000 for ms in args.latency or (20, 80)]),
+    "first-batch": lambda bench, args: first_batch(bench, [ms / 1000 for ms in args.latency or (20, 80)]),
     "random-stream": lambda bench, _: random_stream(bench),
     "memory-on-read": lambda bench, _: memory_on_read(bench),
     "debt": lambda bench, args: debt(bench, args.random_batches),
@@ -208,7 +210,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write the results here")
     args = parser.parse_args()
     wanted = args.only or tuple(COMPARISONS)
-    spark = local_session("stream_merge bench", memory="4g", confs=s3_confs() if "s3" in wanted else {})
+    spark = local_session(
+        "stream_merge bench", memory="4g", confs=s3_confs() if {"s3", "first-batch"} & set(wanted) else {}
+    )
     found: list[Comparison] = []
     with tempfile.TemporaryDirectory() as folder:
         for name in wanted:
