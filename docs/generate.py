@@ -1,4 +1,4 @@
-"""Writes the parts of the reference that the code knows: every metric, and the help of every command.
+"""Writes the parts of the reference that the code knows: metrics, the help of commands, confs of a session.
 
     python docs/generate.py
 
@@ -34,9 +34,24 @@ def commands() -> str:
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.strip()
 
 
+def session() -> str:
+    """The confs of `small_batches`, as lines of a file and with their reasons."""
+    from stream_merge.session import SMALL_BATCHES  # noqa: PLC0415  # PySpark is slow to load
+
+    width = max(len(setting.conf) for setting in SMALL_BATCHES)
+    lines = [f"{setting.conf:{width}}  {setting.value}" for setting in SMALL_BATCHES]
+    table = ["| conf | why |", "|---|---|"]
+    table += [
+        f"| `{setting.conf}` | {setting.reason}{'; added to what is there' if setting.joined_by else ''} |"
+        for setting in SMALL_BATCHES
+    ]
+    return "\n".join(["```text", *lines, "```", "", *table])
+
+
 PARTS: dict[str, tuple[str, Callable[[], str]]] = {
     "metrics": ("reference/metrics.md", metrics),
     "commands": ("reference/commands.md", commands),
+    "session": ("reference/session.md", session),
 }
 """Name of the part -> page, and what stands there."""
 

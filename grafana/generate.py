@@ -766,7 +766,7 @@ def markdown() -> str:
     lines = ["| metric | type | labels beside `query`, `target` | what it says |", "|---|---|---|---|"]
     for instrument in CATALOGUE:
         values = ", ".join(f"`{value}`" for value in instrument.values)
-        label = f"`{instrument.label}`: {values}" if instrument.label else ""
+        label = f"`{instrument.label}`{': ' if values else ''}{values}" if instrument.label else ""
         lines.append(f"| `{instrument.name}` | {instrument.type}, {instrument.unit} | {label} | {instrument.help} |")
     return "\n".join(lines) + "\n"
 

@@ -266,12 +266,23 @@ def test_every_query_of_the_dashboard_has_data_while_a_job_runs(
                     wrong.append((panel["title"], query, min(values), max(values)))
         assert silent == []
         assert wrong == []
+        # Of what one is to be woken for, this job has records that nobody can read.
+        assert [asked for asked in of_watching() if scraper.instant(asked)] == [
+            "increase(stream_merge_quarantined_events_total[10m]) > 0"
+        ]
         assert counted(scraper) == source.sent
         assert offered(scraper) == {"job": {"shop"}, "query": {"orders", "tagged"}, "target": {"orders", "tagged"}}
         by_engine = {
             labels["query"]: labels["engine"] for labels, _ in scraper.instant("stream_merge_merges_total > 0")
         }
         assert by_engine == {"orders": "native", "tagged": "spark"}
+
+
+def of_watching() -> list[str]:
+    """The queries of the page that says what to be woken for."""
+    page = (services.ROOT / "docs" / "guides" / "watching.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```promql\n(.*?)```", page, re.DOTALL)
+    return [line for line in block.splitlines() if line]
 
 
 def counted(scraper: Prometheus) -> Counter[str]:

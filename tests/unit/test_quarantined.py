@@ -142,3 +142,13 @@ def test_records_and_names_command_no_terminal(job: Path) -> None:
     assert f"error: {HARMLESS}" in said[1]
     assert rf"raw_value: {HARMLESS}\nerror: none" in said[1]
     assert not set("".join(said)) & {*EVIL} - {*HARMLESS}
+
+
+def test_a_replay_where_nothing_tells_whether_the_job_runs_wants_a_promise(job: Path) -> None:
+    """Before Spark is started: a second writer on an object store may overwrite the first one's commits."""
+    job.write_text(job.read_text().replace(f"checkpoint: {job.parent}/c", "checkpoint: s3://bucket/c"))
+
+    said = CliRunner().invoke(cli.app, ["quarantine", "replay", str(job)])
+
+    assert said.exit_code == 2
+    assert "end the job by SIGTERM, then replay with --alone" in " ".join(said.output.split())

@@ -29,7 +29,14 @@ from stream_merge.jobs.kafka import jars, quarantined
 from stream_merge.jobs.kafka import run as run_job
 from stream_merge.jobs.kafka.check import check as look
 from stream_merge.jobs.kafka.check import refuse_places
-from stream_merge.jobs.kafka.control import answer_replay, ask_for_replay, held, replay_answer, request_stop
+from stream_merge.jobs.kafka.control import (
+    answer_replay,
+    ask_for_replay,
+    expect_askable,
+    held,
+    replay_answer,
+    request_stop,
+)
 from stream_merge.jobs.kafka.history import trail
 from stream_merge.jobs.kafka.replay import Replayed, Request, replay
 from stream_merge.jobs.kafka.run import JobResult
@@ -178,6 +185,10 @@ def replay_quarantined(
     force: Annotated[
         bool, typer.Option("--force", help="Also records older than tombstone_retention or than the epoch.")
     ] = False,
+    alone: Annotated[
+        bool,
+        typer.Option("--alone", help="No process runs the query; nothing else can tell where its checkpoint is on S3."),
+    ] = False,
     conf: Confs = None,
     debug: Debug = False,
 ) -> None:
@@ -192,7 +203,10 @@ def replay_quarantined(
         errors_as_sentences(debug=debug),
         session_starter(f"stream-merge replay {job.stem}", confs(conf or [])) as start,
     ):
-        for one in _chosen(load(job), query):
+        chosen = _chosen(load(job), query)
+        if not alone:
+            expect_askable(chosen)
+        for one in chosen:
             request = Request(reason=reason, partition=partition, offset=offset, force=force, settings=one.digest())
             answer = _replayed(one, request, start)
             failed = failed or answer.error is not None
@@ -254,7 +268,7 @@ def history(
 
 @app.command()
 def stop(job: JobFile) -> None:
-    """Ask a running job, wherever it runs, to end after the micro-batches that are running."""
+    """Ask a running job to end after the micro-batches that are running, by files beside its checkpoints on a disk."""
     with errors_as_sentences():
         for name, path in request_stop(load(job)):
             OUT.print(f"asked {escape(name)} to stop ({escape(str(path))})", highlight=False)

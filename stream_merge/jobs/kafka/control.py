@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -70,6 +70,21 @@ def request_stop(settings: JobSettings) -> list[tuple[str, Path]]:
 
 
 # -- replaying --------------------------------------------------------------------------------
+
+
+def expect_askable(queries: Iterable[QuerySettings]) -> None:
+    """Stop before a replay of queries of which nothing here says whether a process runs them.
+
+    Raises:
+        ConfigError: a checkpoint is not on this disk.
+    """
+    remote = [query.name for query in queries if _beside(query, "lock") is None]
+    if remote:
+        msg = (
+            f"the checkpoints of {remote!r} are not on this disk, so nothing tells whether a process runs them, and a"
+            " replay beside one could overwrite its commits; end the job by SIGTERM, then replay with --alone"
+        )
+        raise ConfigError(msg)
 
 
 def ask_for_replay(query: QuerySettings, request: Request) -> None:
