@@ -206,15 +206,72 @@ def test_a_newer_event_without_a_change_advances_the_row_unless_told_otherwise(
     assert result.events.updated == updated
 
 
-def test_a_snapshot_read_loses_only_at_equal_position(shop: Shop):
-    shop.event("u", 1, "streamed", lsn=50)
-    shop.event("r", 1, "read at the same place", lsn=50, snapshot="true")
-    shop.event("u", 2, "streamed", lsn=50)
-    shop.event("r", 2, "read later", lsn=60, snapshot="last")
+def test_a_read_stands_behind_what_its_topic_brought_before_it(shop: Shop):
+    """Though the connector gives it the position of the log's end: writes of open transactions lie before that.
 
+    Key 1 is overtaken by such a write, key 2 loses its row to one; key 3 comes back by a read. The same in one batch.
+    """
+    for key in (1, 2, 3):
+        shop.event("c", key, "created", lsn=100)
+    shop.event("d", 3, lsn=110)
+    shop.merge()
+    shop.event("r", 1, "read", lsn=150, snapshot="true")
+    shop.event("r", 2, "read", lsn=150, snapshot="true")
+    shop.event("r", 3, "read again", lsn=150, snapshot="last")
+    (reads,) = shop.merge()
+    between = shop.rows()
+    shop.event("u", 1, "written before the read, committed after it", lsn=140)
+    shop.event("d", 2, lsn=141)
+    shop.merge()
+    shop.event("c", 4, "created", lsn=160)
+    shop.event("r", 4, "read", lsn=190, snapshot="true")
+    shop.event("u", 4, "of an open transaction", lsn=170)
+    shop.event("r", 5, "read", lsn=190, snapshot="true")
+    shop.event("u", 6, "streamed", lsn=195)
+    shop.event("r", 6, "read at the same place", lsn=195, snapshot="true")
     shop.merge()
 
-    assert shop.rows() == [(1, "streamed"), (2, "read later")]
+    assert (reads.events.updated, reads.events.inserted) == (2, 1)
+    assert between == [(1, "read"), (2, "read"), (3, "read again")]
+    assert shop.rows() == [
+        (1, "written before the read, committed after it"),
+        (3, "read again"),
+        (4, "of an open transaction"),
+        (5, "read"),
+        (6, "read at the same place"),
+    ]
+
+
+def test_reads_of_a_first_snapshot_look_at_no_row(shop: Shop):
+    """No change came before them, so they stand at the beginning; a restart knows it from the commit."""
+    shop.event("r", 1, "read", lsn=150, snapshot="first")
+    shop.event("r", 2, "read", lsn=150, snapshot="true")
+    shop.merge()
+    shop.event("r", 3, "read", lsn=150, snapshot="true")
+    shop.event("r", 1, "read by a second try", lsn=160, snapshot="last")
+    (second,) = shop.merge()
+    partition = shop.recorded()[-1]["topics"][shop.topic]["partitions"]["0"]
+    shop.event("u", 3, "of a transaction that was open", lsn=140)
+    shop.event("d", 2, lsn=141)
+    shop.merge()
+
+    assert second.engine != "spark", second.plan
+    assert partition["only_reads"] is True
+    assert "only_reads" not in shop.recorded()[-1]["topics"][shop.topic]["partitions"]["0"]
+    assert shop.rows() == [(1, "read by a second try"), (3, "of a transaction that was open")]
+
+
+def test_a_snapshot_delivered_again_changes_nothing(shop: Shop, tmp_path: Path):
+    shop.event("r", 1, "read", lsn=150, snapshot="last")
+    shop.event("u", 1, "changed", lsn=160)
+    shop.event("r", 2, "read", lsn=150, snapshot="last")
+    shop.merge()
+    before = shop.rows()
+
+    (again,) = shop.merge(checkpoint=str(tmp_path / "another"))
+
+    assert shop.rows() == before == [(1, "changed"), (2, "read")]
+    assert (again.events.inserted, again.events.updated, again.events.deleted) == (0, 0, 0)
 
 
 def test_a_null_value_record_deletes_what_came_before_it(shop: Shop):

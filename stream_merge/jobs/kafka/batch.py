@@ -112,11 +112,12 @@ class TopicSink:
                     remedy="'stream-merge quarantine show' says why",
                 )
             if batch.row.fields:
-                events = change_events(batch, batch_df.sparkSession, self._settings)
+                come_first = self._known_origin().reads_come_first and not batch.streamed
+                events = change_events(batch, batch_df.sparkSession, self._settings, reads_come_first=come_first)
                 intake = Intake(
                     calls="every",
                     recorded={SECTION: self._known_origin().recorded(ranges, batch, gone)},
-                    at_hand=change_events_at_hand(batch, self._settings),
+                    at_hand=change_events_at_hand(batch, self._settings, reads_come_first=come_first),
                     undecodable=undecodable,
                 )
                 self._sink._merge(events, batch_id, intake)

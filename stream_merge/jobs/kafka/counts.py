@@ -24,11 +24,14 @@ K = TypeVar("K")
 _GROUP = ("topic", "partition", "kind", "note")
 _NOTED = [str(Kind.FILTERED), str(Kind.OTHER_SCHEMA)]
 """Kinds of which the note is a reason or a schema, few of which there are."""
+_CHANGES = {str(Kind.UPSERT), str(Kind.DELETE), str(Kind.NULL_VALUE)}
 _EXTREMES = {
     "first_offset": ("offset", "min"),
     "highest_position": ("position", "max"),
     "lowest_position": ("position", "min"),
     "newest_millis": ("source_millis", "max"),
+    "has_reads": ("is_snapshot", "max"),
+    "has_only_reads": ("is_snapshot", "min"),
     "connector": ("connector", "max"),
 }
 """What is asked of each group: name -> column and function."""
@@ -63,6 +66,10 @@ class Tally:
     lowest_positions: dict[Place, int] = field(default_factory=dict)
     newest_millis: dict[str, int] = field(default_factory=dict)
     """By topic."""
+    reads: set[Place] = field(default_factory=set)
+    """Where there are rows that a snapshot has read."""
+    streamed: set[Place] = field(default_factory=set)
+    """Where there are changes that the connector has streamed."""
     connector: str | None = None
     old_keys: int = 0
     first_truncate: tuple[str, int, int] | None = None
@@ -92,6 +99,8 @@ class Tally:
             lowest_positions=self.lowest_positions,
             highest_positions=self.highest_positions,
             newest_millis=self.newest_millis,
+            reads=self.reads | second.reads,
+            streamed=self.streamed | second.streamed,
             connector=second.connector or self.connector,
             old_keys=self.old_keys + second.old_keys,
             first_truncate=self.first_truncate or second.first_truncate,
@@ -142,6 +151,9 @@ def _added_up(rows: Iterable[Mapping[str, Any]]) -> Tally:
         if row["lowest_position"] is not None:
             take_in(tally.lowest_positions, min, {place: row["lowest_position"]})
             take_in(tally.highest_positions, max, {place: row["highest_position"]})
+        if row["kind"] in _CHANGES:
+            tally.reads.update([place] if row["has_reads"] else ())
+            tally.streamed.update(() if row["has_only_reads"] else [place])
         if row["newest_millis"] is not None:
             take_in(tally.newest_millis, max, {row["topic"]: row["newest_millis"]})
     tally.new_schemas.sort()

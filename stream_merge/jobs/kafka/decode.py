@@ -35,6 +35,10 @@ class DecodedBatch:
     highest_positions: Mapping[Place, int]
     """Of each partition that has events."""
     lowest_positions: Mapping[Place, int]
+    reads: frozenset[Place]
+    """Partitions with rows that a snapshot has read."""
+    streamed: frozenset[Place]
+    """Partitions with changes that the connector has streamed."""
     newest_millis: Mapping[str, int]
     """Topic -> commit time of its newest event at the source, milliseconds since the epoch."""
     first_truncate: tuple[str, int, int] | None
@@ -227,6 +231,8 @@ def _batch(
         counts=tally.counts,
         highest_positions=tally.highest_positions,
         lowest_positions=tally.lowest_positions,
+        reads=frozenset(tally.reads),
+        streamed=frozenset(tally.streamed),
         newest_millis=tally.newest_millis,
         first_truncate=tally.first_truncate,
         connector=tally.connector,

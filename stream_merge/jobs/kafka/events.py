@@ -18,8 +18,19 @@ from stream_merge.jobs.kafka.missing_values import (
     fill,
     fill_across_key_changes,
 )
-from stream_merge.jobs.kafka.ordering import DELETE, EPOCH, OFFSET, PARTITION, POSITION, SEQUENCE, STREAMED, TOPIC
+from stream_merge.jobs.kafka.ordering import (
+    BY_LOG_POSITION,
+    DELETE,
+    EPOCH,
+    OFFSET,
+    PARTITION,
+    POSITION,
+    SEQUENCE,
+    STREAMED,
+    TOPIC,
+)
 from stream_merge.jobs.kafka.settings import QuerySettings
+from stream_merge.jobs.kafka.snapshot_reads import placed, placed_first
 from stream_merge.model import names, source_batch
 from stream_merge.model.source_batch import AtHand
 from stream_merge.sources.decode.events import OLD_KEY as FORMER_KEY
@@ -32,8 +43,16 @@ SOURCE_COLUMNS = (names.UNAVAILABLE_COLUMN, names.ORIGIN_COLUMN)
 """What these events tell the sink beside row and sequence."""
 
 
-def change_events(batch: DecodedBatch, session: SparkSession, settings: QuerySettings) -> DataFrame:
+def change_events(
+    batch: DecodedBatch, session: SparkSession, settings: QuerySettings, *, reads_come_first: bool
+) -> DataFrame:
     """The upserts and deletes of a batch: whole rows, null-value records resolved, as the sink takes them.
+
+    Args:
+        batch: what was decoded.
+        session: to look at the target.
+        settings: the query.
+        reads_come_first: whether no change of the epoch came before the batch's reads (`Origin.reads_come_first`).
 
     Returns:
         The row's columns, `SEQUENCE`, `DELETE` and `SOURCE_COLUMNS`.
@@ -50,6 +69,8 @@ def change_events(batch: DecodedBatch, session: SparkSession, settings: QuerySet
         keys=settings.keys,
         tombstone_retention=settings.tombstone_retention,
     )
+    if batch.reads and _is_by_position(settings):
+        events = placed_first(events) if reads_come_first else placed(events, known)
     if batch.total(Kind.NULL_VALUE):
         nulls = _shaped(batch.of_kinds(Kind.NULL_VALUE), batch, settings)
         found, resolved = counted_by_place(deletes_of_null_values(nulls, events, known))
@@ -68,9 +89,10 @@ def change_events(batch: DecodedBatch, session: SparkSession, settings: QuerySet
     return events.drop(ABSENT, TOPIC, OLD_KEY)
 
 
-def change_events_at_hand(batch: DecodedBatch, settings: QuerySettings) -> AtHand | None:
-    """The same upserts and deletes in the driver; None where the batch is not there."""
-    if batch.at_hand is None:
+def change_events_at_hand(batch: DecodedBatch, settings: QuerySettings, *, reads_come_first: bool) -> AtHand | None:
+    """The same upserts and deletes in the driver; None where the batch is not there, or stored rows have a say."""
+    by_position = _is_by_position(settings)
+    if batch.at_hand is None or (batch.reads and by_position and not reads_come_first):
         return None
     found = batch.at_hand.select(["topic", "partition", "offset", "kind", "position", "is_snapshot", ROW])
     are_changes = pc.is_in(found["kind"], value_set=pa.array([str(Kind.UPSERT), str(Kind.DELETE)]))
@@ -84,13 +106,22 @@ def change_events_at_hand(batch: DecodedBatch, settings: QuerySettings) -> AtHan
         EPOCH: pa.repeat(
             pa.scalar(settings.epoch, pa.int32() if settings.epoch < 2**31 else pa.int64()), found.num_rows
         ),
-        POSITION: found["position"],
-        STREAMED: pc.invert(found["is_snapshot"]).cast(pa.int32()),
+        POSITION: pc.if_else(found["is_snapshot"], 0, found["position"]) if by_position else found["position"],
+        STREAMED: (
+            pc.invert(found["is_snapshot"]).cast(pa.int32())
+            if by_position
+            else pa.repeat(pa.scalar(1, pa.int32()), found.num_rows)
+        ),
         PARTITION: found["partition"],
         OFFSET: found["offset"],
         DELETE: pc.not_equal(found["kind"], str(Kind.UPSERT)),
     }
     return AtHand(events=pa.table(events), sequence=SEQUENCE, delete=DELETE)
+
+
+def _is_by_position(settings: QuerySettings) -> bool:
+    """Whether events are ordered by the source's log; by Kafka's order a read is an event like any other."""
+    return settings.value_format.ordering == BY_LOG_POSITION
 
 
 def _refuse_names(batch: DecodedBatch, settings: QuerySettings) -> None:
@@ -128,7 +159,7 @@ def _shaped(records: DataFrame, batch: DecodedBatch, settings: QuerySettings) ->
         *(value.alias(name) for name, value in fields.items()),
         F.lit(settings.epoch).alias(EPOCH),
         F.col("position").alias(POSITION),
-        F.when(F.col("is_snapshot"), F.lit(0)).otherwise(F.lit(1)).alias(STREAMED),
+        F.when(F.col("is_snapshot") & F.lit(_is_by_position(settings)), F.lit(0)).otherwise(F.lit(1)).alias(STREAMED),
         F.col("partition").alias(PARTITION),
         F.col("offset").alias(OFFSET),
         (F.col("kind") != str(Kind.UPSERT)).alias(DELETE),

@@ -195,7 +195,7 @@ def _history(events: DataFrame, affected: DataFrame, known: Known) -> DataFrame:
 
 def _as_event(stored: DataFrame, wanted: T.StructType, *, is_delete: bool) -> DataFrame:
     """Stored rows in the shape of events; columns that they lack are absent, those that events lack are left out."""
-    parts = zip(_stored_sequence(stored), COMPONENTS, strict=True)
+    parts = zip(stored_sequence(stored), COMPONENTS, strict=True)
     sequence = F.struct(*(part.alias(name) for part, name in parts))
     own = [f.name for f in wanted.fields if not f.name.startswith("$")]
     have = {name: columns.resolve(name, stored.columns, case_sensitive=False) for name in own}
@@ -210,7 +210,7 @@ def _as_event(stored: DataFrame, wanted: T.StructType, *, is_delete: bool) -> Da
     return stored.select(*(made.get(f.name, F.lit(None)).cast(f.dataType).alias(f.name) for f in wanted.fields))
 
 
-def _stored_sequence(stored: DataFrame) -> list[Column]:
+def stored_sequence(stored: DataFrame) -> list[Column]:
     """Its components; a row that was there before the first run has none, and is the oldest of all."""
     has_sequence = names.SEQUENCE_COLUMN in stored.columns
     parts = [F.col(names.SEQUENCE_COLUMN)[part] if has_sequence else F.lit(None) for part in COMPONENTS]
@@ -236,7 +236,7 @@ def deletes_of_null_values(nulls: DataFrame, events: DataFrame, known: Known) ->
     earlier = events.select(*_columns([*keys, *SEQUENCE]), F.lit(1).alias(_RANK))
     stored = known.rows(nulls)
     if stored is not None:
-        parts = [part.alias(name) for name, part in zip(SEQUENCE, _stored_sequence(stored), strict=True)]
+        parts = [part.alias(name) for name, part in zip(SEQUENCE, stored_sequence(stored), strict=True)]
         earlier = earlier.unionByName(stored.select(*_columns(keys), *parts, F.lit(0).alias(_RANK)))
     n, e = nulls.alias("n"), earlier.alias("e")
     same_key = columns.all_of(columns.column(key, "n") == columns.column(key, "e") for key in keys)

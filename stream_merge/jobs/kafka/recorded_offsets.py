@@ -18,7 +18,7 @@ from stream_merge.jobs.kafka.settings import QuerySettings
 from stream_merge.model.results import MergeResult
 from stream_merge.model.snapshot import CommitRecord, TableSnapshot, newest_first
 from stream_merge.sources.kafka.connection import Offsets, TopicState
-from stream_merge.tables import spark_table
+from stream_merge.tables import remembered, spark_table
 
 SECTION = "kafka"
 """Field of `stream_merge` in the commit metadata."""
@@ -37,6 +37,8 @@ class Recorded:
     positions: dict[Place, int]
     """Topic and partition -> highest position merged so far. Positions of other partitions say nothing: a job may
     be far ahead in one, and topics may come from several servers."""
+    streamed: set[Place]
+    """Topics and partitions of which the epoch has merged changes, not only rows that a snapshot had read."""
     topic_ids: dict[str, str]
     ends: dict[Place, int]
     """Topic and partition -> offset behind the last one that a commit of this query accounts for."""
@@ -51,6 +53,12 @@ class Origin:
     settings: QuerySettings
     identity: str | None
     last: Recorded | None = None
+    is_of_new_table: bool = False
+    """Whether there was no table when this was read, and nothing has been committed since."""
+    has_deletes: bool = False
+    """Whether deletes were remembered when this was read, though no commit tells of changes of the epoch."""
+    streamed_since: set[Place] = field(default_factory=set)
+    """As `Recorded.streamed`, of the newest commit of any query, and of batches that made no commit."""
     started: Offsets = field(default_factory=dict)
     """Where the query's checkpoint started, as long as the table's log shows that nothing is recorded of it."""
     since: int = field(default_factory=lambda: time.time_ns() // 1_000_000)
@@ -85,6 +93,7 @@ class Origin:
         """
         origin = cls(settings=settings, identity=identity, started=started or {})
         if found is None:
+            origin.is_of_new_table = True
             return origin
         newest: Recorded | None = None
         oldest = found.version
@@ -104,8 +113,15 @@ class Origin:
             origin.started = {}  # a commit of the query may have been tidied away with the log
         if newest is not None:
             origin._expect_same_order(newest)
+            origin.streamed_since = set(newest.streamed) if newest.epoch == settings.epoch else set()
             if origin.last is None:  # another checkpoint: its offsets are not ours, its positions are
                 origin.last = replace(newest, ends={})
+            # A batch that only remembered deletes has made no commit here.
+            retention = settings.tombstone_retention
+            origin.has_deletes = (
+                not origin.streamed_since
+                and remembered.deletes(session, settings.target, retention_seconds=retention) is not None
+            )
         return origin
 
     def expect_same_topics(self, topics: Mapping[str, TopicState]) -> None:
@@ -159,6 +175,16 @@ class Origin:
                 raise ContractError(msg, reasons={}, target=settings.target)
 
     @property
+    def reads_come_first(self) -> bool:
+        """Whether no change of the epoch was merged, or its delete remembered, before the next batch."""
+        last = self.last
+        if self.streamed_since or self.has_deletes:
+            return False
+        if last is None:
+            return self.is_of_new_table  # else commits of the epoch may have been tidied away with the log
+        return last.epoch < self.settings.epoch or not last.streamed
+
+    @property
     def _compares_offsets(self) -> bool:
         """Whether offsets tell what came later: of all events, or of the null-value records that may be all deletes."""
         return self.ordering == BY_OFFSET or self.settings.value_format.deletes_by_null_values
@@ -171,7 +197,7 @@ class Origin:
     def recorded(self, ranges: Ranges, batch: DecodedBatch, lost: Ranges) -> dict[str, Any]:
         """What the commit of a batch says: JSON."""
         topics: dict[str, Any] = {}
-        positions = self._highest(batch)
+        positions, streamed = self._highest(batch), self._streamed(batch)
         for topic, partitions in ranges.items():
             topics[topic] = {
                 "id": self.topic_ids.get(topic),
@@ -179,6 +205,7 @@ class Origin:
                     str(p): {
                         **self._accounted(topic, p, found, batch, lost.get(topic, {}).get(p)),
                         **_known("position", positions.get((topic, p))),
+                        **({"only_reads": True} if (topic, p) in positions and (topic, p) not in streamed else {}),
                         **_known("seen", self._seen(topic, p, beyond=found.end)),
                     }
                     for p, found in partitions.items()
@@ -201,6 +228,7 @@ class Origin:
             for topic, partitions in ranges.items():
                 for partition, found in partitions.items():
                     self.unrecorded.setdefault((topic, partition), found.start)
+            self.streamed_since |= batch.streamed
             return
         self.pending.clear()
         self.unrecorded.clear()
@@ -216,6 +244,7 @@ class Origin:
             ordering=self.ordering,
             epoch_since=self.epoch_since(),
             positions=self._highest(batch),
+            streamed=self._streamed(batch),
             topic_ids=dict(self.topic_ids),
             ends=ends,
             seen=seen,
@@ -227,6 +256,12 @@ class Origin:
         highest = dict(last.positions) if last is not None and last.epoch == self.settings.epoch else {}
         take_in(highest, max, batch.highest_positions)
         return highest
+
+    def _streamed(self, batch: DecodedBatch) -> set[Place]:
+        """Topics and partitions with changes of the epoch, this batch included."""
+        last = self.last
+        before = last.streamed if last is not None and last.epoch == self.settings.epoch else set()
+        return before | self.streamed_since | batch.streamed
 
     def _seen(self, topic: str, partition: int, *, beyond: int) -> int | None:
         """How far any query has merged this very topic, where that is further."""
@@ -298,6 +333,7 @@ def _recorded(section: Mapping[str, Any]) -> Recorded:
         ordering=section["ordering"],
         epoch_since=section.get("epoch_since", 0),
         positions={place: found["position"] for place, found in partitions.items() if "position" in found},
+        streamed={place for place, found in partitions.items() if "position" in found and "only_reads" not in found},
         topic_ids={name: topic["id"] for name, topic in topics.items() if topic["id"] is not None},
         ends={place: found["range"][1] for place, found in partitions.items()},
         seen={place: found.get("seen", found["range"][1]) for place, found in partitions.items()},

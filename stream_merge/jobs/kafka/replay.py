@@ -180,7 +180,7 @@ def _mergeable(batch: DecodedBatch, session: SparkSession, settings: QuerySettin
     """The events that the contract lets through: the others stay where they are, and do not come back as new rows."""
     if not batch.row.fields:
         return None
-    events = change_events(batch, session, settings)
+    events = change_events(batch, session, settings, reads_come_first=False)
     has_keys = columns.all_of(columns.column(key).isNotNull() for key in settings.keys)
     events = events.where(has_keys & columns.column(names.UNAVAILABLE_COLUMN).isNull()).localCheckpoint(eager=True)
     batch.hold(events)
