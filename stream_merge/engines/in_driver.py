@@ -154,7 +154,10 @@ class DriverMerger(ABC):
         any_delete = bool(pc.any(events[names.DELETE_COLUMN]).as_py())
         any_upsert = not bool(pc.all(events[names.DELETE_COLUMN]).as_py())
         wanted = shape_of(self._spec).clauses(self._layout, self._spec, deletes=any_delete, upserts=any_upsert)
-        return self._commit(events, wanted, tag)
+        report = self._commit(events, wanted, tag)
+        if report.version is None and not report.already_applied and any_delete and self._has_moved():
+            return self._commit(events, wanted, tag)
+        return report
 
     def repair(self, late: NativeHits, tag: CommitTag) -> MergeReport:
         """One merge that only deletes."""
@@ -172,6 +175,16 @@ class DriverMerger(ABC):
         else:
             self._table.refresh_if_free()
         self._has_tried = True
+
+    def _has_moved(self) -> bool:
+        """Whether there is a newer version than the one that an attempt has looked at; the handle is then at it.
+
+        Of an attempt that commits nothing no conflict tells. A delete has to have seen what others had merged before
+        it was remembered: their look at the remembered deletes may have come before, and then nobody removes the row.
+        """
+        before = self._table.version
+        self._table.follow()
+        return self._table.version != before
 
     def find(self) -> TableSnapshot | None:
         """The target, freshly loaded."""

@@ -70,8 +70,8 @@ def test_the_table_equals_the_source_after_a_random_workload(world: World, schem
 def test_a_changed_key_and_an_ad_hoc_snapshot_under_way(world: World) -> None:
     """Without REPLICA IDENTITY FULL a key change leaves a big value out, and names the key that still has it.
 
-    Reads of a blocking ad-hoc snapshot (Debezium 3.4) say how far the log was when they were made, so they neither
-    overtake what was streamed after them nor lose to what came before.
+    Reads of a blocking ad-hoc snapshot (Debezium 3.4) say how far the log was when they were made. They neither lose to
+    what came before nor overtake what is streamed after them, also by a transaction that was open then.
     """
     world.postgres.run(
         "CREATE TABLE signals (id varchar(42) PRIMARY KEY, type varchar(32) NOT NULL, data varchar(2048));"
@@ -86,8 +86,12 @@ def test_a_changed_key_and_an_ad_hoc_snapshot_under_way(world: World) -> None:
         world.merge(WITH_BLOCKS)
         world.postgres.run("UPDATE documents SET id = id + 100 WHERE id <= 10;")
         world.postgres.run("UPDATE documents SET title = 'before' WHERE id BETWEEN 20 AND 30;")
-        world.postgres.run(f"INSERT INTO signals VALUES ('again', 'execute-snapshot', {literal(asked)});")
-        reads = world.reads("documents", at_least=50 + 51)  # the first snapshot, and all rows again
+        in_flight = (
+            "UPDATE documents SET title = 'in flight' WHERE id BETWEEN 41 AND 45; DELETE FROM documents WHERE id = 46;"
+        )
+        with world.postgres.in_open_transaction(in_flight):
+            world.postgres.run(f"INSERT INTO signals VALUES ('again', 'execute-snapshot', {literal(asked)});")
+            reads = world.reads("documents", at_least=50 + 51)  # the first snapshot, and all rows again
         world.postgres.run("UPDATE documents SET title = 'after' WHERE id BETWEEN 25 AND 40;")
         world.postgres.run("DELETE FROM documents WHERE id = 50;")
         world.wait_for_the_connector()
@@ -97,7 +101,8 @@ def test_a_changed_key_and_an_ad_hoc_snapshot_under_way(world: World) -> None:
 
     there, merged = world.documents()
     assert merged == there
-    assert len(there) == 50 + 1 - 1 + 1  # the two markers of `wait_for_the_connector`, less the one deleted
+    assert len(there) == 50 + 2 - 2  # the two markers of `wait_for_the_connector`, less those deleted
+    assert [row["title"] for row in there if row["id"] == 41] == ["in flight"]
     assert not list(world.folder.glob("__stream_merge_quarantine_*"))
     assert {read["snapshot"] for read in reads} <= SNAPSHOT_READS
     assert sorted(Counter(read["lsn"] for read in reads).values()) == [50, 51]

@@ -261,6 +261,24 @@ class Postgres:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
+    @contextmanager
+    def in_open_transaction(self, statements: str) -> Iterator[None]:
+        """What SQL has written, not committed before the end."""
+        command = [str(self._bin / "psql"), "-h", "127.0.0.1", "-p", str(self.port), "-U", "postgres"]
+        options = ["-v", "ON_ERROR_STOP=1", "-qAt"]
+        with subprocess.Popen(
+            [*command, *options], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as session:
+            if session.stdin is None or session.stdout is None:
+                raise AssertionError
+            session.stdin.write(f"BEGIN; {statements} SELECT 'written';\n")
+            session.stdin.flush()
+            assert session.stdout.readline() == "written\n"
+            yield
+            session.stdin.write("COMMIT;\n")
+            session.stdin.close()
+            assert session.wait(60) == 0
+
     def rows(self, query: str, *, database: str = "postgres") -> list[dict[str, Any]]:
         """The rows of a query, as PostgreSQL's own JSON."""
         answer = self.run(f"SELECT row_to_json(q) FROM ({query}) q;", database=database)
