@@ -88,7 +88,7 @@ class Executor:
         found = call.store.find(call.session, spec.target)
         if found is None or (_columns(found), found.partition_columns) == (_columns(before), before.partition_columns):
             return
-        layout = call.layouts.plan(self._source, found.schema)
+        layout = call.layouts.plan(self._source, found)
         fitness.check_target(call.session, found, spec, layout)
         properties = spark_table.target_properties(spec, layout)
         prepared = spark_table.prepared(call.session, spec.target, found, layout, properties)

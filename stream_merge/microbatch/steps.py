@@ -112,7 +112,7 @@ def prepare(call: BatchCall, source: DataFrame) -> Prepared | Applied:
         if applied and found is not None:
             call.attempts.landed = True
             _expect_whole(call, found)
-        layout = call.layouts.plan(source, None if found is None else found.schema)
+        layout = call.layouts.plan(source, found)
         fitness.check_target(session, found, spec, layout)
         check_quarantine(call)
         check_upkeep(call, found, layout)
@@ -292,7 +292,7 @@ def prepare_target(call: BatchCall, source: DataFrame, prepared: Prepared, batch
 def _same_layout(call: BatchCall, source: DataFrame, before: Layout, created: TableSnapshot) -> Layout:
     """Another writer may have created the table meanwhile; then its schema counts."""
     spec = call.spec
-    layout = call.layouts.plan(source, created.schema)
+    layout = call.layouts.plan(source, created)
     if _types(layout) != _types(before):
         msg = (
             f"target {spec.target!r} was created by another writer with other column types while batch"

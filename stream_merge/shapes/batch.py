@@ -23,6 +23,7 @@ from pyspark.sql.types import (
 
 from stream_merge.model import names, source_batch
 from stream_merge.model.results import REASONS
+from stream_merge.model.snapshot import HIVE_NULL
 from stream_merge.model.source_batch import AtHand
 from stream_merge.shapes import arrow_text, contract, latest_spark, newest
 from stream_merge.shapes.key_bounds import KeyBounds, bound_aggregates, boundable, key_bounds
@@ -256,6 +257,8 @@ def evaluate_at_hand(source: DataFrame, at_hand: AtHand, layout: Layout) -> Batc
     needed = [*(stored[key] for key in layout.keys), *sequence.values(), events[at_hand.delete]]
     if {name: part.type for name, part in sequence.items()} != types or any(c.null_count for c in needed):
         return None
+    if any(_may_be_lost_in_partitions(stored[key]) for key in layout.texts_in_partitions):
+        return None
     ordered_by = pa.Table.from_pydict(sequence).to_struct_array()
     every = {**stored, names.SEQUENCE_COLUMN: ordered_by, names.DELETE_COLUMN: events[at_hand.delete]}
     valid = _as_stored(pa.Table.from_pydict(every))
@@ -264,6 +267,14 @@ def evaluate_at_hand(source: DataFrame, at_hand: AtHand, layout: Layout) -> Batc
     if rows.num_rows <= MOST_SENT and rows.nbytes <= MOST_SENT_BYTES:
         return found
     return replace(found, rows=_LargeRows(events=rows, layout=layout, source=source))
+
+
+def _may_be_lost_in_partitions(key: pa.ChunkedArray) -> bool:
+    """Whether a value may be one that Delta does not keep as a partition's: the contract says it by Spark."""
+    if not pa.types.is_string(key.type):
+        return True
+    odd = pc.any(pc.is_in(key, value_set=pa.array(["", HIVE_NULL]))).as_py()
+    return bool(odd) or not arrow_text.is_legible(key)
 
 
 def _in_driver(session: SparkSession, layout: Layout, valid: pa.Table, refused: pa.Table) -> Batch:

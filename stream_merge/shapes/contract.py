@@ -6,8 +6,10 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from stream_merge.model import names, source_batch
+from stream_merge.model.snapshot import HIVE_NULL
 from stream_merge.shapes.layout import Layout
 from stream_merge.spark import columns
+from stream_merge.spark.versions import is_valid_utf8
 
 _WHOLE_EVENT = {
     "ignoreNullFields": "false",
@@ -80,10 +82,24 @@ def origin(source_names: list[str]) -> Column:
     return known.cast(source_batch.ORIGIN_TYPE)
 
 
+def _is_lost_in_partitions(key: Column) -> Column:
+    """Whether Delta keeps NULL, or another text, as a partition's value in the place of this one (4.4).
+
+    A row of such a key would never be found again, and be inserted anew with each event.
+    """
+    text = key.cast("string")
+    return text.isin("", HIVE_NULL) | ~is_valid_utf8(text)
+
+
 def _reasons(layout: Layout, source_names: list[str], corrupt: Column) -> Column:
     """All reasons that hold; of an undecodable line nothing else is known."""
     named = {c.name: c.source_name for c in layout.stored}
-    null_key = columns.any_of(columns.column(named[key]).isNull() for key in layout.keys)
+    null_key = columns.any_of(
+        [
+            *(columns.column(named[key]).isNull() for key in layout.keys),
+            *(_is_lost_in_partitions(columns.column(named[key])) for key in layout.texts_in_partitions),
+        ]
+    )
     null_sequence = columns.any_of(
         columns.holds_null(value, field.dataType)
         for value, field in zip(layout.sequence_source, layout.sequence_fields, strict=True)

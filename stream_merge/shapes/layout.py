@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import DataType, StructField, StructType
+from pyspark.sql.types import BinaryType, DataType, StringType, StructField, StructType
 
 from stream_merge.model import names
 from stream_merge.shapes.widening import TypeChange
@@ -107,6 +107,8 @@ class Layout:
     """Whether the merge is one with schema evolution: for what the batch brings, or because clauses count on it."""
     beside: tuple[StructField, ...] = ()
     """Columns of the target that the source does not have and the shape needs."""
+    texts_in_partitions: tuple[str, ...] = ()
+    """Those of the keys that are partition columns, and texts or binary: Delta does not keep each value of them."""
     _built: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def once(self, name: str, build: Callable[[], T]) -> T:
@@ -190,3 +192,19 @@ class Layout:
 def _conformed(stored: StoredColumn) -> Column:
     value = columns.conform(columns.column(stored.source_name), stored.source_type, stored.dtype)
     return value if stored.source_type == stored.dtype else value.cast(columns.nullable(stored.dtype))
+
+
+def texts_in_partitions(
+    stored: Sequence[StoredColumn], keys: Sequence[str], partition_columns: Sequence[str], *, case_sensitive: bool
+) -> tuple[str, ...]:
+    """The keys whose values are written into partitions as texts.
+
+    Args:
+        stored: all columns.
+        keys: of these.
+        partition_columns: of the target, in whatever spelling.
+        case_sensitive: whether names are compared with case.
+    """
+    types = {column.name: column.field.dataType for column in stored}
+    found = [columns.resolve(name, keys, case_sensitive=case_sensitive) for name in partition_columns]
+    return tuple(key for key in found if key is not None and isinstance(types[key], StringType | BinaryType))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from functools import partial
 
 from pyspark.errors import AnalysisException
@@ -13,8 +14,9 @@ from pyspark.sql.types import BooleanType, ByteType, DataType, NullType, StructF
 from stream_merge.errors import ConfigError
 from stream_merge.model import names
 from stream_merge.model.settings import MergeSpec
+from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.shapes import kept_beside, required, widening
-from stream_merge.shapes.layout import EventColumn, Layout, StoredColumn, WholeEvents
+from stream_merge.shapes.layout import EventColumn, Layout, StoredColumn, WholeEvents, texts_in_partitions
 from stream_merge.shapes.widening import TypeChange
 from stream_merge.spark import columns
 from stream_merge.spark.errors import reason
@@ -29,16 +31,23 @@ class Layouts:
 
     def __init__(self, spec: MergeSpec) -> None:
         self._spec = spec
-        self._known: list[tuple[StructType, StructType | None, bool, Layout]] = []
+        self._known: list[tuple[StructType, StructType | None, Sequence[str], bool, Layout]] = []
 
-    def plan(self, source: DataFrame, target: StructType | None) -> Layout:
-        """As `plan_layout`, from memory where nothing changed."""
+    def plan(self, source: DataFrame, found: TableSnapshot | None) -> Layout:
+        """As `plan_layout`, from memory where nothing changed.
+
+        Args:
+            source: a batch, with its own column names.
+            found: the target; None while there is none.
+        """
         case_sensitive = _is_case_sensitive(source)
-        schemas = (source.schema, target, case_sensitive)
+        target = None if found is None else found.schema
+        partition_columns = self._spec.partition_by if found is None else found.partition_columns
+        schemas = (source.schema, target, partition_columns, case_sensitive)
         for *known, layout in self._known:
             if tuple(known) == schemas:
                 return layout
-        layout = plan_layout(source, self._spec, target)
+        layout = plan_layout(source, self._spec, target, partition_columns)
         self._known = [*self._known[-1:], (*schemas, layout)]
         return layout
 
@@ -47,7 +56,9 @@ def _is_case_sensitive(source: DataFrame) -> bool:
     return str(source.sparkSession.conf.get("spark.sql.caseSensitive")).lower() == "true"
 
 
-def plan_layout(source: DataFrame, spec: MergeSpec, target: StructType | None) -> Layout:
+def plan_layout(
+    source: DataFrame, spec: MergeSpec, target: StructType | None, partition_columns: Sequence[str] = ()
+) -> Layout:
     """Match the source with the settings and, where it exists, with the target.
 
     Reads schemas only; runs no Spark job.
@@ -56,6 +67,7 @@ def plan_layout(source: DataFrame, spec: MergeSpec, target: StructType | None) -
         source: a batch, with its own column names.
         spec: what the sink was told.
         target: the target's schema, or None while there is no target.
+        partition_columns: of the target, or those that it is to have.
 
     Raises:
         ConfigError: with every problem found, before anything is written.
@@ -78,6 +90,7 @@ def plan_layout(source: DataFrame, spec: MergeSpec, target: StructType | None) -
     return Layout(
         stored=tuple(stored),
         keys=tuple(keys),
+        texts_in_partitions=texts_in_partitions(stored, keys, partition_columns, case_sensitive=case_sensitive),
         sequence_fields=tuple(sequence_fields),
         sequence_columns=sequence_columns,
         sequence_source=tuple(sequence_source),

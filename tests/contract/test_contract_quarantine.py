@@ -11,9 +11,10 @@ from disk import on_disk
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from stream_merge import ConfigError, ContractError
+from stream_merge import ConfigError, ContractError, MergeSink
 from stream_merge.model.names import QUARANTINE_TABLE_PREFIX
 from stream_merge.spark.versions import SPARK
+from stream_merge.testing import batch, run, target_rows
 
 NESTED_JSON = "parse_json('{\"v\": [1]}')" if SPARK >= (4, 0) else "struct(array(1) AS v)"  # VARIANT came with 4.0
 
@@ -209,3 +210,29 @@ def test_a_table_in_the_quarantines_place_is_refused_before_anything_is_written(
         stream.deliver(upsert(1, "row", lsn=1))
 
     assert not on_disk(tmp_table).exists()
+
+
+def test_a_key_that_no_partition_can_hold_is_quarantined(spark: SparkSession, tmp_table: str):
+    """Delta 4.4 keeps NULL for an empty text: the row would never be found again, and each event would add one."""
+    schema = "part string, id bigint, lsn bigint, name string, op string"
+    sink = MergeSink(
+        target=tmp_table,
+        keys=["part", "id"],
+        sequence_by="lsn",
+        apply_as_deletes="op = 'd'",
+        except_column_list=["op"],
+        partition_by="part",
+        app_id="app",
+    )
+    for number in (0, 1):
+        lsn = 10 * number
+        rows = [(part, 1, lsn, f"name {number}", "u") for part in ("a", " ", "", "__HIVE_DEFAULT_PARTITION__")]
+        frame = batch(spark, schema, *rows).unionByName(
+            spark.sql(f"SELECT CAST(X'FF61' AS STRING) part, 1L id, {lsn}L lsn, 'name {number}' name, 'u' op")
+        )
+        run(sink, frame, number)
+        assert sink.last_result is not None
+        assert (sink.last_result.events.quarantined, sink.last_result.reasons) == (3, {"null_key": 3})
+    run(sink, batch(spark, schema, ("", 1, 30, None, "d"), ("a", 1, 30, None, "d")), 2)
+
+    assert target_rows(spark, tmp_table, "part", "id", "name") == [(" ", 1, "name 1")]

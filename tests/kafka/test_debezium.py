@@ -102,7 +102,7 @@ def test_a_changed_key_and_an_ad_hoc_snapshot_under_way(world: World) -> None:
     there, merged = world.documents()
     assert merged == there
     assert len(there) == 50 + 2 - 2  # the two markers of `wait_for_the_connector`, less those deleted
-    assert [row["title"] for row in there if row["id"] == 41] == ["in flight"]
+    assert [title for key, title, _ in there if key == 41] == ["in flight"]
     assert not list(world.folder.glob("__stream_merge_quarantine_*"))
     assert {read["snapshot"] for read in reads} <= SNAPSHOT_READS
     assert sorted(Counter(read["lsn"] for read in reads).values()) == [50, 51]
