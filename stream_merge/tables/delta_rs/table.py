@@ -340,7 +340,12 @@ class NativeTable:
 
     @no_panics
     def pack(self) -> None:
-        """Put small files together; appends that came meanwhile do not stand in its way."""
+        """Put small files together; appends that came meanwhile do not stand in its way.
+
+        Nor does whoever has put the same files together meanwhile: delta-rs (1.6) looks at what changes data alone, and
+        is not kept from trying again; rows are there twice then. So this is for a table whose rows may be, and for its
+        newest version.
+        """
         before = self._before()
         with self.lock():
             self._table.optimize.compact(commit_properties=_commit(None, None), post_commithook_properties=_NO_HOOKS)

@@ -199,6 +199,8 @@ class NativeTombstones:
         A commit that another writer makes meanwhile wins; the log is then tidied later.
         """
         found = self._at_hand()
+        if found is not None and found.files().num_rows >= rules.TIDY_FILES:
+            found = self._find()  # somebody else may have tidied it up meanwhile
         if found is None or found.files().num_rows < rules.TIDY_FILES:
             return
         before = found.files().num_rows

@@ -9,6 +9,7 @@ conflict with each other and cost a fifth of a MERGE (0.2 s against 1 s here, De
 from __future__ import annotations
 
 import logging
+import threading
 from dataclasses import dataclass
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -36,6 +37,7 @@ log = logging.getLogger(__name__)
 BROADCAST_EVENTS = 100_000
 """Up to this many events the batch's keys are broadcast to the scan of the log."""
 
+_ONE_STARTS = threading.Lock()
 _TOMBSTONE = "__stream_merge_tombstone"
 _MARK = "__stream_merge_mark"
 _REFUSED = "__stream_merge_refused"
@@ -250,6 +252,11 @@ class Tombstones:
         """
         if self._find() is not None:
             return
+        with _ONE_STARTS:  # emptied once: not again over what another stream has remembered by then
+            if self._find() is None:
+                self._start()
+
+    def _start(self) -> None:
         fields = [
             *(StructField(f.name, f.dataType) for f in self._layout.key_fields),
             StructField(names.SEQUENCE_COLUMN, self._layout.sequence_type),
