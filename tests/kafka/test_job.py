@@ -336,6 +336,32 @@ def test_a_value_that_an_event_leaves_out_is_taken_from_before(shop: Shop):
     assert [str(row[1]) for row in shop.rows("id", "price")] == ["0.01", "0.02", "4.00"]
 
 
+def test_a_value_is_not_taken_from_before_a_record_that_nobody_could_read(shop: Shop):
+    """Which may have brought another one: the event waits in quarantine, too. Key 1 over two batches, key 2 in one."""
+    unreadable = {"row": {"price": "?"}}
+    for key in (1, 2):
+        shop.event("c", key, "old")
+    shop.merge()
+    shop.event("u", 1, "new", **unreadable)
+    shop.merge()
+    shop.event("u", 1, PLACEHOLDER, row={"price": price(1)})
+    shop.event("u", 2, "new", **unreadable)
+    shop.event("u", 2, PLACEHOLDER, row={"price": price(2)})
+    (result,) = shop.merge()
+    after = shop.rows()
+    shop.event("u", 1, "newest")
+    shop.merge()
+    shop.event("u", 1, PLACEHOLDER, row={"price": price(3)})
+    shop.merge()
+
+    assert after == [(1, "old"), (2, "old")]
+    assert result.reasons == {"undecodable": 1, "unavailable_value": 2}
+    assert [(key, name, str(paid)) for key, name, paid in shop.rows("id", "name", "price")] == [
+        (1, "newest", "0.03"),
+        (2, "old", "2.00"),
+    ]
+
+
 def test_a_late_event_does_not_lend_its_value_to_a_newer_one(shop: Shop):
     """The stored row is newer than the batch's event that carries the column, so its value counts."""
     shop.event("c", 1, "stored", lsn=50)

@@ -136,6 +136,24 @@ def test_a_value_that_nobody_had_comes_from_the_row_that_is_there_by_now(job: To
     assert marked(job) == [(supplied, True), (lacking, False)]
 
 
+def test_what_a_null_value_record_deleted_does_not_come_back(job: TopicJob) -> None:
+    """Key 1 was known before the record that nobody could read, key 2 was not: its null value found nothing."""
+    job.send(1, job.event("c", 1))
+    job.send(3, job.event("c", 3))
+    unread = [job.send(key, job.event(op, key, "x" * 300)) for op, key in (("u", 1), ("c", 2), ("u", 3))]
+    job.send(1, None)
+    job.send(2, None)
+    job.merge(limits={"max_value_bytes": 200})
+    before = job.rows()
+
+    answer = run_again(job)
+
+    assert before == [(3, "n")]
+    assert job.rows() == [(3, "x" * 300)]
+    assert (answer.records, answer.merged, answer.changed, answer.marked) == (3, 3, 1, 3)
+    assert marked(job) == [(offset, True) for offset in unread]
+
+
 def test_a_job_that_runs_is_asked_and_one_that_does_not_is_not(job: TopicJob) -> None:
     query = job.settings().queries[0]
     with control.held(query) as is_ours, control.held(query) as is_ours_twice:

@@ -31,6 +31,7 @@ from stream_merge.jobs.kafka.ordering import (
 )
 from stream_merge.jobs.kafka.settings import QuerySettings
 from stream_merge.jobs.kafka.snapshot_reads import placed, placed_first
+from stream_merge.jobs.kafka.unread import unread_before
 from stream_merge.model import names, source_batch
 from stream_merge.model.source_batch import AtHand
 from stream_merge.sources.decode.events import OLD_KEY as FORMER_KEY
@@ -71,16 +72,17 @@ def change_events(
     )
     if batch.reads and _is_by_position(settings):
         events = placed_first(events) if reads_come_first else placed(events, known)
+    unread = unread_before(batch, session, settings) if batch.total(Kind.NULL_VALUE) or batch.missing else None
     if batch.total(Kind.NULL_VALUE):
         nulls = _shaped(batch.of_kinds(Kind.NULL_VALUE), batch, settings)
-        found, resolved = counted_by_place(deletes_of_null_values(nulls, events, known))
+        found, resolved = counted_by_place(deletes_of_null_values(nulls, events, known, unread))
         batch.null_values_are_deletes(resolved)
         batch.hold(found)
         events = events.unionByName(found)
     if batch.missing and batch.old_keys:
-        events = fill_across_key_changes(events, known, batch.missing, batch.hold)
+        events = fill_across_key_changes(events, known, batch.missing, batch.hold, unread)
     elif batch.missing:
-        events = fill(events, known, batch.missing)
+        events = fill(events, known, batch.missing, unread)
     if settings.unavailable == "null":
         events = events.withColumn(UNAVAILABLE, F.lit(None).cast("array<string>"))
     elif settings.unavailable == "fail" and batch.missing:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from pyspark.sql import Column, DataFrame, SparkSession, Window
@@ -20,6 +20,7 @@ from stream_merge.jobs.kafka.ordering import (
     STREAMED,
     TOPIC,
 )
+from stream_merge.jobs.kafka.unread import UNREAD
 from stream_merge.model import names
 from stream_merge.shapes import key_bounds
 from stream_merge.spark import columns
@@ -80,7 +81,7 @@ class Known:
         return bounded.join(wanted.select(*_columns(self.keys)).distinct(), list(self.keys), "left_semi")
 
 
-def fill(events: DataFrame, known: Known, missing: list[str]) -> DataFrame:
+def fill(events: DataFrame, known: Known, missing: list[str], unread: DataFrame | None = None) -> DataFrame:
     """Give events the values that they do not carry, from the newest version of their row before them.
 
     That is the newest one, among the batch's events of the key, the stored row and up to the newest
@@ -91,6 +92,8 @@ def fill(events: DataFrame, known: Known, missing: list[str]) -> DataFrame:
         events: the row's columns, `SEQUENCE`, `DELETE`, `UNAVAILABLE` and `ABSENT` (names of columns, or NULL).
         known: where rows and deletes are stored.
         missing: all columns that some event does not carry.
+        unread: `unread_before` of the batch. What stood before such a record does not supply a value: the record may
+            have brought another one.
 
     Returns:
         The same columns; `UNAVAILABLE` names those that no source supplies, and is NULL where there are none.
@@ -106,14 +109,18 @@ def fill(events: DataFrame, known: Known, missing: list[str]) -> DataFrame:
     gaps = F.concat(columns.or_empty(F.col(UNAVAILABLE)), columns.or_empty(F.col(ABSENT)))
     for name in missing:
         carries = ~F.col(DELETE) & ~F.array_contains(gaps, name)
-        value = F.when(carries, F.struct(columns.column(name).alias("value")))
+        place = [F.col(_SEQUENCE)[part].alias(name) for part, name in zip(COMPONENTS[-2:], _PLACE[1:], strict=True)]
+        value = F.when(carries, F.struct(columns.column(name).alias("value"), *place))
         lives = lives.withColumn(_CARRIED + name, F.last(value, ignorenulls=True).over(in_life))
     # A stored row or a remembered delete that is newer makes the event stale, whatever it lacks.
     overtaken = F.max(F.when(~F.col(_IS_EVENT), F.col(_SEQUENCE))).over(Window.partitionBy(*_columns(keys)))
     lives = lives.withColumn(_OVERTAKEN, F.coalesce(overtaken > F.col(_SEQUENCE), F.lit(False)))
-    filled = lives.where(F.col(_IS_EVENT)).withColumns(
-        {name: columns.column(_CARRIED + name).getField("value") for name in missing}
-    )
+    lives = lives.where(F.col(_IS_EVENT))
+    if unread is not None:
+        lives = lives.join(unread, list(_PLACE), "left").withColumns(
+            {_CARRIED + name: _carried_after_unread(name) for name in missing}
+        )
+    filled = lives.withColumns({name: columns.column(_CARRIED + name).getField("value") for name in missing})
     unsupplied = [F.when(columns.column(_CARRIED + name).isNull(), F.lit(name)) for name in missing]
     left = F.array_intersect(columns.or_empty(F.col(UNAVAILABLE)), F.array_compact(F.array(*unsupplied)))
     filled = filled.withColumn(UNAVAILABLE, F.when(~F.col(DELETE) & ~F.col(_OVERTAKEN) & (F.size(left) > 0), left))
@@ -121,12 +128,24 @@ def fill(events: DataFrame, known: Known, missing: list[str]) -> DataFrame:
     return untouched.select(*_columns(events.columns)).unionByName(filled.select(*_columns(events.columns)))
 
 
+def _carried_after_unread(name: str) -> Column:
+    """What is carried of an unavailable column, unless a record that nobody could read stands between."""
+    carried, partition, offset = columns.column(_CARRIED + name), columns.column(PARTITION), columns.column(UNREAD)
+    is_after = (carried.getField(PARTITION) == partition) & (carried.getField(OFFSET) >= offset)
+    counts = offset.isNull() | ~F.array_contains(columns.or_empty(F.col(UNAVAILABLE)), name) | is_after
+    return F.when(counts, carried)
+
+
 _MOST_KEY_CHANGES = 20
 """Changes of a row's key within one batch that are followed; the values of longer chains count as unavailable."""
 
 
 def fill_across_key_changes(
-    events: DataFrame, known: Known, missing: list[str], hold: Callable[[DataFrame], None]
+    events: DataFrame,
+    known: Known,
+    missing: list[str],
+    hold: Callable[[DataFrame], None],
+    unread: DataFrame | None = None,
 ) -> DataFrame:
     """As `fill`, and where a row's key was changed, from the row under the old key, in the batch or the table.
 
@@ -135,10 +154,11 @@ def fill_across_key_changes(
         known: as for `fill`.
         missing: as for `fill`.
         hold: told of each frame that is to be freed after the batch.
+        unread: as for `fill`.
 
     Cost: for each change of a row's key two Spark jobs and those of `fill`.
     """
-    filled = fill(events, known, missing)
+    filled = fill(events, known, missing, unread)
     for _ in range(_MOST_KEY_CHANGES):
         filled = filled.localCheckpoint(eager=True)
         hold(filled)
@@ -149,7 +169,7 @@ def fill_across_key_changes(
             break
         place = [columns.column(name) for name in _PLACE]
         others = filled.join(supplied.select(*place), list(_PLACE), "left_anti")
-        filled = fill(others.unionByName(supplied.select(*_columns(filled.columns))), known, missing)
+        filled = fill(others.unionByName(supplied.select(*_columns(filled.columns))), known, missing, unread)
     return filled
 
 
@@ -217,17 +237,21 @@ def stored_sequence(stored: DataFrame) -> list[Column]:
     return [F.coalesce(part, F.lit(-1)) for part in parts]
 
 
-def deletes_of_null_values(nulls: DataFrame, events: DataFrame, known: Known) -> DataFrame:
+def deletes_of_null_values(
+    nulls: DataFrame, events: DataFrame, known: Known, unread: DataFrame | None = None
+) -> DataFrame:
     """Null-value records that delete something, with the sequence of the delete.
 
     Such a record has no position of its own. It stands behind the newest event of its key at a lower offset
     of its partition: one of the batch, else the stored row. Behind a row of an earlier epoch, or one from before
-    the first run, it stands at the very beginning of its own epoch: offsets and positions of then do not compare.
+    the first run, it stands at the very beginning of its own epoch: offsets and positions of then do not compare. So
+    does one before which nothing is known of its key but a record that nobody could read.
 
     Args:
         nulls: the row's columns (only keys have values), `EPOCH`, `PARTITION`, `OFFSET`.
         events: upserts and deletes of the batch: the row's columns, `SEQUENCE`, `DELETE`.
         known: where rows are stored.
+        unread: `unread_before` of the batch.
 
     Returns:
         The columns of `events`, one row for each null-value record that means something.
@@ -261,12 +285,19 @@ def deletes_of_null_values(nulls: DataFrame, events: DataFrame, known: Known) ->
     given = {name: F.when(is_of_now, F.col(_FOUND)[name]).otherwise(F.lit(0)) for name in (POSITION, STREAMED)}
     given[DELETE] = F.lit(True)
     types = {f.name: f.dataType for f in events.schema.fields}
-    return behind.select(
-        *(
-            given.get(name, columns.column(name) if name in behind.columns else F.lit(None)).cast(dtype).alias(name)
-            for name, dtype in types.items()
+
+    def as_events(found: DataFrame, given: Mapping[str, Column]) -> DataFrame:
+        have = {name: columns.column(name) for name in found.columns}
+        return found.select(
+            *(given.get(name, have.get(name, F.lit(None))).cast(dtype).alias(name) for name, dtype in types.items())
         )
-    )
+
+    deletes = as_events(behind, given)
+    if unread is None:
+        return deletes
+    others = nulls.join(unread, list(_PLACE), "left_semi").join(behind, list(_PLACE), "left_anti")
+    first = {POSITION: F.lit(0), STREAMED: F.lit(0), DELETE: F.lit(True)}
+    return deletes.unionByName(as_events(others, first))
 
 
 def _columns(wanted: list[str] | tuple[str, ...]) -> list[Column]:

@@ -16,6 +16,8 @@ from stream_merge.jobs.kafka.batch import merge_sink
 from stream_merge.jobs.kafka.columns import RowSchema
 from stream_merge.jobs.kafka.decode import DecodedBatch
 from stream_merge.jobs.kafka.events import change_events
+from stream_merge.jobs.kafka.missing_values import Known, stored_sequence
+from stream_merge.jobs.kafka.ordering import EPOCH, OFFSET, PARTITION, POSITION, SEQUENCE, STREAMED
 from stream_merge.jobs.kafka.recorded_offsets import REPLAY_SECTION, Origin
 from stream_merge.jobs.kafka.settings import QuerySettings
 from stream_merge.metrics.instruments import MergeMetrics
@@ -28,6 +30,7 @@ from stream_merge.sources.envelopes.base import Kind
 from stream_merge.spark import columns
 from stream_merge.tables import quarantine, spark_table
 
+_DELETED = "$deleted:"
 _STILL_BAD = (Kind.UNDECODABLE, Kind.TRUNCATE, Kind.OTHER_SCHEMA)
 
 
@@ -181,10 +184,40 @@ def _mergeable(batch: DecodedBatch, session: SparkSession, settings: QuerySettin
     if not batch.row.fields:
         return None
     events = change_events(batch, session, settings, reads_come_first=False)
+    events = _behind_deletes(events, session, settings)
     has_keys = columns.all_of(columns.column(key).isNotNull() for key in settings.keys)
     events = events.where(has_keys & columns.column(names.UNAVAILABLE_COLUMN).isNull()).localCheckpoint(eager=True)
     batch.hold(events)
     return events
+
+
+def _behind_deletes(events: DataFrame, session: SparkSession, settings: QuerySettings) -> DataFrame:
+    """Events with those that a delete has followed at the beginning of their epoch, whatever their position.
+
+    A null-value record has none of its own: it was remembered directly behind the event of its key that was known then,
+    which these were not.
+    """
+    keys = list(settings.keys)
+    known = Known(
+        session=session, target=settings.target, keys=settings.keys, tombstone_retention=settings.tombstone_retention
+    )
+    deleted = known.deletes(events)
+    if deleted is None:
+        return events
+    parts = [part.alias(_DELETED + name) for name, part in zip(SEQUENCE, stored_sequence(deleted), strict=True)]
+    beside = events.join(deleted.select(*(columns.column(key) for key in keys), *parts), keys, "left")
+    then = {name: columns.column(_DELETED + name) for name in (EPOCH, PARTITION, OFFSET)}
+    is_followed = (
+        (then[EPOCH] == columns.column(EPOCH))
+        & (then[PARTITION] == columns.column(PARTITION))
+        & (then[OFFSET] > columns.column(OFFSET))
+    )
+    types = {field.name: field.dataType for field in events.schema.fields}
+    first = {
+        name: F.when(is_followed, F.lit(0)).otherwise(columns.column(name)).cast(types[name])
+        for name in (POSITION, STREAMED)
+    }
+    return beside.withColumns(first).select(*(columns.column(name) for name in events.columns))
 
 
 def _done(batch: DecodedBatch, events: DataFrame | None) -> DataFrame:

@@ -1,0 +1,47 @@
+"""Records in quarantine that stand before one which says less than a whole row: they may have said the rest."""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from stream_merge.jobs.kafka.decode import DecodedBatch
+from stream_merge.jobs.kafka.ordering import OFFSET, PARTITION, TOPIC
+from stream_merge.jobs.kafka.settings import QuerySettings
+from stream_merge.model import names
+from stream_merge.sources.envelopes.base import Kind
+from stream_merge.spark import columns
+from stream_merge.tables import quarantine
+
+UNREAD = "$unread"
+"""Offset of the newest of these records."""
+_PLACE = {"topic": TOPIC, "partition": PARTITION, "offset": OFFSET}
+
+
+def unread_before(batch: DecodedBatch, session: SparkSession, settings: QuerySettings) -> DataFrame | None:
+    """The newest unread record before each event with unavailable values, and before each null-value record.
+
+    That is one of the same record key and partition: of the batch, where it cannot be read, or in quarantine, where it
+    was not replayed.
+
+    Returns: `TOPIC`, `PARTITION`, `OFFSET` of the events, and `UNREAD`; None where nothing is unread.
+
+    Cost: a look at the quarantine's log; the join is left to whoever runs the frame.
+    """
+    kept = quarantine.records(session, names.sibling(settings.target, names.QUARANTINE_TABLE_PREFIX))
+    if kept is None and not batch.total(Kind.UNDECODABLE):
+        return None
+    wanted = [F.col(name) for name in (*_PLACE, "raw_key")]
+    unread = batch.of_kinds(Kind.UNDECODABLE).select(*wanted)
+    if kept is not None:
+        unread = unread.unionByName(kept.where(F.col("topic").isin(list(settings.topic))).select(*wanted))
+    is_null = F.col("kind") == str(Kind.NULL_VALUE)
+    says_less = is_null | F.col("unavailable").isNotNull()
+    lacking = batch.of_kinds(Kind.UPSERT, Kind.NULL_VALUE).where(says_less).select(*wanted)
+    e, u = lacking.alias("e"), unread.alias("u")
+    same = columns.all_of(
+        columns.column(name, "e") == columns.column(name, "u") for name in (*list(_PLACE)[:2], "raw_key")
+    )
+    is_before = columns.column("offset", "u") < columns.column("offset", "e")
+    place = [columns.column(name, "e").alias(as_event) for name, as_event in _PLACE.items()]
+    return e.join(u, same & is_before, "inner").groupBy(*place).agg(F.max(columns.column("offset", "u")).alias(UNREAD))
