@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime
 import json
 import random
+import re
+import struct
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -434,6 +436,67 @@ def test_files_that_are_refused(root, rows, how, said):
     assert refused is not None
     assert refused.reason == "column"
     assert "'p=x/odd.parquet'" in refused.detail
+
+
+@pytest.mark.parametrize("count", [1, 2, 60])
+def test_binary_keys_in_files_with_bloom_filters(root, seed, count):
+    """One value is looked up there: a single event, or the tenant that all events have."""
+    rng = random.Random(seed)
+    keys = [rng.randbytes(16) for _ in range(200)]
+    tenants = [keys[0]] * 100 + [keys[1]] * 100
+    files = Files(root, schema(tenant=BinaryType(), k=BinaryType()))
+    files.write(pa.table({"tenant": tenants, "k": keys}), bloom_filter_options={"tenant": True, "k": True})
+
+    wanted = {"tenant": pa.array(tenants[7 : 7 + count]), "k": pa.array(keys[7 : 7 + count])}
+
+    assert files.places(**wanted) == [(n, 0, 7 + n) for n in range(count)]
+    assert files.places("k", k=wanted["k"]) == [(n, 0, 7 + n) for n in range(count)]
+
+
+def test_files_whose_writer_took_bounds_of_texts_with_a_sign_are_refused(root):
+    """As parquet-mr 1.8 did: the least text is the one that is not ASCII, and DuckDB would miss even the others."""
+    files = Files(root, schema(k=TEXT))
+    rows = pa.table({"k": ["a", "b", "ä"]})
+    plain = files.write(rows, store_schema=False, compression="none", use_dictionary=False)
+    file = root / "old.parquet"
+    file.write_bytes(as_of_old(root / plain.path, least="a", greatest="ä"))
+
+    found = Files(root, schema(k=TEXT)).footers.of(file.name, file.stat().st_size)
+
+    assert pq.read_table(file).equals(rows)
+    assert plain.footer.problem is None
+    assert found.problem == "file 'old.parquet' has bounds of texts or binary that an old writer took in another order"
+
+
+def as_of_old(file: Path, *, least: str, greatest: str) -> bytes:
+    """A file of one column with its bounds in the fields that Parquet has given up, and an old writer's name."""
+    raw = file.read_bytes()
+    (length,) = struct.unpack("<I", raw[-8:-4])
+    body, footer = raw[: -8 - length], raw[-8 - length : -8]
+    low, high = (text.encode() for text in (least, greatest))
+    # Thrift's compact form of Statistics: null_count, max_value, min_value and whether they are exact, in this order.
+    now = re.escape(b"\x36\x00\x28%c%b\x18%c%b" % (len(high), high, len(low), low)) + rb"(?:\x11\x11|\x12\x12)?\x00"
+    then = b"\x18%c%b\x18%c%b\x16\x00\x00" % (1, b"b", len(high), high)  # max, min, null_count
+    footer, changed = re.subn(now, lambda _: then, footer)
+    assert changed == 1
+    writer = re.search(rb"parquet-cpp-arrow version [\d.]+", footer)
+    assert writer is not None
+    footer = footer.replace(writer[0], b"parquet-mr version 1.8.1".ljust(len(writer[0])))
+    return body + footer + struct.pack("<I", len(footer)) + b"PAR1"
+
+
+def test_fields_whose_names_differ_in_case_are_refused(root):
+    """Spark reads them as the table's; as columns that a file lacks they would be written back as NULL."""
+    inner = StructType([StructField("x", LONG), StructField("y", LONG)])
+    files = Files(root, schema(id=LONG, s=inner, many=ArrayType(inner)))
+    of_file = pa.struct([("X", pa.int64()), ("y", pa.int64())])
+    odd = files.write(pa.table({"id": longs(1), "s": pa.array([{"X": 5, "y": 6}], of_file)}))
+    deep = files.write(pa.table({"id": longs(1), "many": pa.array([[{"X": 5, "y": 6}]], pa.list_(of_file))}))
+    fine = files.write(pa.table({"id": longs(1), "s": pa.array([{"y": 6}], pa.struct([("y", pa.int64())]))}))
+
+    assert "holds column 's' as struct<X: int64, y: int64>" in str(odd.footer.problem)
+    assert "holds column 'many'" in str(deep.footer.problem)
+    assert fine.footer.problem is None
 
 
 def test_a_footer_is_read_once(root):

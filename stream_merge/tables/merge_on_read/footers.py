@@ -43,6 +43,11 @@ _WIDER: Mapping[type[DataType], tuple[pa.DataType, ...]] = {
 }
 """What a file may hold of a column whose type was widened since (Delta's type widening), where nothing is lost."""
 _INT96 = "INT96"
+_OF_BYTES = frozenset({"BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY", _INT96})
+_COMPARES_RIGHT = re.compile(r"parquet-mr version 1\.\d{2}|parquet-rs|parquet-cpp-arrow|DuckDB")
+"""What writers call themselves whose bounds of bytes are those that readers go by."""
+_COMPARES_WITH_A_SIGN = re.compile(r"parquet-mr(?!-)( version [01]\.\d(?!\d)|$)|parquet-cpp version [01]\.[0-2](?!\d)")
+"""And those of before: parquet-mr 1.9 (Spark 2.3, Hive 2) and older, parquet-cpp 1.2 and older."""
 GLOB = re.compile(r"[*?\[{]")
 """What DuckDB takes for a pattern in the path of a file."""
 
@@ -116,6 +121,8 @@ class Footers:
                     rows=0, row_bytes=0, types=(), problem=f"file {path!r} has a name that stands for others, too"
                 )
             problem = "has dates or times in the calendar of Spark 2" if old else self._problem(types, int96)
+            if problem is None and _bounds_mislead(file.metadata):
+                problem = "has bounds of texts or binary that an old writer took in another order"
             return Footer(
                 rows=file.metadata.num_rows,
                 row_bytes=row_bytes(file.metadata),
@@ -137,6 +144,25 @@ class Footers:
         return None
 
 
+def _bounds_mislead(metadata: pq.FileMetaData) -> bool:
+    """Whether a reader that goes by all bounds may leave out row groups that have a value.
+
+    Writers of long ago compared bytes with a sign, and wrote no other bounds of texts than those that no reader may use
+    since (Parquet's `Statistics.min` and `max`): DuckDB (1.5) does. Arrow shows none of theirs, and of others that they
+    are no bounds.
+    """
+    writer = metadata.created_by or ""
+    if _COMPARES_RIGHT.match(writer):
+        return False
+    of_bytes = [i for i in range(metadata.num_columns) if metadata.schema.column(i).physical_type in _OF_BYTES]
+    if _COMPARES_WITH_A_SIGN.match(writer):
+        return bool(of_bytes)
+    shown = (
+        metadata.row_group(group).column(i).statistics for group in range(metadata.num_row_groups) for i in of_bytes
+    )
+    return any(found is not None and not found.has_min_max and found.num_values for found in shown)
+
+
 def is_readable(held: pa.DataType, wanted: DataType, *, is_int96: bool) -> bool:
     """Whether values of a file's column are values of the table's type, all of them and exactly.
 
@@ -149,10 +175,12 @@ def is_readable(held: pa.DataType, wanted: DataType, *, is_int96: bool) -> bool:
         if not pa.types.is_struct(held):
             return False
         fields = {name_in_files(field): field.dataType for field in wanted.fields}
+        names = [held.field(i).name for i in range(held.num_fields)]
+        if _differ_in_case([*fields, *names]):
+            return False
         return all(
-            held.field(i).name not in fields
-            or is_readable(held.field(i).type, fields[held.field(i).name], is_int96=is_int96)
-            for i in range(held.num_fields)
+            name not in fields or is_readable(held.field(i).type, fields[name], is_int96=is_int96)
+            for i, name in enumerate(names)
         )
     if isinstance(wanted, MapType):
         return (
@@ -164,6 +192,12 @@ def is_readable(held: pa.DataType, wanted: DataType, *, is_int96: bool) -> bool:
         is_list = pa.types.is_list(held) or pa.types.is_large_list(held)
         return is_list and is_readable(held.value_type, wanted.elementType, is_int96=is_int96)
     return _is_readable_leaf(held, wanted, is_int96=is_int96)
+
+
+def _differ_in_case(names: Iterable[str]) -> bool:
+    """Whether two names are the same to Spark, which reads files without regard to case, and spelled otherwise."""
+    different = set(names)
+    return len({name.lower() for name in different}) < len(different)
 
 
 def _is_readable_leaf(held: pa.DataType, wanted: DataType, *, is_int96: bool) -> bool:
