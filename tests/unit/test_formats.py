@@ -326,7 +326,7 @@ def test_each_operation_is_told() -> None:
         Kind.TRUNCATE,
         *[Kind.FILTERED] * 4,
     ]
-    assert [row["is_snapshot"] for row in found[:4]] == [False, True, False, False]
+    assert [row["is_snapshot"] for row in found[:4]] == [False, True, True, False]
     assert [row["note"] for row in found[7:]] == ["message", "heartbeat", "transaction", "schema_change"]
     assert found[0]["row"] == {"id": 1, "name": "a"}
     assert found[3]["row"] == {"id": 1, "name": None}
@@ -442,7 +442,7 @@ def test_a_read_of_an_incremental_snapshot_stands_where_its_sequence_says() -> N
 
     (row,) = decoded((b"{}", raw(event)))
 
-    assert (row["position"], row["is_snapshot"]) == (44, False)
+    assert (row["position"], row["is_snapshot"]) == (44, True)
 
 
 def test_a_missing_key_is_never_guessed() -> None:

@@ -84,7 +84,7 @@ class Decoder(Reading):
             keys: of the records, in the order of their offsets within each partition.
             values: of the records.
             partitions: of the records.
-            deleted: partition and record key of each delete so far; added to.
+            deleted: partition and record key of each delete so far that is the last of its key; changed.
             old_keys: of the records, the header that names the key of before; None: no record has it.
         """
         if old_keys is None:
@@ -94,8 +94,13 @@ class Decoder(Reading):
         rest = _others(len(values), done)
         records = _Records(rest.to_pylist(), *(c.take(rest).to_pylist() for c in (keys, values, partitions, old_keys)))
         reads = [self._read(key, value) for key, value in zip(records.keys, records.values, strict=True)]
-        passed = [piece.indexes for piece in at_once if piece.are_deletes]
-        _mark_redundant(reads, records, _deletes_at(passed, keys, partitions), deleted)
+        deletes = _places([piece.indexes for piece in at_once if piece.are_deletes], keys, partitions)
+        gone = {key for _, key in deleted} | {key for _, (_, key) in deletes}
+        gone |= {
+            key for read, key in zip(reads, records.keys, strict=True) if read.kind is Kind.DELETE and key is not None
+        }
+        back = _places([piece.indexes for piece in at_once if not piece.are_deletes], keys, partitions, only=gone)
+        _mark_redundant(reads, records, deletes, back, deleted)
         events = self._events(reads, records)
         if not at_once:
             return events
@@ -303,13 +308,16 @@ def _others(count: int, done: pa.Int64Array) -> pa.Int64Array:
     return everything.filter(pc.invert(pc.is_in(everything, value_set=done)))
 
 
-def _deletes_at(
-    passed: list[pa.Int64Array], keys: pa.BinaryArray, partitions: pa.Int32Array
+def _places(
+    passed: list[pa.Int64Array], keys: pa.BinaryArray, partitions: pa.Int32Array, *, only: set[bytes] | None = None
 ) -> list[tuple[int, tuple[int, bytes]]]:
-    """Place in the batch, partition and record key of these deletes."""
+    """Place in the batch, partition and record key of these records; of those whose key is among `only` where given."""
     found: list[tuple[int, tuple[int, bytes]]] = []
-    for indexes in passed:
-        columns = (indexes, partitions.take(indexes), keys.take(indexes))
+    for indexes in passed if only is None or only else []:
+        wanted = indexes
+        if only is not None:
+            wanted = indexes.filter(pc.is_in(keys.take(indexes), value_set=pa.array(list(only), keys.type)))
+        columns = (wanted, partitions.take(wanted), keys.take(wanted))
         for i, partition, key in zip(*(column.to_pylist() for column in columns), strict=True):
             if key is not None:
                 found.append((i, (partition, key)))
@@ -320,18 +328,27 @@ def _mark_redundant(
     reads: list[Read],
     records: _Records,
     deletes: list[tuple[int, tuple[int, bytes]]],
+    back: list[tuple[int, tuple[int, bytes]]],
     deleted: set[tuple[int, bytes]],
 ) -> None:
-    """A null-value record behind the delete of its key says the same again (Debezium's `tombstones.on.delete`)."""
-    said: list[tuple[int, int | None, tuple[int, bytes]]] = [(i, None, place) for i, place in deletes]
+    """A null-value record behind the delete of its key says the same again (Debezium's `tombstones.on.delete`).
+
+    Not where something of the key stands between the two, be it a record that cannot be read.
+    """
+    said: list[tuple[int, Kind, int | None, tuple[int, bytes]]] = [
+        *((i, Kind.DELETE, None, place) for i, place in deletes),
+        *((i, Kind.UPSERT, None, place) for i, place in back),
+    ]
     for n, (read, key) in enumerate(zip(reads, records.keys, strict=True)):
-        if key is not None and read.kind in (Kind.DELETE, Kind.NULL_VALUE):
-            said.append((records.indexes[n], n, (records.partitions[n], key)))
-    for _, at, place in sorted(said, key=lambda one: one[0]):
-        if at is None or reads[at].kind is Kind.DELETE:
+        if key is not None:
+            said.append((records.indexes[n], read.kind, n, (records.partitions[n], key)))
+    for _, kind, at, place in sorted(said, key=lambda one: one[0]):
+        if kind is Kind.DELETE:
             deleted.add(place)
-        elif place in deleted:
+        elif place in deleted and kind is Kind.NULL_VALUE and at is not None:
             reads[at] = Read(Kind.REDUNDANT)
+        elif kind in (Kind.UPSERT, Kind.UNDECODABLE, Kind.OTHER_SCHEMA):
+            deleted.discard(place)
 
 
 @dataclass(slots=True)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-SNAPSHOT_READS = frozenset({True, "true", "first", "first_in_data_collection", "last_in_data_collection", "last"})
-"""Values of `source.snapshot` in initial and blocking snapshots; "incremental" reads go with the stream."""
+SNAPSHOT_READS = frozenset(
+    {True, "true", "first", "first_in_data_collection", "last_in_data_collection", "last", "incremental"}
+)
+"""Values of `source.snapshot` in initial, blocking and incremental snapshots."""
 
 
 def tells_snapshot(about: pa.StructType, name: str) -> bool:

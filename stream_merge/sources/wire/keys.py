@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -49,10 +50,10 @@ class JsonKey:
         """As `KeyFormat.fields`; no key is an empty one."""
         if key is None:
             return {}
-        value = parse(text_of(key))
+        value = parse(text_of(key), exact=True)
         if isinstance(value, dict) and value.keys() == WITH_BLOCK:
             value = value["payload"]
-        if self.only is not None and isinstance(value, str | int | float):
+        if self.only is not None and isinstance(value, str | int | float | Decimal):
             return {self.only: value}
         if not isinstance(value, dict):
             msg = "the record key is not an object with the key columns"
