@@ -160,7 +160,7 @@ def test_every_default_of_a_query_is_pinned(read: Read) -> None:
             "max_events_per_batch": 100_000,
             "max_value_bytes": 16 * 2**20,
             "max_quarantine_share": 0.5,
-            "max_position_regression": 256 * 2**20,
+            "max_position_regression": 2**30,
         },
         "maintenance": None,
         "table_properties": {},

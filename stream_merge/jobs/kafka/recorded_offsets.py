@@ -170,7 +170,8 @@ class Origin:
                 msg = (
                     f"topic {place[0]!r}, partition {place[1]} has an event at position {position}, more than"
                     f" max_position_regression below the highest one merged ({highest}): the source was restored or"
-                    f" replaced; set 'epoch: {last.epoch + 1}' if the events of now are to win over those stored"
+                    f" replaced, and 'epoch: {last.epoch + 1}' lets the events of now win over those stored; or one of"
+                    " its transactions was open while it wrote more than that: raise the limit"
                 )
                 raise ContractError(msg, reasons={}, target=settings.target)
 

@@ -100,7 +100,7 @@ class Limits(Model):
     """A larger record is undecodable."""
     max_quarantine_share: float = Field(default=0.5, ge=0, le=1)
     """A batch of 1,000 or more records of which more is undecodable stops the job: the settings are wrong."""
-    max_position_regression: Bytes = Field(default=256 * 2**20, ge=0)
+    max_position_regression: Bytes = Field(default=2**30, ge=0)
     """How far behind the highest position a new event may be before the source counts as another one; bytes of WAL."""
 
 
