@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, Literal, TypeAlias, get_args
 
-from pyspark import inheritable_thread_target
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import IntegralType, StringType
@@ -32,6 +31,7 @@ from stream_merge.spark.identity import Caller, caller_of
 from stream_merge.spark.jvm import in_session, is_classic
 from stream_merge.spark.places import canonical
 from stream_merge.spark.streaming import is_stopping
+from stream_merge.spark.versions import for_thread
 from stream_merge.tables import quarantine, retry
 from stream_merge.tables.delivery import fingerprint
 from stream_merge.tables.side_commits import SideCommit
@@ -236,11 +236,10 @@ class MergeSinks:
 
     def _merge(self, routed: DataFrame, batch_id: int, routes: list[Route], may_be_replay: bool) -> None:
         """Each sink its events, side by side; failures are dealt with when all have ended."""
-        in_thread: Callable[..., Any] = inheritable_thread_target(routed.sparkSession)
         running: dict[Route, Future[MergeResult | None]] = {}
         try:
             for route in routes:
-                task = in_thread(self._merge_one)
+                task = for_thread(routed.sparkSession, self._merge_one)
                 running[route] = self._pool.submit(task, routed, batch_id, route, may_be_replay)
             wait(running.values())
         except BaseException:

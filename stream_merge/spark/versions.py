@@ -9,17 +9,19 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import pyarrow as pa
 import pyspark
 from py4j.java_gateway import JavaObject
-from pyspark import SparkContext
+from pyspark import SparkContext, inheritable_thread_target
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import DataType, StructField, StructType, _parse_datatype_string
 from pyspark.sql.udf import PythonEvalType, UserDefinedFunction  # type: ignore[attr-defined]  # 3.5 has the first there
+
+T = TypeVar("T")
 
 _MAJOR, _MINOR = pyspark.__version__.split(".")[:2]
 SPARK = (int(_MAJOR), int(_MINOR))
@@ -189,6 +191,14 @@ def is_valid_utf8(text: Column) -> Column:
     as_bytes: Any = text.cast("binary")  # Java reads what is none as U+FFFD, which is written as other bytes
     legible: Column = F.decode(as_bytes, "UTF-8").cast("binary") == as_bytes
     return legible
+
+
+def for_thread(session: SparkSession, run: Callable[..., T]) -> Callable[..., T]:
+    """A function for another thread, with this thread's local properties of Spark; its JVM thread ends with it."""
+    # Spark 3.5 takes the function alone.
+    wrapped: Any = inheritable_thread_target(session) if SPARK >= (4, 0) else inheritable_thread_target
+    found: Callable[..., T] = wrapped(run)
+    return found
 
 
 def error_loggers() -> list[logging.Logger]:

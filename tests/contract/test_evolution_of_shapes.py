@@ -11,6 +11,7 @@ import pytest
 from deliveries import ChangeStream, ledger
 from log_faults import LogFaults
 from pyspark.sql import SparkSession
+from since import since
 
 from stream_merge import ConfigError
 from stream_merge.microbatch import steps
@@ -48,6 +49,7 @@ def stream_of(spark: SparkSession, target: str, shape: str, **settings: Any) -> 
     return ChangeStream(spark, target, NARROW, **own)
 
 
+@since((4, 0), "types wider than int")
 @pytest.mark.smoke
 def test_one_merge_adds_columns_fields_and_widens_and_leaves_what_it_does_not_name(
     spark: SparkSession, tmp_table: str, shape: str

@@ -13,6 +13,7 @@ import pytest
 from engines import under_test
 from prometheus_client import CollectorRegistry
 from pyspark.sql import SparkSession
+from since import since
 
 from stream_merge import MergeMetrics, MergeSink
 from stream_merge.metrics.delta_merge import DELTA_MERGE_METRICS
@@ -38,6 +39,7 @@ def filled(spark: SparkSession, target: str, *keys: int, partitioned: bool = Fal
     writer.options(**properties).save(target)
 
 
+@since((4, 0), "all metrics")
 @pytest.mark.smoke
 def test_every_metric_is_moved_and_exported_as_the_sum(spark: SparkSession, tmp_path: Path):
     """Those of deletion vectors need a table that has them, those of partitions one that is partitioned."""

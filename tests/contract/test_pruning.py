@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from deliveries import ChangeStream, from_sql, ledger
 from pyspark.sql import DataFrame, SparkSession
+from since import since
 from traces import commits, jobs_so_far
 
 from stream_merge import ConfigError, ContractError, MergeFailedError, MergeSink
@@ -52,6 +53,7 @@ def event(key: int, month: int, *, lsn: int = 2, op: str = "u", name: str | None
     return (key, datetime.date(2024, month, 1), lsn, op, name)
 
 
+@since((4, 0), "metrics of what was left unread")
 @pytest.mark.smoke
 def test_a_merge_reads_what_the_filter_says_and_nothing_else(days: ChangeStream):
     """Of 12 files that the bounds of the keys leave 7; the replay of the stream looks again, and finds it applied."""
