@@ -138,7 +138,10 @@ def _run(settings: JobSettings, session: SparkSession, *, once: bool, metrics_ur
 
 @app.command()
 def check(job: JobFile, *, jars_in: Jars = None) -> None:
-    """Look at broker, topics, tables, checkpoints and the newest records; nothing is written. Needs no Java."""
+    """Look at broker, topics, tables, checkpoints and the newest records; nothing is written. Needs no Java.
+
+    Of a folder of jars it says whether 'run' finds in it what it needs.
+    """
     with errors_as_sentences():
         findings = list(look(load(job), jars_in=jars_in))
     for finding in findings:
