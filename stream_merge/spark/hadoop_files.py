@@ -108,13 +108,21 @@ def path_is_occupied(session: SparkSession, path: str) -> bool:
     return bool(inside) and "_delta_log" not in inside
 
 
-def remove_empty(session: SparkSession, path: str) -> bool:
-    """Delete a folder with nothing in it but empty folders; whether that was done. What holds a file is left alone."""
+def remove_begun(session: SparkSession, path: str) -> bool:
+    """Delete a folder with nothing in it but empty folders and files that have no name yet; whether that was done.
+
+    Those begin with a dot, as what Hadoop renames when it is whole (3.5, `FileContext` and checksums). A folder that
+    holds any other file is left alone.
+    """
     hadoop_path, files = _located(session, path)
     try:
-        for entry in files.listStatus(hadoop_path):
-            if entry.isDirectory():
-                files.delete(entry.getPath(), False)
+        if files.getScheme() == "file":
+            files = files.getRawFileSystem()  # the other one hides checksums
+        entries = list(files.listStatus(hadoop_path))
+        if any(not entry.isDirectory() and not entry.getPath().getName().startswith(".") for entry in entries):
+            return False
+        for entry in entries:
+            files.delete(entry.getPath(), False)
         return bool(files.delete(hadoop_path, False))
     except Py4JJavaError:
         return False

@@ -23,7 +23,7 @@ from stream_merge.shapes import widening
 from stream_merge.shapes.layout import Layout
 from stream_merge.spark import catalog, columns, delta, places
 from stream_merge.spark.errors import reason
-from stream_merge.spark.hadoop_files import path_is_occupied, qualified_path, remove_empty
+from stream_merge.spark.hadoop_files import path_is_occupied, qualified_path, remove_begun
 from stream_merge.spark.jvm import caches_nothing
 from stream_merge.spark.versions import to_ddl
 
@@ -164,7 +164,7 @@ def _created(session: SparkSession, target: str, builder: DeltaTableBuilder) -> 
                     )
                 raise ConfigError(msg, target=target) from err
             if left == 1 and names.is_path(target):  # nobody has: whoever began is gone
-                remove_empty(session, f"{names.normal_path(target)}/_delta_log")
+                remove_begun(session, f"{names.normal_path(target)}/_delta_log")
             time.sleep(_CREATE_PAUSE_SECONDS)
         else:
             tell(log.info, "table_created", table=target)

@@ -224,6 +224,18 @@ def test_a_log_without_any_commit_is_no_table(spark: SparkSession, tmp_table: st
     assert target_rows(spark, tmp_table) == [(1, 1, "one")]
 
 
+def test_a_log_whose_first_commit_has_no_name_yet_is_no_table(spark: SparkSession, tmp_path: Path):
+    """What a process leaves that is killed between writing version 0 and renaming it, with Hadoop's checksum."""
+    log = tmp_path / "table" / "_delta_log"
+    log.mkdir(parents=True)
+    (log / ".00000000000000000000.json.7a4e.tmp").write_text("{")
+    (log / "..00000000000000000000.json.7a4e.tmp.crc").write_bytes(b"crc")
+
+    changes_of(spark, str(tmp_path / "table")).deliver((1, 1, "one"))
+
+    assert target_rows(spark, str(tmp_path / "table")) == [(1, 1, "one")]
+
+
 def test_what_is_no_whole_table_is_no_target(spark: SparkSession, tmp_path: Path):
     """A view, and a folder inside a table, whether of a partition or not: Delta would merge into the table."""
     table = str(tmp_path / "table")
