@@ -183,6 +183,30 @@ def test_record_keys_hold_numbers_exactly(monkeypatch):
     ]
 
 
+def test_null_value_records_see_the_upserts_behind_those_deletes(decoder, monkeypatch):
+    """Deletes, upserts and records that are read alone, of few keys, in any order and in several partitions."""
+    by, write = decoder
+    rng = random.Random(11)
+    records: list[Record] = []
+    for turn in range(2_400):
+        value = rng.choice([write({**ROW, "id": turn}, turn)[1]] * 6 + [None, None, b"{}"])
+        records.append((rng.choice([None, *(raw({"id": key}) for key in range(40))]), value))
+    decoded(by, records[:400])
+
+    found = expect_the_same(by, records, monkeypatch)
+
+    last: dict[tuple[int, bytes], str] = {}
+    for i, ((key, value), event) in enumerate(zip(records, found, strict=True)):
+        if key is None:
+            continue
+        place = (i % 3, key)
+        if value is None:
+            assert (event["kind"] == "redundant") == (last.get(place) == "delete"), i
+        else:
+            last[place] = event["kind"]
+    assert {row["kind"] for row in found} >= {"null_value", "redundant", "upsert", "delete"}
+
+
 def test_who_has_read_a_row_is_told_as_one_by_one(monkeypatch):
     """By one of two fields, whichever a record has, and by values that no connector writes."""
     form, encodings, known, write = formats()["flattened"]

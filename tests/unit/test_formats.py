@@ -370,6 +370,59 @@ def test_a_delete_without_an_image_takes_its_key_from_the_record_key() -> None:
     assert [row["row"]["id"] for row in found] == [5, 6]
 
 
+@pytest.mark.parametrize("form", ["json", "flattened"])
+def test_a_null_value_record_says_again_only_what_the_last_event_of_its_key_said(form: str) -> None:
+    """Of a key that was deleted and came back it is the delete of the row that came back."""
+    flat = form == "flattened"
+    value_format = flattened_json(FLAT) if flat else PlainJson(declared=FLAT, deletes=("op", "d"))
+    op, about = ("__op", {"__lsn": 5}) if flat else ("op", {})
+    key, other = raw({"id": 1}), raw({"id": 2})
+    gone = (key, raw({"id": 1, op: "d", **about}))
+    back = (key, raw({"id": 1, "name": "b", op: "u", **about}))
+    broken = (key, raw({"id": 1, "name": 5, op: "u", **about}))
+    elsewhere = (other, raw({"id": 2, "name": "b", op: "u", **about}))
+    null = (key, None)
+
+    def kind_of_last(*records: tuple[bytes | None, bytes | None]) -> str:
+        return str(decoded(*records, by=decoder(format=value_format))[-1]["kind"])
+
+    assert kind_of_last(gone, back, null) == Kind.NULL_VALUE
+    assert kind_of_last(gone, broken, null) == Kind.NULL_VALUE
+    assert kind_of_last(gone, null, back, null) == Kind.NULL_VALUE
+    assert kind_of_last(gone, elsewhere, null) == Kind.REDUNDANT
+    assert kind_of_last(gone, back, gone, null) == Kind.REDUNDANT
+    assert kind_of_last(gone, null, null) == Kind.REDUNDANT
+
+
+def test_a_null_value_record_behind_an_event_in_an_unknown_schema_may_be_its_delete() -> None:
+    key = raw({"id": 1})
+    found = decoded(
+        (key, raw(envelope("d", None, before={"id": 1}))),
+        (key, raw(with_schema(envelope("c", {"id": 1, "name": "a"})))),
+        (key, None),
+    )
+
+    assert [row["kind"] for row in found] == [Kind.DELETE, Kind.OTHER_SCHEMA, Kind.NULL_VALUE]
+
+
+def test_a_key_that_came_back_in_a_later_batch_of_its_task_is_no_longer_deleted() -> None:
+    """Also in one without a delete, and only in its own partition."""
+    by = decoder(format=PlainJson(declared=FLAT, deletes=("op", "d")))
+    key, deleted = raw({"id": 1}), set[tuple[int, bytes]]()
+
+    def kinds(partition: int, *values: bytes | None) -> list[str]:
+        keys, found = (pa.array(column, pa.binary()) for column in ([key] * len(values), values))
+        events = by.decode(keys, found, pa.array([partition] * len(values), pa.int32()), deleted)
+        return [row["kind"] for row in events.to_pylist()]
+
+    kinds(0, raw({"id": 1, "op": "d"}))
+    kinds(1, raw({"id": 1, "name": "b"}))
+
+    assert kinds(0, None) == [Kind.REDUNDANT]
+    assert kinds(0, raw({"id": 1, "name": "b"})) == [Kind.UPSERT]
+    assert kinds(0, None) == [Kind.NULL_VALUE]
+
+
 def test_a_record_with_neither_key_nor_value_is_undecodable() -> None:
     assert decoded((None, None))[0]["kind"] == Kind.UNDECODABLE
 
