@@ -80,7 +80,7 @@ class World:
     folder: Path
     rng: random.Random
 
-    def job(self, formats: Formats, *, events_per_batch: int = 2_000) -> dict[str, Any]:
+    def job(self, formats: Formats, *, events_per_batch: int = 2_000, **limits: Any) -> dict[str, Any]:
         """A job file that merges both tables."""
         queries = [
             {
@@ -90,16 +90,16 @@ class World:
                 "keys": "id",
                 "checkpoint": str(self.folder / f"checkpoint_{table}"),
                 "trigger": "100 ms",
-                "limits": {"max_events_per_batch": events_per_batch},
+                "limits": {"max_events_per_batch": events_per_batch, **limits},
                 "value_format": formats[table],
             }
             for table in CAPTURED
         ]
         return {"kafka": {"bootstrap": self.broker.bootstrap}, "metrics": {"port": 0}, "queries": queries}
 
-    def merge(self, formats: Formats) -> JobResult:
+    def merge(self, formats: Formats, **limits: Any) -> JobResult:
         """Merge all that is in the topics."""
-        settings = JobSettings.model_validate(self.job(formats))
+        settings = JobSettings.model_validate(self.job(formats, **limits))
         result = run(settings, self.spark, once=True, metrics=MergeMetrics(CollectorRegistry()))
         assert result.failures == {}
         return result

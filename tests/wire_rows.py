@@ -110,7 +110,7 @@ def envelope(row: Any, turn: int) -> Record:
     op = "crud"[turn % 4]
     after, before = (None, {name: None for name in COLUMNS} | {"id": turn}) if op == "d" else (row, None)
     source = {"name": "shop", "ts_ms": 1_700_000_000_000 + turn, "snapshot": ["false", "first"][op == "r"], "lsn": turn}
-    source |= {"db": "shop", "xmin": None}
+    source |= {"db": "shop", "xmin": None, "sequence": [f'["{turn + 1}","{turn}"]', f'[null,"{turn}"]'][turn % 3 == 0]}
     value = {"before": before, "after": after, "source": source, "transaction": None, "op": op, "ts_ms": turn}
     return raw({"id": turn}), raw(value)
 

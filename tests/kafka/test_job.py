@@ -473,6 +473,75 @@ def test_a_source_that_fell_back_stops_the_job_until_the_epoch_says_so(shop: Sho
     assert isinstance(shop.failure(checkpoint=f"{shop.checkpoint}2"), ConfigError)
 
 
+def sequence(last_commit: int | None, lsn: int) -> str:
+    return json.dumps([None if last_commit is None else str(last_commit), str(lsn)])
+
+
+@pytest.mark.parametrize("odd", [(), (b"{",)])
+def test_a_long_transaction_is_told_from_a_restored_source_by_the_commit_before_it(shop: Shop, odd: tuple[bytes, ...]):
+    """Its changes come at its commit, with positions of when they were written; counted in the driver or by Spark."""
+    far = 2**40
+    shop.event("c", 1, "short", lsn=far, sequence=sequence(far - 10, far))
+    shop.merge()
+    shop.event("c", 2, "long", lsn=1_000, sequence=sequence(far + 5, 1_000))
+    for value in odd:
+        shop.send(raw({"id": 3}), value)
+    shop.merge()
+    between = shop.rows()
+    shop.event("u", 1, "restored", lsn=2_000, sequence=sequence(1_500, 2_000))
+    for value in odd:
+        shop.send(raw({"id": 3}), value)
+
+    result = shop.run()
+
+    assert between == shop.rows() == [(1, "short"), (2, "long")]
+    assert shop.recorded()[-1]["topics"][shop.topic]["partitions"]["0"]["position"] == far + 5
+    assert result.verdict is Verdict.DATA
+    assert f"at position 2000, more than max_position_regression below the highest one merged ({far + 5})" in str(
+        result.failures["orders"]
+    )
+
+
+def test_a_long_transaction_without_a_word_of_the_commit_before_it_wants_a_higher_limit(shop: Shop):
+    shop.event("c", 1, "short", lsn=2**40)
+    shop.merge()
+    shop.event("c", 2, "long", lsn=1_000)
+
+    failure = shop.failure()
+    shop.merge(limits={"max_position_regression": "2048 GiB"})
+
+    assert "its events lack source.sequence and a transaction was open while it wrote more than that: raise" in str(
+        failure
+    )
+    assert shop.rows() == [(1, "short"), (2, "long")]
+
+
+def test_a_transaction_goes_on_behind_what_an_older_version_has_recorded_of_it(shop: Shop):
+    """That is the highest position that an event had itself, as of events that do not name the commit before them."""
+    far = 2**40
+    shop.event("c", 1, "its first changes", lsn=far)
+    shop.merge()
+    shop.event("c", 2, "the next", lsn=far + 1, sequence=sequence(5, far + 1))
+
+    shop.merge()
+
+    assert shop.rows() == [(1, "its first changes"), (2, "the next")]
+
+
+def test_changes_of_a_transaction_that_a_first_snapshot_has_not_seen_are_no_restored_source(shop: Shop):
+    """They lie before the log's end that reads stand at, by as much as the server wrote while it was open."""
+    far = 2**40
+    shop.event("r", 1, "read", lsn=far, snapshot="first", sequence=sequence(None, far))
+    shop.merge()
+    shop.event("r", 2, "read", lsn=far, snapshot="last", sequence=sequence(None, far))
+    shop.event("u", 1, "written before the read", lsn=1_000, sequence=sequence(None, 1_000))
+    shop.merge()
+    shop.event("u", 2, "committed after it", lsn=1_001, sequence=sequence(None, 1_001))
+    shop.merge()
+
+    assert shop.rows() == [(1, "written before the read"), (2, "committed after it")]
+
+
 def test_mostly_undecodable_records_stop_the_job_before_writing(shop: Shop):
     for _ in range(600):
         shop.producer.send(shop.topic, key=b"k", value=b"no")

@@ -231,6 +231,48 @@ def test_who_has_read_a_row_is_told_as_one_by_one(monkeypatch):
         expect_the_same(by, records, monkeypatch)
 
 
+SEQUENCES = [
+    '["40","44"]',
+    '[null,"44"]',
+    '["44",null]',
+    "[]",
+    "",
+    '["-40","44"]',
+    '["9999999999999999999","44"]',
+    40,
+    None,
+]
+"""Two that connectors write, and others."""
+
+
+@pytest.mark.parametrize("name", ["debezium", "flattened"])
+def test_the_last_commit_before_an_event_is_told_as_one_by_one(name, read_one_by_one, monkeypatch):
+    form, encodings, known, write = formats()[name]
+    by = Decoder(format=form, columns=fields_of(encodings), keys=("id",), known=known, max_value_bytes=20_000)
+
+    def record(turn: int, sequence: Any, field: str = "__source_sequence") -> Record:
+        key, value = write({**ROW, "id": turn}, turn)
+        said = json.loads(value or b"")
+        (said["source"] if name == "debezium" else said)["sequence" if name == "debezium" else field] = sequence
+        return key, raw(said)
+
+    for sequences in (SEQUENCES[:-2], SEQUENCES[-1:], SEQUENCES):
+        records = [record(turn, sequences[turn % len(sequences)]) for turn in range(600)]
+        read_one_by_one.clear()
+        rows = expect_the_same(by, records, monkeypatch)
+        if sequences is not SEQUENCES:
+            assert len(read_one_by_one) == len(records)  # by the second way alone
+        wanted = {'["40","44"]': 40, '["44",null]': 44}
+        assert [row["last_commit"] for row in rows] == [
+            wanted.get(str(sequences[turn % len(sequences)])) for turn in range(600)
+        ]
+    expect_the_same(
+        by,
+        [record(turn, SEQUENCES[0], ["__sequence", "__source_sequence"][turn % 2]) for turn in range(600)],
+        monkeypatch,
+    )
+
+
 def test_keys_that_need_no_reading_can_be_read(read_one_by_one, monkeypatch):
     """A delete whose image has its keys; an unreadable record key still spoils it."""
     form, encodings, known, write = formats()["debezium"]

@@ -495,7 +495,7 @@ def test_a_read_of_an_incremental_snapshot_stands_where_its_sequence_says() -> N
 
     (row,) = decoded((b"{}", raw(event)))
 
-    assert (row["position"], row["is_snapshot"]) == (44, True)
+    assert (row["position"], row["last_commit"], row["is_snapshot"]) == (44, 40, True)
 
 
 def test_a_missing_key_is_never_guessed() -> None:

@@ -25,10 +25,16 @@ _GROUP = ("topic", "partition", "kind", "note")
 _NOTED = [str(Kind.FILTERED), str(Kind.OTHER_SCHEMA)]
 """Kinds of which the note is a reason or a schema, few of which there are."""
 _CHANGES = {str(Kind.UPSERT), str(Kind.DELETE), str(Kind.NULL_VALUE)}
+_REACHED, _REACHED_BY_CHANGE = "reached", "reached_by_change"
+"""The later one of an event's own position and of the last commit before it. Of a healthy source it never falls back
+within a partition, unless the connector delivers again: changes come by commit, those of a transaction in the order of
+the log, and all of them lie before their commit. The own position alone falls back by what the server has written while
+a transaction was open. Rows that a snapshot has read do not count for the highest: they stand at the log's end of then,
+and changes of transactions that were open lie before it, and come after it."""
 _EXTREMES = {
     "first_offset": ("offset", "min"),
-    "highest_position": ("position", "max"),
-    "lowest_position": ("position", "min"),
+    "highest_position": (_REACHED_BY_CHANGE, "max"),
+    "lowest_position": (_REACHED, "min"),
     "newest_millis": ("source_millis", "max"),
     "has_reads": ("is_snapshot", "max"),
     "has_only_reads": ("is_snapshot", "min"),
@@ -115,7 +121,9 @@ def of_frame(events: DataFrame) -> Tally:
     Cost: one Spark job.
     """
     noted = F.when(F.col("kind").isin(*_NOTED), F.col("note"))
-    grouped = events.groupBy(*_GROUP[:-1], noted.alias("note")).agg(F.count(F.lit(1)).alias("records"), *_extremes())
+    reached = F.greatest("position", "last_commit")  # without NULL where either is known
+    found = events.withColumns({_REACHED: reached, _REACHED_BY_CHANGE: F.when(~F.col("is_snapshot"), reached)})
+    grouped = found.groupBy(*_GROUP[:-1], noted.alias("note")).agg(F.count(F.lit(1)).alias("records"), *_extremes())
     return _added_up(row.asDict() for row in grouped.collect())
 
 
@@ -124,11 +132,15 @@ def of_table(events: pa.Table) -> Tally:
     is_noted = pc.is_in(events["kind"], value_set=pa.array(_NOTED))
     note = pc.if_else(is_noted, events["note"], pa.scalar(None, pa.string()))
     asked = [(column, function) for column, function in _EXTREMES.values()]
-    groups = events.set_column(events.column_names.index("note"), "note", note).group_by(list(_GROUP))
-    found = groups.aggregate([([], "count_all"), *asked])
+    reached = pc.max_element_wise(events["position"], events["last_commit"])
+    by_change = pc.if_else(events["is_snapshot"], pa.scalar(None, pa.int64()), reached)
+    found = events.set_column(events.column_names.index("note"), "note", note)
+    found = found.append_column(_REACHED, reached).append_column(_REACHED_BY_CHANGE, by_change)
+    groups = found.group_by(list(_GROUP))
+    told = groups.aggregate([([], "count_all"), *asked])
     named = {f"{column}_{function}": name for name, (column, function) in _EXTREMES.items()}
     named["count_all"] = "records"
-    rows = found.rename_columns([named.get(name, name) for name in found.column_names]).to_pylist()
+    rows = told.rename_columns([named.get(name, name) for name in told.column_names]).to_pylist()
     return _added_up({**row, "old_keys": 0, "missing": []} for row in rows)
 
 
@@ -150,6 +162,7 @@ def _added_up(rows: Iterable[Mapping[str, Any]]) -> Tally:
         tally.old_keys += row["old_keys"]
         if row["lowest_position"] is not None:
             take_in(tally.lowest_positions, min, {place: row["lowest_position"]})
+        if row["highest_position"] is not None:
             take_in(tally.highest_positions, max, {place: row["highest_position"]})
         if row["kind"] in _CHANGES:
             tally.reads.update([place] if row["has_reads"] else ())

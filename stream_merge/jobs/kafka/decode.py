@@ -33,8 +33,9 @@ class DecodedBatch:
     """Columns of `decoding.META` and the row; together each record once."""
     counts: Mapping[Place, Counts]
     highest_positions: Mapping[Place, int]
-    """Of each partition that has events."""
+    """How far the source's log had come: of each partition that has changes, not only rows that a snapshot has read."""
     lowest_positions: Mapping[Place, int]
+    """The same of the event that tells least, be it such a row."""
     reads: frozenset[Place]
     """Partitions with rows that a snapshot has read."""
     streamed: frozenset[Place]

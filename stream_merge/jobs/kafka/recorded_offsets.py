@@ -35,8 +35,8 @@ class Recorded:
     epoch_since: int
     """When the epoch began, milliseconds since 1970; 0 where there was none before it."""
     positions: dict[Place, int]
-    """Topic and partition -> highest position merged so far. Positions of other partitions say nothing: a job may
-    be far ahead in one, and topics may come from several servers."""
+    """Topic and partition -> how far the source's log had come, by the changes merged so far. Positions of other
+    partitions say nothing: a job may be far ahead in one, and topics may come from several servers."""
     streamed: set[Place]
     """Topics and partitions of which the epoch has merged changes, not only rows that a snapshot had read."""
     topic_ids: dict[str, str]
@@ -155,7 +155,7 @@ class Origin:
                 raise ContractError(msg, reasons={}, target=settings.target)
 
     def expect_no_regression(self, batch: DecodedBatch, ranges: Ranges) -> None:
-        """Stop where positions fell back further than the limit: they compare with nothing that is stored.
+        """Stop where the source's log fell back further than the limit: positions compare with nothing that is stored.
 
         Raises:
             ContractError: a new event stands too far behind.
@@ -170,8 +170,9 @@ class Origin:
                 msg = (
                     f"topic {place[0]!r}, partition {place[1]} has an event at position {position}, more than"
                     f" max_position_regression below the highest one merged ({highest}): the source was restored or"
-                    f" replaced, and 'epoch: {last.epoch + 1}' lets the events of now win over those stored; or one of"
-                    " its transactions was open while it wrote more than that: raise the limit"
+                    f" replaced, and 'epoch: {last.epoch + 1}' lets the events of now win over those stored; or its"
+                    " connector delivers again, or its events lack source.sequence and a transaction was open while"
+                    " it wrote more than that: raise the limit"
                 )
                 raise ContractError(msg, reasons={}, target=settings.target)
 
@@ -206,7 +207,7 @@ class Origin:
                     str(p): {
                         **self._accounted(topic, p, found, batch, lost.get(topic, {}).get(p)),
                         **_known("position", positions.get((topic, p))),
-                        **({"only_reads": True} if (topic, p) in positions and (topic, p) not in streamed else {}),
+                        **({"only_reads": True} if (topic, p) in batch.reads - streamed else {}),
                         **_known("seen", self._seen(topic, p, beyond=found.end)),
                     }
                     for p, found in partitions.items()
@@ -252,7 +253,12 @@ class Origin:
         )
 
     def _highest(self, batch: DecodedBatch) -> dict[Place, int]:
-        """Topic and partition -> highest position of the epoch, this batch included."""
+        """Topic and partition -> highest position of the epoch, this batch included.
+
+        Older versions have recorded the highest position that an event had itself. That is never above ours, but for
+        rows that a snapshot has read, so that what a healthy source brings next lies behind neither. They read ours
+        as theirs, and stop where a change's own position is far behind it, as they do at long transactions anyway.
+        """
         last = self.last
         highest = dict(last.positions) if last is not None and last.epoch == self.settings.epoch else {}
         take_in(highest, max, batch.highest_positions)
@@ -329,12 +335,13 @@ def _recorded(section: Mapping[str, Any]) -> Recorded:
         for name, topic in topics.items()
         for partition, found in topic["partitions"].items()
     }
+    streamed = {place for place, found in partitions.items() if "position" in found and "only_reads" not in found}
     return Recorded(
         epoch=section["epoch"],
         ordering=section["ordering"],
         epoch_since=section.get("epoch_since", 0),
-        positions={place: found["position"] for place, found in partitions.items() if "position" in found},
-        streamed={place for place, found in partitions.items() if "position" in found and "only_reads" not in found},
+        positions={place: partitions[place]["position"] for place in streamed},
+        streamed=streamed,
         topic_ids={name: topic["id"] for name, topic in topics.items() if topic["id"] is not None},
         ends={place: found["range"][1] for place, found in partitions.items()},
         seen={place: found.get("seen", found["range"][1]) for place, found in partitions.items()},

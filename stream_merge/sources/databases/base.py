@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol
 
+import pyarrow as pa
+
 
 class Database(Protocol):
     """Where changes come from; sent to the workers."""
@@ -17,6 +19,8 @@ class Database(Protocol):
     """Whole number among what is said about an event that orders the events of a key."""
     position_told_by: ClassVar[tuple[str, ...]]
     """All that `position` looks at, that field included."""
+    last_commit_field: ClassVar[str]
+    """Text among what is said about an event that names the last commit before it."""
 
     def position(self, source: Mapping[str, Any]) -> int:
         """Where in the database's log an event stands.
@@ -27,4 +31,16 @@ class Database(Protocol):
         Raises:
             UndecodableError: it does not say.
         """
+        ...
+
+    def last_commit(self, said: Any) -> int | None:
+        """Where in the log the last commit stands that was delivered before an event; None: nothing says it.
+
+        Args:
+            said: the `last_commit_field`, whatever is in it.
+        """
+        ...
+
+    def last_commits(self, said: pa.StringArray) -> pa.Int64Array:
+        """`last_commit` of each text."""
         ...

@@ -7,6 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from stream_merge.sources.wire.connect_schema import DECIMAL, VARIABLE_SCALE_DECIMAL
 from stream_merge.sources.wire.encodings import refuse
 from stream_merge.sources.wire.strict_json import parse
@@ -19,6 +22,8 @@ HstoreHandling = Literal["json", "map"]
 
 Schema = dict[str, Any]
 
+_LAST_COMMIT = r'\A\["(?P<lsn>[0-9]{1,18})",'
+"""In `sequence`; Python and Arrow (RE2) read it alike."""
 _MILLIS_DIGITS = 3
 _DECLARED = re.compile(
     r"\s*(?P<name>[a-z][a-z0-9_ ]*?)\s*(?:\(\s*(?P<first>\d+)\s*(?:,\s*(?P<second>\d+)\s*)?\))?"
@@ -91,6 +96,7 @@ class PostgreSQL:
     log: ClassVar[str] = "PostgreSQL's log"
     position_field: ClassVar[str] = "lsn"
     position_told_by: ClassVar[tuple[str, ...]] = ("lsn", "sequence", "snapshot")
+    last_commit_field: ClassVar[str] = "sequence"
 
     def position(self, source: Mapping[str, Any]) -> int:
         """As `Database.position`: the LSN.
@@ -105,6 +111,15 @@ class PostgreSQL:
         if type(position) is not int:
             refuse(f"source.lsn is {position!r}, not a position in PostgreSQL's log")
         return position
+
+    def last_commit(self, said: Any) -> int | None:
+        """As `Database.last_commit`: the first of the pair, null until the connector has come past a commit."""
+        found = re.match(_LAST_COMMIT, said) if isinstance(said, str) else None
+        return None if found is None else int(found["lsn"])
+
+    def last_commits(self, said: pa.StringArray) -> pa.Int64Array:
+        """As `Database.last_commits`."""
+        return pc.struct_field(pc.extract_regex(said, _LAST_COMMIT), "lsn").cast(pa.int64())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -148,6 +148,7 @@ def _events(
     known = {
         "kind": pa.repeat(pa.scalar(str(kind)), count),
         "position": read.position,
+        "last_commit": read.last_commit,
         "is_snapshot": read.is_snapshot,
         "source_millis": pc.if_else(is_time, read.source_millis, pa.scalar(None, pa.int64())),
         "connector": read.connector,

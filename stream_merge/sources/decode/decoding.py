@@ -163,6 +163,7 @@ class Decoder(Reading):
             "raw_value": [value if keep else None for value, keep in zip(records.values, kept, strict=True)],
             "raw_old_key": [key if keep else None for key, keep in zip(records.old_keys, kept, strict=True)],
             "position": [read.position for read in reads],
+            "last_commit": [read.last_commit for read in reads],
             "is_snapshot": [read.is_snapshot for read in reads],
             "source_millis": [read.source_millis if is_time(read.source_millis) else None for read in reads],
             "connector": [_storable(read.connector) for read in reads],

@@ -19,6 +19,7 @@ META = T.StructType(
         T.StructField("raw_value", T.BinaryType()),
         T.StructField("raw_old_key", T.BinaryType()),
         T.StructField("position", T.LongType()),
+        T.StructField("last_commit", T.LongType()),
         T.StructField("is_snapshot", T.BooleanType()),
         T.StructField("source_millis", T.LongType()),
         T.StructField("connector", T.StringType()),
@@ -27,8 +28,8 @@ META = T.StructType(
     ]
 )
 """What is known of each record. What starts with `raw_` is kept only where somebody may have to look at them again;
-`unavailable` names the columns whose value the source left out of the event, `absent` those that the event's own
-schema lacks; NULL where there are none."""
+`position` and `last_commit` are places in the source's log (`Database`); `unavailable` names the columns whose value
+the source left out of the event, `absent` those that the event's own schema lacks; NULL where there are none."""
 OLD_KEY = "old_key"
 """Column with the key that the row had before, where an event with unavailable values says so; else NULL."""
 ROW = "row"

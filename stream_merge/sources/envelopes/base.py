@@ -54,6 +54,8 @@ class Read(NamedTuple):
     """When the source committed it, milliseconds since the epoch."""
     connector: str | None = None
     """Name that the connector gives the source (`topic.prefix`)."""
+    last_commit: int | None = None
+    """As `Database.last_commit`."""
     note: str | None = None
 
 
@@ -73,6 +75,7 @@ class ReadMany(NamedTuple):
     is_snapshot: pa.BooleanArray
     source_millis: pa.Int64Array
     connector: pa.StringArray
+    last_commit: pa.Int64Array
     key_completes: bool
     """Whether the record key has the keys that the image of a delete lacks."""
 

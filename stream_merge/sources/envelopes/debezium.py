@@ -83,6 +83,7 @@ class Debezium:
             source.get("snapshot") in SNAPSHOT_READS,
             millis if type(millis) is int else None,
             name if isinstance(name, str) else None,
+            self.database.last_commit(source.get(self.database.last_commit_field)),
         )
 
     def read_many(self, values: pa.BinaryArray) -> Iterator[ReadMany]:
@@ -94,7 +95,7 @@ class Debezium:
             around = self.wire.shape(payloads.schema_id, payloads.texts, without=_IMAGES)
             if self._is_an_envelopes(around):
                 for part, rows in payloads.read(pa.schema([*around, *((name, row) for name in sorted(_IMAGES))])):
-                    yield from _row_events(part, rows, self.database.position_field)
+                    yield from _row_events(part, rows, self.database)
 
     def _is_an_envelopes(self, around: pa.StructType) -> bool:
         types = {field.name: field.type for field in around}
@@ -104,12 +105,12 @@ class Debezium:
         return (self.database.position_field, pa.int64()) in named(source) and tells_snapshot(source, "snapshot")
 
 
-def _row_events(payloads: Payloads, rows: pa.StructArray, position_field: str) -> Iterator[ReadMany]:
+def _row_events(payloads: Payloads, rows: pa.StructArray, database: Database) -> Iterator[ReadMany]:
     """The upserts with the row after, then the deletes with the row before."""
     op, source, after = rows.field("op"), rows.field("source"), rows.field("after")
     is_delete = pc.fill_null(pc.equal(op, "d"), False)
     is_upsert = pc.is_in(op, value_set=pa.array(sorted(UPSERTS)))
-    position = inner(source, position_field, pa.int64())
+    position = inner(source, database.position_field, pa.int64())
     whole = json_table.lack_nothing(payloads.texts, rows, after, spared=is_delete)
     every = ReadMany(
         indexes=payloads.indexes,
@@ -120,6 +121,7 @@ def _row_events(payloads: Payloads, rows: pa.StructArray, position_field: str) -
         is_snapshot=are_snapshot_reads(source, "snapshot"),
         source_millis=inner(source, "ts_ms", pa.int64()),
         connector=inner(source, "name", pa.string()),
+        last_commit=database.last_commits(inner(source, database.last_commit_field, pa.string())),
         key_completes=True,
     )
     yield every.where(pc.and_(pc.and_(is_upsert, whole), position.is_valid()))

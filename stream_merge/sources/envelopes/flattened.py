@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,7 +22,7 @@ _ABOUT = frozenset(
     ("op", "deleted", "db", "schema", "table", "lsn", "txId", "xmin", "sequence", "snapshot", "ts_ms", "ts_us", "ts_ns")
 )
 """What ExtractNewRecordState can add (`add.fields`), and `__deleted`."""
-_SNAPSHOT = ("snapshot", "source_snapshot")
+_SNAPSHOT = "snapshot"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,14 +82,15 @@ class Flattened:
         is_delete = about.get("deleted") == "true" or about.get("op") == "d"
         if is_delete:
             row = {**self.key.fields(key), **{name: v for name, v in row.items() if v is not None}}
-        millis = about.get("source_ts_ms")
+        millis, database = about.get("source_ts_ms"), self.database
         return Read(
             Kind.DELETE if is_delete else Kind.UPSERT,
             row,
             schema_id,
             self._position(about),
-            about.get(_SNAPSHOT[0], about.get(_SNAPSHOT[1])) in SNAPSHOT_READS,
+            _said(about, _SNAPSHOT) in SNAPSHOT_READS,
             millis if type(millis) is int else None,
+            last_commit=database.last_commit(_said(about, database.last_commit_field)),
         )
 
     def read_many(self, values: pa.BinaryArray) -> Iterator[ReadMany]:
@@ -100,33 +101,32 @@ class Flattened:
                 continue
             around = self.wire.shape(payloads.schema_id, payloads.texts, without=frozenset(field.name for field in row))
             around = pa.struct([field for field in around if self.added.has(field.name)])
-            place, snapshot = self._place(around), self._snapshot(around)
-            if place is None or snapshot is None:
+            said = self._said_in(around)
+            if said is None:
                 continue
             for part, rows in payloads.read(pa.schema([*around, *row])):
-                yield self._row_events(part, rows, row, place, snapshot)
+                yield self._row_events(part, rows, row, said)
 
-    def _place(self, around: pa.StructType) -> str | None:
-        """The field with the position; None where there is none, or not just one."""
-        if self.ordered_by_offset:
-            return ""
-        prefix, name = self.added.prefix, self.database.position_field
-        found = {field.name for field in around} & {f"{prefix}{name}", f"{prefix}source_{name}"}
-        return next(iter(found)) if len(found) == 1 else None
+    def _said_in(self, around: pa.StructType) -> _SaidIn | None:
+        """Where events say what they are; None where they may say it twice, or in another way."""
+        database, fields = self.database, []
+        for name in (database.position_field, database.last_commit_field, _SNAPSHOT):
+            wanted = [f"{self.added.prefix}{name}", f"{self.added.prefix}source_{name}"]
+            found = [field for field in wanted if around.get_field_index(field) >= 0]
+            if len(found) > 1:
+                return None
+            fields.append(found[0] if found else wanted[0])
+        said = _SaidIn(*fields)
+        has_position = self.ordered_by_offset or around.get_field_index(said.position) >= 0
+        return said if has_position and tells_snapshot(around, said.snapshot) else None
 
-    def _snapshot(self, around: pa.StructType) -> str | None:
-        """The field that says who has read an event; None where there are two, or one that says it otherwise."""
-        wanted = [self.added.prefix + name for name in _SNAPSHOT]
-        found = [name for name in wanted if around.get_field_index(name) >= 0] or wanted[:1]
-        return found[0] if len(found) == 1 and tells_snapshot(around, found[0]) else None
-
-    def _row_events(
-        self, payloads: Payloads, rows: pa.StructArray, row: pa.StructType, place: str, snapshot: str
-    ) -> ReadMany:
+    def _row_events(self, payloads: Payloads, rows: pa.StructArray, row: pa.StructType, said_in: _SaidIn) -> ReadMany:
         image = pa.StructArray.from_arrays([rows.field(field.name) for field in row], fields=list(row))
         said = [inner(rows, f"{self.added.prefix}{name}", pa.string()) for name in ("deleted", "op")]
         is_delete = pc.fill_null(pc.or_kleene(pc.equal(said[0], "true"), pc.equal(said[1], "d")), False)
-        position = inner(rows, place, pa.int64()) if place else pa.repeat(pa.scalar(0, pa.int64()), len(rows))
+        position = inner(rows, said_in.position, pa.int64())
+        if self.ordered_by_offset:
+            position = pa.repeat(pa.scalar(0, pa.int64()), len(rows))
         whole = json_table.lack_nothing(payloads.texts, rows, image, spared=is_delete)
         return ReadMany(
             indexes=payloads.indexes,
@@ -134,9 +134,10 @@ class Flattened:
             is_delete=is_delete,
             image=image,
             position=position,
-            is_snapshot=are_snapshot_reads(rows, snapshot),
+            is_snapshot=are_snapshot_reads(rows, said_in.snapshot),
             source_millis=inner(rows, f"{self.added.prefix}source_ts_ms", pa.int64()),
             connector=pa.nulls(len(rows), pa.string()),
+            last_commit=self.database.last_commits(inner(rows, said_in.last_commit, pa.string())),
             key_completes=True,
         ).where(pc.and_(pc.or_(is_delete, whole), position.is_valid()))
 
@@ -144,7 +145,7 @@ class Flattened:
         if self.ordered_by_offset:
             return 0
         database = self.database
-        source = {name: about.get(name, about.get(f"source_{name}")) for name in database.position_told_by}
+        source = {name: _said(about, name) for name in database.position_told_by}
         try:
             return database.position(source)
         except UndecodableError:
@@ -155,3 +156,16 @@ class Flattened:
                 f"{self.added.prefix}{name} is {source[name]!r}, not a position in {database.log}; set"
                 f" 'add.fields={added}' in the connector, or 'position: offset' in the job"
             )
+
+
+class _SaidIn(NamedTuple):
+    """Fields about an event, whether they are there or not."""
+
+    position: str
+    last_commit: str
+    snapshot: str
+
+
+def _said(about: Mapping[str, Any], name: str) -> Any:
+    """What a field of `source` says, whichever of its two names the transformation has given it."""
+    return about.get(name, about.get(f"source_{name}"))

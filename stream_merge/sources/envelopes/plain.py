@@ -149,6 +149,7 @@ class PlainJson:
                 is_snapshot=pa.repeat(pa.scalar(False), len(rows)),
                 source_millis=pa.nulls(len(rows), pa.int64()),
                 connector=pa.nulls(len(rows), pa.string()),
+                last_commit=pa.nulls(len(rows), pa.int64()),
                 key_completes=False,
             )
             yield found.where(pc.and_(pc.or_(is_delete, whole), position.is_valid()))
