@@ -14,6 +14,7 @@ from delta_log import check_table, live_rows
 from pyspark.sql.types import DataType, LongType, StringType, StructField, StructType
 
 from stream_merge.engines.base import CommitTag, MergeReport
+from stream_merge.engines.in_driver import DriverMerger
 from stream_merge.engines.memory import Promise
 from stream_merge.engines.merge_on_read.merger import MergeOnReadMerger
 from stream_merge.model import names
@@ -72,13 +73,18 @@ def tuples(rows: pa.Table) -> list[tuple[Any, ...]]:
 
 
 def merger(
-    root: Path, given: pa.Table, spec: MergeSpec = SPEC, lock: Callable[[], Any] | None = None
-) -> MergeOnReadMerger:
+    root: Path,
+    given: pa.Table,
+    spec: MergeSpec = SPEC,
+    lock: Callable[[], Any] | None = None,
+    *,
+    by: type[DriverMerger] = MergeOnReadMerger,
+) -> DriverMerger:
     """A merge of these events into a table that is there."""
     native = open_table(str(root))
     assert native is not None
     native.lock = lock or nullcontext
-    return MergeOnReadMerger(
+    return by(
         spec=spec,
         target=native,
         layout=layout(),
@@ -147,9 +153,7 @@ class Target:
         self.put({"add": {**body, "stats": f'{{"numRecords":{len(rows)}}}'}})
         return path
 
-    def merger(
-        self, given: pa.Table, spec: MergeSpec = SPEC, lock: Callable[[], Any] | None = None
-    ) -> MergeOnReadMerger:
+    def merger(self, given: pa.Table, spec: MergeSpec = SPEC, lock: Callable[[], Any] | None = None) -> DriverMerger:
         return merger(self.root, given, spec, lock)
 
     def tag(self, app_id: str | None = "app") -> CommitTag:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import pyarrow as pa
+import pyarrow.compute as pc
+
+from stream_merge.model.snapshot import HIVE_NULL
 
 
 def is_legible(values: pa.ChunkedArray | pa.Table) -> bool:
@@ -15,3 +18,8 @@ def is_legible(values: pa.ChunkedArray | pa.Table) -> bool:
     except pa.ArrowInvalid:
         return False
     return True
+
+
+def holds_null_of_partitions(texts: pa.ChunkedArray) -> bool:
+    """Whether one is a text that Delta keeps NULL for as the value of a partition (4.4)."""
+    return bool(pc.any(pc.is_in(texts, pa.array(["", HIVE_NULL]))).as_py())

@@ -23,7 +23,6 @@ from pyspark.sql.types import (
 
 from stream_merge.model import names, source_batch
 from stream_merge.model.results import REASONS
-from stream_merge.model.snapshot import HIVE_NULL
 from stream_merge.model.source_batch import AtHand
 from stream_merge.shapes import arrow_text, contract, latest_spark, newest
 from stream_merge.shapes.key_bounds import KeyBounds, bound_aggregates, boundable, key_bounds
@@ -273,8 +272,7 @@ def _may_be_lost_in_partitions(key: pa.ChunkedArray) -> bool:
     """Whether a value may be one that Delta does not keep as a partition's: the contract says it by Spark."""
     if not pa.types.is_string(key.type):
         return True
-    odd = pc.any(pc.is_in(key, value_set=pa.array(["", HIVE_NULL]))).as_py()
-    return bool(odd) or not arrow_text.is_legible(key)
+    return arrow_text.holds_null_of_partitions(key) or not arrow_text.is_legible(key)
 
 
 def _in_driver(session: SparkSession, layout: Layout, valid: pa.Table, refused: pa.Table) -> Batch:

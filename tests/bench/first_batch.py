@@ -10,12 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from common import Bench, Comparison, sink_on, timed
-from s3 import EVENTS, ROWS, s3_confs
-from services import missing, running, tell_hadoop
-from services.s3 import S3Server
-from services.s3_proxy import S3Proxy
+from s3 import EVENTS, ROWS, make_table, s3_confs, slow_bucket
+from services import missing, tell_hadoop
 
-from stream_merge.model.snapshot import VECTORS_PROPERTY
 from stream_merge.session import local_session
 
 ROUNDS = 3
@@ -27,13 +24,9 @@ def first_batch(bench: Bench, latencies: Sequence[float]) -> list[Comparison]:
     if missing():
         sys.stderr.write(f"no comparison on S3: {missing()}\n")
         return []
-    server = S3Server(bench.folder / "server")
-    proxy = S3Proxy(server, bench.folder / "proxy")
     seconds: dict[float | None, list[float]] = {place: [] for place in (None, *latencies)}
     requests: list[int] = []
-    with running(server, proxy):
-        bucket = proxy.bucket("first")
-        bucket.tell(bench.spark)
+    with slow_bucket(bench) as (proxy, bucket):
         targets = {
             place: str(bench.folder / "local") if place is None else bucket.uri(f"at/{place}") for place in seconds
         }
@@ -65,12 +58,7 @@ def first_batch(bench: Bench, latencies: Sequence[float]) -> list[Comparison]:
 
 def _prepare(bench: Bench, target: str) -> None:
     """A table with remembered deletes and a quarantine's place, as a job leaves it."""
-    rows = bench.spark.range(0, ROWS, 1, 1).selectExpr(
-        "id", "1L AS lsn", "uuid() AS a", "id * 2 AS b", "'constant' AS c", "current_timestamp() AS ts"
-    )
-    writer = rows.write.format("delta").option("delta.enableChangeDataFeed", "true")
-    writer.option(VECTORS_PROPERTY, "true").save(target)
-    sink = sink_on(target)
+    sink = sink_on(make_table(bench, target, vectors=True))
     for _ in range(3):
         sink(bench.events(EVENTS, 0, ROWS + ROWS // 10, deletes=True), bench.batch_id)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -62,12 +63,8 @@ def on_s3(bench: Bench, latencies: Sequence[float]) -> list[Comparison]:
     if missing():
         sys.stderr.write(f"no comparison on S3: {missing()}\n")
         return []
-    server = S3Server(bench.folder / "server")
-    proxy = S3Proxy(server, bench.folder / "proxy")
     found: list[Comparison] = []
-    with running(server, proxy):
-        bucket = proxy.bucket("bench")
-        bucket.tell(bench.spark)
+    with slow_bucket(bench) as (proxy, bucket):
         for latency in latencies:
             proxy.delay(0)
             sides = _sides(bench, bucket, f"{latency}")
@@ -83,14 +80,25 @@ def on_s3(bench: Bench, latencies: Sequence[float]) -> list[Comparison]:
     return found
 
 
+@contextmanager
+def slow_bucket(bench: Bench) -> Iterator[tuple[S3Proxy, Bucket]]:
+    """A bucket that Spark knows of, and what makes its answers late."""
+    server = S3Server(bench.folder / "server")
+    proxy = S3Proxy(server, bench.folder / "proxy")
+    with running(server, proxy):
+        bucket = proxy.bucket("bench")
+        bucket.tell(bench.spark)
+        yield proxy, bucket
+
+
 def _sides(bench: Bench, bucket: Bucket, label: str) -> dict[str, _Side]:
     session = owned_session(bench.spark)
     for key, value in DEFAULT_CONFS.items():
         session.conf.set(key, value)
-    by_hand = _table(bench, bucket, f"{label}/naive", vectors=False)
+    by_hand = make_table(bench, bucket.uri(f"{label}/naive"), vectors=False)
     sides = {NAIVE: _Side(merge=lambda batch: hand_written(session, by_hand, deduped(in_session(batch, session))))}
     for engine in ENGINES:
-        target = _table(bench, bucket, f"{label}/{engine}", vectors=engine == "merge_on_read")
+        target = make_table(bench, bucket.uri(f"{label}/{engine}"), vectors=engine == "merge_on_read")
         sink = sink_on(target, engine="auto" if engine == "spark" else "native")._under(costs=_Only(engine))
 
         def merge(batch: DataFrame, sink: object = sink, engine: str = engine) -> None:
@@ -103,8 +111,8 @@ def _sides(bench: Bench, bucket: Bucket, label: str) -> dict[str, _Side]:
     return sides
 
 
-def _table(bench: Bench, bucket: Bucket, path: str, *, vectors: bool) -> str:
-    target = bucket.uri(path)
+def make_table(bench: Bench, target: str, *, vectors: bool) -> str:
+    """The table that batches are merged into; where it lies."""
     rows = bench.spark.range(0, ROWS, 1, 1).selectExpr(
         "id", "1L AS lsn", "uuid() AS a", "id * 2 AS b", "'constant' AS c", "current_timestamp() AS ts"
     )

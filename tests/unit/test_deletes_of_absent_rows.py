@@ -9,13 +9,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
-from on_read_target import ARROW, SPEC, Granted, Target, events, layout
+from on_read_target import ARROW, Target, events, merger
 
 from stream_merge.engines.base import CommitTag
 from stream_merge.engines.delta_rs.merger import DeltaRsMerger
 from stream_merge.engines.in_driver import DriverMerger
-from stream_merge.shapes.key_bounds import KeyBounds
-from stream_merge.tables.delta_rs.table import NativeTable, open_table
+from stream_merge.tables.delta_rs.table import NativeTable
 
 
 def on_read(folder: Path) -> Callable[[pa.Table], DriverMerger]:
@@ -27,20 +26,7 @@ def on_read(folder: Path) -> Callable[[pa.Table], DriverMerger]:
 def by_delta_rs(folder: Path) -> Callable[[pa.Table], DriverMerger]:
     write_deltalake(str(folder), pa.table([[1], [1], ["one"]], schema=ARROW))
 
-    def merger(given: pa.Table) -> DriverMerger:
-        table = open_table(str(folder))
-        assert table is not None
-        return DeltaRsMerger(
-            spec=SPEC,
-            target=table,
-            layout=layout(),
-            events=given,
-            bounds=KeyBounds(),
-            chosen_at=table.version,
-            promise=Granted(None),
-        )
-
-    return merger
+    return lambda given: merger(folder, given, by=DeltaRsMerger)
 
 
 @pytest.mark.parametrize("engine", [on_read, by_delta_rs])
@@ -48,9 +34,9 @@ def test_a_delete_that_changes_nothing_has_seen_what_came_before_it_was_remember
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: Callable[[Path], Callable[[pa.Table], DriverMerger]]
 ) -> None:
     """The other stream has looked at the remembered deletes before, so nobody else removes the row."""
-    merger = engine(tmp_path)
+    merge_of = engine(tmp_path)
     monkeypatch.setattr(NativeTable, "refresh_if_free", lambda _: None)  # as on an object store
-    deleting, inserting = merger(events((7, 10, None), delete=[7])), merger(events((7, 5, "older")))
+    deleting, inserting = merge_of(events((7, 10, None), delete=[7])), merge_of(events((7, 5, "older")))
 
     inserting.merge(None, _tag("inserts"))
     report = deleting.merge(None, _tag("deletes"))
@@ -63,10 +49,10 @@ def test_a_delete_that_changes_nothing_has_seen_what_came_before_it_was_remember
 def test_a_delete_that_changes_nothing_commits_nothing(
     tmp_path: Path, engine: Callable[[Path], Callable[[pa.Table], DriverMerger]]
 ) -> None:
-    merger = engine(tmp_path)
+    merge_of = engine(tmp_path)
     before = _versions(tmp_path)
 
-    report = merger(events((7, 10, None), delete=[7])).merge(None, _tag("deletes"))
+    report = merge_of(events((7, 10, None), delete=[7])).merge(None, _tag("deletes"))
 
     assert (report.deleted, report.version) == (0, None)
     assert _versions(tmp_path) == before

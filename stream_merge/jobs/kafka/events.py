@@ -64,12 +64,7 @@ def change_events(
     """
     _refuse_names(batch, settings)
     events = _shaped(batch.of_kinds(Kind.UPSERT, Kind.DELETE), batch, settings)
-    known = Known(
-        session=session,
-        target=settings.target,
-        keys=settings.keys,
-        tombstone_retention=settings.tombstone_retention,
-    )
+    known = Known.of_query(session, settings)
     if batch.reads and _is_by_position(settings):
         events = placed_first(events) if reads_come_first else placed(events, known)
     unread = unread_before(batch, session, settings) if batch.total(Kind.NULL_VALUE) or batch.missing else None
@@ -100,6 +95,7 @@ def change_events_at_hand(batch: DecodedBatch, settings: QuerySettings, *, reads
     are_changes = pc.is_in(found["kind"], value_set=pa.array([str(Kind.UPSERT), str(Kind.DELETE)]))
     if not pc.all(are_changes).as_py():
         found = found.filter(are_changes)
+    is_read = found["is_snapshot"] if by_position else pa.repeat(pa.scalar(False), found.num_rows)
     row = dict(zip(batch.row.names, found[ROW].flatten(), strict=True))
     if settings.topic_column is not None:
         row[settings.topic_column] = found["topic"]
@@ -108,12 +104,8 @@ def change_events_at_hand(batch: DecodedBatch, settings: QuerySettings, *, reads
         EPOCH: pa.repeat(
             pa.scalar(settings.epoch, pa.int32() if settings.epoch < 2**31 else pa.int64()), found.num_rows
         ),
-        POSITION: pc.if_else(found["is_snapshot"], 0, found["position"]) if by_position else found["position"],
-        STREAMED: (
-            pc.invert(found["is_snapshot"]).cast(pa.int32())
-            if by_position
-            else pa.repeat(pa.scalar(1, pa.int32()), found.num_rows)
-        ),
+        POSITION: pc.if_else(is_read, 0, found["position"]),
+        STREAMED: pc.invert(is_read).cast(pa.int32()),
         PARTITION: found["partition"],
         OFFSET: found["offset"],
         DELETE: pc.not_equal(found["kind"], str(Kind.UPSERT)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pyspark.sql import Column, DataFrame, SparkSession, Window
@@ -20,6 +20,7 @@ from stream_merge.jobs.kafka.ordering import (
     STREAMED,
     TOPIC,
 )
+from stream_merge.jobs.kafka.settings import QuerySettings
 from stream_merge.jobs.kafka.unread import UNREAD
 from stream_merge.model import names
 from stream_merge.shapes import key_bounds
@@ -48,6 +49,16 @@ class Known:
     keys: tuple[str, ...]
     tombstone_retention: float | None
     """Seconds that the sink remembers deletes; None: for ever."""
+
+    @classmethod
+    def of_query(cls, session: SparkSession, settings: QuerySettings) -> Known:
+        """Those of a query."""
+        return cls(
+            session=session,
+            target=settings.target,
+            keys=settings.keys,
+            tombstone_retention=settings.tombstone_retention,
+        )
 
     def rows(self, wanted: DataFrame) -> DataFrame | None:
         """The stored rows of some keys, with their sequence; None where there is no table.
@@ -215,7 +226,7 @@ def _history(events: DataFrame, affected: DataFrame, known: Known) -> DataFrame:
 
 def _as_event(stored: DataFrame, wanted: T.StructType, *, is_delete: bool) -> DataFrame:
     """Stored rows in the shape of events; columns that they lack are absent, those that events lack are left out."""
-    parts = zip(stored_sequence(stored), COMPONENTS, strict=True)
+    parts = zip(_stored_sequence(stored), COMPONENTS, strict=True)
     sequence = F.struct(*(part.alias(name) for part, name in parts))
     own = [f.name for f in wanted.fields if not f.name.startswith("$")]
     have = {name: columns.resolve(name, stored.columns, case_sensitive=False) for name in own}
@@ -230,7 +241,13 @@ def _as_event(stored: DataFrame, wanted: T.StructType, *, is_delete: bool) -> Da
     return stored.select(*(made.get(f.name, F.lit(None)).cast(f.dataType).alias(f.name) for f in wanted.fields))
 
 
-def stored_sequence(stored: DataFrame) -> list[Column]:
+def in_sequence(stored: DataFrame, keys: Sequence[str]) -> DataFrame:
+    """Keys and `SEQUENCE` of stored rows or remembered deletes."""
+    parts = zip(SEQUENCE, _stored_sequence(stored), strict=True)
+    return stored.select(*_columns(keys), *(part.alias(name) for name, part in parts))
+
+
+def _stored_sequence(stored: DataFrame) -> list[Column]:
     """Its components; a row that was there before the first run has none, and is the oldest of all."""
     has_sequence = names.SEQUENCE_COLUMN in stored.columns
     parts = [F.col(names.SEQUENCE_COLUMN)[part] if has_sequence else F.lit(None) for part in COMPONENTS]
@@ -260,8 +277,7 @@ def deletes_of_null_values(
     earlier = events.select(*_columns([*keys, *SEQUENCE]), F.lit(1).alias(_RANK))
     stored = known.rows(nulls)
     if stored is not None:
-        parts = [part.alias(name) for name, part in zip(SEQUENCE, stored_sequence(stored), strict=True)]
-        earlier = earlier.unionByName(stored.select(*_columns(keys), *parts, F.lit(0).alias(_RANK)))
+        earlier = earlier.unionByName(in_sequence(stored, keys).withColumn(_RANK, F.lit(0)))
     n, e = nulls.alias("n"), earlier.alias("e")
     same_key = columns.all_of(columns.column(key, "n") == columns.column(key, "e") for key in keys)
     same_partition = columns.column(PARTITION, "n") == columns.column(PARTITION, "e")
@@ -284,21 +300,19 @@ def deletes_of_null_values(
     is_of_now = F.col(_FOUND)[EPOCH] == columns.column(EPOCH)
     given = {name: F.when(is_of_now, F.col(_FOUND)[name]).otherwise(F.lit(0)) for name in (POSITION, STREAMED)}
     given[DELETE] = F.lit(True)
-    types = {f.name: f.dataType for f in events.schema.fields}
-
-    def as_events(found: DataFrame, given: Mapping[str, Column]) -> DataFrame:
-        have = {name: columns.column(name) for name in found.columns}
-        return found.select(
-            *(given.get(name, have.get(name, F.lit(None))).cast(dtype).alias(name) for name, dtype in types.items())
-        )
-
-    deletes = as_events(behind, given)
+    deletes = _with(given, behind, events.schema)
     if unread is None:
         return deletes
     others = nulls.join(unread, list(_PLACE), "left_semi").join(behind, list(_PLACE), "left_anti")
     first = {POSITION: F.lit(0), STREAMED: F.lit(0), DELETE: F.lit(True)}
-    return deletes.unionByName(as_events(others, first))
+    return deletes.unionByName(_with(first, others, events.schema))
 
 
-def _columns(wanted: list[str] | tuple[str, ...]) -> list[Column]:
+def _with(given: Mapping[str, Column], found: DataFrame, wanted: T.StructType) -> DataFrame:
+    """The wanted columns: those that are given, else as they are found, else NULL."""
+    have = {**{name: columns.column(name) for name in found.columns}, **given}
+    return found.select(*(have.get(f.name, F.lit(None)).cast(f.dataType).alias(f.name) for f in wanted.fields))
+
+
+def _columns(wanted: Sequence[str]) -> list[Column]:
     return [columns.column(name) for name in wanted]

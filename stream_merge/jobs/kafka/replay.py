@@ -16,7 +16,7 @@ from stream_merge.jobs.kafka.batch import merge_sink
 from stream_merge.jobs.kafka.columns import RowSchema
 from stream_merge.jobs.kafka.decode import DecodedBatch
 from stream_merge.jobs.kafka.events import change_events
-from stream_merge.jobs.kafka.missing_values import Known, stored_sequence
+from stream_merge.jobs.kafka.missing_values import Known, in_sequence
 from stream_merge.jobs.kafka.ordering import EPOCH, OFFSET, PARTITION, POSITION, SEQUENCE, STREAMED
 from stream_merge.jobs.kafka.recorded_offsets import REPLAY_SECTION, Origin
 from stream_merge.jobs.kafka.settings import QuerySettings
@@ -198,14 +198,11 @@ def _behind_deletes(events: DataFrame, session: SparkSession, settings: QuerySet
     which these were not.
     """
     keys = list(settings.keys)
-    known = Known(
-        session=session, target=settings.target, keys=settings.keys, tombstone_retention=settings.tombstone_retention
-    )
-    deleted = known.deletes(events)
+    deleted = Known.of_query(session, settings).deletes(events)
     if deleted is None:
         return events
-    parts = [part.alias(_DELETED + name) for name, part in zip(SEQUENCE, stored_sequence(deleted), strict=True)]
-    beside = events.join(deleted.select(*(columns.column(key) for key in keys), *parts), keys, "left")
+    renamed = {name: _DELETED + name for name in SEQUENCE}
+    beside = events.join(in_sequence(deleted, keys).withColumnsRenamed(renamed), keys, "left")
     then = {name: columns.column(_DELETED + name) for name in (EPOCH, PARTITION, OFFSET)}
     is_followed = (
         (then[EPOCH] == columns.column(EPOCH))

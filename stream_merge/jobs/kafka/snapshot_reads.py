@@ -12,7 +12,7 @@ from __future__ import annotations
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from stream_merge.jobs.kafka.missing_values import Known, stored_sequence
+from stream_merge.jobs.kafka.missing_values import Known, in_sequence
 from stream_merge.jobs.kafka.ordering import EPOCH, OFFSET, PARTITION, POSITION, SEQUENCE, STREAMED, TOPIC
 from stream_merge.spark import columns
 
@@ -47,12 +47,10 @@ def placed(events: DataFrame, known: Known) -> DataFrame:
     keys = list(known.keys)
     is_read = columns.column(STREAMED) == 0
     reads, changes = events.where(is_read), events.where(~is_read)
-    wanted = [columns.column(name) for name in (*keys, *SEQUENCE)]
-    before = changes.select(*wanted)
+    before = changes.select(*(columns.column(name) for name in (*keys, *SEQUENCE)))
     for stored in (known.rows(reads), known.deletes(reads)):
         if stored is not None:
-            parts = [part.alias(name) for name, part in zip(SEQUENCE, stored_sequence(stored), strict=True)]
-            before = before.unionByName(stored.select(*(columns.column(key) for key in keys), *parts))
+            before = before.unionByName(in_sequence(stored, keys))
     r, b = reads.alias("r"), before.alias("b")
     is_here = columns.column(PARTITION, "b") == columns.column(PARTITION, "r")
     same = columns.all_of(columns.column(key, "r") == columns.column(key, "b") for key in keys)

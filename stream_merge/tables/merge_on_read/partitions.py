@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql.types import (
     BooleanType,
     ByteType,
@@ -21,7 +20,8 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from stream_merge.model.snapshot import HIVE_NULL, name_in_files
+from stream_merge.model.snapshot import name_in_files
+from stream_merge.shapes.arrow_text import holds_null_of_partitions
 from stream_merge.spark.versions import arrow_type
 
 TYPES: tuple[type[DataType], ...] = (BooleanType, ByteType, ShortType, IntegerType, LongType, DateType, StringType)
@@ -117,6 +117,6 @@ def holds_odd_text(rows: pa.Table, partition_columns: Sequence[str]) -> str | No
     """A partition column with a text that Spark would keep as NULL or write otherwise; None where there is none."""
     for name in partition_columns:
         values = rows[name]
-        if pa.types.is_string(values.type) and pc.any(pc.is_in(values, pa.array(["", HIVE_NULL]))).as_py():
+        if pa.types.is_string(values.type) and holds_null_of_partitions(values):
             return name
     return None
