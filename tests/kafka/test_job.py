@@ -19,6 +19,7 @@ from stream_merge.jobs.kafka import JobSettings, run
 from stream_merge.jobs.kafka.check import check
 from stream_merge.jobs.kafka.exit_codes import Verdict
 from stream_merge.jobs.kafka.run import JobResult
+from stream_merge.microbatch import steps
 from stream_merge.testing import change_rows, target_rows
 
 FORMAT = {
@@ -360,6 +361,45 @@ def test_a_value_is_not_taken_from_before_a_record_that_nobody_could_read(shop: 
         (1, "newest", "0.03"),
         (2, "old", "2.00"),
     ]
+
+
+TWO_TEXTS = {**FORMAT, "columns": {**FORMAT["columns"], "note": "text"}}
+
+
+def test_a_batch_tried_again_judges_its_events_as_before(shop: Shop, monkeypatch: pytest.MonkeyPatch):
+    """What the first try has put into quarantine stands before nothing: else its last event would be nowhere."""
+    shop.event("c", 1, "old", row={"note": "old"})
+    shop.merge(value_format=TWO_TEXTS)
+    bad = [shop.event("u", 1, "new", row={"price": "?", "note": "new"})]
+    shop.merge(value_format=TWO_TEXTS)
+    bad.append(shop.event("u", 1, "a name", row={"note": PLACEHOLDER}))
+    bad.append(shop.event("u", 1, PLACEHOLDER, row={"note": PLACEHOLDER}))
+    shop.event("u", 1, PLACEHOLDER, row={"note": "a note"})
+    with monkeypatch.context() as dying:
+        dying.setattr(steps, "merge", lambda *_: (_ for _ in ()).throw(ConfigError("the process dies here")))
+        failure = shop.failure(value_format=TWO_TEXTS)
+    between = [offset for offset, _ in shop.quarantined()]
+
+    shop.merge(value_format=TWO_TEXTS)
+
+    assert "the process dies here" in str(failure)
+    assert between == bad
+    assert shop.rows("id", "name", "note") == [(1, "a name", "a note")]
+    assert [offset for offset, _ in shop.quarantined()] == bad
+
+
+def test_a_record_of_an_earlier_epoch_stands_before_nothing_of_now(shop: Shop):
+    shop.widen(2)
+    shop.event("c", 1, "old")
+    shop.event("u", 1, "new", partition=1, row={"price": "?"})
+    shop.merge()
+    shop.event("u", 1, "now", lsn=1)
+    shop.merge(epoch=1)
+    shop.event("u", 1, PLACEHOLDER, lsn=2, partition=1, row={"price": price(7)})
+
+    shop.merge(epoch=1)
+
+    assert [(name, str(paid)) for name, paid in shop.rows("name", "price")] == [("now", "0.07")]
 
 
 def test_a_late_event_does_not_lend_its_value_to_a_newer_one(shop: Shop):

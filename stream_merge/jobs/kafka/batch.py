@@ -112,11 +112,19 @@ class TopicSink:
                     remedy="'stream-merge quarantine show' says why",
                 )
             if batch.row.fields:
-                come_first = self._known_origin().reads_come_first and not batch.streamed
-                events = change_events(batch, batch_df.sparkSession, self._settings, reads_come_first=come_first)
+                origin = self._known_origin()
+                come_first = origin.reads_come_first and not batch.streamed
+                events = change_events(
+                    batch,
+                    batch_df.sparkSession,
+                    self._settings,
+                    reads_come_first=come_first,
+                    epoch_since=origin.epoch_since(),
+                    ranges=ranges,
+                )
                 intake = Intake(
                     calls="every",
-                    recorded={SECTION: self._known_origin().recorded(ranges, batch, gone)},
+                    recorded={SECTION: origin.recorded(ranges, batch, gone)},
                     at_hand=change_events_at_hand(batch, self._settings, reads_come_first=come_first),
                     undecodable=undecodable,
                 )

@@ -8,6 +8,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from stream_merge.errors import ConfigError, ContractError
+from stream_merge.jobs.kafka.batch_offsets import Ranges
 from stream_merge.jobs.kafka.decode import DecodedBatch, counted_by_place
 from stream_merge.jobs.kafka.missing_values import (
     ABSENT,
@@ -45,7 +46,13 @@ SOURCE_COLUMNS = (names.UNAVAILABLE_COLUMN, names.ORIGIN_COLUMN)
 
 
 def change_events(
-    batch: DecodedBatch, session: SparkSession, settings: QuerySettings, *, reads_come_first: bool
+    batch: DecodedBatch,
+    session: SparkSession,
+    settings: QuerySettings,
+    *,
+    reads_come_first: bool,
+    epoch_since: int,
+    ranges: Ranges | None = None,
 ) -> DataFrame:
     """The upserts and deletes of a batch: whole rows, null-value records resolved, as the sink takes them.
 
@@ -54,6 +61,8 @@ def change_events(
         session: to look at the target.
         settings: the query.
         reads_come_first: whether no change of the epoch came before the batch's reads (`Origin.reads_come_first`).
+        epoch_since: when the epoch began, milliseconds since 1970 (`Origin.epoch_since`).
+        ranges: what a batch of a stream covers.
 
     Returns:
         The row's columns, `SEQUENCE`, `DELETE` and `SOURCE_COLUMNS`.
@@ -67,7 +76,9 @@ def change_events(
     known = Known.of_query(session, settings)
     if batch.reads and _is_by_position(settings):
         events = placed_first(events) if reads_come_first else placed(events, known)
-    unread = unread_before(batch, session, settings) if batch.total(Kind.NULL_VALUE) or batch.missing else None
+    unread = None
+    if batch.total(Kind.NULL_VALUE) or batch.missing:
+        unread = unread_before(batch, session, settings, since=epoch_since, ranges=ranges)
     if batch.total(Kind.NULL_VALUE):
         nulls = _shaped(batch.of_kinds(Kind.NULL_VALUE), batch, settings)
         found, resolved = counted_by_place(deletes_of_null_values(nulls, events, known, unread))

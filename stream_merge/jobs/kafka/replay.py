@@ -144,7 +144,7 @@ def replay(
     batch = decode.evaluate(_in_order(young, settings), rows, settings.limits.max_value_bytes)
     try:
         decode.refuse_unknown_keys(batch)
-        events = _mergeable(batch, session, settings)
+        events = _mergeable(batch, session, settings, origin.epoch_since())
         merged = 0 if events is None else events.count()
         result = None
         if events is not None and merged:
@@ -179,11 +179,13 @@ def _merge(
     return sink.last_result
 
 
-def _mergeable(batch: DecodedBatch, session: SparkSession, settings: QuerySettings) -> DataFrame | None:
+def _mergeable(
+    batch: DecodedBatch, session: SparkSession, settings: QuerySettings, epoch_since: int
+) -> DataFrame | None:
     """The events that the contract lets through: the others stay where they are, and do not come back as new rows."""
     if not batch.row.fields:
         return None
-    events = change_events(batch, session, settings, reads_come_first=False)
+    events = change_events(batch, session, settings, reads_come_first=False, epoch_since=epoch_since)
     events = _behind_deletes(events, session, settings)
     has_keys = columns.all_of(columns.column(key).isNotNull() for key in settings.keys)
     events = events.where(has_keys & columns.column(names.UNAVAILABLE_COLUMN).isNull()).localCheckpoint(eager=True)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from stream_merge.jobs.kafka.batch_offsets import Ranges
 from stream_merge.jobs.kafka.decode import DecodedBatch
 from stream_merge.jobs.kafka.ordering import OFFSET, PARTITION, TOPIC
 from stream_merge.jobs.kafka.settings import QuerySettings
@@ -18,11 +19,21 @@ UNREAD = "$unread"
 _PLACE = {"topic": TOPIC, "partition": PARTITION, "offset": OFFSET}
 
 
-def unread_before(batch: DecodedBatch, session: SparkSession, settings: QuerySettings) -> DataFrame | None:
+def unread_before(
+    batch: DecodedBatch, session: SparkSession, settings: QuerySettings, *, since: int, ranges: Ranges | None
+) -> DataFrame | None:
     """The newest unread record before each event with unavailable values, and before each null-value record.
 
     That is one of the same record key and partition: of the batch, where it cannot be read, or in quarantine, where it
     was not replayed.
+
+    Args:
+        batch: what was decoded.
+        session: to look at the quarantine.
+        settings: the query.
+        since: when the epoch began, milliseconds since 1970: records of before stand before nothing of now.
+        ranges: what the batch covers of its topics. What an earlier try of it has quarantined is not looked at, so that
+            its events are judged alike again. None: it is no batch of a stream.
 
     Returns: `TOPIC`, `PARTITION`, `OFFSET` of the events, and `UNREAD`; None where nothing is unread.
 
@@ -34,7 +45,8 @@ def unread_before(batch: DecodedBatch, session: SparkSession, settings: QuerySet
     wanted = [F.col(name) for name in (*_PLACE, "raw_key")]
     unread = batch.of_kinds(Kind.UNDECODABLE).select(*wanted)
     if kept is not None:
-        unread = unread.unionByName(kept.where(F.col("topic").isin(list(settings.topic))).select(*wanted))
+        is_of_now = F.col("topic").isin(list(settings.topic)) & (F.unix_millis("recorded_at") >= since)
+        unread = unread.unionByName(kept.where(is_of_now & _is_earlier(ranges)).select(*wanted))
     is_null = F.col("kind") == str(Kind.NULL_VALUE)
     says_less = is_null | F.col("unavailable").isNotNull()
     lacking = batch.of_kinds(Kind.UPSERT, Kind.NULL_VALUE).where(says_less).select(*wanted)
@@ -45,3 +57,14 @@ def unread_before(batch: DecodedBatch, session: SparkSession, settings: QuerySet
     is_before = columns.column("offset", "u") < columns.column("offset", "e")
     place = [columns.column(name, "e").alias(as_event) for name, as_event in _PLACE.items()]
     return e.join(u, same & is_before, "inner").groupBy(*place).agg(F.max(columns.column("offset", "u")).alias(UNREAD))
+
+
+def _is_earlier(ranges: Ranges | None) -> Column:
+    """Whether a record stands before the batch, by its topic, partition and offset."""
+    if ranges is None:
+        return F.lit(True)
+    return columns.any_of(
+        (F.col("topic") == topic) & (F.col("partition") == partition) & (F.col("offset") < found.start)
+        for topic, partitions in ranges.items()
+        for partition, found in partitions.items()
+    )
