@@ -262,6 +262,60 @@ def test_reads_of_a_first_snapshot_look_at_no_row(shop: Shop):
     assert shop.rows() == [(1, "read by a second try"), (3, "of a transaction that was open")]
 
 
+def test_reads_of_another_topic_for_the_table_are_ordered_by_the_log(shop: Shop, tmp_path: Path):
+    """A connector with another prefix: offsets begin again, and say nothing of the rows that are there."""
+    for turn in range(5):
+        shop.event("u", 1, f"old {turn}", lsn=100 + turn)
+        shop.event("u", 2, f"old {turn}", lsn=100 + turn)
+    shop.merge()
+    shop.topic = f"{shop.topic}.another"
+    shop.make_topic()
+    another = str(tmp_path / "another")
+    shop.event("r", 1, "read", lsn=200, snapshot="first")
+    shop.merge(checkpoint=another)
+    shop.event("r", 2, "read", lsn=200, snapshot="last")
+
+    shop.merge(checkpoint=another)
+
+    assert shop.rows() == [(1, "read"), (2, "read")]
+    assert [commit.get("other_topics") for commit in shop.recorded()] == [None, True, True]
+
+
+def test_keys_that_move_between_two_snapshots_are_read_again(shop: Shop):
+    """To a partition before theirs, in the first batch after the topic has grown and in a later one."""
+    shop.widen(2)
+    for key in (1, 2):
+        shop.event("r", key, "read", lsn=150, partition=1, snapshot="true")
+    shop.merge()
+    shop.producer.close()
+    shop.producer = KafkaProducer(bootstrap_servers=shop.broker.bootstrap)  # the other one knows of two partitions
+    shop.widen(3)
+    shop.event("r", 1, "read again", lsn=160, partition=0, snapshot="first")
+    shop.merge()
+    shop.event("r", 2, "read again", lsn=160, partition=0, snapshot="last")
+
+    shop.merge()
+
+    assert shop.rows() == [(1, "read again"), (2, "read again")]
+
+
+def test_an_old_trace_of_a_key_elsewhere_says_nothing_of_a_read(shop: Shop):
+    """A delete that was remembered in another partition long ago is not the newest change of the key."""
+    shop.widen(2)
+    shop.event("c", 1, "created", lsn=90, partition=1)
+    shop.event("d", 1, lsn=100, partition=1)
+    shop.merge()
+    shop.event("c", 1, "created again", lsn=120)
+    shop.merge()
+    shop.event("r", 1, "read", lsn=150, snapshot="true")
+    shop.merge()
+    shop.event("u", 1, "of an open transaction", lsn=140)
+
+    shop.merge()
+
+    assert shop.rows() == [(1, "of an open transaction")]
+
+
 def test_a_snapshot_delivered_again_changes_nothing(shop: Shop, tmp_path: Path):
     shop.event("r", 1, "read", lsn=150, snapshot="last")
     shop.event("u", 1, "changed", lsn=160)

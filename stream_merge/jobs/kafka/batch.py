@@ -113,19 +113,19 @@ class TopicSink:
                 )
             if batch.row.fields:
                 origin = self._known_origin()
-                come_first = origin.reads_come_first and not batch.streamed
+                placing = origin.placing(batch)
                 events = change_events(
                     batch,
                     batch_df.sparkSession,
                     self._settings,
-                    reads_come_first=come_first,
+                    placing=placing,
                     epoch_since=origin.epoch_since(),
                     ranges=ranges,
                 )
                 intake = Intake(
                     calls="every",
                     recorded={SECTION: origin.recorded(ranges, batch, gone)},
-                    at_hand=change_events_at_hand(batch, self._settings, reads_come_first=come_first),
+                    at_hand=change_events_at_hand(batch, self._settings, placing=placing),
                     undecodable=undecodable,
                 )
                 self._sink._merge(events, batch_id, intake)

@@ -29,9 +29,10 @@ from stream_merge.jobs.kafka.ordering import (
     SEQUENCE,
     STREAMED,
     TOPIC,
+    Placing,
 )
 from stream_merge.jobs.kafka.settings import QuerySettings
-from stream_merge.jobs.kafka.snapshot_reads import placed, placed_first
+from stream_merge.jobs.kafka.snapshot_reads import placed
 from stream_merge.jobs.kafka.unread import unread_before
 from stream_merge.model import names, source_batch
 from stream_merge.model.source_batch import AtHand
@@ -50,7 +51,7 @@ def change_events(
     session: SparkSession,
     settings: QuerySettings,
     *,
-    reads_come_first: bool,
+    placing: Placing,
     epoch_since: int,
     ranges: Ranges | None = None,
 ) -> DataFrame:
@@ -60,7 +61,7 @@ def change_events(
         batch: what was decoded.
         session: to look at the target.
         settings: the query.
-        reads_come_first: whether no change of the epoch came before the batch's reads (`Origin.reads_come_first`).
+        placing: of rows that a snapshot has read (`Origin.placing`).
         epoch_since: when the epoch began, milliseconds since 1970 (`Origin.epoch_since`).
         ranges: what a batch of a stream covers.
 
@@ -75,7 +76,7 @@ def change_events(
     events = _shaped(batch.of_kinds(Kind.UPSERT, Kind.DELETE), batch, settings)
     known = Known.of_query(session, settings)
     if batch.reads and _is_by_position(settings):
-        events = placed_first(events) if reads_come_first else placed(events, known)
+        events = placed(events, known, placing)
     unread = None
     if batch.total(Kind.NULL_VALUE) or batch.missing:
         unread = unread_before(batch, session, settings, since=epoch_since, ranges=ranges)
@@ -97,10 +98,10 @@ def change_events(
     return events.drop(ABSENT, TOPIC, OLD_KEY)
 
 
-def change_events_at_hand(batch: DecodedBatch, settings: QuerySettings, *, reads_come_first: bool) -> AtHand | None:
+def change_events_at_hand(batch: DecodedBatch, settings: QuerySettings, *, placing: Placing) -> AtHand | None:
     """The same upserts and deletes in the driver; None where the batch is not there, or stored rows have a say."""
     by_position = _is_by_position(settings)
-    if batch.at_hand is None or (batch.reads and by_position and not reads_come_first):
+    if batch.at_hand is None or (batch.reads and by_position and placing is Placing.BEHIND):
         return None
     found = batch.at_hand.select(["topic", "partition", "offset", "kind", "position", "is_snapshot", ROW])
     are_changes = pc.is_in(found["kind"], value_set=pa.array([str(Kind.UPSERT), str(Kind.DELETE)]))
@@ -115,7 +116,7 @@ def change_events_at_hand(batch: DecodedBatch, settings: QuerySettings, *, reads
         EPOCH: pa.repeat(
             pa.scalar(settings.epoch, pa.int32() if settings.epoch < 2**31 else pa.int64()), found.num_rows
         ),
-        POSITION: pc.if_else(is_read, 0, found["position"]),
+        POSITION: pc.if_else(is_read, 0, found["position"]) if placing is Placing.FIRST else found["position"],
         STREAMED: pc.invert(is_read).cast(pa.int32()),
         PARTITION: found["partition"],
         OFFSET: found["offset"],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from enum import Enum, auto
+
 EPOCH, POSITION, STREAMED, PARTITION, OFFSET = "$epoch", "$position", "$streamed", "$partition", "$offset"
 SEQUENCE = (EPOCH, POSITION, STREAMED, PARTITION, OFFSET)
 """The first three say where the event stands in the source; the others, which delivery of it came last. Fixed from
@@ -13,3 +15,14 @@ BY_LOG_POSITION, BY_OFFSET = "postgresql/1", "offset/1"
 """Names of the sequence's definition, recorded with each commit: what `POSITION` is."""
 DELETE = "$delete"
 TOPIC = "$topic"
+
+
+class Placing(Enum):
+    """Where rows stand that a snapshot has read (`snapshot_reads`)."""
+
+    FIRST = auto()
+    """At the beginning of the epoch: no change was merged before."""
+    BEHIND = auto()
+    """Behind the newest change of their key before them."""
+    AS_TOLD = auto()
+    """Where the connector says: rows of the table came from other topics, whose offsets do not compare."""

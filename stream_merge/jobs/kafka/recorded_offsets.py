@@ -13,11 +13,13 @@ from stream_merge.errors import ConfigError, ContractError
 from stream_merge.jobs.kafka.batch_offsets import Range, Ranges
 from stream_merge.jobs.kafka.counts import Counts, Place, take_in
 from stream_merge.jobs.kafka.decode import DecodedBatch
-from stream_merge.jobs.kafka.ordering import BY_LOG_POSITION, BY_OFFSET
+from stream_merge.jobs.kafka.ordering import BY_LOG_POSITION, BY_OFFSET, COMPONENTS, Placing
 from stream_merge.jobs.kafka.settings import QuerySettings
+from stream_merge.model import names
 from stream_merge.model.results import MergeResult
 from stream_merge.model.snapshot import CommitRecord, TableSnapshot, newest_first
 from stream_merge.sources.kafka.connection import Offsets, TopicState
+from stream_merge.spark import columns
 from stream_merge.tables import remembered, spark_table
 
 SECTION = "kafka"
@@ -39,6 +41,10 @@ class Recorded:
     partitions say nothing: a job may be far ahead in one, and topics may come from several servers."""
     streamed: set[Place]
     """Topics and partitions of which the epoch has merged changes, not only rows that a snapshot had read."""
+    keys_moved: bool
+    """Whether a topic got more partitions in the epoch, so that a key may have rows and events in several."""
+    other_topics: bool
+    """Whether the epoch has merged other topics than the query's into the same rows."""
     topic_ids: dict[str, str]
     ends: dict[Place, int]
     """Topic and partition -> offset behind the last one that a commit of this query accounts for."""
@@ -56,9 +62,13 @@ class Origin:
     is_of_new_table: bool = False
     """Whether there was no table when this was read, and nothing has been committed since."""
     has_deletes: bool = False
-    """Whether deletes were remembered when this was read, though no commit tells of changes of the epoch."""
+    """Whether deletes of the epoch were remembered when this was read, though no commit tells of changes."""
     streamed_since: set[Place] = field(default_factory=set)
     """As `Recorded.streamed`, of the newest commit of any query, and of batches that made no commit."""
+    keys_moved: bool = False
+    """As `Recorded.keys_moved`."""
+    other_topics: bool = False
+    """As `Recorded.other_topics`."""
     started: Offsets = field(default_factory=dict)
     """Where the query's checkpoint started, as long as the table's log shows that nothing is recorded of it."""
     since: int = field(default_factory=lambda: time.time_ns() // 1_000_000)
@@ -116,12 +126,10 @@ class Origin:
             origin.streamed_since = set(newest.streamed) if newest.epoch == settings.epoch else set()
             if origin.last is None:  # another checkpoint: its offsets are not ours, its positions are
                 origin.last = replace(newest, ends={})
-            # A batch that only remembered deletes has made no commit here.
-            retention = settings.tombstone_retention
-            origin.has_deletes = (
-                not origin.streamed_since
-                and remembered.deletes(session, settings.target, retention_seconds=retention) is not None
-            )
+            of_now = [one for one in (newest, origin.last) if one is not None and one.epoch == settings.epoch]
+            origin.keys_moved = any(one.keys_moved for one in of_now)
+            origin.other_topics = any(one.other_topics or origin._is_of_others(one) for one in of_now)
+            origin.has_deletes = not origin.streamed_since and _has_deletes(session, settings)
         return origin
 
     def expect_same_topics(self, topics: Mapping[str, TopicState]) -> None:
@@ -146,6 +154,7 @@ class Origin:
                 )
                 raise ContractError(msg, reasons={}, target=settings.target)
             is_wider = bool(partitions) and len(state.ends) > len(partitions)
+            self.keys_moved = self.keys_moved or (is_wider and settings.epoch <= last.epoch)
             if self._compares_offsets and is_wider and settings.epoch <= last.epoch:
                 msg = (
                     f"topic {name!r} has {len(state.ends)} partitions, it had {len(partitions)}; keys may have moved,"
@@ -176,15 +185,31 @@ class Origin:
                 )
                 raise ContractError(msg, reasons={}, target=settings.target)
 
+    def placing(self, batch: DecodedBatch) -> Placing:
+        """Where the rows of a batch stand that a snapshot has read."""
+        if self.other_topics or batch.streamed or not self._comes_first:
+            return self.placing_of_others
+        return Placing.FIRST
+
     @property
-    def reads_come_first(self) -> bool:
-        """Whether no change of the epoch was merged, or its delete remembered, before the next batch."""
+    def placing_of_others(self) -> Placing:
+        """The same of rows that may have changes before them."""
+        return Placing.AS_TOLD if self.other_topics else Placing.BEHIND
+
+    @property
+    def _comes_first(self) -> bool:
+        """Whether no change of the epoch was merged, or its delete remembered, nor a read in another partition."""
         last = self.last
-        if self.streamed_since or self.has_deletes:
+        if self.streamed_since or self.has_deletes or self.keys_moved:
             return False
         if last is None:
             return self.is_of_new_table  # else commits of the epoch may have been tidied away with the log
         return last.epoch < self.settings.epoch or not last.streamed
+
+    def _is_of_others(self, found: Recorded) -> bool:
+        """Whether a commit has merged other topics into rows of the same keys."""
+        topics = {topic for topic, _ in found.seen}
+        return self.settings.topic_column is None and not topics <= set(self.settings.topic)
 
     @property
     def _compares_offsets(self) -> bool:
@@ -220,6 +245,8 @@ class Origin:
             "epoch_since": self.epoch_since(),
             "ordering": self.ordering,
             "position": max(positions.values(), default=None),
+            **({"keys_moved": True} if self.keys_moved else {}),
+            **({"other_topics": True} if self.other_topics else {}),
         }
 
     def committed(self, ranges: Ranges, batch: DecodedBatch, result: MergeResult | None) -> None:
@@ -247,6 +274,8 @@ class Origin:
             epoch_since=self.epoch_since(),
             positions=self._highest(batch),
             streamed=self._streamed(batch),
+            keys_moved=self.keys_moved,
+            other_topics=self.other_topics,
             topic_ids=dict(self.topic_ids),
             ends=ends,
             seen=seen,
@@ -342,10 +371,19 @@ def _recorded(section: Mapping[str, Any]) -> Recorded:
         epoch_since=section.get("epoch_since", 0),
         positions={place: partitions[place]["position"] for place in streamed},
         streamed=streamed,
+        keys_moved=section.get("keys_moved", False),
+        other_topics=section.get("other_topics", False),
         topic_ids={name: topic["id"] for name, topic in topics.items() if topic["id"] is not None},
         ends={place: found["range"][1] for place, found in partitions.items()},
         seen={place: found.get("seen", found["range"][1]) for place, found in partitions.items()},
     )
+
+
+def _has_deletes(session: SparkSession, settings: QuerySettings) -> bool:
+    """Whether deletes of the epoch are remembered: a batch that has only remembered some has made no commit."""
+    found = remembered.deletes(session, settings.target, retention_seconds=settings.tombstone_retention)
+    epoch = columns.column(names.SEQUENCE_COLUMN)[COMPONENTS[0]]
+    return found is not None and not found.where(epoch == settings.epoch).isEmpty()
 
 
 def _known(name: str, value: int | None) -> dict[str, int]:

@@ -17,7 +17,7 @@ from stream_merge.jobs.kafka.columns import RowSchema
 from stream_merge.jobs.kafka.decode import DecodedBatch
 from stream_merge.jobs.kafka.events import change_events
 from stream_merge.jobs.kafka.missing_values import Known, in_sequence
-from stream_merge.jobs.kafka.ordering import EPOCH, OFFSET, PARTITION, POSITION, SEQUENCE, STREAMED
+from stream_merge.jobs.kafka.ordering import EPOCH, OFFSET, PARTITION, POSITION, SEQUENCE, STREAMED, Placing
 from stream_merge.jobs.kafka.recorded_offsets import REPLAY_SECTION, Origin
 from stream_merge.jobs.kafka.settings import QuerySettings
 from stream_merge.metrics.instruments import MergeMetrics
@@ -144,7 +144,9 @@ def replay(
     batch = decode.evaluate(_in_order(young, settings), rows, settings.limits.max_value_bytes)
     try:
         decode.refuse_unknown_keys(batch)
-        events = _mergeable(batch, session, settings, origin.epoch_since())
+        events = _mergeable(
+            batch, session, settings, placing=origin.placing_of_others, epoch_since=origin.epoch_since()
+        )
         merged = 0 if events is None else events.count()
         result = None
         if events is not None and merged:
@@ -180,12 +182,12 @@ def _merge(
 
 
 def _mergeable(
-    batch: DecodedBatch, session: SparkSession, settings: QuerySettings, epoch_since: int
+    batch: DecodedBatch, session: SparkSession, settings: QuerySettings, *, placing: Placing, epoch_since: int
 ) -> DataFrame | None:
     """The events that the contract lets through: the others stay where they are, and do not come back as new rows."""
     if not batch.row.fields:
         return None
-    events = change_events(batch, session, settings, reads_come_first=False, epoch_since=epoch_since)
+    events = change_events(batch, session, settings, placing=placing, epoch_since=epoch_since)
     events = _behind_deletes(events, session, settings)
     has_keys = columns.all_of(columns.column(key).isNotNull() for key in settings.keys)
     events = events.where(has_keys & columns.column(names.UNAVAILABLE_COLUMN).isNull()).localCheckpoint(eager=True)

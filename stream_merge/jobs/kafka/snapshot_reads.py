@@ -13,33 +13,39 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from stream_merge.jobs.kafka.missing_values import Known, in_sequence
-from stream_merge.jobs.kafka.ordering import EPOCH, OFFSET, PARTITION, POSITION, SEQUENCE, STREAMED, TOPIC
+from stream_merge.jobs.kafka.ordering import EPOCH, OFFSET, PARTITION, POSITION, SEQUENCE, STREAMED, TOPIC, Placing
 from stream_merge.spark import columns
 
 _PLACE = (TOPIC, PARTITION, OFFSET)
-_BEHIND, _IS_ELSEWHERE = "$behind", "$is_elsewhere"
+_BEHIND, _ELSEWHERE = "$behind", "$elsewhere"
 
 
-def placed_first(events: DataFrame) -> DataFrame:
-    """Events of which no key has a change before its read: reads stand at the beginning of their epoch."""
-    is_read = columns.column(STREAMED) == 0
-    return events.withColumn(POSITION, F.when(is_read, F.lit(0)).otherwise(columns.column(POSITION)).cast("bigint"))
-
-
-def placed(events: DataFrame, known: Known) -> DataFrame:
-    """Events with each read directly behind the newest change before it.
-
-    That is the one with the greatest sequence among the batch's changes of the key, the stored row and the newest
-    remembered delete, which stand at a lower offset of its partition, and in its epoch. Without one it stands at the
-    beginning of the epoch. Where the key has moved here from another partition, offsets do not tell what came before,
-    and the read keeps the position that the connector gave it.
+def placed(events: DataFrame, known: Known, placing: Placing) -> DataFrame:
+    """Events with the reads of a snapshot where they stand.
 
     Args:
         events: upserts and deletes of the batch: the row's columns, `SEQUENCE`, `TOPIC`.
         known: where rows and deletes are stored.
+        placing: of the reads.
 
     Returns:
         The same columns.
+    """
+    if placing is Placing.AS_TOLD:
+        return events
+    if placing is Placing.BEHIND:
+        return _behind(events, known)
+    is_read = columns.column(STREAMED) == 0
+    return events.withColumn(POSITION, F.when(is_read, F.lit(0)).otherwise(columns.column(POSITION)).cast("bigint"))
+
+
+def _behind(events: DataFrame, known: Known) -> DataFrame:
+    """Events with each read directly behind the newest change before it.
+
+    That is the one with the greatest sequence among the batch's changes of the key, the stored row and the newest
+    remembered delete, which stand at a lower offset of its partition, and in its epoch. Without one it stands at the
+    beginning of the epoch. Where the newest change of the key stands in another partition, offsets do not tell what
+    came before, and the read keeps the position that the connector gave it.
 
     Cost: two Spark jobs for the bounds of the reads' keys; a join with stored rows of these keys is left to whoever
     runs the frame.
@@ -60,9 +66,10 @@ def placed(events: DataFrame, known: Known) -> DataFrame:
     found = (
         r.join(b, same & of_now & comes_before, "inner")
         .groupBy(*(columns.column(name, "r").alias(name) for name in _PLACE))
-        .agg(F.max(F.when(is_here, sequence)).alias(_BEHIND), F.max(~is_here).alias(_IS_ELSEWHERE))
+        .agg(F.max(F.when(is_here, sequence)).alias(_BEHIND), F.max(F.when(~is_here, sequence)).alias(_ELSEWHERE))
     )
-    behind, is_elsewhere = columns.column(_BEHIND), F.coalesce(columns.column(_IS_ELSEWHERE), F.lit(False))
+    behind, elsewhere = columns.column(_BEHIND), columns.column(_ELSEWHERE)
+    is_elsewhere = elsewhere.isNotNull() & (behind.isNull() | (elsewhere > behind))
     own = F.when(is_elsewhere, columns.column(POSITION)).otherwise(F.lit(0))
     stands = F.struct(own.cast("bigint").alias(POSITION), F.lit(0).alias(STREAMED))
     last = F.when(behind.isNotNull(), F.struct(behind[POSITION].alias(POSITION), behind[STREAMED].alias(STREAMED)))
