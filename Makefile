@@ -68,6 +68,7 @@ soak: $(INSTALLED) .jars/classes.jsa .jars/spark/.copied .jars/services/.copied 
 smoke: smoke-$(SPARK)  ## a few tests of each thing that versions of Spark may do otherwise, on another one than the locked; SPARK=4.1, 4.0 or 3.5
 
 smoke-all: $(INSTALLED)  ## the same on all of these, side by side
+	@deployments/setup.sh java >/dev/null
 	@$(MAKE) --no-print-directory -j 3 -O $(addprefix smoke-,$(OTHERS))
 
 smoke-%: .venv-%/.installed

@@ -147,8 +147,9 @@ def _stop_for_unavailable(events: DataFrame, settings: QuerySettings) -> None:
     partition, offset, missing = unsupplied
     msg = (
         f"the event at partition {partition}, offset {offset} for {settings.target!r} does not carry"
-        f" {list(missing)!r}, and neither the batch nor the table has the value; set REPLICA IDENTITY FULL at the"
-        " source, or 'unavailable: quarantine'"
+        f" {list(missing)!r}, and neither the batch nor the table has the value, or a record of the key that lies in"
+        " quarantine may have changed it: replay that one, or set REPLICA IDENTITY FULL at the source, or"
+        " 'unavailable: quarantine'"
     )
     raise ContractError(msg, reasons={"unavailable_value": 1}, target=settings.target)
 
