@@ -23,15 +23,16 @@ class Maintenance:
     zorder_by: tuple[str, ...] = ()
     """Columns by which rows lie together; each round that has something to do writes the whole table again."""
     vacuum_after: timedelta | None = None
-    """Delete files that the table has not needed for so long; None: never. Spark does it, at most once a day."""
+    """Delete files that the table has not needed for its own `delta.deletedFileRetentionDuration`, said once more here;
+    None: never. Spark does it, at most once a day."""
     every: int = 100
     """A round after so many calls that changed a row."""
     budget_seconds: float = 60.0
     """What a round may take; files are picked by what writing them again is expected to take."""
     force: bool = False
-    """Allow a `vacuum_after` shorter than the table's own `delta.deletedFileRetentionDuration`: time travel, readers
-    of the change feed and streams that are behind lose what it deletes, and another writer what it has written for
-    so long and not yet committed."""
+    """Allow another `vacuum_after` than that. A shorter one: time travel, readers of the change feed and streams that
+    are behind lose what it deletes, and another writer what it has written for so long and not yet committed. A longer
+    one: of files that were removed longer ago than the property says, those written so long ago are deleted."""
 
     def __post_init__(self) -> None:
         problems = list(_problems(self))

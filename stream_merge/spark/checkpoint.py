@@ -60,6 +60,16 @@ class Destination:
         return self.table_id is not None
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedFile:
+    """A file that Spark has made part of a batch."""
+
+    path: str
+    """As a URL, its special characters percent-encoded (`SparkPath`, since Spark 3.4)."""
+    modified_millis: int
+    """When it was written, milliseconds since 1970, as it was then."""
+
+
 class Checkpoint:
     """The checkpoint of one query (Spark 4.2's files `metadata`, `offsets/N`, `commits/N`, `sources/<i>/N`)."""
 
@@ -156,6 +166,20 @@ class Checkpoint:
         files = [entry.rsplit(" ", 1)[0] for entry in found if _log_offset(entry) is None and entry not in ends]
         shown = files or ends
         return shown[:most] + (["..."] if len(shown) > most else [])
+
+    def files(self, batch_id: int) -> list[PlannedFile]:
+        """What a batch of one file source reads, in the order in which Spark has planned it.
+
+        Returns: nothing where the checkpoint does not tell.
+        """
+        ends, before = self.sources(batch_id), self.sources(batch_id - 1) if batch_id else []
+        if before is None or ends is None or len(ends) != 1:
+            return []
+        last, previous = _log_offset(ends[0]), _log_offset(before[0]) if before else -1
+        if last is None or previous is None:
+            return []
+        entries = (entry.rsplit(" ", 1) for entry in self._entries("sources/0", after=previous, up_to=last))
+        return [PlannedFile(path=path, modified_millis=int(modified)) for path, modified in entries]
 
     def _content(self, ends: Sequence[str], before: Sequence[str]) -> Iterator[str]:
         """Where each source ends, and the files behind it."""

@@ -86,10 +86,39 @@ def inside(session: SparkSession, path: str) -> list[Entry]:
     return [_entry(one) for one in files.listStatus(hadoop_path)]
 
 
-def modified_millis(session: SparkSession, path: str) -> int | None:
-    """When a file was written, in milliseconds since 1970; None where there is none."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class State:
+    """By what one writing of a file is told from another."""
+
+    bytes: int
+    modified_millis: int
+    """Milliseconds since 1970."""
+
+
+def states_below(session: SparkSession, path: str) -> dict[str, State]:
+    """All files in a folder, at any depth, by their paths with scheme; none where there is no folder."""
     hadoop_path, files = _located(session, path)
-    return int(files.getFileStatus(hadoop_path).getModificationTime()) if files.exists(hadoop_path) else None
+    found: dict[str, State] = {}
+    try:
+        listed = files.listFiles(hadoop_path, True)  # a request for a thousand of them on S3
+        while listed.hasNext():
+            status = listed.next()
+            found[str(status.getPath().toString())] = _state(status)
+    except Py4JJavaError as err:
+        if java_causes(err)[0][0] != "java.io.FileNotFoundException":
+            raise
+        return {}
+    return found
+
+
+def state(session: SparkSession, path: str) -> State | None:
+    """That of a file; None where there is none."""
+    hadoop_path, files = _located(session, path)
+    return _state(files.getFileStatus(hadoop_path)) if files.exists(hadoop_path) else None
+
+
+def _state(status: Any) -> State:
+    return State(bytes=int(status.getLen()), modified_millis=int(status.getModificationTime()))
 
 
 def _entry(status: Any) -> Entry:

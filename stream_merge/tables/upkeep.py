@@ -198,7 +198,12 @@ def both(one: Upkeep, other: Upkeep) -> Upkeep:
 def retention_problem(
     session: SparkSession, target: str, properties: Mapping[str, str], wanted: Maintenance
 ) -> str | None:
-    """Why `vacuum_after` would delete what readers may still need, or None."""
+    """Why `vacuum_after` would delete what readers may still need, or None.
+
+    Delta forgets when a file was removed once the table's own time for it is over, and VACUUM then takes the file for
+    one that was never part of the table: its age alone counts (Delta 4.4, `InMemoryLogReplay` and
+    `Snapshot.minFileRetentionTimestamp`).
+    """
     if wanted.vacuum_after is None or wanted.force:
         return None
     kept = properties.get(RETENTION_PROPERTY, _DEFAULT_RETENTION)
@@ -207,8 +212,14 @@ def retention_problem(
         return (
             f"{RETENTION_PROPERTY}={kept!r} of {target!r} is no time that can be compared; set it anew, or force=True"
         )
-    if wanted.vacuum_after.total_seconds() >= seconds:
+    if wanted.vacuum_after.total_seconds() == seconds:
         return None
+    if wanted.vacuum_after.total_seconds() > seconds:
+        return (
+            f"vacuum_after={wanted.vacuum_after} is longer than {target!r} knows of removed files"
+            f" ({RETENTION_PROPERTY}={kept!r}): of those that were removed before that, VACUUM would delete all that"
+            " were written longer ago than vacuum_after; set the property to the same time, or force=True"
+        )
     return (
         f"vacuum_after={wanted.vacuum_after} is shorter than what {target!r} keeps removed files for"
         f" ({RETENTION_PROPERTY}={kept!r}): time travel, streams that are behind and readers of the change feed would"

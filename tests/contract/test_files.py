@@ -241,6 +241,20 @@ def test_integers_of_a_csv_are_inferred_with_room_to_grow(spark: SparkSession, t
     assert str(schema) == "id bigint, at timestamp, name string"
 
 
+def test_a_csv_number_whose_spelling_says_more_is_text(job: Job) -> None:
+    """As numbers 007 and 7 would be one key. Where earlier files said nothing of it, such a line is quarantined."""
+    job.put("a.csv", "id,lsn,phone,zip,rate\n7,1,+491,1234,0.5\n07,1,,01234,-0.25\n")
+    job("csv")
+    assert "id string, lsn bigint, phone string, zip string, rate double" in job.said
+    assert job.rows("id", "phone", "zip", "rate") == [("07", None, "01234", -0.25), ("7", "+491", "1234", 0.5)]
+
+    job.put("b.csv", "id,lsn,phone,zip,rate\n8,0,,,\n9,02,,,\n10,2,,,00.5\n")
+    job("csv")
+    assert job.rows("id") == [("07",), ("7",), ("8",)]
+    assert job.undecodable() == ["10,2,,,00.5", "9,02,,,"]
+    job("csv", schema="id string, lsn bigint, phone string, zip string, rate double")
+
+
 def test_a_recorded_schema_is_read_back(spark: SparkSession, tmp_path: Path) -> None:
     schema = Schema(fields=parse("id bigint, `a b` struct<c: map<string, int>>").fields, is_inferred=True)
 

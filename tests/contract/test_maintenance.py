@@ -6,6 +6,7 @@ When a round comes, and which files it takes, is arithmetic: `tests/unit/test_co
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -164,21 +165,30 @@ def test_files_that_are_no_longer_needed_are_deleted(
     assert (again.outcome, again.vacuumed) == ("nothing", False)  # not twice on a day
 
 
-def test_a_time_beyond_the_retention_counts(spark: SparkSession, tmp_table: str) -> None:
-    """VACUUM by itself takes the table's own retention, whatever it is told (Delta 4.4)."""
+def test_a_time_beyond_the_retention_is_refused(spark: SparkSession, tmp_table: str) -> None:
+    """Of a file whose removal Delta has forgotten VACUUM goes by its age alone (Delta 4.4).
+
+    Here by that of one that was removed two hours ago, where it was to stay for three.
+    """
     brief = {"delta.deletedFileRetentionDuration": "interval 1 hour"}
-    two_hours = Maintenance(every=1, optimize=False, vacuum_after=timedelta(hours=2))
+    wanted = Maintenance(every=1, optimize=False, vacuum_after=timedelta(hours=3))
+    refused = ChangeStream(spark, tmp_table, engine="native", table_properties=brief, maintenance=wanted)
+    with pytest.raises(ConfigError, match=r"vacuum_after=3:00:00 is longer than .* knows of removed files"):
+        refused.deliver(upsert(9, "nine", lsn=10))
+    assert not Path(tmp_table).exists()
+
     stream = ChangeStream(spark, tmp_table, engine="native", table_properties=brief)
     stream.deliver(upsert(9, "nine", lsn=10))
-    ages = {Path(tmp_table, f"{hours}.parquet"): 3_600 * hours + 100 for hours in (1, 2)}
-    for file, age in ages.items():
-        file.write_bytes(b"never committed")
-        os.utime(file, (time.time() - age,) * 2)
-    result = stream.deliver(upsert(8, "eight", lsn=10), maintenance=two_hours)
+    (removed,) = stored_files(tmp_table)
+    spark.sql(f"DELETE FROM delta.`{tmp_table}`")
+    log = sorted(Path(tmp_table, "_delta_log").glob("*.json"))[-1]
+    was, now = log.read_text(), int(time.time() * 1000)
+    log.write_text(re.sub(r'"deletionTimestamp":\d+', f'"deletionTimestamp":{now - 7_200_000}', was))
+    os.utime(Path(tmp_table, removed), (time.time() - 5 * 3_600,) * 2)
+    forced = Maintenance(every=1, optimize=False, vacuum_after=timedelta(hours=3), force=True)
+    assert maintained(spark, tmp_table, forced).vacuumed
 
-    assert result.upkeep is not None
-    assert result.upkeep.vacuumed
-    assert [file.exists() for file in ages] == [True, False]
+    assert not Path(tmp_table, removed).exists()
 
 
 def test_a_retention_that_has_grown_counts_from_then_on(spark: SparkSession, tmp_table: str) -> None:
@@ -208,7 +218,7 @@ def test_what_a_round_could_never_do_is_refused_at_once(
     spark: SparkSession, tmp_table: str, settings: dict[str, Any], problem: str
 ) -> None:
     zorder_by = settings.pop("zorder_by", ("nmae",))
-    wanted = Maintenance(zorder_by=zorder_by, vacuum_after=timedelta(days=30))
+    wanted = Maintenance(zorder_by=zorder_by, vacuum_after=timedelta(days=7))
     stream = ChangeStream(spark, tmp_table, maintenance=wanted, **settings)
     with pytest.raises(ConfigError) as raised:
         run(stream.sink(), spark.sql("SELECT 1L AS id, 1L AS lsn, 'u' AS op, 'a' AS name"), 0)

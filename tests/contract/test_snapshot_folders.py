@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,7 @@ def test_a_folder_is_merged_once_and_not_before_it_is_whole(job: SnapshotJob) ->
     first, second = "2024-06-01T00:00", "2024-06-02 {b}*%20=ü"
     job.put_folder(first, {"part-0.json": A + B, "_half.json": "{", "part-2.json": ""})
     job.put_folder(f"{first}/day=1", {"part-1.json": C}, is_whole=False)
+    (job.source / first / "_SUCCESS").touch()
     job.put_folder(second, {"part-0.json": A}, is_whole=False)
 
     assert [result.events.inserted for result in job()] == [3]
@@ -226,8 +227,17 @@ def test_what_is_no_source_of_snapshots_is_refused(job: SnapshotJob) -> None:
     refused(job, "is one of snapshots that are folders, and source", as_error=ConfigError)
 
 
+def marked_again(folder: Path) -> None:
+    os.utime(folder / "_SUCCESS", (2e9, 2e9))
+
+
+def one_more(folder: Path) -> None:
+    (folder / "b.json").write_text(B)
+
+
+@pytest.mark.parametrize("change", [marked_again, one_more])
 def test_a_folder_that_is_written_again_while_it_is_read_is_refused(
-    job: SnapshotJob, monkeypatch: pytest.MonkeyPatch
+    job: SnapshotJob, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], None]
 ) -> None:
     """What is read may be a part of the old files and a part of the new ones."""
     job.put_folder("1", {"a.json": A + B})
@@ -237,15 +247,31 @@ def test_a_folder_that_is_written_again_while_it_is_read_is_refused(
 
     def written_meanwhile(*arguments: Any) -> Any:
         found = evaluate(*arguments)
-        os.utime(folder / "_SUCCESS", (1, 1))
+        change(folder)
         return found
 
     with monkeypatch.context() as patched:
         patched.setattr(steps, "evaluate", written_meanwhile)
-        refused(job, "/in/2' is being written again; run again when it has a _SUCCESS of its own")
+        refused(job, "/in/2' is still being written; run again when all of its files are there, and _SUCCESS after")
     assert job.rows() == [(1, "a"), (2, "b")]
-    assert [result.outcome for result in job()] == ["committed"]
-    assert job.rows() == [(1, "a")]
+    job.put_folder("2", {"a.json": A + C})
+    marked_again(folder)
+    job()
+    assert job.rows() == [(1, "a"), *([(2, "b")] if change is one_more else []), (3, "c")]
+
+
+def test_a_folder_whose_mark_came_first_is_refused(job: SnapshotJob) -> None:
+    """A copy in the order of names begins with it."""
+    job.put_folder("1", {"a.json": A + B})
+    job()
+    folder = job.put_folder("2", {})
+    os.utime(folder / "_SUCCESS", (1e9, 1e9))
+    job.put_folder("2", {"a.json": A, "_hidden.json": "{"}, is_whole=False)
+
+    refused(job, "/in/2' has a _SUCCESS that is older than 1 of its files, such as 'a.json', so a copy may")
+    job.put_folder("2", {"b.json": C})
+    job()
+    assert job.rows() == [(1, "a"), (3, "c")]
 
 
 def test_a_checkpoint_that_is_moved_has_taken_what_it_had(job: SnapshotJob) -> None:

@@ -417,6 +417,30 @@ def test_a_value_is_not_taken_from_before_a_record_that_nobody_could_read(shop: 
     ]
 
 
+def test_nor_from_under_the_old_key(shop: Shop):
+    """The header names the old key in JSON of its own. Key 1: over two batches; 2: in one; 3: read since."""
+    shop.widen(2)
+    for key in (1, 2, 3, 4):
+        shop.event("c", key, f"old {key}")
+    unreadable = {"row": {"price": "?"}}
+    shop.event("u", 3, "new", **unreadable)
+    shop.event("u", 3, "newer")
+    shop.merge()
+    shop.event("u", 1, "new", **unreadable)
+    shop.merge()
+    lost = [shop.rename(1, 11, PLACEHOLDER, partition=1)]
+    shop.event("u", 2, "new", **unreadable)
+    lost.append(shop.rename(2, 12, PLACEHOLDER))
+    shop.rename(3, 13, PLACEHOLDER)
+    shop.rename(4, 14, PLACEHOLDER)
+
+    (result,) = shop.merge()
+
+    assert shop.rows() == [(13, "newer"), (14, "old 4")]
+    assert result.reasons == {"undecodable": 1, "unavailable_value": 2}
+    assert sorted(offset for offset, reasons in shop.quarantined() if reasons == ["unavailable_value"]) == sorted(lost)
+
+
 TWO_TEXTS = {**FORMAT, "columns": {**FORMAT["columns"], "note": "text"}}
 
 

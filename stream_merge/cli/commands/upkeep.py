@@ -56,7 +56,10 @@ def maintain(
         float, typer.Option(min=0.001, metavar="SECONDS", help="What it may take; files are picked accordingly.")
     ] = 3600.0,
     force: Annotated[
-        bool, typer.Option("--force", help="Allow --vacuum-after below the table's own retention; readers lose files.")
+        bool,
+        typer.Option(
+            "--force", help="Allow --vacuum-after other than the table's own retention; below it readers lose files."
+        ),
     ] = False,
     conf: Confs = None,
     debug: Debug = False,

@@ -6,70 +6,44 @@ date, and a time for a number (Spark 4.2, `ParquetVectorUpdaterFactory`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from urllib.parse import unquote
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
-from stream_merge.errors import ConfigError, ContractError
-from stream_merge.model.results import MergeResult
-from stream_merge.sink import MergeSink
+from stream_merge.errors import ContractError
 from stream_merge.sources.files.reader import NEW_FIELD_REMEDY
 from stream_merge.sources.files.schema import Schema, said
 from stream_merge.spark import columns
 from stream_merge.spark.hadoop_files import exactly
-from stream_merge.spark.streaming import files_of
 
 _REMEDY = "write the file again with the schema's types, or pass --schema with types that hold both"
 
 
-class TypesChecked:
-    """A sink that looks at the types in the files of each batch before it reads them.
-
-    Cost: the footers of the batch's files.
-    """
-
-    def __init__(self, sink: MergeSink, schema: Schema) -> None:
-        self._sink = sink
-        self._schema = schema
-
-    @property
-    def last_result(self) -> MergeResult | None:
-        """What the sink did last."""
-        return self._sink.last_result
-
-    def __call__(self, batch_df: DataFrame, batch_id: int) -> None:
-        """Merge a micro-batch.
-
-        Raises:
-            ContractError: a file has a type that the schema's does not hold.
-            ConfigError: Spark does not tell which files the batch reads.
-        """
-        files = files_of(batch_df)
-        if not files:  # each batch of a file source has some
-            msg = (
-                f"batch {batch_id} does not tell which files it reads, so that their types cannot be compared with the"
-                " schema's; use the Spark version that this package names"
-            )
-            raise ConfigError(msg, batch_id=batch_id)
-        refuse_other_types(batch_df.sparkSession, files, self._schema)
-        self._sink(batch_df, batch_id)
-
-
-def refuse_other_types(session: SparkSession, files: list[str], schema: Schema) -> None:
+def refuse_other_types(session: SparkSession, files: Sequence[str], schema: Schema, *, is_whole: bool) -> None:
     """Compare the files' own types with the schema's.
 
+    Args:
+        session: reads their footers.
+        files: URLs.
+        schema: what they are to be read with.
+        is_whole: they are a snapshot; a column that none of them has would be NULL in every row.
+
     Raises:
-        ContractError: a file has a type that the schema's does not hold, or one that Spark does not know.
+        ContractError: a file has a type that the schema's does not hold, or one that Spark does not know; or the files
+            of a snapshot lack a column.
     """
     paths = [unquote(file) for file in files]
     try:
-        problem = _problem(_types_in(session, paths), schema)
+        found = _types_in(session, paths)
     except (PySparkException, Py4JJavaError):  # they differ among each other, or there is a type of another world
-        problem = "they differ"
-    if problem is None:
+        found = None
+    if found is not None and _problem(found, schema) is None:
+        if is_whole:
+            _refuse_without(columns.new_fields(schema.fields, found, case_sensitive=False), paths)
         return
     for path in paths:
         try:
@@ -79,6 +53,17 @@ def refuse_other_types(session: SparkSession, files: list[str], schema: Schema) 
         if problem is not None:
             msg = f"a file cannot be read: {path}: {problem}"
             raise ContractError(msg, reasons={})
+
+
+def _refuse_without(missing: Sequence[str], paths: Sequence[str]) -> None:
+    if not missing:
+        return
+    where = f"{paths[0]}" + (f" and {len(paths) - 1} more files" if len(paths) > 1 else "")
+    msg = (
+        f"a snapshot lacks column(s) {list(missing)!r} of the schema, which would be NULL in every row: {where}; write"
+        " it with them or, to leave what the table has there, pass --schema without them"
+    )
+    raise ContractError(msg, reasons={})
 
 
 def _types_in(session: SparkSession, paths: list[str]) -> StructType:

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from stream_merge.errors import ConfigError
 from stream_merge.jobs.files import whole
-from stream_merge.jobs.files.parquet import TypesChecked
+from stream_merge.jobs.files.planned import PlannedRead
 from stream_merge.jobs.files.replay import Replayed, replay, replay_id
 from stream_merge.jobs.watch import queries, report, screen
 from stream_merge.jobs.watch.text import escape_line
@@ -209,10 +209,14 @@ def _run(
             record(session, settings.checkpoint, schema)
     say("schema", f"{schema} ({origin})")
     say("metrics", metrics_url)
-    each: queries.BatchFunction = TypesChecked(sink, schema) if settings.folder.format == "parquet" else sink
+    each = PlannedRead(
+        sink,
+        Checkpoint.in_session(session, settings.checkpoint),
+        types=schema if settings.folder.format == "parquet" else None,
+        snapshots=snapshots,
+    )
     run_all: Callable[..., list[MergeResult]] = queries.run
     if snapshots is not None:
-        each = whole.OfOneKind(each, snapshots)
         of_folders = whole.FolderRead(sink, snapshots, settings.folder, schema)
         run_all = partial(whole.run, of_folders=of_folders, snapshots=snapshots)
     stream = queries.Stream(name=settings.label, events=events, sink=each, checkpoint=settings.checkpoint)

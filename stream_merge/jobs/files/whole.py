@@ -51,36 +51,9 @@ class FolderRead:
         found = self._snapshots.opened(note, lambda path: self._folder.rows(session, self._schema, path))
         files = found.rows.inputFiles() if found.is_there and self._folder.format == "parquet" else []
         if files:
-            refuse_other_types(session, files, self._schema)
+            refuse_other_types(session, files, self._schema, is_whole=True)
         # The sink asks whether it is whole, since it knows what the table holds already; that folder may be gone.
         self._sink._merge(found.rows, batch_id, Intake(calls="every", expect_whole=found.expect_whole))
-
-
-class OfOneKind:
-    """A sink for single files that looks for folders beside them: Spark would read what is in those, too.
-
-    Args:
-        sink: merges.
-        snapshots: what lies in the source.
-    """
-
-    def __init__(self, sink: queries.BatchFunction, snapshots: Snapshots) -> None:
-        self._sink = sink
-        self._snapshots = snapshots
-
-    @property
-    def last_result(self) -> MergeResult | None:
-        """What the sink did last."""
-        return self._sink.last_result
-
-    def __call__(self, batch_df: DataFrame, batch_id: int) -> None:
-        """Merge a file.
-
-        Raises:
-            ConfigError: there are folders.
-        """
-        self._snapshots.kind()
-        self._sink(batch_df, batch_id)
 
 
 def run(

@@ -18,7 +18,7 @@ from stream_merge.jobs.kafka.columns import RowSchema
 from stream_merge.jobs.kafka.counts import Counts, Place, Tally, of_frame, of_table
 from stream_merge.jobs.kafka.ordering import PARTITION, TOPIC
 from stream_merge.sources.decode.arrow_files import Spool, spooled
-from stream_merge.sources.decode.decoding import events
+from stream_merge.sources.decode.decoding import Decoder, events
 from stream_merge.sources.decode.events import OLD_KEY, ROW
 from stream_merge.sources.envelopes.base import Kind
 from stream_merge.spark import columns
@@ -49,6 +49,8 @@ class DecodedBatch:
     old_keys: int
     """Events that lack values and say which key their row had before."""
     row: T.StructType
+    decoder: Decoder
+    """What the batch's records were read with in the end."""
     missing: list[str]
     """Columns that some event does not carry."""
     at_hand: pa.Table | None = None
@@ -170,7 +172,8 @@ def evaluate_here(records: DataFrame, rows: RowSchema, max_value_bytes: int) -> 
     try:
         found = spool.table()
         if _is_plain(found):
-            return _batch(of_table(found), [spool.frame()], rows, held=[], at_hand=found, spool=spool)
+            decoder = rows.decoder(max_value_bytes)
+            return _batch(of_table(found), [spool.frame()], rows, decoder, held=[], at_hand=found, spool=spool)
         first = spool.frame().localCheckpoint(eager=True)
     except BaseException:
         spool.remove()
@@ -215,13 +218,14 @@ def _of_rows(first: DataFrame, rows: RowSchema, max_value_bytes: int) -> Decoded
         for frame in held:
             release(frame)
         raise
-    return _batch(tally, frames, rows, held=held)
+    return _batch(tally, frames, rows, rows.decoder(max_value_bytes), held=held)
 
 
 def _batch(
     tally: Tally,
     frames: list[DataFrame],
     rows: RowSchema,
+    decoder: Decoder,
     *,
     held: list[DataFrame],
     at_hand: pa.Table | None = None,
@@ -239,6 +243,7 @@ def _batch(
         connector=tally.connector,
         old_keys=tally.old_keys,
         row=rows.columns,
+        decoder=decoder,
         missing=sorted(tally.missing),
         at_hand=at_hand,
         _held=held,

@@ -33,7 +33,7 @@ from stream_merge.jobs.kafka.ordering import (
 )
 from stream_merge.jobs.kafka.settings import QuerySettings
 from stream_merge.jobs.kafka.snapshot_reads import placed
-from stream_merge.jobs.kafka.unread import unread_before
+from stream_merge.jobs.kafka.unread import unread_before, unread_keys
 from stream_merge.model import names, source_batch
 from stream_merge.model.source_batch import AtHand
 from stream_merge.sources.decode.events import OLD_KEY as FORMER_KEY
@@ -87,7 +87,11 @@ def change_events(
         batch.hold(found)
         events = events.unionByName(found)
     if batch.missing and batch.old_keys:
-        events = fill_across_key_changes(events, known, batch.missing, batch.hold, unread)
+        former = None if unread is None else unread_keys(batch, session, settings, since=epoch_since, ranges=ranges)
+        if former is not None:
+            former = former.localCheckpoint(eager=True)
+            batch.hold(former)
+        events = fill_across_key_changes(events, known, batch.missing, batch.hold, unread=unread, unread_keys=former)
     elif batch.missing:
         events = fill(events, known, batch.missing, unread)
     if settings.unavailable == "null":

@@ -156,7 +156,9 @@ def fill_across_key_changes(
     known: Known,
     missing: list[str],
     hold: Callable[[DataFrame], None],
+    *,
     unread: DataFrame | None = None,
+    unread_keys: DataFrame | None = None,
 ) -> DataFrame:
     """As `fill`, and where a row's key was changed, from the row under the old key, in the batch or the table.
 
@@ -166,6 +168,7 @@ def fill_across_key_changes(
         missing: as for `fill`.
         hold: told of each frame that is to be freed after the batch.
         unread: as for `fill`.
+        unread_keys: `unread_keys` of the batch, for rows under their old key.
 
     Cost: for each change of a row's key two Spark jobs and those of `fill`.
     """
@@ -174,7 +177,7 @@ def fill_across_key_changes(
         filled = filled.localCheckpoint(eager=True)
         hold(filled)
         lacking = filled.where(F.col(UNAVAILABLE).isNotNull() & F.col(OLD_KEY).isNotNull())
-        supplied = _from_old_keys(filled, lacking, known, missing).localCheckpoint(eager=True)
+        supplied = _from_old_keys(filled, lacking, known, missing, unread_keys).localCheckpoint(eager=True)
         hold(supplied)
         if supplied.isEmpty():
             break
@@ -184,7 +187,9 @@ def fill_across_key_changes(
     return filled
 
 
-def _from_old_keys(events: DataFrame, lacking: DataFrame, known: Known, missing: list[str]) -> DataFrame:
+def _from_old_keys(
+    events: DataFrame, lacking: DataFrame, known: Known, missing: list[str], unread_keys: DataFrame | None
+) -> DataFrame:
     """Those of the lacking events that get a value from the row that their old key had before them."""
     own_names = (*missing, UNAVAILABLE, DELETE)
     old_keys = lacking.select(*(F.col(OLD_KEY).getField(key).alias(key) for key in known.keys)).distinct()
@@ -199,7 +204,9 @@ def _from_old_keys(events: DataFrame, lacking: DataFrame, known: Known, missing:
         columns.column(EPOCH, "e").alias(COMPONENTS[0]), columns.column(POSITION, "e").alias(COMPONENTS[1])
     )
     before = F.struct(*(sequence[part].alias(part) for part in COMPONENTS[:2])) < stands
-    newest = F.max_by(F.struct(*(columns.column(name, "r").alias(name) for name in own_names)), sequence).alias(_FOUND)
+    own = [columns.column(name, "r").alias(name) for name in own_names]
+    own += [sequence[part].alias(name) for part, name in zip(COMPONENTS[-2:], _PLACE[1:], strict=True)]
+    newest = F.max_by(F.struct(*own), sequence).alias(_FOUND)
     place = [columns.column(name, "e") for name in _PLACE]
     found = event.join(row, same_row & before, "inner").groupBy(*place).agg(newest).where(~F.col(_FOUND)[DELETE])
     lacks, lacked_there = columns.or_empty(F.col(UNAVAILABLE)), columns.or_empty(F.col(_FOUND)[UNAVAILABLE])
@@ -209,8 +216,23 @@ def _from_old_keys(events: DataFrame, lacking: DataFrame, known: Known, missing:
         for name in missing
     }
     supplied = lacking.join(found, list(_PLACE), "inner").where(F.size(given) > 0)
+    if unread_keys is not None:
+        supplied = supplied.alias("e").join(unread_keys.alias("u"), _stands_between(known.keys), "left_anti")
     supplied = supplied.withColumns({**values, UNAVAILABLE: F.when(F.size(left) > 0, left)})
     return supplied.select(*_columns(lacking.columns))
+
+
+def _stands_between(keys: Sequence[str]) -> Column:
+    """Whether a record that nobody could read may stand between the row under an old key and the event.
+
+    One in another partition may: offsets of two partitions do not compare.
+    """
+    same_row = columns.all_of(columns.column(key, "u") == columns.column(OLD_KEY, "e").getField(key) for key in keys)
+    partition, offset = columns.column(PARTITION, "u"), columns.column(OFFSET, "u")
+    row = columns.column(_FOUND, "e")
+    is_before_row = (partition == row.getField(PARTITION)) & (offset < row.getField(OFFSET))
+    is_behind = (partition == columns.column(PARTITION, "e")) & (offset > columns.column(OFFSET, "e"))
+    return same_row & ~is_before_row & ~is_behind
 
 
 def _history(events: DataFrame, affected: DataFrame, known: Known) -> DataFrame:

@@ -10,6 +10,8 @@ from stream_merge.jobs.kafka.decode import DecodedBatch
 from stream_merge.jobs.kafka.ordering import OFFSET, PARTITION, TOPIC
 from stream_merge.jobs.kafka.settings import QuerySettings
 from stream_merge.model import names
+from stream_merge.sources.decode.decoding import events
+from stream_merge.sources.decode.events import ROW
 from stream_merge.sources.envelopes.base import Kind
 from stream_merge.spark import columns
 from stream_merge.tables import quarantine
@@ -39,14 +41,10 @@ def unread_before(
 
     Cost: a look at the quarantine's log; the join is left to whoever runs the frame.
     """
-    kept = quarantine.records(session, names.sibling(settings.target, names.QUARANTINE_TABLE_PREFIX))
-    if kept is None and not batch.total(Kind.UNDECODABLE):
+    unread = _unread(batch, session, settings, since=since, ranges=ranges)
+    if unread is None:
         return None
     wanted = [F.col(name) for name in (*_PLACE, "raw_key")]
-    unread = batch.of_kinds(Kind.UNDECODABLE).select(*wanted)
-    if kept is not None:
-        is_of_now = F.col("topic").isin(list(settings.topic)) & (F.unix_millis("recorded_at") >= since)
-        unread = unread.unionByName(kept.where(is_of_now & _is_earlier(ranges)).select(*wanted))
     is_null = F.col("kind") == str(Kind.NULL_VALUE)
     says_less = is_null | F.col("unavailable").isNotNull()
     lacking = batch.of_kinds(Kind.UPSERT, Kind.NULL_VALUE).where(says_less).select(*wanted)
@@ -57,6 +55,53 @@ def unread_before(
     is_before = columns.column("offset", "u") < columns.column("offset", "e")
     place = [columns.column(name, "e").alias(as_event) for name, as_event in _PLACE.items()]
     return e.join(u, same & is_before, "inner").groupBy(*place).agg(F.max(columns.column("offset", "u")).alias(UNREAD))
+
+
+def unread_keys(
+    batch: DecodedBatch, session: SparkSession, settings: QuerySettings, *, since: int, ranges: Ranges | None
+) -> DataFrame | None:
+    """The keys of the unread records, for events that name the key of their row otherwise than a record does.
+
+    A header has the key in JSON, a record as its converter writes it. A record whose key cannot be read either belongs
+    to no row that is known.
+
+    Args:
+        batch: as for `unread_before`.
+        session: likewise.
+        settings: likewise.
+        since: likewise.
+        ranges: likewise.
+
+    Returns: the key columns, `PARTITION` and `OFFSET`; None where nothing is unread.
+    """
+    unread = _unread(batch, session, settings, since=since, ranges=ranges)
+    if unread is None:
+        return None
+    places = [F.col(name) for name in _PLACE]
+    # Without a value there is nothing but the key to read.
+    value, time = F.lit(None).cast("binary").alias("value"), F.lit(None).cast("timestamp").alias("timestamp")
+    keys = events(unread.select(*places, time, F.col("raw_key").alias("key"), value), batch.decoder)
+    row = columns.column(ROW)
+    fields = {key: F.col("topic") if key == settings.topic_column else row.getField(key) for key in settings.keys}
+    return keys.where(F.col("kind") == str(Kind.NULL_VALUE)).select(
+        *(value.alias(key) for key, value in fields.items()),
+        F.col("partition").alias(PARTITION),
+        F.col("offset").alias(OFFSET),
+    )
+
+
+def _unread(
+    batch: DecodedBatch, session: SparkSession, settings: QuerySettings, *, since: int, ranges: Ranges | None
+) -> DataFrame | None:
+    kept = quarantine.records(session, names.sibling(settings.target, names.QUARANTINE_TABLE_PREFIX))
+    if kept is None and not batch.total(Kind.UNDECODABLE):
+        return None
+    wanted = [F.col(name) for name in (*_PLACE, "raw_key")]
+    unread = batch.of_kinds(Kind.UNDECODABLE).select(*wanted)
+    if kept is None:
+        return unread
+    is_of_now = F.col("topic").isin(list(settings.topic)) & (F.unix_millis("recorded_at") >= since)
+    return unread.unionByName(kept.where(is_of_now & _is_earlier(ranges)).select(*wanted))
 
 
 def _is_earlier(ranges: Ranges | None) -> Column:

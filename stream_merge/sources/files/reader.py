@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from py4j.protocol import Py4JJavaError
@@ -12,7 +13,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.readwriter import DataStreamReader
-from pyspark.sql.types import DateType, IntegerType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import DateType, IntegerType, LongType, NumericType, StringType, StructField, StructType
 
 from stream_merge.errors import ConfigError, ContractError
 from stream_merge.model import names, source_batch
@@ -40,6 +41,9 @@ _BYTES = "ISO-8859-1"
 _FILE_OPTIONS = {
     # Without it, folders named like a=b would become columns, and files below other folders an error (Spark 4.2).
     "recursiveFileLookup": "true",
+    # Whatever the session says of files that cannot be read: what is passed over is lost without a word.
+    "ignoreCorruptFiles": "false",
+    "ignoreMissingFiles": "false",
 }
 _STREAM_OPTIONS = {
     # By default Spark 4.2 passes over a file that is a week older than the newest one, without a word.
@@ -119,7 +123,7 @@ class Folder:
             session: reads them.
             only: folders below this one; None: all that is there.
 
-        Cost: reads all files once (Parquet: only their footers).
+        Cost: reads all files once (Parquet: only their footers), CSV twice where columns are numbers.
 
         Raises:
             ConfigError: there is no folder, no file, or nothing in them to derive a schema from.
@@ -136,8 +140,9 @@ class Folder:
                 case "json":
                     found = reader.option("mode", "DROPMALFORMED").json(paths).schema
                 case "csv":
-                    options = {**self._csv_options(), "header": str(self.header).lower(), "inferSchema": "true"}
-                    found = _widened(reader.options(**options).csv(paths).schema)
+                    reader = reader.options(**self._csv_options(), header=str(self.header).lower())
+                    inferred = reader.option("inferSchema", "true").csv(paths).schema
+                    found = _inferred(reader.option("inferSchema", "false").csv(paths), inferred)
                 case "parquet":
                     found = reader.option("mergeSchema", "true").parquet(*paths).schema
         except (AnalysisException, Py4JJavaError) as err:
@@ -195,7 +200,8 @@ class Folder:
         return _events(records, decoder)
 
     def _lines(self, session: SparkSession, schema: Schema, fields: StructType, has_header: bool) -> Lines:
-        encodings = self._encodings(fields, str(session.conf.get("spark.sql.session.timeZone")))
+        zone = str(session.conf.get("spark.sql.session.timeZone"))
+        encodings = self._encodings(fields, zone, is_inferred=schema.is_inferred)
         if self.format == "json":
             return JsonLines(encodings=encodings, fields=fields, is_inferred=schema.is_inferred)
         return CsvRecords(
@@ -205,8 +211,8 @@ class Folder:
             case_sensitive=str(session.conf.get("spark.sql.caseSensitive")).lower() == "true",
         )
 
-    def _encodings(self, fields: StructType, zone: str) -> Mapping[str, Encoding]:
-        encoding = values.of_json if self.format == "json" else values.of_csv
+    def _encodings(self, fields: StructType, zone: str, *, is_inferred: bool) -> Mapping[str, Encoding]:
+        encoding = values.of_json if self.format == "json" else partial(values.of_csv, is_inferred=is_inferred)
         found: dict[str, Encoding] = {}
         for one in fields.fields:
             if one.name in found:
@@ -347,8 +353,20 @@ def failure(path: str, trace: str, reason: str) -> ContractError | None:
     return None
 
 
-def _widened(inferred: StructType) -> StructType:
-    """Integers with room to grow: the reader takes the narrowest type that holds what it has seen."""
-    types = [LongType() if isinstance(f.dataType, IntegerType) else f.dataType for f in inferred.fields]
-    found = [name.removeprefix("\ufeff") for name in inferred.names]
-    return StructType([StructField(name, dtype) for name, dtype in zip(found, types, strict=True)])
+def _inferred(texts: DataFrame, inferred: StructType) -> StructType:
+    """What a CSV's columns are, by what Spark takes them for.
+
+    Integers with room to grow: the reader takes the narrowest type that holds what it has seen. Text, where a number
+    would lose its leading zeros or its plus.
+    """
+    numbers = [f.name for f in inferred.fields if isinstance(f.dataType, NumericType)]
+    lossy = [F.max(columns.column(name).rlike(values.RESPELLED)).alias(name) for name in numbers]
+    row = texts.agg(*lossy).first() if lossy else None
+    types = {name: StringType() for name in numbers if row is not None and row[name]}
+    widened = {f.name: LongType() for f in inferred.fields if isinstance(f.dataType, IntegerType)}
+    return StructType(
+        [
+            StructField(f.name.removeprefix("\ufeff"), types.get(f.name) or widened.get(f.name) or f.dataType)
+            for f in inferred.fields
+        ]
+    )

@@ -59,8 +59,16 @@ def of_json(dtype: T.DataType, zone: str) -> Encoding:
             return _JSON[type(dtype)]() if type(dtype) in _JSON else _time(dtype, zone, "a line of JSON")
 
 
-def of_csv(dtype: T.DataType, zone: str) -> Encoding:
-    """How a CSV field of that type is written; as `of_json`."""
+def of_csv(dtype: T.DataType, zone: str, *, is_inferred: bool = False) -> Encoding:
+    """How a CSV field of that type is written; as `of_json`.
+
+    Args:
+        dtype: of the column.
+        zone: as for `of_json`.
+        is_inferred: nobody has said that it is a number, so one that would be stored in another spelling is refused.
+    """
+    if is_inferred and isinstance(dtype, T.NumericType):
+        return _as_spelled(of_csv(dtype, zone))
     if isinstance(dtype, T.DecimalType):
         exact = E.decimal_of_text(dtype.precision, dtype.scale)
         return _from_text(exact, lambda text: exact.one(_number(text)), _decimals(dtype))
@@ -74,6 +82,26 @@ def _from_text(inner: Encoding, one: Callable[[str], Any], many: M.Many) -> Enco
         return many(pc.ascii_trim_whitespace(texts))
 
     return scalar(inner.dtype, inner.arrow, lambda text: one(text.strip()), str, wire=pa.string(), many=all_at_once)
+
+
+RESPELLED = r"^\s*([+]|-?0[0-9])"
+"""Numbers that lose something as such: 007, and +49."""
+
+
+def _as_spelled(inner: Encoding) -> Encoding:
+    def one(text: str) -> Any:
+        if re.match(RESPELLED, text):
+            refuse(
+                f"{shown(text)} would be stored as a number, without its {'plus' if '+' in text else 'zeros'}, though"
+                " only earlier files say that the column is one; pass --schema with the column's type"
+            )
+        return inner.one(text)
+
+    def many(texts: pa.Array) -> pa.Array | None:
+        found = pc.any(pc.match_substring_regex(texts, RESPELLED)).as_py()
+        return None if found or inner.many is None else inner.many(texts)
+
+    return scalar(inner.dtype, inner.arrow, one, str, wire=pa.string(), many=many)
 
 
 def _csv_integer(bits: int) -> Encoding:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
@@ -19,7 +19,16 @@ from pyspark.sql import DataFrame, SparkSession
 
 from stream_merge.errors import ConfigError, ContractError
 from stream_merge.spark.checkpoint import Checkpoint
-from stream_merge.spark.hadoop_files import exactly, inside, list_names, matching, modified_millis, write_text
+from stream_merge.spark.hadoop_files import (
+    State,
+    exactly,
+    inside,
+    list_names,
+    matching,
+    state,
+    states_below,
+    write_text,
+)
 
 MARKER = "_SUCCESS"
 """What Spark, and Hadoop's committers, put into a folder when all of its files are there."""
@@ -93,7 +102,7 @@ class Snapshots:
 
     def whole(self) -> list[str]:
         """Paths of all folders that are whole now, in the order of their names."""
-        return [path for _, path in sorted(self._look().folders.items()) if self._marked_at(path) is not None]
+        return [path for _, path in sorted(self._look().folders.items()) if self._is_marked(path)]
 
     def take(self) -> str | None:
         """Give the query the next folder: of those that are whole and were not taken, the first by its name.
@@ -117,7 +126,7 @@ class Snapshots:
             )
             raise ConfigError(msg)
         for name in sorted(found.folders.keys() - set(taken)):
-            if self._marked_at(found.folders[name]) is None:
+            if not self._is_marked(found.folders[name]):
                 continue
             if taken and name < taken[-1]:
                 msg = (
@@ -159,20 +168,24 @@ class Snapshots:
             )
             raise ContractError(msg, reasons={})
         path = self._look().folders.get(name)
-        before = None if path is None else self._marked_at(path)
+        before = {} if path is None else self._files(path)
         rows = read(self._notes if path is None else path)  # without a folder the columns alone count
 
         def expect_whole() -> None:
-            if path is None or before is None:
+            if path is None or MARKER not in before:
                 what = "is gone" if path is None else f"has no {MARKER} any more"
                 msg = (
                     f"snapshot {name!r} in {self._source!r} was about to be merged and {what}; put it there again,"
                     " whole, under its name"
                 )
                 raise ContractError(msg, reasons={})
-            if self._marked_at(path) != before:
-                msg = f"snapshot {path!r} is being written again; run again when it has a {MARKER} of its own"
+            if self._files(path) != before:
+                msg = (
+                    f"snapshot {path!r} is still being written; run again when all of its files are there, and"
+                    f" {MARKER} after them"
+                )
                 raise ContractError(msg, reasons={})
+            _expect_marked_last(path, before)
 
         return Opened(rows=rows, is_there=path is not None, expect_whole=expect_whole)
 
@@ -204,8 +217,28 @@ class Snapshots:
             raise ConfigError(msg)
         return _Found(files=tuple(files), folders=folders)
 
-    def _marked_at(self, path: str) -> int | None:
-        return modified_millis(self._session, f"{path}/{MARKER}")
+    def _is_marked(self, path: str) -> bool:
+        return state(self._session, f"{path}/{MARKER}") is not None
+
+    def _files(self, path: str) -> dict[str, State]:
+        """What belongs to a folder's snapshot, and its mark, by their paths in it."""
+        inside_of = {name[len(path) + 1 :]: found for name, found in states_below(self._session, path).items()}
+        return {
+            name: found
+            for name, found in inside_of.items()
+            if name == MARKER or not any(map(_is_hidden, name.split("/")))
+        }
+
+
+def _expect_marked_last(path: str, files: Mapping[str, State]) -> None:
+    """A copy that begins with the mark has the other files come after it."""
+    later = [name for name, found in files.items() if found.modified_millis > files[MARKER].modified_millis]
+    if later:
+        msg = (
+            f"snapshot {path!r} has a {MARKER} that is older than {len(later)} of its files, such as {min(later)!r}, so"
+            f" a copy may still be under way; when all of its files are there, write {MARKER} again"
+        )
+        raise ContractError(msg, reasons={})
 
 
 def _is_hidden(name: str) -> bool:

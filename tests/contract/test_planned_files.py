@@ -1,0 +1,164 @@
+"""Files that Spark has planned and not read yet. Needs a JVM: the plan is in the checkpoint of Spark's file source."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from files_job import SCHEMA, Job, SnapshotJob
+from pyspark.sql import SparkSession
+
+from stream_merge import ContractError
+from stream_merge.jobs.files.planned import PlannedRead
+from stream_merge.jobs.watch import queries
+from stream_merge.testing import batch
+
+A, B, C = (f'{{"id": {key}, "name": "{name}"}}' for key, name in ((1, "a"), (2, "b"), (3, "c")))
+
+
+class Died(Exception):  # noqa: N818
+    """Stands for the end of a process."""
+
+
+@pytest.fixture
+def dying(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Run a job that ends when its first batch is planned."""
+
+    def run(job: Job, *arguments: Any, **options: Any) -> None:
+        def dies(*_: Any) -> None:
+            raise Died
+
+        with monkeypatch.context() as patched:
+            patched.setattr(PlannedRead, "__call__", dies)
+            with pytest.raises(queries.QueryFailedError):
+                job(*arguments, **options)
+
+    return run
+
+
+@pytest.fixture
+def job(spark: SparkSession, tmp_path: Path) -> SnapshotJob:
+    return SnapshotJob(spark, tmp_path)
+
+
+def refused(job: Job, said: str, *arguments: Any, **options: Any) -> None:
+    with pytest.raises(ContractError, match=re.escape(said)):
+        job(*arguments, **options)
+
+
+@pytest.mark.parametrize("file_format", ["json", "parquet"])
+def test_a_change_file_that_is_gone_stops_the_job(
+    spark: SparkSession, tmp_path: Path, dying: Callable[..., None], file_format: Any
+) -> None:
+    """Spark passes over it without a word."""
+    changes = Job(spark, tmp_path)
+    options: dict[str, Any] = {"file_format": file_format, "schema": SCHEMA, "sequence_by": ("name",)}
+    for key, name in ((1, "a ü%"), (2, "b")):
+        written = tmp_path / f"{key}"
+        batch(spark, SCHEMA, (key, name)).coalesce(1).write.format(file_format).save(str(written))
+        (part,) = written.glob("part-*")
+        part.rename(changes.source / f"{name}.{file_format}")
+    dying(changes, **options)
+    kept = (changes.source / f"a ü%.{file_format}").rename(tmp_path / "kept")
+
+    refused(changes, f"planned, not merged yet and gone: 'file://{changes.source}/a ü%.{file_format}'", **options)
+    (changes.source / f"b.{file_format}").rename(tmp_path / "b")
+    refused(changes, "and gone: ", **options)
+    assert not Path(changes.target).exists()
+    (changes.source / f"b.{file_format}").touch()
+    kept.rename(changes.source / f"a ü%.{file_format}")
+    changes(**options)
+    assert changes.rows("id", "name") == [(1, "a ü%")]
+
+    (changes.source / f"a ü%.{file_format}").unlink()  # it was merged
+    assert changes(**options) == []
+
+
+def test_a_file_that_says_nothing_is_as_good_as_none(spark: SparkSession, tmp_path: Path) -> None:
+    changes = Job(spark, tmp_path)
+    (changes.source / "a.json").touch()
+    (changes.source / "b.json").write_text(f"{A}\n")
+    changes(schema=SCHEMA, sequence_by=("name",))
+    assert changes.rows("id", "name") == [(1, "a")]
+
+
+def test_a_snapshot_that_comes_late_does_not_turn_the_table_back(job: SnapshotJob) -> None:
+    job.put("1.json", A)
+    job.put("2.json", A, B)
+    job()
+    job.put("late.json", A, C)
+    os.utime(job.source / "late.json", (1, 1))
+
+    refused(job, "late.json' was written at 1970-01-01T00:00:01Z, before 'file:")
+    refused(job, "which came first, and would turn the table back; if it is the newest, touch it")
+    assert job.rows() == [(1, "a"), (2, "b")]
+    job.put("late.json", C)
+    job()
+    assert job.rows() == [(3, "c")]
+
+
+def test_a_snapshot_that_is_gone_stops_the_job(job: SnapshotJob, dying: Callable[..., None]) -> None:
+    job.put("1.json", A)
+    dying(job)
+    (job.source / "1.json").unlink()
+    refused(job, "1.json' was about to be merged and is gone; put it there again, or the newest one under its name")
+
+    job.put("1.json", B)
+    job()
+    assert job.rows() == [(2, "b")]
+
+
+def test_two_snapshots_in_one_batch_are_none(job: SnapshotJob, dying: Callable[..., None]) -> None:
+    """Spark notes a file before it notes that a batch has it; a kill in between gives the next start both."""
+    job.put("1.json", A)
+    dying(job)
+    (Path(job.checkpoint) / "offsets" / "0").unlink()
+    (Path(job.checkpoint) / "offsets" / ".0.crc").unlink()
+    job.put("2.json", B)
+
+    refused(job, "batch 0 has 2 snapshots, as after a kill: 'file:")
+    refused(job, "move all but the newest, 'file:")
+    (job.source / "1.json").unlink()
+    job()
+    assert job.rows() == [(2, "b")]
+
+
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_a_parquet_snapshot_without_a_column_is_refused(job: SnapshotJob, tmp_path: Path, *, is_folder: bool) -> None:
+    """Spark would read NULL in every row."""
+
+    def put(name: str, schema: str, *rows: Any) -> None:
+        batch(job.spark, schema, *rows).coalesce(1).write.parquet(str(tmp_path / name))
+        if is_folder:
+            (tmp_path / name).rename(job.source / name)
+        else:
+            (part,) = (tmp_path / name).glob("part-*")
+            part.rename(job.source / f"{name}.parquet")
+
+    full = f"{SCHEMA}, at struct<x: int, y: int>"
+    put("1", full, (1, "a", (1, 2)), (2, "b", (3, 4)))
+    job("parquet", schema=None)
+    before = job.rows()
+    put("2", "id bigint, at struct<x: int>", (1, (1,)), (2, (3,)))
+
+    refused(job, "a snapshot lacks column(s) ['name', 'at.y'] of the schema", "parquet", schema=None)
+    assert job.rows() == before
+    refused(job, "lacks column(s) ['at.y']", "parquet", schema="id bigint, at struct<x: int, y: int>")
+
+
+def test_a_session_that_passes_over_broken_files_does_not_here(spark: SparkSession, tmp_path: Path) -> None:
+    changes = Job(spark, tmp_path)
+    (changes.source / "broken.parquet").write_bytes(b"PAR1 is not all of it PAR1")
+    lenient = ("spark.sql.files.ignoreCorruptFiles", "spark.sql.files.ignoreMissingFiles")
+    for conf in lenient:
+        spark.conf.set(conf, "true")
+    try:
+        refused(changes, "broken.parquet", "parquet", schema=SCHEMA, sequence_by=("name",))
+    finally:
+        for conf in lenient:
+            spark.conf.unset(conf)
+    assert not Path(changes.target).exists()
