@@ -176,7 +176,7 @@ class MergeSinks:
         """Two names of one table would share its transaction ids: one sink would skip the other's events."""
         places: dict[str, Route] = {}
         for route, sink in self._sinks.items():
-            place = canonical(sink._location_for(batch_df))
+            place = canonical(sink._place_for(batch_df))
             if place in places:
                 msg = f"routes {places[place]!r} and {route!r} lead to one table ({place}); give each its own target"
                 raise ConfigError(msg, target=sink._spec.target)

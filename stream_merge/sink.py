@@ -266,7 +266,10 @@ class MergeSink:
             location = self._location(session)
             if self._last_result is None:
                 locks.expect_no_other(self._spec.target, location)
-            with claims.held(self, who.identity, self._spec, location), ExitStack() as resources:
+                # Seen by others before it writes; they look for each other once both can be seen.
+                locks.warn_of_others(self._spec.target, f"query {who.query!r}", location)
+                locks.expect_no_other(self._spec.target, location)
+            with claims.held(self, who, batch_id, self._spec, location), ExitStack() as resources:
                 call = self._called(
                     batch_df, batch_id, intake, who=who, location=location, clock=clock, resources=resources
                 )
@@ -352,9 +355,11 @@ class MergeSink:
         (self._metrics or default_metrics()).prepare(who.query, self._spec.label)
         self._costs.expect(at_most)
 
-    def _location_for(self, batch_df: DataFrame) -> str:
-        """Where the target lies, however it is spelled."""
-        return self._location(self._session.of(batch_df))
+    def _place_for(self, batch_df: DataFrame) -> str:
+        """Where the target lies, however it is spelled; a table that no catalog has yet by its whole name."""
+        session, target = self._session.of(batch_df), self._spec.target
+        location = self._location(session)
+        return location if names.is_path(location) else self._store.full_name(session, target)
 
     def _location(self, session: SparkSession) -> str:
         """Looked up once where it cannot change: of a path. Of a table in a catalog by each call, once."""

@@ -11,6 +11,7 @@ _UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2*
 _NUMBER = r"(?P<number>\d+(?:\.\d+)?)\s*"
 _SIZE = re.compile(_NUMBER + r"(?P<unit>b|[kmg]i?b)?", re.IGNORECASE)
 _DURATION = re.compile(_NUMBER + r"(?P<unit>ms|s(econds?)?|m(inutes?)?|h(ours?)?|d(ays?)?)?", re.IGNORECASE)
+_LONGEST = 10_000 * 366 * 86_400
 _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
@@ -34,7 +35,11 @@ def _seconds(value: Any) -> Any:
         msg = f"{value!r} is no duration; write a number with ms, s, minutes, hours or days"
         raise ValueError(msg)
     unit = (found["unit"] or "s").lower()
-    return float(found["number"]) * _SECONDS["ms" if unit == "ms" else unit[0]]
+    seconds = float(found["number"]) * _SECONDS["ms" if unit == "ms" else unit[0]]
+    if seconds > _LONGEST:
+        msg = f"{value!r} is longer than any table will be kept; write a shorter time, of 10,000 years at most"
+        raise ValueError(msg)
+    return seconds
 
 
 def seconds_by_unit(value: Any) -> Any:

@@ -77,13 +77,18 @@ class Executor:
         Delta tells a merge that lost from one whose table had changed before it began only where the number of columns
         did (4.4): a field that others have added to a struct would be NULL in each row that is updated.
 
-        Cost: a look at the table's log at each attempt but the first; and at that one where a column is nested.
+        A column that another writer has added with another type meanwhile would be cast into, without a word.
+
+        Cost: a look at the table's log at each attempt but the first; and at that one where a column is nested, or the
+        schema is about to change.
 
         Raises:
             ConfigError: the events do not fit the table any more.
         """
         call, spec, before = self._call, self._call.spec, self._job.target
-        if not is_retry and all(isinstance(column.dtype, AtomicType) for column in self._job.layout.stored):
+        layout = self._job.layout
+        is_fixed = not layout.new_columns and not layout.type_changes
+        if not is_retry and is_fixed and all(isinstance(column.dtype, AtomicType) for column in layout.stored):
             return
         found = call.store.find(call.session, spec.target)
         if found is None or (_columns(found), found.partition_columns) == (_columns(before), before.partition_columns):

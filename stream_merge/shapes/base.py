@@ -68,6 +68,10 @@ class Shape(ABC):
         """SQL over the row `t`: the part of the table that a batch is a copy of; None: all of it."""
         return None
 
+    def over(self, window: str) -> Shape:
+        """The same over another part; of shapes that have one."""
+        return self
+
     @property
     def expected(self) -> Condition:
         """Which rows of the table a whole copy should have."""

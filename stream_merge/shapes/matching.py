@@ -17,13 +17,11 @@ from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.shapes import kept_beside, required, widening
 from stream_merge.shapes.layout import EventColumn, Layout, StoredColumn, WholeEvents, texts_in_partitions
+from stream_merge.shapes.recorded import without_sequence
 from stream_merge.shapes.widening import TypeChange
 from stream_merge.spark import columns
 from stream_merge.spark.errors import reason
 from stream_merge.spark.versions import KEEPS_NULL_STRUCTS
-
-_UNNAMED = "insert-only"
-"""The shape whose name is not recorded: the first one without a sequence."""
 
 
 class Layouts:
@@ -235,6 +233,11 @@ class _Finder:
 
     def stored(self, field: StructField, target: StructType | None) -> StoredColumn:
         """Where a selected field is stored, and whether the target can hold it."""
+        twins = columns.twins(field.name, field.dataType)
+        if twins:
+            self.problems.append(
+                f"{twins!r} differ from fields beside them in case alone, which Delta keeps one of; rename them"
+            )
         known = target.names if target is not None else []
         name = columns.resolve(field.name, known, case_sensitive=self.case_sensitive)
         if target is None or name is None or isinstance(field.dataType, NullType):
@@ -308,7 +311,7 @@ class _Finder:
         by_source = {c.source_name: c for c in stored}
         if not isinstance(self.spec.sequence_by, Column) and not self.spec.sequence_by:
             # All events of a key are of one sequence: which of them counts is left to the order of `latest_spark`.
-            return [StructField("c1", ByteType())], (), [F.lit(0).cast(ByteType())], _without_sequence(self.spec)
+            return [StructField("c1", ByteType())], (), [F.lit(0).cast(ByteType())], without_sequence(self.spec)
         if isinstance(self.spec.sequence_by, Column):
             text = str(self.spec.sequence_by).removeprefix("Column<'").removesuffix("'>")
             parts = self._expression_parts(self.spec.sequence_by, text)
@@ -356,7 +359,7 @@ class _Finder:
                 " use the recorded definition or build the table anew"
             )
         keeps = self.spec.keeps_sequence
-        recorded_as = json.dumps(definition, sort_keys=True) if keeps else _without_sequence(self.spec)
+        recorded_as = json.dumps(definition, sort_keys=True) if keeps else without_sequence(self.spec)
         return components, stored_columns, sources, recorded_as
 
     def _expression_parts(self, value: Column, text: str) -> list[tuple[str, Column, DataType]]:
@@ -394,18 +397,6 @@ def _is_of_source(field: StructField, spec: MergeSpec) -> bool:
     """Whether it is a column that only a source of this package may carry, and this one is such a source."""
     is_marked = names.SOURCE_METADATA in field.metadata
     return field.name in spec.source_columns or (field.name in names.SOURCE_COLUMNS and is_marked)
-
-
-def _without_sequence(spec: MergeSpec) -> str:
-    """What is recorded with a table whose rows have no sequence: the shape; without a name it is insert-only."""
-    is_named = spec.shape is not None and spec.shape.name != _UNNAMED
-    return json.dumps({"columns": [], **({"shape": spec.shape.name} if spec.shape and is_named else {})})
-
-
-def filled_as(recorded: str) -> str:
-    """The shape of a table by the definition that is recorded with it."""
-    found = json.loads(recorded)
-    return str(found.get("shape", _UNNAMED if found == {"columns": []} else "changes"))
 
 
 def _recorded_sequence(target: StructType | None) -> StructType | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 
 from pyspark.sql import Column, SparkSession
 from pyspark.sql.types import StructType
@@ -120,6 +121,12 @@ class Snapshot(Shape):
     def within(self) -> str | None:
         """As it was given."""
         return self._within
+
+    def over(self, window: str) -> Snapshot:
+        """The same for another window."""
+        found = copy(self)
+        found._within = window
+        return found
 
     @property
     def min_rows(self) -> int:

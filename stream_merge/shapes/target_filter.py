@@ -10,7 +10,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
 
 from stream_merge.model.settings import MergeSpec
-from stream_merge.shapes import analysed
+from stream_merge.shapes import analysed, shape_of
 from stream_merge.shapes.layout import Layout
 from stream_merge.spark import moments
 from stream_merge.spark.jvm import reads_only
@@ -28,9 +28,10 @@ def outside(written: str) -> Column:
 
 def of_call(session: SparkSession, spec: MergeSpec) -> MergeSpec:
     """The settings with one time for all looks at the target that a call takes."""
-    if spec.target_filter is None:
-        return spec
-    return replace(spec, target_filter=moments.fixed(session, spec.target_filter))
+    if spec.target_filter is not None:
+        spec = replace(spec, target_filter=moments.fixed(session, spec.target_filter))
+    shape = shape_of(spec)
+    return spec if shape.within is None else replace(spec, shape=shape.over(moments.fixed(session, shape.within)))
 
 
 def misfits(session: SparkSession, written: str, layout: Layout, target: StructType) -> list[str]:

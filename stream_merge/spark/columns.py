@@ -217,6 +217,22 @@ def untyped(name: str, dtype: DataType) -> list[str]:
     return []
 
 
+def twins(name: str, dtype: DataType) -> list[str]:
+    """Nested fields, by dotted names, that differ from one beside them in case alone."""
+    if isinstance(dtype, StructType):
+        seen: dict[str, str] = {}
+        found = []
+        for f in dtype.fields:
+            if seen.setdefault(f.name.lower(), f.name) != f.name:
+                found.append(f"{name}.{f.name}")
+        return found + [one for f in dtype.fields for one in twins(f"{name}.{f.name}", f.dataType)]
+    if isinstance(dtype, ArrayType):
+        return twins(f"{name}.element", dtype.elementType)
+    if isinstance(dtype, MapType):
+        return twins(f"{name}.key", dtype.keyType) + twins(f"{name}.value", dtype.valueType)
+    return []
+
+
 def is_padded(field: StructField) -> bool:
     """Whether a column is char(n): Spark pads its values on write."""
     return str(field.metadata.get(CHAR_VARCHAR_METADATA, "")).startswith("char(")

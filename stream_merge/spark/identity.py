@@ -28,6 +28,8 @@ class Caller:
     """Of the streaming query; None outside of one."""
     batch_id: int | None = None
     """Of the batch that the query runs; None where nobody says."""
+    run_id: str | None = None
+    """Of the query's start; None outside of one."""
 
     def app_id(self, role: names.Role, *, about: str | None = None) -> str | None:
         """Application id of one commit, or None."""
@@ -53,4 +55,5 @@ def caller_of(batch_df: DataFrame, *, app_id: str | None, name: str | None) -> C
         checkpoint=query.checkpoint,
         query_id=query.id,
         batch_id=query.batch_id,
+        run_id=query.run_id,
     )

@@ -53,11 +53,17 @@ def _nearest(location: str) -> Path | None:
 
 
 def local_path(location: str) -> Path | None:
-    """A location as a path of this machine's file system, or None for any other storage."""
-    parsed = urlparse(location)
-    if parsed.scheme not in ("", "file"):
+    """A location as a path of this machine's file system, or None for any other storage.
+
+    A `#` or `?` in it belongs to the path: Hadoop writes its paths as they are, `file:/lake/orders#eu`.
+    """
+    scheme = urlparse(location).scheme
+    if scheme not in ("", "file"):
         return None
-    return Path(unquote(parsed.path) if parsed.scheme else location)
+    inside = location.partition(":")[2] if scheme else location
+    if scheme and inside.startswith("//"):
+        inside = "/" + inside[2:].partition("/")[2]
+    return Path(unquote(inside) if scheme else inside)
 
 
 def scratch(session: SparkSession) -> Path:

@@ -29,6 +29,8 @@ class StreamingQueryInfo:
     """Of the batch that it runs now, where this thread knows."""
     checkpoint: str | None
     """Folder of its checkpoint, as a URI; None where the query cannot be asked any more."""
+    run_id: str | None = None
+    """New with each start; None where the query cannot be asked any more."""
 
 
 def streaming_query(batch_df: DataFrame) -> StreamingQueryInfo | None:
@@ -90,6 +92,7 @@ def _described(query: Any, query_id: str, context: SparkContext) -> StreamingQue
         name=None if query is None else query.name(),
         batch_id=None if batch_id is None else int(batch_id),
         checkpoint=None if query is None else _checkpoint(query),
+        run_id=None if query is None else str(query.runId().toString()),
     )
 
 

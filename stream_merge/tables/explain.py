@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -13,12 +14,15 @@ from stream_merge.errors import ConfigError
 from stream_merge.model import names
 from stream_merge.model.snapshot import CommitRecord
 from stream_merge.shapes import SHAPES
-from stream_merge.shapes.matching import filled_as
+from stream_merge.shapes.recorded import filled_as
+from stream_merge.spark import environment
 from stream_merge.tables.advice import advice
 from stream_merge.tables.delta_rs.eligibility import of_columns, of_table
 from stream_merge.tables.delta_rs.table import NativeTable, open_table
 from stream_merge.tables.facts import facts_of
 from stream_merge.tables.merge_on_read import eligibility
+
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,7 +134,8 @@ def find(target: str, storage_options: Mapping[str, str] | None = None) -> Nativ
     try:
         return open_table(names.normal_path(target), storage_options)
     except Exception as err:
-        msg = f"the log of {target!r} cannot be read without Spark: {err}; DESCRIBE HISTORY in Spark shows its commits"
+        why = environment.said(err) or environment.away(err) or _COLOURS.sub("", environment.first_line(str(err)))
+        msg = f"the log of {target!r} cannot be read without Spark: {why}; DESCRIBE HISTORY in Spark shows its commits"
         raise ConfigError(msg, target=target) from err
 
 

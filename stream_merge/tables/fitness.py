@@ -14,7 +14,8 @@ from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.shapes import required, shape_of, target_filter, widening
 from stream_merge.shapes.layout import Layout
-from stream_merge.shapes.matching import filled_as, plan_layout
+from stream_merge.shapes.matching import plan_layout
+from stream_merge.shapes.recorded import filled_as
 from stream_merge.spark import columns, object_stores, places
 from stream_merge.spark.log_store import CONDITIONAL_PUT, STORE_CONF
 from stream_merge.tables import spark_table

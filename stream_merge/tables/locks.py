@@ -121,11 +121,11 @@ def expect_alone(target: str, location: str | None = None) -> None:
     if path is None:
         return
     place = path.with_name(path.name.removeprefix(_LOCK_PREFIX))
-    folder, here = place.with_name(f"{_WRITERS_PREFIX}{place.name}"), f"process {os.getpid()} ("
+    folder, ours = place.with_name(f"{_WRITERS_PREFIX}{place.name}"), _present.get(place)
     with suppress(FileNotFoundError):
-        for name in os.listdir(folder):
-            holder = _holder_of(folder / name)
-            if holder is not None and not holder.startswith(here):
+        for name in os.listdir(folder):  # not by process number: that of another container may be the same
+            holder = None if ours is not None and ours.is_own(name) else _holder_of(folder / name)
+            if holder is not None:
                 raise _taken(target, holder)
 
 
@@ -140,6 +140,10 @@ class _Present:
         self._by = by
         self._looked_at = {self._own.name}
         self._known: set[str] = set()
+
+    def is_own(self, name: str) -> bool:
+        """Whether a file among those of the processes is that of this one."""
+        return name == self._own.name
 
     def others(self) -> list[str]:
         """Processes that write to the table and have not been named here before."""

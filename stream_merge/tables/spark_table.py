@@ -305,6 +305,10 @@ def _missing(target: str, found: TableSnapshot, layout: Layout, properties: Mapp
     return [*statements, *widening.statements(target, pending, found.properties)]
 
 
+_MEANWHILE = 100
+"""Commits of others during a look."""
+
+
 def history(session: SparkSession, target: str, *, newer_than: int, up_to: int) -> list[CommitRecord]:
     """The commits in a range of versions up to the table's newest, newest first; Delta counts from there (4.4)."""
     wanted = up_to - newer_than
@@ -312,6 +316,9 @@ def history(session: SparkSession, target: str, *, newer_than: int, up_to: int) 
         return []
     columns = ("version", "unix_millis(timestamp) AS timestamp_ms", "userMetadata", "operationMetrics")
     rows = delta_table(session, target).history(wanted).selectExpr(*columns).collect()
+    if rows and rows[0]["version"] > up_to:  # others have committed meanwhile
+        wanted = rows[0]["version"] - newer_than
+        rows = delta_table(session, target).history(wanted + _MEANWHILE).selectExpr(*columns).collect()
     return [
         CommitRecord(
             version=row["version"],

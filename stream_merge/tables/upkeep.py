@@ -44,7 +44,7 @@ _DEFAULT_RETENTION = "interval 1 week"
 _INTERVAL = re.compile(r"(interval\s+)?(\d+\s+[a-z]+\s*)+", re.IGNORECASE)
 
 _REMEDY = "raise budget_seconds, or run stream-merge maintain"
-_WORSE: tuple[UpkeepOutcome, ...] = ("nothing", "done", "lost", "over_budget", "failed")
+_WORSE: tuple[UpkeepOutcome, ...] = ("nothing", "done", "behind", "lost", "over_budget", "failed")
 
 BYTES_PER_SECOND = 20e6
 """What a table's first round expects; later ones know (2 cores, Parquet with snappy: 15 to 40 MB)."""

@@ -34,6 +34,10 @@ COMPUTED_BY_SPARK: Mapping[str, str] = {
     CHAR_VARCHAR_METADATA: "is char(n) or varchar(n), whose length only Spark checks",
 }
 """Metadata of columns that are not simply what an event says."""
+ENFORCED_BY_SPARK: Mapping[str, str] = {**COMPUTED_BY_SPARK, "delta.invariants": "has an invariant"}
+"""The same, and of columns whose values are conditions in SQL."""
+CONSTRAINT = "delta.constraints."
+"""How properties begin that hold a CHECK constraint, in SQL; in lower case."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,12 +15,34 @@ from pyspark.sql import SparkSession
 from stream_merge import ConfigError, MergeSink
 from stream_merge.model.names import QUARANTINE_TABLE_PREFIX, TARGET_ID_PROPERTY, TOMBSTONE_TABLE_PREFIX, quote
 from stream_merge.tables.explain import explain
+from stream_merge.tables.tombstones import rules
 
 pytestmark = pytest.mark.engines("auto", "spark", "merge_on_read")
 
 KEYS = ["k.e`y 1", "select"]
 SEQUENCE = ["l's\"n.", "order"]
 PAYLOAD = "größe 漢字 {=,}()"
+
+
+@pytest.mark.engines("spark")
+@pytest.mark.parametrize("keys", [["s", "d"], ["k1", "k2"], ["entries", "k0"]])
+def test_no_key_is_called_as_what_stands_beside_it(
+    spark: SparkSession, tmp_table: str, keys: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    """While deletes are looked up, and put together."""
+    monkeypatch.setattr(rules, "TIDY_FILES", 2)
+    schema = f"{keys[0]} bigint, {keys[1]} bigint, lsn bigint, op string"
+    settings = {"keys": keys, "sequence_by": "lsn", "apply_as_deletes": "op = 'd'", "except_column_list": ["op"]}
+    stream = ChangeStream(spark, tmp_table, schema, **settings)
+    stream.deliver((1, 1, 1, "c"), (1, 2, 1, "c"))
+    stream.deliver((1, 1, 5, "d"))
+    stream.deliver((1, 1, 6, "d"))
+    late = stream.deliver((1, 1, 5, "c"), (1, 2, 2, "c"))
+
+    assert ledger(late) == {"received": 2, "stale": 1, "updated": 1}
+    assert stream.rows() == [(1, 2, 2)]
+    log = str(Path(tmp_table).with_name(f"{TOMBSTONE_TABLE_PREFIX}{Path(tmp_table).name}"))
+    assert "MERGE" in {row["operation"] for row in spark.sql(f"DESCRIBE HISTORY delta.`{log}`").collect()}
 
 
 @pytest.mark.parametrize(

@@ -381,6 +381,17 @@ def test_a_batch_that_breaks_a_constraint_changes_nothing(stream: ChangeStream):
     assert stream.rows() == [(1, 2, "new"), (3, 1, "short")]
 
 
+def test_a_constraint_means_what_it_means_to_spark(stream: ChangeStream):
+    """To DataFusion, which delta-rs would ask, 19 / 10 is 1: the row would pass."""
+    stream.deliver(upsert(1, "row", lsn=1))
+    stream.sql("ALTER TABLE {target} ADD CONSTRAINT few CHECK (lsn / 10 <= 1)")
+
+    with pytest.raises((MergeFailedError, ConfigError), match="few"):
+        stream.deliver(upsert(2, "new", lsn=19))
+
+    assert stream.rows() == [(1, 1, "row")]
+
+
 def test_a_source_that_fails_changes_nothing(stream: ChangeStream):
     """Its own error reaches the caller; nothing at all is written."""
     stream.deliver(upsert(1, "row", lsn=1))

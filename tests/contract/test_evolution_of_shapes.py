@@ -178,3 +178,24 @@ def test_types_that_need_no_cast_pass_the_strictest_policy(spark: SparkSession, 
 
     one = (1, 1, 1, (1,), None, None, "one") if shape == "insert-only" else (1, 2, 7, (8,), None, None, "x")
     assert stream.rows() == [one, (2, 1, 9, (9,), None, None, "two")]
+
+
+@pytest.mark.parametrize("engine", ["auto", "spark"])
+def test_a_column_that_appears_with_another_type_between_look_and_merge_is_refused(
+    spark: SparkSession, tmp_table: str, monkeypatch: pytest.MonkeyPatch, engine: str
+):
+    """Delta would cast 1.5 into what the other writer has added, without a word."""
+    stream = stream_of(spark, tmp_table, "changes", engine=engine, schema_evolution=True)
+    sink = stream.sink()
+    run(sink, batch(spark, "id bigint, lsn bigint", (1, 1)), 0)
+    choose_engine = steps.choose_engine
+
+    def overtaken(*args: Any) -> Any:
+        stream.sql("ALTER TABLE {target} ADD COLUMNS (c int)")
+        return choose_engine(*args)
+
+    monkeypatch.setattr(steps, "choose_engine", overtaken)
+    with pytest.raises(ConfigError, match="column 'c' is double in the source and int"):
+        run(sink, batch(spark, "id bigint, lsn bigint, c double", (1, 2, 1.5)), 1)
+
+    assert stream.rows() == [(1, 1, None)]

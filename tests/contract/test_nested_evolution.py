@@ -57,6 +57,17 @@ def test_a_new_field_in_a_struct_an_array_and_a_map_is_null_in_what_was_there(
     assert ("update_preimage", 1, 2, (1, "x"), [(1, "y"), None], {"k": (1, "z"), "n": None}) in stream.changes()
 
 
+def test_fields_that_differ_in_case_alone_are_refused(spark: SparkSession, tmp_table: str):
+    """Else the last of them would be stored in the place of the others."""
+    twins = "id bigint, lsn bigint, s struct<a:int,A:int>, l array<struct<x:int,X:int>>"
+    spark.conf.set("spark.sql.caseSensitive", "true")
+    try:
+        with pytest.raises(ConfigError, match=r"\['s.A', 'l.element.X'\] differ from fields beside them in case alone"):
+            stream_of(spark, tmp_table, twins).deliver((1, 1, (1, 2), [(3, 4)]))
+    finally:
+        spark.conf.unset("spark.sql.caseSensitive")
+
+
 def test_delta_rs_goes_on_when_spark_has_added_nested_fields(spark: SparkSession, tmp_table: str):
     """Only the batch that brings them is Spark's."""
     stream = stream_of(spark, tmp_table, NARROW, engine="native", schema_evolution=True)

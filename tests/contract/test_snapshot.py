@@ -24,6 +24,7 @@ from stream_merge.engines.spark import whole
 from stream_merge.engines.spark.merger import SparkMerger
 from stream_merge.model.results import MergeResult
 from stream_merge.shapes import InsertOnly, Snapshot
+from stream_merge.spark import moments
 from stream_merge.testing import batch, run, table_version, target_rows
 
 pytestmark = pytest.mark.engines("auto", "spark")
@@ -425,6 +426,26 @@ def test_within_a_window_only_its_rows_are_missing(spark: SparkSession, tmp_tabl
 
     too_many = {"shape": Snapshot(within="t.day = 'tue'", max_delete_share=0.4)}
     assert "would delete 1 of 2 rows within \"t.day = 'tue'\" (50.0%)" in refused(stream, (2, 0, "tue"), **too_many)
+
+
+def test_a_window_that_moves_stands_still_for_a_call(
+    spark: SparkSession, tmp_table: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Its check and its merge may lie on two days, and rows that nobody has checked would be deleted."""
+    stream = stream_of(spark, tmp_table, DAYS)
+    stream.deliver((1, 1, "2024-06-01"), (2, 2, "2024-06-02"))
+    days = iter(["2024-06-01", *["2024-06-02"] * 9])
+    fixed = []
+
+    def now(_: SparkSession, written: str) -> str:
+        fixed.append(written.replace("current_date()", f"DATE '{next(days)}'"))
+        return fixed[-1]
+
+    monkeypatch.setattr(moments, "fixed", now)
+    stream.deliver((1, 9, "2024-06-01"), shape=Snapshot(within="CAST(t.day AS DATE) = current_date()", **ANY))
+
+    assert fixed[0] == "CAST(t.day AS DATE) = DATE '2024-06-01'"
+    assert stream.rows() == [(1, 9, "2024-06-01"), (2, 2, "2024-06-02")]
 
 
 def test_missing_rows_may_be_left_alone(spark: SparkSession, tmp_table: str):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import pytest
 import scenario
 from pyspark.sql import SparkSession
 
+from stream_merge import ConfigError, ContractError
 from stream_merge.tables import locks
 from stream_merge.testing import target_rows
 
@@ -85,6 +87,29 @@ def test_a_running_sink_and_a_job_that_starts_hear_of_each_other_once(
     assert "can overwrite each other: let one of them end" in said[0]
     assert warnings(caplog) == [f"process {job.pid} (query 'job')"]
     assert target_rows(spark, str(table), "id") == [(1,), (2,), (3,)]
+
+
+def test_a_sink_is_seen_before_it_has_merged_and_by_its_file_alone(spark: SparkSession, tmp_path: Path):
+    """Upkeep by hand would run beside a first batch; processes of two containers may have one number."""
+    table = tmp_path / "table"
+    with other("stream", table) as first:
+        first.merge()
+        with pytest.raises(ConfigError, match=f"process {first.pid} "):
+            locks.expect_alone(str(table))
+        (seen,) = (tmp_path / "__stream_merge_writers_table").iterdir()
+        renamed = f"process {os.getpid()} (query 'of another container')"
+        seen.write_text(renamed)
+        with pytest.raises(ConfigError, match=re.escape(renamed)):
+            locks.expect_alone(str(table))
+    locks.expect_alone(str(table))
+
+    sink = scenario.sink(str(table), app_id="mine", on_invalid="fail")
+    with pytest.raises(ContractError):
+        sink(scenario.events(spark, "(null, 10, 'c', 'one')"), 0)
+    with other("stream", table) as later:
+        (said,) = later.merge()
+    assert f"process {os.getpid()} (query 'direct')" in said
+    locks.expect_alone(str(table))
 
 
 def test_streams_of_two_processes_hear_of_each_other_and_of_no_process_that_has_ended(

@@ -168,6 +168,24 @@ def test_a_job_that_runs_is_asked_and_one_that_does_not_is_not(job: TopicJob) ->
     assert control.replay_answer(query, Request()) is None
 
 
+def test_a_request_that_another_one_has_replaced_is_asked_again(job: TopicJob, tmp_path: Path) -> None:
+    """The answer to the first one does not take the second one away; what cannot be read is removed, not raised."""
+    query = job.settings().queries[0]
+    first, second = Request(offset=1), Request(offset=2)
+    control.ask_for_replay(query, first)
+    control.ask_for_replay(query, second)
+    control.answer_replay(query, Replayed(id=first.id))
+
+    assert [control.replay_is_asked(query, one) for one in (first, second)] == [False, True]
+    assert control.replay_request(query) == second
+    control.answer_replay(query, Replayed(id=second.id))
+    asked = Path(f"{job.checkpoint}.replay")
+    for text in ("", '{"id": "1", "of_a_later_version": true}'):
+        asked.write_text(text)
+        assert control.replay_request(query) is None
+        assert not asked.exists()
+
+
 def test_a_job_that_runs_with_another_job_file_is_not_taken_for_the_new_one(job: TopicJob) -> None:
     """It would read the records as before, and nobody would know why that does not help."""
     job.send(1, job.event("c", 1, "x" * 300))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 
 import pytest
 
 from stream_merge import ConfigError
 from stream_merge.microbatch.claims import claims
 from stream_merge.model.settings import MergeSpec
+from stream_merge.spark.identity import Caller
 
 LOCAL, ON_S3 = "file:/lake/t", "s3a://lake/t"
 
@@ -17,34 +18,57 @@ def spec(*, promised: bool) -> MergeSpec:
     return MergeSpec(target="t", keys=("id",), sequence_by=("lsn",), single_writer=promised)
 
 
+def held(
+    identity: str | None, settings: MergeSpec, location: str, *, run_id: str | None = None, batch_id: int = 0
+) -> AbstractContextManager[None]:
+    return claims.held(object(), Caller(query="q", identity=identity, run_id=run_id), batch_id, settings, location)
+
+
 @pytest.mark.parametrize("promises", [(True, True), (True, False), (False, True)])
 def test_a_sink_that_was_to_be_alone_is_told_of_another_one(promises: tuple[bool, bool]) -> None:
     """On an object store Spark overwrites what delta-rs commits between its look and its write."""
     first, second = (spec(promised=promised) for promised in promises)
-    with claims.held(object(), "a", first, ON_S3):
+    with held("a", first, ON_S3):
         with (
             pytest.raises(ConfigError, match="at the same time, and one has single_writer=True"),
-            claims.held(object(), "b", second, ON_S3),
+            held("b", second, ON_S3),
         ):
             pass
-        with claims.held(object(), "b", second, "s3a://lake/another"):
+        with held("b", second, "s3a://lake/another"):
             pass
-    with claims.held(object(), "b", second, ON_S3):  # one after the other, as after a restart
+    with held("b", second, ON_S3):  # one after the other, as after a restart
         pass
 
 
 @pytest.mark.parametrize(("location", "promised"), [(ON_S3, False), (LOCAL, True)])
 def test_sinks_whose_commits_exclude_each_other_work_side_by_side(location: str, promised: bool) -> None:
     """Spark's in one process do, everywhere."""
-    with ExitStack() as held:
+    with ExitStack() as together:
         for identity in ("a", "b", None):
-            held.enter_context(claims.held(object(), identity, spec(promised=promised), location))
+            together.enter_context(held(identity, spec(promised=promised), location))
 
 
 def test_one_identity_is_at_work_once() -> None:
     with (
-        claims.held(object(), "a", spec(promised=False), LOCAL),
+        held("a", spec(promised=False), LOCAL),
         pytest.raises(ConfigError, match="under the same identity 'a'"),
-        claims.held(object(), "a", spec(promised=False), LOCAL),
+        held("a", spec(promised=False), LOCAL),
     ):
+        pass
+
+
+def test_a_batch_is_merged_once_in_a_run_of_its_query() -> None:
+    """The table would take the second part of its events for the first one, delivered again."""
+    only, place = spec(promised=False), "file:/lake/once"
+    with pytest.raises(ValueError, match="lost"), held("a", only, place, run_id="1", batch_id=4):
+        raise ValueError("lost")  # noqa: EM101
+    for call in ({"run_id": "1", "batch_id": 4}, {"run_id": "1", "batch_id": 5}, {"run_id": "2", "batch_id": 5}):
+        with held("a", only, place, **call):  # type: ignore[arg-type]
+            pass
+    with (
+        pytest.raises(ConfigError, match="a sink has merged batch 5 into 't' already in this run of the query"),
+        held("a", only, place, run_id="2", batch_id=5),
+    ):
+        pass
+    with held("b", only, place, run_id="2", batch_id=5), held(None, only, place, run_id="2", batch_id=5):
         pass

@@ -35,6 +35,7 @@ from stream_merge.jobs.kafka.control import (
     expect_askable,
     held,
     replay_answer,
+    replay_is_asked,
     request_stop,
 )
 from stream_merge.jobs.kafka.history import trail
@@ -89,8 +90,7 @@ def run(
         refuse_places(settings)
         own = confs(conf or [])
         if not is_submitted():
-            places = (place for query in settings.queries for place in (query.target, query.checkpoint))
-            own = for_places(jars.conf(jars_in, own), places)
+            own = for_places(jars.conf(jars_in, own), _places(settings.queries))
         with (
             metrics_server(
                 settings.metrics.port,
@@ -169,7 +169,7 @@ def show(
     query: Annotated[str | None, typer.Option(help="One of the job's queries; the first if not given.")] = None,
     reason: Annotated[str | None, typer.Option(help="Only events with this reason.")] = None,
     offset: Annotated[int | None, typer.Option(help="Only the record at this offset.")] = None,
-    last: Annotated[int, typer.Option(min=1, metavar="NUMBER", help="So many, newest first.")] = 10,
+    last: Annotated[int, typer.Option(min=1, max=1_000_000, metavar="NUMBER", help="So many, newest first.")] = 10,
 ) -> None:
     """Show events in quarantine with their bytes and the reason. Needs no Java."""
     with errors_as_sentences():
@@ -202,20 +202,26 @@ def replay_quarantined(
     """
     log_to_screen(logging.WARNING)
     failed = False
-    with (
-        errors_as_sentences(debug=debug),
-        session_starter(f"stream-merge replay {job.stem}", confs(conf or [])) as start,
-    ):
+    with errors_as_sentences(debug=debug):
         chosen = _chosen(load(job), query)
         if not alone:
             expect_askable(chosen)
-        for one in chosen:
-            request = Request(reason=reason, partition=partition, offset=offset, force=force, settings=one.digest())
-            answer = _replayed(one, request, start)
-            failed = failed or answer.error is not None
-            OUT.print(f"{escape(one.name)}: {escape(answer.said())}", highlight=False, soft_wrap=True)
+        own = confs(conf or [])
+        if not is_submitted():
+            own = for_places(own, _places(chosen))
+        with session_starter(f"stream-merge replay {job.stem}", own) as start:
+            for one in chosen:
+                request = Request(reason=reason, partition=partition, offset=offset, force=force, settings=one.digest())
+                answer = _replayed(one, request, start)
+                failed = failed or answer.error is not None
+                OUT.print(f"{escape(one.name)}: {escape(answer.said())}", highlight=False, soft_wrap=True)
     if failed:
         raise typer.Exit(CONFIGURATION)
+
+
+def _places(chosen: Sequence[QuerySettings]) -> list[str]:
+    """Where a session has to reach."""
+    return [place for query in chosen for place in (query.target, query.checkpoint)]
 
 
 def _replayed(query: QuerySettings, request: Request, start: Callable[[], SparkSession]) -> Replayed:
@@ -234,11 +240,14 @@ def _replayed(query: QuerySettings, request: Request, start: Callable[[], SparkS
             OUT.print(
                 f"{escape(query.name)}: asking the running job, which does it between two batches", highlight=False
             )
-            ask_for_replay(query, request)
             is_asked = True
+            ask_for_replay(query, request)
+        is_waiting = replay_is_asked(query, request)
         found = replay_answer(query, request)
         if found is not None:
             return found
+        if not is_waiting:  # another command's request took its place, or its answer
+            ask_for_replay(query, request)
         time.sleep(_POLL_SECONDS)
 
 

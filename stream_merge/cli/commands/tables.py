@@ -356,7 +356,9 @@ def files(
 def explain(
     target: Annotated[str, typer.Argument(metavar="TABLE", help="Path or URI of a sink's target.")],
     *,
-    last: Annotated[int, typer.Option(min=1, metavar="NUMBER", help="So many versions, newest first.")] = 20,
+    last: Annotated[
+        int, typer.Option(min=1, max=1_000_000, metavar="NUMBER", help="So many versions, newest first.")
+    ] = 20,
 ) -> None:
     """Say which engine merged a table's newest batches, why, what each did, and what would make merges cheaper.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -10,8 +11,11 @@ from pathlib import Path
 from stream_merge.errors import ConfigError
 from stream_merge.jobs.kafka.replay import Replayed, Request
 from stream_merge.jobs.kafka.settings import JobSettings, QuerySettings
+from stream_merge.model.logs import tell
 from stream_merge.spark.places import local_path
 from stream_merge.tables import locks
+
+log = logging.getLogger(__name__)
 
 
 def _beside(query: QuerySettings, suffix: str) -> Path | None:
@@ -93,16 +97,34 @@ def ask_for_replay(query: QuerySettings, request: Request) -> None:
 
 
 def replay_request(query: QuerySettings) -> Request | None:
-    """What somebody wants replayed; stays there until it is answered."""
+    """What somebody wants replayed; stays there until it is answered.
+
+    One that cannot be read, as of another version or after a crash of the machine, is removed: whoever waits for it
+    asks again (`replay_is_asked`).
+    """
+    path = _beside(query, "replay")
+    text = _read(path)
+    found = None if text is None else Request.from_json(text)
+    if path is not None and text is not None and found is None:
+        tell(log.warning, "replay_request_unreadable", query=query.name, path=str(path))
+        path.unlink(missing_ok=True)
+    return found
+
+
+def replay_is_asked(query: QuerySettings, request: Request) -> bool:
+    """Whether a request still waits for its answer: another command's may have taken its place."""
     text = _read(_beside(query, "replay"))
-    return None if text is None else Request.from_json(text)
+    found = None if text is None else Request.from_json(text)
+    return found is not None and found.id == request.id
 
 
 def answer_replay(query: QuerySettings, answer: Replayed) -> None:
-    """Say what became of a request, which is then done with."""
+    """Say what became of a request, which is then done with; one that has come since is left to be answered."""
     _write(_beside(query, "replayed"), answer.to_json())
     path = _beside(query, "replay")
-    if path is not None:
+    text = _read(path)
+    waiting = None if text is None else Request.from_json(text)
+    if path is not None and (waiting is None or waiting.id == answer.id):
         path.unlink(missing_ok=True)
 
 

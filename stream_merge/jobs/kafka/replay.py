@@ -43,9 +43,12 @@ class _Message:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> Self:
-        """What `to_json` gave."""
-        return cls(**json.loads(text))
+    def from_json(cls, text: str) -> Self | None:
+        """What `to_json` gave; None where the text is none of these."""
+        try:
+            return cls(**json.loads(text))
+        except (ValueError, TypeError):
+            return None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

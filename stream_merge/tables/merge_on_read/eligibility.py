@@ -37,7 +37,7 @@ from stream_merge.tables.merge_on_read.find import odd_names
 from stream_merge.tables.merge_on_read.footers import GLOB
 from stream_merge.tables.merge_on_read.table import Touched
 from stream_merge.tables.whitelist import (
-    COMPUTED_BY_SPARK,
+    ENFORCED_BY_SPARK,
     EVERYWHERE,
     IN_FILES,
     Ineligible,
@@ -73,7 +73,6 @@ What delta-rs' list has as well, tests/contract/test_whitelist.py merges at its 
 held to Spark by test_conditions_as_spark.py and test_data_file_as_spark.py.
 """
 _WHITELIST = Whitelist(engine="merge-on-read", proven=PROVEN)
-_ENFORCED_BY_SPARK = {**COMPUTED_BY_SPARK, "delta.invariants": "has an invariant"}
 _MAPPING = "delta.columnMapping.mode"
 
 
@@ -154,7 +153,7 @@ def _of_fields(snapshot: TableSnapshot, what: str) -> Ineligible | None:
             reason="column", detail=f"column {odd[0]!r} of {what} has a name that the reader of files uses"
         )
     for field in snapshot.schema.fields:
-        for key, meaning in _ENFORCED_BY_SPARK.items():
+        for key, meaning in ENFORCED_BY_SPARK.items():
             if any(key in one.metadata for one in _with_inner(field)):
                 return Ineligible(reason="column", detail=f"column {field.name!r} of {what} {meaning}")
         placed: list[Place] = ["carried", *(("partition",) if field.name in snapshot.partition_columns else ())]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from stream_merge.model.snapshot import VECTORS_PROPERTY
+from stream_merge.tables.whitelist import CONSTRAINT
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,6 @@ _EXPECTED: Mapping[str, tuple[str, str]] = {
     "delta.universalformat.enabledformats": ("", "demands that readers of other formats see each commit"),
 }
 """Properties for which one value only is proven."""
-_CONSTRAINT = "delta.constraints."
 _ICEBERG = "delta.enableiceberg"
 _COORDINATED = "delta.coordinatedcommits."
 _OFF = "false"
@@ -137,7 +137,7 @@ def _demands(properties: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """The properties that merge-on-read would not obey, and what they ask for."""
     for name, value in sorted(properties.items()):
         key, given = name.lower(), value.strip().lower()
-        if key.startswith(_CONSTRAINT):
+        if key.startswith(CONSTRAINT):
             yield name, "is a CHECK constraint, which only Spark enforces"
         elif key.startswith(_COORDINATED):
             yield name, "demands another way to commit"

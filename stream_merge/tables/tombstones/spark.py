@@ -40,6 +40,9 @@ BROADCAST_EVENTS = 100_000
 _ONE_STARTS = threading.Lock()
 _TOMBSTONE = "__stream_merge_tombstone"
 _MARK = "__stream_merge_mark"
+_KEY = "__stream_merge_key_"
+_SEQUENCE, _DELETE, _ENTRIES = "__stream_merge_of_event", "__stream_merge_deletes", "__stream_merge_entries"
+"""No key is called so, whose columns stand beside these."""
 _REFUSED = "__stream_merge_refused"
 
 
@@ -110,26 +113,26 @@ class Tombstones:
         sequence = columns.column(names.SEQUENCE_COLUMN)
         entries = self._load().where(~self._expired(now)).alias("log").where(bounds.condition(self._session, "log"))
         batch = events.select(
-            *(columns.column(key).alias(f"k{i}") for i, key in enumerate(keys)),
-            sequence.alias("s"),
-            columns.column(names.DELETE_COLUMN).alias("d"),
+            *(columns.column(key).alias(f"{_KEY}{i}") for i, key in enumerate(keys)),
+            sequence.alias(_SEQUENCE),
+            columns.column(names.DELETE_COLUMN).alias(_DELETE),
         )
         if count <= BROADCAST_EVENTS:
             batch = F.broadcast(batch)
-        same = columns.all_of(columns.column(key, "log") == F.col(f"k{i}") for i, key in enumerate(keys))
+        same = columns.all_of(columns.column(key, "log") == F.col(f"{_KEY}{i}") for i, key in enumerate(keys))
         matched = (
             entries.join(batch, same)
-            .groupBy(*(F.col(f"k{i}").alias(key) for i, key in enumerate(keys)), "s", "d")
+            .groupBy(*(F.col(f"{_KEY}{i}").alias(key) for i, key in enumerate(keys)), _SEQUENCE, _DELETE)
             .agg(*_newest(sequence))
             .where(_standing())
         )
-        refused = F.col(_TOMBSTONE) > F.col("s")
+        refused = F.col(_TOMBSTONE) > F.col(_SEQUENCE)
         rows, counts = materialised(
             matched.select(
                 *(columns.column(key) for key in keys),
                 F.col(_TOMBSTONE).alias(names.SEQUENCE_COLUMN),
                 refused.alias(_REFUSED),
-                (~refused & ~F.col("d")).alias(_MARK),
+                (~refused & ~F.col(_DELETE)).alias(_MARK),
             ),
             F.count_if(columns.column(_REFUSED)).alias("refused"),
             F.count_if(columns.column(_MARK)).alias("revived"),
@@ -153,9 +156,9 @@ class Tombstones:
             self._load()
             .where(~expired)
             .groupBy(*(columns.column(key) for key in self._layout.keys))
-            .agg(*_newest(columns.column(names.SEQUENCE_COLUMN)), F.count(F.lit(1)).alias("entries"))
+            .agg(*_newest(columns.column(names.SEQUENCE_COLUMN)), F.count(F.lit(1)).alias(_ENTRIES))
         )
-        overtaken = newest.where((F.col("entries") > 1) | F.col(_MARK).isNotNull()).drop("entries")
+        overtaken = newest.where((F.col(_ENTRIES) > 1) | F.col(_MARK).isNotNull()).drop(_ENTRIES)
         entry = columns.column(names.SEQUENCE_COLUMN, "t")
         # Only what is older than something already seen goes: an entry appended meanwhile stays.
         drop = F.coalesce(entry < F.col(f"s.{_TOMBSTONE}"), F.lit(False))
