@@ -19,7 +19,7 @@ from stream_merge.metrics.instruments import MergeMetrics, default_metrics
 from stream_merge.microbatch import after, set_aside, steps
 from stream_merge.microbatch.attempts import Attempts
 from stream_merge.microbatch.call import BatchCall
-from stream_merge.microbatch.claims import claims
+from stream_merge.microbatch.claims import claims, part_of
 from stream_merge.microbatch.clock import PhaseClock, now_micros
 from stream_merge.microbatch.commit import Marks
 from stream_merge.microbatch.own_session import OwnSession
@@ -269,7 +269,9 @@ class MergeSink:
                 # Seen by others before it writes; they look for each other once both can be seen.
                 locks.warn_of_others(self._spec.target, f"query {who.query!r}", location)
                 locks.expect_no_other(self._spec.target, location)
-            with claims.held(self, who, batch_id, self._spec, location), ExitStack() as resources:
+            part = part_of(batch_df, who, batch_id, intake.calls)
+            held = claims.held(self, who.identity, self._spec, location, part=part)
+            with held, ExitStack() as resources:
                 call = self._called(
                     batch_df, batch_id, intake, who=who, location=location, clock=clock, resources=resources
                 )

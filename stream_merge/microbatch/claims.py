@@ -6,12 +6,38 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+
+from pyspark.sql import DataFrame
 
 from stream_merge.errors import ConfigError
 from stream_merge.model import names
 from stream_merge.model.settings import MergeSpec
+from stream_merge.model.source_batch import Calls
 from stream_merge.spark.identity import Caller
 from stream_merge.spark.places import canonical, local_path
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """Events that a user's function gives to a sink."""
+
+    run_id: str
+    """Of the query's start."""
+    batch_id: int
+    events: int
+    """What tells the frame from another one (`DataFrame.semanticHash`): a call that is tried again has the same."""
+
+    def is_of_one_batch(self, other: Part | None) -> bool:
+        """Whether these are other events of the same batch."""
+        return other is not None and (other.run_id, other.batch_id) == (self.run_id, self.batch_id) and other != self
+
+
+def part_of(batch_df: DataFrame, who: Caller, batch_id: int, calls: Calls) -> Part | None:
+    """What a call is given; None where a query or a job gives it the whole batch, or nobody can tell."""
+    if calls != "some" or who.run_id is None:
+        return None
+    return Part(run_id=who.run_id, batch_id=batch_id, events=batch_df.semanticHash())
 
 
 class _Claims:
@@ -20,21 +46,28 @@ class _Claims:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._owners: dict[tuple[str, str], int] = {}
-        self._merged: dict[tuple[str, str], tuple[str, int]] = {}
-        """The run of a query and its batch that a call has merged last, by identity and location."""
+        self._merged: dict[tuple[str, str], Part] = {}
+        """What a call has merged last, by identity and location."""
         self._writers: Counter[tuple[str, bool]] = Counter()
         """Calls by location, and whether their sink was promised to be alone."""
 
     @contextmanager
-    def held(self, owner: object, who: Caller, batch_id: int, spec: MergeSpec, location: str) -> Iterator[None]:
+    def held(
+        self, owner: object, identity: str | None, spec: MergeSpec, location: str, *, part: Part | None = None
+    ) -> Iterator[None]:
         """Hold (identity, table) for one call; the table by its name, too, since it may not be anywhere yet.
 
+        Args:
+            owner: the sink object.
+            identity: what its batch ids belong to.
+            spec: what it was told.
+            location: of the target.
+            part: what of which batch it is given; None where nobody can give a batch in parts.
+
         Raises:
-            ConfigError: another sink object's call holds it, or has held it for the same batch of the same run of its
-                query, which would skip this one; or one works on a table on an object store that either was promised to
-                be alone on.
+            ConfigError: another sink object's call holds it; or another part of the batch was merged, as which this one
+                would be skipped; or one works on a table on an object store that either was promised to be alone on.
         """
-        identity = who.identity
         target, location = names.normal_path(spec.target), canonical(location)
         wanted = set() if identity is None else {(identity, target), (identity, location)}
         writer = (location, spec.single_writer and local_path(location) is None)
@@ -45,12 +78,11 @@ class _Claims:
                     " the other's batches; give each sink of a query its own name="
                 )
                 raise ConfigError(msg, target=target)
-            run = None if who.run_id is None else (who.run_id, batch_id)
-            if run is not None and any(self._merged.get(claim) == run for claim in wanted):
+            if part is not None and any(part.is_of_one_batch(self._merged.get(claim)) for claim in wanted):
                 msg = (
-                    f"a sink has merged batch {batch_id} into {target!r} already in this run of the query, so these"
-                    " events would be skipped as delivered again; give one sink all events of a batch, or each of"
-                    " several its own name="
+                    f"a sink has merged other events of batch {part.batch_id} into {target!r} already, so these would"
+                    " be skipped as delivered again; give one sink all events of a batch, or each of several its own"
+                    " name="
                 )
                 raise ConfigError(msg, target=target)
             if self._writers[location, True] or (writer[1] and self._writers[location, False]):
@@ -64,9 +96,9 @@ class _Claims:
             self._writers[writer] += 1
         try:
             yield
-            if run is not None:
+            if part is not None:
                 with self._lock:
-                    self._merged.update(dict.fromkeys(wanted, run))
+                    self._merged.update(dict.fromkeys(wanted, part))
         finally:
             with self._lock:
                 self._writers[writer] -= 1

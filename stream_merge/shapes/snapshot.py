@@ -215,7 +215,7 @@ class Snapshot(Shape):
             of_copy = session.createDataFrame([], StructType(stored)).alias("t")
             for frame, whose in ((rows, "the table"), (of_copy, "the snapshot")):
                 said, seen = f"within={self._within!r} over {whose}", f"t has {frame.columns!r}"
-                problem = analysed.misfit(frame, said, self._within, seen=seen, is_condition=True)
+                problem = analysed.misfit(frame, said, self._within, seen=seen, is_condition=True, is_fixed=True)
                 if problem is not None:
                     yield problem
                     return

@@ -218,12 +218,13 @@ def retention_problem(
         return (
             f"vacuum_after={wanted.vacuum_after} is longer than {target!r} knows of removed files"
             f" ({RETENTION_PROPERTY}={kept!r}): of those that were removed before that, VACUUM would delete all that"
-            " were written longer ago than vacuum_after; set the property to the same time, or force=True"
+            f" were written longer ago than vacuum_after; give that time, or set the property: ALTER TABLE"
+            f" {names.sql_identifier(target)} SET TBLPROPERTIES ('{RETENTION_PROPERTY}' = '…')"
         )
     return (
         f"vacuum_after={wanted.vacuum_after} is shorter than what {target!r} keeps removed files for"
         f" ({RETENTION_PROPERTY}={kept!r}): time travel, streams that are behind and readers of the change feed would"
-        " lose them; give a longer time, set the property, or force=True"
+        " lose them; give that time, set the property, or force=True"
     )
 
 

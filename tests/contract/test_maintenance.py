@@ -240,7 +240,7 @@ def test_a_time_below_the_retention_is_refused_before_anything_is_written(
     assert str(raised.value) == (
         f"vacuum_after=1 day, 5:00:00 is shorter than what {tmp_table!r} keeps removed files for"
         f" (delta.deletedFileRetentionDuration='{retention or 'interval 1 week'}'): time travel, streams that are"
-        " behind and readers of the change feed would lose them; give a longer time, set the property, or force=True"
+        " behind and readers of the change feed would lose them; give that time, set the property, or force=True"
     )
     assert not Path(tmp_table).exists()
     if retention == "interval 30 hours":

@@ -13,8 +13,10 @@ from files_job import SCHEMA, Job, SnapshotJob
 from pyspark.sql import SparkSession
 
 from stream_merge import ContractError
+from stream_merge.jobs.files import planned
 from stream_merge.jobs.files.planned import PlannedRead
 from stream_merge.jobs.watch import queries
+from stream_merge.spark.streaming import files_of
 from stream_merge.testing import batch
 
 A, B, C = (f'{{"id": {key}, "name": "{name}"}}' for key, name in ((1, "a"), (2, "b"), (3, "c")))
@@ -99,6 +101,18 @@ def test_a_snapshot_that_comes_late_does_not_turn_the_table_back(job: SnapshotJo
     job.put("late.json", C)
     job()
     assert job.rows() == [(3, "c")]
+    job.put("later.json", A)
+    os.utime(job.source / "later.json", (2, 2))  # between the time that was planned and that of the touch
+    refused(job, "later.json' was written at 1970-01-01T00:00:02Z, before 'file:")
+    (job.source / "late.json").unlink()
+    refused(job, "2.json' (2023-11-14T22:13:22Z), which came first")
+    job.put("later.json", A)
+    for number in range(12):  # Spark packs its log
+        job.put(f"n{number}.json", A, B)
+    job()
+    job.put("old.json", C)
+    os.utime(job.source / "old.json", (3, 3))
+    refused(job, "n11.json' (2023-11-14T22:13:36Z), which came first")
 
 
 def test_a_snapshot_that_is_gone_stops_the_job(job: SnapshotJob, dying: Callable[..., None]) -> None:
@@ -145,9 +159,36 @@ def test_a_parquet_snapshot_without_a_column_is_refused(job: SnapshotJob, tmp_pa
     before = job.rows()
     put("2", "id bigint, at struct<x: int>", (1, (1,)), (2, (3,)))
 
-    refused(job, "a snapshot lacks column(s) ['name', 'at.y'] of the schema", "parquet", schema=None)
+    refused(job, "a snapshot lacks column(s) ['name', 'at.y'], which the table has values of", "parquet", schema=None)
     assert job.rows() == before
-    refused(job, "lacks column(s) ['at.y']", "parquet", schema="id bigint, at struct<x: int, y: int>")
+    job("parquet", schema="id bigint, at struct<x: int>")
+    assert job.rows() == [(1, "a", (1, 2)), (2, "b", (3, 4))]
+
+
+def test_a_first_load_of_parquet_snapshots_may_have_columns_that_came_later(job: SnapshotJob, tmp_path: Path) -> None:
+    """Nothing is lost where nothing was."""
+    for number, (schema, row) in enumerate([("id bigint", (1,)), (SCHEMA, (1, "a"))], start=1):
+        batch(job.spark, schema, row).coalesce(1).write.parquet(str(tmp_path / f"{number}"))
+        (part,) = (tmp_path / f"{number}").glob("part-*")
+        part.rename(job.source / f"{number}.parquet")
+        os.utime(job.source / f"{number}.parquet", (number, number))
+
+    assert [result.events.received for result in job("parquet", schema=None)] == [1, 1]
+    assert job.rows() == [(1, "a")]
+
+
+def test_a_file_that_is_replaced_while_its_batch_is_planned_is_not_passed_over(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = Job(spark, tmp_path)
+    for name, line in (("a", A), ("b", B)):
+        (changes.source / f"{name}.json").write_text(f"{line}\n")
+    monkeypatch.setattr(planned, "files_of", lambda found: [file for file in files_of(found) if "b.json" not in file])
+
+    refused(changes, "there again: 'file:", schema=SCHEMA, sequence_by=("name",))
+    monkeypatch.undo()
+    changes(schema=SCHEMA, sequence_by=("name",))
+    assert changes.rows("id") == [(1,), (2,)]
 
 
 def test_a_session_that_passes_over_broken_files_does_not_here(spark: SparkSession, tmp_path: Path) -> None:

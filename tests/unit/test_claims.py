@@ -7,9 +7,8 @@ from contextlib import AbstractContextManager, ExitStack
 import pytest
 
 from stream_merge import ConfigError
-from stream_merge.microbatch.claims import claims
+from stream_merge.microbatch.claims import Part, claims
 from stream_merge.model.settings import MergeSpec
-from stream_merge.spark.identity import Caller
 
 LOCAL, ON_S3 = "file:/lake/t", "s3a://lake/t"
 
@@ -19,9 +18,9 @@ def spec(*, promised: bool) -> MergeSpec:
 
 
 def held(
-    identity: str | None, settings: MergeSpec, location: str, *, run_id: str | None = None, batch_id: int = 0
+    identity: str | None, settings: MergeSpec, location: str, *, part: Part | None = None
 ) -> AbstractContextManager[None]:
-    return claims.held(object(), Caller(query="q", identity=identity, run_id=run_id), batch_id, settings, location)
+    return claims.held(object(), identity, settings, location, part=part)
 
 
 @pytest.mark.parametrize("promises", [(True, True), (True, False), (False, True)])
@@ -57,18 +56,27 @@ def test_one_identity_is_at_work_once() -> None:
         pass
 
 
-def test_a_batch_is_merged_once_in_a_run_of_its_query() -> None:
+def test_a_batch_is_given_whole() -> None:
     """The table would take the second part of its events for the first one, delivered again."""
+
+    def part(run_id: str, batch_id: int, events: int) -> Part:
+        return Part(run_id=run_id, batch_id=batch_id, events=events)
+
     only, place = spec(promised=False), "file:/lake/once"
-    with pytest.raises(ValueError, match="lost"), held("a", only, place, run_id="1", batch_id=4):
+    with pytest.raises(ValueError, match="lost"), held("a", only, place, part=part("1", 4, 0)):
         raise ValueError("lost")  # noqa: EM101
-    for call in ({"run_id": "1", "batch_id": 4}, {"run_id": "1", "batch_id": 5}, {"run_id": "2", "batch_id": 5}):
-        with held("a", only, place, **call):  # type: ignore[arg-type]
+    for given in (
+        part("1", 4, 1),
+        part("1", 4, 1),
+        part("1", 5, 1),
+        part("2", 5, 2),
+    ):  # tried again, next, started anew
+        with held("a", only, place, part=given):
             pass
     with (
-        pytest.raises(ConfigError, match="a sink has merged batch 5 into 't' already in this run of the query"),
-        held("a", only, place, run_id="2", batch_id=5),
+        pytest.raises(ConfigError, match="a sink has merged other events of batch 5 into 't' already"),
+        held("a", only, place, part=part("2", 5, 3)),
     ):
         pass
-    with held("b", only, place, run_id="2", batch_id=5), held(None, only, place, run_id="2", batch_id=5):
+    with held("b", only, place, part=part("2", 5, 3)), held(None, only, place, part=part("2", 5, 3)):
         pass

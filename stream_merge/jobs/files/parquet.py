@@ -19,22 +19,23 @@ from stream_merge.sources.files.reader import NEW_FIELD_REMEDY
 from stream_merge.sources.files.schema import Schema, said
 from stream_merge.spark import columns
 from stream_merge.spark.hadoop_files import exactly
+from stream_merge.tables import spark_table
 
 _REMEDY = "write the file again with the schema's types, or pass --schema with types that hold both"
 
 
-def refuse_other_types(session: SparkSession, files: Sequence[str], schema: Schema, *, is_whole: bool) -> None:
+def refuse_other_types(session: SparkSession, files: Sequence[str], schema: Schema) -> list[str]:
     """Compare the files' own types with the schema's.
 
     Args:
         session: reads their footers.
         files: URLs.
         schema: what they are to be read with.
-        is_whole: they are a snapshot; a column that none of them has would be NULL in every row.
+
+    Returns: columns and nested fields of the schema, by dotted names, that none of the files has.
 
     Raises:
-        ContractError: a file has a type that the schema's does not hold, or one that Spark does not know; or the files
-            of a snapshot lack a column.
+        ContractError: a file has a type that the schema's does not hold, or one that Spark does not know.
     """
     paths = [unquote(file) for file in files]
     try:
@@ -42,26 +43,52 @@ def refuse_other_types(session: SparkSession, files: Sequence[str], schema: Sche
     except (PySparkException, Py4JJavaError):  # they differ among each other, or there is a type of another world
         found = None
     if found is not None and _problem(found, schema) is None:
-        if is_whole:
-            _refuse_without(columns.new_fields(schema.fields, found, case_sensitive=False), paths)
-        return
+        return columns.new_fields(schema.fields, found, case_sensitive=False)
+    lacking: set[str] | None = None
     for path in paths:
         try:
-            problem = _problem(_types_in(session, [path]), schema)
+            found = _types_in(session, [path])
         except (PySparkException, Py4JJavaError) as err:
-            problem = f"{said(err)}; {_REMEDY}"
+            problem: str | None = f"{said(err)}; {_REMEDY}"
+        else:
+            problem = _problem(found, schema)
+            theirs = set(columns.new_fields(schema.fields, found, case_sensitive=False))
+            lacking = theirs if lacking is None else lacking & theirs
         if problem is not None:
             msg = f"a file cannot be read: {path}: {problem}"
             raise ContractError(msg, reasons={})
+    return sorted(lacking or ())
 
 
-def _refuse_without(missing: Sequence[str], paths: Sequence[str]) -> None:
-    if not missing:
+def refuse_without(session: SparkSession, target: str, lacking: Sequence[str], files: Sequence[str]) -> None:
+    """Stop where a snapshot would set columns to NULL that it does not have, in rows that have something there.
+
+    Args:
+        session: looks at the target.
+        target: of the snapshot.
+        lacking: from `refuse_other_types`.
+        files: of the snapshot.
+
+    Cost: nothing unless it lacks a column; then a look for the first row with a value.
+
+    Raises:
+        ContractError: there is such a row.
+    """
+    if not lacking or spark_table.find(session, target) is None:
         return
-    where = f"{paths[0]}" + (f" and {len(paths) - 1} more files" if len(paths) > 1 else "")
+    rows = spark_table.rows(session, target)
+    known = {name: columns.resolve(name.split(".")[0], rows.columns, case_sensitive=False) for name in lacking}
+    used = {
+        name: column
+        for name, column in known.items()
+        if column is not None and not rows.where(columns.column(column).isNotNull()).isEmpty()
+    }
+    if not used:
+        return
+    where = f"{unquote(files[0])}" + (f" and {len(files) - 1} more files" if len(files) > 1 else "")
     msg = (
-        f"a snapshot lacks column(s) {list(missing)!r} of the schema, which would be NULL in every row: {where}; write"
-        " it with them or, to leave what the table has there, pass --schema without them"
+        f"a snapshot lacks column(s) {list(used)!r}, which the table has values of, and would set them to NULL in every"
+        f" row: {where}; write it with them or, to leave what the table has there, pass --schema without them"
     )
     raise ContractError(msg, reasons={})
 

@@ -7,14 +7,15 @@ had noted, and those that came since.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from urllib.parse import unquote
 
 from pyspark.sql import DataFrame, SparkSession
 
 from stream_merge.errors import ConfigError, ContractError
-from stream_merge.jobs.files.parquet import refuse_other_types
+from stream_merge.jobs.files.parquet import refuse_other_types, refuse_without
 from stream_merge.model.results import MergeResult
 from stream_merge.model.source_batch import Intake
 from stream_merge.sink import MergeSink
@@ -22,7 +23,7 @@ from stream_merge.sources.files.schema import Schema
 from stream_merge.sources.files.whole import Snapshots
 from stream_merge.spark.checkpoint import Checkpoint, PlannedFile
 from stream_merge.spark.hadoop_files import State, state
-from stream_merge.spark.streaming import files_of
+from stream_merge.spark.streaming import files_of, streaming_query
 
 _SHOWN = 5
 
@@ -32,19 +33,19 @@ class PlannedRead:
 
     Args:
         sink: merges.
-        checkpoint: of the query that gives the batches.
-        types: what Parquet files are read with; None: they are text.
+        schema: what to read.
+        is_parquet: whether the files have types of their own.
         snapshots: of the source, where each file is one; None: files are changes.
 
-    Cost: three small files of the checkpoint; the footers of Parquet files; a look at each file that is not read.
+    Cost: the names of the batch's files, from Spark's plan; of a batch that is not merged yet three small files of the
+    checkpoint, and a look at each file that Spark does not read; the footers of Parquet files. Of a snapshot also a
+    look at the file, and Spark's log of all files.
     """
 
-    def __init__(
-        self, sink: MergeSink, checkpoint: Checkpoint, *, types: Schema | None, snapshots: Snapshots | None
-    ) -> None:
+    def __init__(self, sink: MergeSink, schema: Schema, *, is_parquet: bool, snapshots: Snapshots | None) -> None:
         self._sink = sink
-        self._checkpoint = checkpoint
-        self._types = types
+        self._schema = schema
+        self._is_parquet = is_parquet
         self._snapshots = snapshots
 
     @property
@@ -57,7 +58,7 @@ class PlannedRead:
 
         Raises:
             ContractError: a file is gone, or has a type that the schema's does not hold; or the batch is no snapshot,
-                or an older one than the last.
+                or an older one than the last, or lacks a column.
             ConfigError: there are folders beside files that are snapshots; or Spark does not tell which files the batch
                 reads.
         """
@@ -65,71 +66,93 @@ class PlannedRead:
         if self._snapshots is not None:
             self._snapshots.kind()  # Spark would read what is in folders, too
         read = files_of(batch_df)
-        if self._types is not None and read:
-            refuse_other_types(session, read, self._types, is_whole=self._snapshots is not None)
-
-        def expect_whole() -> None:
-            """Asked by the sink for batches that it has not merged: the files of others may be gone."""
-            planned = self._checkpoint.files(batch_id)
-            if self._snapshots is None:
-                unread = _expect_all(session, planned, read)
-            else:
-                unread = self._expect_one(session, planned, batch_id)
-            if self._types is not None and not read and any(found.bytes for found in unread):
-                msg = (
-                    f"batch {batch_id} does not tell which files it reads, so that their types cannot be compared with"
-                    " the schema's; use the Spark version that this package names"
-                )
-                raise ConfigError(msg, batch_id=batch_id)
-
+        lacking = refuse_other_types(session, read, self._schema) if self._is_parquet and read else []
+        look = partial(self._expect_whole, batch_df, batch_id, read, lacking)
+        asked = Once(look)
         # `foreachBatch` calls nothing but this.
-        self._sink._merge(batch_df, batch_id, Intake(calls="every", expect_whole=expect_whole))
+        self._sink._merge(batch_df, batch_id, Intake(calls="every", expect_whole=asked))
 
-    def _expect_one(self, session: SparkSession, planned: Sequence[PlannedFile], batch_id: int) -> list[State]:
-        """The newest planned file is there, alone, and no older than the one merged before it."""
-        if not planned:
-            return []
-        *earlier, newest = planned
-        found = _state(session, newest)
-        if found is None:
+    def _expect_whole(self, batch_df: DataFrame, batch_id: int, read: Sequence[str], lacking: Sequence[str]) -> None:
+        session = batch_df.sparkSession
+        query = streaming_query(batch_df)
+        place = None if query is None else query.checkpoint
+        planned = [] if place is None else Checkpoint.in_session(session, place).files(batch_id)
+        if not planned or place is None:
+            msg = (
+                f"the checkpoint does not tell which files batch {batch_id} reads, so that nobody knows whether all of"
+                " them are there; use the Spark version that this package names, and one checkpoint a query"
+            )
+            raise ConfigError(msg, batch_id=batch_id)
+        known = {unquote(file) for file in read}
+        states = {file.path: _state(session, file) for file in planned if unquote(file.path) not in known}
+        late = [file for file in planned if (found := states.get(file.path)) is not None and found.bytes]
+        if late:
+            msg = (
+                f"not there when batch {batch_id} was planned, and there again: {_listed(late)}; run again, and change"
+                " no file in the source: put new ones into it by renaming"
+            )
+            raise ContractError(msg, reasons={})
+        gone = [file for file in planned if file.path in states and states[file.path] is None]
+        if self._snapshots is not None:
+            self._expect_one(session, planned, gone, batch_id, Checkpoint.in_session(session, place))
+            refuse_without(session, self._sink._spec.target, lacking, read)
+        elif gone:
+            empty = "one without rows" if self._is_parquet else "an empty file"
+            msg = (
+                f"planned, not merged yet and gone: {_listed(gone)}; put it there again, or {empty} under its name"
+                " where nothing that it said is wanted"
+            )
+            raise ContractError(msg, reasons={})
+
+    def _expect_one(
+        self,
+        session: SparkSession,
+        planned: Sequence[PlannedFile],
+        gone: Sequence[PlannedFile],
+        batch_id: int,
+        checkpoint: Checkpoint,
+    ) -> None:
+        """The newest planned file is there, alone, and no older than any that came before it."""
+        newest = max(planned, key=lambda file: file.modified_millis)
+        if newest in gone:
             msg = (
                 f"snapshot {_place(newest)} was about to be merged and is gone; put it there again, or the newest one"
                 " under its name"
             )
             raise ContractError(msg, reasons={})
-        beside = [file for file in earlier if _state(session, file) is not None]
-        if beside:
+        here = [file for file in planned if file not in gone]
+        if len(here) > 1:
             msg = (
-                f"batch {batch_id} has {len(beside) + 1} snapshots, as after a kill: {_listed([*beside, newest])}; move"
-                f" all but the newest, {_place(newest)}, out of the source and run again"
+                f"batch {batch_id} has {len(here)} snapshots, as after a kill: {_listed(here)}; move all but the"
+                f" newest, {_place(newest)}, out of the source and run again"
             )
             raise ContractError(msg, reasons={})
-        before = self._checkpoint.files(batch_id - 1)[-1:]
-        if before and found.modified_millis < before[0].modified_millis:
+        found, before = _state(session, newest), checkpoint.newest_file(batch_id - 1) if batch_id else None
+        if found is None or before is None:
+            return
+        now = _state(session, before)  # it may have been touched since
+        written = max(before.modified_millis, 0 if now is None else now.modified_millis)
+        if found.modified_millis < written:
             msg = (
-                f"snapshot {_place(newest)} was written at {_time(found.modified_millis)}, before {_place(before[0])}"
-                f" ({_time(before[0].modified_millis)}), which came first, and would turn the table back; if it is the"
-                " newest, touch it, else put the newest one into its place under its name"
+                f"snapshot {_place(newest)} was written at {_time(found.modified_millis)}, before {_place(before)}"
+                f" ({_time(written)}), which came first, and would turn the table back; if it is the newest, touch it,"
+                " else put the newest one into its place under its name"
             )
             raise ContractError(msg, reasons={})
-        return [found]
 
 
-def _expect_all(session: SparkSession, planned: Sequence[PlannedFile], read: Sequence[str]) -> list[State]:
-    """Those that are not read have no content.
+class Once:
+    """A look that is taken once, however often it is asked for: what Spark has planned does not change."""
 
-    Returns: what is there of them.
-    """
-    known = {unquote(file) for file in read}
-    unread = [(file, _state(session, file)) for file in planned if unquote(file.path) not in known]
-    gone = [file for file, found in unread if found is None]
-    if gone:
-        msg = (
-            f"planned, not merged yet and gone: {_listed(gone)}; put it there again, or an empty file under its name"
-            " where nothing that it said is wanted"
-        )
-        raise ContractError(msg, reasons={})
-    return [found for _, found in unread if found is not None]
+    def __init__(self, look: Callable[[], None]) -> None:
+        self._look = look
+        self._is_done = False
+
+    def __call__(self) -> None:
+        """Raises what the look raises."""
+        if not self._is_done:
+            self._look()
+            self._is_done = True
 
 
 def _listed(files: Sequence[PlannedFile]) -> str:

@@ -209,12 +209,7 @@ def _run(
             record(session, settings.checkpoint, schema)
     say("schema", f"{schema} ({origin})")
     say("metrics", metrics_url)
-    each = PlannedRead(
-        sink,
-        Checkpoint.in_session(session, settings.checkpoint),
-        types=schema if settings.folder.format == "parquet" else None,
-        snapshots=snapshots,
-    )
+    each = PlannedRead(sink, schema, is_parquet=settings.folder.format == "parquet", snapshots=snapshots)
     run_all: Callable[..., list[MergeResult]] = queries.run
     if snapshots is not None:
         of_folders = whole.FolderRead(sink, snapshots, settings.folder, schema)

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from pyspark.sql import DataFrame
 
-from stream_merge.jobs.files.parquet import refuse_other_types
+from stream_merge.jobs.files.parquet import refuse_other_types, refuse_without
 from stream_merge.jobs.watch import queries
 from stream_merge.model.results import MergeResult
 from stream_merge.model.source_batch import Intake
@@ -50,10 +50,14 @@ class FolderRead:
         ((note,),) = batch_df.select("value").collect()
         found = self._snapshots.opened(note, lambda path: self._folder.rows(session, self._schema, path))
         files = found.rows.inputFiles() if found.is_there and self._folder.format == "parquet" else []
-        if files:
-            refuse_other_types(session, files, self._schema, is_whole=True)
+        lacking = refuse_other_types(session, files, self._schema) if files else []
+
+        def expect_whole() -> None:
+            found.expect_whole()
+            refuse_without(session, self._sink._spec.target, lacking, files)
+
         # The sink asks whether it is whole, since it knows what the table holds already; that folder may be gone.
-        self._sink._merge(found.rows, batch_id, Intake(calls="every", expect_whole=found.expect_whole))
+        self._sink._merge(found.rows, batch_id, Intake(calls="every", expect_whole=expect_whole))
 
 
 def run(

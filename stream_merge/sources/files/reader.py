@@ -56,9 +56,9 @@ NEW_FIELD_REMEDY = (
 _READ_FAILURES = {
     re.compile(rf"(?<=\[USER_RAISED_EXCEPTION\] ).*?{re.escape(UNKNOWN_FIELDS)}.*?(?= SQLSTATE)"): NEW_FIELD_REMEDY,
     re.compile(rf"(?<=\[USER_RAISED_EXCEPTION\] ).*?{re.escape(OTHER_HEADER)}.*?(?= SQLSTATE)"): (
-        "fix or remove the file, or pass --schema with the columns that all files have"
+        "fix the file, or put an empty one in its place, or pass --schema with the columns that all files have"
     ),
-    re.compile(r"(?<=reading file ).*?(?=\s+SQLSTATE)"): "fix or remove the file",
+    re.compile(r"(?<=reading file ).*?(?=\s+SQLSTATE)"): "fix the file, or put one without rows in its place",
 }
 """What Spark 4.2 says -> what to do; the first that matches counts."""
 
@@ -151,7 +151,7 @@ class Folder:
         if not found.fields:
             msg = f"source {self.path!r} holds no {self.format} events to infer types from; pass --schema"
             raise ConfigError(msg)
-        return Schema(fields=found, is_inferred=True)
+        return Schema(fields=found, is_inferred=True, keeps_spelling=True)
 
     def events(self, session: SparkSession, schema: Schema, *, max_files_per_trigger: int | None) -> DataFrame:
         """The folder as a stream.
@@ -201,7 +201,7 @@ class Folder:
 
     def _lines(self, session: SparkSession, schema: Schema, fields: StructType, has_header: bool) -> Lines:
         zone = str(session.conf.get("spark.sql.session.timeZone"))
-        encodings = self._encodings(fields, zone, is_inferred=schema.is_inferred)
+        encodings = self._encodings(fields, zone, keeps_spelling=schema.keeps_spelling)
         if self.format == "json":
             return JsonLines(encodings=encodings, fields=fields, is_inferred=schema.is_inferred)
         return CsvRecords(
@@ -211,8 +211,8 @@ class Folder:
             case_sensitive=str(session.conf.get("spark.sql.caseSensitive")).lower() == "true",
         )
 
-    def _encodings(self, fields: StructType, zone: str, *, is_inferred: bool) -> Mapping[str, Encoding]:
-        encoding = values.of_json if self.format == "json" else partial(values.of_csv, is_inferred=is_inferred)
+    def _encodings(self, fields: StructType, zone: str, *, keeps_spelling: bool) -> Mapping[str, Encoding]:
+        encoding = values.of_json if self.format == "json" else partial(values.of_csv, keeps_spelling=keeps_spelling)
         found: dict[str, Encoding] = {}
         for one in fields.fields:
             if one.name in found:

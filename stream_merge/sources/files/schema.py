@@ -27,6 +27,9 @@ class Schema:
     fields: StructType
     is_inferred: bool
     """Whether they were derived from files, so that a field outside them is a surprise rather than left out."""
+    keeps_spelling: bool = False
+    """Whether numbers that would be stored in another spelling, such as 007, are refused: where nobody has said that
+    they are numbers. Not in checkpoints from before there was such a rule, which have merged them."""
 
     def __str__(self) -> str:
         """Spark DDL, as `--schema` takes it."""
@@ -35,13 +38,19 @@ class Schema:
 
     def to_json(self) -> str:
         """The record in the checkpoint."""
-        return json.dumps({"fields": self.fields.jsonValue(), "inferred": self.is_inferred})
+        return json.dumps(
+            {"fields": self.fields.jsonValue(), "inferred": self.is_inferred, "keeps_spelling": self.keeps_spelling}
+        )
 
     @classmethod
     def from_json(cls, text: str) -> Schema:
         """A schema from its record."""
         record = json.loads(text)
-        return cls(fields=StructType.fromJson(record["fields"]), is_inferred=record["inferred"])
+        return cls(
+            fields=StructType.fromJson(record["fields"]),
+            is_inferred=record["inferred"],
+            keeps_spelling=record.get("keeps_spelling", False),
+        )
 
 
 def parse(ddl: str, *, setting: str = "--schema") -> Schema:

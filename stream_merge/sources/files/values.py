@@ -59,15 +59,15 @@ def of_json(dtype: T.DataType, zone: str) -> Encoding:
             return _JSON[type(dtype)]() if type(dtype) in _JSON else _time(dtype, zone, "a line of JSON")
 
 
-def of_csv(dtype: T.DataType, zone: str, *, is_inferred: bool = False) -> Encoding:
+def of_csv(dtype: T.DataType, zone: str, *, keeps_spelling: bool = False) -> Encoding:
     """How a CSV field of that type is written; as `of_json`.
 
     Args:
         dtype: of the column.
         zone: as for `of_json`.
-        is_inferred: nobody has said that it is a number, so one that would be stored in another spelling is refused.
+        keeps_spelling: nobody has said that it is a number, so one that would be stored otherwise is refused.
     """
-    if is_inferred and isinstance(dtype, T.NumericType):
+    if keeps_spelling and isinstance(dtype, T.NumericType):
         return _as_spelled(of_csv(dtype, zone))
     if isinstance(dtype, T.DecimalType):
         exact = E.decimal_of_text(dtype.precision, dtype.scale)
