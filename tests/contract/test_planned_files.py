@@ -112,7 +112,7 @@ def test_a_snapshot_that_comes_late_does_not_turn_the_table_back(job: SnapshotJo
     job()
     job.put("old.json", C)
     os.utime(job.source / "old.json", (3, 3))
-    refused(job, "n11.json' (2023-11-14T22:13:36Z), which came first")
+    refused(job, "n11.json' (2023-11-14T22:13:38Z), which came first")
 
 
 def test_a_snapshot_that_is_gone_stops_the_job(job: SnapshotJob, dying: Callable[..., None]) -> None:
