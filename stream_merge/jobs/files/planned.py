@@ -8,6 +8,7 @@ had noted, and those that came since.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from urllib.parse import unquote
@@ -127,18 +128,28 @@ class PlannedRead:
                 f" newest, {_place(newest)}, out of the source and run again"
             )
             raise ContractError(msg, reasons={})
-        found, before = _state(session, newest), checkpoint.newest_file(batch_id - 1) if batch_id else None
-        if found is None or before is None:
-            return
-        now = _state(session, before)  # it may have been touched since
-        written = max(before.modified_millis, 0 if now is None else now.modified_millis)
-        if found.modified_millis < written:
+        found, earlier = _state(session, newest), _merged_before(session, checkpoint, batch_id)
+        last = max(earlier, key=lambda file: file.modified_millis, default=None)
+        if found is not None and last is not None and found.modified_millis < last.modified_millis:
             msg = (
-                f"snapshot {_place(newest)} was written at {_time(found.modified_millis)}, before {_place(before)}"
-                f" ({_time(written)}), which came first, and would turn the table back; if it is the newest, touch it,"
-                " else put the newest one into its place under its name"
+                f"snapshot {_place(newest)} was written at {_time(found.modified_millis)}, before {_place(last)}"
+                f" ({_time(last.modified_millis)}), which came first, and would turn the table back; if it is the"
+                " newest, touch it, else put the newest one into its place under its name"
             )
             raise ContractError(msg, reasons={})
+
+
+def _merged_before(session: SparkSession, checkpoint: Checkpoint, batch_id: int) -> list[PlannedFile]:
+    """The file written last of all batches before, and that of the batch before; with their times of now, if later."""
+    if not batch_id:
+        return []
+    newest = checkpoint.newest_file(batch_id - 1)
+    found = [*checkpoint.files(batch_id - 1), *([] if newest is None else [newest])]
+    now = [_state(session, file) for file in found]  # a file may have been touched since it was planned
+    return [
+        replace(file, modified_millis=max(file.modified_millis, 0 if state is None else state.modified_millis))
+        for file, state in zip(found, now, strict=True)
+    ]
 
 
 class Once:
