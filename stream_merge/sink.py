@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 
 from pyspark.sql import Column, DataFrame, SparkSession
 
@@ -266,9 +267,6 @@ class MergeSink:
             location = self._location(session)
             if self._last_result is None:
                 locks.expect_no_other(self._spec.target, location)
-                # Seen by others before it writes; they look for each other once both can be seen.
-                locks.warn_of_others(self._spec.target, f"query {who.query!r}", location)
-                locks.expect_no_other(self._spec.target, location)
             part = part_of(batch_df, who, batch_id, intake.calls)
             held = claims.held(self, who.identity, self._spec, location, part=part)
             with held, ExitStack() as resources:
@@ -330,6 +328,7 @@ class MergeSink:
             marks=marks,
             upkeep=self._upkeep,
             resources=resources,
+            be_seen=partial(locks.enter, spec.target, f"query {who.query!r}", location),
         )
 
     def _report(self, call: BatchCall, done: steps.Done) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -58,6 +58,8 @@ class BatchCall:
     """When the target's files are looked after; None: never."""
     resources: ExitStack
     """Given back when the call is over."""
+    be_seen: Callable[[], None]
+    """To be asked before the sink's first write (`locks.enter`)."""
 
     def history(self, newer_than: int, up_to: int) -> Sequence[CommitRecord]:
         """The target's commits in a range of versions, newest first."""

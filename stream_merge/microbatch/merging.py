@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any, TypeVar
 
 from pyspark.sql import DataFrame
-from pyspark.sql.types import AtomicType
 
 from stream_merge.engines import choose
 from stream_merge.engines.base import Choice, CommitTag, Execution, MergeJob, MergeReport
@@ -21,7 +20,6 @@ from stream_merge.microbatch.call import BatchCall
 from stream_merge.model import names
 from stream_merge.model.logs import tell
 from stream_merge.model.results import Tidied
-from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.spark.errors import reason
 from stream_merge.spark.versions import KEEPS_NULL_STRUCTS
 from stream_merge.tables import fitness, spark_table
@@ -87,11 +85,10 @@ class Executor:
         """
         call, spec, before = self._call, self._call.spec, self._job.target
         layout = self._job.layout
-        is_fixed = not layout.new_columns and not layout.type_changes
-        if not is_retry and is_fixed and all(isinstance(column.dtype, AtomicType) for column in layout.stored):
+        if not is_retry and layout.is_indifferent_to_columns:
             return
         found = call.store.find(call.session, spec.target)
-        if found is None or (_columns(found), found.partition_columns) == (_columns(before), before.partition_columns):
+        if found is None or found.has_columns_of(before):
             return
         layout = call.layouts.plan(self._source, found)
         fitness.check_target(call.session, found, spec, layout)
@@ -211,6 +208,7 @@ class Executor:
         except MergeFailedError:
             if not self._execution.in_driver or not self._take_over(err):
                 raise
+        self.follow_columns(is_retry=True)  # what made it fail may be that they are others now
         if self._execution.tombstones is not None:
             self.look(self._execution.tombstones)
         tag = self.tag("target")
@@ -267,10 +265,6 @@ def merged(call: BatchCall, executor: Executor, *, events: int) -> Merged:
         executor.keep(None)
     call.attempts.landed = report.already_applied or report.version is not None
     return Merged(report=report, engine=done_by, refused=0 if executor.hits is None else executor.hits.refused)
-
-
-def _columns(found: TableSnapshot) -> list[tuple[str, str, str | None]]:
-    return [(f.name, f.dataType.simpleString(), f.metadata.get(names.GENERATED_FROM)) for f in found.schema.fields]
 
 
 def rechecked(call: BatchCall, executor: Executor, merged: Merged) -> Merged:

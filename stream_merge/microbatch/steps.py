@@ -198,6 +198,8 @@ def merge_events(call: BatchCall, source: DataFrame, prepared: Prepared) -> Done
     batch = evaluate(call, source, prepared.layout, prepared.target)
     call.intake.expect_whole()
     refuse_invalid_if_told_to(call, batch, prepared.layout)
+    if call.is_first:
+        call.be_seen()
     if not batch.received and not call.spec.is_whole:
         quarantine_undecodable(call)
         return Done(batch=batch, target=prepared.target)

@@ -9,6 +9,8 @@ from typing import Any
 
 from pyspark.sql.types import StructField, StructType
 
+from stream_merge.model import names
+
 VECTORS_PROPERTY = "delta.enableDeletionVectors"
 _FEED_PROPERTY = "delta.enableChangeDataFeed"
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
@@ -46,6 +48,14 @@ class TableSnapshot:
     def has_feed(self) -> bool:
         """Whether commits keep what they change (Delta's change data feed)."""
         return self.properties.get(_FEED_PROPERTY, "false").lower() == "true"
+
+    def has_columns_of(self, other: TableSnapshot) -> bool:
+        """Whether all columns, with their types and what Delta generates them from, and partitions are the same."""
+        return (_columns(self), self.partition_columns) == (_columns(other), other.partition_columns)
+
+
+def _columns(found: TableSnapshot) -> list[tuple[str, str, str | None]]:
+    return [(f.name, f.dataType.simpleString(), f.metadata.get(names.GENERATED_FROM)) for f in found.schema.fields]
 
 
 def name_in_files(field: StructField) -> str:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import BinaryType, DataType, StringType, StructField, StructType
+from pyspark.sql.types import AtomicType, BinaryType, DataType, StringType, StructField, StructType
 
 from stream_merge.model import names
 from stream_merge.shapes.widening import TypeChange
@@ -110,6 +110,18 @@ class Layout:
     texts_in_partitions: tuple[str, ...] = ()
     """Those of the keys that are partition columns, and texts or binary: Delta does not keep each value of them."""
     _built: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def is_indifferent_to_columns(self) -> bool:
+        """Whether columns that another writer adds meanwhile make no difference to what Delta stores.
+
+        No struct would lack a field then, and no new column would be met with another type.
+        """
+        return (
+            not self.new_columns
+            and not self.type_changes
+            and all(isinstance(column.dtype, AtomicType) for column in self.stored)
+        )
 
     def once(self, name: str, build: Callable[[], T]) -> T:
         """The expressions of that name, built at the first call: each column operation is a call to the JVM.

@@ -109,6 +109,18 @@ def expect_no_other(target: str, location: str | None = None) -> None:
         raise _taken(target, holder)
 
 
+def enter(target: str, by: str, location: str | None = None) -> None:
+    """Be seen as a writer, and only then look for a job that has the table for itself: one of two sees the other.
+
+    Args: as of `only_writer`.
+
+    Raises:
+        ConfigError: naming that process.
+    """
+    warn_of_others(target, by, location)
+    expect_no_other(target, location)
+
+
 def expect_alone(target: str, location: str | None = None) -> None:
     """Stop where a sink of another process has written to a table on a local disk and is still there.
 

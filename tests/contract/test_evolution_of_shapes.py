@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 from since import since
 
 from stream_merge import ConfigError
+from stream_merge.engines.spark.merger import SparkMerger
 from stream_merge.microbatch import steps
 from stream_merge.shapes import Clauses, InsertOnly, Snapshot, when_matched, when_not_matched
 from stream_merge.spark.versions import from_ddl
@@ -199,3 +200,28 @@ def test_a_column_that_appears_with_another_type_between_look_and_merge_is_refus
         run(sink, batch(spark, "id bigint, lsn bigint, c double", (1, 2, 1.5)), 1)
 
     assert stream.rows() == [(1, 1, None)]
+
+
+def test_a_field_that_appears_while_the_table_is_looked_at_costs_an_attempt(
+    spark: SparkSession, tmp_table: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Behind the look at the columns, before the MERGE: in a large table that is minutes, and no conflict to Delta."""
+    stream = stream_of(spark, tmp_table, "changes", engine="spark")
+    simple = "id bigint, lsn bigint, s struct<a:int>"
+    sink = stream.sink()
+    run(sink, batch(spark, simple, (1, 1, (1,)), (2, 1, (2,))), 0)
+    would_change, looks = SparkMerger._would_change, []
+
+    def overtaken(self: SparkMerger, *args: Any) -> bool:
+        looks.append(1)
+        if len(looks) == 1:
+            stream.sql("ALTER TABLE {target} ADD COLUMNS (s.c int)")
+            stream.sql("UPDATE {target} SET s = named_struct('a', 7, 'c', 9) WHERE id = 1")
+        return would_change(self, *args)
+
+    monkeypatch.setattr(SparkMerger, "_is_sure", lambda *_: False)
+    monkeypatch.setattr(SparkMerger, "_would_change", overtaken)
+    result = run(sink, batch(spark, simple, (1, 2, (5,)), (3, 1, (3,))), 1)
+
+    assert (result.attempts, dict(result.conflicts)) == (2, {"MetadataChangedException": 1})
+    assert stream.rows("id", "lsn", "s") == [(1, 2, (5, 9)), (2, 1, (2, None)), (3, 1, (3, None))]

@@ -16,6 +16,7 @@ import scenario
 from pyspark.sql import SparkSession
 
 from stream_merge import ConfigError, ContractError
+from stream_merge.microbatch import steps
 from stream_merge.tables import locks
 from stream_merge.testing import target_rows
 
@@ -89,7 +90,9 @@ def test_a_running_sink_and_a_job_that_starts_hear_of_each_other_once(
     assert target_rows(spark, str(table), "id") == [(1,), (2,), (3,)]
 
 
-def test_a_sink_is_seen_before_it_has_merged_and_by_its_file_alone(spark: SparkSession, tmp_path: Path):
+def test_a_sink_is_seen_before_it_has_merged_and_by_its_file_alone(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """Upkeep by hand would run beside a first batch; processes of two containers may have one number."""
     table = tmp_path / "table"
     with other("stream", table) as first:
@@ -103,9 +106,10 @@ def test_a_sink_is_seen_before_it_has_merged_and_by_its_file_alone(spark: SparkS
             locks.expect_alone(str(table))
     locks.expect_alone(str(table))
 
-    sink = scenario.sink(str(table), app_id="mine", on_invalid="fail")
+    sink = scenario.sink(str(table), app_id="mine")
+    monkeypatch.setattr(steps, "merge", lambda *_: (_ for _ in ()).throw(ContractError("it fails", reasons={})))
     with pytest.raises(ContractError):
-        sink(scenario.events(spark, "(null, 10, 'c', 'one')"), 0)
+        sink(scenario.events(spark, "(1, 10, 'c', 'one')"), 0)
     with other("stream", table) as later:
         (said,) = later.merge()
     assert f"process {os.getpid()} (query 'direct')" in said

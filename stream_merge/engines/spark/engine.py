@@ -49,6 +49,7 @@ class Spark:
             spec=spec,
             layout=job.layout,
             batch=job.batch,
+            target=target,
             pruning=Pruning(job.session, spec, job.layout, job.batch, target, inside_at=job.inside_at),
             stored_newest=lambda: _stored_newest(job),
             deletion_vectors=deletion_vectors,

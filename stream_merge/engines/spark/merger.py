@@ -12,7 +12,7 @@ from stream_merge.engines.base import CommitTag, MergeReport
 from stream_merge.engines.spark import render, whole
 from stream_merge.engines.spark.commit import SparkCommits, committing, executed
 from stream_merge.engines.spark.pruning import Pruning
-from stream_merge.errors import MergeFailedError
+from stream_merge.errors import CommitConflictError, MergeFailedError
 from stream_merge.model import names
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import TableSnapshot, is_applied
@@ -45,6 +45,7 @@ class SparkMerger(SparkCommits):
         spec: what the sink was told.
         layout: how the batch's columns map onto the target.
         batch: the evaluated events.
+        target: as the layout was made for it.
         pruning: what the batch needs to see of the target.
         stored_newest: greatest sequence in the target by its files' statistics, looked up at each merge.
         deletion_vectors: on a target that has them: mark rows as deleted (True) or write their files again
@@ -58,6 +59,7 @@ class SparkMerger(SparkCommits):
         spec: MergeSpec,
         layout: Layout,
         batch: Batch,
+        target: TableSnapshot,
         pruning: Pruning,
         stored_newest: Callable[[], Newest | None],
         deletion_vectors: bool | None = None,
@@ -67,6 +69,7 @@ class SparkMerger(SparkCommits):
         self._shape = shape_of(spec)
         self._layout = layout
         self._batch = batch
+        self._laid_out_for = target
         self._pruning = pruning
         self._stored_newest = stored_newest
         self._deletion_vectors = deletion_vectors
@@ -87,10 +90,26 @@ class SparkMerger(SparkCommits):
         if not is_wanted and not self._would_change(live, None if refused else batch.upserts):
             # Delta would write files again for rows that stay as they are, which some readers take for changes.
             return self._unchanged(tag)
+        self._expect_columns(tag)
         report = self._executed(layout.as_merged(live), tag)
         if report.version is not None:
             self._pruning.warn_if_outside(report.version, batch_id=tag.batch_id)
         return report
+
+    def _expect_columns(self, tag: CommitTag) -> None:
+        """Another writer may have changed the columns while this one looked at the table: no conflict to Delta (4.4).
+
+        Raises:
+            CommitConflictError: it has, and Delta would cast into its columns, or put NULL into its fields.
+        """
+        if self._layout.is_indifferent_to_columns or self._existing(tag).has_columns_of(self._laid_out_for):
+            return
+        lost = "MetadataChangedException"
+        msg = (
+            f"the columns of {self._target!r} were changed by another writer while batch {tag.batch_id} was about to be"
+            f" merged ({lost}); nothing of it was written, run the batch again, or give the retry policy more attempts"
+        )
+        raise CommitConflictError(msg, conflict=lost, target=self._target, batch_id=tag.batch_id)
 
     def _merge_whole(self, tag: CommitTag) -> MergeReport:
         """As `merge`, of a copy of the whole table: looked at beside the version that the MERGE begins with.
