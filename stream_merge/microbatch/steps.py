@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from pyspark.sql import DataFrame
 
@@ -27,6 +28,7 @@ from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.shapes.batch import Batch, evaluate_at_hand, evaluate_in_driver
 from stream_merge.shapes.batch import evaluate as evaluate_on_spark
 from stream_merge.shapes.layout import Layout
+from stream_merge.spark.columns import CHAR_VARCHAR_METADATA
 from stream_merge.spark.jvm import in_session
 from stream_merge.spark.streaming import keeps_state, run_through
 from stream_merge.tables import fitness, quarantine, quarantining, spark_table, upkeep
@@ -295,9 +297,9 @@ def _same_layout(call: BatchCall, source: DataFrame, before: Layout, created: Ta
     """Another writer may have created the table meanwhile; then its schema counts."""
     spec = call.spec
     layout = call.layouts.plan(source, created)
-    if _types(layout) != _types(before):
+    if _read_as(layout) != _read_as(before):
         msg = (
-            f"target {spec.target!r} was created by another writer with other column types while batch"
+            f"target {spec.target!r} was created by another writer with other column types or partitions while batch"
             f" {call.batch_id} was read; nothing was written, run the batch again"
         )
         raise MergeFailedError(msg, target=spec.target, batch_id=call.batch_id)
@@ -305,8 +307,10 @@ def _same_layout(call: BatchCall, source: DataFrame, before: Layout, created: Ta
     return layout
 
 
-def _types(layout: Layout) -> list[tuple[str, str]]:
-    return [(c.name, c.dtype.simpleString()) for c in layout.stored]
+def _read_as(layout: Layout) -> tuple[Any, ...]:
+    """By what events have been judged: types, char(n), keys that partitions do not keep, where the sequence stands."""
+    stored = [(c.name, c.dtype.simpleString(), c.field.metadata.get(CHAR_VARCHAR_METADATA)) for c in layout.stored]
+    return stored, layout.texts_in_partitions, layout.sequence_columns
 
 
 def quarantine_undecodable(call: BatchCall) -> None:

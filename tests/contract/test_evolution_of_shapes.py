@@ -13,11 +13,12 @@ from log_faults import LogFaults
 from pyspark.sql import SparkSession
 from since import since
 
-from stream_merge import ConfigError
+from stream_merge import ConfigError, MergeFailedError
 from stream_merge.engines.spark.merger import SparkMerger
 from stream_merge.microbatch import steps
 from stream_merge.shapes import Clauses, InsertOnly, Snapshot, when_matched, when_not_matched
 from stream_merge.spark.versions import from_ddl
+from stream_merge.tables import spark_table
 from stream_merge.testing import batch, run
 
 NARROW = (
@@ -225,3 +226,25 @@ def test_a_field_that_appears_while_the_table_is_looked_at_costs_an_attempt(
 
     assert (result.attempts, dict(result.conflicts)) == (2, {"MetadataChangedException": 1})
     assert stream.rows("id", "lsn", "s") == [(1, 2, (5, 9)), (2, 1, (2, None)), (3, 1, (3, None))]
+
+
+def test_a_table_that_another_writer_makes_with_partitions_meanwhile_is_not_taken_for_one_without(
+    spark: SparkSession, tmp_table: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Partitions keep NULL for an empty text: the row of such a key would never be found again."""
+    schema = "id bigint, country string, lsn bigint"
+    stream = ChangeStream(spark, tmp_table, schema, keys=["id", "country"], sequence_by="lsn")
+    create = spark_table.create
+
+    def overtaken(*args: Any, **settings: Any) -> Any:
+        spark.sql(f"CREATE TABLE delta.`{tmp_table}` ({schema}) USING delta PARTITIONED BY (country)")
+        return create(*args, **settings)
+
+    monkeypatch.setattr(spark_table, "create", overtaken)
+    with pytest.raises(MergeFailedError, match="created by another writer with other column types or partitions"):
+        run(stream.sink(), batch(spark, schema, (1, "", 1), (2, "de", 1)), 0)
+    monkeypatch.undo()
+    result = run(stream.sink(), batch(spark, schema, (1, "", 1), (2, "de", 1)), 0)
+
+    assert dict(result.reasons) == {"null_key": 1}
+    assert stream.rows() == [(2, "de", 1)]
