@@ -110,7 +110,7 @@ def test_a_twin_that_commits_the_batch_first_is_noticed(stream: ChangeStream, mo
     assert [change for change, *_ in stream.changes()].count("update_postimage") == 1
 
 
-def _no_claim(*_: Any) -> Any:
+def _no_claim(*_: Any, **__: Any) -> Any:
     from contextlib import nullcontext  # noqa: PLC0415
 
     return nullcontext()
