@@ -65,12 +65,8 @@ def test_a_batch_is_given_whole() -> None:
     only, place = spec(promised=False), "file:/lake/once"
     with pytest.raises(ValueError, match="lost"), held("a", only, place, part=part("1", 4, 0)):
         raise ValueError("lost")  # noqa: EM101
-    for given in (
-        part("1", 4, 1),
-        part("1", 4, 1),
-        part("1", 5, 1),
-        part("2", 5, 2),
-    ):  # tried again, next, started anew
+    again, later, started_anew = part("1", 4, 1), part("1", 5, 1), part("2", 5, 2)
+    for given in (again, again, later, started_anew):
         with held("a", only, place, part=given):
             pass
     with (

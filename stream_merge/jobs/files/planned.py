@@ -7,10 +7,10 @@ had noted, and those that came since.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import partial
+from functools import cache, partial
 from urllib.parse import unquote
 
 from pyspark.sql import DataFrame, SparkSession
@@ -68,17 +68,18 @@ class PlannedRead:
             self._snapshots.kind()  # Spark would read what is in folders, too
         read = files_of(batch_df)
         lacking = refuse_other_types(session, read, self._schema) if self._is_parquet and read else []
-        look = partial(self._expect_whole, batch_df, batch_id, read, lacking)
-        asked = Once(look)
+        # Looked at once, however often it is asked for: what Spark has planned does not change.
+        expect_whole = cache(partial(self._expect_whole, batch_df, batch_id, read, lacking))
         # `foreachBatch` calls nothing but this.
-        self._sink._merge(batch_df, batch_id, Intake(calls="every", expect_whole=asked))
+        self._sink._merge(batch_df, batch_id, Intake(calls="every", expect_whole=expect_whole))
 
     def _expect_whole(self, batch_df: DataFrame, batch_id: int, read: Sequence[str], lacking: Sequence[str]) -> None:
         session = batch_df.sparkSession
         query = streaming_query(batch_df)
         place = None if query is None else query.checkpoint
-        planned = [] if place is None else Checkpoint.in_session(session, place).files(batch_id)
-        if not planned or place is None:
+        checkpoint = None if place is None else Checkpoint.in_session(session, place)
+        planned = [] if checkpoint is None else checkpoint.files(batch_id)
+        if not planned or checkpoint is None:
             msg = (
                 f"the checkpoint does not tell which files batch {batch_id} reads, so that nobody knows whether all of"
                 " them are there; use the Spark version that this package names, and one checkpoint a query"
@@ -95,7 +96,7 @@ class PlannedRead:
             raise ContractError(msg, reasons={})
         gone = [file for file in planned if file.path in states and states[file.path] is None]
         if self._snapshots is not None:
-            self._expect_one(session, planned, gone, batch_id, Checkpoint.in_session(session, place))
+            self._expect_one(session, planned, gone, batch_id, checkpoint)
             refuse_without(session, self._sink._spec.target, lacking, read)
         elif gone:
             empty = "one without rows" if self._is_parquet else "an empty file"
@@ -150,20 +151,6 @@ def _merged_before(session: SparkSession, checkpoint: Checkpoint, batch_id: int)
         replace(file, modified_millis=max(file.modified_millis, 0 if state is None else state.modified_millis))
         for file, state in zip(found, now, strict=True)
     ]
-
-
-class Once:
-    """A look that is taken once, however often it is asked for: what Spark has planned does not change."""
-
-    def __init__(self, look: Callable[[], None]) -> None:
-        self._look = look
-        self._is_done = False
-
-    def __call__(self) -> None:
-        """Raises what the look raises."""
-        if not self._is_done:
-            self._look()
-            self._is_done = True
 
 
 def _listed(files: Sequence[PlannedFile]) -> str:

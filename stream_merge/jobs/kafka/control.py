@@ -113,17 +113,14 @@ def replay_request(query: QuerySettings) -> Request | None:
 
 def replay_is_asked(query: QuerySettings, request: Request) -> bool:
     """Whether a request still waits for its answer: another command's may have taken its place."""
-    text = _read(_beside(query, "replay"))
-    found = None if text is None else Request.from_json(text)
+    found = _asked(query)
     return found is not None and found.id == request.id
 
 
 def answer_replay(query: QuerySettings, answer: Replayed) -> None:
     """Say what became of a request, which is then done with; one that has come since is left to be answered."""
     _write(_beside(query, "replayed"), answer.to_json())
-    path = _beside(query, "replay")
-    text = _read(path)
-    waiting = None if text is None else Request.from_json(text)
+    path, waiting = _beside(query, "replay"), _asked(query)
     if path is not None and (waiting is None or waiting.id == answer.id):
         path.unlink(missing_ok=True)
 
@@ -133,6 +130,12 @@ def replay_answer(query: QuerySettings, request: Request) -> Replayed | None:
     text = _read(_beside(query, "replayed"))
     answer = None if text is None else Replayed.from_json(text)
     return answer if answer is not None and answer.id == request.id else None
+
+
+def _asked(query: QuerySettings) -> Request | None:
+    """What the file of a request says; None where there is none, or nobody can read it."""
+    text = _read(_beside(query, "replay"))
+    return None if text is None else Request.from_json(text)
 
 
 def _read(path: Path | None) -> str | None:

@@ -33,7 +33,7 @@ from stream_merge.jobs.kafka.ordering import (
 )
 from stream_merge.jobs.kafka.settings import QuerySettings
 from stream_merge.jobs.kafka.snapshot_reads import placed
-from stream_merge.jobs.kafka.unread import unread_before, unread_keys
+from stream_merge.jobs.kafka.unread import unread_before, unread_keys, unread_records
 from stream_merge.model import names, source_batch
 from stream_merge.model.source_batch import AtHand
 from stream_merge.sources.decode.events import OLD_KEY as FORMER_KEY
@@ -77,9 +77,10 @@ def change_events(
     known = Known.of_query(session, settings)
     if batch.reads and _is_by_position(settings):
         events = placed(events, known, placing)
-    unread = None
+    records = unread = None
     if batch.total(Kind.NULL_VALUE) or batch.missing:
-        unread = unread_before(batch, session, settings, since=epoch_since, ranges=ranges)
+        records = unread_records(batch, session, settings, since=epoch_since, ranges=ranges)
+        unread = None if records is None else unread_before(batch, records)
     if batch.total(Kind.NULL_VALUE):
         nulls = _shaped(batch.of_kinds(Kind.NULL_VALUE), batch, settings)
         found, resolved = counted_by_place(deletes_of_null_values(nulls, events, known, unread))
@@ -87,7 +88,7 @@ def change_events(
         batch.hold(found)
         events = events.unionByName(found)
     if batch.missing and batch.old_keys:
-        former = None if unread is None else unread_keys(batch, session, settings, since=epoch_since, ranges=ranges)
+        former = None if records is None else unread_keys(batch, records, settings)
         if former is not None:
             former = former.localCheckpoint(eager=True)
             batch.hold(former)

@@ -21,13 +21,10 @@ UNREAD = "$unread"
 _PLACE = {"topic": TOPIC, "partition": PARTITION, "offset": OFFSET}
 
 
-def unread_before(
+def unread_records(
     batch: DecodedBatch, session: SparkSession, settings: QuerySettings, *, since: int, ranges: Ranges | None
 ) -> DataFrame | None:
-    """The newest unread record before each event with unavailable values, and before each null-value record.
-
-    That is one of the same record key and partition: of the batch, where it cannot be read, or in quarantine, where it
-    was not replayed.
+    """Records that nobody could read: of the batch, and in quarantine, where they were not replayed.
 
     Args:
         batch: what was decoded.
@@ -37,13 +34,32 @@ def unread_before(
         ranges: what the batch covers of its topics. What an earlier try of it has quarantined is not looked at, so that
             its events are judged alike again. None: it is no batch of a stream.
 
-    Returns: `TOPIC`, `PARTITION`, `OFFSET` of the events, and `UNREAD`; None where nothing is unread.
+    Returns: where each stands, and its `raw_key`; None where nothing is unread.
 
-    Cost: a look at the quarantine's log; the join is left to whoever runs the frame.
+    Cost: a look at the quarantine's log.
     """
-    unread = _unread(batch, session, settings, since=since, ranges=ranges)
-    if unread is None:
+    kept = quarantine.records(session, names.sibling(settings.target, names.QUARANTINE_TABLE_PREFIX))
+    if kept is None and not batch.total(Kind.UNDECODABLE):
         return None
+    wanted = [F.col(name) for name in (*_PLACE, "raw_key")]
+    unread = batch.of_kinds(Kind.UNDECODABLE).select(*wanted)
+    if kept is None:
+        return unread
+    is_of_now = F.col("topic").isin(list(settings.topic)) & (F.unix_millis("recorded_at") >= since)
+    return unread.unionByName(kept.where(is_of_now & _is_earlier(ranges)).select(*wanted))
+
+
+def unread_before(batch: DecodedBatch, unread: DataFrame) -> DataFrame:
+    """The newest unread record before each event with unavailable values, and before each null-value record.
+
+    That is one of the same record key and partition.
+
+    Args:
+        batch: what was decoded.
+        unread: `unread_records` of it.
+
+    Returns: `TOPIC`, `PARTITION`, `OFFSET` of the events, and `UNREAD`.
+    """
     wanted = [F.col(name) for name in (*_PLACE, "raw_key")]
     is_null = F.col("kind") == str(Kind.NULL_VALUE)
     says_less = is_null | F.col("unavailable").isNotNull()
@@ -57,26 +73,19 @@ def unread_before(
     return e.join(u, same & is_before, "inner").groupBy(*place).agg(F.max(columns.column("offset", "u")).alias(UNREAD))
 
 
-def unread_keys(
-    batch: DecodedBatch, session: SparkSession, settings: QuerySettings, *, since: int, ranges: Ranges | None
-) -> DataFrame | None:
+def unread_keys(batch: DecodedBatch, unread: DataFrame, settings: QuerySettings) -> DataFrame:
     """The keys of the unread records, for events that name the key of their row otherwise than a record does.
 
     A header has the key in JSON, a record as its converter writes it. A record whose key cannot be read either belongs
     to no row that is known.
 
     Args:
-        batch: as for `unread_before`.
-        session: likewise.
-        settings: likewise.
-        since: likewise.
-        ranges: likewise.
+        batch: what was decoded.
+        unread: `unread_records` of it.
+        settings: the query.
 
-    Returns: the key columns, `PARTITION` and `OFFSET`; None where nothing is unread.
+    Returns: the key columns, `PARTITION` and `OFFSET`.
     """
-    unread = _unread(batch, session, settings, since=since, ranges=ranges)
-    if unread is None:
-        return None
     places = [F.col(name) for name in _PLACE]
     # Without a value there is nothing but the key to read.
     value, time = F.lit(None).cast("binary").alias("value"), F.lit(None).cast("timestamp").alias("timestamp")
@@ -88,20 +97,6 @@ def unread_keys(
         F.col("partition").alias(PARTITION),
         F.col("offset").alias(OFFSET),
     )
-
-
-def _unread(
-    batch: DecodedBatch, session: SparkSession, settings: QuerySettings, *, since: int, ranges: Ranges | None
-) -> DataFrame | None:
-    kept = quarantine.records(session, names.sibling(settings.target, names.QUARANTINE_TABLE_PREFIX))
-    if kept is None and not batch.total(Kind.UNDECODABLE):
-        return None
-    wanted = [F.col(name) for name in (*_PLACE, "raw_key")]
-    unread = batch.of_kinds(Kind.UNDECODABLE).select(*wanted)
-    if kept is None:
-        return unread
-    is_of_now = F.col("topic").isin(list(settings.topic)) & (F.unix_millis("recorded_at") >= since)
-    return unread.unionByName(kept.where(is_of_now & _is_earlier(ranges)).select(*wanted))
 
 
 def _is_earlier(ranges: Ranges | None) -> Column:
