@@ -6,13 +6,14 @@ import logging
 
 import pyarrow as pa
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructField, StructType
 
 from stream_merge.engines.base import MergeJob
 from stream_merge.engines.costs import DRIVER_EVENTS
 from stream_merge.model import names
 from stream_merge.model.logs import tell
 from stream_merge.spark.errors import exceeds_driver_results, reason
-from stream_merge.tables.delta_rs.eligibility import of_events, of_log, of_place
+from stream_merge.tables.delta_rs.eligibility import of_calendar, of_events, of_log, of_place
 from stream_merge.tables.tombstones.delta_rs import NativeTombstones
 from stream_merge.tables.tombstones.spark import Tombstones
 from stream_merge.tables.tombstones.spark_batch import SparkTombstones
@@ -59,10 +60,13 @@ def by_delta_rs(job: MergeJob, events: pa.Table) -> NativeTombstones:
 
 
 def obstacle(job: MergeJob) -> Ineligible | None:
-    """Why delta-rs could not write the log of deletes that the batch has to begin; None where it has none to begin.
+    """Why delta-rs must not write the log of deletes, or could not write the one that the batch has to begin.
 
-    It would be made, and then nothing could be appended to it.
+    That one would be made, and then nothing could be appended to it.
     """
+    refused = _of_calendar(job)
+    if refused is not None:
+        return refused
     target = job.spec.tombstone_target
     begins = job.spec.tombstones and job.batch.deletes > 0 and job.log_snapshot is None
     if not begins or not names.is_path(target):
@@ -80,6 +84,8 @@ def quickly(job: MergeJob) -> NativeTombstones | None:
         return None
     if job.log is None or job.log_snapshot is None or of_log(job.layout, job.log, job.log_snapshot) is not None:
         return None
+    if _of_calendar(job) is not None:
+        return None
     try:
         events = job.batch.rows.keys()
     except Exception as err:
@@ -87,6 +93,14 @@ def quickly(job: MergeJob) -> NativeTombstones | None:
             raise
         return None
     return None if of_events(events, ()) is not None else by_delta_rs(job, events)
+
+
+def _of_calendar(job: MergeJob) -> Ineligible | None:
+    """Of keys and sequence; the log's own time is of today."""
+    if not job.spec.tombstones:
+        return None
+    sequence = StructField(names.SEQUENCE_COLUMN, job.layout.sequence_type)
+    return of_calendar(job.session, StructType([*job.layout.key_fields, sequence]))
 
 
 def _of_target(job: MergeJob) -> Tombstones:

@@ -40,6 +40,8 @@ SCHEMA = StructType(
     ]
 )
 """NULL where not applicable; the same from the first version on."""
+TIMES = ("recorded_at", "replayed_at")
+"""What differs between two tries of one batch."""
 PROPERTIES = {names.ROW_GROUP_PROPERTY: "100"}
 """Of a quarantine that the sink creates.
 
@@ -98,9 +100,8 @@ def write_undecodable(rows: DataFrame, table: str, *, commit: SideCommit) -> Non
         commit: application id of the role, batch id, the sink's retry policy.
     """
     _create_if_missing(rows.sparkSession, table)
-    append_once(
-        rows.select(*(columns.column(f.name).cast(f.dataType).alias(f.name) for f in SCHEMA.fields)), table, commit
-    )
+    named = (columns.column(f.name).cast(f.dataType).alias(f.name) for f in SCHEMA.fields)
+    _append_missing(rows.select(*named), table, commit)
 
 
 def records(session: SparkSession, table: str) -> DataFrame | None:
@@ -206,4 +207,25 @@ def _append(rows: DataFrame, table: str, *, error: Column, query: str, recorded_
         "error": error,
     }
     selected = rows.select(*(known.get(f.name, F.lit(None)).cast(f.dataType).alias(f.name) for f in SCHEMA.fields))
-    append_once(selected, table, commit)
+    _append_missing(selected, table, commit)
+
+
+def _append_missing(rows: DataFrame, table: str, commit: SideCommit) -> None:
+    """Append rows once per batch, and those that a batch has beyond what an earlier try of it has written.
+
+    A batch that could not be merged comes again, by a stream or settings that have been repaired since. What is here
+    then is what was wrong with it before.
+
+    Cost: a Spark job more where the batch has been here; else nothing.
+    """
+    found = spark_table.find(rows.sparkSession, table)
+    if found is None or not is_applied(found.transaction, commit.app_id, commit.batch_id):
+        append_once(rows, table, commit)
+        return
+    commit.expect_own(found.transaction, found.version, spark_table.history_of(rows.sparkSession, table))
+    said = [name for name in rows.columns if name not in TIMES]
+    stored = spark_table.rows(rows.sparkSession, table).where(F.col("batch_id") == commit.batch_id)
+    missing = rows.select(*said).exceptAll(stored.select(*said)).withColumn("recorded_at", F.current_timestamp())
+    missing = missing.withColumn("replayed_at", F.lit(None).cast(TimestampType())).select(*rows.columns)
+    if not missing.isEmpty():
+        append_once(missing, table, replace(commit, app_id=None, judge=None))

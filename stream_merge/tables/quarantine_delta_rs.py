@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stream_merge.model import names, source_batch
+from stream_merge.model.snapshot import is_applied
 from stream_merge.shapes.arrow_text import is_legible
 from stream_merge.spark.versions import arrow_type
 from stream_merge.tables import quarantine
@@ -39,6 +40,8 @@ def write(
     found = find()
     if found is None or not is_legible(invalid):
         return False
+    if is_applied(found.transaction, commit.app_id, commit.batch_id):
+        return False  # what is missing of it is for Spark to find out
     snapshot = found.snapshot()
     wanted = [(f.name, f.dataType) for f in quarantine.SCHEMA.fields]
     if [(f.name, f.dataType) for f in snapshot.schema.fields] != wanted or of_table(found, snapshot, "the quarantine"):

@@ -177,26 +177,41 @@ def _created(session: SparkSession, target: str, builder: DeltaTableBuilder) -> 
 
 
 def start_over(
-    session: SparkSession, target: str, fields: Sequence[StructField], *, properties: Mapping[str, str]
+    session: SparkSession, target: str, fields: Sequence[StructField], *, properties: Mapping[str, str], once: str
 ) -> None:
     """Empty a table of the sink and give it other columns and properties, in this order: a crash in between repeats.
 
     Delta's CREATE OR REPLACE is a plain CREATE for a path and refuses another schema or property (4.4).
+
+    Args:
+        session: any.
+        target: catalog name or path.
+        fields: columns from now on.
+        properties: of the sink, written when the table is empty.
+        once: id of the transaction that empties it. Delta skips one that the table has seen already, so that a
+            process that comes late does not remove what another one has written to the emptied table.
     """
     identifier = names.sql_identifier(target)
     if needs_column_mapping(fields):
         session.sql(f"ALTER TABLE {identifier} SET TBLPROPERTIES ({_listed(_mapping(fields))})")
-    rewrite(session.createDataFrame([], StructType(list(fields))), target)
+    rewrite(session.createDataFrame([], StructType(list(fields))), target, once=once)
     session.sql(f"ALTER TABLE {identifier} SET TBLPROPERTIES ({_listed(properties)})")
 
 
-def rewrite(rows: DataFrame, target: str) -> None:
+def rewrite(rows: DataFrame, target: str, *, once: str | None = None) -> None:
     """Put rows of a table, in other types, in the place of all its rows, in one commit; properties stay.
 
     The rows are read by the very transaction that replaces them (PrepareDeltaScan, Delta 4.4), so that what somebody
     appends meanwhile is either among them or makes this commit lose.
+
+    Args:
+        rows: in the types that the table is to have.
+        target: catalog name or path.
+        once: application id of a transaction that happens once in the table's life; None writes none.
     """
     writer = rows.write.format("delta").mode("overwrite").option("overwriteSchema", "true")
+    if once is not None:
+        writer = writer.option("txnAppId", once).option("txnVersion", "0")
     if names.is_path(target):
         writer.save(names.normal_path(target))
     else:

@@ -11,7 +11,7 @@ from disk import on_disk
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from stream_merge import ConfigError, ContractError, MergeSink
+from stream_merge import ConfigError, ContractError, MergeFailedError, MergeSink
 from stream_merge.model.names import QUARANTINE_TABLE_PREFIX
 from stream_merge.spark.versions import SPARK
 from stream_merge.testing import batch, run, target_rows
@@ -25,6 +25,22 @@ def quarantined(stream: ChangeStream) -> list[tuple[list[str], Any]]:
     """Reasons and event of every quarantined event, sorted by its text."""
     rows = stream.side_table(QUARANTINE_TABLE_PREFIX).select("reasons", "event").collect()
     return sorted(((row["reasons"], json.loads(row["event"])) for row in rows), key=repr)
+
+
+def test_what_a_repaired_batch_breaks_beyond_its_first_try_is_quarantined_too(spark: SparkSession, tmp_table: str):
+    """The first try was committed to the quarantine and to nothing else; its id must not hide what comes now."""
+    stream = ChangeStream(spark, tmp_table)
+    stream.deliver(upsert(1, "row", lsn=1))
+    stream.sql("ALTER TABLE {target} ADD CONSTRAINT short CHECK (length(name) < 6)")
+    with pytest.raises((MergeFailedError, ConfigError), match="short"):
+        stream.deliver((None, 2, "u", "no key"), upsert(2, "too long", lsn=2), upsert(3, "three", lsn=2))
+
+    stream.batch_id = 0
+    result = stream.deliver((None, 2, "u", "no key"), upsert(None, "too long", lsn=2), upsert(3, "three", lsn=2))
+
+    assert ledger(result) == {"received": 3, "quarantined": 2, "inserted": 1}
+    assert stream.rows() == [(1, 1, "row"), (3, 2, "three")]
+    assert [event["name"] for _, event in quarantined(stream)] == ["no key", "too long"]
 
 
 @pytest.mark.smoke

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from deliveries import ChangeStream, delete, ledger, upsert
@@ -11,6 +12,7 @@ from pyspark.sql import SparkSession
 
 from stream_merge.errors import ConfigError
 from stream_merge.model.names import FORMAT_PROPERTY, TOMBSTONE_TABLE_PREFIX, sibling, sql_identifier
+from stream_merge.tables import spark_table
 from stream_merge.tables.tombstones import rules
 
 pytestmark = pytest.mark.engines("auto", "spark", "merge_on_read", "random")
@@ -210,6 +212,31 @@ def test_a_target_made_anew_does_not_meet_the_tombstones_of_the_old_one(
     assert remembered(stream) == [(1, 2, False)]
     assert "tombstones_of_dropped_target_discarded" in caplog.text
     assert "native_engine_failed" not in caplog.text
+
+
+@pytest.mark.parametrize("place", ["path", "name"])
+@pytest.mark.engines("spark")
+def test_the_log_of_a_dropped_target_is_emptied_once(
+    spark: SparkSession, stream: ChangeStream, place: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Of two processes that find it, the one that comes late does not remove what the first has remembered by then."""
+    if place == "name":
+        stream.target = stream.settings["target"] = f"default.begun_{uuid4().hex[:8]}"
+    stream.deliver(upsert(1, "old life", lsn=9), delete(2, lsn=9))
+    spark.sql(f"DROP TABLE {stream.target}") if place == "name" else removed(stream.target)
+    start_over = spark_table.start_over
+
+    def late(session: SparkSession, table: str, *args: Any, **settings: Any) -> None:
+        start_over(session, table, *args, **settings)
+        session.sql(f"INSERT INTO {sql_identifier(table)} VALUES (7, struct(8), false, current_timestamp())")
+        start_over(session, table, *args, **settings)
+
+    monkeypatch.setattr(spark_table, "start_over", late)
+    stream.batch_id = -1
+
+    stream.deliver(upsert(1, "new life", lsn=1), delete(3, lsn=2))
+
+    assert remembered(stream) == [(3, 2, False), (7, 8, False)]
 
 
 def test_a_table_that_no_sink_has_made_is_not_emptied_for_deletes(stream: ChangeStream):

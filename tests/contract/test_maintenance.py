@@ -39,6 +39,25 @@ def stored_files(target: str) -> set[str]:
     return {str(file) for file in Path(target).rglob("*.parquet") if "_delta_log" not in str(file)}
 
 
+def test_deltas_own_compaction_does_not_come_between_a_merge_and_its_answer(
+    spark: SparkSession, tmp_table: str
+) -> None:
+    """It would commit under the sink's metadata; without the sink it runs after each write (Delta 4.4)."""
+    properties = {"delta.autoOptimize.autoCompact": "true"}
+    stream = ChangeStream(spark, tmp_table, engine="spark", maintenance=None, table_properties=properties)
+    spark.conf.set("spark.databricks.delta.autoCompact.minNumFiles", "2")
+    try:
+        done = grown(stream, 3)
+        by_sink = operations(tmp_table)
+        stream.sql("INSERT INTO {target} (id, lsn, name) VALUES (9, 1, 'other')")
+    finally:
+        spark.conf.unset("spark.databricks.delta.autoCompact.minNumFiles")
+
+    assert (by_sink.count("MERGE"), by_sink.count("OPTIMIZE")) == (3, 0)
+    assert done[-1].version == len(by_sink) - 1
+    assert operations(tmp_table)[-1] == "OPTIMIZE"
+
+
 def grown(stream: ChangeStream, batches: int) -> list[MergeResult]:
     """Deliver batches of new keys, by one sink; each adds a file."""
     sink = stream.sink()

@@ -70,6 +70,22 @@ def test_dates_that_spark_would_read_in_another_calendar_are_left_to_it(
     assert stream.deliver((2, 2, "u", ([date(1, 1, 1)],))).engine == "native"
 
 
+def test_so_are_deletes_of_such_days_that_are_to_be_remembered(spark: SparkSession, tmp_table: str) -> None:
+    """Needs Spark, as its user has set it: the log of deletes, begun by Spark, stays with it."""
+    conf = "spark.sql.parquet.datetimeRebaseModeInRead"
+    stream = ChangeStream(spark, tmp_table, "day date, lsn bigint, op string", **{**DEFAULTS, "keys": ["day"]})
+    before = spark.conf.get(conf)
+    spark.conf.set(conf, "LEGACY")
+    try:
+        stream.deliver((date(2, 1, 1), 5, "d"))
+        stream.deliver((date(1, 1, 1), 5, "d"), (date(3, 1, 1), 5, "u"))
+        late = stream.deliver((date(1, 1, 1), 4, "u"), (date(2, 1, 1), 4, "u"), engine="spark")
+    finally:
+        spark.conf.set(conf, before)
+
+    assert ledger(late) == {"received": 2, "stale": 2}
+
+
 # -- lost commits and commits of unknown fate ---------------------------------------------------
 
 

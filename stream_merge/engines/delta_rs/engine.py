@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 
 from pyspark.sql import SparkSession
-from pyspark.sql.types import StructType
 
 from stream_merge.engines import tombstones
 from stream_merge.engines.base import Execution, MergeJob
@@ -16,14 +15,11 @@ from stream_merge.model.results import Refusal
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.shapes.layout import Layout
-from stream_merge.tables.delta_rs.data_files import holds_days
-from stream_merge.tables.delta_rs.eligibility import of_batch, of_events, of_files, of_table
+from stream_merge.tables.delta_rs.eligibility import of_batch, of_calendar, of_events, of_files, of_table
 from stream_merge.tables.delta_rs.touched_files import touched_files
 from stream_merge.tables.reader import Store
 from stream_merge.tables.whitelist import Ineligible
 
-CALENDAR_CONF = "spark.sql.parquet.datetimeRebaseModeInRead"
-"""CORRECTED unless told otherwise, EXCEPTION on Spark 3.5."""
 NATIVE_BYTES_PER_FILE_BYTE = 2.5
 NATIVE_BYTES_PER_EVENT_BYTE = 6
 """Resident memory of a merge by delta-rs: 20 M rows of 60 B, all touched, with 1 M events, peaked at 1.6 GB."""
@@ -56,7 +52,7 @@ class DeltaRs:
     def obstacle(self, job: MergeJob) -> Ineligible | None:
         """Columns, features and places that are not proven."""
         refused = _of_filter(job.spec) or of_batch(job.layout) or of_table(job.table, job.target, "the target")
-        refused = refused or _of_calendar(job.session, job.target.schema)
+        refused = refused or of_calendar(job.session, job.target.schema)
         if refused is None and job.log_snapshot is not None:
             refused = of_table(job.log, job.log_snapshot, "the tombstone table")
         return refused or tombstones.obstacle(job)
@@ -91,17 +87,6 @@ def _of_filter(spec: MergeSpec) -> Ineligible | None:
     if spec.target_filter is None:
         return None
     return Ineligible(reason="filter", detail="target_filter is SQL, which only Spark executes")
-
-
-def _of_calendar(session: SparkSession, schema: StructType) -> Ineligible | None:
-    """Files of delta-rs name no version of Spark: by a conf Spark takes old dates in them for another calendar's."""
-    mode = str(session.conf.get(CALENDAR_CONF)).upper()
-    if mode == "CORRECTED" or not holds_days(schema):
-        return None
-    return Ineligible(
-        reason="column",
-        detail=f"with {CALENDAR_CONF}={mode} Spark reads dates before 1582 in files of delta-rs wrongly, or not at all",
-    )
 
 
 def _memory_needed(work: Work, width: float, event_bytes: int | None) -> int:

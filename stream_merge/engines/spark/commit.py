@@ -23,6 +23,8 @@ BATCH_ID_CONF = "spark.databricks.delta.write.txnVersion"
 USER_METADATA_CONF = "spark.databricks.delta.commitInfo.userMetadata"
 AUTO_RESET_CONF = "spark.databricks.delta.write.txnVersion.autoReset.enabled"
 MATERIALIZE_CONF = "spark.databricks.delta.merge.materializeSource"
+AUTO_COMPACT_CONF = "spark.databricks.delta.autoCompact.enabled"
+"""Before the property of a table, which it overrides (`AutoCompactUtils`, Delta 3.3 and 4.4)."""
 DELETION_VECTORS_CONF = "spark.databricks.delta.merge.deletionVectors.persistent"
 """Whether a MERGE into a table with deletion vectors writes any (Delta 4.4)."""
 RECORDING_CONFS = ("spark.databricks.delta.commitInfo.enabled", "spark.databricks.delta.history.metricsEnabled")
@@ -117,6 +119,8 @@ def committing(session: SparkSession, tag: CommitTag, *, deletion_vectors: bool 
         # The events are materialised already; Delta would write them to disk once more.
         MATERIALIZE_CONF: "none",
         LAST_COMMIT_VERSION_CONF: None,
+        # Its OPTIMIZE would come between a MERGE and its answer, under the sink's metadata; `Maintenance` packs files.
+        AUTO_COMPACT_CONF: "false",
         # Where the MERGE gives no answer, they are its answer.
         **({} if ANSWERS_MERGE else dict.fromkeys(RECORDING_CONFS, "true")),
     }

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql import SparkSession
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -32,6 +33,7 @@ from stream_merge.shapes.arrow_text import is_legible
 from stream_merge.shapes.key_bounds import KeyBounds
 from stream_merge.shapes.layout import Layout
 from stream_merge.tables.delta_rs import data_files
+from stream_merge.tables.delta_rs.data_files import holds_days
 from stream_merge.tables.delta_rs.protocol import Protocol
 from stream_merge.tables.delta_rs.table import NativeTable
 from stream_merge.tables.delta_rs.touched_files import touched_files
@@ -49,6 +51,8 @@ from stream_merge.tables.whitelist import (
     of_structs,
 )
 
+CALENDAR_CONF = "spark.sql.parquet.datetimeRebaseModeInRead"
+"""CORRECTED unless told otherwise, EXCEPTION on Spark 3.5."""
 PROVEN: Mapping[type[DataType], frozenset[Place]] = {
     BooleanType: EVERYWHERE,
     ByteType: EVERYWHERE,
@@ -185,6 +189,17 @@ def of_log(layout: Layout, log: NativeTable, snapshot: TableSnapshot) -> Ineligi
     refused = layout.once("ineligible_keys", lambda: _of_columns(keys_of(layout)))
     refused = refused or of_table(log, snapshot, "the tombstone table")
     return refused or of_files(log, snapshot, "the tombstone table")
+
+
+def of_calendar(session: SparkSession, schema: StructType) -> Ineligible | None:
+    """Files of delta-rs name no version of Spark: by a conf Spark takes old dates in them for another calendar's."""
+    mode = str(session.conf.get(CALENDAR_CONF)).upper()
+    if mode == "CORRECTED" or not holds_days(schema):
+        return None
+    return Ineligible(
+        reason="column",
+        detail=f"with {CALENDAR_CONF}={mode} Spark reads dates before 1582 in files of delta-rs wrongly, or not at all",
+    )
 
 
 def of_columns(schema: StructType, keys: Sequence[str]) -> Ineligible | None:

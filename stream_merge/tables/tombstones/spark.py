@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 from dataclasses import dataclass
+from uuid import uuid4
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -255,9 +256,20 @@ class Tombstones:
         """
         if self._find() is not None:
             return
-        with _ONE_STARTS:  # emptied once: not again over what another stream has remembered by then
-            if self._find() is None:
+
+        def attempt(_: int) -> None:
+            if self._find() is not None:
+                return
+            try:
                 self._start()
+            except Exception as err:
+                lost = retry.conflict(err, target=self._table, batch_id=None)
+                if lost is not None:
+                    raise lost from err
+                raise
+
+        with _ONE_STARTS:
+            retry.run(attempt, self._spec.retry)
 
     def _start(self) -> None:
         fields = [
@@ -266,7 +278,11 @@ class Tombstones:
             StructField(names.REVIVED_COLUMN, BooleanType()),
             StructField(names.RECORDED_AT_COLUMN, TimestampType()),
         ]
-        properties = {**spark_table.recorded_properties(self._layout), names.TARGET_ID_PROPERTY: self._target_id}
+        properties = {
+            **spark_table.recorded_properties(self._layout),
+            names.TARGET_ID_PROPERTY: self._target_id,
+            names.BEGINNING_PROPERTY: uuid4().hex,
+        }
         left_over = spark_table.find(self._session, self._table)
         if left_over is not None:
             if names.TARGET_ID_PROPERTY not in left_over.properties:
@@ -281,7 +297,9 @@ class Tombstones:
                 table=self._table,
                 target_id=left_over.properties.get(names.TARGET_ID_PROPERTY),
             )
-            spark_table.start_over(self._session, self._table, fields, properties=properties)
+            before = left_over.properties.get(names.BEGINNING_PROPERTY, "")
+            once = f"stream_merge begins {self._target_id} after {before}"
+            spark_table.start_over(self._session, self._table, fields, properties=properties, once=once)
         else:
             spark_table.create(self._session, self._table, fields, properties=properties)
 
