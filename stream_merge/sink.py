@@ -12,8 +12,7 @@ from functools import partial
 from pyspark.sql import Column, DataFrame, SparkSession
 
 from stream_merge.engines.costs import CostModel
-from stream_merge.engines.job import is_for_driver
-from stream_merge.engines.memory import reservations
+from stream_merge.engines.job import wants_events_at_hand
 from stream_merge.engines.spark.commit import USER_METADATA_CONF
 from stream_merge.errors import ConfigError
 from stream_merge.metrics.instruments import MergeMetrics, default_metrics
@@ -26,6 +25,7 @@ from stream_merge.microbatch.commit import Marks
 from stream_merge.microbatch.own_session import OwnSession
 from stream_merge.microbatch.report import failures_told, result_of, told
 from stream_merge.microbatch.upkeep import UpkeepPlan
+from stream_merge.microbatch.values import Applied, Done
 from stream_merge.model import names
 from stream_merge.model.logs import tell
 from stream_merge.model.maintenance import Maintenance
@@ -40,7 +40,7 @@ from stream_merge.spark.errors import spark_errors_unlogged
 from stream_merge.spark.identity import Caller, caller
 from stream_merge.spark.jvm import in_session, is_classic
 from stream_merge.spark.streaming import is_called_by_query
-from stream_merge.tables import locks, quarantine
+from stream_merge.tables import locks
 from stream_merge.tables.delivery import Noted, of_query
 from stream_merge.tables.last_commit import LastCommit
 from stream_merge.tables.reader import Store
@@ -228,7 +228,7 @@ class MergeSink:
         """As a call, with what the source tells about the batch beside its events."""
         with self._call(batch_df, batch_id, intake) as (call, source):
             prepared = steps.prepare(call, source)
-            if isinstance(prepared, steps.Applied):
+            if isinstance(prepared, Applied):
                 done = steps.repeat(call, source, prepared)
             else:
                 done = steps.merge_events(call, source, prepared)
@@ -245,7 +245,7 @@ class MergeSink:
             steps.check_quarantine(call)
             steps.quarantine_undecodable(call)
             after.note_query(call)
-        self._report(call, steps.Done())
+        self._report(call, Done())
 
     @contextmanager
     def _call(self, batch_df: DataFrame, batch_id: int, intake: Intake) -> Iterator[tuple[BatchCall, DataFrame]]:
@@ -331,7 +331,7 @@ class MergeSink:
             be_seen=partial(locks.enter, spec.target, f"query {who.query!r}", location),
         )
 
-    def _report(self, call: BatchCall, done: steps.Done) -> None:
+    def _report(self, call: BatchCall, done: Done) -> None:
         """Keep, count and log the result."""
         result = result_of(call, done)
         self._last_result = result
@@ -340,13 +340,8 @@ class MergeSink:
         locks.warn_of_others(target, f"query {call.caller.query!r}", self._store.known_location(target))
 
     def _wants_events_at_hand(self, batch_df: DataFrame, *, need: int) -> bool:
-        """Whether delta-rs is likely to merge a batch that takes so many bytes of memory in the driver."""
-        ceiling = self._spec.native_memory_bytes
-        if need > (reservations.allowed() if ceiling is None else ceiling):
-            return False
-        session = self._session.of(batch_df)
-        found = self._store.find(session, self._spec.target)
-        return is_for_driver(session, self._spec, self._store, found)
+        """Whether an engine in the driver is likely to merge a batch that takes so many bytes there."""
+        return wants_events_at_hand(self._session.of(batch_df), self._spec, self._store, need=need)
 
     # -- for `MergeSinks` --------------------------------------------------------------------
 
@@ -392,8 +387,7 @@ class MergeSink:
         Returns: how many there are.
         """
         spec, session = self._spec, self._session.of(batch_df)
-        commit = set_aside.commit_of(batch_df, batch_id, spec, session, self._sleep)
-        count, written = set_aside.write(batch_df, spec, session, error, commit)
+        count, written = set_aside.write(batch_df, batch_id, spec, session, error=error, sleep=self._sleep)
         if written:
             query = caller(batch_df, spec).query
             (self._metrics or default_metrics()).set_aside(query, spec.label, TARGET_FAILED, count)
@@ -401,6 +395,4 @@ class MergeSink:
 
     def _is_set_aside(self, batch_df: DataFrame, batch_id: int) -> bool:
         """Whether `_set_aside` has committed this batch before: then it must not be merged any more."""
-        spec, session = self._spec, self._session.of(batch_df)
-        commit = set_aside.commit_of(batch_df, batch_id, spec, session, self._sleep)
-        return quarantine.is_written(session, spec.quarantine_table, commit)
+        return set_aside.is_written(batch_df, batch_id, self._spec, self._session.of(batch_df), self._sleep)

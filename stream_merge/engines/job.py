@@ -7,6 +7,7 @@ from pyspark.sql import DataFrame, SparkSession
 from stream_merge.engines import ENGINES
 from stream_merge.engines.base import MergeJob
 from stream_merge.engines.costs import DRIVER_BYTES, DRIVER_EVENTS, CostModel, Work
+from stream_merge.engines.memory import reservations
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.shapes.batch import Batch
@@ -113,3 +114,9 @@ def is_for_driver(
         engine.in_driver and (layout is None or engine.takes(layout)) and engine.reads(spec, store, session, target)
         for engine in ENGINES
     )
+
+
+def wants_events_at_hand(session: SparkSession, spec: MergeSpec, store: Store, *, need: int) -> bool:
+    """Whether an engine in the driver is likely to merge a batch that takes so many bytes of memory there."""
+    ceiling = reservations.allowed() if spec.native_memory_bytes is None else spec.native_memory_bytes
+    return need <= ceiling and is_for_driver(session, spec, store, store.find(session, spec.target))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from stream_merge.microbatch.call import BatchCall
-from stream_merge.microbatch.steps import Done
+from stream_merge.microbatch.values import Done
 from stream_merge.model.results import Tidied
 from stream_merge.tables.upkeep import both
 

@@ -13,7 +13,7 @@ from stream_merge.metrics.instruments import MergeMetrics
 from stream_merge.microbatch.call import BatchCall
 from stream_merge.microbatch.clock import PhaseClock
 from stream_merge.microbatch.ledger import all_reasons, settle
-from stream_merge.microbatch.steps import Done
+from stream_merge.microbatch.values import Done
 from stream_merge.model.logs import tell
 from stream_merge.model.results import FailedBatch, MergeResult, Outcome
 from stream_merge.model.settings import MergeSpec

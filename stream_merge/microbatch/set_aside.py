@@ -18,7 +18,7 @@ from stream_merge.tables.delivery import fingerprint
 from stream_merge.tables.side_commits import SideCommit
 
 
-def commit_of(
+def _commit_of(
     batch_df: DataFrame, batch_id: int, spec: MergeSpec, session: SparkSession, sleep: Callable[[float], None]
 ) -> SideCommit:
     """How the batch is written to the quarantine table.
@@ -36,7 +36,13 @@ def commit_of(
 
 
 def write(
-    batch_df: DataFrame, spec: MergeSpec, session: SparkSession, error: Exception, commit: SideCommit
+    batch_df: DataFrame,
+    batch_id: int,
+    spec: MergeSpec,
+    session: SparkSession,
+    *,
+    error: Exception,
+    sleep: Callable[[float], None],
 ) -> tuple[int, bool]:
     """Commit all events of a batch to the quarantine table, once per batch.
 
@@ -53,6 +59,14 @@ def write(
         reason=TARGET_FAILED,
         error=reason(error),
         query=caller(batch_df, spec).query,
-        commit=commit,
+        commit=_commit_of(batch_df, batch_id, spec, session, sleep),
     )
     return count, written
+
+
+def is_written(
+    batch_df: DataFrame, batch_id: int, spec: MergeSpec, session: SparkSession, sleep: Callable[[float], None]
+) -> bool:
+    """Whether `write` has committed this batch before."""
+    commit = _commit_of(batch_df, batch_id, spec, session, sleep)
+    return quarantine.is_written(session, spec.quarantine_table, commit)

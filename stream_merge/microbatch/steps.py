@@ -7,14 +7,12 @@ idempotent, and a target that is found committed does not skip those after it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 from pyspark.sql import DataFrame
 
 from stream_merge.engines import choose
-from stream_merge.engines.base import Choice, MergeReport
+from stream_merge.engines.base import MergeReport
 from stream_merge.engines.job import fits_the_driver, is_for_driver, job_of
 from stream_merge.engines.spark.pruning import Pruning
 from stream_merge.engines.spark.whole import Beside
@@ -22,8 +20,8 @@ from stream_merge.errors import ConfigError, MergeFailedError
 from stream_merge.microbatch import meaning, merging
 from stream_merge.microbatch.call import BatchCall
 from stream_merge.microbatch.merging import Executor, Merged
+from stream_merge.microbatch.values import Applied, Done, Prepared, Ready
 from stream_merge.model.logs import tell
-from stream_merge.model.results import ReadDebt, Tidied, Upkeep
 from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.shapes.batch import Batch, evaluate_at_hand, evaluate_in_driver
 from stream_merge.shapes.batch import evaluate as evaluate_on_spark
@@ -36,71 +34,6 @@ from stream_merge.tables.tombstones import place
 from stream_merge.tables.tombstones.rules import log_of
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Prepared:
-    """A batch that the target does not hold yet."""
-
-    layout: Layout
-    target: TableSnapshot | None
-    """None while there is none."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Applied:
-    """A batch that the target holds already, by its transaction id."""
-
-    layout: Layout
-    target: TableSnapshot
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ready:
-    """An evaluated batch, and the target that it is for."""
-
-    layout: Layout
-    target: TableSnapshot
-    batch: Batch
-    source: DataFrame
-    """What the events came from, with the source's columns."""
-    inside_at: int | None = None
-    """Version of the target in which no row of the batch's keys lies outside of the user's filter; None where nobody
-    has looked."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Done:
-    """What became of a batch."""
-
-    batch: Batch | None = None
-    """None where it did not have to be evaluated, or no event could be read."""
-    target: TableSnapshot | None = None
-    """As it was before."""
-    choice: Choice | None = None
-    """None where nothing was left to merge."""
-    merged: Merged = field(default_factory=lambda: Merged(report=MergeReport()))
-    was_applied: bool = False
-    """Whether the target held the batch before this call."""
-    recorded_version: int | None = None
-    """Of the target, that has the batch's transaction id alone."""
-    tidy: Callable[[], Tidied] | None = None
-    """What the engine that merged does about the files that it leaves."""
-    upkeep: Upkeep | None = None
-    """Of the target's files, after all else; None where none was due."""
-    read_debt: ReadDebt | None = None
-    """Of the target, after upkeep; None where the engine leaves none."""
-
-    @property
-    def version(self) -> int | None:
-        """Of the target, that this call has committed."""
-        committed = self.merged.report.version
-        return self.recorded_version if committed is None else committed
-
-    @property
-    def versions(self) -> list[int]:
-        """All of the target that this call has committed for the batch."""
-        return [version for version in (self.version, self.merged.repaired_version) if version is not None]
 
 
 def prepare(call: BatchCall, source: DataFrame) -> Prepared | Applied:

@@ -1,4 +1,4 @@
-"""A Delta table as delta-rs reads and writes it: the only importer of `deltalake` (1.6)."""
+"""A Delta table as delta-rs reads and writes it; `deltalake` (1.6) is imported here, and in `writing`."""
 
 from __future__ import annotations
 
@@ -9,16 +9,12 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Literal, TypedDict
+from typing import Literal
 
 import pyarrow as pa
 from deltalake import (
-    CommitProperties,
     DeltaTable,
-    PostCommitHookProperties,
     QueryBuilder,
-    Transaction,
-    WriterProperties,
     write_deltalake,
 )
 from deltalake.exceptions import DeltaError, TableNotFoundError
@@ -27,7 +23,6 @@ from deltalake.table import TableMerger
 from pyspark.sql.types import StructType
 
 from stream_merge.errors import StreamMergeError
-from stream_merge.model import names
 from stream_merge.model.logs import tell
 from stream_merge.model.snapshot import CommitRecord, TableSnapshot
 from stream_merge.tables.delta_rs import checkpoints, commit_infos
@@ -40,17 +35,12 @@ from stream_merge.tables.delta_rs.panics import no_panics
 from stream_merge.tables.delta_rs.protocol import Protocol
 from stream_merge.tables.delta_rs.views import unsliced, without_views
 from stream_merge.tables.delta_rs.widths import Widths
+from stream_merge.tables.delta_rs.writing import NO_HOOKS, commit_properties, parquet
 
 log = logging.getLogger(__name__)
 
 Merger = TableMerger
 """What the clauses of a merge are added to."""
-
-
-class _Parquet(TypedDict, total=False):
-    """How a write makes its files, where that is not delta-rs' own way."""
-
-    writer_properties: WriterProperties
 
 
 class NativeTable:
@@ -238,9 +228,9 @@ class NativeTable:
             source_alias="s",
             target_alias="t",
             streamed_exec=True,
-            **self._parquet(),
-            commit_properties=_commit(transaction, user_metadata),
-            post_commithook_properties=_NO_HOOKS,
+            **parquet(self._described()[2]),
+            commit_properties=commit_properties(transaction, user_metadata),
+            post_commithook_properties=NO_HOOKS,
         )
         before = self._before()
         with self.lock():
@@ -311,14 +301,6 @@ class NativeTable:
         """Put these rows in the place of all others, on the handle's very version."""
         self._write(rows, "overwrite", None, None)
 
-    def _parquet(self) -> _Parquet:
-        """Rows per row group as the table's properties say, which delta-rs does not look at; else its defaults."""
-        limit = self._described()[2].get(names.ROW_GROUP_PROPERTY, "")
-        if not limit.isdecimal():
-            return {}
-        # Properties without a compression would mean none (delta-rs 1.6).
-        return {"writer_properties": WriterProperties(max_row_group_size=int(limit), compression="SNAPPY")}
-
     def _write(
         self,
         rows: pa.Table,
@@ -332,9 +314,9 @@ class NativeTable:
                 self._table,
                 unsliced(rows),
                 mode=mode,
-                **self._parquet(),
-                commit_properties=_commit(transaction, user_metadata),
-                post_commithook_properties=_NO_HOOKS,
+                **parquet(self._described()[2]),
+                commit_properties=commit_properties(transaction, user_metadata),
+                post_commithook_properties=NO_HOOKS,
             )
         self._after_commit(before, transaction)
 
@@ -348,7 +330,9 @@ class NativeTable:
         """
         before = self._before()
         with self.lock():
-            self._table.optimize.compact(commit_properties=_commit(None, None), post_commithook_properties=_NO_HOOKS)
+            self._table.optimize.compact(
+                commit_properties=commit_properties(None, None), post_commithook_properties=NO_HOOKS
+            )
         self._after_commit(before, None)
 
     @no_panics
@@ -399,22 +383,9 @@ class NativeTable:
         checkpoints.write_if_due(self._table, self.version, self._described()[2], self.location)
 
 
-_NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
-"""Checkpoints are written after the commit, where their failure cannot pass for the commit's."""
-
-
 def open_table(location: str, storage_options: Mapping[str, str] | None = None) -> NativeTable | None:
     """The table at a location, or None where there is none."""
     try:
         return NativeTable(location, storage_options)
     except TableNotFoundError:
         return None
-
-
-def _commit(transaction: tuple[str, int] | None, user_metadata: str | None) -> CommitProperties:
-    return CommitProperties(
-        custom_metadata=None if user_metadata is None else {"userMetadata": user_metadata},
-        # delta-rs would commit on top of a newer version that it deems harmless, whose transaction ids nobody has read.
-        max_commit_retries=0,
-        app_transactions=None if transaction is None else [Transaction(*transaction)],
-    )
