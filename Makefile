@@ -1,7 +1,7 @@
 # Every target does its own set-up: `make demo` on a fresh machine needs nothing but Python 3.11 and Java 17.
 SHELL := bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo jars shop unit test test-all soak smoke smoke-all next FORCE check lint format types imports collect docs bench bench-kafka dashboard reference \
+.PHONY: help setup demo jars shop unit test test-change test-all soak smoke smoke-change smoke-all next FORCE check lint format types imports collect docs bench bench-kafka dashboard reference \
 	log-store lock clean
 .SECONDARY: # what a pattern makes for another one is kept
 
@@ -18,6 +18,9 @@ HISTORIES := 20
 EVENTS := 180
 RACES := 500
 
+# What comes by turns with each change (tests/turns.py).
+TURN = $(shell git rev-list --count HEAD 2>/dev/null || echo 0)
+
 # Another version of Spark for `make smoke`, all others for `make smoke-all`, and for `make soak` with all tests on Spark and Kafka. Of the
 # tests `make smoke` takes those that are marked so, a few of each thing that a version may do otherwise.
 SPARK := 4.1
@@ -29,7 +32,7 @@ ON_S3 := $(addsuffix .py,contract_rows contract_order contract_names contract_qu
 NEXT := pyspark delta-spark
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(INSTALLED)  ## virtual environment, locked packages, JDK
 	@deployments/setup.sh java >/dev/null
@@ -49,8 +52,13 @@ unit: $(INSTALLED)  ## the tests that need neither Spark nor Java; ARGS="-k name
 test: $(INSTALLED) .jars/classes.jsa  ## unit, and what a sink does on Spark as it is shipped, in three processes; ARGS="-k name" selects, ARGS="-n 0" takes one
 	@$(WITH_JAVA) $(PYTEST) tests/unit tests/contract --engines shipped $(ARGS)
 
-test-all: $(INSTALLED) .jars/classes.jsa .jars/spark/.copied .jars/services/.copied .jars/prometheus/.found .jars/s3/.found .jars/azurite/.found  ## all tests, on every engine, with Kafka, processes and a cluster; and which lines and branches they reach
-	@$(WITH_JAVA) $(PYTEST) --engines each --cov --cov-report=term $(ARGS)
+SERVERS := .jars/classes.jsa .jars/spark/.copied .jars/services/.copied .jars/prometheus/.found .jars/s3/.found .jars/azurite/.found
+
+test-change: $(INSTALLED) $(SERVERS)  ## what a change waits for: all tests, each on one of its engines, long ones by turns (TURN=number of commits); and which lines and branches they reach
+	@$(WITH_JAVA) $(PYTEST) --engines each --turn $(TURN) --cov --cov-report=term $(ARGS)
+
+test-all: $(INSTALLED) $(SERVERS)  ## all tests, on every engine, with Kafka, processes and a cluster
+	@$(WITH_JAVA) $(PYTEST) --engines each $(ARGS)
 
 soak: $(INSTALLED) .jars/classes.jsa .jars/spark/.copied .jars/services/.copied .jars/s3/.found .jars/azurite/.found .jars/gcs/.found  ## what a change need not wait for: more and longer random histories (HISTORIES=20 EVENTS=180), contract tests with engines in turn, RACES=500 merges at once, ten kills, contract tests on S3 and on Google's store, and all of these and of Kafka's on other versions of Spark, and a look at the next one
 	@$(WITH_JAVA) STREAM_MERGE_HISTORIES=$(HISTORIES) STREAM_MERGE_EVENTS=$(EVENTS) $(PYTEST) --dist load tests/contract/test_differential.py $(ARGS)
@@ -66,6 +74,9 @@ soak: $(INSTALLED) .jars/classes.jsa .jars/spark/.copied .jars/services/.copied 
 	-@$(MAKE) --no-print-directory next
 
 smoke: smoke-$(SPARK)  ## a few tests of each thing that versions of Spark may do otherwise, on another one than the locked; SPARK=4.1, 4.0 or 3.5
+
+smoke-change:  ## the same on the version whose turn it is
+	@$(MAKE) --no-print-directory smoke-$(word $(shell echo $$(($(TURN) % $(words $(OTHERS)) + 1))),$(OTHERS))
 
 smoke-all: $(INSTALLED)  ## the same on all of these, side by side
 	@deployments/setup.sh java >/dev/null

@@ -11,6 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from uuid import uuid4
 
+import engines
 import pyspark
 import pytest
 import services
@@ -19,33 +20,13 @@ from log_faults import LogFaults, class_path, compile_log_store
 from pyspark.sql import SparkSession
 from services import gcs, s3
 from spared import spare_lookups, spare_processes
+from turns import Turn, rank
 
 from stream_merge.jobs.kafka import jars
 from stream_merge.session import SMALL_BATCHES, local_session
 from stream_merge.spark import preflight, versions
 from stream_merge.spark.log_store import log_store_confs
 
-LONG_FILES = (
-    "test_debezium_process",
-    "test_prometheus",
-    "test_job_process",
-    "test_cluster",
-    "test_contract_order",
-    "test_contract_rows",
-    "test_differential",
-    "test_conflicts",
-    "test_hive",
-    "test_s3_races",
-    "test_store_faults",
-    "test_s3",
-    "test_s3_process",
-    "test_contract_tombstones",
-    "test_contract_names",
-    "test_native",
-    "test_crash",
-    "test_widening",
-    "test_delivery",
-)
 CLASSES = services.ROOT / ".jars" / "classes.jsa"
 PROJECTIONS = "spark.sql.codegen.factoryMode"
 TASKS = dict.fromkeys(
@@ -77,6 +58,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         " that is for random histories alone), or as a sink chooses",
     )
     parser.addoption(
+        "--turn",
+        type=int,
+        default=None,
+        help="with `--engines each`: the tests that have this turn (tests/turns.py); the default is all of them",
+    )
+    parser.addoption(
         "--place", choices=("disk", "s3"), default="disk", help="where the fixture `tmp_table` is: on the disk, on S3"
     )
     parser.addoption(
@@ -92,6 +79,7 @@ def pytest_configure(config: pytest.Config) -> None:
         ours = replace(versions.OWN, pyspark=f"=={pyspark.__version__}", delta=metadata.version("delta-spark"))
         versions.PARTS[versions.SPARK] = ours
         preflight.mixture_problem = lambda *_: None
+    os.environ.setdefault("SPARK_CONF_DIR", str(Path(__file__).parent / "spark-conf"))
     # JVMs of processes that tests start live for seconds: half of that is loading classes, or compiling them well.
     # Without the best compiler the JVM reserves 48 MB for what it compiles, and Spark fills them in a minute.
     archive = ["-Xlog:disable", f"-XX:SharedArchiveFile={CLASSES}"] if CLASSES.exists() else []
@@ -100,12 +88,16 @@ def pytest_configure(config: pytest.Config) -> None:
     )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Each test is marked with its folder; files that take minutes come first, so that none is run alone at the end."""
     for item in items:
         item.add_marker(item.path.parent.name)
-    turns = {name: turn for turn, name in enumerate(LONG_FILES)}
-    items.sort(key=lambda item: turns.get(item.path.stem, len(turns)))
+    if config.option.turn is not None:
+        turn = Turn(config.option.turn, items, engines.PARAMETER)
+        config.hook.pytest_deselected(items=[item for item in items if not turn.has(item)])
+        items[:] = filter(turn.has, items)
+    items.sort(key=lambda item: rank(item.path.stem))
 
 
 def pytest_report_header(config: pytest.Config) -> str:

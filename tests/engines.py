@@ -12,6 +12,8 @@ from stream_merge.engines.costs import CostModel, Work
 AS_SHIPPED = "auto"
 AT_RANDOM = "random"
 ON_READ = "merge_on_read"
+PARAMETER = "judged_by"
+"""Of tests that run on several."""
 ONE_IN_TWO = 0.5
 
 

@@ -10,14 +10,13 @@ import pytest
 from delta_log import check_table
 from disk import on_disk
 
-PARAMETER = "judged_by"
 HISTORIES = "test_differential"
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     marker = metafunc.definition.get_closest_marker("engines")
     if marker is not None:
-        metafunc.parametrize(PARAMETER, marker.args, indirect=True)
+        metafunc.parametrize(engines.PARAMETER, marker.args, indirect=True)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -32,7 +31,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     def is_wanted(item: pytest.Item) -> bool:
         params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
-        how = params.get(PARAMETER, engines.AS_SHIPPED)
+        how = params.get(engines.PARAMETER, engines.AS_SHIPPED)
         if wanted == "shipped":
             return bool(how == engines.AS_SHIPPED)
         if item.path.stem == HISTORIES:

@@ -1,0 +1,82 @@
+"""What a change waits for: the tests marked `smoke` on each engine, those of `tests/unit`, and a third of all others.
+
+The turn is the number of commits: three changes in a row see every test, nine see each on every engine that it is for,
+and the same commit always sees the same. `make test-all` leaves nothing out.
+"""
+
+from __future__ import annotations
+
+from binascii import crc32
+
+import pytest
+
+LONG_FILES = (
+    "test_debezium_process",
+    "test_prometheus",
+    "test_job_process",
+    "test_cluster",
+    "test_contract_order",
+    "test_contract_rows",
+    "test_differential",
+    "test_conflicts",
+    "test_hive",
+    "test_s3_races",
+    "test_store_faults",
+    "test_s3",
+    "test_s3_process",
+    "test_contract_tombstones",
+    "test_contract_names",
+    "test_native",
+    "test_crash",
+    "test_widening",
+    "test_delivery",
+)
+"""Those that take longest come first, so that none is run alone at the end."""
+PARTS = 3
+"""One in so many tests has its turn with a change."""
+
+
+def rank(stem: str) -> int:
+    """Where a file comes by its length, from the longest on."""
+    return LONG_FILES.index(stem) if stem in LONG_FILES else len(LONG_FILES)
+
+
+class Turn:
+    """Which tests have their turn.
+
+    Args:
+        turn: any number that grows from change to change.
+        items: all tests that were collected.
+        parameter: of tests, that names the engine.
+    """
+
+    def __init__(self, turn: int, items: list[pytest.Item], parameter: str) -> None:
+        self._turn = turn
+        self._parameter = parameter
+        files = {item.path.stem for item in items if item.path.parent.name == "process"}
+        by_length = sorted(files, key=lambda stem: (rank(stem), stem))
+        self._part_of_file = {stem: number % PARTS for number, stem in enumerate(by_length)}
+        """Tests of one of these files share what takes longest: their processes."""
+        self._ways: dict[str, list[str]] = {}
+        for item in items:
+            self._ways.setdefault(self._about(item), []).append(item.nodeid)
+
+    def has(self, item: pytest.Item) -> bool:
+        """Whether the test has its turn, on this engine."""
+        if item.path.parent.name == "unit" or item.get_closest_marker("smoke") is not None:
+            return True
+        about = self._about(item)
+        own = crc32(about.encode())
+        if self._part_of_file.get(item.path.stem, own % PARTS) != self._turn % PARTS:
+            return False
+        ways = self._ways[about]
+        return ways[(self._turn // PARTS + own // PARTS) % len(ways)] == item.nodeid
+
+    def _about(self, item: pytest.Item) -> str:
+        """The test, whatever its engine."""
+        if not isinstance(item, pytest.Function) or not hasattr(item, "callspec"):
+            return item.nodeid
+        if self._parameter not in item.callspec.params:
+            return item.nodeid
+        others = sorted((name, index) for name, index in item.callspec.indices.items() if name != self._parameter)
+        return f"{item.path.name}::{item.originalname} {others}"
