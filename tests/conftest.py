@@ -88,16 +88,20 @@ def pytest_configure(config: pytest.Config) -> None:
     )
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Each test is marked with its folder; files that take minutes come first, so that none is run alone at the end."""
     for item in items:
         item.add_marker(item.path.parent.name)
+    items.sort(key=lambda item: rank(item.path.stem))
+
+
+@pytest.hookimpl(specname="pytest_collection_modifyitems", trylast=True)
+def pytest_take_turns(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With `--turn` the tests of this turn, of those that everything else has left."""
     if config.option.turn is not None:
         turn = Turn(config.option.turn, items, engines.PARAMETER)
         config.hook.pytest_deselected(items=[item for item in items if not turn.has(item)])
         items[:] = filter(turn.has, items)
-    items.sort(key=lambda item: rank(item.path.stem))
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -126,7 +130,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
                 "spark.driver.extraJavaOptions": JAVA_OPTIONS,
                 **TASKS,
                 # A third of the processor time went into the text of projections, written anew for every task. Tests
-                # that are marked `generated`, and jobs in processes of their own, have them as users do.
+                # that are marked `generated`, and the cluster, have them as users do.
                 PROJECTIONS: "NO_CODEGEN",
             }
         ),

@@ -1,12 +1,14 @@
 """What a change waits for: the tests marked `smoke` on each engine, those of `tests/unit`, and a third of all others.
 
-The turn is the number of commits: three changes in a row see every test, nine see each on every engine that it is for,
-and the same commit always sees the same. `make test-all` leaves nothing out.
+Three turns see every test, nine see each on every engine that it is for, and twelve each random history. A change has
+the turn that the hash of its commit says, so that one commit always sees the same tests. `make test-all` leaves nothing
+out.
 """
 
 from __future__ import annotations
 
 from binascii import crc32
+from collections import Counter
 
 import pytest
 
@@ -45,38 +47,43 @@ class Turn:
     """Which tests have their turn.
 
     Args:
-        turn: any number that grows from change to change.
+        turn: any number from 0 on.
         items: all tests that were collected.
         parameter: of tests, that names the engine.
     """
 
     def __init__(self, turn: int, items: list[pytest.Item], parameter: str) -> None:
         self._turn = turn
-        self._parameter = parameter
         files = {item.path.stem for item in items if item.path.parent.name == "process"}
         by_length = sorted(files, key=lambda stem: (rank(stem), stem))
         self._part_of_file = {stem: number % PARTS for number, stem in enumerate(by_length)}
         """Tests of one of these files share what takes longest: their processes."""
+        self._about: dict[str, str] = {}
         self._ways: dict[str, list[str]] = {}
+        seen: Counter[str] = Counter()
         for item in items:
-            self._ways.setdefault(self._about(item), []).append(item.nodeid)
+            engine = _engine(item, parameter)
+            name = getattr(item, "originalname", item.name)
+            seen[f"{item.path.name}::{name} {engine}"] += 1
+            nth = seen[f"{item.path.name}::{name} {engine}"]
+            about = item.nodeid if engine is None else f"{item.path.name}::{name} {nth}"
+            self._about[item.nodeid] = about
+            self._ways.setdefault(about, []).append(item.nodeid)
 
     def has(self, item: pytest.Item) -> bool:
         """Whether the test has its turn, on this engine."""
         if item.path.parent.name == "unit" or item.get_closest_marker("smoke") is not None:
             return True
-        about = self._about(item)
+        about = self._about[item.nodeid]
         own = crc32(about.encode())
         if self._part_of_file.get(item.path.stem, own % PARTS) != self._turn % PARTS:
             return False
         ways = self._ways[about]
         return ways[(self._turn // PARTS + own // PARTS) % len(ways)] == item.nodeid
 
-    def _about(self, item: pytest.Item) -> str:
-        """The test, whatever its engine."""
-        if not isinstance(item, pytest.Function) or not hasattr(item, "callspec"):
-            return item.nodeid
-        if self._parameter not in item.callspec.params:
-            return item.nodeid
-        others = sorted((name, index) for name, index in item.callspec.indices.items() if name != self._parameter)
-        return f"{item.path.name}::{item.originalname} {others}"
+
+def _engine(item: pytest.Item, parameter: str) -> str | None:
+    """The one that the test is for, None where it is for none of its own."""
+    callspec = getattr(item, "callspec", None)
+    found = None if callspec is None else callspec.params.get(parameter)
+    return None if found is None else str(found)

@@ -96,8 +96,8 @@ def quickly(job: MergeJob) -> NativeTombstones | None:
 
 
 def _of_calendar(job: MergeJob) -> Ineligible | None:
-    """Of keys and sequence; the log's own time is of today."""
-    if not job.spec.tombstones:
+    """Of keys and sequence, where the batch reads or writes the log; its own time is of today."""
+    if not job.spec.tombstones or (job.batch.deletes == 0 and job.log_snapshot is None):
         return None
     sequence = StructField(names.SEQUENCE_COLUMN, job.layout.sequence_type)
     return of_calendar(job.session, StructType([*job.layout.key_fields, sequence]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -40,8 +41,10 @@ SCHEMA = StructType(
     ]
 )
 """NULL where not applicable; the same from the first version on."""
-TIMES = ("recorded_at", "replayed_at")
-"""What differs between two tries of one batch."""
+PLACE = ("topic", "partition", "offset", "timestamp")
+"""Of a record in its topic, or of one in its file; `offset` is NULL where nobody knows."""
+CONTENT = ("reasons", "event", "raw_key", "raw_value")
+"""Of an event without a place; what is said of it may be worded otherwise by the next try."""
 PROPERTIES = {names.ROW_GROUP_PROPERTY: "100"}
 """Of a quarantine that the sink creates.
 
@@ -214,18 +217,27 @@ def _append_missing(rows: DataFrame, table: str, commit: SideCommit) -> None:
     """Append rows once per batch, and those that a batch has beyond what an earlier try of it has written.
 
     A batch that could not be merged comes again, by a stream or settings that have been repaired since. What is here
-    then is what was wrong with it before.
+    then is what was wrong with it before: a record of a topic or file is known by its place there, anything else by
+    what it says.
 
-    Cost: a Spark job more where the batch has been here; else nothing.
+    Cost: a look at the table; one or two Spark jobs more where the batch has been here.
     """
-    found = spark_table.find(rows.sparkSession, table)
+    session = rows.sparkSession
+    found = spark_table.find(session, table)
     if found is None or not is_applied(found.transaction, commit.app_id, commit.batch_id):
         append_once(rows, table, commit)
         return
-    commit.expect_own(found.transaction, found.version, spark_table.history_of(rows.sparkSession, table))
-    said = [name for name in rows.columns if name not in TIMES]
-    stored = spark_table.rows(rows.sparkSession, table).where(F.col("batch_id") == commit.batch_id)
-    missing = rows.select(*said).exceptAll(stored.select(*said)).withColumn("recorded_at", F.current_timestamp())
-    missing = missing.withColumn("replayed_at", F.lit(None).cast(TimestampType())).select(*rows.columns)
+    commit.expect_own(found.transaction, found.version, spark_table.history_of(session, table))
+    stored = spark_table.rows(session, table).where(F.col("batch_id") == commit.batch_id)
+    has_place = F.col("offset").isNotNull()
+    missing = _beyond(rows.where(has_place), stored.where(has_place), PLACE).unionByName(
+        _beyond(rows.where(~has_place), stored.where(~has_place), CONTENT)
+    )
     if not missing.isEmpty():
         append_once(missing, table, replace(commit, app_id=None, judge=None))
+
+
+def _beyond(rows: DataFrame, stored: DataFrame, by: Sequence[str]) -> DataFrame:
+    """Rows that are not stored, compared by some of their columns."""
+    same = columns.all_of(F.col(f"s.{name}").eqNullSafe(F.col(f"r.{name}")) for name in by)
+    return rows.alias("r").join(stored.select(*by).alias("s"), same, "left_anti")

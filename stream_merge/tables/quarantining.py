@@ -33,7 +33,7 @@ def write(
 
     delta-rs writes only what belongs to this sink alone: a table that was named may be shared with another
     sink, whose commit by Spark at the same moment a local disk would not keep apart from ours. It writes only
-    under a transaction id, by which Spark finds after a failure whether there is anything left to do.
+    under a transaction id; of a batch that is here already Spark finds what is missing.
     """
     table, invalid = spec.quarantine_table, batch.rows.invalid_at_hand()
     if invalid is not None and commit.app_id is not None and spec.quarantine_target is None:

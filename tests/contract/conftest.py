@@ -22,7 +22,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """With `--engines shipped` each test runs once; with `each` only random histories change engines on their way.
 
-    Of these, one engine alone has its turn in each run, by the seed; `make soak` has all of them.
+    Of these, one engine alone has its turn in each run, by the seed, where `--turn` does not choose; `make soak` has
+    all of them.
     """
     wanted = config.option.engines
     alone = (engines.AS_SHIPPED, "spark", engines.ON_READ)[config.option.seed % 3]
@@ -35,7 +36,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if wanted == "shipped":
             return bool(how == engines.AS_SHIPPED)
         if item.path.stem == HISTORIES:
-            return how in (engines.AT_RANDOM, alone)
+            return config.option.turn is not None or how in (engines.AT_RANDOM, alone)
         return how != engines.AT_RANDOM
 
     config.hook.pytest_deselected(items=[item for item in items if not is_wanted(item)])

@@ -114,6 +114,7 @@ queries:
                 env={
                     **os.environ,
                     **self.cluster.environment,
+                    "SPARK_CONF_DIR": str(self.folder),  # without defaults of the tests
                     "PYSPARK_PYTHON": sys.executable,
                     "TZ": "Asia/Tokyo",
                     **(environment or {}),

@@ -17,6 +17,9 @@ from stream_merge.tables import locks
 
 log = logging.getLogger(__name__)
 
+_left: set[Path] = set()
+"""Requests that cannot be read and must not be removed: said once."""
+
 
 def _beside(query: QuerySettings, suffix: str) -> Path | None:
     """A file beside the checkpoint folder; None where that is not on a disk."""
@@ -99,15 +102,18 @@ def ask_for_replay(query: QuerySettings, request: Request) -> None:
 def replay_request(query: QuerySettings) -> Request | None:
     """What somebody wants replayed; stays there until it is answered.
 
-    One that cannot be read, as of another version or after a crash of the machine, is removed: whoever waits for it
-    asks again (`replay_is_asked`).
+    One that cannot be read, as of another version, of another user, or after a crash of the machine, is removed where
+    that is allowed: whoever waits for it asks again (`replay_is_asked`).
     """
     path = _beside(query, "replay")
     text = _read(path)
     found = None if text is None else Request.from_json(text)
-    if path is not None and text is not None and found is None:
+    if path is not None and text is not None and found is None and path not in _left:
         tell(log.warning, "replay_request_unreadable", query=query.name, path=str(path))
-        path.unlink(missing_ok=True)
+        try:
+            path.unlink(missing_ok=True)
+        except OSError:
+            _left.add(path)
     return found
 
 
@@ -139,10 +145,13 @@ def _asked(query: QuerySettings) -> Request | None:
 
 
 def _read(path: Path | None) -> str | None:
+    """None where there is no file; nothing of one that cannot be read."""
     try:
         return None if path is None else path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return None
+    except (OSError, UnicodeDecodeError):
+        return ""
 
 
 def _write(path: Path | None, text: str) -> None:

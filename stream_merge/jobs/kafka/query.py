@@ -26,6 +26,8 @@ _LONGEST_OUTAGE_SECONDS = 600.0
 _SETTLED_SECONDS = 150.0
 """A query that has run for so long has found its broker: Spark 4.2 polls for 120 s before it gives up."""
 _BACKOFF_SECONDS = (1.0, 2.0, 5.0, 10.0)
+_REPLAY_SECONDS = 60.0
+"""Until a replay is tried again whose answer could not be written."""
 _MOST_REFUSALS = 2
 """In a row, before the job ends; Spark has tried three times before it speaks of one."""
 
@@ -66,7 +68,7 @@ class Supervised:
         self._once = once
         self._closing = threading.Event()
         self._running: Running | None = None
-        self._not_before = 0.0
+        self._not_before = self._no_replay_before = 0.0
         self._outage_since: float | None = None
         self._restarts = 0
         self._refusals = 0
@@ -100,12 +102,12 @@ class Supervised:
         """Start, restart or end the query, if it is time to."""
         if not self.has_ended:
             self._look_for_a_replay()
+        if not self.has_ended and self._take_request():  # also while it waits for a broker that is away
+            self.stop()
         if self.has_ended or time.monotonic() < self._not_before:
             return
         if self._running is None:
             self._start()
-        elif self._take_request():
-            self.stop()
         elif not self._running.is_active or self._running.has_failed:
             self._look_at_the_end(self._running)
         elif self._outage_since is not None and time.monotonic() - self._not_before > _SETTLED_SECONDS:
@@ -124,7 +126,7 @@ class Supervised:
         self._keep(self._running.failure)
 
     def _look_for_a_replay(self) -> None:
-        if self._replaying is not None and self._replaying.is_alive():
+        if (self._replaying is not None and self._replaying.is_alive()) or time.monotonic() < self._no_replay_before:
             return
         request = control.replay_request(self.settings)
         if request is not None:
@@ -137,7 +139,11 @@ class Supervised:
         except Exception as err:
             tell(log.warning, "replay_failed", query=self.name, error=str(err))
             answer = Replayed(id=request.id, error=str(err))
-        control.answer_replay(self.settings, answer)
+        try:
+            control.answer_replay(self.settings, answer)
+        except OSError as err:  # as of a full disk: the request stays, and is done once more
+            self._no_replay_before = time.monotonic() + _REPLAY_SECONDS
+            tell(log.warning, "replay_answer_unwritten", query=self.name, seconds=_REPLAY_SECONDS, error=str(err))
 
     def _take_request(self) -> bool:
         """Whether somebody has asked to stop; the request is used up."""

@@ -258,18 +258,18 @@ class Tombstones:
             return
 
         def attempt(_: int) -> None:
-            if self._find() is not None:
-                return
-            try:
-                self._start()
-            except Exception as err:
-                lost = retry.conflict(err, target=self._table, batch_id=None)
-                if lost is not None:
-                    raise lost from err
-                raise
+            with _ONE_STARTS:
+                if self._find() is not None:
+                    return
+                try:
+                    self._start()
+                except Exception as err:
+                    lost = retry.conflict(err, target=self._table, batch_id=None)
+                    if lost is not None:
+                        raise lost from err
+                    raise
 
-        with _ONE_STARTS:
-            retry.run(attempt, self._spec.retry)
+        retry.run(attempt, self._spec.retry)
 
     def _start(self) -> None:
         fields = [

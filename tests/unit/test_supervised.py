@@ -1,0 +1,97 @@
+"""A query under supervision: what it does while its broker is away. No Spark: nothing is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+import yaml
+from kafka.errors import KafkaConnectionError
+
+from stream_merge.jobs.kafka import control
+from stream_merge.jobs.kafka.query import Supervised
+from stream_merge.jobs.kafka.replay import Replayed, Request
+from stream_merge.jobs.kafka.settings import QuerySettings, load
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> QuerySettings:
+    file = tmp_path / "job.yaml"
+    query = {"name": "orders", "topic": "t", "value_format": {"type": "debezium"}, "keys": "id"}
+    query |= {"target": str(tmp_path / "orders"), "checkpoint": str(tmp_path / "checkpoint")}
+    file.write_text(yaml.safe_dump({"kafka": {"bootstrap": "localhost:1"}, "queries": [query]}))
+    return load(file).queries[0]
+
+
+class BrokerAway:
+    """A job whose broker does not answer."""
+
+    def __init__(self) -> None:
+        self.replayed: list[str] = []
+
+    def look_before(self, query: QuerySettings, **_: bool) -> None:
+        raise KafkaConnectionError
+
+    def stream(self, query: QuerySettings) -> Any:
+        pytest.fail("there is nothing to start")
+
+    def replay(self, query: QuerySettings, request: Request) -> Replayed:
+        self.replayed.append(request.id)
+        return Replayed(id=request.id)
+
+
+def waiting(settings: QuerySettings, job: BrokerAway) -> Supervised:
+    """A query that has looked for its broker, and waits."""
+    query = Supervised(settings, job, SimpleQueue(), once=False)
+    while query._not_before == 0:
+        query.step()
+    assert not query.has_ended
+    return query
+
+
+def test_a_query_that_waits_for_its_broker_can_be_stopped(settings: QuerySettings) -> None:
+    query, request = waiting(settings, BrokerAway()), control.stop_request(settings)
+    assert request is not None
+    request.touch()
+
+    query.step()
+
+    assert (query.has_ended, query.failure, request.exists()) == (True, None, False)
+
+
+@pytest.mark.parametrize("kind", ["no text", "not ours to read"])
+def test_a_replay_request_that_nobody_can_read_ends_no_query(settings: QuerySettings, kind: str) -> None:
+    control.ask_for_replay(settings, Request())
+    path = Path(settings.checkpoint).with_name("checkpoint.replay")
+    path.unlink()
+    if kind == "no text":
+        path.write_bytes(b"\xff\xfe")
+    else:
+        path.mkdir()  # which root, too, can neither read nor remove as a file
+    job = BrokerAway()
+
+    waiting(settings, job).step()
+
+    assert (job.replayed, path.exists()) == ([], kind != "no text")
+
+
+def test_a_replay_whose_answer_cannot_be_written_is_not_repeated_at_once(
+    settings: QuerySettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    job, request = BrokerAway(), Request()
+    query = waiting(settings, job)
+    control.ask_for_replay(settings, request)
+    monkeypatch.setattr(control, "answer_replay", full)
+
+    for _ in range(3):
+        query.step()
+        if query._replaying is not None:
+            query._replaying.join()
+
+    assert job.replayed == [request.id]
+    assert control.replay_request(settings) == request
