@@ -54,7 +54,7 @@ test: $(INSTALLED) .jars/classes.jsa  ## unit, and what a sink does on Spark as 
 
 SERVERS := .jars/classes.jsa .jars/spark/.copied .jars/services/.copied .jars/prometheus/.found .jars/s3/.found .jars/azurite/.found
 
-test-change: $(INSTALLED) $(SERVERS)  ## what a change waits for: unit and smoke tests, and a third of all others by turns (TURN=1); and which lines and branches they reach
+test-change: $(INSTALLED) $(SERVERS)  ## what a change waits for: unit and smoke tests, and a quarter of all others by turns (TURN=1); and which lines and branches they reach
 	@$(WITH_JAVA) $(PYTEST) --engines each --turn $(TURN) --cov --cov-report=term $(ARGS)
 
 test-all: $(INSTALLED) $(SERVERS)  ## all tests, on every engine, with Kafka, processes and a cluster

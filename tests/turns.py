@@ -1,6 +1,6 @@
-"""What a change waits for: the tests marked `smoke` on each engine, those of `tests/unit`, and a third of all others.
+"""What a change waits for: the tests marked `smoke` on each engine, those of `tests/unit`, and a quarter of all others.
 
-Three turns see every test, nine see each on every engine that it is for, and twelve each random history. A change has
+Four turns see every test, twelve see each on every engine that it is for, and sixteen each random history. A change has
 the turn that the hash of its commit says, so that one commit always sees the same tests. `make test-all` leaves nothing
 out.
 """
@@ -34,7 +34,7 @@ LONG_FILES = (
     "test_delivery",
 )
 """Those that take longest come first, so that none is run alone at the end."""
-PARTS = 3
+PARTS = 4
 """One in so many tests has its turn with a change."""
 
 

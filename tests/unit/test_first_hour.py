@@ -156,6 +156,11 @@ def test_a_checkpoint_of_another_query_is_refused_before_spark_starts(invoke: In
             "query 'orders': checkpoint 'checkpoint' is that of a query over files",
         ),
         ('{"items":{"0":5}}', "run job.yaml", "query 'orders': checkpoint 'checkpoint' is that of a query over topic"),
+        (
+            '{"orders":{"0":5},"items":{"0":5}}',
+            "run job.yaml",
+            "query 'orders': checkpoint 'checkpoint' is that of a query that has read topic.s. .'items'., too",
+        ),
         *(
             (
                 other,

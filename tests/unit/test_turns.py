@@ -39,11 +39,11 @@ MANY = [
 ]
 
 
-def test_three_turns_see_every_test_and_nine_each_on_every_engine() -> None:
+def test_all_turns_see_every_test_and_three_times_as_many_each_on_every_engine() -> None:
     def about(nodeid: str) -> str:
         return nodeid.replace("auto", "").replace("spark", "").replace("merge_on_read", "")
 
-    turns = [taken(MANY, turn) for turn in range(9)]
+    turns = [taken(MANY, turn) for turn in range(3 * PARTS)]
 
     assert [len(turn) for turn in turns[:PARTS]] == [len(turn) for turn in turns[PARTS : 2 * PARTS]]
     assert sorted(map(about, (nodeid for turn in turns[:PARTS] for nodeid in turn))) == sorted(
@@ -54,7 +54,7 @@ def test_three_turns_see_every_test_and_nine_each_on_every_engine() -> None:
 
 @pytest.mark.parametrize("turn", range(PARTS))
 def test_unit_and_smoke_tests_have_every_turn_on_every_engine(turn: int) -> None:
-    always = [collected("unit/test_retry.py", f"test_{number}") for number in range(9)]
+    always = [collected("unit/test_retry.py", f"test_{number}") for number in range(3 * PARTS)]
     always += [collected("contract/test_rows.py", "test_marked", engine, mark="smoke") for engine in ENGINES]
 
     assert set(taken([*MANY, *always], turn)) >= {item.nodeid for item in always}

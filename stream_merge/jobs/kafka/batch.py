@@ -35,6 +35,10 @@ from stream_merge.tables import quarantine, spark_table
 
 log = logging.getLogger(__name__)
 
+_MIXED_OFFSETS = (
+    "the table holds events of other topics, and offsets of one topic do not compare with those of another: where they"
+    " are of the same keys, raise 'epoch' by one"
+)
 _EVENT_BYTES = 300
 """Of a decoded event, until a batch has told."""
 _COPIES = 4
@@ -179,6 +183,8 @@ class TopicSink:
             started = self._known_checkpoint(batch_df).initial()
             self._origin = Origin.of_table(session, found, who.identity, self._settings, started=started)
             self._progress.may_have_gaps = self._may_have_gaps()
+            if self._origin.mixes_offsets:
+                tell(log.warning, "other_topics_by_offset", query=self._settings.name, remedy=_MIXED_OFFSETS)
         self._has_looked_at_columns = found is not None
 
     def _newest(self) -> Records:
@@ -216,7 +222,8 @@ class TopicSink:
             return
         msg = (
             f"topic {topic!r}, partition {partition}, offset {offset} says that the source table was truncated, which"
-            f" is not applied to {self._settings.target!r}; empty the target and set 'on_truncate: ignore' to go on"
+            f" is not applied to {self._settings.target!r}; set 'on_truncate: ignore', let the job pass it, end it,"
+            " and delete the rows that are older than the truncate"
         )
         raise ContractError(msg, reasons={"truncate": 1}, target=self._settings.target, batch_id=batch_id)
 

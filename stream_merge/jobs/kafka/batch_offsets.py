@@ -72,13 +72,26 @@ class Checkpoint(checkpoint.Checkpoint):
             )
             raise ConfigError(msg) from err
 
-    def expect_one_of(self, topics: Sequence[str]) -> None:
-        """Stop where its query has read other topics, and none of these.
+    def expect_one_of(self, topics: Sequence[str], *, may_lack: bool) -> None:
+        """Stop where its query has read other topics, and none of these, or some that it is to read no more.
+
+        Args:
+            topics: that the query is to read.
+            may_lack: whether it goes on without what it has read before; Spark takes partitions that are there no more
+                for lost data (`KafkaMicroBatchStream`, Spark 4.2).
 
         Raises:
-            ConfigError: it belongs to another query.
+            ConfigError: it belongs to another query, or knows topics that are left out now.
         """
         known = sorted(self.newest())
+        left_out = sorted(set(known) - set(topics))
+        if left_out and len(left_out) < len(known) and not may_lack:
+            msg = (
+                f"checkpoint {self.path!r} is that of a query that has read topic(s) {left_out!r}, too, which Spark"
+                " takes for lost data: name them in 'topic' again, set 'on_data_loss: continue', or give the query a"
+                " checkpoint of its own, with which it reads the others again without a change"
+            )
+            raise ConfigError(msg)
         if known and not set(known) & set(topics):
             msg = (
                 f"checkpoint {self.path!r} is that of a query over topic(s) {known!r}, and goes on where that one"

@@ -112,7 +112,7 @@ def _checkpoint(query: QuerySettings, topics: Mapping[str, TopicState]) -> Itera
         return
     try:
         refuse_start_of_existing(query, Checkpoint.on_disk(query.checkpoint))
-        Checkpoint.on_disk(query.checkpoint).expect_one_of(query.topic)
+        Checkpoint.on_disk(query.checkpoint).expect_one_of(query.topic, may_lack=query.on_data_loss == "continue")
     except ConfigError as err:
         yield Finding(query=query.name, about="checkpoint", said=str(err), is_problem=True)
 
@@ -137,7 +137,7 @@ def _foreign(query: QuerySettings) -> str | None:
     if local_path(query.checkpoint) is None:
         return None
     try:
-        Checkpoint.on_disk(query.checkpoint).expect_one_of(query.topic)
+        Checkpoint.on_disk(query.checkpoint).expect_one_of(query.topic, may_lack=query.on_data_loss == "continue")
     except ConfigError as err:
         return f"query {query.name!r}: {err}"
     return None

@@ -165,7 +165,6 @@ class FlattenedFormat(DebeziumFormat):
 class JsonFormat(Model):
     """`value_format: {type: json}`: objects whose fields are the columns."""
 
-    deletes_by_null_values: ClassVar[bool] = False
     type: Literal["json"]
     columns: Mapping[str, str] = Field(min_length=1)
     """Column -> Spark type."""
@@ -173,6 +172,11 @@ class JsonFormat(Model):
     """Integer column that orders the events of a key; None: Kafka's order."""
     deletes: Mapping[str, str | int | bool] | None = Field(default=None, min_length=1, max_length=1)
     """Field -> value that makes an event a delete."""
+
+    @property
+    def deletes_by_null_values(self) -> bool:
+        """As `DebeziumFormat.deletes_by_null_values`."""
+        return self.deletes is None
 
     def format(self, key: KeyFormat, *, key_completes: bool = False) -> Format:
         """The decoder of records whose keys are written like that."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from kafka.errors import KafkaError
@@ -48,6 +49,10 @@ class Progress:
     metrics: MergeMetrics | None = None
     ends: dict[tuple[str, int], int] = field(default_factory=dict)
     """Topic and partition -> offset behind the last merged one."""
+    starts: Callable[[], Offsets] = dict
+    """Where the checkpoint started; empty until Spark has written it."""
+    started: dict[tuple[str, int], int] = field(default_factory=dict)
+    """The same of each topic and partition."""
     may_have_gaps: frozenset[str] | None = None
     """Topics whose offsets need not all have a record; None: nobody knows, so there is no alarm."""
     mirrored: dict[tuple[str, int], int] = field(default_factory=dict)
@@ -57,9 +62,10 @@ class Progress:
         """Let the series exist."""
         self._numbers.prepare_topics(self.query, self.target, self.topics)
 
-    def goes_on_from(self, ends: Offsets) -> None:
-        """What runs before have merged."""
-        self.ends.update({(topic, p): end for topic, partitions in ends.items() for p, end in partitions.items()})
+    def goes_on_from(self, ends: Offsets, starts: Callable[[], Offsets]) -> None:
+        """What runs before have merged, and where they started, which is asked until it is known."""
+        self.ends.update(_flat(ends))
+        self.starts = starts
 
     def merged(self, ranges: Ranges, batch: DecodedBatch, lost: Ranges) -> None:
         """Count a batch that is in the target."""
@@ -98,6 +104,9 @@ class Progress:
         """Publish the lag, also when it is 0."""
         now = time.time()
         store = []
+        if not self.started:
+            with suppress(Exception):  # it is being written, or its place does not answer: at the next look
+                self.started = _flat(self.starts())
         for topic in self.topics:
             if topic in topics:
                 store += [(TOPIC_LAG, (topic,), self._lag(topic, topics[topic])), (TOPIC_POLLED, (topic,), now)]
@@ -110,15 +119,20 @@ class Progress:
         )
 
     def _lag(self, topic: str, state: TopicState) -> int:
-        """Before the first batch everything that is there."""
+        """Before the first batch everything from where the query starts."""
         behind = 0
         for partition, end in state.ends.items():
-            behind += max(0, end - self.ends.get((topic, partition), state.starts.get(partition, 0)))
+            started = self.started.get((topic, partition), state.starts.get(partition, 0))
+            behind += max(0, end - self.ends.get((topic, partition), started))
         return behind
 
     @property
     def _numbers(self) -> MergeMetrics:
         return self.metrics or default_metrics()
+
+
+def _flat(offsets: Offsets) -> dict[tuple[str, int], int]:
+    return {(topic, p): offset for topic, partitions in offsets.items() for p, offset in partitions.items()}
 
 
 class Lookout:

@@ -212,9 +212,16 @@ class Origin:
         return self.settings.topic_column is None and not topics <= set(self.settings.topic)
 
     @property
+    def mixes_offsets(self) -> bool:
+        """Whether the epoch has events of other topics, with whose offsets those of the query's would be compared."""
+        is_of_now = self.last is not None and self.settings.epoch <= self.last.epoch
+        return self.other_topics and self._compares_offsets and is_of_now
+
+    @property
     def _compares_offsets(self) -> bool:
         """Whether offsets tell what came later: of all events, or of the null-value records that may be all deletes."""
-        return self.ordering == BY_OFFSET or self.settings.value_format.deletes_by_null_values
+        formats = self.settings.key_format, self.settings.value_format
+        return self.ordering == BY_OFFSET or (formats[0].type != "none" and formats[1].deletes_by_null_values)
 
     @property
     def ordering(self) -> str:

@@ -157,7 +157,7 @@ class Job:
         checkpoint = Checkpoint.in_session(session, query.checkpoint)
         if is_first:
             refuse_start_of_existing(query, checkpoint)
-            checkpoint.expect_one_of(query.topic)
+            checkpoint.expect_one_of(query.topic, may_lack=query.on_data_loss == "continue")
         topics = self._clusters[query.name].topics(query.topic)
         missing = [topic for topic in query.topic if topic not in topics]
         if once and set(missing) - set(checkpoint.merged()):
@@ -188,7 +188,7 @@ class Job:
         """What a query does with what it reads."""
         session = owned_session(self._session)
         checkpoint = Checkpoint.in_session(session, query.checkpoint)
-        self._progress[query.name].goes_on_from(checkpoint.merged())
+        self._progress[query.name].goes_on_from(checkpoint.merged(), checkpoint.initial)
         connection = self._settings.kafka.connection()
         sink = TopicSink(
             query,
