@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from kafka.errors import KafkaError
@@ -18,6 +19,7 @@ from stream_merge.shapes import widening
 from stream_merge.sources.envelopes.base import Kind
 from stream_merge.sources.kafka import certificates
 from stream_merge.sources.kafka.connection import Cluster, Connection, Security, TopicState, is_refusal
+from stream_merge.sources.wire.strict_json import UndecodableError
 from stream_merge.spark.places import local_path, nearest_existing, not_writable
 from stream_merge.spark.preflight import occupied
 from stream_merge.tables.delivery import expect_same_table
@@ -258,12 +260,29 @@ def _sample(
     if is_problem:
         said += f"; more than max_quarantine_share ({most:g}), so 'value_format' is likely not how they are written"
     yield Finding(query=query.name, about="records", said=said, is_problem=is_problem)
+    beyond = _beyond_record_keys(query, found)
+    if beyond:
+        said = (
+            f"record keys do not hold {beyond!r}: a delete has them from the old row alone, which is whole with REPLICA"
+            " IDENTITY FULL; else it reaches no row"
+        )
+        yield Finding(query=query.name, about="keys", said=said)
     listed = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in rows.columns.fields)
     yield Finding(query=query.name, about="columns", said=listed)
     if rows.changed:
         changes = ", ".join(f"{name} {before} -> {after}" for name, (before, after) in rows.changed.items())
         said = f"the first batch changes {changes}; {widening.COST}"
         yield Finding(query=query.name, about="types", said=said)
+
+
+def _beyond_record_keys(query: QuerySettings, records: Records) -> list[str]:
+    """Columns of `keys` that the keys of these records lack."""
+    reader, lacking = query.key_format.reader(query.event_keys), set[str]()
+    for key in records.keys.to_pylist():
+        with suppress(UndecodableError):
+            known = reader.fields(key)
+            lacking |= set(query.event_keys) - set(known) if known else set()
+    return sorted(lacking)
 
 
 def _decoded(query: QuerySettings, rows: RowSchema, records: Records) -> tuple[list[str], str | None]:
