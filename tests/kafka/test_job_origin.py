@@ -208,21 +208,55 @@ def test_a_null_value_record_deletes_a_row_from_before_the_first_run(make: Make)
     assert job.rows() == [(2, "before"), (3, "n")]
 
 
-def test_more_partitions_of_a_topic_whose_null_values_are_deletes_ask_for_an_epoch(make: Make) -> None:
+FLAT = {"type": "flattened", "columns": {"id": "bigint", "name": "text"}}
+PLAIN = {"type": "json", "columns": {"id": "bigint", "name": "string", "at": "bigint"}}
+
+
+@pytest.mark.parametrize(
+    ("value_format", "row"),
+    [
+        (FLAT, {"id": 1, "name": "n", "__lsn": 10}),
+        ({**PLAIN, "position": "at"}, {"id": 1, "name": "n", "at": 10}),
+    ],
+    ids=["flattened", "json"],
+)
+def test_more_partitions_of_a_topic_whose_null_values_are_deletes_ask_for_an_epoch(
+    make: Make, value_format: dict[str, Any], row: dict[str, Any]
+) -> None:
     """A null-value record in another partition than its row could not be told from an older one."""
     job = make()
-    flat = {"value_format": {"type": "flattened", "columns": {"id": "bigint", "name": "text"}}}
-    job.send(1, raw({"id": 1, "name": "n", "__lsn": 10}))
-    job.merge(**flat)
+    job.send(1, raw(row))
+    job.merge(value_format=value_format)
     job.admin.create_partitions({job.topic: 2})
     job.producer = job.new_producer()  # which knows both
     job.send(1, None, partition=1)
 
-    result = job.run(**flat)
+    result = job.run(value_format=value_format)
 
     assert "has 2 partitions, it had 1" in str(result.failures["rows"])
-    job.merge(**flat, epoch=1)
-    assert job.rows() == []
+    job.merge(value_format=value_format, epoch=1)
+    assert job.rows("id") == []
+
+
+def test_another_topic_whose_offsets_would_be_compared_is_warned_of(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its offsets begin at 0, so that its events of known keys are older than what is stored."""
+    job = make()
+    other = f"{job.topic}.other"
+    job.admin.create_topics({other: {"num_partitions": 1, "replication_factor": 1}}, wait_for_metadata=True)
+    for name in "ab":
+        job.send(1, raw({"id": 1, "name": name, "at": 1}))
+    job.merge(value_format=PLAIN)
+    assert "other_topics_by_offset" not in caplog.text
+    moved = {"value_format": PLAIN, "topic": [other], "checkpoint": str(job.folder / "checkpoint of other")}
+    job.producer.send(other, key=raw({"id": 1}), value=raw({"id": 1, "name": "c", "at": 1})).get(30)
+
+    job.merge(**moved)
+    assert "other_topics_by_offset" in caplog.text
+    job.merge(**{**moved, "checkpoint": str(job.folder / "checkpoint of epoch 1")}, epoch=1)
+
+    assert job.rows("id", "name") == [(1, "c")]
 
 
 @pytest.mark.parametrize("forgotten", ["target made anew", "retention"])
