@@ -14,6 +14,8 @@ from pyspark.sql import functions as F
 from stream_merge import ConfigError, ContractError, MergeFailedError, MergeSink
 from stream_merge.model.names import QUARANTINE_TABLE_PREFIX
 from stream_merge.spark.versions import SPARK
+from stream_merge.tables import quarantine
+from stream_merge.tables.side_commits import SideCommit
 from stream_merge.testing import batch, run, target_rows
 
 NESTED_JSON = "parse_json('{\"v\": [1]}')" if SPARK >= (4, 0) else "struct(array(1) AS v)"  # VARIANT came with 4.0
@@ -252,3 +254,29 @@ def test_a_key_that_no_partition_can_hold_is_quarantined(spark: SparkSession, tm
     run(sink, batch(spark, schema, ("", 1, 30, None, "d"), ("a", 1, 30, None, "d")), 2)
 
     assert target_rows(spark, tmp_table, "part", "id", "name") == [(" ", 1, "name 1")]
+
+
+@pytest.mark.engines("auto")
+def test_records_of_a_batch_that_comes_again_are_known_by_their_place(spark: SparkSession, tmp_table: str):
+    """Whatever is said of them by then, and whatever the batch has beyond its first try; others by what they say."""
+    commit = SideCommit(app_id="some", batch_id=5, run=lambda attempt: attempt(1))
+
+    def write(*records: tuple[int | None, str, str]) -> None:
+        told = [
+            {"reasons": ["undecodable"], "batch_id": 5, "topic": "t", "partition": 0, "offset": at, "event": event}
+            | {"error": error}
+            for at, event, error in records
+        ]
+        quarantine.write_undecodable(spark.createDataFrame(told, quarantine.SCHEMA), tmp_table, commit=commit)
+
+    write((1, "a", "first words"), (None, "b", "first words"))
+    repaired = (1, "A", "other words"), (2, "c", "other words"), (None, "b", "other words"), (None, "d", "other words")
+    write(*repaired)
+    write(*repaired)
+
+    assert target_rows(spark, tmp_table, "event", "error") == [
+        ("a", "first words"),
+        ("b", "first words"),
+        ("c", "other words"),
+        ("d", "other words"),
+    ]
