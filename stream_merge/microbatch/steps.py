@@ -133,9 +133,8 @@ def merge_events(call: BatchCall, source: DataFrame, prepared: Prepared) -> Done
     batch = evaluate(call, source, prepared.layout, prepared.target)
     call.intake.expect_whole()
     refuse_invalid_if_told_to(call, batch, prepared.layout)
-    if call.is_first:
-        call.be_seen()
     if not batch.received and not call.spec.is_whole:
+        _be_seen(call)
         quarantine_undecodable(call)
         return Done(batch=batch, target=prepared.target)
     ready = prepare_target(call, source, prepared, batch)
@@ -203,6 +202,7 @@ def prepare_target(call: BatchCall, source: DataFrame, prepared: Prepared, batch
             session, spec, call.store, found, deletes=batch.deletes > 0, is_prepared=is_prepared
         )
         if found is None:
+            _be_seen(call)
             found = spark_table.create(
                 session,
                 spec.target,
@@ -219,11 +219,18 @@ def prepare_target(call: BatchCall, source: DataFrame, prepared: Prepared, batch
             pruning = Pruning(session, spec, layout, batch, found)
             pruning.expect_inside(found.version, batch_id=call.batch_id)
             inside_at = found.version
+        _be_seen(call)
         before = found
         found = spark_table.prepared(session, spec.target, found, layout, properties)
         if found is not before:  # delta-rs, too, has to see what has become of the table
             found = call.store.find(session, spec.target) or found
     return Ready(layout=layout, target=found, batch=batch, source=source, inside_at=inside_at)
+
+
+def _be_seen(call: BatchCall) -> None:
+    """Leave a mark for other writers, right before the sink's first write."""
+    if call.is_first:
+        call.be_seen()
 
 
 def _same_layout(call: BatchCall, source: DataFrame, before: Layout, created: TableSnapshot) -> Layout:

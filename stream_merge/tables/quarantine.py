@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -42,9 +41,7 @@ SCHEMA = StructType(
 )
 """NULL where not applicable; the same from the first version on."""
 PLACE = ("topic", "partition", "offset", "timestamp")
-"""Of a record in its topic, or of one in its file; `offset` is NULL where nobody knows."""
-CONTENT = ("reasons", "event", "raw_key", "raw_value")
-"""Of an event without a place; what is said of it may be worded otherwise by the next try."""
+"""Where a record stood; `partition` is NULL in a file, `offset` where nobody knows."""
 PROPERTIES = {names.ROW_GROUP_PROPERTY: "100"}
 """Of a quarantine that the sink creates.
 
@@ -229,15 +226,34 @@ def _append_missing(rows: DataFrame, table: str, commit: SideCommit) -> None:
         return
     commit.expect_own(found.transaction, found.version, spark_table.history_of(session, table))
     stored = spark_table.rows(session, table).where(F.col("batch_id") == commit.batch_id)
-    has_place = F.col("offset").isNotNull()
-    missing = _beyond(rows.where(has_place), stored.where(has_place), PLACE).unionByName(
-        _beyond(rows.where(~has_place), stored.where(~has_place), CONTENT)
-    )
+    missing = _beyond(rows, stored)
     if not missing.isEmpty():
         append_once(missing, table, replace(commit, app_id=None, judge=None))
 
 
-def _beyond(rows: DataFrame, stored: DataFrame, by: Sequence[str]) -> DataFrame:
-    """Rows that are not stored, compared by some of their columns."""
-    same = columns.all_of(F.col(f"s.{name}").eqNullSafe(F.col(f"r.{name}")) for name in by)
-    return rows.alias("r").join(stored.select(*by).alias("s"), same, "left_anti")
+def _beyond(rows: DataFrame, stored: DataFrame) -> DataFrame:
+    """Rows that are not stored, whatever is said of them.
+
+    A record of a topic is known by its place and time. A file may have been moved together with its checkpoint: one of
+    its records is known by the file's name, its place there and what it says. Anything else, and what has no place as
+    it is stored (of files, by older versions), is known by what it says.
+    """
+
+    def said(alias: str) -> list[Column]:
+        event, raw_value = F.col(f"{alias}.event"), F.col(f"{alias}.raw_value")
+        return [event, F.when(event.isNull(), raw_value)]
+
+    def place(alias: str) -> Column:
+        topic, partition, offset, timestamp = (F.col(f"{alias}.{name}") for name in PLACE)
+        is_of_topic = partition.isNotNull()
+        name = F.when(is_of_topic, topic).otherwise(F.element_at(F.split(topic, "/"), -1))
+        at = F.when(is_of_topic, timestamp)
+        return F.struct(name, partition, offset, at, *(F.when(~is_of_topic, one) for one in said(alias)))
+
+    def content(alias: str) -> Column:
+        return F.struct(F.col(f"{alias}.reasons"), *said(alias))
+
+    has_place = F.col("offset").isNotNull()
+    placed, others = stored.where(has_place).alias("s"), stored.where(~has_place).alias("s")
+    left = rows.alias("r").join(placed, place("r").eqNullSafe(place("s")), "left_anti")
+    return left.alias("r").join(others, content("r").eqNullSafe(content("s")), "left_anti")

@@ -367,6 +367,7 @@ def forget_content(query: Query) -> None:
 def test_a_recorded_id_of_records_that_were_no_events_is_no_replay_of_others(query: Query, tmp_path: Path):
     def each(batch_df: DataFrame, batch_id: int) -> None:
         values = {f.name: F.lit(None).cast(f.dataType) for f in SCHEMA.fields} | {"event": F.col("name")}
+        values |= {"batch_id": F.lit(batch_id)}
         rows = batch_df.select(*(value.alias(name) for name, value in values.items()))
         intake = Intake(calls="every", undecodable=Undecodable(rows=rows, events=1))
         scenario.sink(query.table)._account(batch_df, batch_id, intake)
