@@ -1,7 +1,7 @@
 # Every target does its own set-up: `make demo` on a fresh machine needs nothing but Python 3.11 and Java 17.
 SHELL := bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo jars shop unit test test-change test-all soak smoke smoke-change smoke-all next FORCE check lint format types imports collect docs bench bench-kafka dashboard reference \
+.PHONY: help setup demo jars shop unit test test-change test-all soak smoke smoke-change smoke-all next FORCE check lint format types imports collect docs bench bench-versions bench-kafka dashboard reference \
 	log-store lock clean
 .SECONDARY: # what a pattern makes for another one is kept
 
@@ -60,7 +60,7 @@ test-change: $(INSTALLED) $(SERVERS)  ## what a change waits for: unit and smoke
 test-all: $(INSTALLED) $(SERVERS)  ## all tests, on every engine, with Kafka, processes and a cluster
 	@$(WITH_JAVA) $(PYTEST) --engines each $(ARGS)
 
-soak: $(INSTALLED) .jars/classes.jsa .jars/spark/.copied .jars/services/.copied .jars/s3/.found .jars/azurite/.found .jars/gcs/.found  ## what a change need not wait for: more and longer random histories (HISTORIES=20 EVENTS=180), contract tests with engines in turn, RACES=500 merges at once, ten kills, contract tests on S3 and on Google's store, and all of these and of Kafka's on other versions of Spark, and a look at the next one
+soak: $(INSTALLED) $(SERVERS) .jars/gcs/.found  ## what a change need not wait for: more and longer random histories (HISTORIES=20 EVENTS=180), contract tests with engines in turn, RACES=500 merges at once, ten kills, contract tests on S3 and on Google's store, and all of these and of Kafka's on other versions of Spark, and a look at the next one
 	@$(WITH_JAVA) STREAM_MERGE_HISTORIES=$(HISTORIES) STREAM_MERGE_EVENTS=$(EVENTS) $(PYTEST) --dist load tests/contract/test_differential.py $(ARGS)
 	@$(WITH_JAVA) $(PYTEST) tests/contract -k random $(ARGS)
 	@$(WITH_JAVA) STREAM_MERGE_RACES=$(RACES) $(PYTEST) -n 0 tests/contract/test_races.py tests/process/test_s3_races.py $(ARGS)
@@ -114,6 +114,9 @@ docs: $(INSTALLED)  ## the documentation as a site, in .docs; links that lead no
 
 bench: $(INSTALLED)  ## what the sink costs beside a bare MERGE
 	@$(WITH_JAVA) PYTHONPATH=tests .venv/bin/python tests/bench/run.py $(ARGS)
+
+bench-versions: $(INSTALLED)  ## what a change costs: the sink of several commits side by side; ARGS="before after"
+	@$(WITH_JAVA) .venv/bin/python tests/bench/versions.py $(ARGS)
 
 bench-kafka: $(INSTALLED) .jars/spark/.copied .jars/services/.copied  ## what a job brings from Kafka to Delta, beside a hand-written one
 	@$(WITH_JAVA) PYTHONPATH=tests .venv/bin/python tests/bench/kafka_job.py $(ARGS)

@@ -99,7 +99,6 @@ def write_undecodable(rows: DataFrame, table: str, *, commit: SideCommit) -> Non
         table: catalog name or path; created when it is missing.
         commit: application id of the role, batch id, the sink's retry policy.
     """
-    _create_if_missing(rows.sparkSession, table)
     named = (columns.column(f.name).cast(f.dataType).alias(f.name) for f in SCHEMA.fields)
     _append_missing(rows.select(*named), table, commit)
 
@@ -189,13 +188,7 @@ def is_written(session: SparkSession, table: str, commit: SideCommit) -> bool:
     return not is_other(commit.fingerprint, then)
 
 
-def _create_if_missing(session: SparkSession, table: str) -> None:
-    if spark_table.find(session, table) is None:
-        spark_table.create(session, table, SCHEMA.fields, properties=PROPERTIES)
-
-
 def _append(rows: DataFrame, table: str, *, error: Column, query: str, recorded_at: Column, commit: SideCommit) -> None:
-    _create_if_missing(rows.sparkSession, table)
     origin = columns.column(names.ORIGIN_COLUMN)
     known: dict[str, Column] = {field.name: origin[field.name] for field in source_batch.ORIGIN_TYPE.fields}
     known |= {
@@ -213,6 +206,8 @@ def _append(rows: DataFrame, table: str, *, error: Column, query: str, recorded_
 def _append_missing(rows: DataFrame, table: str, commit: SideCommit) -> None:
     """Append rows once per batch, and those that a batch has beyond what an earlier try of it has written.
 
+    The table is created when it is missing.
+
     A batch that could not be merged comes again, by a stream or settings that have been repaired since. What is here
     then is what was wrong with it before: a record of a topic or file is known by its place there, anything else by
     what it says.
@@ -221,7 +216,9 @@ def _append_missing(rows: DataFrame, table: str, commit: SideCommit) -> None:
     """
     session = rows.sparkSession
     found = spark_table.find(session, table)
-    if found is None or not is_applied(found.transaction, commit.app_id, commit.batch_id):
+    if found is None:
+        found = spark_table.create(session, table, SCHEMA.fields, properties=PROPERTIES)
+    if not is_applied(found.transaction, commit.app_id, commit.batch_id):
         append_once(rows, table, commit)
         return
     commit.expect_own(found.transaction, found.version, spark_table.history_of(session, table))

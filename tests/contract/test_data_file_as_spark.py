@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from confs import REBASE, conf
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
@@ -86,14 +86,6 @@ def in_arrow(frame: DataFrame, *without: str) -> pa.Table:
     fields = [field for field in frame.schema.fields if field.name not in without]
     wanted = pa.schema([pa.field(field.name, arrow_type(field.dataType)) for field in fields])
     return arrow_table(frame.coalesce(1).drop(*without)).cast(wanted)
-
-
-@contextmanager
-def conf(spark: SparkSession, name: str, value: str) -> Iterator[None]:
-    before = spark.conf.get(name)
-    spark.conf.set(name, value)
-    yield
-    spark.conf.set(name, before)
 
 
 # -- every type ---------------------------------------------------------------------------------
@@ -171,7 +163,7 @@ def test_statistics_and_rows_of_every_type_are_those_of_spark(spark: SparkSessio
     assert ours.rows() == rows
     with conf(spark, "spark.sql.parquet.enableVectorizedReader", "false"):
         assert ours.rows() == rows
-    with conf(spark, "spark.sql.parquet.datetimeRebaseModeInRead", "LEGACY"):
+    with conf(spark, REBASE, "LEGACY"):
         assert ours.rows() == rows
     for where, count in FILTERS.items():
         assert (where, len(ours.rows(where))) == (where, count)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confs import REBASE, conf
 from deliveries import COPY_ON_WRITE, DEFAULTS, ChangeStream, delete, ledger, upsert
 from delta.tables import DeltaTable
 from pyspark.sql import SparkSession
@@ -54,34 +55,24 @@ def test_dates_that_spark_would_read_in_another_calendar_are_left_to_it(
     spark: SparkSession, tmp_table: str, mode: str
 ) -> None:
     """Needs Spark, as its user has set it: files by delta-rs do not say that no calendar but today's is in them."""
-    conf = "spark.sql.parquet.datetimeRebaseModeInRead"
     schema = "id bigint, lsn bigint, op string, at struct<days: array<date>>"
     stream = ChangeStream(spark, tmp_table, schema, table_properties=COPY_ON_WRITE, **DEFAULTS)
-    before = spark.conf.get(conf)
-    spark.conf.set(conf, mode)
-    try:
+    with conf(spark, REBASE, mode):
         result = stream.deliver((1, 1, "u", ([date(1, 1, 1)],)))
         found = stream.sql("SELECT CAST(at.days[0] AS string) FROM {target}").collect()
-    finally:
-        spark.conf.set(conf, before)
 
     assert (result.engine, result.refusal, found[0][0]) == ("spark", "column", "0001-01-01")
-    assert f"with {conf}={mode} Spark reads dates before 1582" in result.plan
+    assert f"with {REBASE}={mode} Spark reads dates before 1582" in result.plan
     assert stream.deliver((2, 2, "u", ([date(1, 1, 1)],))).engine == "native"
 
 
 def test_so_are_deletes_of_such_days_that_are_to_be_remembered(spark: SparkSession, tmp_table: str) -> None:
     """Needs Spark, as its user has set it: the log of deletes, begun by Spark, stays with it."""
-    conf = "spark.sql.parquet.datetimeRebaseModeInRead"
     stream = ChangeStream(spark, tmp_table, "day date, lsn bigint, op string", **{**DEFAULTS, "keys": ["day"]})
-    before = spark.conf.get(conf)
-    spark.conf.set(conf, "LEGACY")
-    try:
+    with conf(spark, REBASE, "LEGACY"):
         stream.deliver((date(2, 1, 1), 5, "d"))
         stream.deliver((date(1, 1, 1), 5, "d"), (date(3, 1, 1), 5, "u"))
         late = stream.deliver((date(1, 1, 1), 4, "u"), (date(2, 1, 1), 4, "u"), engine="spark")
-    finally:
-        spark.conf.set(conf, before)
 
     assert ledger(late) == {"received": 2, "stale": 2}
 

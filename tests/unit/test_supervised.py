@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -59,6 +60,27 @@ def test_a_query_that_waits_for_its_broker_can_be_stopped(settings: QuerySetting
     query.step()
 
     assert (query.has_ended, query.failure, request.exists()) == (True, None, False)
+
+
+def test_a_stop_during_a_look_at_the_broker_keeps_no_other_query_waiting(settings: QuerySettings) -> None:
+    answers = threading.Event()
+
+    class Slow(BrokerAway):
+        def look_before(self, query: QuerySettings, **_: bool) -> None:
+            answers.wait()
+
+    query, request = Supervised(settings, Slow(), SimpleQueue(), once=False), control.stop_request(settings)
+    query.step()
+    assert request is not None
+    request.touch()
+
+    query.step()
+
+    assert not query.has_ended
+    answers.set()
+    while not query.has_ended:
+        query.step()
+    assert (query.failure, request.exists()) == (None, False)
 
 
 @pytest.mark.parametrize("kind", ["no text", "not ours to read"])

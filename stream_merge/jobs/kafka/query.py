@@ -63,7 +63,7 @@ class Supervised:
         self._job = job
         self._replaying: threading.Thread | None = None
         self._looking: Look | None = None
-        self._has_run = False
+        self._has_run = self._is_asked_to_stop = False
         self._arrived = arrived
         self._once = once
         self._closing = threading.Event()
@@ -100,11 +100,15 @@ class Supervised:
 
     def step(self) -> None:
         """Start, restart or end the query, if it is time to."""
-        if not self.has_ended:
-            self._look_for_a_replay()
-        if not self.has_ended and self._take_request():  # also while it waits for a broker that is away
-            self.stop()
-        if self.has_ended or time.monotonic() < self._not_before:
+        if self.has_ended:
+            return
+        self._look_for_a_replay()
+        if self._is_asked_to_stop or self._take_request():
+            self._is_asked_to_stop = True
+            if not self._is_looking:  # for a broker that is away: no other query waits for its answer
+                self.stop()
+            return
+        if time.monotonic() < self._not_before:
             return
         if self._running is None:
             self._start()
@@ -157,7 +161,7 @@ class Supervised:
         if self._looking is None:
             self._looking = Look(self.name, self._look)
             self._looking.start()
-        if self._looking.is_alive():
+        if self._is_looking:
             return
         looked, self._looking = self._looking, None
         if looked.error is not None:
@@ -168,6 +172,10 @@ class Supervised:
             self._running = Running(self._job.stream(self.settings), self._arrived, self._closing, once=self._once)
         except Exception as err:
             self._failed(err)
+
+    @property
+    def _is_looking(self) -> bool:
+        return self._looking is not None and self._looking.is_alive()
 
     def _look(self) -> None:
         self._job.look_before(self.settings, is_first=not self._has_run, once=self._once)
