@@ -37,6 +37,10 @@ def _offsets(step: Step) -> str:
     text = _ranges(step.ranges)
     if step.is_first:
         text += " (first of its query)"
+    if step.uncounted:
+        text += (
+            f" (the first {step.uncounted:,} before a restart, without a change: their records are not counted here)"
+        )
     if step.version is None:
         text += " (not committed: no change yet, or still to come)"
     return escape_line(text)

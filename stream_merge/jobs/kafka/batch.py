@@ -133,10 +133,10 @@ class TopicSink:
                     undecodable=undecodable,
                 )
                 self._sink._merge(events, batch_id, intake)
-                self._known_origin().committed(ranges, batch, self._sink.last_result)
+                self._known_origin().committed(ranges, batch, gone, self._sink.last_result)
             else:
                 self._sink._account(batch_df, batch_id, Intake(calls="every", undecodable=undecodable))
-                self._known_origin().committed(ranges, batch, None)
+                self._known_origin().committed(ranges, batch, gone, None)
             self._progress.merged(ranges, batch, gone)
             if self._rows.columns != known:
                 self.look_again()

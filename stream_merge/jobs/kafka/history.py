@@ -33,6 +33,8 @@ class Step:
     """Records from quarantine, where the commit is a replay's."""
     lost: int = 0
     """Offsets that the broker had removed before they were read."""
+    uncounted: int = 0
+    """Offsets that an earlier run of the job had read, in batches without a commit: `records` lacks theirs."""
 
     @property
     def offsets(self) -> int:
@@ -61,13 +63,14 @@ def _step(commit: CommitRecord) -> Step:
         return Step(version=commit.version, at=at, identity=None, batch_id=None, replayed=replay.get("records"))
     ranges: Ranges = {}
     records: Counter[str] = Counter()
-    lost, is_first = 0, False
+    lost, uncounted, is_first = 0, 0, False
     for topic, described in ours[SECTION]["topics"].items():
         for partition, found in described["partitions"].items():
             ranges.setdefault(topic, {})[int(partition)] = Range(start=found["range"][0], end=found["range"][1])
             records.update(found["records"])
-            start, end = found.get("lost", (0, 0))
-            lost += end - start
+            gone = [found["lost"], *found.get("also_lost", ())] if "lost" in found else []
+            lost += sum(end - start for start, end in gone)
+            uncounted += found.get("uncounted", 0)
             is_first = is_first or found.get("first", False)
     return Step(
         version=commit.version,
@@ -78,6 +81,7 @@ def _step(commit: CommitRecord) -> Step:
         is_first=is_first,
         records=records,
         lost=lost,
+        uncounted=uncounted,
     )
 
 

@@ -11,10 +11,11 @@ from pyspark.sql import SparkSession
 
 from stream_merge.errors import ConfigError, ContractError
 from stream_merge.jobs.kafka.batch_offsets import Range, Ranges
-from stream_merge.jobs.kafka.counts import Counts, Place, take_in
+from stream_merge.jobs.kafka.counts import Place, take_in
 from stream_merge.jobs.kafka.decode import DecodedBatch
 from stream_merge.jobs.kafka.ordering import BY_LOG_POSITION, BY_OFFSET, COMPONENTS, Placing
 from stream_merge.jobs.kafka.settings import QuerySettings
+from stream_merge.jobs.kafka.uncommitted import Uncommitted
 from stream_merge.model import names
 from stream_merge.model.results import MergeResult
 from stream_merge.model.snapshot import CommitRecord, TableSnapshot, newest_first
@@ -74,10 +75,7 @@ class Origin:
     since: int = field(default_factory=lambda: time.time_ns() // 1_000_000)
     """When its epoch begins, if it is higher than the recorded one; milliseconds since 1970."""
     topic_ids: dict[str, str] = field(default_factory=dict)
-    pending: dict[Place, Counts] = field(default_factory=dict)
-    """Records of batches that changed nothing and made no commit: the next commit accounts for them."""
-    unrecorded: dict[Place, int] = field(default_factory=dict)
-    """Topic and partition -> where the first of those batches started."""
+    uncommitted: Uncommitted = field(default_factory=Uncommitted)
 
     @classmethod
     def of_table(
@@ -256,18 +254,13 @@ class Origin:
             **({"other_topics": True} if self.other_topics else {}),
         }
 
-    def committed(self, ranges: Ranges, batch: DecodedBatch, result: MergeResult | None) -> None:
+    def committed(self, ranges: Ranges, batch: DecodedBatch, lost: Ranges, result: MergeResult | None) -> None:
         """The batch is in the target; where nothing was committed, the next commit accounts for its offsets, too."""
         if result is None or (result.version is None and result.outcome != "skipped_duplicate"):
-            for place, counts in batch.counts.items():
-                self.pending.setdefault(place, Counts()).add(counts)
-            for topic, partitions in ranges.items():
-                for partition, found in partitions.items():
-                    self.unrecorded.setdefault((topic, partition), found.start)
+            self.uncommitted.add(ranges, batch.counts, lost)
             self.streamed_since |= batch.streamed
             return
-        self.pending.clear()
-        self.unrecorded.clear()
+        self.uncommitted.clear()
         ends = {} if self.last is None else self.last.ends
         seen = {}
         for topic, partitions in ranges.items():
@@ -323,22 +316,28 @@ class Origin:
     def _accounted(
         self, topic: str, partition: int, found: Range, batch: DecodedBatch, lost: Range | None
     ) -> dict[str, Any]:
-        """From the end of the last recorded commit, so that no offset is in none; `first`: there was none."""
-        before = None if self.last is None else self.last.ends.get((topic, partition))
+        """From the end of the last recorded commit, so that no offset is in none; `first`: there was none.
+
+        `uncounted` offsets at the start were read by an earlier run of the job, in batches without a commit: what their
+        records were is not known here.
+        """
+        place = topic, partition
+        before = None if self.last is None else self.last.ends.get(place)
+        counted_from = self.uncommitted.start(place, before=found)
         first = self.started.get(topic, {}).get(partition, found.start)
-        start = min(first, self.unrecorded.get((topic, partition), found.start)) if before is None else before
-        counts = Counts()
-        for found_there in (self.pending.get((topic, partition)), batch.counts.get((topic, partition))):
-            if found_there is not None:
-                counts.add(found_there)
+        start = min(min(first, counted_from) if before is None else before, found.end)
+        counts = self.uncommitted.counts(place, beside=batch.counts.get(place))
+        gone = [[one.start, one.end] for one in self.uncommitted.lost(place, beside=lost)]
         known = {kind: n for kind, n in sorted(counts.kinds.items()) if n}
         filtered = dict(sorted(counts.filtered.items()))
         return {
-            "range": [min(start, found.end), found.end],
+            "range": [start, found.end],
             **({"first": True} if before is None else {}),
             "records": known,
+            **({"uncounted": counted_from - start} if counted_from > start else {}),
             **({"filtered": filtered} if filtered else {}),
-            **({"lost": [lost.start, lost.end]} if lost else {}),
+            **({"lost": gone[0]} if gone else {}),
+            **({"also_lost": gone[1:]} if gone[1:] else {}),
         }
 
     def _expect_same_order(self, newest: Recorded) -> None:
