@@ -22,8 +22,9 @@ Kind: TypeAlias = Literal["timeseries", "stat"]
 Look: TypeAlias = Literal["lines", "stacked", "bars"]
 
 WIDTH = 24
-SINK = "query, target"
-TOPIC = "query, topic"
+SINK = "job, query, target"
+TOPIC = "job, query, topic"
+"""Two jobs may have queries of one name: neither may answer for the other."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,12 +96,12 @@ LAST_COMMIT = f"({series('last_commit_timestamp_seconds')} > 0)"
 
 COMMIT_AGE = f"time() - max by ({SINK}) {LAST_COMMIT}"
 CHANGED_ROWS = " + ".join(rate(f"target_rows_{action}_total") for action in ("inserted", "updated", "deleted"))
-SINK_LEGEND = "{{query}} → {{target}}"
+SINK_LEGEND = "{{job}}: {{query}} → {{target}}"
 
 
 def per_topic(what: str) -> str:
     """Legend of a series that exists once per topic of a job."""
-    return f"{what}: {{{{query}}}} {{{{topic}}}}"
+    return f"{what}: {{{{job}}}} {{{{query}}}} {{{{topic}}}}"
 
 
 def per_sink(what: str) -> str:
@@ -157,6 +158,17 @@ ROWS = (
                         "60 * sum(rate(" + series("batches_total", 'outcome="failed"') + "[$__rate_interval]))",
                     ),
                 ),
+            ),
+            Panel(
+                title="Queries ended with an error",
+                description="Queries of a job that have ended with an error while the job's other queries go on: what "
+                "they merge stands still until somebody has done what the log says.",
+                unit="none",
+                kind="stat",
+                width=6,
+                height=5,
+                warn_from=1,
+                queries=(("ended", f"sum({series('query_failed')})"),),
             ),
             Panel(
                 title="Micro-batches by outcome",
@@ -235,8 +247,8 @@ ROWS = (
             ),
             Panel(
                 title="Time busy merging",
-                description="Part of the wall time that a sink spends in its micro-batches. Near 100 % the stream "
-                "cannot keep up with more.",
+                description="Part of the wall time that a sink spends in its micro-batches, of a Kafka job with fetching "
+                "and decoding. Near 100 % the stream cannot keep up with more.",
                 unit="percentunit",
                 queries=((SINK_LEGEND, rate("batch_duration_seconds_sum")),),
             ),
@@ -442,7 +454,8 @@ ROWS = (
             ),
             Panel(
                 title="Bytes added and removed",
-                description="Bytes of the data files that merges added to and removed from the target.",
+                description="Bytes of the data files that merges added to and removed from the target; delta-rs does "
+                "not count them.",
                 unit="Bps",
                 queries=(
                     (per_sink("added"), rate("target_added_bytes_total")),
@@ -461,7 +474,8 @@ ROWS = (
             ),
             Panel(
                 title="Mean size of an added file",
-                description="Bytes added per data file added; small files make every later read and merge slower.",
+                description="Bytes added per data file added; small files make every later read and merge slower. "
+                "Delta-rs counts files and no bytes: where it merges, the mean is too low.",
                 unit="bytes",
                 queries=((SINK_LEGEND, ratio(rate("target_added_bytes_total"), rate("target_files_added_total"))),),
             ),
@@ -546,13 +560,13 @@ ROWS = (
             ),
             Panel(
                 title="Change data feed files",
-                description="Files that merges added for readers of the change data feed.",
+                description="Files that merges added for readers of the change data feed; delta-rs does not count them.",
                 unit="cpm",
                 queries=((SINK_LEGEND, per_minute("target_change_files_added_total")),),
             ),
             Panel(
                 title="Change data feed bytes",
-                description="Bytes that merges added for readers of the change data feed.",
+                description="Bytes that merges added for readers of the change data feed; delta-rs does not count them.",
                 unit="Bps",
                 queries=((SINK_LEGEND, rate("target_change_file_bytes_total")),),
             ),

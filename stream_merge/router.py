@@ -28,7 +28,7 @@ from stream_merge.spark import columns
 from stream_merge.spark.errors import reason, was_cancelled
 from stream_merge.spark.evaluate_once import materialised, release
 from stream_merge.spark.identity import Caller, caller_of
-from stream_merge.spark.jvm import in_session, is_classic
+from stream_merge.spark.jvm import expect_classic, in_session
 from stream_merge.spark.places import canonical
 from stream_merge.spark.streaming import is_stopping
 from stream_merge.spark.versions import for_thread
@@ -127,9 +127,7 @@ class MergeSinks:
             ContractError: events without a sink under on_failure="fail"; before anything is written.
             RoutedMergeError: some tables failed; the others have their events.
         """
-        if not is_classic(batch_df):
-            msg = "the batch belongs to a Spark Connect session; run the query in a classic session"
-            raise ConfigError(msg, batch_id=batch_id)
+        expect_classic(batch_df, target=None, batch_id=batch_id)
         who = caller_of(batch_df, app_id=self._app_id, name=None)
         last, self._last = self._last, (who.identity, batch_id)
         may_be_replay = last is None or last[0] != who.identity or batch_id <= last[1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -38,7 +38,7 @@ from stream_merge.shapes import target_filter as filters
 from stream_merge.shapes.matching import Layouts
 from stream_merge.spark.errors import spark_errors_unlogged
 from stream_merge.spark.identity import Caller, caller
-from stream_merge.spark.jvm import in_session, is_classic
+from stream_merge.spark.jvm import expect_classic, in_session
 from stream_merge.spark.streaming import is_called_by_query
 from stream_merge.tables import locks
 from stream_merge.tables.delivery import Noted, of_query
@@ -250,14 +250,9 @@ class MergeSink:
     @contextmanager
     def _call(self, batch_df: DataFrame, batch_id: int, intake: Intake) -> Iterator[tuple[BatchCall, DataFrame]]:
         """The call, and the batch in the sink's own session; what the block raises is counted and logged."""
-        clock = PhaseClock()
+        clock = PhaseClock(intake.began)
         self._failed_late = False
-        if not is_classic(batch_df):
-            msg = (
-                "the batch belongs to a Spark Connect session, which gives no access to Delta's transaction ids and"
-                " merge metrics; run the query in a classic session (without spark.remote)"
-            )
-            raise ConfigError(msg, target=self._spec.target, batch_id=batch_id)
+        expect_classic(batch_df, target=self._spec.target, batch_id=batch_id)
         who = caller(batch_df, self._spec)
         metrics = self._metrics or default_metrics()
         metrics.prepare(who.query, self._spec.label)
@@ -338,6 +333,12 @@ class MergeSink:
         told(result, self._metrics or default_metrics())
         target = self._spec.target
         locks.warn_of_others(target, f"query {call.caller.query!r}", self._store.known_location(target))
+
+    def _reading(self, batch_df: DataFrame, batch_id: int, began: float) -> AbstractContextManager[None]:
+        """What a source does before a call of the sink: counted and logged as the call's where it raises."""
+        query, metrics = caller(batch_df, self._spec).query, self._metrics or default_metrics()
+        metrics.prepare(query, self._spec.label)
+        return failures_told(self._spec, metrics, PhaseClock(began, current="read"), query=query, batch_id=batch_id)
 
     def _wants_events_at_hand(self, batch_df: DataFrame, *, need: int) -> bool:
         """Whether an engine in the driver is likely to merge a batch that takes so many bytes there."""

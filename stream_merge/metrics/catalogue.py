@@ -222,7 +222,8 @@ TOPIC_LAG = Instrument(
     name="stream_merge_topic_lag_events",
     type="gauge",
     unit="offsets",
-    help="Offsets between the end of the topic and what has been merged; asked of the broker also while a batch runs.",
+    help="Offsets between the end of the topic and what has been merged; asked of the broker also while a batch runs;"
+    " absent until broker and checkpoint have told.",
     label="topic",
 )
 TOPIC_DELAY = Instrument(
@@ -245,6 +246,13 @@ TOPIC_POLLED = Instrument(
     unit="seconds",
     help="Unix time when the broker last told the end of the topic; 0 before the first answer.",
     label="topic",
+)
+QUERY_FAILED = Instrument(
+    name="stream_merge_query_failed",
+    type="gauge",
+    unit="",
+    help="1 where a query of a job has ended with an error while the job's other queries go on; 0 while it runs or"
+    " waits for its broker.",
 )
 TOPIC_SKEW = Instrument(
     name="stream_merge_topic_negative_skew_total",
@@ -298,6 +306,7 @@ CATALOGUE: tuple[Instrument, ...] = (
     AWAITING_FILES,
     LAST_VERSION,
     LAST_COMMIT,
+    QUERY_FAILED,
     *_OF_TOPICS,
     *OF_DELTA.values(),
     UNKNOWN_DELTA_METRICS,

@@ -43,6 +43,7 @@ from stream_merge.metrics.catalogue import (
     QUARANTINED,
     RECEIVED,
     TIES,
+    TOPIC_LAG,
     UNKNOWN_DELTA_METRICS,
     UPKEEP,
     UPKEEP_ADDED,
@@ -135,7 +136,10 @@ class MergeMetrics:
         add += [(UNKNOWN_DELTA_METRICS, (), len(unknown))]
         store: list[Change] = []
         if result.version is not None:
-            store = [(LAST_VERSION, (), result.version), (LAST_COMMIT, (), time.time())]
+            store = [
+                (LAST_VERSION, (), result.version),
+                (LAST_COMMIT, (), time.time() - result.seconds.get("upkeep", 0.0)),
+            ]
         if (debt := result.read_debt) is not None:
             store += [(DELETED_SHARE, (), debt.deleted_share), (AWAITING_FILES, (), debt.awaiting_files)]
         self._numbers.change(result.query, result.target, add=add, store=store)
@@ -148,8 +152,8 @@ class MergeMetrics:
 
     @_never_fails_a_batch
     def prepare_topics(self, query: str, target: str, topics: Iterable[str]) -> None:
-        """Make the series of a job's topics exist at 0."""
-        per_topic = [instrument for instrument in CATALOGUE if instrument.label == "topic"]
+        """Make the series of a job's topics exist at 0; not the lag: 0 would say that there is none."""
+        per_topic = [row for row in CATALOGUE if row.label == "topic" and row is not TOPIC_LAG]
         add = [(instrument, (topic,), 0.0) for instrument in per_topic for topic in topics]
         self._numbers.change(query, target, add=add)
 

@@ -15,12 +15,18 @@ def now_micros() -> int:
 
 
 class PhaseClock:
-    """Charges wall time to the innermost phase; what no phase claims is `other`."""
+    """Charges wall time to the innermost phase; what no phase claims is `other`.
 
-    def __init__(self) -> None:
+    Args:
+        began: `time.perf_counter()` when the source began to read the batch; from then to now is the phase `read`.
+        current: the phase that begins now.
+    """
+
+    def __init__(self, began: float | None = None, *, current: Phase = "other") -> None:
         self._seconds: dict[Phase, float] = dict.fromkeys(PHASES, 0.0)
-        self._current: Phase = "other"
+        self._current = current
         self._since = time.perf_counter()
+        self._seconds["read"] = 0.0 if began is None else self._since - began
 
     @contextmanager
     def phase(self, name: Phase) -> Iterator[None]:
@@ -32,7 +38,7 @@ class PhaseClock:
             self._switch(outer)
 
     def seconds(self) -> dict[Phase, float]:
-        """Seconds by phase up to now; they add up to the time since the clock was made."""
+        """Seconds by phase up to now; they add up to the time since the clock was made, or the source began."""
         self._switch(self._current)
         return dict(self._seconds)
 

@@ -40,9 +40,10 @@ Refusal = Literal["storage", "table_feature", "column", "shape", "filter", "sche
 REFUSALS: tuple[Refusal, ...] = get_args(Refusal)
 """Why a batch that could choose went to Spark instead of delta-rs."""
 
-Phase = Literal["prepare", "quarantine", "tombstones", "plan", "merge", "recheck", "backoff", "upkeep", "other"]
+Phase = Literal["read", "prepare", "quarantine", "tombstones", "plan", "merge", "recheck", "backoff", "upkeep", "other"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
-"""Where the wall time of a call goes; together they are the whole call."""
+"""Where the wall time of a call goes; together they are the whole call. `read`: of a Kafka job, fetching and decoding
+the records, before the sink has them."""
 
 
 UpkeepOutcome = Literal["done", "nothing", "over_budget", "behind", "lost", "failed"]

@@ -69,6 +69,8 @@ class Intake:
     are not all of one state of the source."""
     undecodable: Undecodable | None = None
     """Not among the events; None where there is nothing of the kind."""
+    began: float | None = None
+    """`time.perf_counter()` when the source began to read the batch; None: with the call."""
 
     @property
     def undecodable_events(self) -> int:

@@ -18,6 +18,7 @@ from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql.types import DataType, DateType, DecimalType, TimestampNTZType, TimestampType
 
+from stream_merge.errors import ConfigError
 from stream_merge.spark import versions
 
 
@@ -77,9 +78,18 @@ def caches_nothing(session: SparkSession) -> bool:
     return bool(session._jsparkSession.sharedState().cacheManager().isEmpty())
 
 
-def is_classic(df: object) -> bool:
-    """Whether a DataFrame has a JVM behind it in this process (False for Spark Connect)."""
-    return getattr(df, "_jdf", None) is not None
+def expect_classic(batch: object, *, target: str | None, batch_id: int) -> None:
+    """Refuse a batch that has no JVM behind it in this process.
+
+    Raises:
+        ConfigError: it is one of Spark Connect.
+    """
+    if getattr(batch, "_jdf", None) is None:
+        msg = (
+            "the batch belongs to a Spark Connect session, which gives no access to Delta's transaction ids and"
+            " merge metrics; run the query in a classic session (without spark.remote)"
+        )
+        raise ConfigError(msg, target=target, batch_id=batch_id)
 
 
 def same_session(one: SparkSession, other: SparkSession) -> bool:

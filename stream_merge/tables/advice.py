@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -29,6 +30,9 @@ COPIED_PER_MERGE = 100_000
 SPARED_SHARE = 0.5
 SPARED_FILES = 4
 """Clustering is advised where it leaves at least so many files, and such a share of them, out of a merge."""
+
+_COLUMN = re.compile(r"\s*(`(?:[^`]|``)+`|[^,`]+)")
+"""One of a list with commas between."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,17 +113,32 @@ def _statistics(facts: TableFacts) -> Iterable[str]:
     if not lacking:
         return
     listed, indexed = (facts.properties.get(name) for name in (STATS_COLUMNS_PROPERTY, INDEXED_COLUMNS_PROPERTY))
+    named = None if listed is None else {_plain(column) for column in _COLUMN.findall(listed)}
+    to_come = [key for key in lacking if (indexed != "-1" if named is None else key.lower() not in named)]
+    keys = " and ".join(f"{files:,} of key {key!r}" for key, files in lacking.items())
+    if not to_come:
+        yield (
+            f"of {facts.files:,} files some have no statistics, {keys}, so a merge reads them whatever its keys are;"
+            f" files written from now on have them, and these do once they are written again:"
+            f" {_ordered(facts, next(iter(lacking)))}"
+        )
+        return
     if listed is not None:
         why = f" ({STATS_COLUMNS_PROPERTY}={listed!r})"
-        set_to = f"{STATS_COLUMNS_PROPERTY}' = '{', '.join([listed, *map(names.quote, lacking)])}"
+        set_to = f"{STATS_COLUMNS_PROPERTY}' = '{', '.join([listed, *map(names.quote, to_come)])}"
     else:  # a list in place of a number would take the statistics from all other columns
         why = "" if indexed is None else f" ({INDEXED_COLUMNS_PROPERTY}={indexed})"
         set_to = f"{INDEXED_COLUMNS_PROPERTY}' = '-1"
-    keys = " and ".join(f"{files:,} of key {key!r}" for key, files in lacking.items())
     yield (
         f"of {facts.files:,} files some have no statistics, {keys}{why}, so a merge reads them whatever its keys are:"
         f" {_alter(facts)} SET TBLPROPERTIES ('{set_to}'); files written from then on have them"
     )
+
+
+def _plain(column: str) -> str:
+    """A column of the property's list as Delta compares it."""
+    column = column.strip()
+    return (column[1:-1].replace("``", "`") if column.startswith("`") else column).lower()
 
 
 def _clustering(facts: TableFacts) -> Iterable[str]:

@@ -29,6 +29,7 @@ START_SECONDS = 400
 KEYS = 400
 QUIET = {
     # Nothing of this happens to a healthy job.
+    "stream_merge_query_failed",
     'stream_merge_batches_total{..., outcome="failed"}',
     "stream_merge_topic_unexpected_gaps_total",
     "stream_merge_topic_lost_offsets_total",

@@ -24,6 +24,48 @@ def need() -> None:
         pytest.skip("Prometheus is not there; 'make test-all' gets it")
 
 
+def program() -> Path:
+    """Where Prometheus is; `promtool` lies beside it."""
+    found = subprocess.run(
+        [str(ROOT / "deployments" / "setup.sh"), "prometheus"], check=True, capture_output=True, text=True
+    )
+    return Path(found.stdout.strip())
+
+
+def asked(rules: dict[str, str], series: dict[str, str], *, minutes: dict[str, list[int]], folder: Path) -> str:
+    """What `promtool` says where rules do not fire at exactly these minutes; empty where they do.
+
+    Args:
+        rules: name -> PromQL.
+        series: with labels -> values, one each 15 seconds from minute 0 on, as promtool spells them.
+        minutes: name of a rule -> those at which it fires; looked at are all that any rule names, and minute 0.
+        folder: for its files.
+    """
+    looked_at = sorted({0, *(minute for fires in minutes.values() for minute in fires), *range(0, 60, 5)})
+    groups = [{"name": "g", "rules": [{"alert": name, "expr": expression} for name, expression in rules.items()]}]
+    (folder / "rules.yml").write_text(json.dumps({"groups": groups}))
+    counted = [
+        {
+            "expr": f"count(ALERTS{{alertname='{name}'}}) or vector(0)",
+            "eval_time": f"{minute}m",
+            "exp_samples": [{"labels": "{}", "value": int(minute in minutes[name])}],
+        }
+        for name in rules
+        for minute in looked_at
+    ]
+    test = {
+        "interval": "15s",
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "promql_expr_test": counted,
+    }
+    (folder / "test.yml").write_text(
+        json.dumps({"rule_files": ["rules.yml"], "evaluation_interval": "15s", "tests": [test]})
+    )
+    command = [str(program().with_name("promtool")), "test", "rules", "test.yml"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    return "" if done.returncode == 0 else f"{done.stdout}{done.stderr}"
+
+
 class Prometheus:
     """Scrapes one job every other second."""
 
@@ -40,15 +82,12 @@ scrape_configs:
       - targets: ["{target}"]
 """
         )
-        found = subprocess.run(
-            [str(ROOT / "deployments" / "setup.sh"), "prometheus"], check=True, capture_output=True, text=True
-        )
         options = {
             "config.file": folder / "prometheus.yml",
             "storage.tsdb.path": folder / "data",
             "web.listen-address": f"127.0.0.1:{self.port}",
         }
-        command = [found.stdout.strip(), *(f"--{name}={value}" for name, value in options.items())]
+        command = [str(program()), *(f"--{name}={value}" for name, value in options.items())]
         self._server = Server(command, folder)
 
     def start(self) -> None:

@@ -180,3 +180,14 @@ def test_what_cannot_be_measured_is_not_estimated():
     assert spread_of(files_of(["a"], ["b"]), "k", pa.array(["a", "b"])) is None
     assert spread_of(files_of([None, 0], [None, 1], dtype=pa.int64()), "k", pa.array([0, 1])) is None
     assert spread_of(files_of([0], [1]), "other", pa.array([0, 1])) is None
+
+
+@pytest.mark.parametrize(
+    "properties", [{"delta.dataSkippingNumIndexedCols": "-1"}, {"delta.dataSkippingStatsColumns": "name, `ID`"}]
+)
+def test_advice_that_was_followed_says_how_older_files_get_statistics(properties: dict[str, str]):
+    """The statement again would change nothing; with a column named twice Delta refuses it."""
+    (sentence,) = advice(replace(CALM, without_statistics={"id": 90}, properties=properties))
+    assert "SET TBLPROPERTIES" not in sentence
+    assert "these do once they are written again: ALTER TABLE" in sentence
+    assert "CLUSTER BY (`id`) and OPTIMIZE" in sentence

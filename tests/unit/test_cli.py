@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from pyspark.sql import SparkSession
 from typer.main import get_command
 from typer.testing import CliRunner, Result
@@ -21,9 +22,12 @@ from stream_merge import (
     StreamMergeError,
     cli,
 )
-from stream_merge.cli.commands import shared, tables
+from stream_merge.cli.commands import shared, tables, upkeep
 from stream_merge.jobs.files.run import FilesSettings
+from stream_merge.jobs.kafka.jars import CONNECTOR
 from stream_merge.jobs.watch.queries import QueryFailedError
+from stream_merge.model.results import Upkeep
+from stream_merge.tables.upkeep import both
 
 FILES = "files --source in --format json --keys id --sequence-by lsn --target ./t --checkpoint ./c --metrics-port 0"
 SNAPSHOTS = "files --source in --format json --keys id --target ./t --checkpoint ./c --metrics-port 0 --shape snapshot"
@@ -247,6 +251,83 @@ def test_every_error_has_an_exit_code_and_one_line(
 
     assert result.exit_code == code
     assert result.stderr == f"stream-merge: {error}\n"
+
+
+@pytest.mark.parametrize("error", [MergeFailedError("x"), QueryFailedError("x", RuntimeError("y"))], ids=type)
+def test_a_store_that_is_away_lets_the_command_be_run_again(
+    invoke: Invoke, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """Whoever restarts it must not wait for a person, of `files` as of `run`."""
+
+    def fail(*_: object, **__: object) -> None:
+        url = "http://127.0.0.1:9000/lake/t/1.json"
+        said = (
+            f"Generic S3 error\n   \x1b[31m↳\x1b[0m Error performing PUT {url} in 39.3ms, after 2 retries, max_retries"
+        )
+        raise error from OSError(f"{said}\n   2, retry_timeout\n   5s  - HTTP error: error sending request")
+
+    monkeypatch.setattr(tables, "run_files", fail)
+
+    assert invoke(FILES).exit_code == 4
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        FILES,
+        "maintain ./t",
+        pytest.param("quarantine replay JOB --alone", id="replay"),
+    ],
+)
+def test_every_command_that_starts_spark_takes_the_folder_of_jars(
+    invoke: Invoke, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, line: str
+) -> None:
+    """A machine without network has no other way to Delta's jars."""
+    given: list[dict[str, str]] = []
+
+    def start(*_: object, confs: dict[str, str], **__: object) -> SparkSession:
+        given.append(confs)
+        msg = "enough"
+        raise ConfigError(msg)
+
+    monkeypatch.setattr(shared, "local_session", start)
+    folder = tmp_path / "jars"
+    folder.mkdir()
+    for name in (*CONNECTOR, "delta-spark_4.2_2.13"):
+        (folder / f"{name}-1.0.jar").touch()
+    (tmp_path / "in").mkdir()
+    job = tmp_path / "job.yaml"
+    query = {"name": "orders", "topic": "t", "value_format": {"type": "debezium"}, "keys": "id"}
+    query |= {"target": str(tmp_path / "orders"), "checkpoint": str(tmp_path / "c")}
+    job.write_text(yaml.safe_dump({"kafka": {"bootstrap": "localhost:1"}, "queries": [query]}))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("STREAM_MERGE_JARS", str(folder))
+
+    result = invoke(line.replace("JOB", str(job)))
+
+    assert (result.exit_code, result.stderr) == (2, "stream-merge: enough\n")
+    assert "delta-spark_4.2_2.13-1.0.jar" in given[0]["spark.jars"]
+
+
+def test_a_wrong_conf_for_the_download_of_jars_is_a_sentence(invoke: Invoke) -> None:
+    result = invoke("jars x --conf nonsense")
+
+    assert result.exit_code == 2
+    assert result.stderr.startswith("stream-merge: --conf 'nonsense' is not a Spark conf")
+
+
+def test_what_a_round_of_upkeep_has_done_is_said_beside_what_it_has_not(
+    invoke: Invoke, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files were deleted: time travel is shorter, whatever became of the rest."""
+    found = both(Upkeep(outcome="over_budget", detail="too large"), Upkeep(outcome="done", vacuumed=True))
+    monkeypatch.setattr(upkeep, "maintained", lambda *_: found)
+    monkeypatch.setattr(shared, "local_session", lambda *_, **__: None)
+
+    result = invoke("maintain ./t")
+
+    assert result.exit_code == 1
+    assert result.stdout == "not done: too large; what was done: files that the table no longer needs are deleted\n"
 
 
 def test_no_error_of_the_sink_is_forgotten() -> None:

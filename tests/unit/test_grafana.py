@@ -14,7 +14,7 @@ import pytest
 from dashboards import GRAFANA, dashboard, panels
 from prometheus_client import CollectorRegistry
 
-from stream_merge.metrics.catalogue import CATALOGUE
+from stream_merge.metrics.catalogue import CATALOGUE, TOPIC_LAG
 from stream_merge.metrics.instruments import MergeMetrics
 
 SCRAPE_LABELS = {"job", "instance"}
@@ -87,6 +87,7 @@ def exported() -> dict[str, set[str]]:
     metrics = MergeMetrics(registry=registry)
     metrics.prepare("q", "t")
     metrics.prepare_topics("q", "t", ["topic"])
+    metrics.observe_topics("q", "t", store=[(TOPIC_LAG, ("topic",), 0)])  # absent until it is known
     return {sample.name: set(sample.labels) for family in registry.collect() for sample in family.samples}
 
 
@@ -121,7 +122,14 @@ def test_every_label_that_a_query_groups_by_is_exported() -> None:
         known = set().union(*(series[n.name or ""] for n in found if isinstance(n, promql_parser.VectorSelector)))
         for node in found:
             if isinstance(node, promql_parser.AggregateExpr) and node.modifier is not None:
-                assert set(node.modifier.labels) <= known, expression
+                assert set(node.modifier.labels) <= known | SCRAPE_LABELS, expression
+
+
+def test_no_job_answers_for_another_with_a_query_of_the_same_name() -> None:
+    for expression in expressions():
+        for labels in re.findall(r"by \(([^)]*)\)", expression):
+            by = {label.strip() for label in labels.split(",")}
+            assert "query" not in by or "job" in by, expression
 
 
 def test_every_value_that_a_query_selects_exists() -> None:

@@ -16,11 +16,13 @@ from stream_merge.cli.commands.shared import (
     OUT,
     Confs,
     Debug,
+    Jars,
     complain,
     confs,
     errors_as_sentences,
     log_to_screen,
     metrics_server,
+    session_confs,
     session_starter,
 )
 from stream_merge.cli.screens import versions
@@ -38,6 +40,7 @@ from stream_merge.jobs.kafka.control import (
     replay_is_asked,
     request_stop,
 )
+from stream_merge.jobs.kafka.exit_codes import Verdict, worst_of
 from stream_merge.jobs.kafka.history import trail
 from stream_merge.jobs.kafka.replay import Replayed, Request, replay
 from stream_merge.jobs.kafka.run import JobResult
@@ -59,15 +62,6 @@ _POLL_SECONDS = 0.2
 JobFile = Annotated[Path, typer.Argument(metavar="JOB", help="The job file (YAML).")]
 JobOrTable = Annotated[
     str, typer.Argument(metavar="JOB_OR_TABLE", help="The job file (YAML), or a table that 'files' or a sink fills.")
-]
-Jars = Annotated[
-    str | None,
-    typer.Option(
-        "--jars",
-        envvar="STREAM_MERGE_JARS",
-        metavar="DIR",
-        help="Folder that 'stream-merge jars' has filled; Spark downloads the jars if not given.",
-    ),
 ]
 
 
@@ -192,31 +186,31 @@ def replay_quarantined(
         bool,
         typer.Option("--alone", help="No process runs the query; nothing else can tell where its checkpoint is on S3."),
     ] = False,
+    jars_in: Jars = None,
     conf: Confs = None,
     debug: Debug = False,
 ) -> None:
     """Run quarantined records through decoder and sink again, as the job file is now, and mark those that are done.
 
     A running job does it between two micro-batches; else this command starts Spark and does it itself. Events that are
-    older than what is stored change nothing.
+    older than what is stored change nothing. Exit codes as those of run.
     """
     log_to_screen(logging.WARNING)
-    failed = False
+    failed: set[Verdict] = set()
     with errors_as_sentences(debug=debug):
         chosen = _chosen(load(job), query)
         if not alone:
             expect_askable(chosen)
-        own = confs(conf or [])
-        if not is_submitted():
-            own = for_places(own, _places(chosen))
+        own = session_confs(conf, jars_in, _places(chosen))
         with session_starter(f"stream-merge replay {job.stem}", own) as start:
             for one in chosen:
                 request = Request(reason=reason, partition=partition, offset=offset, force=force, settings=one.digest())
                 answer = _replayed(one, request, start)
-                failed = failed or answer.error is not None
+                if answer.error is not None:
+                    failed.add(Verdict(answer.exit_code or CONFIGURATION))
                 OUT.print(f"{escape(one.name)}: {escape(answer.said())}", highlight=False, soft_wrap=True)
     if failed:
-        raise typer.Exit(CONFIGURATION)
+        raise typer.Exit(worst_of(failed).value)
 
 
 def _places(chosen: Sequence[QuerySettings]) -> list[str]:
@@ -306,9 +300,10 @@ def fetch_jars(
     For machines without network ('run --jars DIR') and clusters ('spark-submit.sh'); elsewhere 'run' has Spark download
     them by itself. Needs Java.
     """
-    wanted = jars.conf_to_fetch(confs(conf or []))
-    for is_wanted, stores_confs in ((s3, s3_confs), (azure, azure_confs)):
-        wanted = stores_confs(wanted) if is_wanted else wanted
-    with errors_as_sentences(debug=debug), session_starter("stream-merge jars", wanted) as start:
-        copies = jars.fetch(start(), folder)
+    with errors_as_sentences(debug=debug):
+        wanted = jars.conf_to_fetch(confs(conf or []))
+        for is_wanted, stores_confs in ((s3, s3_confs), (azure, azure_confs)):
+            wanted = stores_confs(wanted) if is_wanted else wanted
+        with session_starter("stream-merge jars", wanted) as start:
+            copies = jars.fetch(start(), folder)
         OUT.print(f"{len(copies)} jars in {escape(str(folder))}", highlight=False, soft_wrap=True)

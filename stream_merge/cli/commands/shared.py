@@ -9,7 +9,7 @@ import re
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Annotated
 
@@ -29,12 +29,14 @@ from stream_merge.errors import (
     RoutedMergeError,
     StreamMergeError,
 )
+from stream_merge.jobs.kafka import jars
 from stream_merge.jobs.watch.queries import QueryFailedError, innermost_message
 from stream_merge.jobs.watch.text import escape
 from stream_merge.metrics.server import MetricsServer, serve
 from stream_merge.session import is_submitted, local_session, submitted_session
 from stream_merge.spark import environment
 from stream_merge.spark.defaults import in_effect
+from stream_merge.spark.downloads import for_places
 from stream_merge.spark.versions import error_loggers
 
 METRICS_PORT = 9108
@@ -65,6 +67,16 @@ Confs = Annotated[
     list[str] | None, typer.Option(metavar="KEY=VALUE", help="A Spark conf, as for spark-submit; repeatable.")
 ]
 
+Jars = Annotated[
+    str | None,
+    typer.Option(
+        "--jars",
+        envvar="STREAM_MERGE_JARS",
+        metavar="DIR",
+        help="Folder that 'stream-merge jars' has filled; Spark downloads the jars if not given.",
+    ),
+]
+
 
 def names(option: str, text: str) -> tuple[str, ...]:
     """Column names with commas between; a name that holds a comma is put in double quotes."""
@@ -85,6 +97,14 @@ def confs(pairs: list[str]) -> dict[str, str]:
         msg = f"--conf {shown!r} is not a Spark conf; write it like --conf spark.driver.memory=4g"
         raise ConfigError(msg)
     return dict(pair.split("=", 1) for pair in pairs)
+
+
+def session_confs(pairs: list[str] | None, jars_in: str | None, places: Iterable[str]) -> dict[str, str]:
+    """Spark confs from `KEY=VALUE`, and those for the jars of a folder and for the stores that these places are in."""
+    own = confs(pairs or [])
+    if jars_in is not None and not is_submitted():  # spark-submit has brought them
+        own = jars.conf(jars_in, own)
+    return for_places(own, places)
 
 
 def properties(option: str, pairs: list[str]) -> dict[str, str]:
@@ -175,7 +195,10 @@ def complain(error: Exception, sentence: str | None = None, *, about: str = "", 
 
 
 def _exit_code(error: Exception) -> int:
-    if not isinstance(error, CommitStateUnknownError) and environment.said(error) is not None:
+    is_said = environment.said(error) is not None
+    if not is_said and environment.away(error) is not None:
+        return AGAIN
+    if is_said and not isinstance(error, CommitStateUnknownError):
         return CONFIGURATION
     return next(code for kind, code in EXIT_CODES.items() if isinstance(error, kind))
 

@@ -18,14 +18,15 @@ from stream_merge.cli.commands.shared import (
     OUT,
     Confs,
     Debug,
+    Jars,
     MetricsPort,
-    confs,
     errors_as_sentences,
     is_default,
     log_to_screen,
     metrics_server,
     names,
     properties,
+    session_confs,
     session_starter,
 )
 from stream_merge.cli.screens.explained import show as show_explained
@@ -40,7 +41,6 @@ from stream_merge.model.names import hadoop_uri
 from stream_merge.shapes import Changes, Shape, Snapshot, known_shapes, of_name
 from stream_merge.shapes.written import plain_name
 from stream_merge.sources.files.reader import Folder
-from stream_merge.spark.downloads import for_places
 from stream_merge.tables.explain import explain as explain_table
 
 app = typer.Typer()
@@ -300,13 +300,15 @@ def files(
         ),
     ] = False,
     metrics_port: MetricsPort = METRICS_PORT,
+    jars_in: Jars = None,
     conf: Confs = None,
     debug: Debug = False,
 ) -> None:
     """Merge a folder of change files into a Delta table, until it is stopped or --once.
 
     Lines that cannot be read go to the quarantine table. Put files into the folder by renaming: a file is read once.
-    Exit codes: 0 stopped or done; 2 an option or the environment has to change; 3 the data; 4 run it again.
+    Exit codes: 0 stopped or done; 1 Spark failed; 2 an option or the environment has to change; 3 the data; 4 run it
+    again.
     """
     log_to_screen(logging.WARNING)
     with errors_as_sentences(debug=debug):
@@ -344,7 +346,7 @@ def files(
         places = (source, target, checkpoint, quarantine_target or target)
         with (
             metrics_server(metrics_port, is_wish=is_default(context, "metrics_port")) as server,
-            session_starter(f"stream-merge files {settings.label}", for_places(confs(conf or []), places)) as start,
+            session_starter(f"stream-merge files {settings.label}", session_confs(conf, jars_in, places)) as start,
         ):
             if replay_quarantine:
                 replay_files(settings, console=OUT, start_session=start)

@@ -13,16 +13,16 @@ from stream_merge.cli.commands.shared import (
     OUT,
     Confs,
     Debug,
-    confs,
+    Jars,
     errors_as_sentences,
     log_to_screen,
     names,
+    session_confs,
     session_starter,
 )
 from stream_merge.jobs.units import seconds_by_unit
 from stream_merge.model.maintenance import Maintenance
 from stream_merge.model.results import Upkeep
-from stream_merge.spark.downloads import for_places
 from stream_merge.tables.upkeep import maintained
 
 app = typer.Typer()
@@ -61,6 +61,7 @@ def maintain(
             "--force", help="Allow --vacuum-after other than the table's own retention; below it readers lose files."
         ),
     ] = False,
+    jars_in: Jars = None,
     conf: Confs = None,
     debug: Debug = False,
 ) -> None:
@@ -77,7 +78,7 @@ def maintain(
             budget_seconds=budget_seconds,
             force=force,
         )
-        with session_starter(f"stream-merge maintain {target}", for_places(confs(conf or []), [target])) as start:
+        with session_starter(f"stream-merge maintain {target}", session_confs(conf, jars_in, [target])) as start:
             found = maintained(start(), target, wanted)
     OUT.print(_sentence(found), markup=False, highlight=False, soft_wrap=True)
     if found.outcome not in ("done", "nothing"):
@@ -94,8 +95,15 @@ def _sentence(found: Upkeep) -> str:
         case "nothing":
             return "nothing to do"
         case "over_budget":
-            return f"not done: {found.detail}"
+            return f"not done: {found.detail}{_all_the_same(found)}"
         case "lost":
-            return f"not done: another writer was faster ({found.detail}); run it again"
+            return f"not done: another writer was faster ({found.detail}); run it again{_all_the_same(found)}"
         case _:
-            return f"failed: {found.detail}"
+            return f"failed: {found.detail}{_all_the_same(found)}"
+
+
+def _all_the_same(found: Upkeep) -> str:
+    """What a round has done beside the part that did not come off."""
+    done = [f"{found.removed_files:,} files became {found.added_files:,}"] if found.removed_files else []
+    done += ["files that the table no longer needs are deleted"] if found.vacuumed else []
+    return f"; what was done: {', and '.join(done)}" if done else ""

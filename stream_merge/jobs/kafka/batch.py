@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kafka.errors import AuthorizationError, UnsupportedVersionError
@@ -29,7 +33,7 @@ from stream_merge.model.source_batch import Intake, Undecodable
 from stream_merge.sink import MergeSink
 from stream_merge.sources.decode.arrow_files import workers_are_here
 from stream_merge.sources.envelopes.base import Kind
-from stream_merge.sources.kafka.connection import Cluster
+from stream_merge.sources.kafka.connection import Cluster, TopicState
 from stream_merge.spark.identity import caller_of
 from stream_merge.tables import quarantine, spark_table
 
@@ -45,6 +49,18 @@ _COPIES = 4
 """Of a batch in the driver while the latest event of each key is looked for."""
 _SHARE_COUNTS_FROM = 1_000
 """Records of a batch; in smaller ones a few bad records are a large share."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Read:
+    """What a batch brings."""
+
+    batch: DecodedBatch
+    ranges: Ranges
+    lost: Ranges
+    events: DataFrame | None
+    """None where nobody knows the columns of a row yet, so that there is no event either."""
+    intake: Intake
 
 
 class TopicSink:
@@ -89,59 +105,78 @@ class TopicSink:
         self._has_looked_at_columns = False
 
     def _merge(self, batch_df: DataFrame, batch_id: int) -> None:
+        began = time.perf_counter()
         self._look_around(batch_df)
         topics = self._cluster.topics(self._settings.topic)
-        self._known_origin().expect_same_topics(topics)
-        first = {name: state.starts for name, state in topics.items()}
-        ranges = self._known_checkpoint(batch_df).ranges(batch_id, first)
+        known = self._rows.columns
+        with ExitStack() as held:
+            with self._sink._reading(batch_df, batch_id, began):
+                read = self._read(batch_df, batch_id, topics, held)
+            intake = replace(read.intake, began=began)
+            if read.events is not None:
+                self._sink._merge(read.events, batch_id, intake)
+            else:
+                self._sink._account(batch_df, batch_id, intake)
+            result = None if read.events is None else self._sink.last_result
+            self._known_origin().committed(read.ranges, read.batch, read.lost, result)
+            after_commit = 0.0 if result is None else result.seconds["upkeep"]
+            self._progress.merged(read.ranges, read.batch, read.lost, seconds_ago=after_commit)
+            if self._rows.columns != known:
+                self.look_again()
+
+    def _read(self, batch_df: DataFrame, batch_id: int, topics: Mapping[str, TopicState], held: ExitStack) -> _Read:
+        """What the batch brings, or why it is not merged.
+
+        Args:
+            batch_df: the records.
+            batch_id: which batch.
+            topics: as the broker describes them.
+            held: what has to be given back when the batch is done.
+        """
+        origin = self._known_origin()
+        origin.expect_same_topics(topics)
+        ranges = self._known_checkpoint(batch_df).ranges(
+            batch_id, {name: state.starts for name, state in topics.items()}
+        )
         gone = lost_offsets.lost(ranges, topics)
         if self._settings.on_data_loss == "stop":
             lost_offsets.refuse(gone, self._settings.target)
-        known = self._rows.columns
         batch = self._decoded(batch_df, ranges)
-        try:
-            self._stop_for_truncate(batch, batch_id)
-            self._stop_for_share(batch, batch_id)
-            decode.refuse_unknown_keys(batch)
-            self._known_origin().expect_no_regression(batch, ranges)
-            undecodable = self._undecodable(batch, batch_df, batch_id)
-            if undecodable is not None:
-                tell(
-                    log.warning,
-                    "records_quarantined",
-                    query=self._settings.name,
-                    batch_id=batch_id,
-                    undecodable=undecodable.events,
-                    records=batch.records,
-                    remedy="'stream-merge quarantine show' says why",
-                )
-            if batch.row.fields:
-                origin = self._known_origin()
-                placing = origin.placing(batch)
-                events = change_events(
-                    batch,
-                    batch_df.sparkSession,
-                    self._settings,
-                    placing=placing,
-                    epoch_since=origin.epoch_since(),
-                    ranges=ranges,
-                )
-                intake = Intake(
-                    calls="every",
-                    recorded={SECTION: origin.recorded(ranges, batch, gone)},
-                    at_hand=change_events_at_hand(batch, self._settings, placing=placing),
-                    undecodable=undecodable,
-                )
-                self._sink._merge(events, batch_id, intake)
-                self._known_origin().committed(ranges, batch, gone, self._sink.last_result)
-            else:
-                self._sink._account(batch_df, batch_id, Intake(calls="every", undecodable=undecodable))
-                self._known_origin().committed(ranges, batch, gone, None)
-            self._progress.merged(ranges, batch, gone)
-            if self._rows.columns != known:
-                self.look_again()
-        finally:
-            batch.release()
+        held.callback(batch.release)
+        self._stop_for_truncate(batch, batch_id)
+        self._stop_for_share(batch, batch_id)
+        decode.refuse_unknown_keys(batch)
+        origin.expect_no_regression(batch, ranges)
+        undecodable = self._undecodable(batch, batch_df, batch_id)
+        if undecodable is not None:
+            tell(
+                log.warning,
+                "records_quarantined",
+                query=self._settings.name,
+                batch_id=batch_id,
+                undecodable=undecodable.events,
+                records=batch.records,
+                remedy="'stream-merge quarantine show' says why",
+            )
+        if not batch.row.fields:
+            intake = Intake(calls="every", undecodable=undecodable)
+            return _Read(batch=batch, ranges=ranges, lost=gone, events=None, intake=intake)
+        placing = origin.placing(batch)
+        events = change_events(
+            batch,
+            batch_df.sparkSession,
+            self._settings,
+            placing=placing,
+            epoch_since=origin.epoch_since(),
+            ranges=ranges,
+        )
+        intake = Intake(
+            calls="every",
+            recorded={SECTION: origin.recorded(ranges, batch, gone)},
+            at_hand=change_events_at_hand(batch, self._settings, placing=placing),
+            undecodable=undecodable,
+        )
+        return _Read(batch=batch, ranges=ranges, lost=gone, events=events, intake=intake)
 
     def _decoded(self, batch_df: DataFrame, ranges: Ranges) -> DecodedBatch:
         """In the driver where delta-rs will merge it there, and so it was with the batch before."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from enum import Enum
 
 from kafka.errors import KafkaError
@@ -51,7 +51,11 @@ _WORST_FIRST = (Verdict.DATA, Verdict.CONFIGURATION, Verdict.AGAIN, Verdict.NOTH
 
 def worst(errors: Iterable[Exception]) -> Verdict:
     """Of several queries."""
-    found = {verdict(error) for error in errors}
+    return worst_of({verdict(error) for error in errors})
+
+
+def worst_of(found: Collection[Verdict]) -> Verdict:
+    """The one that counts for all."""
     return next((one for one in _WORST_FIRST if one in found), Verdict.NOTHING)
 
 

@@ -14,6 +14,7 @@ from kafka.errors import KafkaError
 from stream_merge.jobs.kafka.batch_offsets import Ranges
 from stream_merge.jobs.kafka.decode import DecodedBatch
 from stream_merge.metrics.catalogue import (
+    QUERY_FAILED,
     TOPIC_DELAY,
     TOPIC_GAPS,
     TOPIC_LAG,
@@ -47,6 +48,9 @@ class Progress:
     group: str | None
     """Consumer group that shows the offsets; None: none does."""
     metrics: MergeMetrics | None = None
+    has_failed: bool = False
+    is_placed: bool = False
+    """Whether it is known where the query goes on; before, its lag is not."""
     ends: dict[tuple[str, int], int] = field(default_factory=dict)
     """Topic and partition -> offset behind the last merged one."""
     starts: Callable[[], Offsets] = dict
@@ -62,13 +66,19 @@ class Progress:
         """Let the series exist."""
         self._numbers.prepare_topics(self.query, self.target, self.topics)
 
+    def failed(self) -> None:
+        """The query has ended with an error, and what it merges stands still, while the job may go on."""
+        if not self.has_failed:
+            self.has_failed = True
+            self._numbers.observe_topics(self.query, self.target, store=[(QUERY_FAILED, (), 1.0)])
+
     def goes_on_from(self, ends: Offsets, starts: Callable[[], Offsets]) -> None:
         """What runs before have merged, and where they started, which is asked until it is known."""
         self.ends.update(_flat(ends))
-        self.starts = starts
+        self.starts, self.is_placed = starts, True
 
-    def merged(self, ranges: Ranges, batch: DecodedBatch, lost: Ranges) -> None:
-        """Count a batch that is in the target."""
+    def merged(self, ranges: Ranges, batch: DecodedBatch, lost: Ranges, *, seconds_ago: float) -> None:
+        """Count a batch that has been in the target for so many seconds."""
         kinds = [(TOPIC_RECORDS, (kind,), number) for kind, number in batch.kinds().items()]
         gaps, gone = [], []
         for topic, partitions in ranges.items():
@@ -92,7 +102,7 @@ class Progress:
                         remedy="set 'transactional: true' if producers of the topic use transactions",
                     )
         self._numbers.observe_topics(self.query, self.target, add=[*kinds, *gaps, *gone])
-        now, skewed, store = time.time(), [], []
+        now, skewed, store = time.time() - seconds_ago, [], []
         for topic, millis in batch.newest_millis.items():
             delay = now - millis / 1000
             store += [(TOPIC_DELAY, (topic,), max(0.0, delay)), (TOPIC_NEWEST, (topic,), millis / 1000)]
@@ -101,7 +111,7 @@ class Progress:
         self._numbers.observe_topics(self.query, self.target, add=skewed, store=store)
 
     def seen(self, topics: dict[str, TopicState]) -> None:
-        """Publish the lag, also when it is 0."""
+        """Publish the lag, also when it is 0; and when the broker has answered, also where the lag is not known yet."""
         now = time.time()
         store = []
         if not self.started:
@@ -109,7 +119,9 @@ class Progress:
                 self.started = _flat(self.starts())
         for topic in self.topics:
             if topic in topics:
-                store += [(TOPIC_LAG, (topic,), self._lag(topic, topics[topic])), (TOPIC_POLLED, (topic,), now)]
+                store.append((TOPIC_POLLED, (topic,), now))
+                if self.is_placed:
+                    store.append((TOPIC_LAG, (topic,), self._lag(topic, topics[topic])))
         self._numbers.observe_topics(self.query, self.target, store=store)
 
     def mirror_failed(self) -> None:

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from stream_merge.errors import ConfigError, StreamMergeError
 from stream_merge.jobs.kafka import control
-from stream_merge.jobs.kafka.exit_codes import is_outage, is_refusal, refused
+from stream_merge.jobs.kafka.exit_codes import is_outage, is_refusal, refused, verdict
 from stream_merge.jobs.kafka.first_look import Look
 from stream_merge.jobs.kafka.replay import Replayed, Request
 from stream_merge.jobs.kafka.settings import QuerySettings
@@ -142,7 +142,7 @@ class Supervised:
             answer = self._job.replay(self.settings, request)
         except Exception as err:
             tell(log.warning, "replay_failed", query=self.name, error=str(err))
-            answer = Replayed(id=request.id, error=str(err))
+            answer = Replayed(id=request.id, error=str(err), exit_code=verdict(err).value)
         try:
             control.answer_replay(self.settings, answer)
         except OSError as err:  # as of a full disk: the request stays, and is done once more

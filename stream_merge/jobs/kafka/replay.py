@@ -88,6 +88,8 @@ class Replayed(_Message):
     """Of the target; None where nothing was committed."""
     error: str | None = None
     """Why nothing was done."""
+    exit_code: int | None = None
+    """Of the error, where a job has answered; None: the settings have to change."""
 
     @property
     def marked(self) -> int:

@@ -123,6 +123,8 @@ class Job:
                 while any(not query.has_ended for query in queries) and not stopping.is_set():
                     for query in queries:
                         query.step()
+                        if query.failure is not None:
+                            self._progress[query.name].failed()
                     hand_over()
                     time.sleep(_POLL_SECONDS)
             finally:

@@ -21,6 +21,11 @@ MERGE_METRICS: Mapping[str, str] = {
     "rewrite_time_ms": "rewriteTimeMs",
 }
 """Metrics of a merge by delta-rs and what Delta calls them; delta-rs does not count the others."""
+MATCHED = {
+    "numTargetRowsUpdated": "numTargetRowsMatchedUpdated",
+    "numTargetRowsDeleted": "numTargetRowsMatchedDeleted",
+}
+"""What delta-rs need not count: its merges have no clauses for rows that the source lacks."""
 
 
 def as_merge_metrics(metrics: Mapping[str, Any]) -> dict[str, int]:
@@ -29,6 +34,9 @@ def as_merge_metrics(metrics: Mapping[str, Any]) -> dict[str, int]:
     skipped = metrics.get("num_target_files_skipped_during_scan")
     if skipped is not None and "numTargetFilesAfterSkipping" in found:
         found["numTargetFilesBeforeSkipping"] = found["numTargetFilesAfterSkipping"] + int(skipped)
+    for total, by_matched in MATCHED.items():
+        if total in found:
+            found[by_matched] = found[total]
     return found
 
 

@@ -1,0 +1,91 @@
+"""What the page about watching says to be woken for, over hours of a job's numbers. Needs promtool, no JVM: seconds."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import services
+from services import prometheus
+
+GONE, RESTARTS, ENDED, STUCK, BROKER, FAILED, BROKEN, MISSING = (
+    *("gone", "restarts", "ended", "stuck", "broker", "failed", "broken", "missing"),
+)
+ONE = 'job="shop", instance="a"'
+QUERY = f'{ONE}, query="orders", target="orders"'
+TOPIC = f'{QUERY}, topic="t"'
+LAG = f"stream_merge_topic_lag_events{{{TOPIC}}}"
+POLLED = f"stream_merge_topic_polled_timestamp_seconds{{{TOPIC}}}"
+COMMIT = f"stream_merge_last_commit_timestamp_seconds{{{QUERY}}}"
+START = f"process_start_time_seconds{{{ONE}}}"
+UP = f"up{{{ONE}}}"
+ALWAYS = {UP: "1x240"}
+"""An hour of scrapes, 15 seconds apart. promtool's clock begins at 0, which is a minute after the process here."""
+SINCE_LONG = {START: "-3600x240"}
+FRESH = {POLLED: "1+15x240"}
+"""The broker answers before each scrape."""
+
+
+def of_watching() -> dict[str, str]:
+    page = (services.ROOT / "docs" / "guides" / "watching.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```promql\n(.*?)```", page, re.DOTALL)
+    names = (GONE, RESTARTS, ENDED, STUCK, BROKER, FAILED, BROKEN, MISSING)
+    return dict(zip(names, filter(None, block.splitlines()), strict=True))
+
+
+def every_five(first: int, last: int) -> list[int]:
+    return list(range(first, last + 1, 5))
+
+
+CASES: dict[str, tuple[dict[str, str], dict[str, list[int]]]] = {
+    "a busy job": (
+        {**ALWAYS, **SINCE_LONG, **FRESH, LAG: "0 5 0 7 0 3 0x235", COMMIT: "1+15x240"},
+        {},
+    ),
+    "a quiet topic, and one event after half an hour": (
+        {**ALWAYS, **SINCE_LONG, **FRESH, LAG: "0x119 1 0x120", COMMIT: "1x120 1800x120"},
+        {},
+    ),
+    "a job that has just begun to read a long topic": (
+        {
+            UP: "_x100 1x140",
+            START: "_x100 1500x140",
+            POLLED: "_x100 1500+15x140",
+            LAG: "_x100 5000x140",
+            COMMIT: "_x100 0x140",
+        },
+        {GONE: every_five(0, 20), STUCK: every_five(45, 55)},
+    ),
+    "a job that is stuck from minute 10 on": (
+        {**ALWAYS, **SINCE_LONG, **FRESH, LAG: "0x40 5+1x200", COMMIT: "1+15x40 600x200"},
+        {STUCK: every_five(30, 55)},
+    ),
+    "a broker that is away from minute 10 on, and a restart at minute 20": (
+        {
+            **ALWAYS,
+            START: "-3600x80 1200x160",
+            POLLED: "1+15x40 600x40 0x160",
+            LAG: "0x80 _x160",
+            COMMIT: "1+15x80 0x160",
+        },
+        {BROKER: every_five(15, 55)},
+    ),
+    "a process that ends every five minutes": (
+        {**ALWAYS, START: " ".join(f"{300 * n}x19" for n in range(12)), **FRESH, LAG: "5x240", COMMIT: "0x240"},
+        {RESTARTS: every_five(15, 55)},
+    ),
+    "a query that has ended beside others": (
+        {**ALWAYS, **SINCE_LONG, **FRESH, f"stream_merge_query_failed{{{QUERY}}}": "0x39 1x200"},
+        {ENDED: every_five(10, 55)},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_one_is_woken_for_what_needs_somebody_and_for_nothing_else(case: str, tmp_path: Path) -> None:
+    prometheus.need()
+    series, fires = CASES[case]
+    rules = of_watching()
+
+    assert prometheus.asked(rules, series, minutes={name: fires.get(name, []) for name in rules}, folder=tmp_path) == ""
