@@ -247,8 +247,8 @@ ROWS = (
             ),
             Panel(
                 title="Time busy merging",
-                description="Part of the wall time that a sink spends in its micro-batches, of a Kafka job with fetching "
-                "and decoding. Near 100 % the stream cannot keep up with more.",
+                description="Part of the wall time that a sink spends in its micro-batches, of a Kafka job with "
+                "fetching and decoding. Near 100 % the stream cannot keep up with more.",
                 unit="percentunit",
                 queries=((SINK_LEGEND, rate("batch_duration_seconds_sum")),),
             ),
@@ -560,13 +560,15 @@ ROWS = (
             ),
             Panel(
                 title="Change data feed files",
-                description="Files that merges added for readers of the change data feed; delta-rs does not count them.",
+                description="Files that merges added for readers of the change data feed; delta-rs does not count "
+                "them.",
                 unit="cpm",
                 queries=((SINK_LEGEND, per_minute("target_change_files_added_total")),),
             ),
             Panel(
                 title="Change data feed bytes",
-                description="Bytes that merges added for readers of the change data feed; delta-rs does not count them.",
+                description="Bytes that merges added for readers of the change data feed; delta-rs does not count "
+                "them.",
                 unit="Bps",
                 queries=((SINK_LEGEND, rate("target_change_file_bytes_total")),),
             ),

@@ -14,7 +14,6 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from stream_merge.engines.costs import CostModel
 from stream_merge.engines.job import wants_events_at_hand
 from stream_merge.engines.spark.commit import USER_METADATA_CONF
-from stream_merge.errors import ConfigError
 from stream_merge.metrics.instruments import MergeMetrics, default_metrics
 from stream_merge.microbatch import after, set_aside, steps
 from stream_merge.microbatch.attempts import Attempts
@@ -27,11 +26,9 @@ from stream_merge.microbatch.report import failures_told, result_of, told
 from stream_merge.microbatch.upkeep import UpkeepPlan
 from stream_merge.microbatch.values import Applied, Done
 from stream_merge.model import names
-from stream_merge.model.logs import tell
 from stream_merge.model.maintenance import Maintenance
 from stream_merge.model.results import TARGET_FAILED, MergeResult
 from stream_merge.model.settings import Engine, MergeSpec, OnInvalid, RetryPolicy, SchemaEvolution, as_names
-from stream_merge.model.snapshot import is_applied
 from stream_merge.model.source_batch import Intake
 from stream_merge.shapes import Changes, Shape, checked
 from stream_merge.shapes import target_filter as filters
@@ -163,7 +160,7 @@ class MergeSink:
         self._upkeep = None if maintenance is None else UpkeepPlan(target, maintenance)
         self._place: str | None = None
         self._last_result: MergeResult | None = None
-        self._failed_late = False
+        self._is_new, self._failed_late = True, False
         self._noted: set[Noted] = set()
 
     def __repr__(self) -> str:
@@ -232,6 +229,7 @@ class MergeSink:
                 done = steps.repeat(call, source, prepared)
             else:
                 done = steps.merge_events(call, source, prepared)
+                self._is_new = False
             after.note_target(call, done)
             done = after.keep_up(call, done)
         self._report(call, done)
@@ -256,11 +254,13 @@ class MergeSink:
         who = caller(batch_df, self._spec)
         metrics = self._metrics or default_metrics()
         metrics.prepare(who.query, self._spec.label)
-        with failures_told(self._spec, metrics, clock, query=who.query, batch_id=batch_id):
+        with failures_told(
+            self._spec, metrics, clock, query=who.query, batch_id=batch_id, landed=lambda: self._failed_late
+        ):
             session = self._session.of(batch_df)
             self._store.begin()
             location = self._location(session)
-            if self._last_result is None:
+            if self._is_new:
                 locks.expect_no_other(self._spec.target, location)
             part = part_of(batch_df, who, batch_id, intake.calls)
             held = claims.held(self, who.identity, self._spec, location, part=part)
@@ -272,6 +272,7 @@ class MergeSink:
                     yield call, in_session(batch_df, session)
                 except BaseException:
                     self._failed_late = call.attempts.landed
+                    call.attempts.count_landed()
                     raise
 
     def _called(
@@ -302,7 +303,8 @@ class MergeSink:
             target=spec.target,
             run=attempts.run,
             judge=None if delivery is None else delivery.judge,
-            recorded={**intake.recorded, **({} if delivery is None else delivery.recorded(batch_id))},
+            recorded={} if delivery is None else delivery.recorded(batch_id),
+            accounted=intake.recorded,
             user_metadata=batch_df.sparkSession.conf.get(USER_METADATA_CONF, None),
         )
         return BatchCall(
@@ -311,7 +313,7 @@ class MergeSink:
             caller=who,
             intake=intake,
             delivery=delivery,
-            is_first=self._last_result is None,
+            is_first=self._is_new,
             clock=clock,
             now_micros=now_micros(),
             session=session,
@@ -369,18 +371,9 @@ class MergeSink:
 
     def _may_hold(self, batch_df: DataFrame, batch_id: int) -> bool:
         """Whether the target may hold the batch whose call failed: its commit came first, or nobody can say."""
-        if self._failed_late:
-            return True
-        app_id = caller(batch_df, self._spec).app_id("target")
         self._store.begin()
-        try:
-            found = self._store.find(self._session.of(batch_df), self._spec.target)
-            return found is not None and is_applied(found.transaction, app_id, batch_id)
-        except ConfigError:
-            return False  # what is there is no Delta table
-        except Exception:
-            tell(log.warning, "target_unreadable", target=self._spec.label, batch_id=batch_id, exc_info=True)
-            return True
+        session = self._session.of(batch_df)
+        return self._failed_late or set_aside.may_hold(batch_df, batch_id, self._spec, session, self._store)
 
     def _set_aside(self, batch_df: DataFrame, batch_id: int, error: Exception) -> int:
         """Commit all events of a batch to the quarantine table instead of merging them, once per batch.

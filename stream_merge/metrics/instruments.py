@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, wraps
 from math import inf
@@ -52,7 +52,7 @@ from stream_merge.metrics.catalogue import (
 )
 from stream_merge.metrics.delta_merge import DELTA_MERGE_METRICS
 from stream_merge.model.logs import tell
-from stream_merge.model.results import FATES, FailedBatch, MergeResult
+from stream_merge.model.results import FATES, EventCounts, FailedBatch, MergeResult
 
 logger = logging.getLogger(__name__)
 
@@ -116,10 +116,7 @@ class MergeMetrics:
     @_never_fails_a_batch
     def observe(self, result: MergeResult) -> None:
         """Count a call that returned."""
-        add = _call(result, result.outcome)
-        add += [(EVENTS, (fate,), getattr(result.events, fate)) for fate in FATES]
-        add += [(RECEIVED, (), result.events.received), (TIES, (), result.events.ties)]
-        add += [(QUARANTINED, (reason,), events) for reason, events in result.reasons.items()]
+        add = [*_call(result, result.outcome), *_events(result.events, result.reasons)]
         if result.attempts:
             add.append((MERGES, (result.engine,), 1))
         if result.refusal is not None:
@@ -144,6 +141,11 @@ class MergeMetrics:
             store += [(DELETED_SHARE, (), debt.deleted_share), (AWAITING_FILES, (), debt.awaiting_files)]
         self._numbers.change(result.query, result.target, add=add, store=store)
         self._numbers.warn_once(sorted(unknown))
+
+    @_never_fails_a_batch
+    def observe_events(self, query: str, target: str, events: EventCounts, reasons: Mapping[str, int]) -> None:
+        """Count what became of a batch's events, whose call raised behind its commit."""
+        self._numbers.change(query, target, add=_events(events, reasons))
 
     @_never_fails_a_batch
     def observe_failure(self, failed: FailedBatch) -> None:
@@ -270,6 +272,12 @@ class _Numbers(Collector):
             for labels, value in self._values[instrument.name].items():
                 family.add_metric(labels, value)
         return family
+
+
+def _events(events: EventCounts, reasons: Mapping[str, int]) -> list[Change]:
+    found: list[Change] = [(EVENTS, (fate,), getattr(events, fate)) for fate in FATES]
+    found += [(RECEIVED, (), events.received), (TIES, (), events.ties)]
+    return found + [(QUARANTINED, (reason,), number) for reason, number in reasons.items()]
 
 
 def _call(call: MergeResult | FailedBatch, outcome: str) -> list[Change]:

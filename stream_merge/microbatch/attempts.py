@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from stream_merge.errors import CommitConflictError
 from stream_merge.metrics.instruments import MergeMetrics
 from stream_merge.microbatch.clock import PhaseClock
+from stream_merge.model.results import EventCounts
 from stream_merge.model.settings import RetryPolicy
 from stream_merge.tables import retry
 
 T = TypeVar("T")
+Ledger = tuple[EventCounts, Mapping[str, int]]
+"""The fates of a batch's events, and why some were quarantined."""
 
 
 class Attempts:
@@ -49,6 +52,16 @@ class Attempts:
         """Lost commits by Delta's class."""
         self.landed = False
         """Whether the target is known to hold what the call had to merge; False also where nobody knows yet."""
+        self._ledger: Ledger | None = None
+
+    def has_landed(self, ledger: Ledger) -> None:
+        """The target holds what the call had to merge, and this is what became of the events."""
+        self.landed, self._ledger = True, ledger
+
+    def count_landed(self) -> None:
+        """Count the events of a batch whose call fails behind its commit: delivered again, it counts as applied."""
+        if self._ledger is not None:
+            self._metrics.observe_events(self._query, self._target, *self._ledger)
 
     def run(self, attempt: Callable[[int], T]) -> T:
         """Run an attempt, which gets its number, until it wins or the policy is exhausted."""

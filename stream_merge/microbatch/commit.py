@@ -29,7 +29,9 @@ class Marks:
     judge: Judge | None
     """How a stream tells its batch from one that a side table has recorded; None outside of one."""
     recorded: Mapping[str, Any]
-    """What the target's commits record of the batch beside what the sink does itself."""
+    """What each of the target's commits records of the batch beside what the sink does itself."""
+    accounted: Mapping[str, Any]
+    """What the one commit records that merges the batch: a second one would account for the same events twice."""
     user_metadata: str | None
     """The user's own value of `userMetadata`, kept beside the sink's."""
     tokens: list[str] = field(default_factory=list)
@@ -75,6 +77,7 @@ class Marks:
             "plan": plan,
             "token": token,
             **self.recorded,
+            **(self.accounted if role == "target" else {}),
         }
         metadata = json.dumps({"stream_merge": ours, "user": self.user_metadata})
         return CommitTag(app_id=self.caller.app_id(role), batch_id=self.batch_id, user_metadata=metadata, token=token)

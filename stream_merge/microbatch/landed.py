@@ -39,8 +39,21 @@ def landed(commits: Commits, tag: CommitTag, *, since: int) -> MergeReport | Non
     return None
 
 
-def decide(error: Exception, commits: Commits, target: str, tag: CommitTag, *, since: int) -> MergeReport:
+_REPAIR = "the batch itself is committed, and the same batch again takes out of it what a later delete refuses"
+
+
+def decide(
+    error: Exception, commits: Commits, target: str, tag: CommitTag, *, since: int, is_repair: bool = False
+) -> MergeReport:
     """Turn the error of an attempt into what really happened.
+
+    Args:
+        error: what the attempt raised.
+        commits: where to look for its commit.
+        target: as the sink was told.
+        tag: what the commit carries.
+        since: version of the table before the first attempt.
+        is_repair: whether it was to undo rows of a batch that is committed.
 
     Returns: the report of the attempt when its commit landed although it failed.
 
@@ -52,7 +65,8 @@ def decide(error: Exception, commits: Commits, target: str, tag: CommitTag, *, s
     """
     if isinstance(error, StreamMergeError):
         raise error
-    lost = retry.conflict(error, target=target, batch_id=tag.batch_id)
+    remedy = {"remedy": _REPAIR} if is_repair else {}
+    lost = retry.conflict(error, target=target, batch_id=tag.batch_id, **remedy)
     if lost is not None and retry.VERDICTS[lost.conflict] is retry.Verdict.RETRY:
         raise lost from error
     try:
@@ -73,4 +87,6 @@ def decide(error: Exception, commits: Commits, target: str, tag: CommitTag, *, s
     if lost is not None:
         raise lost from error
     msg = f"merging batch {tag.batch_id} into {target!r} failed, nothing of it was committed: {reason(error)}"
+    if is_repair:
+        msg = f"looking at batch {tag.batch_id} in {target!r} again failed; {_REPAIR}: {reason(error)}"
     raise MergeFailedError(msg, target=target, batch_id=tag.batch_id) from error

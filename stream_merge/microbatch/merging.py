@@ -16,7 +16,9 @@ from stream_merge.engines.base import Choice, CommitTag, Execution, MergeJob, Me
 from stream_merge.engines.spark.commit import SparkCommits, record
 from stream_merge.errors import MergeFailedError, StreamMergeError
 from stream_merge.microbatch import landed
+from stream_merge.microbatch.attempts import Ledger
 from stream_merge.microbatch.call import BatchCall
+from stream_merge.microbatch.ledger import all_reasons, settle
 from stream_merge.model import names
 from stream_merge.model.logs import tell
 from stream_merge.model.results import Tidied
@@ -177,16 +179,32 @@ class Executor:
 
     def repair(self, late: Hits, tag: CommitTag) -> MergeReport:
         """Undo the upserts that these tombstones refuse."""
+        merger, spec = self._execution.merger, self._call.spec
         try:
-            report: MergeReport = self._execution.merger.repair(late, tag)
+            report: MergeReport = merger.repair(late, tag)
         except Exception as err:
-            return self._fate(err, tag)
+            since = self._job.target.version
+            return landed.decide(err, merger, spec.target, tag, since=since, is_repair=True)
         return report
 
     def counted_as(self, late: Hits, version: int) -> Mapping[str, int]:
-        """What the events that these tombstones refuse had been counted as by a merge."""
-        found: Mapping[str, int] = self._execution.merger.counted_as(late, version)
+        """What the events that these tombstones refuse had been counted as by a merge; empty where it cannot be read.
+
+        Merge and repair are committed: a feed that an engine cannot read (delta-rs 1.6: of tables with type widening)
+        is no reason to fail. The ledger then takes repaired events from the unaffected first.
+        """
+        try:
+            found: Mapping[str, int] = self._execution.merger.counted_as(late, version)
+        except Exception as err:
+            tell(log.warning, "repaired_events_uncounted", target=self._call.spec.label, error=reason(err))
+            return {}
         return found
+
+    def ledger(self, report: MergeReport, *, refused: int) -> Ledger:
+        """What has become of the batch's events, if nothing more happens to them."""
+        batch, undecodable = self._job.batch, self._call.intake.undecodable_events
+        events = settle(batch, report, refused=refused, repaired={}, undecodable=undecodable)
+        return events, {} if report.already_applied else dict(all_reasons(batch, undecodable))
 
     @property
     def tidy(self) -> Callable[[], Tidied] | None:
@@ -263,8 +281,10 @@ def merged(call: BatchCall, executor: Executor, *, events: int) -> Merged:
     if report.already_applied:
         # Whoever applied it may have seen fewer tombstones than this attempt: all upserts are checked again.
         executor.keep(None)
-    call.attempts.landed = report.already_applied or report.version is not None
-    return Merged(report=report, engine=done_by, refused=0 if executor.hits is None else executor.hits.refused)
+    refused = 0 if executor.hits is None else executor.hits.refused
+    if report.already_applied or report.version is not None:
+        call.attempts.has_landed(executor.ledger(report, refused=refused))
+    return Merged(report=report, engine=done_by, refused=refused)
 
 
 def rechecked(call: BatchCall, executor: Executor, merged: Merged) -> Merged:

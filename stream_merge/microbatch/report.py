@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from stream_merge.engines.base import Choice
@@ -25,9 +25,23 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def failures_told(
-    spec: MergeSpec, metrics: MergeMetrics, clock: PhaseClock, *, query: str, batch_id: int
+    spec: MergeSpec,
+    metrics: MergeMetrics,
+    clock: PhaseClock,
+    *,
+    query: str,
+    batch_id: int,
+    landed: Callable[[], bool] = lambda: False,
 ) -> Iterator[None]:
     """Count and log what the block raises.
+
+    Args:
+        spec: of the sink.
+        metrics: where to count.
+        clock: of the call.
+        query: label.
+        batch_id: which batch.
+        landed: whether the target holds the batch though the block raised.
 
     Raises:
         ConfigError: in place of an error of the machine or the store, such as a full disk.
@@ -48,6 +62,8 @@ def failures_told(
         if refused is None and away is None:
             raise
         msg = f"batch {batch_id} for {spec.target!r} could not be merged: {refused or away}"
+        if landed():
+            msg = f"batch {batch_id} is in {spec.target!r}, and what comes behind its commit failed: {refused or away}"
         if refused is None:
             raise MergeFailedError(msg, target=spec.target, batch_id=batch_id) from err
         raise ConfigError(msg, target=spec.target, batch_id=batch_id) from err

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from pyspark.sql import DataFrame, SparkSession
 
 from stream_merge.engines.spark.commit import USER_METADATA_CONF
+from stream_merge.errors import ConfigError
 from stream_merge.model import names
+from stream_merge.model.logs import tell
 from stream_merge.model.results import TARGET_FAILED
 from stream_merge.model.settings import MergeSpec
+from stream_merge.model.snapshot import is_applied
 from stream_merge.spark.errors import reason
 from stream_merge.spark.identity import caller
 from stream_merge.spark.jvm import in_session
 from stream_merge.tables import quarantine, retry
 from stream_merge.tables.delivery import fingerprint
+from stream_merge.tables.reader import Store
 from stream_merge.tables.side_commits import SideCommit
+
+log = logging.getLogger(__name__)
 
 
 def _commit_of(
@@ -62,6 +69,19 @@ def write(
         commit=_commit_of(batch_df, batch_id, spec, session, sleep),
     )
     return count, written
+
+
+def may_hold(batch_df: DataFrame, batch_id: int, spec: MergeSpec, session: SparkSession, store: Store) -> bool:
+    """Whether the target holds the batch, or nobody can say."""
+    app_id = caller(batch_df, spec).app_id("target")
+    try:
+        found = store.find(session, spec.target)
+        return found is not None and is_applied(found.transaction, app_id, batch_id)
+    except ConfigError:
+        return False  # what is there is no Delta table
+    except Exception:
+        tell(log.warning, "target_unreadable", target=spec.label, batch_id=batch_id, exc_info=True)
+        return True
 
 
 def is_written(

@@ -103,6 +103,7 @@ def repeat(call: BatchCall, source: DataFrame, applied: Applied) -> Done:
     ready = Ready(layout=applied.layout, target=applied.target, batch=batch, source=source)
     if not batch.upserts + batch.deletes:
         return Done(batch=batch, target=applied.target, was_applied=True, merged=again)
+    _be_seen(call)
     executor = choose_engine(call, ready)
     again = recheck(call, executor, ready, again)
     forget_revived(call, executor, ready)

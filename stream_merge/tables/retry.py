@@ -42,8 +42,10 @@ VERDICTS: dict[str, Verdict] = {
     "ConcurrentAppendException": Verdict.RETRY,
     "ConcurrentDeleteReadException": Verdict.RETRY,
     "ConcurrentDeleteDeleteException": Verdict.RETRY,
-    "MetadataChangedException": Verdict.RETRY,
-    "ProtocolChangedException": Verdict.RETRY,
+    # Delta's check comes before that of transactions: a commit that changes the schema, put again after a lost answer,
+    # conflicts with itself by these.
+    "MetadataChangedException": Verdict.PERHAPS_OURS,
+    "ProtocolChangedException": Verdict.PERHAPS_OURS,
     "ConcurrentTransactionException": Verdict.LOOK_UP_FIRST,
     "DeltaConcurrentModificationException": Verdict.RETRY,
 }
@@ -73,6 +75,9 @@ _BY_TEXT: tuple[tuple[re.Pattern[str], str], ...] = (
 """What delta-rs 1.6 says in a `CommitFailedError`, and what Delta calls it."""
 _NATIVE_LOST_COMMIT = "CommitFailedError"
 _CODE = re.compile(r"\[(DELTA_[A-Z_]+)[.\]]")
+
+
+_NOTHING_WRITTEN = "nothing of it was written, run the batch again"
 
 
 def conflict_class(error: BaseException) -> str | None:
@@ -158,15 +163,17 @@ def run(
     raise AssertionError(msg)
 
 
-def conflict(error: BaseException, *, target: str, batch_id: int | None) -> CommitConflictError | None:
+def conflict(
+    error: BaseException, *, target: str, batch_id: int | None, remedy: str = _NOTHING_WRITTEN
+) -> CommitConflictError | None:
     """Our error for a lost commit, or None for any other error."""
     found = conflict_class(error)
     if found is None:
         return None
     where = "" if batch_id is None else f" for batch {batch_id}"
     msg = (
-        f"a commit to {target!r}{where} lost against another writer ({found}); nothing of it was written,"
-        " run the batch again, or give the retry policy more attempts or a longer budget"
+        f"a commit to {target!r}{where} lost against another writer ({found}); {remedy}, or give the retry policy more"
+        " attempts or a longer budget"
     )
     return CommitConflictError(msg, conflict=found, target=target, batch_id=batch_id)
 

@@ -67,6 +67,9 @@ def test_a_partition_that_lags_behind_another_is_no_restored_source(make: Make) 
 
     assert job.rows() == [(1, "ahead"), (2, "behind")]
     assert f"highest one merged ({FAR})" in str(result.failures["rows"])
+    counted = [job.metric("stream_merge_batches_total", outcome=outcome) for outcome in ("committed", "failed")]
+    assert (counted, job.metric("stream_merge_query_failed")) == ([2, 1], 1)
+    assert job.metric("stream_merge_phase_seconds_total", phase="read") > 0
 
 
 def test_a_new_checkpoint_reads_a_topic_again_without_a_change(make: Make) -> None:

@@ -1,0 +1,30 @@
+"""What a job's lag says before and after it is known. No Spark, no broker: values alone."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry
+
+from stream_merge.jobs.kafka.lag import Progress
+from stream_merge.metrics.instruments import MergeMetrics
+from stream_merge.sources.kafka.connection import TopicState
+
+LABELS = {"query": "orders", "target": "orders", "topic": "t"}
+
+
+def test_there_is_no_lag_before_it_is_known_where_the_query_goes_on() -> None:
+    """The whole topic would be an alarm at each start, and for a query that never comes to run."""
+    registry = CollectorRegistry()
+    progress = Progress(query="orders", target="orders", topics=("t",), group=None, metrics=MergeMetrics(registry))
+    topics = {"t": TopicState(topic_id="1", starts={0: 10}, ends={0: 5_000})}
+
+    def shown() -> tuple[float | None, bool]:
+        lag = registry.get_sample_value("stream_merge_topic_lag_events", LABELS)
+        return lag, bool(registry.get_sample_value("stream_merge_topic_polled_timestamp_seconds", LABELS))
+
+    progress.begin()
+    assert shown() == (None, False)
+    progress.seen(topics)
+    assert shown() == (None, True)
+    progress.goes_on_from({"t": {0: 4_998}}, dict)
+    progress.seen(topics)
+    assert shown() == (2, True)
