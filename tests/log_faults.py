@@ -32,6 +32,10 @@ class LogFaults:
         """The next commit is written, and the writer gets an error."""
         self._store.arm("lose answer", where, after)
 
+    def put_twice(self, where: str) -> None:
+        """The next commit is written, its answer lost, and the store's client puts it again: it exists already."""
+        self._store.arm("put twice", where, 0)
+
     def lose_answer_and_table(self, where: str) -> None:
         """The next commit is written, the writer gets an error, and the log cannot be read until `disarm`."""
         self._store.arm("lose answer, then unreadable", where, 0)

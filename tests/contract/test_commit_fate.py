@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from stream_merge import CommitStateUnknownError, ConfigError, MergeFailedError, MergeMetrics, MergeResult, MergeSink
 from stream_merge.metrics.delta_merge import DELTA_MERGE_METRICS
-from stream_merge.microbatch import landed
+from stream_merge.microbatch import after, landed
 from stream_merge.model import names
 from stream_merge.model.results import FATES
 from stream_merge.testing import batch, change_rows, run, table_version, target_rows
@@ -25,7 +25,7 @@ LOG = "/table/_delta_log"
 TOMBSTONE_LOG = "/__stream_merge_tombstones_table/_delta_log"
 
 
-def writer(target: str, app_id: str | None, registry: CollectorRegistry | None = None) -> MergeSink:
+def writer(target: str, app_id: str | None, registry: CollectorRegistry | None = None, **settings: Any) -> MergeSink:
     sink = MergeSink(
         target=target,
         keys=["id"],
@@ -34,6 +34,7 @@ def writer(target: str, app_id: str | None, registry: CollectorRegistry | None =
         except_column_list=["op"],
         app_id=app_id,
         metrics=MergeMetrics(registry=registry or CollectorRegistry()),
+        **settings,
     )
     return under_test(sink, sleep=lambda _: None)
 
@@ -88,6 +89,45 @@ def test_a_commit_whose_answer_was_lost_is_found_and_counted_once(spark, events,
     assert sample(registry, "attempts_total") == 2
     assert sample(registry, "unknown_delta_metrics_total") == 0
     assert sample(registry, "last_committed_version") == 2
+
+
+def test_a_commit_that_adds_a_column_and_is_put_twice_is_known_again(spark, log_faults, faulty_table):
+    """Delta takes it for another one's change of the schema, before it looks at transactions."""
+    sink = writer(faulty_table, "mine", schema_evolution=True)
+    run(sink, batch(spark, EVENT, (1, 1, "ann", "u")), 0)
+    log_faults.put_twice(LOG)
+
+    result = run(sink, batch(spark, f"{EVENT}, more int", (1, 2, "ann 2", "u", 5), (2, 1, "bob", "u", 6)), 1)
+
+    assert not log_faults.is_armed
+    assert (result.outcome, result.version) == ("committed", table_version(spark, faulty_table))
+    assert fates(result) == {"inserted": 1, "updated": 1}
+    assert target_rows(spark, faulty_table, "id", "more") == [(1, 5), (2, 6)]
+
+
+def test_events_of_a_batch_that_fails_behind_its_commit_are_counted_once(spark, events, faulty_table, monkeypatch):
+    """Delivered again it is applied already, and counts nothing."""
+    registry = CollectorRegistry()
+    sink = writer(faulty_table, "mine", registry)
+    run(sink, events((1, 1, "ann", "u")), 0)
+    source = events((1, 2, "ann 2", "u"), (2, 1, "bob", "u"), (None, 1, "nobody", "u"))
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(after, "note_target", full)
+    with pytest.raises(ConfigError) as caught:
+        run(sink, source, 1)
+    monkeypatch.undo()
+
+    assert str(caught.value).startswith(f"batch 1 is in {faulty_table!r}, and what comes behind its commit failed: ")
+    assert run(sink, source, 1).outcome == "skipped_duplicate"
+    assert sample(registry, "events_received_total") == 4
+    assert [sample(registry, "events_total", fate=fate) for fate in ("inserted", "updated", "quarantined")] == [2, 1, 1]
+    assert sample(registry, "quarantined_events_total", reason="null_key") == 1
+    assert [sample(registry, "batches_total", outcome=one) for one in ("committed", "failed", "skipped_duplicate")] == [
+        *(1, 1, 1)
+    ]
 
 
 def test_a_lost_commit_is_found_below_later_commits(spark, events, log_faults, faulty_table, monkeypatch):

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from delta.exceptions import ConcurrentAppendException
 from engines import under_test
 from log_faults import LogFaults
 from prometheus_client import CollectorRegistry
@@ -19,6 +20,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from stream_merge import CommitConflictError, ConfigError, MergeMetrics, MergeResult, MergeSink, RetryPolicy
+from stream_merge.engines.in_driver import DriverMerger
+from stream_merge.engines.merge_on_read.merger import MergeOnReadMerger
+from stream_merge.engines.spark.merger import SparkMerger
 from stream_merge.microbatch import steps
 from stream_merge.microbatch.call import BatchCall
 from stream_merge.model import names
@@ -289,6 +293,56 @@ def test_a_delete_that_races_an_older_upsert_wins_by_a_second_commit(spark, even
     assert table_version(spark, faulty_table) == result.version + 1
     assert run(other, events((9, 6, "still older", "u")), 1).events.stale == 1
     assert run(other, events((9, 8, "newer", "u")), 2).events.inserted == 1
+
+
+def test_a_batch_is_done_though_nobody_can_tell_what_its_repaired_rows_were_counted_as(
+    spark, events, log_faults, faulty_table, monkeypatch
+):
+    """Of a table with wider types delta-rs cannot read the feed; batch and repair are committed by then."""
+    mine, other = writer(faulty_table, "mine"), writer(faulty_table, "other")
+    run(mine, events((1, 1, "ann", "u")), 0)
+
+    def unreadable(*_: object) -> None:
+        msg = "External error: Transaction failed: Unsupported table features required: [TypeWidening]"
+        raise RuntimeError(msg)
+
+    for merger in (SparkMerger, DriverMerger):
+        monkeypatch.setattr(merger, "counted_as", unreadable)
+
+    log_faults.overtake(
+        LOG,
+        lambda: run(mine, events((9, 5, "ghost", "u"), (2, 5, "bob", "u")), 1),
+        lambda: run(other, events((9, 7, "", "d")), 0),
+    )
+
+    assert (mine.last_result.outcome, fates(mine.last_result)) == ("committed", {"stale": 1, "inserted": 1})
+    assert target_rows(spark, faulty_table) == [(1, 1, "ann"), (2, 5, "bob")]
+
+
+def test_a_repair_that_loses_every_attempt_says_that_the_batch_is_committed(
+    spark, events, log_faults, faulty_table, monkeypatch
+):
+    mine, other = writer(faulty_table, "mine", retry=RetryPolicy(attempts=1)), writer(faulty_table, "other")
+    run(mine, events((1, 1, "ann", "u")), 0)
+
+    def lost(*_: object) -> None:
+        msg = "somebody was faster"
+        raise ConcurrentAppendException(msg)
+
+    for merger in (SparkMerger, DriverMerger, MergeOnReadMerger):
+        monkeypatch.setattr(merger, "repair", lost)
+
+    with pytest.raises(CommitConflictError) as caught:
+        log_faults.overtake(
+            LOG,
+            lambda: run(mine, events((9, 5, "ghost", "u"), (2, 5, "bob", "u")), 1),
+            lambda: run(other, events((9, 7, "", "d")), 0),
+        )
+
+    assert "the batch itself is committed, and the same batch again takes out of it" in str(caught.value)
+    monkeypatch.undo()
+    assert run(mine, events((9, 5, "ghost", "u"), (2, 5, "bob", "u")), 1).outcome == "skipped_duplicate"
+    assert target_rows(spark, faulty_table) == [(1, 1, "ann"), (2, 5, "bob")]
 
 
 def test_a_row_newer_than_the_delete_survives_the_recheck(spark, events, log_faults, faulty_table):

@@ -116,6 +116,25 @@ def test_a_sink_is_seen_before_it_has_merged_and_by_its_file_alone(
     locks.expect_alone(str(table))
 
 
+def test_a_sink_whose_first_batch_is_applied_already_asks_before_it_writes_too(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """What is left of the batch may be a commit; somebody else may have begun while it was evaluated."""
+    table = str(tmp_path / "table")
+    events = scenario.events(spark, "(1, 10, 'c', 'one'), (2, 10, 'd', NULL)")
+    scenario.sink(table, app_id="mine")(events, 0)
+    again = scenario.sink(table, app_id="mine")
+    monkeypatch.setattr(locks, "expect_no_other", lambda *_: None)  # nobody had, when the call began
+    with other("job", tmp_path / "table") as job:
+        job.heard()
+        with pytest.raises(ConfigError, match=rf"process {job.pid} \(query 'job'\)"):
+            again(events, 0)
+
+    again(events, 0)
+    assert again.last_result is not None
+    assert again.last_result.outcome == "skipped_duplicate"
+
+
 def test_streams_of_two_processes_hear_of_each_other_and_of_no_process_that_has_ended(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):

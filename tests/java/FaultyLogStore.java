@@ -85,6 +85,9 @@ public class FaultyLogStore extends LocalLogStore {
       case "lose answer":
         super.write(path, actions, overwrite, conf);
         throw new IOException("injected: the answer to the commit was lost");
+      case "put twice":
+        super.write(path, actions, overwrite, conf);
+        throw new java.nio.file.FileAlreadyExistsException(path.toString());
       case "lose answer, then unreadable":
         super.write(path, actions, overwrite, conf);
         unreadable = true;
