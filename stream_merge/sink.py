@@ -157,7 +157,7 @@ class MergeSink:
         self._last_commit = LastCommit(self._spec)
         self._sleep: Callable[[float], None] = time.sleep
         self._session = OwnSession()
-        self._upkeep = None if maintenance is None else UpkeepPlan(target, maintenance)
+        self._upkeep = None if maintenance is None else UpkeepPlan(self._spec, maintenance)
         self._place: str | None = None
         self._last_result: MergeResult | None = None
         self._is_new, self._failed_late = True, False

@@ -12,8 +12,9 @@ from pyspark.sql import SparkSession
 from stream_merge.model.logs import tell
 from stream_merge.model.maintenance import Maintenance
 from stream_merge.model.results import Upkeep
+from stream_merge.model.settings import MergeSpec
 from stream_merge.spark.streaming import Trigger, ended_triggers
-from stream_merge.tables.upkeep import TableUpkeep
+from stream_merge.tables.upkeep import TableUpkeep, beside
 
 log = logging.getLogger(__name__)
 
@@ -26,13 +27,15 @@ class UpkeepPlan:
     """Counts the calls of one sink.
 
     Args:
-        target: as the sink was told.
+        spec: of the sink.
         wanted: what to do, and how often.
     """
 
-    def __init__(self, target: str, wanted: Maintenance) -> None:
+    def __init__(self, spec: MergeSpec, wanted: Maintenance) -> None:
         self._every = wanted.every
-        self._table = TableUpkeep(target, wanted)
+        tombstones = spec.tombstone_target if spec.tombstones else None
+        quarantine = spec.quarantine_table if spec.quarantine_target is None else None  # one of the user's is theirs
+        self._table = TableUpkeep(spec.target, wanted, beside(tombstones, quarantine))
         self._changed = 0
         self._last_ended = 0.0
         """When the last round was over, in seconds since the epoch."""

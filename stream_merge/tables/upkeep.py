@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from functools import partial
 
@@ -53,17 +53,34 @@ BETWEEN_VACUUMS = timedelta(days=1)
 """VACUUM lists the whole table: not more often."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Beside:
+    """A table beside a target, which nobody else looks after."""
+
+    table: str
+    packs: bool
+    """Whether its small files are put together; the remembered deletes are by whoever writes them."""
+
+
+def beside(tombstones: str | None, quarantine: str | None) -> list[Beside]:
+    """The tables of a sink beside its target, of those that it has."""
+    of_both = ((tombstones, False), (quarantine, True))
+    return [Beside(table=table, packs=packs) for table, packs in of_both if table is not None]
+
+
 class TableUpkeep:
     """Looks after one table, and learns how fast its files are written.
 
     Args:
         target: as the sink was told.
         wanted: what to do.
+        beside: tables of the sink's own, looked after whenever the target is vacuumed.
     """
 
-    def __init__(self, target: str, wanted: Maintenance) -> None:
+    def __init__(self, target: str, wanted: Maintenance, beside: Sequence[Beside] = ()) -> None:
         self._target = target
         self._wanted = wanted
+        self._beside = tuple(beside)
         self._bytes_per_second = BYTES_PER_SECOND
         self._vacuumed_at: float | None = None
         self._vacuum_seconds = 0.0
@@ -83,6 +100,9 @@ class TableUpkeep:
             found = both(found, _guarded(lambda: self._vacuumed(session, after, left)))
         say = log.warning if found.outcome in ("failed", "over_budget") else log.info
         tell(say, "table_upkeep", table=self._target, **asdict(found), seconds=round(time.perf_counter() - started, 3))
+        if found.vacuumed:
+            for table in self._beside:
+                _look_after(session, table)
         return found
 
     def _optimized(self, session: SparkSession) -> Upkeep:
@@ -159,13 +179,38 @@ class TableUpkeep:
         if problem is not None:  # the property has been changed since the sink looked first
             return Upkeep(outcome="failed", detail=problem)
         started = time.perf_counter()
-        confs = {OWN_RETENTION_CONF: "false", LISTING_CONF: str(4 * session.sparkContext.defaultParallelism)}
+        confs = {OWN_RETENTION_CONF: "false", **_listing(session)}
         if self._wanted.force:
             confs[RETENTION_CHECK_CONF] = "false"
         with holding(session, confs), silent(session):
             delta_table(session, self._target).vacuum(after.total_seconds() / 3600)
         self._vacuumed_at, self._vacuum_seconds = time.monotonic(), time.perf_counter() - started
         return Upkeep(outcome="done", vacuumed=True)
+
+
+def _look_after(session: SparkSession, beside: Beside) -> None:
+    """Put its small files together and delete what it has not needed for its own retention; what fails is logged.
+
+    Each batch with a delete or a broken event adds a file there, and packs leave theirs behind: some 100 a day.
+    """
+
+    def looked_after() -> Upkeep:
+        if find(session, beside.table) is None:
+            return Upkeep(outcome="nothing")
+        found = Upkeep(outcome="done")
+        if beside.packs:
+            found = _counted(session, f"OPTIMIZE {names.sql_identifier(beside.table)}")
+        with holding(session, _listing(session)), silent(session):
+            delta_table(session, beside.table).vacuum()
+        return replace(found, outcome="done", vacuumed=True)
+
+    found = _guarded(looked_after)
+    say = log.warning if found.outcome == "failed" else log.info
+    tell(say, "table_upkeep", table=beside.table, **asdict(found))
+
+
+def _listing(session: SparkSession) -> dict[str, str]:
+    return {LISTING_CONF: str(4 * session.sparkContext.defaultParallelism)}
 
 
 def _guarded(part: Callable[[], Upkeep]) -> Upkeep:
@@ -295,4 +340,5 @@ def _maintained(session: SparkSession, target: str, wanted: Maintenance) -> Upke
     problem = retention_problem(session, target, snapshot.properties, wanted)
     if problem is not None:
         raise ConfigError(problem, target=target)
-    return TableUpkeep(target, wanted).round(session)
+    own = (names.sibling(target, prefix) for prefix in (names.TOMBSTONE_TABLE_PREFIX, names.QUARANTINE_TABLE_PREFIX))
+    return TableUpkeep(target, wanted, beside(*own)).round(session)

@@ -184,6 +184,32 @@ def test_files_that_are_no_longer_needed_are_deleted(
     assert (again.outcome, again.vacuumed) == ("nothing", False)  # not twice on a day
 
 
+def test_tables_beside_the_target_are_looked_after_with_it(spark: SparkSession, tmp_table: str) -> None:
+    """Their packs and small files would stay for ever; what they hold is as before."""
+    stream = ChangeStream(spark, tmp_table, engine="native")
+    for number in range(3):
+        stream.deliver(delete(number, lsn=10), upsert(None, "nobody", lsn=10))
+    table = Path(tmp_table)
+    tombstones, quarantine = (
+        table.with_name(f"__stream_merge_{kind}_{table.name}") for kind in ("tombstones", "quarantine")
+    )
+    old = [beside / "of-an-older-pack.parquet" for beside in (tombstones, quarantine)]
+    for file in old:
+        file.write_bytes(b"removed long ago")
+        os.utime(file, (time.time() - 8 * 86_400,) * 2)
+    forced = Maintenance(every=1, optimize=False, vacuum_after=timedelta(hours=1), force=True)
+
+    result = stream.deliver(upsert(1, "one", lsn=9), upsert(2, "two", lsn=20), maintenance=forced)
+
+    assert result.upkeep is not None
+    assert (result.upkeep.outcome, result.upkeep.vacuumed) == ("done", True)
+    assert [file.exists() for file in old] == [False, False]
+    assert len(deltalake.DeltaTable(str(quarantine)).file_uris()) == 1
+    assert spark.read.format("delta").load(str(quarantine)).count() == 3
+    assert (result.events.stale, stream.rows()) == (1, [(2, 20, "two")])
+    assert stream.deliver(upsert(0, "older", lsn=9)).events.stale == 1
+
+
 def test_a_time_beyond_the_retention_is_refused(spark: SparkSession, tmp_table: str) -> None:
     """Of a file whose removal Delta has forgotten VACUUM goes by its age alone (Delta 4.4).
 

@@ -13,6 +13,7 @@ from stream_merge import ConfigError, Maintenance
 from stream_merge.microbatch import upkeep
 from stream_merge.microbatch.upkeep import UpkeepPlan
 from stream_merge.model.results import Upkeep
+from stream_merge.model.settings import MergeSpec
 from stream_merge.spark.data_files import DataFile
 from stream_merge.spark.streaming import Trigger
 from stream_merge.tables.compaction import due
@@ -123,6 +124,9 @@ class Rounds:
         return Upkeep(outcome="nothing")
 
 
+SPEC = MergeSpec(target="shop.orders", keys=("id",), sequence_by=("lsn",))
+
+
 def calls(
     monkeypatch: pytest.MonkeyPatch,
     *,
@@ -138,7 +142,7 @@ def calls(
     ended: list[Trigger] = []
     monkeypatch.setattr(upkeep, "time", SimpleNamespace(time=lambda: now))
     monkeypatch.setattr(upkeep, "ended_triggers", lambda _, query_id, *, most: ended[-most:])
-    plan, rounds = UpkeepPlan("shop.orders", Maintenance(every=every)), Rounds()
+    plan, rounds = UpkeepPlan(SPEC, Maintenance(every=every)), Rounds()
     monkeypatch.setattr(plan, "_table", rounds)
     found = []
     for _ in range(count):
