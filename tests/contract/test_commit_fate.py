@@ -113,7 +113,8 @@ def test_events_of_a_batch_that_fails_behind_its_commit_are_counted_once(spark, 
     source = events((1, 2, "ann 2", "u"), (2, 1, "bob", "u"), (None, 1, "nobody", "u"))
 
     def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
+        msg = "java.io.IOException: No space left on device"
+        raise RuntimeError(msg)
 
     monkeypatch.setattr(after, "note_target", full)
     with pytest.raises(ConfigError) as caught:

@@ -137,7 +137,7 @@ def test_what_a_query_did_before_its_first_commit_is_accounted_for_by_another_ru
 
     recorded = job.accounted()[-1][1]["0"]
     assert (recorded["range"], recorded["uncounted"], sum(recorded["records"].values())) == ([0, 4], 3, 1)
-    assert [(step.offsets, step.uncounted) for step in job.history()] == [(4, 3)]
+    assert [(step.offsets, step.uncounted) for step in job.history()] == [(0, 0), (4, 3)]
 
 
 def test_history_shows_what_a_query_has_read_without_a_commit(make: Make) -> None:
