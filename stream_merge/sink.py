@@ -336,11 +336,14 @@ class MergeSink:
         target = self._spec.target
         locks.warn_of_others(target, f"query {call.caller.query!r}", self._store.known_location(target))
 
-    def _reading(self, batch_df: DataFrame, batch_id: int, began: float) -> AbstractContextManager[None]:
-        """What a source does before a call of the sink: counted and logged as the call's where it raises."""
+    def _reading(
+        self, batch_df: DataFrame, batch_id: int, began: float, passes: Callable[[Exception], bool]
+    ) -> AbstractContextManager[None]:
+        """What a source does before a call: counted and logged as the call's where it raises what does not pass."""
         query, metrics = caller(batch_df, self._spec).query, self._metrics or default_metrics()
         metrics.prepare(query, self._spec.label)
-        return failures_told(self._spec, metrics, PhaseClock(began, current="read"), query=query, batch_id=batch_id)
+        clock = PhaseClock(began, current="read")
+        return failures_told(self._spec, metrics, clock, query=query, batch_id=batch_id, passes=passes)
 
     def _wants_events_at_hand(self, batch_df: DataFrame, *, need: int) -> bool:
         """Whether an engine in the driver is likely to merge a batch that takes so many bytes there."""

@@ -53,7 +53,7 @@ BATCHES = Instrument(
     name="stream_merge_batches_total",
     type="counter",
     unit="micro-batches",
-    help="Calls of the sink by outcome.",
+    help="Calls of the sink by outcome; of a Kafka job also batches that were stopped before it was called.",
     label="outcome",
     values=(*OUTCOMES, FAILED),
 )
@@ -61,7 +61,7 @@ BATCH_DURATION = Instrument(
     name="stream_merge_batch_duration_seconds",
     type="histogram",
     unit="seconds",
-    help="Wall time of a call of the sink, whatever its outcome.",
+    help="Wall time of a call of the sink, whatever its outcome; of a Kafka job with fetching and decoding.",
 )
 RECEIVED = Instrument(
     name="stream_merge_events_received_total",
@@ -131,7 +131,7 @@ PHASE_SECONDS = Instrument(
     name="stream_merge_phase_seconds_total",
     type="counter",
     unit="seconds",
-    help="Wall time of calls by phase; the phases add up to the whole call.",
+    help="Wall time of calls by phase; the phases add up to the whole call. read: of a Kafka job, before the call.",
     label="phase",
     values=PHASES,
 )
@@ -244,13 +244,13 @@ TOPIC_POLLED = Instrument(
     name="stream_merge_topic_polled_timestamp_seconds",
     type="gauge",
     unit="seconds",
-    help="Unix time when the broker last told the end of the topic; 0 before the first answer.",
+    help="Unix time when the broker last answered a question about the topic; 0 before the first answer.",
     label="topic",
 )
 QUERY_FAILED = Instrument(
     name="stream_merge_query_failed",
     type="gauge",
-    unit="",
+    unit="queries",
     help="1 where a query of a job has ended with an error while the job's other queries go on; 0 while it runs or"
     " waits for its broker.",
 )

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from stream_merge.engines.base import MergeReport
+from stream_merge.microbatch.attempts import Ledger
 from stream_merge.model.logs import tell
 from stream_merge.model.results import UNDECODABLE, EventCounts
 from stream_merge.shapes.batch import Batch
@@ -27,6 +28,12 @@ def _by_events(report: MergeReport) -> tuple[int, int]:
     missing = (report.metrics.get(f"numTargetRowsNotMatchedBySource{what}", 0) for what in ("Updated", "Deleted"))
     updated, deleted = missing
     return report.updated - updated, report.deleted - deleted
+
+
+def landed_as(batch: Batch, report: MergeReport, *, refused: int, undecodable: int) -> Ledger:
+    """What has become of a batch's events, if nothing more happens to them behind the commit."""
+    events = settle(batch, report, refused=refused, repaired={}, undecodable=undecodable)
+    return events, {} if report.already_applied else dict(all_reasons(batch, undecodable))
 
 
 def settle(

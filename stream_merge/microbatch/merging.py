@@ -16,12 +16,12 @@ from stream_merge.engines.base import Choice, CommitTag, Execution, MergeJob, Me
 from stream_merge.engines.spark.commit import SparkCommits, record
 from stream_merge.errors import MergeFailedError, StreamMergeError
 from stream_merge.microbatch import landed
-from stream_merge.microbatch.attempts import Ledger
 from stream_merge.microbatch.call import BatchCall
-from stream_merge.microbatch.ledger import all_reasons, settle
+from stream_merge.microbatch.ledger import landed_as
 from stream_merge.model import names
 from stream_merge.model.logs import tell
 from stream_merge.model.results import Tidied
+from stream_merge.shapes.batch import Batch
 from stream_merge.spark.errors import reason
 from stream_merge.spark.versions import KEEPS_NULL_STRUCTS
 from stream_merge.tables import fitness, spark_table
@@ -139,6 +139,11 @@ class Executor:
                 raise MergeFailedError(msg, target=spec.target, batch_id=batch_id) from err
         return None if self._execution.tombstones is None else action(self._execution.tombstones)
 
+    @property
+    def batch(self) -> Batch:
+        """The evaluated batch."""
+        return self._job.batch
+
     def look(self, tombstones: BatchTombstones[Any]) -> Hits | None:
         """The tombstones that concern the batch, looked for again when the log has moved on."""
         if self.hits is None or tombstones.version() != self.hits.version:
@@ -199,12 +204,6 @@ class Executor:
             tell(log.warning, "repaired_events_uncounted", target=self._call.spec.label, error=reason(err))
             return {}
         return found
-
-    def ledger(self, report: MergeReport, *, refused: int) -> Ledger:
-        """What has become of the batch's events, if nothing more happens to them."""
-        batch, undecodable = self._job.batch, self._call.intake.undecodable_events
-        events = settle(batch, report, refused=refused, repaired={}, undecodable=undecodable)
-        return events, {} if report.already_applied else dict(all_reasons(batch, undecodable))
 
     @property
     def tidy(self) -> Callable[[], Tidied] | None:
@@ -283,7 +282,8 @@ def merged(call: BatchCall, executor: Executor, *, events: int) -> Merged:
         executor.keep(None)
     refused = 0 if executor.hits is None else executor.hits.refused
     if report.already_applied or report.version is not None:
-        call.attempts.has_landed(executor.ledger(report, refused=refused))
+        undecodable = call.intake.undecodable_events
+        call.attempts.has_landed(landed_as(executor.batch, report, refused=refused, undecodable=undecodable))
     return Merged(report=report, engine=done_by, refused=refused)
 
 

@@ -32,6 +32,7 @@ def failures_told(
     query: str,
     batch_id: int,
     landed: Callable[[], bool] = lambda: False,
+    passes: Callable[[Exception], bool] = lambda _: False,
 ) -> Iterator[None]:
     """Count and log what the block raises.
 
@@ -42,6 +43,7 @@ def failures_told(
         query: label.
         batch_id: which batch.
         landed: whether the target holds the batch though the block raised.
+        passes: errors that are no failure of a batch: neither counted nor logged.
 
     Raises:
         ConfigError: in place of an error of the machine or the store, such as a full disk.
@@ -50,6 +52,8 @@ def failures_told(
     try:
         yield
     except Exception as err:
+        if passes(err):
+            raise
         error = type(err).__name__
         metrics.observe_failure(
             FailedBatch(target=spec.label, query=query, batch_id=batch_id, error=error, seconds=clock.seconds())

@@ -6,7 +6,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from functools import partial
 
@@ -93,7 +93,7 @@ class TableUpkeep:
         """
         started = time.perf_counter()
         wanted = self._wanted
-        found = _guarded(lambda: self._optimized(session)) if wanted.optimize else Upkeep(outcome="nothing")
+        found = self.put_together(session) if wanted.optimize else Upkeep(outcome="nothing")
         after = wanted.vacuum_after
         if after is not None and self._is_vacuum_due():
             left = wanted.budget_seconds - (time.perf_counter() - started)
@@ -102,8 +102,12 @@ class TableUpkeep:
         tell(say, "table_upkeep", table=self._target, **asdict(found), seconds=round(time.perf_counter() - started, 3))
         if found.vacuumed:
             for table in self._beside:
-                _look_after(session, table)
+                _look_after(session, table, wanted.budget_seconds - (time.perf_counter() - started))
         return found
+
+    def put_together(self, session: SparkSession) -> Upkeep:
+        """The part of a round that writes files again."""
+        return _guarded(lambda: self._optimized(session))
 
     def _optimized(self, session: SparkSession) -> Upkeep:
         table = delta_table(session, self._target)
@@ -188,23 +192,22 @@ class TableUpkeep:
         return Upkeep(outcome="done", vacuumed=True)
 
 
-def _look_after(session: SparkSession, beside: Beside) -> None:
+def _look_after(session: SparkSession, beside: Beside, seconds_left: float) -> None:
     """Put its small files together and delete what it has not needed for its own retention; what fails is logged.
 
     Each batch with a delete or a broken event adds a file there, and packs leave theirs behind: some 100 a day.
     """
 
-    def looked_after() -> Upkeep:
+    def vacuumed() -> Upkeep:
         if find(session, beside.table) is None:
             return Upkeep(outcome="nothing")
-        found = Upkeep(outcome="done")
-        if beside.packs:
-            found = _counted(session, f"OPTIMIZE {names.sql_identifier(beside.table)}")
         with holding(session, _listing(session)), silent(session):
             delta_table(session, beside.table).vacuum()
-        return replace(found, outcome="done", vacuumed=True)
+        return Upkeep(outcome="done", vacuumed=True)
 
-    found = _guarded(looked_after)
+    found = _guarded(vacuumed)
+    if beside.packs and found.vacuumed and seconds_left > 0:
+        found = both(found, TableUpkeep(beside.table, Maintenance(budget_seconds=seconds_left)).put_together(session))
     say = log.warning if found.outcome == "failed" else log.info
     tell(say, "table_upkeep", table=beside.table, **asdict(found))
 

@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 import scenario
+from prometheus_client import CollectorRegistry
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from traces import USER_METADATA_CONF, commits, transactions, user_metadata
 
-from stream_merge import MergeSinks
+from stream_merge import MergeMetrics, MergeSinks
+from stream_merge.microbatch import after
 from stream_merge.model.names import TOMBSTONE_TABLE_PREFIX, sibling
 from stream_merge.model.source_batch import Intake, Undecodable
 from stream_merge.tables.delta_rs import data_files
@@ -160,6 +162,32 @@ def test_a_first_batch_that_changes_nothing_commits_its_id_alone(spark: SparkSes
     shutil.rmtree(query.table)
     query.add("(1, 20, 'u', 'uno')")
     query.is_refused("has merged into")
+
+
+def test_events_of_a_first_batch_that_committed_its_id_alone_and_then_failed_are_counted_once(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Delivered again the batch is applied, and counts nothing."""
+    query, registry = Query(spark, tmp_path, "auto"), CollectorRegistry()
+    scenario.sink(query.table)(scenario.events(spark, "(1, 10, 'c', 'one')"), 0)
+    sink = scenario.sink(query.table)
+    sink._metrics = MergeMetrics(registry)
+    query.add("(1, 5, 'u', 'late')")
+
+    def full(*_: object) -> None:
+        msg = "java.io.IOException: No space left on device"
+        raise RuntimeError(msg)
+
+    monkeypatch.setattr(after, "note_target", full)
+    with pytest.raises(StreamingQueryException, match=r"batch 0 is in .* and what comes behind its commit failed"):
+        query.run(each=sink)
+    monkeypatch.undo()
+    query.run(each=sink)
+
+    assert sink.last_result is not None
+    assert sink.last_result.outcome == "skipped_duplicate"
+    received = [one for family in registry.collect() for one in family.samples if one.name.endswith("received_total")]
+    assert sum(one.value for one in received) == 1
 
 
 def test_a_checkpoint_of_an_older_version_gets_a_warning(query: Query, caplog: pytest.LogCaptureFixture):

@@ -43,6 +43,7 @@ def test_the_commit_that_undoes_rows_accounts_for_no_offsets() -> None:
     target, recheck = ours("target"), ours("recheck")
 
     assert step(target) == (100, 100, 3)
+    assert step(recheck) == (0, 0, 3)  # and is no foreign commit
     assert "kafka" not in recheck
     assert (target["fingerprint"], recheck["fingerprint"]) == ("f", "f")
 

@@ -21,10 +21,17 @@ def test_there_is_no_lag_before_it_is_known_where_the_query_goes_on() -> None:
         lag = registry.get_sample_value("stream_merge_topic_lag_events", LABELS)
         return lag, bool(registry.get_sample_value("stream_merge_topic_polled_timestamp_seconds", LABELS))
 
+    started: dict[str, dict[int, int]] = {}
     progress.begin()
     assert shown() == (None, False)
+    progress.seen({})  # the broker has answered: there is no such topic yet
+    assert shown() == (None, True)
+    progress.goes_on_from({}, lambda: started)
     progress.seen(topics)
     assert shown() == (None, True)
-    progress.goes_on_from({"t": {0: 4_998}}, dict)
+    started["t"] = {0: 4_997}  # Spark has written down where the query starts
+    progress.seen(topics)
+    assert shown() == (3, True)
+    progress.goes_on_from({"t": {0: 4_998}}, lambda: started)
     progress.seen(topics)
     assert shown() == (2, True)

@@ -100,11 +100,14 @@ def confs(pairs: list[str]) -> dict[str, str]:
 
 
 def session_confs(pairs: list[str] | None, jars_in: str | None, places: Iterable[str]) -> dict[str, str]:
-    """Spark confs from `KEY=VALUE`, and those for the jars of a folder and for the stores that these places are in."""
+    """Spark confs from `KEY=VALUE`, and those for the jars of a folder and for the stores that these places are in.
+
+    Under spark-submit the user's alone: it has brought all jars.
+    """
     own = confs(pairs or [])
-    if jars_in is not None and not is_submitted():  # spark-submit has brought them
-        own = jars.conf(jars_in, own)
-    return for_places(own, places)
+    if is_submitted():
+        return own
+    return for_places(own if jars_in is None else jars.conf(jars_in, own), places)
 
 
 def properties(option: str, pairs: list[str]) -> dict[str, str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,6 +19,7 @@ from stream_merge.jobs.kafka.batch_offsets import Checkpoint, Ranges
 from stream_merge.jobs.kafka.columns import RowSchema
 from stream_merge.jobs.kafka.decode import DecodedBatch
 from stream_merge.jobs.kafka.events import SOURCE_COLUMNS, change_events, change_events_at_hand
+from stream_merge.jobs.kafka.exit_codes import is_outage
 from stream_merge.jobs.kafka.lag import Progress
 from stream_merge.jobs.kafka.newest_records import Records, newest
 from stream_merge.jobs.kafka.ordering import DELETE, POSITION_COMPONENTS, SEQUENCE
@@ -33,7 +33,7 @@ from stream_merge.model.source_batch import Intake, Undecodable
 from stream_merge.sink import MergeSink
 from stream_merge.sources.decode.arrow_files import workers_are_here
 from stream_merge.sources.envelopes.base import Kind
-from stream_merge.sources.kafka.connection import Cluster, TopicState
+from stream_merge.sources.kafka.connection import Cluster
 from stream_merge.spark.identity import caller_of
 from stream_merge.tables import quarantine, spark_table
 
@@ -106,12 +106,11 @@ class TopicSink:
 
     def _merge(self, batch_df: DataFrame, batch_id: int) -> None:
         began = time.perf_counter()
-        self._look_around(batch_df)
-        topics = self._cluster.topics(self._settings.topic)
-        known = self._rows.columns
         with ExitStack() as held:
-            with self._sink._reading(batch_df, batch_id, began):
-                read = self._read(batch_df, batch_id, topics, held)
+            with self._sink._reading(batch_df, batch_id, began, is_outage):
+                self._look_around(batch_df)
+                known = self._rows.columns
+                read = self._read(batch_df, batch_id, held)
             intake = replace(read.intake, began=began)
             if read.events is not None:
                 self._sink._merge(read.events, batch_id, intake)
@@ -124,15 +123,15 @@ class TopicSink:
             if self._rows.columns != known:
                 self.look_again()
 
-    def _read(self, batch_df: DataFrame, batch_id: int, topics: Mapping[str, TopicState], held: ExitStack) -> _Read:
+    def _read(self, batch_df: DataFrame, batch_id: int, held: ExitStack) -> _Read:
         """What the batch brings, or why it is not merged.
 
         Args:
             batch_df: the records.
             batch_id: which batch.
-            topics: as the broker describes them.
             held: what has to be given back when the batch is done.
         """
+        topics = self._cluster.topics(self._settings.topic)
         origin = self._known_origin()
         origin.expect_same_topics(topics)
         ranges = self._known_checkpoint(batch_df).ranges(

@@ -57,11 +57,12 @@ def trail(query: QuerySettings) -> list[Step]:
 
 def _step(commit: CommitRecord) -> Step:
     at = None if commit.timestamp_ms is None else datetime.fromtimestamp(commit.timestamp_ms / 1000, UTC)
+    said = commit.ours or {}
+    if said.get("role") == "recheck":  # an older version says there once more what the batch's own commit says
+        return Step(version=commit.version, at=at, identity=said.get("identity"), batch_id=said.get("batch_id"))
     ours = section_of(commit)
-    if ours is not None and ours.get("role") == "recheck":  # until 0.1 it said once more what its batch's commit says
-        return Step(version=commit.version, at=at, identity=ours.get("identity"), batch_id=ours.get("batch_id"))
     if ours is None:
-        replay = (commit.ours or {}).get(REPLAY_SECTION, {})
+        replay = said.get(REPLAY_SECTION, {})
         return Step(version=commit.version, at=at, identity=None, batch_id=None, replayed=replay.get("records"))
     ranges: Ranges = {}
     records: Counter[str] = Counter()

@@ -49,8 +49,6 @@ class Progress:
     """Consumer group that shows the offsets; None: none does."""
     metrics: MergeMetrics | None = None
     has_failed: bool = False
-    is_placed: bool = False
-    """Whether it is known where the query goes on; before, its lag is not."""
     ends: dict[tuple[str, int], int] = field(default_factory=dict)
     """Topic and partition -> offset behind the last merged one."""
     starts: Callable[[], Offsets] = dict
@@ -75,7 +73,7 @@ class Progress:
     def goes_on_from(self, ends: Offsets, starts: Callable[[], Offsets]) -> None:
         """What runs before have merged, and where they started, which is asked until it is known."""
         self.ends.update(_flat(ends))
-        self.starts, self.is_placed = starts, True
+        self.starts = starts
 
     def merged(self, ranges: Ranges, batch: DecodedBatch, lost: Ranges, *, seconds_ago: float) -> None:
         """Count a batch that has been in the target for so many seconds."""
@@ -118,10 +116,9 @@ class Progress:
             with suppress(Exception):  # it is being written, or its place does not answer: at the next look
                 self.started = _flat(self.starts())
         for topic in self.topics:
-            if topic in topics:
-                store.append((TOPIC_POLLED, (topic,), now))
-                if self.is_placed:
-                    store.append((TOPIC_LAG, (topic,), self._lag(topic, topics[topic])))
+            store.append((TOPIC_POLLED, (topic,), now))  # also of a topic that the broker does not have yet
+            if topic in topics and (self.ends or self.started):
+                store.append((TOPIC_LAG, (topic,), self._lag(topic, topics[topic])))
         self._numbers.observe_topics(self.query, self.target, store=store)
 
     def mirror_failed(self) -> None:
