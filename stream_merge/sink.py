@@ -374,9 +374,7 @@ class MergeSink:
 
     def _may_hold(self, batch_df: DataFrame, batch_id: int) -> bool:
         """Whether the target may hold the batch whose call failed: its commit came first, or nobody can say."""
-        self._store.begin()
-        session = self._session.of(batch_df)
-        return self._failed_late or set_aside.may_hold(batch_df, batch_id, self._spec, session, self._store)
+        return self._failed_late or set_aside.may_hold(batch_df, batch_id, self._spec, self._session, self._store)
 
     def _set_aside(self, batch_df: DataFrame, batch_id: int, error: Exception) -> int:
         """Commit all events of a batch to the quarantine table instead of merging them, once per batch.

@@ -52,16 +52,16 @@ class Attempts:
         """Lost commits by Delta's class."""
         self.landed = False
         """Whether the target is known to hold what the call had to merge; False also where nobody knows yet."""
-        self._ledger: Ledger | None = None
+        self._ledger: Callable[[], Ledger] | None = None
 
-    def has_landed(self, ledger: Ledger) -> None:
-        """The target holds what the call had to merge, and this is what became of the events."""
+    def has_landed(self, ledger: Callable[[], Ledger]) -> None:
+        """The target holds what the call had to merge; what became of the events is asked where the call fails."""
         self.landed, self._ledger = True, ledger
 
     def count_landed(self) -> None:
         """Count the events of a batch whose call fails behind its commit: delivered again, it counts as applied."""
         if self._ledger is not None:
-            self._metrics.observe_events(self._query, self._target, *self._ledger)
+            self._metrics.observe_events(self._query, self._target, *self._ledger())
 
     def run(self, attempt: Callable[[int], T]) -> T:
         """Run an attempt, which gets its number, until it wins or the policy is exhausted."""

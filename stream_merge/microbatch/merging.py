@@ -280,11 +280,16 @@ def merged(call: BatchCall, executor: Executor, *, events: int) -> Merged:
     if report.already_applied:
         # Whoever applied it may have seen fewer tombstones than this attempt: all upserts are checked again.
         executor.keep(None)
-    refused = 0 if executor.hits is None else executor.hits.refused
+    done = Merged(report=report, engine=done_by, refused=0 if executor.hits is None else executor.hits.refused)
     if report.already_applied or report.version is not None:
-        undecodable = call.intake.undecodable_events
-        call.attempts.has_landed(landed_as(executor.batch, report, refused=refused, undecodable=undecodable))
-    return Merged(report=report, engine=done_by, refused=refused)
+        keep_ledger(call, executor.batch, done)
+    return done
+
+
+def keep_ledger(call: BatchCall, batch: Batch, merged: Merged) -> None:
+    """From here on the events of a call that fails are counted: its commit is in the target."""
+    undecodable = call.intake.undecodable_events
+    call.attempts.has_landed(partial(landed_as, batch, merged.report, refused=merged.refused, undecodable=undecodable))
 
 
 def rechecked(call: BatchCall, executor: Executor, merged: Merged) -> Merged:

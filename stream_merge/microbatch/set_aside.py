@@ -9,6 +9,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from stream_merge.engines.spark.commit import USER_METADATA_CONF
 from stream_merge.errors import ConfigError
+from stream_merge.microbatch.own_session import OwnSession
 from stream_merge.model import names
 from stream_merge.model.logs import tell
 from stream_merge.model.results import TARGET_FAILED
@@ -71,11 +72,12 @@ def write(
     return count, written
 
 
-def may_hold(batch_df: DataFrame, batch_id: int, spec: MergeSpec, session: SparkSession, store: Store) -> bool:
+def may_hold(batch_df: DataFrame, batch_id: int, spec: MergeSpec, sessions: OwnSession, store: Store) -> bool:
     """Whether the target holds the batch, or nobody can say."""
     app_id = caller(batch_df, spec).app_id("target")
+    store.begin()
     try:
-        found = store.find(session, spec.target)
+        found = store.find(sessions.of(batch_df), spec.target)
         return found is not None and is_applied(found.transaction, app_id, batch_id)
     except ConfigError:
         return False  # what is there is no Delta table

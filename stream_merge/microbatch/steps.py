@@ -19,7 +19,6 @@ from stream_merge.engines.spark.whole import Beside
 from stream_merge.errors import ConfigError, MergeFailedError
 from stream_merge.microbatch import meaning, merging
 from stream_merge.microbatch.call import BatchCall
-from stream_merge.microbatch.ledger import landed_as
 from stream_merge.microbatch.merging import Executor, Merged
 from stream_merge.microbatch.values import Applied, Done, Prepared, Ready
 from stream_merge.model.logs import tell
@@ -328,9 +327,7 @@ def record_first_batch(call: BatchCall, ready: Ready, merged: Merged | None) -> 
     with call.clock.phase("merge"):
         version = merging.record_first(call, since=ready.target.version)
     if version is not None:
-        done = merged or Merged(report=MergeReport())
-        undecodable = call.intake.undecodable_events
-        call.attempts.has_landed(landed_as(ready.batch, done.report, refused=done.refused, undecodable=undecodable))
+        merging.keep_ledger(call, ready.batch, merged or Merged(report=MergeReport()))
     return version
 
 
