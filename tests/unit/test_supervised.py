@@ -11,6 +11,7 @@ import pytest
 import yaml
 from kafka.errors import KafkaConnectionError
 
+from stream_merge.errors import ConfigError
 from stream_merge.jobs.kafka import control
 from stream_merge.jobs.kafka.query import Supervised
 from stream_merge.jobs.kafka.replay import Replayed, Request
@@ -81,6 +82,49 @@ def test_a_stop_during_a_look_at_the_broker_keeps_no_other_query_waiting(setting
     while not query.has_ended:
         query.step()
     assert (query.failure, request.exists()) == (None, False)
+
+
+class Ended:
+    """A query that Spark has ended, for a reason that names nothing."""
+
+    is_active, has_failed, has_delivered = False, True, True
+    failure = RuntimeError("Job aborted.")
+
+    def stop(self) -> None:
+        """It has stopped."""
+
+
+@pytest.mark.parametrize("is_stopped", [False, True], ids=["let run", "stopped meanwhile"])
+@pytest.mark.parametrize("is_told", [True, False], ids=["told", "not told"])
+def test_what_stands_behind_the_end_of_a_query_is_looked_for_beside_the_others(
+    settings: QuerySettings, *, is_told: bool, is_stopped: bool
+) -> None:
+    answers = threading.Event()
+
+    class Explaining(BrokerAway):
+        def look_before(self, query: QuerySettings, **_: bool) -> None:
+            answers.wait()
+            if is_told:
+                msg = "topic 't' is gone"
+                raise ConfigError(msg)
+
+    query = Supervised(settings, Explaining(), SimpleQueue(), once=False)
+    query._running = Ended()  # type: ignore[assignment]
+
+    query.step()  # comes back while the broker is asked
+    query.step()
+
+    assert not query.has_ended
+    answers.set()
+    if is_stopped:
+        query.stop()
+    while not query.has_ended:
+        query.step()
+    assert query.failure is not None
+    if is_told:
+        assert (str(query.failure), query.failure.__cause__) == ("topic 't' is gone", Ended.failure)
+    else:
+        assert query.failure is Ended.failure
 
 
 @pytest.mark.parametrize("kind", ["no text", "not ours to read"])

@@ -63,6 +63,8 @@ class Supervised:
         self._job = job
         self._replaying: threading.Thread | None = None
         self._looking: Look | None = None
+        self._unexplained: Exception | None = None
+        """What the query has ended with, until a look at broker and table tells what stands behind it."""
         self._has_run = self._is_asked_to_stop = False
         self._arrived = arrived
         self._once = once
@@ -123,6 +125,8 @@ class Supervised:
         for thread in (self._replaying, self._looking):
             if thread is not None:
                 thread.join()
+        if self._unexplained is not None and self._looking is not None:
+            self._keep(_named(self._unexplained, self._looking.error, self.name))
         if self._running is None:
             return
         self._closing.set()
@@ -164,6 +168,10 @@ class Supervised:
         if self._is_looking:
             return
         looked, self._looking = self._looking, None
+        ended_with, self._unexplained = self._unexplained, None
+        if ended_with is not None:
+            self._failed(_named(ended_with, looked.error, self.name))
+            return
         if looked.error is not None:
             self._failed(looked.error)
             return
@@ -189,20 +197,10 @@ class Supervised:
             return
         if running.has_delivered:
             self._outage_since, self._restarts, self._refusals = None, 0, 0
-        self._failed(self._named(error))
-
-    def _named(self, error: Exception) -> Exception:
-        """What stands behind an error of Spark, where a look at broker and table tells."""
         if isinstance(error, StreamMergeError) or is_outage(error) or is_refusal(error):
-            return error
-        try:
-            self._look()
-        except StreamMergeError as found:
-            found.__cause__ = error
-            return found
-        except Exception as err:
-            tell(log.info, "cause_not_found", query=self.name, error=type(err).__name__)
-        return error
+            self._failed(error)
+        else:
+            self._unexplained = error
 
     def _failed(self, error: Exception) -> None:
         is_refused = is_refusal(error)
@@ -225,3 +223,13 @@ class Supervised:
     def _keep(self, error: Exception | None) -> None:
         if error is not None and self.failure is None:
             self.failure = error
+
+
+def _named(error: Exception, found: Exception | None, query: str) -> Exception:
+    """What stands behind an error of Spark: what a look at broker and table has found, else the error itself."""
+    if isinstance(found, StreamMergeError):
+        found.__cause__ = error
+        return found
+    if found is not None:
+        tell(log.info, "cause_not_found", query=query, error=type(found).__name__)
+    return error
