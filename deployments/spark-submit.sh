@@ -13,18 +13,23 @@
 #
 # The exit code is that of 'stream-merge run'. SIGTERM, Ctrl-C and 'stream-merge stop JOB' end it after the running micro-batches.
 set -euo pipefail
-here=$(cd "$(dirname "$0")" && pwd)
+here=$(cd "$(dirname "$(readlink -f "$0")")" && pwd) # also through a link in a bin folder
 
 fail() { echo "stream_merge: $*" >&2; exit 2; }
 
-options=() jars=
+options=() jars= conf_jars=
 while [[ "${1:-}" = -* ]]; do
     case $1 in
-        --jars=*) jars=${1#*=} && shift ;; # joined with ours: spark-submit takes the last --jars only
+        --jars=*) jars=${1#*=} && shift ;; # joined with ours: spark-submit takes the last --jars only, and no other conf
+        --conf=spark.jars=*) conf_jars=${1#*=*=} && shift ;;
         --verbose | -v | --supervise | --*=*) options+=("$1") && shift ;;
         *)
             [ $# -gt 1 ] || fail "$1 needs a value"
-            if [ "$1" = --jars ]; then jars=$2; else options+=("$1" "$2"); fi
+            case $1=$2 in
+                --jars=*) jars=$2 ;;
+                --conf=spark.jars=* | -c=spark.jars=*) conf_jars=${2#spark.jars=} ;;
+                *) options+=("$1" "$2") ;;
+            esac
             shift 2
             ;;
     esac
@@ -41,6 +46,12 @@ SPARK_HOME=${SPARK_HOME:-$("$PYSPARK_PYTHON" -c 'import pyspark; print(pyspark._
     || fail "SPARK_HOME is not set and $PYSPARK_PYTHON has no pyspark; set SPARK_HOME or PYSPARK_PYTHON"
 export PYSPARK_PYTHON SPARK_HOME
 
+# Which of the user's jars spark-submit would take: --jars, else the conf, else the entry of spark-defaults.conf.
+jars=${jars:-$conf_jars}
+if [ -z "$jars" ] && grep -qs '^[[:space:]]*spark\.jars[[:space:]=:]' "${SPARK_CONF_DIR:-$SPARK_HOME/conf}/spark-defaults.conf"; then
+    jars=$("$PYSPARK_PYTHON" -c 'from stream_merge.spark.defaults import JARS, in_effect; print(in_effect(JARS, {}))') \
+        || fail "$PYSPARK_PYTHON has no stream_merge, which reads spark.jars in spark-defaults.conf; set PYSPARK_PYTHON"
+fi
 # What 'stream-merge jars' has fetched and Spark does not have itself: Delta, the Kafka connector, and what they need.
 folder=${STREAM_MERGE_JARS:-$here/../.jars/spark}
 compgen -G "$folder/*.jar" >/dev/null \

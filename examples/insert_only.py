@@ -15,7 +15,7 @@ from stream_merge.shapes import InsertOnly
 
 
 def main(folder: Path) -> None:
-    """Append two batches that overlap."""
+    """Append three hours that overlap."""
     spark = delta_packages(small_batches(SparkSession.builder)).getOrCreate()
     target = str(folder / "views")
     sink = MergeSink(target=target, keys=["view_id"], shape=InsertOnly(), app_id="views")
@@ -23,14 +23,13 @@ def main(folder: Path) -> None:
     def views(*rows: tuple[str, str]) -> DataFrame:
         return spark.createDataFrame(rows, "view_id string, page string")
 
-    for batch_id, batch in enumerate(
-        [
-            views(("a", "/"), ("b", "/docs"), ("b", "/docs")),
-            views(("b", "/docs"), ("c", "/")),
-            views(("a", "/"), ("c", "/")),
-        ]
-    ):
-        sink(batch, batch_id)
+    hours = {  # ids of an app_id must grow: one that is not above the last is skipped
+        2026112408: views(("a", "/"), ("b", "/docs"), ("b", "/docs")),
+        2026112409: views(("b", "/docs"), ("c", "/")),
+        2026112410: views(("a", "/"), ("c", "/")),
+    }
+    for hour, batch in hours.items():
+        sink(batch, hour)
         print(sink.last_result.outcome, sink.last_result.events)
 
     for row in spark.read.format("delta").load(target).orderBy("view_id").collect():

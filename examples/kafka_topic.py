@@ -49,6 +49,7 @@ def write_events(bootstrap: str, topic: str) -> None:
 def main(bootstrap: str, folder: Path) -> None:
     """Write the events, merge what is there, print the table."""
     spark = delta_packages(kafka_packages(small_batches(SparkSession.builder))).getOrCreate()
+    folder.mkdir(parents=True, exist_ok=True)
     topic = f"example.{uuid.uuid4()}"
     write_events(bootstrap, topic)
     (folder / "job.yaml").write_text(JOB.format(bootstrap=bootstrap, topic=topic, folder=folder))
@@ -56,7 +57,7 @@ def main(bootstrap: str, folder: Path) -> None:
     done = run(load(folder / "job.yaml"), spark, once=True)  # without once: until `stopping` is set
     for name, error in done.failures.items():
         print(name, "failed:", error)
-    for result in done.results["orders"]:
+    for result in done.results.get("orders", ()):
         print(result.outcome, result.events)
     for row in spark.read.format("delta").load(str(folder / "orders")).collect():
         print(row.id, row.item, row.price)

@@ -23,7 +23,7 @@ CHANGES = """\
 def main(folder: Path) -> None:
     """Merge one file into two tables; an event of a third one goes to a quarantine table."""
     spark = delta_packages(small_batches(SparkSession.builder)).getOrCreate()
-    (folder / "changes").mkdir()
+    (folder / "changes").mkdir(parents=True, exist_ok=True)
     (folder / "changes" / "1.json").write_text(CHANGES)
     tables = {
         name: MergeSink(target=str(folder / name), keys=["id"], sequence_by="lsn", column_list=["id", "lsn", "name"])

@@ -26,7 +26,7 @@ def main(folder: Path) -> None:
     """Merge the file that is there, then one that comes later."""
     spark = delta_packages(small_batches(SparkSession.builder)).getOrCreate()
     source, target = folder / "changes", str(folder / "orders")
-    source.mkdir()
+    source.mkdir(parents=True, exist_ok=True)
     (source / "1.json").write_text(CHANGES)
 
     sink = MergeSink(

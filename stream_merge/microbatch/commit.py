@@ -41,13 +41,17 @@ class Marks:
         """Whether the target's transaction id shows the batch."""
         return is_applied(found.transaction, self.caller.app_id("target"), self.batch_id)
 
+    def recorded_id(self, found: TableSnapshot) -> int | None:
+        """Of the newest batch that the target's transaction id shows."""
+        app_id = self.caller.app_id("target")
+        return None if app_id is None else found.transaction(app_id)
+
     def native_versions(self, found: TableSnapshot, history: History) -> list[int]:
         """The target's versions that delta-rs has committed for this batch before, as far as the log is kept.
 
         Cost: nothing unless the batch is the last one that the target has recorded.
         """
-        app_id = self.caller.app_id("target")
-        if app_id is None or found.transaction(app_id) != self.batch_id:
+        if self.recorded_id(found) != self.batch_id:
             return []
         versions = []
         for commit in newest_first(found.version, history):
@@ -62,8 +66,8 @@ class Marks:
 
     def is_first(self, found: TableSnapshot) -> bool:
         """Whether the batch is a streaming query's and the target has no transaction id of the query yet."""
-        app_id = self.caller.app_id("target")
-        return self.caller.checkpoint is not None and app_id is not None and found.transaction(app_id) is None
+        is_named = self.caller.app_id("target") is not None
+        return self.caller.checkpoint is not None and is_named and self.recorded_id(found) is None
 
     def tag(self, role: names.Role, *, engine: str, plan: str) -> CommitTag:
         """What a commit of the target carries; with a token that no other attempt has."""

@@ -82,7 +82,12 @@ def _is_applied(call: BatchCall, found: TableSnapshot | None) -> bool:
         return call.delivery.is_applied(found, call.batch_id, call.history)
     if found is not None and call.spec.is_whole:
         meaning.expect_newest(found, call.spec, app_id=call.caller.app_id("target"), batch_id=call.batch_id)
-    return found is not None and call.marks.is_recorded(found)
+    if found is None or not call.marks.is_recorded(found):
+        return False
+    recorded = call.marks.recorded_id(found)
+    if recorded is not None and recorded > call.batch_id:  # a script that begins again, or events that nobody has
+        tell(log.warning, "batch_id_below_recorded", target=call.spec.label, batch_id=call.batch_id, recorded=recorded)
+    return True
 
 
 def _expect_whole(call: BatchCall, found: TableSnapshot) -> None:

@@ -107,11 +107,6 @@ class Checkpoint:
         """Whether it lies on a local disk, where a small file costs next to nothing."""
         return local_path(self.path) is not None
 
-    @property
-    def exists(self) -> bool:
-        """Whether a query has run over it."""
-        return self._read("metadata") is not None
-
     def query_id(self) -> str | None:
         """The id of the query that the checkpoint belongs to."""
         text = self._read("metadata")

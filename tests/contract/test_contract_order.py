@@ -288,8 +288,10 @@ def test_a_new_checkpoint_is_not_mistaken_for_an_old_one(spark: SparkSession, tm
     assert stream.rows() == [(1, 3, "newest")]
 
 
-def test_a_batch_id_below_the_recorded_one_is_skipped(stream: ChangeStream):
-    """Batch ids must grow: that is how a batch is known to be applied."""
+def test_a_batch_id_below_the_recorded_one_is_skipped_and_told(
+    stream: ChangeStream, caplog: pytest.LogCaptureFixture
+):
+    """Batch ids must grow: that is how a batch is known to be applied. A script that begins again sends such ones."""
     stream.batch_id = 6
     stream.deliver(upsert(1, "seven", lsn=7))
 
@@ -297,6 +299,8 @@ def test_a_batch_id_below_the_recorded_one_is_skipped(stream: ChangeStream):
 
     assert (skipped.outcome, skipped.version, ledger(skipped)) == ("skipped_duplicate", None, {})
     assert stream.rows() == [(1, 7, "seven")]
+    (told,) = (record for record in caplog.records if record.message.startswith("batch_id_below_recorded"))
+    assert "batch_id=6 recorded=7" in told.message
 
 
 @pytest.mark.engines("auto")

@@ -63,11 +63,12 @@ def test_insert_only(script: Script) -> None:
 
 
 def test_own_clauses(script: Script) -> None:
-    first, second, *rows = script("own_clauses.py")
+    first, second, third, *rows = script("own_clauses.py")
 
     assert first.startswith("committed EventCounts(received=4, ")
-    assert "unaffected=1, inserted=0, updated=1, deleted=1" in second
-    assert rows == ["chair 90 None True", "desk 200 None False", "lamp 45 40 True"]
+    assert "unaffected=2, inserted=0, updated=1, deleted=1" in second
+    assert "unaffected=1, inserted=0, updated=2, deleted=0" in third
+    assert rows == ["chair 95 90 True", "desk 200 None True", "lamp 45 40 True"]
 
 
 def test_full_snapshot(script: Script) -> None:
@@ -115,8 +116,11 @@ def test_a_backfill(script: Script) -> None:
         "20261101 committed",
         "20261102 committed",
         "20261102 skipped_duplicate",
+        "20261031 skipped_duplicate",
+        "20261031 committed",
         "1 desk lamp",
         "2 chair",
+        "3 rug",
     ]
 
 

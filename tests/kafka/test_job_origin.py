@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -169,16 +170,37 @@ def test_a_start_has_to_name_every_partition(make: Make) -> None:
     assert job.rows() == [(1, "n")]
 
 
-def test_a_start_is_for_the_first_of_a_run_and_not_for_what_comes_after_an_outage(make: Make) -> None:
+def test_a_job_with_a_start_is_started_again_and_another_start_is_refused(make: Make) -> None:
+    """As by systemd after a crash, with the job file as it was; also where the topic has more partitions by then."""
     job = make()
     job.send(1, job.event("c", 1))
-    settings = job.settings(start={0: 0})
-    job.merge(start={0: 0})
-    anew = Job(settings, job.spark)
+    job.send(2, job.event("c", 2))
+    job.merge(start={0: 1})
+    job.add_partition()
+    job.send(3, job.event("c", 3), partition=0)
 
-    anew.look_before(settings.queries[0], is_first=False, once=True)
-    with pytest.raises(ConfigError, match="has a start, but its checkpoint"):
-        anew.look_before(settings.queries[0], is_first=True, once=True)
+    job.merge(start={0: 1})
+
+    assert job.rows() == [(2, "n"), (3, "n")]
+    other = job.settings(start={0: 0})
+    anew = Job(other, job.spark)
+    with pytest.raises(ConfigError, match="began with another one"):
+        anew.look_before(other.queries[0], is_first=True, once=True)
+    anew.look_before(other.queries[0], is_first=False, once=True)
+
+
+def test_a_start_holds_where_a_process_ended_before_it_had_planned_a_batch(make: Make) -> None:
+    """By then Spark has written the query's id: a checkpoint is there, and says nothing of where it begins."""
+    job = make()
+    job.send(1, job.event("c", 1))
+    job.send(2, job.event("c", 2))
+    job.merge(start={0: 1}, checkpoint=f"{job.checkpoint}-other", target=f"{job.target}-other")
+    Path(job.checkpoint).mkdir(parents=True)
+    shutil.copy(Path(f"{job.checkpoint}-other", "metadata"), job.checkpoint)
+
+    job.merge(start={0: 1})
+
+    assert job.rows() == [(2, "n")]
 
 
 def test_a_null_value_record_deletes_a_row_of_an_earlier_epoch(make: Make) -> None:

@@ -24,6 +24,9 @@ class Range:
         return max(0, self.end - self.start)
 
 
+_START = "stream_merge_start"
+"""A note beside Spark's files."""
+
 Ranges = dict[str, dict[int, Range]]
 """topic -> partition -> offsets."""
 
@@ -116,3 +119,16 @@ class Checkpoint(checkpoint.Checkpoint):
         text = self._read("sources/0/0")
         # Spark writes a version line in front; older ones a zero byte, too.
         return {} if text is None else parse_offsets(text[text.index("{") :])
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it says where its query starts: Spark writes that down while it plans the first batch."""
+        return self._read("sources/0/0") is not None
+
+    def noted_start(self) -> str | None:
+        """The `start` that its query began with; None where nobody has noted one."""
+        return self._read(_START)
+
+    def note_start(self, start: str) -> None:
+        """Remember the `start` that its query begins with: the same is no contradiction later."""
+        self._files.write(f"{self.path}/{_START}", start)

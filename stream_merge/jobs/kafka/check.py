@@ -99,11 +99,8 @@ def _query(query: QuerySettings, topics: dict[str, TopicState], connection: Conn
 
 
 def _checkpoint(query: QuerySettings, topics: Mapping[str, TopicState]) -> Iterator[Finding]:
-    try:
-        refuse_start_elsewhere(query, topics)
-    except ConfigError as err:
-        yield Finding(query=query.name, about="start", said=str(err), is_problem=True)
     if local_path(query.checkpoint) is None:
+        yield from _start(query, topics)
         yield Finding(
             query=query.name, about="checkpoint", said=f"{query.checkpoint} is not on this disk; not looked at"
         )
@@ -112,11 +109,21 @@ def _checkpoint(query: QuerySettings, topics: Mapping[str, TopicState]) -> Itera
     if closed is not None:
         yield Finding(query=query.name, about="checkpoint", said=closed, is_problem=True)
         return
+    checkpoint = Checkpoint.on_disk(query.checkpoint)
+    if not checkpoint.has_begun:
+        yield from _start(query, topics)
     try:
-        refuse_start_of_existing(query, Checkpoint.on_disk(query.checkpoint))
-        Checkpoint.on_disk(query.checkpoint).expect_one_of(query.topic, may_lack=query.on_data_loss == "continue")
+        refuse_start_of_existing(query, checkpoint)
+        checkpoint.expect_one_of(query.topic, may_lack=query.on_data_loss == "continue")
     except ConfigError as err:
         yield Finding(query=query.name, about="checkpoint", said=str(err), is_problem=True)
+
+
+def _start(query: QuerySettings, topics: Mapping[str, TopicState]) -> Iterator[Finding]:
+    try:
+        refuse_start_elsewhere(query, topics)
+    except ConfigError as err:
+        yield Finding(query=query.name, about="start", said=str(err), is_problem=True)
 
 
 def refuse_places(settings: JobSettings) -> None:
@@ -146,15 +153,15 @@ def _foreign(query: QuerySettings) -> str | None:
 
 
 def refuse_start_of_existing(query: QuerySettings, checkpoint: Checkpoint) -> None:
-    """A checkpoint says where its query goes on; a starting position beside it would be ignored.
+    """A checkpoint says where its query goes on; another starting position beside it would be ignored.
 
     Raises:
-        ConfigError: both are there.
+        ConfigError: the query has begun elsewhere.
     """
-    if query.start is not None and checkpoint.exists:
+    if query.start is not None and checkpoint.has_begun and checkpoint.noted_start() != query.begins().text:
         msg = (
-            f"query {query.name!r} has a start, but its checkpoint {query.checkpoint!r} goes on where it ended; remove"
-            " 'start', or name a new checkpoint"
+            f"query {query.name!r} has a start, but its checkpoint {query.checkpoint!r} began with another one and goes"
+            " on where it ended; remove 'start', or name a new checkpoint"
         )
         raise ConfigError(msg, target=query.target)
 

@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from queue import SimpleQueue
 
 from pyspark.sql import SparkSession
@@ -170,7 +169,7 @@ class Job:
             raise ConfigError(msg, target=query.target)
         if missing:  # the connector may be about to make it
             tell(log.warning, "topic_missing", query=query.name, topics=missing)
-        if is_first:
+        if is_first and not checkpoint.has_begun:
             refuse_start_elsewhere(query, topics)
         refuse_forgetful_catalog(session, query.target)
         found = spark_table.find(session, query.target)
@@ -200,13 +199,15 @@ class Job:
             turn=self._turns[query.name],
         )
         self._sinks[query.name] = sink
-        offsets, millis = _start(query)
+        begins = query.begins()
+        if query.start is not None and not checkpoint.has_begun:
+            checkpoint.note_start(begins.text)
         records = records_of(
             session,
             connection,
             query.topic,
-            starting_offsets=offsets,
-            starting_timestamp_millis=millis,
+            starting_offsets=begins.offsets,
+            starting_timestamp_millis=begins.millis,
             max_records=query.limits.max_events_per_batch,
             fail_on_data_loss=query.on_data_loss == "stop",
         )
@@ -233,15 +234,3 @@ class Job:
 def _progress(query: QuerySettings, metrics: MergeMetrics | None) -> Progress:
     group = f"stream-merge-{query.name}" if query.group is None else query.group
     return Progress(query=query.name, target=query.name, topics=query.topic, group=group or None, metrics=metrics)
-
-
-def _start(query: QuerySettings) -> tuple[str, int | None]:
-    """Spark's starting offsets, or a time instead."""
-    start = query.start
-    if start is None or isinstance(start, str):
-        return start or "earliest", None
-    if isinstance(start, datetime):
-        moment = start if start.tzinfo is not None else start.replace(tzinfo=UTC)
-        return "earliest", int(moment.timestamp() * 1000)
-    offsets = ", ".join(f'"{partition}": {offset}' for partition, offset in start.items())
-    return f'{{"{query.topic[0]}": {{{offsets}}}}}', None

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 from collections.abc import Iterator, Mapping
-from datetime import datetime, timedelta
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -140,6 +142,21 @@ class MaintenanceSettings(Model):
         return self
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Beginning:
+    """Where a query of a topic begins, as Spark is told."""
+
+    offsets: str
+    """`startingOffsets`: a word, or JSON by topic and partition."""
+    millis: int | None = None
+    """`startingTimestamp`, in the place of offsets."""
+
+    @property
+    def text(self) -> str:
+        """The same for the same beginning."""
+        return json.dumps([self.offsets, self.millis])
+
+
 class QuerySettings(Model):
     """One of `queries`: one topic into one table."""
 
@@ -187,6 +204,17 @@ class QuerySettings(Model):
     def identity(self, query_id: str) -> str | None:
         """What its commits record, in the streaming query with this id."""
         return names.identity(query_id=query_id, app_id=None, name=self.name)
+
+    def begins(self) -> Beginning:
+        """Where a new checkpoint begins."""
+        start = self.start
+        if start is None or isinstance(start, str):
+            return Beginning(offsets=start or "earliest")
+        if isinstance(start, datetime):
+            moment = start if start.tzinfo is not None else start.replace(tzinfo=UTC)
+            return Beginning(offsets="earliest", millis=int(moment.timestamp() * 1000))
+        by_partition = {str(partition): start[partition] for partition in sorted(start)}
+        return Beginning(offsets=json.dumps({self.topic[0]: by_partition}))
 
     def digest(self) -> str:
         """The same for the same settings."""
