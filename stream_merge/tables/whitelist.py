@@ -10,6 +10,7 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructTy
 
 from stream_merge.model import names
 from stream_merge.model.results import Refusal
+from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.shapes.layout import Layout
 from stream_merge.shapes.sequence import leaves
 from stream_merge.spark.columns import CHAR_VARCHAR_METADATA
@@ -38,6 +39,13 @@ ENFORCED_BY_SPARK: Mapping[str, str] = {**COMPUTED_BY_SPARK, "delta.invariants":
 """The same, and of columns whose values are conditions in SQL."""
 CONSTRAINT = "delta.constraints."
 """How properties begin that hold a CHECK constraint, in SQL; in lower case."""
+
+OTHER_READERS: Mapping[str, tuple[str, str]] = {
+    "delta.compatibility.symlinkformatmanifest.enabled": ("false", "demands manifests, made by Spark alone"),
+    "delta.universalformat.enabledformats": ("", "demands that readers of other formats see each commit"),
+}
+"""Properties, in lower case, for which Spark does more than to commit: the value that asks for nothing; the demand."""
+_MAPPING = "delta.columnMapping.mode"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,6 +77,26 @@ class Whitelist:
         inside: Place = "carried" if place == "carried" else "nested"
         found = (self.problem(part, inside) for part in _parts(dtype))
         return self.also(dtype) or next((problem for problem in found if problem), None)
+
+
+def of_mapping(snapshot: TableSnapshot, what: str) -> Ineligible | None:
+    """Whether a table's columns stand in its files under their physical names.
+
+    By ids they may stand under any: a table that Delta has taken over from Iceberg keeps files from before a column was
+    renamed there (`CONVERT TO DELTA iceberg`, Delta 4.4).
+    """
+    if snapshot.properties.get(_MAPPING, "none").lower() in ("none", "name"):
+        return None
+    return Ineligible(reason="table_feature", detail=f"{what} finds its columns in files by ids ({_MAPPING})")
+
+
+def of_readers(snapshot: TableSnapshot, what: str) -> Ineligible | None:
+    """Whether readers beside Delta's are to see each commit of a table, for which Spark does more than to commit."""
+    for name, value in sorted(snapshot.properties.items()):
+        nothing, demand = OTHER_READERS.get(name.lower(), (None, ""))
+        if nothing is not None and value.strip().lower() != nothing:
+            return Ineligible(reason="table_feature", detail=f"{name} = {value!r} of {what} {demand}")
+    return None
 
 
 def of_shape(layout: Layout) -> Ineligible | None:

@@ -288,9 +288,7 @@ def test_a_new_checkpoint_is_not_mistaken_for_an_old_one(spark: SparkSession, tm
     assert stream.rows() == [(1, 3, "newest")]
 
 
-def test_a_batch_id_below_the_recorded_one_is_skipped_and_told(
-    stream: ChangeStream, caplog: pytest.LogCaptureFixture
-):
+def test_a_batch_id_below_the_recorded_one_is_skipped_and_told(stream: ChangeStream, caplog: pytest.LogCaptureFixture):
     """Batch ids must grow: that is how a batch is known to be applied. A script that begins again sends such ones."""
     stream.batch_id = 6
     stream.deliver(upsert(1, "seven", lsn=7))

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deliveries import COPY_ON_WRITE, ledger
 from prometheus_client import CollectorRegistry
@@ -58,6 +61,86 @@ class Table:
 def table(spark: SparkSession, tmp_table: str) -> Table:
     """No table yet, but the place for one."""
     return Table(spark, tmp_table)
+
+
+# -- how columns are held ------------------------------------------------------------------------
+
+
+def convert(spark: SparkSession, path: str, *files: pa.Table) -> None:
+    """Let Delta take over a folder of Parquet files; a column has the name that one of them gives it."""
+    Path(path).mkdir(parents=True)
+    for number, file in enumerate(files):
+        pq.write_table(file, Path(path, f"{number}.parquet"))
+    spark.sql(f"CONVERT TO DELTA parquet.`{path}`")
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        pytest.param({"ID": [2], "lsn": [1], "w": [20], "s": [{"a": 1, "b": 2}]}, id="key"),
+        pytest.param({"id": [2], "lsn": [1], "W": [20], "s": [{"a": 1, "b": 2}]}, id="payload"),
+        pytest.param({"id": [2], "lsn": [1], "w": [20], "s": [{"a": 1, "B": 2}]}, id="in a struct"),
+    ],
+)
+def test_columns_that_a_file_spells_otherwise_are_left_to_spark(table: Table, file: dict[str, list[Any]]):
+    """To delta-rs a file lacks them: their values would become NULL, or the key be inserted a second time."""
+    first = pa.table({"id": [1], "lsn": [1], "w": [10], "s": [{"a": 1, "b": 1}]})
+    convert(table.spark, table.path, first, pa.table(file))
+    result = table.merge("SELECT id, 2L AS lsn, 21L AS w FROM range(1, 3)")
+
+    assert (result.engine, result.refusal) == ("spark", "column"), result.plan
+    assert "holds column" in result.plan
+    assert ledger(result) == {"received": 2, "updated": 2}
+    assert table.rows("id", "w", "s.a", "s.b") == [("1", "21", "1", "1"), ("2", "21", "1", "2")]
+
+
+def test_files_that_delta_took_over_are_merged_by_delta_rs_where_they_hold_what_the_table_says(table: Table):
+    """Milliseconds, too, which it reads exactly; a column that a file lacks is NULL to everybody."""
+    days = pa.array([1_700_000_000_123], pa.timestamp("ms", "UTC"))
+    convert(
+        table.spark,
+        table.path,
+        pa.table({"id": [1], "lsn": [1], "at": days, "w": [1]}),
+        pa.table({"id": [2], "lsn": [1]}),
+    )
+    results = [table.merge(f"SELECT {key}L AS id, 2L AS lsn") for key in (1, 2)]
+
+    assert [result.engine for result in results] == ["native", "native"], results[0].plan
+    assert table.rows("id", "lsn", "w", "unix_millis(at)") == [("1", "2", "1", "1700000000123"), ("2", "2", None, None)]
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [
+        {"delta.columnMapping.mode": "id"},
+        {"delta.compatibility.symlinkFormatManifest.enabled": "true"},
+    ],
+    ids=["columns by ids", "manifests"],
+)
+def test_tables_for_which_spark_does_more_are_left_to_it(table: Table, properties: dict[str, str]):
+    """Files may call columns anything; readers of manifests go on seeing the rows of before a commit by delta-rs."""
+    table.settings["table_properties"] = {**COPY_ON_WRITE, **properties}
+    results = [table.merge(f"SELECT 1L AS id, {lsn}L AS lsn") for lsn in (1, 2)]
+
+    assert [(result.engine, result.refusal) for result in results[1:]] == [("spark", "table_feature")], results[1].plan
+
+
+@pytest.mark.parametrize("place", ["v", "s.x", "s.y.z"])
+@pytest.mark.parametrize("mapped", [False, True], ids=["plain names", "mapped names"])
+def test_nan_is_found_in_files_by_delta_rs(table: Table, place: str, *, mapped: bool):
+    """To Spark it is the greatest value: bounds without it would hide its row from a query for great ones."""
+    nested = "named_struct('x', CAST({0} AS double), 'y', named_struct('z', CAST({0} AS float))) AS s"
+    row, nan = f"CAST({{0}} AS double) AS v, {nested}", "IF(id = 1, double('NaN'), 1)"  # `s` is carried along
+    if mapped:
+        table.settings["table_properties"] = {**COPY_ON_WRITE, "delta.columnMapping.mode": "name"}
+    table.merge(f"SELECT id, 1L AS lsn, {row.format(nan)} FROM range(3)", engine="spark")
+    result = table.merge("SELECT 2L AS id, 2L AS lsn, 5D AS v")
+
+    assert result.engine == "native", result.plan
+    assert table.rows("id", "lsn") == [("0", "1"), ("1", "1"), ("2", "2")]
+    for condition in (f"{place} > 100", f"{place} = double('NaN')"):
+        found = table.spark.read.format("delta").load(table.path).where(condition).select("id").collect()
+        assert [row.id for row in found] == [1], condition
 
 
 # -- how times are kept -------------------------------------------------------------------------

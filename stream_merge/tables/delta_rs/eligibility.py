@@ -47,6 +47,8 @@ from stream_merge.tables.whitelist import (
     Whitelist,
     columns_of,
     keys_of,
+    of_mapping,
+    of_readers,
     of_shape,
     of_structs,
 )
@@ -110,6 +112,8 @@ def of_table(table: NativeTable | None, snapshot: TableSnapshot, what: str) -> I
     return (
         of_place(table.location, what)
         or _of_protocol(table.protocol, what)
+        or of_mapping(snapshot, what)
+        or of_readers(snapshot, what)
         or _of_constraints(snapshot, what)
         or _of_fields(snapshot, what)
     )
@@ -129,7 +133,8 @@ def of_files(
 ) -> Ineligible | None:
     """Whether delta-rs reads the table's files as Spark does, and finds them again when it removes them.
 
-    Cost: files of whose dates and times the log does not say enough are looked into, once each.
+    Cost: the footer of each file that this handle has not written, and a look into each of whose dates and times the
+    log does not say enough; once.
 
     Args:
         table: up to date.
@@ -145,7 +150,7 @@ def of_files(
         detail = f"file {path!r} of {what} has a path that delta-rs would write otherwise when it removes the file"
         return Ineligible(reason="column", detail=detail)
     try:
-        problem = table.times.misread(files, snapshot.schema)
+        problem = table.columns.misread(files, snapshot) or table.times.misread(files, snapshot.schema)
     except Exception as err:
         detail = f"delta-rs could not look into a file of {what} ({type(err).__name__}: {err})"
         return Ineligible(reason="storage", detail=detail)

@@ -116,10 +116,15 @@ def look(location: str, objects: Callable[[], Objects]) -> Look:
     return InStore(objects) if "://" in location else OnDisk(location)
 
 
-def added(before: pa.ChunkedArray, after: pa.ChunkedArray) -> str | None:
-    """The path of a file that a table has now and did not have before."""
-    new = after.filter(pc.invert(pc.is_in(after, value_set=before.combine_chunks())))
-    return new[0].as_py() if len(new) else None
+def new(before: pa.ChunkedArray, files: pa.Table) -> pa.Table:
+    """Those of a table's files that have a path which it did not have before."""
+    return files.filter(pc.invert(pc.is_in(files["path"], value_set=before.combine_chunks())))
+
+
+def added(before: pa.ChunkedArray, files: pa.Table) -> str | None:
+    """The path of one of these."""
+    found = new(before, files)["path"]
+    return found[0].as_py() if len(found) else None
 
 
 def _name(version: int) -> str:

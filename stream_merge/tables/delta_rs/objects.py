@@ -15,7 +15,8 @@ _MOST_TEXT = 1 << 20
 """Bytes of a commit that are asked for at once; few have more."""
 
 
-_AT_ONCE = 16
+AT_ONCE = 16
+"""Requests side by side."""
 
 
 class Objects:
@@ -30,12 +31,14 @@ class Objects:
         self.filesystem = pafs.PyFileSystem(handler({}))
         """The files of the table by their decoded paths, relative to it."""
 
-    def opened(self, path: str) -> pa.NativeFile:
+    def opened(self, path: str, size: int | None = None) -> pa.NativeFile:
         """A file of the table, by its path in the log.
 
-        Cost: a HEAD, for its size; each read is a GET.
+        Cost: a HEAD, for its size unless that is given; each read is a GET.
         """
-        return self.filesystem.open_input_file(unquote(path))
+        at = unquote(path)
+        known = self.filesystem if size is None else pafs.PyFileSystem(self._handler({at: size}))
+        return known.open_input_file(at)
 
     def names(self, folder: str) -> list[str]:
         """The names of what lies in a folder of the table."""
@@ -81,7 +84,7 @@ class Objects:
             OSError, pa.ArrowException: one cannot be read, or has not the size that the log says.
         """
         paths, sizes = files["path"].to_pylist(), files["size_bytes"].to_pylist()
-        with ThreadPoolExecutor(_AT_ONCE) as threads:
+        with ThreadPoolExecutor(AT_ONCE) as threads:
             read = list(threads.map(partial(self._rows_of, schema=schema), paths, sizes))
         return pa.concat_tables([schema.empty_table(), *read])
 

@@ -27,10 +27,11 @@ from stream_merge.model.logs import tell
 from stream_merge.model.snapshot import CommitRecord, TableSnapshot
 from stream_merge.tables.delta_rs import checkpoints, commit_infos
 from stream_merge.tables.delta_rs.data_files import Times, stray_problem
+from stream_merge.tables.delta_rs.held_columns import HeldColumns
 from stream_merge.tables.delta_rs.kept import Before, KeptRows, KeptTransactions, Postponed
 from stream_merge.tables.delta_rs.metrics import as_merge_metrics, metrics_of
-from stream_merge.tables.delta_rs.newest import ListedLateError, added, look
-from stream_merge.tables.delta_rs.objects import Objects
+from stream_merge.tables.delta_rs.newest import ListedLateError, added, look, new
+from stream_merge.tables.delta_rs.objects import AT_ONCE, Objects
 from stream_merge.tables.delta_rs.panics import no_panics
 from stream_merge.tables.delta_rs.protocol import Protocol
 from stream_merge.tables.delta_rs.views import unsliced, without_views
@@ -69,6 +70,8 @@ class NativeTable:
         """How often it was read from the beginning: more than once where another log was found in its place."""
         self._options = None if storage_options is None else dict(storage_options)
         self._look = look(location, lambda: self.objects)
+        self.columns = HeldColumns(self.opened, at_once=1 if self._look.is_free else AT_ONCE)
+        """What is known of how its files hold the columns."""
         self.times = Times(self.opened)
         """What is known of how its files were written."""
         self.widths = Widths(self.opened)
@@ -177,9 +180,9 @@ class NativeTable:
         return self._files[1]
 
     @no_panics
-    def opened(self, path: str) -> pa.NativeFile:
+    def opened(self, path: str, size: int | None = None) -> pa.NativeFile:
         """As `Objects.opened`."""
-        return self.objects.opened(path)
+        return self.objects.opened(path, size)
 
     @no_panics
     def commit(self, version: int) -> bytes:
@@ -228,7 +231,7 @@ class NativeTable:
             source_alias="s",
             target_alias="t",
             streamed_exec=True,
-            **parquet(self._described()[2]),
+            **parquet(*self._described()[1:3]),
             commit_properties=commit_properties(transaction, user_metadata),
             post_commithook_properties=NO_HOOKS,
         )
@@ -237,7 +240,7 @@ class NativeTable:
             metrics = as_merge_metrics(build(merger).execute())
         if self.version != before.version:
             self._expect_removed(self.version, before.live)
-            self._after_commit(before, transaction)
+            self._has_written(before, transaction)
         return metrics
 
     def _expect_removed(self, version: int, live: pa.ChunkedArray) -> None:
@@ -314,11 +317,11 @@ class NativeTable:
                 self._table,
                 unsliced(rows),
                 mode=mode,
-                **parquet(self._described()[2]),
+                **parquet(*self._described()[1:3]),
                 commit_properties=commit_properties(transaction, user_metadata),
                 post_commithook_properties=NO_HOOKS,
             )
-        self._after_commit(before, transaction)
+        self._has_written(before, transaction)
 
     @no_panics
     def pack(self) -> None:
@@ -333,7 +336,7 @@ class NativeTable:
             self._table.optimize.compact(
                 commit_properties=commit_properties(None, None), post_commithook_properties=NO_HOOKS
             )
-        self._after_commit(before, None)
+        self._has_written(before, None)
 
     @no_panics
     def query(self, sql: str) -> pa.Table:
@@ -377,9 +380,14 @@ class NativeTable:
     def _before(self) -> Before:
         return Before(version=self.version, live=self.files()["path"])
 
+    def _has_written(self, before: Before, transaction: tuple[str, int] | None) -> None:
+        if self.version == before.version + 1:  # with nobody else's commit in between
+            self.columns.trust(new(before.live, self.files()))
+        self._after_commit(before, transaction)
+
     def _after_commit(self, before: Before, transaction: tuple[str, int] | None) -> None:
         self._transactions.add(before, self.version, transaction)
-        self._mark = self._look.mark(self.version, lambda: added(before.live, self.files()["path"]))
+        self._mark = self._look.mark(self.version, lambda: added(before.live, self.files()))
         checkpoints.write_if_due(self._table, self.version, self._described()[2], self.location)
 
 

@@ -44,6 +44,7 @@ from stream_merge.tables.whitelist import (
     Place,
     Whitelist,
     columns_of,
+    of_mapping,
     of_shape,
     of_structs,
 )
@@ -73,7 +74,6 @@ What delta-rs' list has as well, tests/contract/test_whitelist.py merges at its 
 held to Spark by test_conditions_as_spark.py and test_data_file_as_spark.py.
 """
 _WHITELIST = Whitelist(engine="merge-on-read", proven=PROVEN)
-_MAPPING = "delta.columnMapping.mode"
 
 
 def of_table(table: NativeTable | None, snapshot: TableSnapshot, what: str) -> Ineligible | None:
@@ -92,9 +92,7 @@ def of_table(table: NativeTable | None, snapshot: TableSnapshot, what: str) -> I
     refused = features.refusal(protocol.reader_version, protocol.writer_version, protocol.features, snapshot.properties)
     if refused is not None:
         return Ineligible(reason="table_feature", detail=f"{what}: {refused}")
-    if snapshot.properties.get(_MAPPING, "none").lower() not in ("none", "name"):
-        return Ineligible(reason="table_feature", detail=f"{what} finds its columns in files by ids ({_MAPPING})")
-    return _of_fields(snapshot, what)
+    return of_mapping(snapshot, what) or _of_fields(snapshot, what)
 
 
 def of_layout(layout: Layout) -> Ineligible | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from stream_merge.model.snapshot import VECTORS_PROPERTY
-from stream_merge.tables.whitelist import CONSTRAINT
+from stream_merge.tables.whitelist import CONSTRAINT, OTHER_READERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +82,13 @@ _ON_ELSE_REFUSED: Mapping[str, str] = {
     "delta.enablerowtracking": "demands ids of rows that merge-on-read does not keep",
     "delta.randomizefileprefixes": "demands paths that merge-on-read does not give",
     "delta.enablematerializepartitioncolumnsfeature": "demands partition columns in data files",
-    "delta.compatibility.symlinkformatmanifest.enabled": "demands manifests, which know no vectors",
 }
 """Properties that default to false, in lower case: Delta finds them in any case when they are set."""
 _EXPECTED: Mapping[str, tuple[str, str]] = {
     "delta.checkpoint.writestatsasjson": ("true", "takes from checkpoints the statistics that commits must repeat"),
     "delta.parquet.compression.codec": ("snappy", "demands files of another compression"),
     "delta.parquet.format.version": ("1.0.0", "demands files of another format"),
-    "delta.universalformat.enabledformats": ("", "demands that readers of other formats see each commit"),
+    **OTHER_READERS,
 }
 """Properties for which one value only is proven."""
 _ICEBERG = "delta.enableiceberg"

@@ -1,58 +1,24 @@
-"""How a data file holds the columns of its table, by its footer: which of them, as what, in which calendar."""
+"""What the footer of a data file tells: how many rows it has, how wide, and whether they can be read as Spark does."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyspark.sql.types import (
-    ArrayType,
-    ByteType,
-    DataType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IntegerType,
-    LongType,
-    MapType,
-    ShortType,
-    StructType,
-    TimestampNTZType,
-    TimestampType,
-)
+from pyspark.sql.types import StructType
 
-from stream_merge.model.snapshot import name_in_files
-from stream_merge.spark.versions import arrow_type
 from stream_merge.tables.delta_rs.data_files import counts_days_otherwise, holds_times
+from stream_merge.tables.delta_rs.held_columns import Types, columns_of_file
 from stream_merge.tables.delta_rs.widths import row_bytes
 
 _MOST_KNOWN = 100_000
-_WIDER: Mapping[type[DataType], tuple[pa.DataType, ...]] = {
-    ByteType: (),
-    ShortType: (pa.int8(),),
-    IntegerType: (pa.int8(), pa.int16()),
-    LongType: (pa.int8(), pa.int16(), pa.int32()),
-    FloatType: (),
-    DoubleType: (pa.float32(),),
-}
-"""What a file may hold of a column whose type was widened since (Delta's type widening), where nothing is lost."""
-_INT96 = "INT96"
-_OF_BYTES = frozenset({"BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY", _INT96})
-_COMPARES_RIGHT = re.compile(r"parquet-mr version 1\.\d{2}|parquet-rs|parquet-cpp-arrow|DuckDB")
-"""What writers call themselves whose bounds of bytes are those that readers go by."""
-_COMPARES_WITH_A_SIGN = re.compile(r"parquet-mr(?!-)( version [01]\.\d(?!\d)|$)|parquet-cpp version [01]\.[0-2](?!\d)")
-"""And those of before: parquet-mr 1.9 (Spark 2.3, Hive 2) and older, parquet-cpp 1.2 and older."""
 GLOB = re.compile(r"[*?\[{]")
 """What DuckDB takes for a pattern in the path of a file."""
-
-
-Types: TypeAlias = tuple[tuple[str, pa.DataType], ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,109 +78,16 @@ class Footers:
 
     def _read(self, path: str) -> Footer:
         with pq.ParquetFile(self._opened(path), coerce_int96_timestamp_unit="us") as file:
-            types: Types = tuple((field.name, field.type) for field in file.schema_arrow)
-            leaves = [file.schema.column(i) for i in range(len(file.schema))]
-            int96 = {leaf.path.split(".")[0] for leaf in leaves if leaf.physical_type == _INT96}
-            old = self._holds_times and counts_days_otherwise(file.metadata.metadata or {})
             if GLOB.search(path):
                 return Footer(
                     rows=0, row_bytes=0, types=(), problem=f"file {path!r} has a name that stands for others, too"
                 )
-            problem = "has dates or times in the calendar of Spark 2" if old else self._problem(types, int96)
-            if problem is None and _bounds_mislead(file.metadata):
-                problem = "has bounds of texts or binary that an old writer took in another order"
+            held = columns_of_file(file)
+            old = self._holds_times and counts_days_otherwise(file.metadata.metadata or {})
+            problem = "has dates or times in the calendar of Spark 2" if old else held.problem(self._fields)
             return Footer(
                 rows=file.metadata.num_rows,
                 row_bytes=row_bytes(file.metadata),
-                types=self._types.setdefault(types, types),  # one copy for all files that a writer made
+                types=self._types.setdefault(held.types, held.types),  # one copy for all files that a writer made
                 problem=None if problem is None else f"file {path!r} {problem}",
             )
-
-    def _problem(self, types: Types, int96: set[str]) -> str | None:
-        held = dict(types)
-        spelled = {name.lower(): name for name in held}
-        if len(spelled) != len(types):
-            return "holds two columns of one name"
-        for field in self._fields:
-            name = name_in_files(field)
-            if spelled.get(name.lower(), name) != name:
-                return f"holds column {field.name!r} as {spelled[name.lower()]!r}"  # to Spark they are the same
-            if name in held and not is_readable(held[name], field.dataType, is_int96=name in int96):
-                return f"holds column {field.name!r} as {held[name]}, not as {field.dataType.simpleString()}"
-        return None
-
-
-def _bounds_mislead(metadata: pq.FileMetaData) -> bool:
-    """Whether a reader that goes by all bounds may leave out row groups that have a value.
-
-    Writers of long ago compared bytes with a sign, and wrote no other bounds of texts than those that no reader may use
-    since (Parquet's `Statistics.min` and `max`): DuckDB (1.5) does. Arrow shows none of theirs, and of others that they
-    are no bounds.
-    """
-    writer = metadata.created_by or ""
-    if _COMPARES_RIGHT.match(writer):
-        return False
-    of_bytes = [i for i in range(metadata.num_columns) if metadata.schema.column(i).physical_type in _OF_BYTES]
-    if _COMPARES_WITH_A_SIGN.match(writer):
-        return bool(of_bytes)
-    shown = (
-        metadata.row_group(group).column(i).statistics for group in range(metadata.num_row_groups) for i in of_bytes
-    )
-    return any(found is not None and not found.has_min_max and found.num_values for found in shown)
-
-
-def is_readable(held: pa.DataType, wanted: DataType, *, is_int96: bool) -> bool:
-    """Whether values of a file's column are values of the table's type, all of them and exactly.
-
-    Args:
-        held: the file's type.
-        wanted: the table's type.
-        is_int96: whether times in the column are INT96, as Spark writes them by default: instants without a zone.
-    """
-    if isinstance(wanted, StructType):
-        if not pa.types.is_struct(held):
-            return False
-        fields = {name_in_files(field): field.dataType for field in wanted.fields}
-        names = [held.field(i).name for i in range(held.num_fields)]
-        if _differ_in_case([*fields, *names]):
-            return False
-        return all(
-            name not in fields or is_readable(held.field(i).type, fields[name], is_int96=is_int96)
-            for i, name in enumerate(names)
-        )
-    if isinstance(wanted, MapType):
-        return (
-            pa.types.is_map(held)
-            and is_readable(held.key_type, wanted.keyType, is_int96=is_int96)
-            and is_readable(held.item_type, wanted.valueType, is_int96=is_int96)
-        )
-    if isinstance(wanted, ArrayType):
-        is_list = pa.types.is_list(held) or pa.types.is_large_list(held)
-        return is_list and is_readable(held.value_type, wanted.elementType, is_int96=is_int96)
-    return _is_readable_leaf(held, wanted, is_int96=is_int96)
-
-
-def _differ_in_case(names: Iterable[str]) -> bool:
-    """Whether two names are the same to Spark, which reads files without regard to case, and spelled otherwise."""
-    different = set(names)
-    return len({name.lower() for name in different}) < len(different)
-
-
-def _is_readable_leaf(held: pa.DataType, wanted: DataType, *, is_int96: bool) -> bool:
-    if pa.types.is_dictionary(held):
-        held = held.value_type
-    if pa.types.is_large_string(held) or pa.types.is_string_view(held):
-        held = pa.string()
-    if pa.types.is_large_binary(held) or pa.types.is_binary_view(held):
-        held = pa.binary()
-    if isinstance(wanted, DecimalType) and pa.types.is_decimal(held):
-        whole = wanted.precision - wanted.scale
-        return bool(held.scale <= wanted.scale and held.precision - held.scale <= whole)
-    if isinstance(wanted, TimestampType):
-        # A zone that Arrow's own copy of the schema names does not change the instant.
-        if not pa.types.is_timestamp(held) or held.unit != "us":
-            return False
-        return is_int96 if held.tz is None else True
-    if isinstance(wanted, TimestampNTZType):
-        return bool(held == pa.timestamp("us")) and not is_int96
-    return bool(held == arrow_type(wanted)) or held in _WIDER.get(type(wanted), ())

@@ -1,0 +1,229 @@
+"""Whether data files hold the columns of their table under its names and in its types, by their footers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql.types import (
+    ArrayType,
+    ByteType,
+    DataType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    MapType,
+    ShortType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+from stream_merge.model.snapshot import TableSnapshot, name_in_files
+from stream_merge.spark.versions import arrow_type
+
+_WIDER: Mapping[type[DataType], tuple[pa.DataType, ...]] = {
+    ByteType: (),
+    ShortType: (pa.int8(),),
+    IntegerType: (pa.int8(), pa.int16()),
+    LongType: (pa.int8(), pa.int16(), pa.int32()),
+    FloatType: (),
+    DoubleType: (pa.float32(),),
+}
+"""What a file may hold of a column whose type was widened since (Delta's type widening), where nothing is lost."""
+_INT96 = "INT96"
+_OF_BYTES = frozenset({"BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY", _INT96})
+_COMPARES_RIGHT = re.compile(r"parquet-mr version 1\.\d{2}|parquet-rs|parquet-cpp-arrow|DuckDB")
+"""What writers call themselves whose bounds of bytes are those that readers go by."""
+_COMPARES_WITH_A_SIGN = re.compile(r"parquet-mr(?!-)( version [01]\.\d(?!\d)|$)|parquet-cpp version [01]\.[0-2](?!\d)")
+"""And those of before: parquet-mr 1.9 (Spark 2.3, Hive 2) and older, parquet-cpp 1.2 and older."""
+_MOST_KNOWN = 100_000
+
+Types: TypeAlias = tuple[tuple[str, pa.DataType], ...]
+"""The columns of a file in order: name in the file, and type as Arrow has it; INT96 as microseconds without a zone."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Held:
+    """How a file holds its columns."""
+
+    types: Types
+    int96: frozenset[str]
+    """Which columns hold INT96."""
+    bounds_mislead: bool
+    """Whether its own bounds of texts or binary are not those that readers go by."""
+
+    def problem(self, fields: Sequence[StructField], *, units: Collection[str] = ("us",)) -> str | None:
+        """Why they are not the columns of the file's table, as a clause; None where they are, or are not there at all.
+
+        Args:
+            fields: of the table, without those that it is partitioned by.
+            units: in which the reader may find times, as Arrow calls them.
+        """
+        held = dict(self.types)
+        spelled = {name.lower(): name for name in held}
+        if len(spelled) != len(self.types):
+            return "holds two columns of one name"
+        for field in fields:
+            name = name_in_files(field)
+            if spelled.get(name.lower(), name) != name:
+                return f"holds column {field.name!r} as {spelled[name.lower()]!r}"  # to Spark they are the same
+            if name in held and not is_readable(held[name], field.dataType, is_int96=name in self.int96, units=units):
+                return f"holds column {field.name!r} as {held[name]}, not as {field.dataType.simpleString()}"
+        return "has bounds of texts or binary that an old writer took in another order" if self.bounds_mislead else None
+
+
+class HeldColumns:
+    """How the files of a table hold its columns; what was found is kept.
+
+    delta-rs (1.6) takes a column that a file holds under another spelling for one that it lacks, and so for NULL, and
+    casts what it holds in another type. Spark reads names without regard to case, and refuses other types. Delta takes
+    over such files (CONVERT TO DELTA, writers of other systems), whatever the log's statistics call their columns.
+
+    Args:
+        opened: opens a data file by its path in the log and its size in bytes.
+        at_once: how many files are opened side by side.
+    """
+
+    def __init__(self, opened: Callable[[str, int], pa.NativeFile], *, at_once: int) -> None:
+        self._open = opened
+        self._at_once = at_once
+        self._known: dict[tuple[str, int], Held | None] = {}
+        self._same: dict[Held, Held] = {}
+
+    def misread(self, files: pa.Table, snapshot: TableSnapshot) -> str | None:
+        """Why delta-rs would read a file among these otherwise than Spark; None where it reads all as Spark does.
+
+        Cost: the footer of each file, once.
+
+        Args:
+            files: `NativeTable.files`, or some of them.
+            snapshot: of the table.
+
+        Raises:
+            OSError, pa.ArrowException: a file cannot be read.
+        """
+        named = list(_named(files))
+        unknown = [file for file in named if file not in self._known]
+        if len(self._known) + len(unknown) > _MOST_KNOWN:
+            self._known.clear()
+            unknown = named
+        if unknown:
+            with ThreadPoolExecutor(self._at_once) as threads:
+                self._known.update(zip(unknown, threads.map(self._look_into, unknown), strict=True))
+        fields = [field for field in snapshot.schema.fields if field.name not in snapshot.partition_columns]
+        problems: dict[Held, str | None] = {}
+        for file in named:
+            held = self._known[file]
+            if held is None:
+                continue
+            if held not in problems:
+                problems[held] = held.problem(fields, units=("ms", "us"))
+            if problems[held] is not None:
+                return f"file {file[0]!r} {problems[held]}"
+        return None
+
+    def trust(self, files: pa.Table) -> None:
+        """Take these as they should be: delta-rs has just written them."""
+        self._known.update(dict.fromkeys(_named(files)))
+
+    def _look_into(self, named: tuple[str, int]) -> Held:
+        with self._open(*named) as source, pq.ParquetFile(source, coerce_int96_timestamp_unit="us") as file:
+            held = columns_of_file(file)
+        return self._same.setdefault(held, held)  # one copy for all files that a writer made
+
+
+def _named(files: pa.Table) -> Iterator[tuple[str, int]]:
+    yield from zip(files["path"].to_pylist(), files["size_bytes"].to_pylist(), strict=True)
+
+
+def columns_of_file(file: pq.ParquetFile) -> Held:
+    """How a file holds its columns; it was opened with `coerce_int96_timestamp_unit="us"`."""
+    leaves = [file.schema.column(i) for i in range(len(file.schema))]
+    return Held(
+        types=tuple((field.name, field.type) for field in file.schema_arrow),
+        int96=frozenset(leaf.path.split(".")[0] for leaf in leaves if leaf.physical_type == _INT96),
+        bounds_mislead=_bounds_mislead(file.metadata),
+    )
+
+
+def _bounds_mislead(metadata: pq.FileMetaData) -> bool:
+    """Whether a reader that goes by all bounds may leave out row groups that have a value.
+
+    Writers of long ago compared bytes with a sign, and wrote no other bounds of texts than those that no reader may use
+    since (Parquet's `Statistics.min` and `max`): DuckDB (1.5) does. Arrow shows none of theirs, and of others that they
+    are no bounds.
+    """
+    writer = metadata.created_by or ""
+    if _COMPARES_RIGHT.match(writer):
+        return False
+    of_bytes = [i for i in range(metadata.num_columns) if metadata.schema.column(i).physical_type in _OF_BYTES]
+    if _COMPARES_WITH_A_SIGN.match(writer):
+        return bool(of_bytes)
+    shown = (
+        metadata.row_group(group).column(i).statistics for group in range(metadata.num_row_groups) for i in of_bytes
+    )
+    return any(found is not None and not found.has_min_max and found.num_values for found in shown)
+
+
+def is_readable(held: pa.DataType, wanted: DataType, *, is_int96: bool, units: Collection[str] = ("us",)) -> bool:
+    """Whether values of a file's column are values of the table's type, all of them and exactly.
+
+    Args:
+        held: the file's type.
+        wanted: the table's type.
+        is_int96: whether times in the column are INT96, as Spark writes them by default: instants without a zone.
+        units: in which the reader may find times.
+    """
+    inner = partial(is_readable, is_int96=is_int96, units=units)
+    if isinstance(wanted, StructType):
+        if not pa.types.is_struct(held):
+            return False
+        fields = {name_in_files(field): field.dataType for field in wanted.fields}
+        names = [held.field(i).name for i in range(held.num_fields)]
+        if _differ_in_case([*fields, *names]):
+            return False
+        return all(name not in fields or inner(held.field(i).type, fields[name]) for i, name in enumerate(names))
+    if isinstance(wanted, MapType):
+        return (
+            pa.types.is_map(held) and inner(held.key_type, wanted.keyType) and inner(held.item_type, wanted.valueType)
+        )
+    if isinstance(wanted, ArrayType):
+        is_list = pa.types.is_list(held) or pa.types.is_large_list(held)
+        return is_list and inner(held.value_type, wanted.elementType)
+    return _is_readable_leaf(held, wanted, is_int96=is_int96, units=units)
+
+
+def _differ_in_case(names: Iterable[str]) -> bool:
+    """Whether two names are the same to Spark, which reads files without regard to case, and spelled otherwise."""
+    different = set(names)
+    return len({name.lower() for name in different}) < len(different)
+
+
+def _is_readable_leaf(held: pa.DataType, wanted: DataType, *, is_int96: bool, units: Collection[str]) -> bool:
+    if pa.types.is_dictionary(held):
+        held = held.value_type
+    if pa.types.is_large_string(held) or pa.types.is_string_view(held):
+        held = pa.string()
+    if pa.types.is_large_binary(held) or pa.types.is_binary_view(held):
+        held = pa.binary()
+    if isinstance(wanted, DecimalType) and pa.types.is_decimal(held):
+        whole = wanted.precision - wanted.scale
+        return bool(held.scale <= wanted.scale and held.precision - held.scale <= whole)
+    if isinstance(wanted, TimestampType):
+        # A zone that Arrow's own copy of the schema names does not change the instant.
+        if not pa.types.is_timestamp(held) or held.unit not in units:
+            return False
+        return is_int96 if held.tz is None else True
+    if isinstance(wanted, TimestampNTZType):
+        return pa.types.is_timestamp(held) and held.tz is None and held.unit in units and not is_int96
+    return bool(held == arrow_type(wanted)) or held in _WIDER.get(type(wanted), ())
