@@ -62,8 +62,9 @@ packages_of() { "$1/bin/python" -c 'import sysconfig; print(sysconfig.get_path("
 
 # PySpark of another version with its delta-spark, as pyproject.toml pairs them, before the packages of .venv.
 make_spark_venv() {
-    local folder=$1 spark=$2 pair
-    mapfile -t pair < <(.venv/bin/python -c 'import sys, tomllib
+    local folder=$1 spark=$2 pair line
+    pair=() # without mapfile: macOS has bash 3.2
+    while IFS= read -r line; do pair+=("$line"); done < <(.venv/bin/python -c 'import sys, tomllib
 print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["spark" + sys.argv[1].replace(".", "")], sep="\n")' "$spark")
     [ ${#pair[@]} -gt 0 ] || fail "pyproject.toml has no extra for Spark $spark."
     make_other_venv "$folder" "${pair[@]}"
@@ -124,6 +125,7 @@ copy_jars() {
     need_maven "gets the jars of $pom"
     say "getting the jars of $pom (a minute the first time)"
     mkdir -p "$folder"
+    rm -f "$folder"/*.jar # of a POM before this one: two versions of a jar would be on the class path
     # A repository of its own: in ~/.m2 Maven leaves descriptions of jars that it did not need, and Spark, which looks
     # there first for spark.jars.packages, takes them for the whole and fails.
     mvn -q -B -f "$pom" -Dmaven.repo.local="$PWD/.jars/maven" dependency:copy-dependencies -DoutputDirectory="$(cd "$folder" && pwd)" -DincludeScope=runtime \
@@ -135,7 +137,7 @@ build_jar() {
     need_maven "builds $project"
     name=stream-merge-$(basename "$project")
     # Other sources, another version: Ivy never looks again at one that it has.
-    version=1.$(cat "$project/pom.xml" $(find "$project/src" -name '*.java' | sort) | sha256sum | cut -c1-12)
+    version=1.$(cat "$project/pom.xml" $(find "$project/src" -name '*.java' | sort) | { sha256sum 2>/dev/null || shasum -a 256; } | cut -c1-12)
     mvn -q -B -f "$project/pom.xml" -Dmaven.repo.local="$PWD/.jars/maven" clean package || fail "mvn could not build $project; what it said is above."
     # No group that anybody could publish under: Ivy asks public repositories, too.
     rm -rf "$repository/local"

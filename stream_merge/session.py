@@ -139,13 +139,13 @@ commit checksums, AQE off.
 
 
 def small_batches(builder: SparkSession.Builder) -> SparkSession.Builder:
-    """Set what small micro-batches need and the builder does not say yet.
+    """Set what small micro-batches need and nobody has said yet: builder, `spark-defaults.conf`, a session that runs.
 
     Works on a plain `SparkSession.builder`. Lists (extensions, JVM options) are added to, every
     other conf of the user stays. JVM options only work when this session starts the JVM.
     """
     for setting in SMALL_BATCHES:
-        present = _option(builder, setting.conf)
+        present = _present(builder, setting.conf)
         if present is None:
             builder.config(setting.conf, setting.value)
         elif setting.joined_by is not None and not _says(present, setting):
@@ -363,6 +363,17 @@ def _confs(builder: SparkSession.Builder) -> dict[str, str]:
 def _option(builder: SparkSession.Builder, conf: str) -> str | None:
     value = _options(builder).get(conf)
     return None if value is None else str(value)
+
+
+def _present(builder: SparkSession.Builder, conf: str) -> str | None:
+    """What somebody has set: on the builder, else in the session that it would give, else for all sessions."""
+    said = _option(builder, conf)
+    if said is not None:
+        return said
+    running = SparkSession._instantiatedSession
+    if running is None or running._sc._jsc is None:
+        return spark_defaults().get(conf)
+    return running.conf.get(conf, None)
 
 
 def _says(present: str, setting: Setting) -> bool:

@@ -7,6 +7,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from stream_merge.errors import ConfigError
+from stream_merge.session import small_batches
 from stream_merge.spark import preflight
 
 
@@ -21,6 +22,21 @@ def test_a_session_with_the_jar_of_another_spark_is_refused(spark: SparkSession,
 
     with pytest.raises(ConfigError, match=rf"4\.0\.9 {spark.version} file:.*delta-spark_{spark.version[:3]}_2\.13"):
         preflight.check_session(spark)
+
+
+def test_what_a_running_session_says_is_left_to_it(spark: SparkSession):
+    """Needs Spark: `getOrCreate` writes a builder's confs into the session that runs."""
+    told, untold = "spark.sql.session.timeZone", "spark.sql.adaptive.enabled"
+    before = {conf: spark.conf.get(conf) for conf in (told, untold)}
+    spark.conf.set(told, "Europe/Vienna")
+    spark.conf.unset(untold)
+    try:
+        changed = small_batches(SparkSession.builder)._options
+    finally:
+        for conf, value in before.items():
+            spark.conf.set(conf, value)
+
+    assert (told in changed, changed[untold]) == (False, "true")
 
 
 def test_a_session_without_the_extension_is_refused(spark: SparkSession):

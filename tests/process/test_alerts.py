@@ -12,7 +12,7 @@ from services import prometheus
 GONE, RESTARTS, ENDED, STUCK, BROKER, FAILED, BROKEN, MISSING = (
     *("gone", "restarts", "ended", "stuck", "broker", "failed", "broken", "missing"),
 )
-ONE = 'job="shop", instance="a"'
+ONE = 'job="stream-merge", instance="a"'
 QUERY = f'{ONE}, query="orders", target="orders"'
 TOPIC = f'{QUERY}, topic="t"'
 LAG = f"stream_merge_topic_lag_events{{{TOPIC}}}"

@@ -227,7 +227,7 @@ def test_every_query_of_the_dashboard_has_data_while_a_job_runs(
 ) -> None:
     """Series exist at 0 from the start on, so that a query without an answer is a mistake."""
     metrics_port = services.free_port()
-    scraper = Prometheus(tmp_path / "prometheus", job="shop", target=f"127.0.0.1:{metrics_port}")
+    scraper = Prometheus(tmp_path / "prometheus", job="stream-merge", target=f"127.0.0.1:{metrics_port}")
 
     def value(query: str) -> float:
         return sum(number for _, number in scraper.instant(query))
@@ -272,7 +272,7 @@ def test_every_query_of_the_dashboard_has_data_while_a_job_runs(
             "increase(stream_merge_quarantined_events_total[10m]) > 0"
         ]
         assert counted(scraper) == source.sent
-        assert offered(scraper) == {"job": {"shop"}, "query": {"orders", "tagged"}, "target": {"orders", "tagged"}}
+        assert offered(scraper) == {"job": {"stream-merge"}, "query": {"orders", "tagged"}, "target": {"orders", "tagged"}}
         by_engine = {
             labels["query"]: labels["engine"] for labels, _ in scraper.instant("stream_merge_merges_total > 0")
         }

@@ -15,6 +15,12 @@ from stream_merge.spark.defaults import properties, spark_defaults, spark_home
 DELTA_PACKAGE = "io.delta:delta-spark_4.2_2.13:4.4.0"
 
 
+@pytest.fixture(autouse=True)
+def no_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests of this process may have one, whose confs count."""
+    monkeypatch.setattr(SparkSession, "_instantiatedSession", None)
+
+
 def options(builder: SparkSession.Builder) -> dict[str, str]:
     return dict(builder._options)
 
@@ -69,6 +75,22 @@ def test_what_the_user_has_set_stays():
     changed = options(small_batches(SparkSession.builder.config(map=own)))
 
     assert {conf: changed[conf] for conf in own} == {conf: str(value) for conf, value in own.items()}
+
+
+def test_what_the_defaults_say_stays_and_lists_are_added_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The builder's word would win over the file's: in another zone times without one would be other instants."""
+    (tmp_path / "spark-defaults.conf").write_text(
+        "spark.sql.session.timeZone Europe/Vienna\nspark.sql.shuffle.partitions 64\n"
+        "spark.driver.extraJavaOptions -Dhttps.proxyHost=proxy\nspark.sql.extensions com.example.Ext\n"
+    )
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+
+    changed = options(small_batches(SparkSession.builder.config("spark.sql.shuffle.partitions", "8")))
+
+    assert "spark.sql.session.timeZone" not in changed
+    assert changed["spark.sql.shuffle.partitions"] == "8"
+    assert changed["spark.driver.extraJavaOptions"] == "-Dhttps.proxyHost=proxy -Duser.timezone=UTC"
+    assert changed["spark.sql.extensions"] == "com.example.Ext,io.delta.sql.DeltaSparkSessionExtension"
 
 
 @pytest.mark.parametrize(
