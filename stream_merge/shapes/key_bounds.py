@@ -171,8 +171,11 @@ def _below(text: str) -> str:
 
 
 def _above(text: str) -> str:
-    """A text that is not below the statistics of a file whose least key is `text` or less; see `_below`."""
-    at = next((i for i, character in enumerate(text) if not character.isascii()), None)
+    """A text that is not below the statistics of a file whose least key is `text` or less, nor below `text`.
+
+    See `_below`. Where `text` has U+10FFFF, whatever a smaller key has there is smaller in its statistics, too.
+    """
+    at = next((i for i, character in enumerate(text) if not character.isascii() and character != _GREATEST), None)
     return text if at is None else text[:at] + _GREATEST
 
 

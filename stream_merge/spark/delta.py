@@ -110,6 +110,15 @@ def put_commit(session: SparkSession, location: str, version: int, text: str) ->
         raise
 
 
+def write_checkpoint(session: SparkSession, location: str) -> None:
+    """Write a checkpoint of a table's newest version, and tidy up its log, as Spark does behind its own commits."""
+    path = java_class(session, "org.apache.hadoop.fs.Path")(location)
+    log = java_class(session, "org.apache.spark.sql.delta.DeltaLog").forTable(session._jsparkSession, path)
+    none = java_class(session, "scala.Option").empty()
+    log.update(False, none, none)
+    log.checkpoint()
+
+
 def merge_metrics(result: DataFrame) -> dict[str, int]:
     """All SQL metrics of the MERGE whose `execute()` returned this frame, by Delta's names.
 

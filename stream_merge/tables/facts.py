@@ -15,6 +15,7 @@ from stream_merge.model.snapshot import CommitRecord, TableSnapshot, name_in_fil
 from stream_merge.shapes.key_bounds import boundable
 from stream_merge.tables.advice import SMALL_BYTES, KeySpread, MergedRows, TableFacts
 from stream_merge.tables.delta_rs.changed_keys import changed_bounds, spread_of
+from stream_merge.tables.delta_rs.data_files import ambiguous
 from stream_merge.tables.delta_rs.panics import NativePanicError
 from stream_merge.tables.delta_rs.table import NativeTable
 from stream_merge.tables.delta_rs.touched_files import size_of
@@ -80,17 +81,16 @@ def _changed(commit: CommitRecord) -> int:
 
 
 def _keys(snapshot: TableSnapshot) -> tuple[StructField, ...]:
-    """The recorded keys, but for partition columns, which need no statistics."""
+    """The recorded keys, but for partition columns, which need no statistics, and those whose own nobody can tell."""
     recorded = json.loads(snapshot.properties.get(names.KEYS_PROPERTY, "[]"))
     fields = {field.name: field for field in snapshot.schema.fields}
-    return tuple(fields[key] for key in recorded if key in fields and key not in snapshot.partition_columns)
+    found = (fields[key] for key in recorded if key in fields and key not in snapshot.partition_columns)
+    return tuple(key for key in found if name_in_files(key) not in ambiguous(snapshot.schema))
 
 
 def _without_statistics(files: pa.Table, key: StructField) -> int:
     """Files with no least or no greatest value of a key column. One that holds nothing but NULL has none, rightly."""
     least, nulls = f"min.{name_in_files(key)}", f"null_count.{name_in_files(key)}"
-    if files.column_names.count(least) > 1:
-        return 0  # nested columns of the same flattened name
     if least not in files.column_names:
         return int(files.num_rows)
     missing: Any = pc.is_null(files[least])

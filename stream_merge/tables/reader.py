@@ -21,7 +21,7 @@ from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import CommitRecord, TableSnapshot
 from stream_merge.spark import catalog, delta, environment, object_stores, places
 from stream_merge.spark.catalog import Entry
-from stream_merge.spark.delta import commit_lock, put_commit
+from stream_merge.spark.delta import commit_lock, put_commit, write_checkpoint
 from stream_merge.spark.hadoop_settings import NotTranslatedError
 from stream_merge.spark.jvm import pins_threads
 from stream_merge.tables import spark_table
@@ -248,6 +248,7 @@ class Store:
             if found is not kept:
                 _expect_as_spark(session, table, found)
                 found.scratch = places.scratch(session)
+                found.checkpoint_by_spark = partial(write_checkpoint, session, place)
             if places.local_path(location) is not None:  # object stores exclude, or the sink is the only writer
                 found.lock = partial(commit_lock, session, place)
             else:

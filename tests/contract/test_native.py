@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from datetime import date
@@ -441,6 +442,28 @@ def test_a_table_made_anew_at_the_same_place_is_not_taken_for_the_old_one(spark:
 
     assert result.version == 2
     assert fresh.rows("id", "name") == [(7, "seven"), (8, "eight")]
+
+
+@pytest.mark.parametrize("name", ["delta.logRetentionDuration", "delta.deletedFileRetentionDuration"])
+def test_what_delta_rs_cannot_read_of_a_retention_is_kept_by_spark(spark: SparkSession, tmp_table: str, name: str):
+    """By its own defaults it would delete the log's history, or forget which files VACUUM may not delete yet."""
+    properties = {"delta.checkpointInterval": "3", name: "365 days"}
+    stream = ChangeStream(spark, tmp_table, engine="native", tombstones=False, table_properties=properties)
+    sink, log = stream.sink(), Path(tmp_table) / "_delta_log"
+    for batch_id in range(4):
+        run(sink, batch(spark, stream.schema, upsert(1, "row", lsn=1 + batch_id)), batch_id)
+    (checkpoint,) = log.glob("*.checkpoint*.parquet")
+    first = log / f"{0:020d}.json"
+    long_ago = first.stat().st_mtime - 100 * 86_400
+    for commit in log.glob("*.json"):
+        os.utime(commit, (long_ago, long_ago))
+    for batch_id in range(4, 7):
+        run(sink, batch(spark, stream.schema, upsert(1, "row", lsn=1 + batch_id)), batch_id)
+
+    assert checkpoint.name.startswith(f"{3:020d}")
+    assert len(list(log.glob("*.checkpoint*.parquet"))) == 2
+    assert first.exists()
+    assert stream.rows() == [(1, 7, "row")]
 
 
 def test_checkpoints_are_written_at_the_tables_interval(spark: SparkSession, tmp_table: str):

@@ -113,13 +113,16 @@ def test_files_that_delta_took_over_are_merged_by_delta_rs_where_they_hold_what_
     "properties",
     [
         {"delta.columnMapping.mode": "id"},
+        {"delta.columnMapping.mode": "NAME"},
         {"delta.compatibility.symlinkFormatManifest.enabled": "true"},
+        {"delta.enableChangeDataFeed": "TRUE"},
+        {"delta.appendOnly": "False"},
     ],
-    ids=["columns by ids", "manifests"],
+    ids=["columns by ids", "columns in capitals", "manifests", "feed in capitals", "capitals"],
 )
 def test_tables_for_which_spark_does_more_are_left_to_it(table: Table, properties: dict[str, str]):
-    """Files may call columns anything; readers of manifests go on seeing the rows of before a commit by delta-rs."""
-    table.settings["table_properties"] = {**COPY_ON_WRITE, **properties}
+    """Files may call columns anything, readers of manifests see no commit by delta-rs, and it reads no capitals."""
+    table.settings |= {"table_properties": {**COPY_ON_WRITE, **properties}, "change_data_feed": False}
     results = [table.merge(f"SELECT 1L AS id, {lsn}L AS lsn") for lsn in (1, 2)]
 
     assert [(result.engine, result.refusal) for result in results[1:]] == [("spark", "table_feature")], results[1].plan

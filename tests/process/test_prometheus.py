@@ -272,7 +272,11 @@ def test_every_query_of_the_dashboard_has_data_while_a_job_runs(
             "increase(stream_merge_quarantined_events_total[10m]) > 0"
         ]
         assert counted(scraper) == source.sent
-        assert offered(scraper) == {"job": {"stream-merge"}, "query": {"orders", "tagged"}, "target": {"orders", "tagged"}}
+        assert offered(scraper) == {
+            "job": {"stream-merge"},
+            "query": {"orders", "tagged"},
+            "target": {"orders", "tagged"},
+        }
         by_engine = {
             labels["query"]: labels["engine"] for labels, _ in scraper.instant("stream_merge_merges_total > 0")
         }

@@ -5,9 +5,11 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pyarrow as pa
-from pyspark.sql.types import LongType, StructField
+import pytest
+from pyspark.sql.types import LongType, StringType, StructField
 
 from stream_merge.shapes import newest
+from stream_merge.shapes.key_bounds import key_bounds
 from stream_merge.shapes.newest import Newest
 
 
@@ -22,6 +24,30 @@ def test_what_is_beyond_a_bound():
     assert not Newest(components=(1, 20, 4)).is_beyond(Newest(components=(1, 20)), None)
     assert not Newest(components=(9,)).is_beyond(None, None)
     assert Newest(components=(1,)).is_beyond(Newest(components=(), is_empty=True), None)
+
+
+@pytest.mark.parametrize(
+    "greatest",
+    [
+        "b",
+        "é",
+        "aé",
+        "a\U0010ffff",
+        "a\U0010ffffb",
+        "\U0010ffff\U0010ffff",
+        "a\U0010ffffbéc",
+        "a\ufffdb",
+        "\U0010fffeb",
+    ],
+)
+def test_a_bound_of_texts_is_beyond_all_statistics_of_files_that_may_hold_a_key(greatest: str):
+    """Texts are ordered by UTF-8; in statistics each byte that is none has become U+FFFD, here of a smaller text."""
+    field = StructField("k", StringType())
+    (bound,) = key_bounds((field,), {"least_0": "a", "greatest_0": greatest, "legible_0": True}).columns
+    exact = greatest.encode()
+    smaller = [exact, *(exact[:at] + bytes([byte]) + b"\xff" for at in range(len(exact)) for byte in range(exact[at]))]
+
+    assert [held for held in smaller if held.decode(errors="replace").encode() > str(bound.greatest).encode()] == []
 
 
 def test_statistics_that_are_missing_bound_nothing():

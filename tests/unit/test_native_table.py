@@ -54,6 +54,17 @@ def test_commits_of_others_are_seen(table: Path, kept: NativeTable):
     assert kept.query("SELECT * FROM log").num_rows == COMMITS
 
 
+def test_statistics_that_may_be_of_two_columns_are_of_none(tmp_path: Path):
+    """A key `a.b` without any lies beside `b` in the struct `a`: its file would be taken for one without the key."""
+    path = str(tmp_path / "table")
+    held = pa.table({"a": [{"b": 1}], "a.b": [500]})
+    write_deltalake(path, held, configuration={"delta.dataSkippingNumIndexedCols": "1"})
+    found = open_table(path)
+
+    assert found is not None
+    assert [name for name in found.files().column_names if name.startswith(("min.", "max.", "null_count."))] == []
+
+
 def test_a_handle_whose_next_commit_was_tidied_away_finds_the_newest(table: Path, kept: NativeTable):
     """A job that slept while others wrote: with the log's old commits its own is gone, too."""
     for number in range(COMMITS):

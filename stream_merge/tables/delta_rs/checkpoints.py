@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from stream_merge.model.logs import tell
@@ -13,6 +14,8 @@ log = logging.getLogger(__name__)
 _INTERVAL_PROPERTY = "delta.checkpointInterval"
 _DEFAULT_INTERVAL = 10
 """Delta's default; delta-rs alone would take 100, and Spark would read ten times as many commits."""
+_RETENTIONS = frozenset({"delta.logretentionduration", "delta.deletedfileretentionduration"})
+_READ = re.compile(r"interval \d+ (?:nanosecond|microsecond|millisecond|second|minute|hour|day|week)s?")
 
 
 class Log(Protocol):
@@ -27,21 +30,35 @@ class Log(Protocol):
         ...
 
 
-def write_if_due(table: Log, version: int, properties: Mapping[str, str], location: str) -> None:
+def write_if_due(
+    table: Log,
+    version: int,
+    properties: Mapping[str, str],
+    location: str,
+    *,
+    by_spark: Callable[[], None] | None,
+) -> None:
     """Write the checkpoint that a table's interval asks for at a version, and tidy up its log.
 
-    Without it readers have more commits to read; no more than that, so a failure is a warning.
+    Without it readers have more commits to read; no more than that, so a failure is a warning. How long commits and
+    removed files are kept, delta-rs (1.6) reads as `interval 30 days` alone, and else takes its own defaults; Delta
+    also reads `30 days`, capitals, and several units: there Spark does it.
 
     Args:
         table: at that version.
         version: of the commit that was made.
         properties: of the table.
         location: of the table, for messages.
+        by_spark: has Spark do both; None where nobody can, and it is left out.
     """
     interval = int(properties.get(_INTERVAL_PROPERTY, _DEFAULT_INTERVAL))
     if version == 0 or version % interval:
         return
     try:
+        if any(name.lower() in _RETENTIONS and not _READ.fullmatch(told) for name, told in properties.items()):
+            if by_spark is not None:
+                by_spark()
+            return
         table.create_checkpoint()
         if properties.get("delta.enableExpiredLogCleanup", "true").lower() != "false":
             table.cleanup_metadata()

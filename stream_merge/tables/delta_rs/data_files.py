@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import string
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from urllib.parse import quote, unquote
 
@@ -184,6 +185,30 @@ def _times_of(dtype: DataType, prefix: str = "") -> Iterator[tuple[str, DataType
         yield from _times_of(dtype.valueType, f"{prefix}[]")
     elif isinstance(dtype, DateType | TimestampType | TimestampNTZType):
         yield prefix, dtype
+
+
+def ambiguous(schema: StructType) -> frozenset[str]:
+    """The names in files that several columns have once they are flattened: `a.b`, and `b` inside of the struct `a`."""
+    return frozenset(name for name, n in Counter(_names_of(schema)).items() if n > 1)
+
+
+def unambiguous(files: pa.Table, schema: StructType) -> pa.Table:
+    """Files without those statistics that may be of several columns: of `a.b`, or of `b` inside of the struct `a`.
+
+    Args:
+        files: as delta-rs flattens them (1.6).
+        schema: of the table.
+    """
+    several = {f"{kind}.{name}" for name in ambiguous(schema) for kind in ("min", "max", "null_count")}
+    return files.select([i for i, name in enumerate(files.column_names) if name not in several]) if several else files
+
+
+def _names_of(dtype: StructType, prefix: str = "") -> Iterator[str]:
+    for field in dtype.fields:
+        name = f"{prefix}{name_in_files(field)}"
+        yield name
+        if isinstance(field.dataType, StructType):
+            yield from _names_of(field.dataType, f"{name}.")
 
 
 def holds_times(schema: StructType) -> bool:

@@ -97,6 +97,8 @@ _KNOWN_FEATURES = frozenset(
 )
 """Table features that delta-rs 1.6 writes correctly; all others belong to Spark."""
 
+_OBEYED = frozenset({"delta.appendonly", "delta.enablechangedatafeed"})
+"""Properties, in lower case, by which delta-rs 1.6 merges otherwise, or not at all."""
 _FLOAT_DIGITS = 15
 _LONG_DIGITS = 18
 """delta-rs 1.6 writes a decimal's statistics through a float or a long: with more digits they miss the file's rows."""
@@ -114,6 +116,7 @@ def of_table(table: NativeTable | None, snapshot: TableSnapshot, what: str) -> I
         or _of_protocol(table.protocol, what)
         or of_mapping(snapshot, what)
         or of_readers(snapshot, what)
+        or _of_spelling(snapshot, what)
         or _of_constraints(snapshot, what)
         or _of_fields(snapshot, what)
     )
@@ -224,6 +227,15 @@ def _of_protocol(protocol: Protocol, what: str) -> Ineligible | None:
     unknown = sorted(protocol.features - _KNOWN_FEATURES)
     if unknown:
         return Ineligible(reason="table_feature", detail=f"{what} uses {', '.join(unknown)}")
+    return None
+
+
+def _of_spelling(snapshot: TableSnapshot, what: str) -> Ineligible | None:
+    """Delta (4.4) keeps properties as they were written and reads them in any case; delta-rs 1.6 does not."""
+    for name, value in sorted(snapshot.properties.items()):
+        if name.lower() in _OBEYED and value not in ("true", "false"):
+            detail = f"{name} = {value!r} of {what} is not spelled as delta-rs reads it"
+            return Ineligible(reason="table_feature", detail=detail)
     return None
 
 

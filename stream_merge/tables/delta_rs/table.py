@@ -12,11 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 import pyarrow as pa
-from deltalake import (
-    DeltaTable,
-    QueryBuilder,
-    write_deltalake,
-)
+from deltalake import DeltaTable, QueryBuilder, write_deltalake
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.fs import DeltaStorageHandler
 from deltalake.table import TableMerger
@@ -26,7 +22,7 @@ from stream_merge.errors import StreamMergeError
 from stream_merge.model.logs import tell
 from stream_merge.model.snapshot import CommitRecord, TableSnapshot
 from stream_merge.tables.delta_rs import checkpoints, commit_infos
-from stream_merge.tables.delta_rs.data_files import Times, stray_problem
+from stream_merge.tables.delta_rs.data_files import Times, stray_problem, unambiguous
 from stream_merge.tables.delta_rs.held_columns import HeldColumns
 from stream_merge.tables.delta_rs.kept import Before, KeptRows, KeptTransactions, Postponed
 from stream_merge.tables.delta_rs.metrics import as_merge_metrics, metrics_of
@@ -66,6 +62,8 @@ class NativeTable:
         where a link makes the name."""
         self.scratch: Path | None = None
         """Where copies of its files may be kept on the driver's disk; None: among temporary files."""
+        self.checkpoint_by_spark: Callable[[], None] | None = None
+        """Has Spark write a checkpoint, where the table's properties are told in a way that delta-rs does not read."""
         self.times_opened = 0
         """How often it was read from the beginning: more than once where another log was found in its place."""
         self._options = None if storage_options is None else dict(storage_options)
@@ -174,9 +172,10 @@ class NativeTable:
 
     @no_panics
     def files(self) -> pa.Table:
-        """The data files with sizes, partition values and statistics, one row each (`get_add_actions`)."""
+        """The data files with sizes, partition values and statistics, one row each (`unambiguous`)."""
         if self._files is None or self._files[0] != self.version:
-            self._files = (self.version, pa.table(self._table.get_add_actions(flatten=True)))
+            found = pa.table(self._table.get_add_actions(flatten=True))
+            self._files = (self.version, unambiguous(found, self._described()[1]))
         return self._files[1]
 
     @no_panics
@@ -388,7 +387,8 @@ class NativeTable:
     def _after_commit(self, before: Before, transaction: tuple[str, int] | None) -> None:
         self._transactions.add(before, self.version, transaction)
         self._mark = self._look.mark(self.version, lambda: added(before.live, self.files()))
-        checkpoints.write_if_due(self._table, self.version, self._described()[2], self.location)
+        by_spark, properties = self.checkpoint_by_spark, self._described()[2]
+        checkpoints.write_if_due(self._table, self.version, properties, self.location, by_spark=by_spark)
 
 
 def open_table(location: str, storage_options: Mapping[str, str] | None = None) -> NativeTable | None:

@@ -27,8 +27,8 @@ def touched_files(table: NativeTable, bounds: KeyBounds) -> pa.Table:
     for bound in bounds.columns:
         name = in_files.get(bound.name, bound.name)
         least, greatest = f"min.{name}", f"max.{name}"
-        if files.column_names.count(least) != 1 or files.column_names.count(greatest) != 1:
-            continue  # no statistics, or a nested field of the same flattened name
+        if least not in files.column_names or greatest not in files.column_names:
+            continue
         dtype = bound.field.dataType
         if isinstance(dtype, DecimalType) and dtype.precision > _DIGITS:
             continue
