@@ -176,7 +176,7 @@ def test_a_job_with_a_start_is_started_again_and_another_start_is_refused(make: 
     job.send(1, job.event("c", 1))
     job.send(2, job.event("c", 2))
     job.merge(start={0: 1})
-    job.add_partition()
+    job.admin.create_partitions({job.topic: 2})
     job.send(3, job.event("c", 3), partition=0)
 
     job.merge(start={0: 1})
@@ -316,3 +316,17 @@ def test_a_key_column_may_be_spelled_with_other_capitals_in_the_table(make: Make
     job.merge()
 
     assert job.rows("Id", "name") == [(1, "stored")]
+
+
+def test_a_null_value_stands_behind_all_that_is_known_wherever_its_batch_begins(make: Make) -> None:
+    """An event that comes late is no newer than the stored row: a delete behind both deletes what is newest."""
+    job = make()
+    ordered = {"type": "json", "columns": {"id": "bigint", "name": "text", "v": "bigint"}, "position": "v"}
+    job.send(1, raw({"id": 1, "name": "new", "v": 10}))
+    job.merge(value_format=ordered)
+    job.send(1, raw({"id": 1, "name": "late", "v": 5}))
+    job.send(1, None)
+
+    job.merge(value_format=ordered)
+
+    assert job.rows() == []

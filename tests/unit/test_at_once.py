@@ -29,7 +29,7 @@ from stream_merge.sources.decode.decoding import Decoder
 from stream_merge.sources.envelopes import plain
 from stream_merge.sources.envelopes.plain import PlainJson
 from stream_merge.sources.wire import json_table, many
-from stream_merge.sources.wire.encodings import decimal_of_bytes, decode
+from stream_merge.sources.wire.encodings import decimal_of_bytes, decimal_of_text, decode
 from stream_merge.sources.wire.keys import JsonKey
 from stream_merge.sources.wire.strict_json import UndecodableError
 
@@ -102,6 +102,37 @@ def test_nulls_are_told_from_missing_fields_in_either_spacing(read_one_by_one, m
     assert read_one_by_one == lacking
     rows = expect_the_same(by, [(None, value) for value in (*spaced, *compact, *lacking)], monkeypatch)
     assert [row["absent"] for row in rows[-3:]] == [None, ["doc"], None]
+
+
+def test_a_null_marker_does_not_stand_for_a_missing_field(monkeypatch):
+    """The text says `:null` once, and the row has one NULL: of another field, which is missing."""
+    declared = {"id": plain.encoding("bigint"), "name": plain.encoding("string")}
+    form = PlainJson(declared=declared, deletes=("op", "d"))
+    by = Decoder(format=form, columns=fields_of(declared), keys=("id",), known=frozenset({""}), max_value_bytes=900)
+    records = [(None, raw({"id": i, "name": "a", "op": "u"})) for i in range(300)]
+    records[7] = None, raw({"id": 7, "op": None})
+    records[8] = None, raw({"id": 8, "name": None, "op": None})
+
+    rows = expect_the_same(by, records, monkeypatch)
+
+    assert [row["absent"] for row in rows[6:10]] == [None, ["name"], None, None]
+
+
+def test_rows_that_a_snapshot_has_read_are_told_by_their_operation(monkeypatch):
+    """Without `source.snapshot`: by their position they would hide changes that were open during the snapshot."""
+    form, encodings, known, write = formats()["flattened"]
+    by = Decoder(format=form, columns=fields_of(encodings), keys=("id",), known=known, max_value_bytes=20_000)
+    records = [write({**ROW, "id": turn}, 0) for turn in range(300)]
+    records[5] = records[5][0], (records[5][1] or b"").replace(b'"__op":"c"', b'"__op":"r"')
+
+    rows = expect_the_same(by, records, monkeypatch)
+
+    assert [turn for turn, row in enumerate(rows) if row["is_snapshot"]] == [5]
+
+
+@pytest.mark.parametrize("text", ["1_000", "\u0661\u0662", " 12 ", "12\n", "0x1", "1e", ".", ""])
+def test_texts_that_only_python_takes_for_numbers_are_refused(text):
+    assert list(decode(decimal_of_text(10, 2), [text, "+1.5e1"]).errors) == [0]
 
 
 @pytest.mark.parametrize("fewest", [1, json_table.FEWEST])

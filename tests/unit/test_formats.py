@@ -394,6 +394,30 @@ def test_a_null_value_record_says_again_only_what_the_last_event_of_its_key_said
     assert kind_of_last(gone, null, null) == Kind.REDUNDANT
 
 
+def test_the_key_of_a_null_value_record_is_read_as_its_own_schema_says() -> None:
+    """A column that was `numeric(12,0)` and is `numeric(14,2)`: 700 of then is not 7.00."""
+
+    def written(scale: int, payload: str) -> bytes:
+        parameters = {"scale": f"{scale}", "connect.decimal.precision": f"{12 + scale}"}
+        name = "org.apache.kafka.connect.data.Decimal"
+        column = {"type": "bytes", "name": name, "parameters": parameters, "field": "id", "optional": False}
+        schema = {"type": "struct", "fields": [column], "optional": False, "name": "shop.Key"}
+        return raw({"schema": schema, "payload": {"id": payload}})
+
+    before, now = written(0, "Arw="), written(2, "Arw=")
+    key = JsonKey(only="id")
+    schemas = frozenset(schema for one in (before, now) if (schema := key.schema(one)))
+    columns = T.StructType([T.StructField("id", T.DecimalType(14, 2))])
+    by = Decoder(format=debezium_json(), columns=columns, keys=("id",), known=schemas, max_value_bytes=10_000)
+
+    found = decoded((before, None), (now, None), by=by)
+    unknown = decoded((written(4, "Arw="), None), by=by)
+
+    assert [str(row["row"]["id"]) for row in found] == ["700.00", "7.00"]
+    assert [row["kind"] for row in unknown] == [Kind.OTHER_SCHEMA]
+    assert key.schema(raw({"schema": {"type": "int64", "optional": False}, "payload": 5})) is None
+
+
 def test_a_null_value_record_behind_an_event_in_an_unknown_schema_may_be_its_delete() -> None:
     key = raw({"id": 1})
     found = decoded(
@@ -539,6 +563,7 @@ def test_flattened_rows_say_in_fields_of_their_own_what_they_are() -> None:
         (raw({"id": 2}), None),
         (raw({"id": 1}), raw({"id": 1, "name": "a", "__op": "c"})),
         (raw({"id": 1}), raw({"id": 1, "name": "a", "__mine": "c", **about})),
+        (raw({"id": 1}), raw({"id": 1, "name": "a", "__op": "r", **about})),
         by=by,
     )
 
@@ -549,7 +574,9 @@ def test_flattened_rows_say_in_fields_of_their_own_what_they_are() -> None:
         Kind.NULL_VALUE,
         Kind.UNDECODABLE,
         Kind.UNDECODABLE,
+        Kind.UPSERT,
     ]
+    assert [row["is_snapshot"] for row in found] == [False] * 6 + [True]
     assert (found[0]["position"], found[0]["source_millis"], found[0]["row"]) == (5, 1_000, {"id": 1, "name": "a"})
     assert "add.fields" in found[4]["note"]
     assert "['__mine']" in found[5]["note"]

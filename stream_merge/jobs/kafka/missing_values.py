@@ -37,7 +37,6 @@ _LIFE = "$life"
 _CARRIED = "$carried:"
 _OVERTAKEN = "$overtaken"
 _FOUND = "$found"
-_RANK = "$rank"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -282,9 +281,9 @@ def deletes_of_null_values(
     """Null-value records that delete something, with the sequence of the delete.
 
     Such a record has no position of its own. It stands behind the newest event of its key at a lower offset
-    of its partition: one of the batch, else the stored row. Behind a row of an earlier epoch, or one from before
-    the first run, it stands at the very beginning of its own epoch: offsets and positions of then do not compare. So
-    does one before which nothing is known of its key but a record that nobody could read.
+    of its partition, of the batch or stored, wherever the batch begins. Behind a row of an earlier epoch, or one from
+    before the first run, it stands at the very beginning of its own epoch: offsets and positions of then do not
+    compare. So does one before which nothing is known of its key but a record that nobody could read.
 
     Args:
         nulls: the row's columns (only keys have values), `EPOCH`, `PARTITION`, `OFFSET`.
@@ -296,17 +295,17 @@ def deletes_of_null_values(
         The columns of `events`, one row for each null-value record that means something.
     """
     keys = list(known.keys)
-    earlier = events.select(*_columns([*keys, *SEQUENCE]), F.lit(1).alias(_RANK))
+    earlier = events.select(*_columns([*keys, *SEQUENCE]))
     stored = known.rows(nulls)
     if stored is not None:
-        earlier = earlier.unionByName(in_sequence(stored, keys).withColumn(_RANK, F.lit(0)))
+        earlier = earlier.unionByName(in_sequence(stored, keys))
     n, e = nulls.alias("n"), earlier.alias("e")
     same_key = columns.all_of(columns.column(key, "n") == columns.column(key, "e") for key in keys)
     same_partition = columns.column(PARTITION, "n") == columns.column(PARTITION, "e")
     before = (same_partition & (columns.column(OFFSET, "e") < columns.column(OFFSET, "n"))) | (
         columns.column(EPOCH, "e") < columns.column(EPOCH, "n")
     )
-    newest = F.max(F.struct(*(columns.column(name, "e").alias(name) for name in (_RANK, *SEQUENCE)))).alias(_FOUND)
+    newest = F.max(F.struct(*(columns.column(name, "e").alias(name) for name in SEQUENCE))).alias(_FOUND)
     own = [columns.column(name, "n") for name in nulls.columns]
     # Grouped by where the record stands, which is unique; other columns of a group are all equal.
     place = [columns.column(name, "n") for name in _PLACE]

@@ -130,9 +130,14 @@ class Decoder(Reading):
         if value is None:
             if key is None:
                 raise UndecodableError(NO_KEY)
-            if not self.known:  # the key's own schema may do
-                return Read(Kind.OTHER_SCHEMA, note=self.format.key.schema(key))
-            return Read(Kind.NULL_VALUE, self.format.key.fields(key))
+            # A key of before an ALTER may be written in another unit than those of now.
+            own = None if self.format.is_declared else self.format.key.schema(key)
+            if own is not None and own in self.broken:
+                msg = f"the schema of its key cannot be stored: {self.broken[own]}"
+                raise UndecodableError(msg)
+            if own not in self.known and (own is not None or not self.known):
+                return Read(Kind.OTHER_SCHEMA, note=own)
+            return Read(Kind.NULL_VALUE, self.format.key.fields(key), own or "")
         if len(value) > self.max_value_bytes:
             msg = f"the value has {len(value)} bytes, more than max_value_bytes ({self.max_value_bytes})"
             raise UndecodableError(msg)
@@ -222,7 +227,7 @@ class Decoder(Reading):
             is_upsert = read.kind is Kind.UPSERT
             if not is_upsert and read.kind not in (Kind.DELETE, Kind.NULL_VALUE):
                 continue
-            # Keys of null-value records are written like those of the events around them.
+            # Keys of null-value records that bring no schema are written like those of the events around them.
             schema_id = read.schema_id or of_keys
             group = groups.get((schema_id, is_upsert))
             if group is None:

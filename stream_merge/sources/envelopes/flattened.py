@@ -23,6 +23,8 @@ _ABOUT = frozenset(
 )
 """What ExtractNewRecordState can add (`add.fields`), and `__deleted`."""
 _SNAPSHOT = "snapshot"
+_READ = "r"
+"""What `op` says of an event that a snapshot has read (Debezium 3.4)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,7 +90,7 @@ class Flattened:
             row,
             schema_id,
             self._position(about),
-            _said(about, _SNAPSHOT) in SNAPSHOT_READS,
+            about.get("op") == _READ or _said(about, _SNAPSHOT) in SNAPSHOT_READS,
             millis if type(millis) is int else None,
             last_commit=database.last_commit(_said(about, database.last_commit_field)),
         )
@@ -124,6 +126,7 @@ class Flattened:
         image = pa.StructArray.from_arrays([rows.field(field.name) for field in row], fields=list(row))
         said = [inner(rows, f"{self.added.prefix}{name}", pa.string()) for name in ("deleted", "op")]
         is_delete = pc.fill_null(pc.or_kleene(pc.equal(said[0], "true"), pc.equal(said[1], "d")), False)
+        is_read = pc.fill_null(pc.equal(said[1], _READ), False)
         position = inner(rows, said_in.position, pa.int64())
         if self.ordered_by_offset:
             position = pa.repeat(pa.scalar(0, pa.int64()), len(rows))
@@ -134,7 +137,7 @@ class Flattened:
             is_delete=is_delete,
             image=image,
             position=position,
-            is_snapshot=are_snapshot_reads(rows, said_in.snapshot),
+            is_snapshot=pc.or_(is_read, pc.fill_null(are_snapshot_reads(rows, said_in.snapshot), False)),
             source_millis=inner(rows, f"{self.added.prefix}source_ts_ms", pa.int64()),
             connector=pa.nulls(len(rows), pa.string()),
             last_commit=self.database.last_commits(inner(rows, said_in.last_commit, pa.string())),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import math
+import re
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from pyspark.sql import types as T
 from stream_merge.sources.wire import many as M
 from stream_merge.sources.wire.strict_json import UndecodableError
 
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+_NOT_A_NUMBER = Decimal("NaN")
 _NOT_NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 """How Connect's JSON converter (Kafka 4.1, Jackson) writes what JSON has no number for."""
 
@@ -202,10 +205,12 @@ def decimal_of_text(precision: int, scale: int) -> Encoding:
     def one(value: str | float | Decimal) -> Decimal:
         if isinstance(value, float):
             refuse(f"{value} was read as a binary fraction")
+        # To Python 1_000, Arabic digits and spaces around are numbers, too.
+        is_number = not isinstance(value, str) or _NUMBER.fullmatch(value) is not None
         try:
-            number = Decimal(value)
+            number = Decimal(value) if is_number else _NOT_A_NUMBER
         except InvalidOperation:
-            number = Decimal("NaN")
+            number = _NOT_A_NUMBER
         if not number.is_finite():
             refuse(f"{shown(value)} is no number that {T.DecimalType(precision, scale).simpleString()} holds")
         return _fitting(number, precision, scale)

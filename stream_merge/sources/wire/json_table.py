@@ -108,7 +108,11 @@ def lack_nothing(
         return found
     asked = texts.filter(unsure)
     said = functools.reduce(pc.add, (pc.count_substring(asked, null.encode()) for null in _NULLS))
-    nulls, others_say_it = _nulls(rows.filter(unsure), optional)
+    asked_rows = rows.filter(unsure)
+    nulls, others_say_it = _nulls(asked_rows, optional)
+    for name in optional:  # a null of its own may stand in the place of one that is missing
+        is_null = pc.and_(asked_rows.field(name).is_null(), pc.match_substring(asked, f'"{name}"'))
+        others_say_it = pc.or_(others_say_it, is_null)
     return pc.replace_with_mask(found, unsure, pc.and_(pc.equal(said, nulls), pc.invert(others_say_it)))
 
 

@@ -70,7 +70,10 @@ class JsonKey:
         value = parse(text_of(key))
         if not isinstance(value, dict) or value.keys() != WITH_BLOCK or not isinstance(value["schema"], dict):
             return None
-        return connect_schema.canonical({"type": "struct", "fields": value["schema"].get("fields")})
+        fields = value["schema"].get("fields")
+        if not isinstance(fields, list):  # of a key that is one value: which column it is, no schema says
+            return None
+        return connect_schema.canonical({"type": "struct", "fields": fields})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
