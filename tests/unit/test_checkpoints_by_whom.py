@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from stream_merge.tables.delta_rs.checkpoints import write_if_due
@@ -52,7 +50,7 @@ def test_what_delta_rs_does_not_read_is_left_to_spark(name: str, told: str, *, i
     """It takes its own default for it, and forgets too early."""
     assert done({name: told}) == (["checkpoint", "tidied"] if is_read else ["by Spark"])
     assert done({name.lower(): told}) == done({name: told})
-    assert done({name: told}, by=None) == (["checkpoint", "tidied"] if is_read else [])
+    assert done({name: told}, has_spark=False) == (["checkpoint", "tidied"] if is_read else [])
 
 
 def test_a_checkpoint_is_due_at_the_tables_interval() -> None:
