@@ -23,12 +23,9 @@ class Log:
         self.done.append("by Spark")
 
 
-def done(
-    properties: dict[str, str], version: int = 10, *, by: Callable[[Log], None] | None = Log.by_spark
-) -> list[str]:
+def done(properties: dict[str, str], version: int = 10, *, has_spark: bool = True) -> list[str]:
     log = Log()
-    by_spark = None if by is None else lambda: by(log)
-    write_if_due(log, version, properties, "table", by_spark=by_spark)
+    write_if_due(log, version, properties, "table", by_spark=log.by_spark if has_spark else None)
     return log.done
 
 
