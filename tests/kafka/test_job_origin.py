@@ -321,7 +321,7 @@ def test_a_key_column_may_be_spelled_with_other_capitals_in_the_table(make: Make
 def test_a_null_value_stands_behind_all_that_is_known_wherever_its_batch_begins(make: Make) -> None:
     """An event that comes late is no newer than the stored row: a delete behind both deletes what is newest."""
     job = make()
-    ordered = {"type": "json", "columns": {"id": "bigint", "name": "text", "v": "bigint"}, "position": "v"}
+    ordered = {"type": "json", "columns": {"id": "bigint", "name": "string", "v": "bigint"}, "position": "v"}
     job.send(1, raw({"id": 1, "name": "new", "v": 10}))
     job.merge(value_format=ordered)
     job.send(1, raw({"id": 1, "name": "late", "v": 5}))
