@@ -17,10 +17,11 @@ here=$(cd "$(dirname "$(readlink -f "$0")")" && pwd) # also through a link in a 
 
 fail() { echo "stream_merge: $*" >&2; exit 2; }
 
-options=() jars= conf_jars=
+options=() jars= conf_jars= properties=
 while [[ "${1:-}" = -* ]]; do
     case $1 in
         --jars=*) jars=${1#*=} && shift ;; # joined with ours: spark-submit takes the last --jars only, and no other conf
+        --properties-file=*) properties=${1#*=} options+=("$1") && shift ;;
         --conf=spark.jars=*) conf_jars=${1#*=*=} && shift ;;
         --verbose | -v | --supervise | --*=*) options+=("$1") && shift ;;
         *)
@@ -28,7 +29,10 @@ while [[ "${1:-}" = -* ]]; do
             case $1=$2 in
                 --jars=*) jars=$2 ;;
                 --conf=spark.jars=* | -c=spark.jars=*) conf_jars=${2#spark.jars=} ;;
-                *) options+=("$1" "$2") ;;
+                *)
+                    [ "$1" != --properties-file ] || properties=$2
+                    options+=("$1" "$2")
+                    ;;
             esac
             shift 2
             ;;
@@ -46,11 +50,13 @@ SPARK_HOME=${SPARK_HOME:-$("$PYSPARK_PYTHON" -c 'import pyspark; print(pyspark._
     || fail "SPARK_HOME is not set and $PYSPARK_PYTHON has no pyspark; set SPARK_HOME or PYSPARK_PYTHON"
 export PYSPARK_PYTHON SPARK_HOME
 
-# Which of the user's jars spark-submit would take: --jars, else the conf, else the entry of spark-defaults.conf.
+# Which of the user's jars spark-submit would take: --jars, else the conf, else the entry of its file of properties.
 jars=${jars:-$conf_jars}
-if [ -z "$jars" ] && grep -qs '^[[:space:]]*spark\.jars[[:space:]=:]' "${SPARK_CONF_DIR:-$SPARK_HOME/conf}/spark-defaults.conf"; then
-    jars=$("$PYSPARK_PYTHON" -c 'from stream_merge.spark.defaults import JARS, in_effect; print(in_effect(JARS, {}))') \
-        || fail "$PYSPARK_PYTHON has no stream_merge, which reads spark.jars in spark-defaults.conf; set PYSPARK_PYTHON"
+properties=${properties:-${SPARK_CONF_DIR:-$SPARK_HOME/conf}/spark-defaults.conf}
+if [ -z "$jars" ] && grep -qs '^[[:space:]]*spark\.jars[[:space:]=:]' "$properties"; then
+    jars=$("$PYSPARK_PYTHON" -c 'import sys; from stream_merge.spark.defaults import JARS, properties
+print(properties(open(sys.argv[1], encoding="utf-8", errors="replace").read()).get(JARS, ""))' "$properties") \
+        || fail "$PYSPARK_PYTHON has no stream_merge, which reads spark.jars in $properties; set PYSPARK_PYTHON"
 fi
 # What 'stream-merge jars' has fetched and Spark does not have itself: Delta, the Kafka connector, and what they need.
 folder=${STREAM_MERGE_JARS:-$here/../.jars/spark}

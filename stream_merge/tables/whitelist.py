@@ -85,7 +85,7 @@ def of_mapping(snapshot: TableSnapshot, what: str) -> Ineligible | None:
     By ids they may stand under any: a table that Delta has taken over from Iceberg keeps files from before a column was
     renamed there (`CONVERT TO DELTA iceberg`, Delta 4.4).
     """
-    if snapshot.properties.get(_MAPPING, "none") in ("none", "name"):
+    if snapshot.properties.get(_MAPPING, "none").lower() in ("none", "name"):
         return None
     return Ineligible(reason="table_feature", detail=f"{what} finds its columns in files by ids ({_MAPPING})")
 

@@ -60,6 +60,18 @@ def test_jars_of_the_defaults_come_along(places: dict[str, str]) -> None:
     assert told[told.index("--jars") + 1].startswith("a.jar,")
 
 
+@pytest.mark.parametrize("form", ["{option} {file}", "{option}={file}"])
+def test_jars_of_a_file_of_properties_count_instead(places: dict[str, str], tmp_path: Path, form: str) -> None:
+    Path(places["SPARK_HOME"], "conf", "spark-defaults.conf").write_text("spark.jars  a.jar\n")
+    file = tmp_path / "my.conf"
+    file.write_text("spark.jars = mine.jar\n")
+
+    told = submitted(places, *form.format(option="--properties-file", file=file).split(" "))
+
+    assert told[told.index("--jars") + 1].startswith("mine.jar,")
+    assert str(file) in " ".join(told)
+
+
 def test_a_link_leads_to_the_script(places: dict[str, str], tmp_path: Path) -> None:
     link = tmp_path / "spark-submit.sh"
     link.symlink_to(SCRIPT)

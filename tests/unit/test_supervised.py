@@ -94,6 +94,18 @@ class Ended:
         """It has stopped."""
 
 
+def test_what_a_query_ended_with_is_kept_where_the_job_is_stopped_before_anybody_has_looked(
+    settings: QuerySettings,
+) -> None:
+    query = Supervised(settings, BrokerAway(), SimpleQueue(), once=False)
+    query._running = Ended()  # type: ignore[assignment]
+
+    query.step()
+    query.stop()
+
+    assert query.failure is Ended.failure
+
+
 @pytest.mark.parametrize("is_stopped", [False, True], ids=["let run", "stopped meanwhile"])
 @pytest.mark.parametrize("is_told", [True, False], ids=["told", "not told"])
 def test_what_stands_behind_the_end_of_a_query_is_looked_for_beside_the_others(

@@ -33,7 +33,7 @@ def test_no_footer_is_read_of_narrow_rows_and_none_twice(tmp_path: Path, monkeyp
     native = table_of(tmp_path / "narrow", "")
     opened: list[str] = []
 
-    def noted(path: str) -> pa.NativeFile:
+    def noted(path: str, _: int) -> pa.NativeFile:
         opened.append(path)
         return NativeTable.opened(native, path)
 

@@ -32,7 +32,7 @@ def test_a_file_is_judged_by_its_times_where_the_log_does_not_tell(tmp_path: Pat
     dtype, holding = SHAPES[shape]
     opened: list[str] = []
 
-    def opens(path: str) -> pa.NativeFile:
+    def opens(path: str, _: int) -> pa.NativeFile:
         opened.append(path)
         return pa.OSFile(str(tmp_path / path))
 

@@ -125,8 +125,9 @@ class Supervised:
         for thread in (self._replaying, self._looking):
             if thread is not None:
                 thread.join()
-        if self._unexplained is not None and self._looking is not None:
-            self._keep(_named(self._unexplained, self._looking.error, self.name))
+        if self._unexplained is not None:
+            found = None if self._looking is None else self._looking.error
+            self._keep(_named(self._unexplained, found, self.name))
         if self._running is None:
             return
         self._closing.set()

@@ -200,7 +200,7 @@ class Job:
         )
         self._sinks[query.name] = sink
         begins = query.begins()
-        if query.start is not None and not checkpoint.has_begun:
+        if not checkpoint.has_begun:
             checkpoint.note_start(begins.text)
         records = records_of(
             session,

@@ -130,12 +130,8 @@ class Decoder(Reading):
         if value is None:
             if key is None:
                 raise UndecodableError(NO_KEY)
-            # A key of before an ALTER may be written in another unit than those of now.
             own = None if self.format.is_declared else self.format.key.schema(key)
-            if own is not None and own in self.broken:
-                msg = f"the schema of its key cannot be stored: {self.broken[own]}"
-                raise UndecodableError(msg)
-            if own not in self.known and (own is not None or not self.known):
+            if not self.known:  # the key's own schema may do
                 return Read(Kind.OTHER_SCHEMA, note=own)
             return Read(Kind.NULL_VALUE, self.format.key.fields(key), own or "")
         if len(value) > self.max_value_bytes:
@@ -223,12 +219,16 @@ class Decoder(Reading):
         """Rows that are written alike."""
         groups: dict[tuple[str, bool], _Group] = {}
         of_keys = self._schema_of_keys()
+        own_of_keys = {read.schema_id for read in reads if read.kind is Kind.NULL_VALUE and read.schema_id}
+        readable = {schema_id for schema_id in own_of_keys if self._reads_keys(schema_id)}
         for i, read in enumerate(reads):
             is_upsert = read.kind is Kind.UPSERT
             if not is_upsert and read.kind not in (Kind.DELETE, Kind.NULL_VALUE):
                 continue
             # Keys of null-value records that bring no schema are written like those of the events around them.
             schema_id = read.schema_id or of_keys
+            if read.kind is Kind.NULL_VALUE and schema_id not in readable:
+                schema_id = of_keys
             group = groups.get((schema_id, is_upsert))
             if group is None:
                 encodings = self.format.encodings(schema_id)
@@ -240,6 +240,18 @@ class Decoder(Reading):
             else:
                 group.indexes.append(i)
         return list(groups.values())
+
+    def _reads_keys(self, schema_id: str) -> bool:
+        """Whether a key's own schema has all keys, in types that the columns hold.
+
+        By it a key of before an ALTER is read in its own unit. What else stands in a record key is no column, and
+        nobody is told of it.
+        """
+        try:
+            encodings = self.format.encodings(schema_id)
+            return all(holds(encodings[key].dtype, self.columns[key].dataType) for key in self.keys)
+        except Exception:  # as with one record: whatever a key holds, it must not stop the query
+            return False
 
     def _schema_of_keys(self) -> str:
         """The schema to read a key by that does not say its own: of those that are known one with the widest types."""

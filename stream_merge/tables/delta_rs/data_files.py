@@ -83,12 +83,16 @@ class Times:
     """Whether delta-rs reads the dates and times of a table's files as Spark does; what it found is kept.
 
     Args:
-        opened: opens a data file by its path in the log.
+        opened: opens a data file by its path in the log and its size in bytes.
     """
 
-    def __init__(self, opened: Callable[[str], pa.NativeFile]) -> None:
+    def __init__(self, opened: Callable[[str, int], pa.NativeFile]) -> None:
         self._open = opened
         self._known: dict[tuple[str, int], str | None] = {}
+
+    def trust(self, files: pa.Table) -> None:
+        """Take these as they should be: delta-rs has just written them, and what it writes it reads."""
+        self._known.update(dict.fromkeys(zip(files["path"].to_pylist(), files["size_bytes"].to_pylist(), strict=True)))
 
     def misread(self, files: pa.Table, schema: StructType) -> str | None:
         """Why delta-rs would read a file among these wrongly; None where it reads all as Spark does.
@@ -104,14 +108,14 @@ class Times:
             if (path, size) not in self._known:
                 if len(self._known) >= _MOST_KNOWN:
                     self._known.clear()
-                self._known[path, size] = self._look_into(path)
+                self._known[path, size] = self._look_into(path, size)
             found = self._known[path, size]
             if found is not None:
                 return f"file {path!r} {found}"
         return None
 
-    def _look_into(self, path: str) -> str | None:
-        with self._open(path) as source, pq.ParquetFile(source, coerce_int96_timestamp_unit="us") as file:
+    def _look_into(self, path: str, size: int) -> str | None:
+        with self._open(path, size) as source, pq.ParquetFile(source, coerce_int96_timestamp_unit="us") as file:
             if counts_days_otherwise(file.metadata.metadata or {}):
                 return "holds dates or times in the calendar of Spark 2, which delta-rs does not know"
             leaves = [file.schema.column(i) for i in range(len(file.schema))]

@@ -97,8 +97,12 @@ _KNOWN_FEATURES = frozenset(
 )
 """Table features that delta-rs 1.6 writes correctly; all others belong to Spark."""
 
-_OBEYED = frozenset({"delta.appendonly", "delta.enablechangedatafeed"})
-"""Properties, in lower case, by which delta-rs 1.6 merges otherwise, or not at all."""
+_OBEYED: Mapping[str, tuple[str, ...]] = {
+    "delta.appendonly": ("true", "false"),
+    "delta.enablechangedatafeed": ("true", "false"),
+    "delta.columnmapping.mode": ("none", "name"),
+}
+"""Properties, in lower case, by which delta-rs 1.6 merges otherwise, or not at all; and how it reads them."""
 _FLOAT_DIGITS = 15
 _LONG_DIGITS = 18
 """delta-rs 1.6 writes a decimal's statistics through a float or a long: with more digits they miss the file's rows."""
@@ -233,7 +237,7 @@ def _of_protocol(protocol: Protocol, what: str) -> Ineligible | None:
 def _of_spelling(snapshot: TableSnapshot, what: str) -> Ineligible | None:
     """Delta (4.4) keeps properties as they were written and reads them in any case; delta-rs 1.6 does not."""
     for name, value in sorted(snapshot.properties.items()):
-        if name.lower() in _OBEYED and value not in ("true", "false"):
+        if value not in _OBEYED.get(name.lower(), (value,)):
             detail = f"{name} = {value!r} of {what} is not spelled as delta-rs reads it"
             return Ineligible(reason="table_feature", detail=detail)
     return None

@@ -114,22 +114,21 @@ class HeldColumns:
         """
         named = list(_named(files))
         unknown = [file for file in named if file not in self._known]
-        if len(self._known) + len(unknown) > _MOST_KNOWN:
-            self._known.clear()
-            unknown = named
+        if unknown and len(self._known) + len(unknown) > _MOST_KNOWN:
+            self._known = {file: self._known[file] for file in named if file in self._known}
         if unknown:
             with ThreadPoolExecutor(self._at_once) as threads:
                 self._known.update(zip(unknown, threads.map(self._look_into, unknown), strict=True))
         fields = [field for field in snapshot.schema.fields if field.name not in snapshot.partition_columns]
-        problems: dict[Held, str | None] = {}
+        problems: dict[int, str | None] = {}  # by identity: a hash of all columns for each file takes long
         for file in named:
             held = self._known[file]
             if held is None:
                 continue
-            if held not in problems:
-                problems[held] = held.problem(fields, units=("ms", "us"))
-            if problems[held] is not None:
-                return f"file {file[0]!r} {problems[held]}"
+            if id(held) not in problems:
+                problems[id(held)] = held.problem(fields, units=("ms", "us"))
+            if problems[id(held)] is not None:
+                return f"file {file[0]!r} {problems[id(held)]}"
         return None
 
     def trust(self, files: pa.Table) -> None:
@@ -148,20 +147,31 @@ def _named(files: pa.Table) -> Iterator[tuple[str, int]]:
 
 def columns_of_file(file: pq.ParquetFile) -> Held:
     """How a file holds its columns; it was opened with `coerce_int96_timestamp_unit="us"`."""
-    leaves = [file.schema.column(i) for i in range(len(file.schema))]
+    # A path says `a.b` of the column `a.b`, too: leaves are told apart by their number.
+    names = [field.name for field in file.schema_arrow for _ in range(_leaves(field.type))]
+    int96 = (name for i, name in enumerate(names) if file.schema.column(i).physical_type == _INT96)
     return Held(
         types=tuple((field.name, field.type) for field in file.schema_arrow),
-        int96=frozenset(leaf.path.split(".")[0] for leaf in leaves if leaf.physical_type == _INT96),
+        int96=frozenset(int96),
         bounds_mislead=_bounds_mislead(file.metadata),
     )
+
+
+def _leaves(dtype: pa.DataType) -> int:
+    """How many columns of Parquet a column of Arrow is."""
+    if pa.types.is_struct(dtype) or pa.types.is_map(dtype):
+        inner = [dtype.key_type, dtype.item_type] if pa.types.is_map(dtype) else [field.type for field in dtype]
+        return sum(map(_leaves, inner))
+    is_list = pa.types.is_list(dtype) or pa.types.is_large_list(dtype) or pa.types.is_fixed_size_list(dtype)
+    return _leaves(dtype.value_type) if is_list else 1
 
 
 def _bounds_mislead(metadata: pq.FileMetaData) -> bool:
     """Whether a reader that goes by all bounds may leave out row groups that have a value.
 
     Writers of long ago compared bytes with a sign, and wrote no other bounds of texts than those that no reader may use
-    since (Parquet's `Statistics.min` and `max`): DuckDB (1.5) does. Arrow shows none of theirs, and of others that they
-    are no bounds.
+    since (Parquet's `Statistics.min` and `max`): DuckDB (1.5) does, and that delta-rs does not, nobody has shown. Arrow
+    shows none of theirs, and of others that they are no bounds.
     """
     writer = metadata.created_by or ""
     if _COMPARES_RIGHT.match(writer):

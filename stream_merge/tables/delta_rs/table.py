@@ -381,7 +381,8 @@ class NativeTable:
 
     def _has_written(self, before: Before, transaction: tuple[str, int] | None) -> None:
         if self.version == before.version + 1:  # with nobody else's commit in between
-            self.columns.trust(new(before.live, self.files()))
+            for known in (self.columns, self.times):
+                known.trust(new(before.live, self.files()))
         self._after_commit(before, transaction)
 
     def _after_commit(self, before: Before, transaction: tuple[str, int] | None) -> None:

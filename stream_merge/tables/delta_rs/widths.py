@@ -17,10 +17,10 @@ class Widths:
     """Bytes of a row as files encode it before they compress it; what was read is kept.
 
     Args:
-        opened: opens a data file by its path in the log.
+        opened: opens a data file by its path in the log and its size in bytes.
     """
 
-    def __init__(self, opened: Callable[[str], pa.NativeFile]) -> None:
+    def __init__(self, opened: Callable[[str, int], pa.NativeFile]) -> None:
         self._open = opened
         self._known: dict[tuple[str, int], float] = {}
 
@@ -45,7 +45,7 @@ class Widths:
         if (path, size) not in self._known:
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
-            with self._open(path) as source, pq.ParquetFile(source) as file:
+            with self._open(path, size) as source, pq.ParquetFile(source) as file:
                 self._known[path, size] = row_bytes(file.metadata)
         return self._known[path, size]
 
