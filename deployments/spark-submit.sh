@@ -23,7 +23,7 @@ while [[ "${1:-}" = -* ]]; do
         --jars=*) jars=${1#*=} && shift ;; # joined with ours: spark-submit takes the last --jars only, and no other conf
         --properties-file=*) properties=${1#*=} options+=("$1") && shift ;;
         --conf=spark.jars=*) conf_jars=${1#*=*=} && shift ;;
-        --verbose | -v | --supervise | --*=*) options+=("$1") && shift ;;
+        --verbose | -v | --supervise | --load-spark-defaults | --*=*) options+=("$1") && shift ;;
         *)
             [ $# -gt 1 ] || fail "$1 needs a value"
             case $1=$2 in

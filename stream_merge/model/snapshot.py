@@ -37,7 +37,7 @@ class TableSnapshot:
     @property
     def maps_columns(self) -> bool:
         """Whether columns have other names in files than in the schema (Delta's column mapping)."""
-        return self.properties.get("delta.columnMapping.mode", "none") != "none"
+        return mapping_mode(self.properties) != "none"
 
     @property
     def has_vectors(self) -> bool:
@@ -56,6 +56,11 @@ class TableSnapshot:
 
 def _columns(found: TableSnapshot) -> list[tuple[str, str, str | None]]:
     return [(f.name, f.dataType.simpleString(), f.metadata.get(names.GENERATED_FROM)) for f in found.schema.fields]
+
+
+def mapping_mode(properties: Mapping[str, str]) -> str:
+    """By what columns are found in files: `none` (their names), `name` (physical ones) or `id`; read in any case."""
+    return properties.get("delta.columnMapping.mode", "none").lower()
 
 
 def name_in_files(field: StructField) -> str:

@@ -10,7 +10,7 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructTy
 
 from stream_merge.model import names
 from stream_merge.model.results import Refusal
-from stream_merge.model.snapshot import TableSnapshot
+from stream_merge.model.snapshot import TableSnapshot, mapping_mode
 from stream_merge.shapes.layout import Layout
 from stream_merge.shapes.sequence import leaves
 from stream_merge.spark.columns import CHAR_VARCHAR_METADATA
@@ -45,7 +45,6 @@ OTHER_READERS: Mapping[str, tuple[str, str]] = {
     "delta.universalformat.enabledformats": ("", "demands that readers of other formats see each commit"),
 }
 """Properties, in lower case, for which Spark does more than to commit: the value that asks for nothing; the demand."""
-_MAPPING = "delta.columnMapping.mode"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,9 +84,10 @@ def of_mapping(snapshot: TableSnapshot, what: str) -> Ineligible | None:
     By ids they may stand under any: a table that Delta has taken over from Iceberg keeps files from before a column was
     renamed there (`CONVERT TO DELTA iceberg`, Delta 4.4).
     """
-    if snapshot.properties.get(_MAPPING, "none").lower() in ("none", "name"):
+    if mapping_mode(snapshot.properties) in ("none", "name"):
         return None
-    return Ineligible(reason="table_feature", detail=f"{what} finds its columns in files by ids ({_MAPPING})")
+    detail = f"{what} finds its columns in files by ids (delta.columnMapping.mode)"
+    return Ineligible(reason="table_feature", detail=detail)
 
 
 def of_readers(snapshot: TableSnapshot, what: str) -> Ineligible | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from dataclasses import replace
 from datetime import date, datetime
 from decimal import Decimal
 from typing import Any
@@ -15,6 +16,7 @@ from wire_rows import debezium_json, flattened_json
 
 from stream_merge.sources.databases.postgresql import AmbiguousTypeError, Modes
 from stream_merge.sources.databases.postgresql import connect_schema as postgres_schema
+from stream_merge.sources.decode import null_values
 from stream_merge.sources.decode.decoding import Decoder
 from stream_merge.sources.envelopes import plain
 from stream_merge.sources.envelopes.base import Kind
@@ -415,7 +417,10 @@ def test_the_key_of_a_null_value_record_is_read_as_its_own_schema_says() -> None
     others = decoded((written(4, "Arw="), None), (more, None), by=by)  # too fine for the column, and without the key
 
     assert [str(row["row"]["id"]) for row in found] == ["700.00", "7.00"]
-    assert [(row["kind"], str(row["row"]["id"])) for row in others] == [(Kind.NULL_VALUE, "7.00")] * 2
+    first = decoded((before, None), by=replace(by, known=frozenset()))
+    assert [row["kind"] for row in others] == [Kind.OTHER_SCHEMA, Kind.NULL_VALUE]
+    assert (others[0]["note"], str(others[1]["row"]["id"])) == (None, "7.00")
+    assert null_values.schemas([first[0]["note"], None]) == ([], [key.schema(before)])
     assert key.schema(raw({"schema": {"type": "int64", "optional": False}, "payload": 5})) is None
 
 

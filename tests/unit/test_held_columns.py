@@ -65,6 +65,17 @@ def test_each_footer_is_read_once_however_many_there_are(tmp_path: Path, monkeyp
     assert files.opened.count("4") == len(files.opened) - 4 == 1
 
 
+def test_files_that_nobody_asks_about_any_more_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A table whose files are all delta-rs' own: each commit replaces one, for as long as the handle is kept."""
+    monkeypatch.setattr(held_columns, "_MOST_KNOWN", 2)
+    files = Files(tmp_path, id=LongType())
+    for number in range(9):
+        files.columns.trust(pa.table({"path": [f"{number}"], "size_bytes": [1]}))
+        files.columns.misread(pa.table({"path": [f"{number}"], "size_bytes": [1]}), files.snapshot)
+
+    assert (len(files.columns._known) <= 2, files.opened) == (True, [])
+
+
 def test_what_delta_rs_has_written_is_not_looked_into(tmp_path: Path):
     files = Files(tmp_path, id=LongType())
     files.write("own", pa.table({"id": [1]}))

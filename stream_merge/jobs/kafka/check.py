@@ -299,7 +299,6 @@ def _decoded(query: QuerySettings, rows: RowSchema, records: Records) -> tuple[l
     for _ in range(2):  # the second time in the schemas that the first one found
         decoder = rows.decoder(query.limits.max_value_bytes)
         found = decoder.decode(*records, set()).to_pylist()
-        new = {row["note"] for row in found if row["kind"] == Kind.OTHER_SCHEMA and row["note"]}
-        rows.admit(*sorted(new))
+        rows.admit_noted(row["note"] for row in found if row["kind"] == Kind.OTHER_SCHEMA)
     bad = next((row["note"] for row in found if row["kind"] == Kind.UNDECODABLE), None)
     return [row["kind"] for row in found], bad

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from pyspark.sql import types as T
 
@@ -11,6 +11,7 @@ from stream_merge.jobs.kafka.newest_records import Records
 from stream_merge.jobs.kafka.settings import QuerySettings
 from stream_merge.model import names
 from stream_merge.shapes import widening
+from stream_merge.sources.decode import null_values
 from stream_merge.sources.decode.decoding import Decoder
 from stream_merge.sources.envelopes.base import Format, Kind
 from stream_merge.sources.wire.connect_json import DECLARED
@@ -110,6 +111,13 @@ class RowSchema:
             if before is not None and before != after
         }
 
+    def admit_noted(self, notes: Iterable[str | None]) -> None:
+        """As `admit`, of the schemas that a decoder has found; one of keys alone only while no row's is known."""
+        of_rows, of_keys = null_values.schemas(notes)
+        self.admit(*of_rows)
+        if not self.known:
+            self.admit(*of_keys)
+
     def admit(self, *schema_ids: str) -> None:
         """Let events of other schemas in; one that nothing can be stored in is the fault of its events.
 
@@ -193,7 +201,7 @@ class RowSchema:
     def _schemas(self, records: Records) -> set[str]:
         """The schemas that records are written in, without those that are let in already."""
         found = self.decoder(self._max_value_bytes).decode(*records, set()).to_pylist()
-        return {row["note"] for row in found if row["kind"] == Kind.OTHER_SCHEMA and row["note"]}
+        return set(null_values.schemas(row["note"] for row in found if row["kind"] == Kind.OTHER_SCHEMA)[0])
 
     def _refuse_unfit_wishes(self, brought: list[tuple[str, T.DataType]]) -> None:
         for name, dtype in brought:

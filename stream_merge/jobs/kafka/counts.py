@@ -67,7 +67,8 @@ class Tally:
     """What a batch holds, added up."""
 
     counts: dict[Place, Counts] = field(default_factory=dict)
-    new_schemas: list[str] = field(default_factory=list)
+    noted: set[str] = field(default_factory=set)
+    """What records in unknown schemas note (`null_values.schemas`)."""
     highest_positions: dict[Place, int] = field(default_factory=dict)
     lowest_positions: dict[Place, int] = field(default_factory=dict)
     newest_millis: dict[str, int] = field(default_factory=dict)
@@ -153,8 +154,8 @@ def _added_up(rows: Iterable[Mapping[str, Any]]) -> Tally:
         counts.kinds[row["kind"]] += row["records"]
         if row["kind"] == Kind.FILTERED:
             counts.filtered[row["note"]] += row["records"]
-        if row["kind"] == Kind.OTHER_SCHEMA and row["note"] is not None and row["note"] not in tally.new_schemas:
-            tally.new_schemas.append(row["note"])
+        if row["kind"] == Kind.OTHER_SCHEMA and row["note"] is not None:
+            tally.noted.add(row["note"])
         if row["kind"] == Kind.TRUNCATE and tally.first_truncate is None:
             tally.first_truncate = (*place, row["first_offset"])
         tally.missing.update(row["missing"])
@@ -169,7 +170,6 @@ def _added_up(rows: Iterable[Mapping[str, Any]]) -> Tally:
             tally.streamed.update(() if row["has_only_reads"] else [place])
         if row["newest_millis"] is not None:
             take_in(tally.newest_millis, max, {row["topic"]: row["newest_millis"]})
-    tally.new_schemas.sort()
     return tally
 
 

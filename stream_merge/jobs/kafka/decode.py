@@ -139,8 +139,8 @@ def refuse_unknown_keys(batch: DecodedBatch) -> None:
     records = batch.total(Kind.OTHER_SCHEMA)
     if records:
         msg = (
-            f"{records} null-value records came before any event whose schema says how their keys are written; declare"
-            " 'columns' in the job file"
+            f"{records} null-value records came before any event whose schema says how their keys are written, or bring"
+            " one for them that the key columns do not hold; declare 'columns' in the job file"
         )
         raise ConfigError(msg)
 
@@ -203,8 +203,8 @@ def _of_rows(first: DataFrame, rows: RowSchema, max_value_bytes: int) -> Decoded
     try:
         frames = [first]
         tally = of_frame(first)
-        if tally.new_schemas or tally.others:
-            rows.admit(*tally.new_schemas)
+        if tally.others:
+            rows.admit_noted(tally.noted)
             other = F.col("kind") == str(Kind.OTHER_SCHEMA)
             again = first.where(other).withColumnsRenamed({"raw_key": "key", "raw_value": "value"})
             second = events(again, rows.decoder(max_value_bytes)).localCheckpoint(eager=True)

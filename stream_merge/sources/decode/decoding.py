@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,9 +15,12 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from stream_merge.model.logs import tell
+from stream_merge.sources.decode import null_values
 from stream_merge.sources.decode.bulk import Piece, pieces
 from stream_merge.sources.decode.events import META, OLD_KEY, PLACE, ROW, Reading, is_time
+from stream_merge.sources.decode.null_values import Records
 from stream_merge.sources.envelopes.base import Kind, Read
+from stream_merge.sources.wire import connect_schema
 from stream_merge.sources.wire.connect_json import DECLARED
 from stream_merge.sources.wire.encodings import Encoding, decode
 from stream_merge.sources.wire.json_table import FEWEST
@@ -92,7 +96,7 @@ class Decoder(Reading):
         at_once = self._at_once(keys, values)
         done = pa.concat_arrays([piece.indexes for piece in at_once] or [pa.array([], pa.int64())])
         rest = _others(len(values), done)
-        records = _Records(rest.to_pylist(), *(c.take(rest).to_pylist() for c in (keys, values, partitions, old_keys)))
+        records = Records(rest.to_pylist(), *(c.take(rest).to_pylist() for c in (keys, values, partitions, old_keys)))
         reads = [self._read(key, value) for key, value in zip(records.keys, records.values, strict=True)]
         deletes = _places([piece.indexes for piece in at_once if piece.are_deletes], keys, partitions)
         gone = {key for _, key in deleted} | {key for _, (_, key) in deletes}
@@ -100,7 +104,8 @@ class Decoder(Reading):
             key for read, key in zip(reads, records.keys, strict=True) if read.kind is Kind.DELETE and key is not None
         }
         back = _places([piece.indexes for piece in at_once if not piece.are_deletes], keys, partitions, only=gone)
-        _mark_redundant(reads, records, deletes, back, deleted)
+        null_values.mark_redundant(reads, records, deletes, back, deleted)
+        null_values.judge_keys(reads, partial(null_values.key_problem, self.format, self.columns, self.keys))
         events = self._events(reads, records)
         if not at_once:
             return events
@@ -131,8 +136,9 @@ class Decoder(Reading):
             if key is None:
                 raise UndecodableError(NO_KEY)
             own = None if self.format.is_declared else self.format.key.schema(key)
-            if not self.known:  # the key's own schema may do
-                return Read(Kind.OTHER_SCHEMA, note=own)
+            own = own and connect_schema.part(own, self.keys)
+            if not self.known:
+                return Read(Kind.OTHER_SCHEMA, note=own and null_values.schema_of_key(own))
             return Read(Kind.NULL_VALUE, self.format.key.fields(key), own or "")
         if len(value) > self.max_value_bytes:
             msg = f"the value has {len(value)} bytes, more than max_value_bytes ({self.max_value_bytes})"
@@ -152,7 +158,7 @@ class Decoder(Reading):
 
     # -- all columns -------------------------------------------------------------------------
 
-    def _events(self, reads: list[Read], records: _Records) -> pa.StructArray:
+    def _events(self, reads: list[Read], records: Records) -> pa.StructArray:
         missing = _Missing()
         rows = self._rows(reads, missing)
         to_look_at = missing.to_look_at
@@ -219,16 +225,12 @@ class Decoder(Reading):
         """Rows that are written alike."""
         groups: dict[tuple[str, bool], _Group] = {}
         of_keys = self._schema_of_keys()
-        own_of_keys = {read.schema_id for read in reads if read.kind is Kind.NULL_VALUE and read.schema_id}
-        readable = {schema_id for schema_id in own_of_keys if self._reads_keys(schema_id)}
         for i, read in enumerate(reads):
             is_upsert = read.kind is Kind.UPSERT
             if not is_upsert and read.kind not in (Kind.DELETE, Kind.NULL_VALUE):
                 continue
             # Keys of null-value records that bring no schema are written like those of the events around them.
             schema_id = read.schema_id or of_keys
-            if read.kind is Kind.NULL_VALUE and schema_id not in readable:
-                schema_id = of_keys
             group = groups.get((schema_id, is_upsert))
             if group is None:
                 encodings = self.format.encodings(schema_id)
@@ -240,18 +242,6 @@ class Decoder(Reading):
             else:
                 group.indexes.append(i)
         return list(groups.values())
-
-    def _reads_keys(self, schema_id: str) -> bool:
-        """Whether a key's own schema has all keys, in types that the columns hold.
-
-        By it a key of before an ALTER is read in its own unit. What else stands in a record key is no column, and
-        nobody is told of it.
-        """
-        try:
-            encodings = self.format.encodings(schema_id)
-            return all(holds(encodings[key].dtype, self.columns[key].dataType) for key in self.keys)
-        except Exception:  # as with one record: whatever a key holds, it must not stop the query
-            return False
 
     def _schema_of_keys(self) -> str:
         """The schema to read a key by that does not say its own: of those that are known one with the widest types."""
@@ -309,17 +299,6 @@ _ABSENT = object()
 _BIGINT = 2**63
 
 
-class _Records(NamedTuple):
-    """Records that are read one by one."""
-
-    indexes: list[int]
-    """Which of the batch's they are, ascending."""
-    keys: list[bytes | None]
-    values: list[bytes | None]
-    partitions: list[int]
-    old_keys: list[bytes | None]
-
-
 def _others(count: int, done: pa.Int64Array) -> pa.Int64Array:
     """The records that are not done yet."""
     everything = pa.arange(0, count)
@@ -340,33 +319,6 @@ def _places(
             if key is not None:
                 found.append((i, (partition, key)))
     return found
-
-
-def _mark_redundant(
-    reads: list[Read],
-    records: _Records,
-    deletes: list[tuple[int, tuple[int, bytes]]],
-    back: list[tuple[int, tuple[int, bytes]]],
-    deleted: set[tuple[int, bytes]],
-) -> None:
-    """A null-value record behind the delete of its key says the same again (Debezium's `tombstones.on.delete`).
-
-    Not where something of the key stands between the two, be it a record that cannot be read.
-    """
-    said: list[tuple[int, Kind, int | None, tuple[int, bytes]]] = [
-        *((i, Kind.DELETE, None, place) for i, place in deletes),
-        *((i, Kind.UPSERT, None, place) for i, place in back),
-    ]
-    for n, (read, key) in enumerate(zip(reads, records.keys, strict=True)):
-        if key is not None:
-            said.append((records.indexes[n], read.kind, n, (records.partitions[n], key)))
-    for _, kind, at, place in sorted(said, key=lambda one: one[0]):
-        if kind is Kind.DELETE:
-            deleted.add(place)
-        elif place in deleted and kind is Kind.NULL_VALUE and at is not None:
-            reads[at] = Read(Kind.REDUNDANT)
-        elif kind in (Kind.UPSERT, Kind.UNDECODABLE, Kind.OTHER_SCHEMA):
-            deleted.discard(place)
 
 
 @dataclass(slots=True)

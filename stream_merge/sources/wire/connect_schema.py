@@ -8,6 +8,7 @@ import json
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 from pyspark.sql import types as T
@@ -172,6 +173,15 @@ def _signed(raw: bytes) -> list[int]:
 def _name_uuid(raw: bytes) -> uuid.UUID:
     """Java's `UUID.nameUUIDFromBytes`: MD5 of the bytes alone, without a namespace."""
     return uuid.UUID(bytes=hashlib.md5(raw, usedforsecurity=False).digest(), version=3)
+
+
+@lru_cache(maxsize=1_000)
+def part(schema_id: str, names: tuple[str, ...]) -> str | None:
+    """The schema of a struct with these fields alone (`canonical`); None where it lacks one of them."""
+    fields = {field.get("field"): field for field in json.loads(schema_id)["fields"] if isinstance(field, dict)}
+    if not fields.keys() >= set(names):
+        return None
+    return canonical({"type": "struct", "fields": [fields[name] for name in names]})
 
 
 def canonical(schema: Mapping[str, Any]) -> str:

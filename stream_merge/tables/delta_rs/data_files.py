@@ -92,6 +92,8 @@ class Times:
 
     def trust(self, files: pa.Table) -> None:
         """Take these as they should be: delta-rs has just written them, and what it writes it reads."""
+        if len(self._known) >= _MOST_KNOWN:
+            self._known.clear()
         self._known.update(dict.fromkeys(zip(files["path"].to_pylist(), files["size_bytes"].to_pylist(), strict=True)))
 
     def misread(self, files: pa.Table, schema: StructType) -> str | None:

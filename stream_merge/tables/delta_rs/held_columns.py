@@ -48,6 +48,14 @@ _COMPARES_WITH_A_SIGN = re.compile(r"parquet-mr(?!-)( version [01]\.\d(?!\d)|$)|
 """And those of before: parquet-mr 1.9 (Spark 2.3, Hive 2) and older, parquet-cpp 1.2 and older."""
 _MOST_KNOWN = 100_000
 
+_LISTS = (
+    pa.types.is_list,
+    pa.types.is_large_list,
+    pa.types.is_fixed_size_list,
+    pa.types.is_list_view,
+    pa.types.is_large_list_view,
+)
+
 Types: TypeAlias = tuple[tuple[str, pa.DataType], ...]
 """The columns of a file in order: name in the file, and type as Arrow has it; INT96 as microseconds without a zone."""
 
@@ -114,7 +122,7 @@ class HeldColumns:
         """
         named = list(_named(files))
         unknown = [file for file in named if file not in self._known]
-        if unknown and len(self._known) + len(unknown) > _MOST_KNOWN:
+        if len(self._known) + len(unknown) > max(_MOST_KNOWN, 2 * len(named)):
             self._known = {file: self._known[file] for file in named if file in self._known}
         if unknown:
             with ThreadPoolExecutor(self._at_once) as threads:
@@ -159,11 +167,12 @@ def columns_of_file(file: pq.ParquetFile) -> Held:
 
 def _leaves(dtype: pa.DataType) -> int:
     """How many columns of Parquet a column of Arrow is."""
+    if isinstance(dtype, pa.BaseExtensionType):
+        return _leaves(dtype.storage_type)
     if pa.types.is_struct(dtype) or pa.types.is_map(dtype):
         inner = [dtype.key_type, dtype.item_type] if pa.types.is_map(dtype) else [field.type for field in dtype]
         return sum(map(_leaves, inner))
-    is_list = pa.types.is_list(dtype) or pa.types.is_large_list(dtype) or pa.types.is_fixed_size_list(dtype)
-    return _leaves(dtype.value_type) if is_list else 1
+    return _leaves(dtype.value_type) if any(is_one(dtype) for is_one in _LISTS) else 1
 
 
 def _bounds_mislead(metadata: pq.FileMetaData) -> bool:

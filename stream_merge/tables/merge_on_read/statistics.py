@@ -29,7 +29,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from stream_merge.model.snapshot import VECTORS_PROPERTY
+from stream_merge.model.snapshot import VECTORS_PROPERTY, mapping_mode
 
 _DEFAULT_COLUMNS = 32
 _DEFAULT_PREFIX = 32
@@ -47,7 +47,7 @@ _Tree = dict[str, Any]
 
 def maps_columns(properties: Mapping[str, str]) -> bool:
     """Whether a table's columns have other names in its files (`delta.columnMapping.mode`)."""
-    return properties.get("delta.columnMapping.mode", "none") != "none"
+    return mapping_mode(properties) != "none"
 
 
 def stored_name(field: StructField, *, mapped: bool) -> str:
