@@ -65,14 +65,21 @@ class _Claims:
             part: what of which batch it is given; None where nobody can give a batch in parts.
 
         Raises:
-            ConfigError: another sink object's call holds it; or another part of the batch was merged, as which this one
-                would be skipped; or one works on a table on an object store that either was promised to be alone on.
+            ConfigError: another call holds it, of this sink object or of another one; or another part of the batch was
+                merged, as which this one would be skipped; or one works on a table on an object store that either was
+                promised to be alone on.
         """
         target, location = names.normal_path(spec.target), canonical(location)
         wanted = set() if identity is None else {(identity, target), (identity, location)}
         writer = (location, spec.single_writer and local_path(location) is None)
         with self._lock:
-            if any(self._owners.get(claim, id(owner)) != id(owner) for claim in wanted):
+            if any(self._owners.get(claim) == id(owner) for claim in wanted):
+                msg = (
+                    f"this sink is merging into {target!r} at this moment, and what it is given meanwhile would be"
+                    " skipped as delivered again; give it all events of a batch at once, and one batch after the other"
+                )
+                raise ConfigError(msg, target=target)
+            if any(claim in self._owners for claim in wanted):
                 msg = (
                     f"another sink is merging into {target!r} under the same identity {identity!r}, so one would skip"
                     " the other's batches; give each sink of a query its own name="

@@ -14,7 +14,6 @@ from urllib.parse import urlsplit
 
 from pyspark.sql import SparkSession
 
-from stream_merge.model import names
 from stream_merge.spark.defaults import JARS, PACKAGES, REPOSITORIES, in_effect, listed
 from stream_merge.spark.versions import SPARK
 
@@ -73,9 +72,13 @@ def log_store_of_jvm(jvm: Any, own: Mapping[str, str]) -> dict[str, str]:
 
 
 def log_stores(session: SparkSession, location: str) -> list[str]:
-    """Those that are named for a place; Delta asks the context's conf, which a session's does not change."""
+    """Those that are named for a place; Delta asks the context's conf, which a session's does not change.
+
+    It goes by the place's own scheme (`DelegatingLogStore`, 4.4): what is named for `s3a:` says nothing of a table
+    that a catalog keeps at `s3:`.
+    """
     conf = session._jsparkSession.sparkContext().conf()
-    named = (ANY_STORE_CONF, f"spark.delta.logStore.{urlsplit(names.hadoop_uri(location)).scheme}.impl")
+    named = (ANY_STORE_CONF, f"spark.delta.logStore.{urlsplit(location).scheme}.impl")
     return [store for store in (str(conf.get(name, "")) for name in named) if store]
 
 

@@ -88,6 +88,21 @@ def test_a_file_that_says_nothing_is_as_good_as_none(spark: SparkSession, tmp_pa
     assert changes.rows("id", "name") == [(1, "a")]
 
 
+def test_of_snapshots_of_one_time_nobody_knows_which_is_the_newest(job: SnapshotJob) -> None:
+    """As after `cp`: Spark takes them in the order in which the file system lists them."""
+    for name, row in (("1.json", A), ("2.json", B)):
+        job.put(name, row)
+        os.utime(job.source / name, (1_700_000_000, 1_700_000_000))
+
+    refused(job, "as was one before it, and Spark takes those of one time in any order; touch the newest one")
+    (first,) = job.rows()
+    job.put("3.json", C)
+    refused(job, "takes those of one time in any order")  # its batch is planned and comes first
+    os.utime(job.source / ("2.json" if first == (1, "a") else "1.json"), (1_700_000_001, 1_700_000_001))
+    job()
+    assert job.rows() == [(3, "c")]
+
+
 def test_a_snapshot_that_comes_late_does_not_turn_the_table_back(job: SnapshotJob) -> None:
     job.put("1.json", A)
     job.put("2.json", A, B)

@@ -56,6 +56,19 @@ def test_one_identity_is_at_work_once() -> None:
         pass
 
 
+def test_a_sink_is_given_one_thing_after_the_other() -> None:
+    """From two threads: whoever commits second would be taken for the first, delivered again."""
+    sink, only = object(), spec(promised=False)
+    with (
+        claims.held(sink, "a", only, LOCAL),
+        pytest.raises(ConfigError, match="this sink is merging into 't' at this moment"),
+        claims.held(sink, "a", only, LOCAL),
+    ):
+        pass
+    with claims.held(sink, "a", only, LOCAL):
+        pass
+
+
 def test_a_batch_is_given_whole() -> None:
     """The table would take the second part of its events for the first one, delivered again."""
 

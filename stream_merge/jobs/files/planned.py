@@ -114,7 +114,7 @@ class PlannedRead:
         batch_id: int,
         checkpoint: Checkpoint,
     ) -> None:
-        """The newest planned file is there, alone, and no older than any that came before it."""
+        """The newest planned file is there, alone, and younger than any that came before it."""
         newest = max(planned, key=lambda file: file.modified_millis)
         if newest in gone:
             msg = (
@@ -131,6 +131,15 @@ class PlannedRead:
             raise ContractError(msg, reasons={})
         found, earlier = _state(session, newest), _merged_before(session, checkpoint, batch_id)
         last = max(earlier, key=lambda file: file.modified_millis, default=None)
+        if found is not None and any(
+            one.modified_millis == found.modified_millis and one.path != newest.path for one in earlier
+        ):
+            msg = (
+                f"snapshot {_place(newest)} was written at {_time(found.modified_millis)}, as was one before it, and"
+                " Spark takes those of one time in any order; touch the newest one, and move the others out of the"
+                " source"
+            )
+            raise ContractError(msg, reasons={})
         if found is not None and last is not None and found.modified_millis < last.modified_millis:
             msg = (
                 f"snapshot {_place(newest)} was written at {_time(found.modified_millis)}, before {_place(last)}"
