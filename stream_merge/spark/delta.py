@@ -60,6 +60,12 @@ def _recorded_transaction(loaded: Any, app_id: str) -> int | None:
     return int(version.get()) if version.isDefined() else None
 
 
+def _log_of(session: SparkSession, location: str) -> Any:
+    """Delta's `DeltaLog` of the table at a location."""
+    path = java_class(session, "org.apache.hadoop.fs.Path")(location)
+    return java_class(session, "org.apache.spark.sql.delta.DeltaLog").forTable(session._jsparkSession, path)
+
+
 @contextmanager
 def commit_lock(session: SparkSession, location: str) -> Iterator[None]:
     """Hold what Spark's commits to a table of this process hold while they look for a version and write it.
@@ -72,9 +78,7 @@ def commit_lock(session: SparkSession, location: str) -> Iterator[None]:
         session: of the JVM.
         location: path of the table.
     """
-    path = java_class(session, "org.apache.hadoop.fs.Path")(location)
-    log = java_class(session, "org.apache.spark.sql.delta.DeltaLog").forTable(session._jsparkSession, path)
-    lock = log.snapshotLock()
+    lock = _log_of(session, location).snapshotLock()
     lock.lock()
     try:
         yield
@@ -112,9 +116,7 @@ def put_commit(session: SparkSession, location: str, version: int, text: str) ->
 
 def write_checkpoint(session: SparkSession, location: str) -> None:
     """Write a checkpoint of a table's newest version, and tidy up its log, as Spark does behind its own commits."""
-    path = java_class(session, "org.apache.hadoop.fs.Path")(location)
-    log = java_class(session, "org.apache.spark.sql.delta.DeltaLog").forTable(session._jsparkSession, path)
-    none = java_class(session, "scala.Option").empty()
+    log, none = _log_of(session, location), java_class(session, "scala.Option").empty()
     log.update(False, none, none)
     log.checkpoint()
 

@@ -85,7 +85,8 @@ def _keys(snapshot: TableSnapshot) -> tuple[StructField, ...]:
     recorded = json.loads(snapshot.properties.get(names.KEYS_PROPERTY, "[]"))
     fields = {field.name: field for field in snapshot.schema.fields}
     found = (fields[key] for key in recorded if key in fields and key not in snapshot.partition_columns)
-    return tuple(key for key in found if name_in_files(key) not in ambiguous(snapshot.schema))
+    several = ambiguous(snapshot.schema)
+    return tuple(key for key in found if name_in_files(key) not in several)
 
 
 def _without_statistics(files: pa.Table, key: StructField) -> int:

@@ -35,6 +35,11 @@ _FIRST_WITHOUT_LEGACY = (3, 1)
 _MOST_KNOWN = 100_000
 
 
+def named(files: pa.Table) -> Iterator[tuple[str, int]]:
+    """Files by what tells them apart for ever: their path in the log, and their size in bytes (`NativeTable.files`)."""
+    yield from zip(files["path"].to_pylist(), files["size_bytes"].to_pylist(), strict=True)
+
+
 def misnamed(files: pa.Table) -> str | None:
     """A path among these files that delta-rs would not find again in the log when it removes the file.
 
@@ -94,7 +99,7 @@ class Times:
         """Take these as they should be: delta-rs has just written them, and what it writes it reads."""
         if len(self._known) >= _MOST_KNOWN:
             self._known.clear()
-        self._known.update(dict.fromkeys(zip(files["path"].to_pylist(), files["size_bytes"].to_pylist(), strict=True)))
+        self._known.update(dict.fromkeys(named(files)))
 
     def misread(self, files: pa.Table, schema: StructType) -> str | None:
         """Why delta-rs would read a file among these wrongly; None where it reads all as Spark does.
@@ -106,7 +111,7 @@ class Times:
             schema: of the table.
         """
         unclear = _unclear(files, schema)
-        for path, size in zip(unclear["path"].to_pylist(), unclear["size_bytes"].to_pylist(), strict=True):
+        for path, size in named(unclear):
             if (path, size) not in self._known:
                 if len(self._known) >= _MOST_KNOWN:
                     self._known.clear()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -30,6 +30,7 @@ from pyspark.sql.types import (
 
 from stream_merge.model.snapshot import TableSnapshot, name_in_files
 from stream_merge.spark.versions import arrow_type
+from stream_merge.tables.delta_rs import data_files
 
 _WIDER: Mapping[type[DataType], tuple[pa.DataType, ...]] = {
     ByteType: (),
@@ -120,7 +121,7 @@ class HeldColumns:
         Raises:
             OSError, pa.ArrowException: a file cannot be read.
         """
-        named = list(_named(files))
+        named = list(data_files.named(files))
         unknown = [file for file in named if file not in self._known]
         if len(self._known) + len(unknown) > max(_MOST_KNOWN, 2 * len(named)):
             self._known = {file: self._known[file] for file in named if file in self._known}
@@ -141,16 +142,12 @@ class HeldColumns:
 
     def trust(self, files: pa.Table) -> None:
         """Take these as they should be: delta-rs has just written them."""
-        self._known.update(dict.fromkeys(_named(files)))
+        self._known.update(dict.fromkeys(data_files.named(files)))
 
     def _look_into(self, named: tuple[str, int]) -> Held:
         with self._open(*named) as source, pq.ParquetFile(source, coerce_int96_timestamp_unit="us") as file:
             held = columns_of_file(file)
         return self._same.setdefault(held, held)  # one copy for all files that a writer made
-
-
-def _named(files: pa.Table) -> Iterator[tuple[str, int]]:
-    yield from zip(files["path"].to_pylist(), files["size_bytes"].to_pylist(), strict=True)
 
 
 def columns_of_file(file: pq.ParquetFile) -> Held:

@@ -158,12 +158,11 @@ class NativeTable:
         )
 
     def _described(self) -> tuple[str, StructType, dict[str, str], tuple[str, ...]]:
-        version = self.version
-        if self._metadata is None or self._metadata[0] != version:
+        if self._metadata is None or self._metadata[0] != self.version:
             metadata = self._table.metadata()
             schema = StructType.fromJson(json.loads(self._table.schema().to_json()))
             properties = {key: str(value) for key, value in metadata.configuration.items()}
-            self._metadata = (version, str(metadata.id), schema, properties, tuple(metadata.partition_columns))
+            self._metadata = (self.version, str(metadata.id), schema, properties, tuple(metadata.partition_columns))
         return self._metadata[1:]
 
     def transaction(self, app_id: str) -> int | None:
@@ -381,15 +380,16 @@ class NativeTable:
 
     def _has_written(self, before: Before, transaction: tuple[str, int] | None) -> None:
         if self.version == before.version + 1:  # with nobody else's commit in between
+            written = new(before.live, self.files())
             for known in (self.columns, self.times):
-                known.trust(new(before.live, self.files()))
+                known.trust(written)
         self._after_commit(before, transaction)
 
     def _after_commit(self, before: Before, transaction: tuple[str, int] | None) -> None:
         self._transactions.add(before, self.version, transaction)
         self._mark = self._look.mark(self.version, lambda: added(before.live, self.files()))
-        by_spark, properties = self.checkpoint_by_spark, self._described()[2]
-        checkpoints.write_if_due(self._table, self.version, properties, self.location, by_spark=by_spark)
+        by = self.checkpoint_by_spark
+        checkpoints.write_if_due(self._table, self.version, self._described()[2], self.location, by_spark=by)
 
 
 def open_table(location: str, storage_options: Mapping[str, str] | None = None) -> NativeTable | None:
