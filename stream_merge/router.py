@@ -13,7 +13,6 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import IntegralType, StringType
 
-from stream_merge.engines.spark.commit import USER_METADATA_CONF
 from stream_merge.errors import CommitStateUnknownError, ConfigError, ContractError, RoutedMergeError
 from stream_merge.metrics.instruments import MergeMetrics, default_metrics
 from stream_merge.microbatch.own_session import OwnSession
@@ -25,6 +24,7 @@ from stream_merge.model.source_batch import Intake
 from stream_merge.shapes import contract
 from stream_merge.sink import MergeSink
 from stream_merge.spark import columns
+from stream_merge.spark.confs import USER_METADATA_CONF
 from stream_merge.spark.errors import reason, was_cancelled
 from stream_merge.spark.evaluate_once import materialised, release
 from stream_merge.spark.identity import Caller, caller_of

@@ -13,7 +13,6 @@ from pyspark.sql import Column, DataFrame, SparkSession
 
 from stream_merge.engines.costs import CostModel
 from stream_merge.engines.job import wants_events_at_hand
-from stream_merge.engines.spark.commit import USER_METADATA_CONF
 from stream_merge.metrics.instruments import MergeMetrics, default_metrics
 from stream_merge.microbatch import after, set_aside, steps
 from stream_merge.microbatch.attempts import Attempts
@@ -27,12 +26,13 @@ from stream_merge.microbatch.upkeep import UpkeepPlan
 from stream_merge.microbatch.values import Applied, Done
 from stream_merge.model import names
 from stream_merge.model.maintenance import Maintenance
-from stream_merge.model.results import TARGET_FAILED, MergeResult
+from stream_merge.model.results import MergeResult
 from stream_merge.model.settings import Engine, MergeSpec, OnInvalid, RetryPolicy, SchemaEvolution, as_names
 from stream_merge.model.source_batch import Intake
 from stream_merge.shapes import Changes, Shape, checked
 from stream_merge.shapes import target_filter as filters
 from stream_merge.shapes.matching import Layouts
+from stream_merge.spark.confs import USER_METADATA_CONF
 from stream_merge.spark.errors import spark_errors_unlogged
 from stream_merge.spark.identity import Caller, caller
 from stream_merge.spark.jvm import expect_classic, in_session
@@ -382,11 +382,11 @@ class MergeSink:
         Returns: how many there are.
         """
         spec, session = self._spec, self._session.of(batch_df)
-        count, written = set_aside.write(batch_df, batch_id, spec, session, error=error, sleep=self._sleep)
-        if written:
-            query = caller(batch_df, spec).query
-            (self._metrics or default_metrics()).set_aside(query, spec.label, TARGET_FAILED, count)
-        return count
+        counts, written = set_aside.write(batch_df, batch_id, spec, session, error=error, sleep=self._sleep)
+        query, metrics = caller(batch_df, spec).query, self._metrics or default_metrics()
+        for why, count in counts.items() if written else ():
+            metrics.set_aside(query, spec.label, why, count)
+        return sum(counts.values())
 
     def _is_set_aside(self, batch_df: DataFrame, batch_id: int) -> bool:
         """Whether `_set_aside` has committed this batch before: then it must not be merged any more."""

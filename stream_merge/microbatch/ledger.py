@@ -30,9 +30,11 @@ def _by_events(report: MergeReport) -> tuple[int, int]:
     return report.updated - updated, report.deleted - deleted
 
 
-def landed_as(batch: Batch, report: MergeReport, *, refused: int, undecodable: int) -> Ledger:
+def landed_as(
+    batch: Batch, report: MergeReport, *, refused: int, repaired: Mapping[str, int], undecodable: int
+) -> Ledger:
     """What has become of a batch's events, if nothing more happens to them behind the commit."""
-    events = settle(batch, report, refused=refused, repaired={}, undecodable=undecodable)
+    events = settle(batch, report, refused=refused, repaired=repaired, undecodable=undecodable)
     return events, {} if report.already_applied else dict(all_reasons(batch, undecodable))
 
 

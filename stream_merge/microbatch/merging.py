@@ -289,7 +289,8 @@ def merged(call: BatchCall, executor: Executor, *, events: int) -> Merged:
 def keep_ledger(call: BatchCall, batch: Batch, merged: Merged) -> None:
     """From here on the events of a call that fails are counted: its commit is in the target."""
     undecodable = call.intake.undecodable_events
-    call.attempts.has_landed(partial(landed_as, batch, merged.report, refused=merged.refused, undecodable=undecodable))
+    ledger = partial(landed_as, refused=merged.refused, repaired=merged.repaired, undecodable=undecodable)
+    call.attempts.has_landed(partial(ledger, batch, merged.report))
 
 
 def rechecked(call: BatchCall, executor: Executor, merged: Merged) -> Merged:
@@ -323,7 +324,9 @@ def _repaired(call: BatchCall, executor: Executor, late: Hits, merged: Merged) -
     found: Mapping[str, int] = {}
     if merged.report.version is not None and call.spec.change_data_feed:
         found = executor.counted_as(late, merged.report.version)
-    return replace(merged, repaired={**found, "total": repair.deleted})
+    merged = replace(merged, repaired={**found, "total": repair.deleted})
+    keep_ledger(call, executor.batch, merged)
+    return merged
 
 
 def forget(call: BatchCall, executor: Executor, *, table_id: str) -> bool:

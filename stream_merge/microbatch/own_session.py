@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pyspark.sql import DataFrame, SparkSession
 
-from stream_merge.engines.spark.commit import APP_ID_CONF, BATCH_ID_CONF
-from stream_merge.spark.confs import TIMESTAMP_CONF, TIMESTAMP_MICROS
+from stream_merge.spark.confs import APP_ID_CONF, BATCH_ID_CONF, TIMESTAMP_CONF, TIMESTAMP_MICROS
 from stream_merge.spark.jvm import owned_session, same_session
 
 STALENESS_CONF = "spark.databricks.delta.stalenessLimit"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -19,12 +18,11 @@ from pyspark.sql.types import (
 from stream_merge.errors import ConfigError
 from stream_merge.model import names, source_batch
 from stream_merge.model.results import UNDECODABLE
-from stream_merge.model.settings import RetryPolicy
 from stream_merge.model.snapshot import is_applied, is_other
 from stream_merge.shapes import contract
 from stream_merge.spark import columns
 from stream_merge.spark.identity import Caller
-from stream_merge.tables import retry, spark_table
+from stream_merge.tables import spark_table
 from stream_merge.tables.side_commits import SideCommit, append_once
 
 SCHEMA = StructType(
@@ -120,31 +118,6 @@ def records_of_files(session: SparkSession, table: str) -> DataFrame | None:
     return spark_table.rows(session, table).where(is_open & F.col("raw_value").isNotNull())
 
 
-def mark_replayed(places: DataFrame, table: str, *, retried: RetryPolicy) -> None:
-    """Say of records that they have been replayed, in one commit; what is appended meanwhile is left alone.
-
-    Args:
-        places: columns of `SCHEMA` that tell records apart, each place once. The time of a record is one of them: it
-            tells topics of one name apart, of which one was made after the other.
-        table: of `SCHEMA`.
-        retried: how often a commit that another writer won is tried again.
-    """
-    same_place = columns.all_of(F.col(f"t.{name}").eqNullSafe(F.col(f"s.{name}")) for name in places.columns)
-
-    def attempt(_: int) -> None:
-        stored = spark_table.delta_table(places.sparkSession, table).alias("t")
-        marked = stored.merge(places.alias("s"), same_place & F.col("t.replayed_at").isNull())
-        try:
-            marked.whenMatchedUpdate(set={"replayed_at": F.current_timestamp()}).execute()
-        except Exception as err:
-            lost = retry.conflict(err, target=table, batch_id=None)
-            if lost is None:
-                raise
-            raise lost from err
-
-    retry.run(attempt, retried, sleep=time.sleep)
-
-
 def write_whole(events: DataFrame, table: str, *, reason: str, error: str, query: str, commit: SideCommit) -> bool:
     """Append all events of a batch as they came, valid or not; False where this batch was the last one written.
 
@@ -210,7 +183,7 @@ def _append_missing(rows: DataFrame, table: str, commit: SideCommit) -> None:
 
     A batch that could not be merged comes again, by a stream or settings that have been repaired since. What is here
     then is what was wrong with it before: a record of a topic or file is known by its place there, anything else by
-    what it says.
+    what it says. What another query has written under the same id is none of this one's.
 
     Cost: a look at the table; one or two Spark jobs more where the batch has been here.
     """
@@ -245,10 +218,11 @@ def _beyond(rows: DataFrame, stored: DataFrame) -> DataFrame:
         is_of_topic = partition.isNotNull()
         name = F.when(is_of_topic, topic).otherwise(F.element_at(F.split(topic, "/"), -1))
         at = F.when(is_of_topic, timestamp)
-        return F.struct(name, partition, offset, at, *(F.when(~is_of_topic, one) for one in said(alias)))
+        query = F.col(f"{alias}.query")
+        return F.struct(query, name, partition, offset, at, *(F.when(~is_of_topic, one) for one in said(alias)))
 
     def content(alias: str) -> Column:
-        return F.struct(F.col(f"{alias}.reasons"), *said(alias))
+        return F.struct(F.col(f"{alias}.query"), F.col(f"{alias}.reasons"), *said(alias))
 
     has_place = F.col("offset").isNotNull()
     placed, others = stored.where(has_place).alias("s"), stored.where(~has_place).alias("s")

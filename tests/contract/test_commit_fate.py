@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from stream_merge import CommitStateUnknownError, ConfigError, MergeFailedError, MergeMetrics, MergeResult, MergeSink
 from stream_merge.metrics.delta_merge import DELTA_MERGE_METRICS
 from stream_merge.microbatch import after, landed
+from stream_merge.microbatch.call import BatchCall
 from stream_merge.model import names
 from stream_merge.model.results import FATES
 from stream_merge.testing import batch, change_rows, run, table_version, target_rows
@@ -129,6 +130,31 @@ def test_events_of_a_batch_that_fails_behind_its_commit_are_counted_once(spark, 
     assert [sample(registry, "batches_total", outcome=one) for one in ("committed", "failed", "skipped_duplicate")] == [
         *(1, 1, 1)
     ]
+
+
+def test_an_event_that_a_late_delete_undid_is_none_that_was_merged(
+    spark, events, log_faults, faulty_table, monkeypatch
+):
+    """Also where the call fails behind its second commit."""
+    registry = CollectorRegistry()
+    mine, other = writer(faulty_table, "mine", registry), writer(faulty_table, "other")
+    run(mine, events((1, 1, "ann", "u")), 0)
+
+    def full_for_mine(call: BatchCall, _: object) -> None:
+        if call.caller.identity == "mine":
+            msg = "java.io.IOException: No space left on device"
+            raise RuntimeError(msg)
+
+    monkeypatch.setattr(after, "note_target", full_for_mine)
+    with pytest.raises(ConfigError, match="what comes behind its commit failed"):
+        log_faults.overtake(
+            "/table/_delta_log",
+            lambda: run(mine, events((9, 5, "ghost", "u"), (2, 5, "bob", "u")), 1),
+            lambda: run(other, events((9, 7, "", "d")), 0),
+        )
+
+    assert target_rows(spark, faulty_table) == [(1, 1, "ann"), (2, 5, "bob")]
+    assert [sample(registry, "events_total", fate=fate) for fate in ("inserted", "stale")] == [2, 1]
 
 
 def test_a_lost_commit_is_found_below_later_commits(spark, events, log_faults, faulty_table, monkeypatch):

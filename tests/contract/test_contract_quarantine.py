@@ -259,12 +259,12 @@ def test_a_key_that_no_partition_can_hold_is_quarantined(spark: SparkSession, tm
 @pytest.mark.engines("auto")
 def test_records_of_a_batch_that_comes_again_are_known_by_their_place(spark: SparkSession, tmp_table: str):
     """Whatever is said of them by then, and whatever the batch has beyond its first try; others by what they say."""
-    commit = SideCommit(app_id="some", batch_id=5, run=lambda attempt: attempt(1))
 
-    def write(*records: tuple[int | None, str, str]) -> None:
+    def write(*records: tuple[int | None, str, str], query: str = "some") -> None:
+        commit = SideCommit(app_id=query, batch_id=5, run=lambda attempt: attempt(1))
         told = [
             {"reasons": ["undecodable"], "batch_id": 5, "topic": "t", "partition": 0, "offset": at, "event": event}
-            | {"error": error}
+            | {"error": error, "query": query}
             for at, event, error in records
         ]
         quarantine.write_undecodable(spark.createDataFrame(told, quarantine.SCHEMA), tmp_table, commit=commit)
@@ -273,10 +273,14 @@ def test_records_of_a_batch_that_comes_again_are_known_by_their_place(spark: Spa
     repaired = (1, "A", "other words"), (2, "c", "other words"), (None, "b", "other words"), (None, "d", "other words")
     write(*repaired)
     write(*repaired)
+    write((7, "x", "of another query"), query="other")
+    write((1, "a", "of another query"), (7, "x", "again"), query="other")
 
     assert target_rows(spark, tmp_table, "event", "error") == [
         ("a", "first words"),
+        ("a", "of another query"),
         ("b", "first words"),
         ("c", "other words"),
         ("d", "other words"),
+        ("x", "of another query"),
     ]

@@ -12,11 +12,12 @@ import services
 from pyspark.sql import SparkSession
 from topic_job import TopicJob
 
-from stream_merge import ConfigError
+from stream_merge import ConfigError, MergeSink
 from stream_merge.jobs.kafka import control
 from stream_merge.jobs.kafka.replay import Replayed, Request, replay
 from stream_merge.jobs.kafka.run import Job
 from stream_merge.tables import locks
+from stream_merge.tables.replay_claims import Claims
 from stream_merge.testing import change_rows, target_rows
 
 
@@ -58,18 +59,40 @@ def test_what_the_job_file_can_read_by_now_is_merged_once(job: TopicJob) -> None
     assert [step.replayed for step in job.history()] == [None, None, 2]
 
 
-def test_a_replay_that_ended_before_it_could_mark_changes_nothing_twice(job: TopicJob) -> None:
-    job.send(1, job.event("c", 1, "x" * 300))
-    job.send(2, job.event("c", 2))
-    job.merge(limits={"max_value_bytes": 200})
+@pytest.mark.parametrize("killed", ["_end", "settle"], ids=["behind the merge", "before the merge"])
+def test_a_replay_that_is_killed_merges_its_records_once(
+    job: TopicJob, monkeypatch: pytest.MonkeyPatch, killed: str
+) -> None:
+    """By clauses that would count them twice; `settle` stands for what a process that is gone does no more."""
+    shape = {"clauses": [{"when": "matched", "then": "update", "set": {"name": "t.name || s.name"}}]}
+    shape["clauses"].append({"when": "not_matched", "then": "insert", "set": {"id": "s.id", "name": "s.name"}})
+
+    def die(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    job.send(1, job.event("c", 1, "short"))
+    job.send(1, job.event("u", 1, "x" * 300))
+    job.merge(limits={"max_value_bytes": 200}, shape=shape)
     request = Request()
-    run_again(job, request)
-    job.spark.sql(f"RESTORE TABLE delta.`{job.quarantine}` TO VERSION AS OF 1")
+    with monkeypatch.context() as dying:
+        if killed == "settle":
+            dying.setattr(MergeSink, "_merge", die)
+            dying.setattr(Claims, "settle", lambda claims: None if claims._claimed() is None else die())
+        else:
+            dying.setattr(Claims, "_end", die)
+        with pytest.raises(KeyboardInterrupt):
+            run_again(job, request, shape=shape)
+    before = job.rows()
+    job.send(2, job.event("c", 2))
+    job.merge(limits={"max_value_bytes": 200}, shape=shape)
+    open_at_start = [not is_marked for _, is_marked in marked(job)]
 
-    answer = run_again(job, request)
+    answer = run_again(job, request, shape=shape)
 
-    assert (answer.records, answer.marked, answer.version) == (1, 1, None)
-    assert len(change_rows(job.spark, job.target, "id")) == 2
+    assert before == [(1, "short" if killed == "settle" else "short" + "x" * 300)]
+    assert open_at_start == [killed == "settle"]  # else later events could take values from a row that lacks this one
+    assert job.rows() == [(1, "short" + "x" * 300), (2, "n")]
+    assert (answer.records, marked(job)) == (int(killed == "settle"), [(1, True)])
 
 
 def test_records_older_than_the_remembered_deletes_are_refused_unless_forced(job: TopicJob) -> None:
@@ -84,21 +107,6 @@ def test_records_older_than_the_remembered_deletes_are_refused_unless_forced(job
     assert (refused.too_old, refused.marked) == (1, 0)
     assert "--force" in refused.said()
     assert (forced.too_old, forced.marked) == (0, 1)
-
-
-def test_a_request_that_ended_without_an_answer_takes_along_what_has_come_since(job: TopicJob) -> None:
-    """What is marked has been merged, also where the request's first try merged less."""
-    for key in (1, 2):
-        job.send(key, job.event("c", key, "x" * 300))
-    job.send(3, job.event("c", 3))
-    job.merge(limits={"max_value_bytes": 200})
-    request = Request()
-    run_again(job, Request(id=request.id, offset=0))
-
-    answer = run_again(job, request)
-
-    assert (answer.records, answer.marked, answer.changed) == (1, 1, 1)
-    assert [key for key, _ in job.rows()] == [1, 2, 3]
 
 
 def test_records_from_before_the_epoch_are_left_alone_unless_forced(job: TopicJob) -> None:
@@ -152,6 +160,22 @@ def test_what_a_null_value_record_deleted_does_not_come_back(job: TopicJob) -> N
     assert job.rows() == [(3, "x" * 300)]
     assert (answer.records, answer.merged, answer.changed, answer.marked) == (3, 3, 1, 3)
     assert marked(job) == [(offset, True) for offset in unread]
+
+
+def test_a_row_that_a_snapshot_has_read_since_stays(job: TopicJob) -> None:
+    """It stands behind the newest change that was known, which the one in quarantine was not."""
+    job.send(1, job.event("c", 1, "first", lsn=50))
+    job.merge()
+    unread = [job.send(key, job.event("u", key, "x" * 300, lsn=100)) for key in (1, 2, 3)]
+    for key in (1, 2):
+        job.send(key, job.event("r", key, "read", lsn=90, snapshot="incremental"))
+    job.send(3, job.event("u", 3, "newer", lsn=110))
+    job.merge(limits={"max_value_bytes": 200})
+
+    answer = run_again(job)
+
+    assert job.rows() == [(1, "read"), (2, "read"), (3, "newer")]
+    assert (answer.changed, marked(job)) == (0, [(offset, True) for offset in unread])
 
 
 def test_a_job_that_runs_is_asked_and_one_that_does_not_is_not(job: TopicJob) -> None:

@@ -77,7 +77,7 @@ def read_one_by_one(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 
 def test_a_batch_as_expected_is_decoded_at_once(decoder, read_one_by_one, monkeypatch):
     by, write = decoder
-    records = [write({**ROW, "id": turn}, turn) for turn in range(2_000)]
+    records = [write({**ROW, "id": turn}, turn) for turn in range(500)]
     decoded(by, records[:400])  # what a schema block is like is learnt one by one
     read_one_by_one.clear()
 
@@ -128,6 +128,26 @@ def test_rows_that_a_snapshot_has_read_are_told_by_their_operation(monkeypatch):
     rows = expect_the_same(by, records, monkeypatch)
 
     assert [turn for turn, row in enumerate(rows) if row["is_snapshot"]] == [5]
+
+
+def test_rows_whose_keys_may_have_changed_are_looked_at_one_by_one(read_one_by_one, monkeypatch):
+    """The key that the record key has, one that it lacks, and rows of which nobody tells what they were."""
+    form, encodings, known, write = formats()["debezium"]
+    keys = ("id", "small", "tags")
+    by = Decoder(format=form, columns=fields_of(encodings), keys=keys, known=known, max_value_bytes=20_000)
+    records = []
+    for turn in range(400):
+        key, value = write({**ROW, "id": turn}, 4 * turn + 2)
+        event = json.loads(value)
+        event["before"] = [None, event["after"], {**event["after"], "small": turn}, {"id": -7, "small": None}][turn % 4]
+        if turn % 4 == 3:
+            event["before"] = {**dict.fromkeys(event["after"]), **event["before"]}
+        records.append((key, raw(event)))
+
+    kinds = [row["kind"] for row in expect_the_same(by, records, monkeypatch)]
+
+    assert kinds == ["upsert", "upsert", "undecodable", "upsert"] * 100
+    assert len(read_one_by_one) == 400 + 300  # all, and those of which something before is known: a key is an array
 
 
 @pytest.mark.parametrize("text", ["1_000", "\u0661\u0662", " 12 ", "12\n", "0x1", "1e", ".", ""])

@@ -336,6 +336,26 @@ def test_each_operation_is_told() -> None:
     assert (found[0]["position"], found[0]["source_millis"]) == (7, 1_700_000_000_000)
 
 
+def test_an_update_of_a_key_that_the_record_key_lacks_is_refused() -> None:
+    """Debezium (3.4) sends no delete of the row before: it would stay for ever."""
+    now, key = {"id": 1, "name": "B"}, raw({"id": 1})
+    moved, stays, untold, new = (
+        (key, raw(envelope(op, now, before=before)))
+        for op, before in (("u", {"id": 1, "name": "A"}), ("u", now), ("u", None), ("c", {"id": 1, "name": "A"}))
+    )
+    in_the_key = (raw(now), moved[1])
+    by = decoder(keys=("id", "name"))
+
+    found = decoded(moved, stays, untold, new, in_the_key, by=by)
+
+    assert [row["kind"] for row in found] == [Kind.UNDECODABLE, *[Kind.UPSERT] * 4]
+    assert found[0]["note"].startswith(
+        "an update changes key column(s) of its row from {'name': 'A'} to {'name': 'B'}, and as they are not in the"
+    )
+    # An image by another index's replica identity has columns outside of it as their types' defaults.
+    assert [row["kind"] for row in decoded((key, raw(envelope("u", now, before={"id": 0, "name": "A"}))))] == ["upsert"]
+
+
 @pytest.mark.parametrize(
     ("value", "why"),
     [

@@ -28,7 +28,8 @@ def collected(file: str, name: str, engine: str | None = None, param: str | None
 
 
 def taken(items: list[Any], turn: int) -> list[str]:
-    return [item.nodeid for item in items if Turn(turn, items, "judged_by").has(item)]
+    chosen = Turn(turn, items, "judged_by")
+    return [item.nodeid for item in items if chosen.has(item)]
 
 
 MANY = [

@@ -12,16 +12,12 @@ from pyspark.sql import functions as F
 from stream_merge.engines.base import CommitTag, MergeReport
 from stream_merge.errors import CommitStateUnknownError, MergeFailedError
 from stream_merge.model.snapshot import CommitRecord, TableSnapshot, is_applied
-from stream_merge.spark.confs import holding
+from stream_merge.spark.confs import committed_as, holding
 from stream_merge.spark.delta import LAST_COMMIT_VERSION_CONF, merge_metrics
 from stream_merge.spark.versions import ANSWERS_MERGE
 from stream_merge.tables import spark_table
 from stream_merge.tables.spark_table import delta_table
 
-APP_ID_CONF = "spark.databricks.delta.write.txnAppId"
-BATCH_ID_CONF = "spark.databricks.delta.write.txnVersion"
-USER_METADATA_CONF = "spark.databricks.delta.commitInfo.userMetadata"
-AUTO_RESET_CONF = "spark.databricks.delta.write.txnVersion.autoReset.enabled"
 MATERIALIZE_CONF = "spark.databricks.delta.merge.materializeSource"
 AUTO_COMPACT_CONF = "spark.databricks.delta.autoCompact.enabled"
 """Before the property of a table, which it overrides (`AutoCompactUtils`, Delta 3.3 and 4.4)."""
@@ -111,11 +107,7 @@ def _executed_unanswered(session: SparkSession, target: str, builder: DeltaMerge
 def committing(session: SparkSession, tag: CommitTag, *, deletion_vectors: bool | None = None) -> Iterator[None]:
     """Set the confs that a commit takes its identity from, and restore them whatever happens."""
     wanted: dict[str, str | None] = {
-        APP_ID_CONF: tag.app_id,
-        BATCH_ID_CONF: None if tag.app_id is None else str(tag.batch_id),
-        USER_METADATA_CONF: tag.user_metadata,
-        # Auto-reset drops the id while the commit is built, so a second attempt would go without it.
-        AUTO_RESET_CONF: "false",
+        **committed_as(tag.app_id, tag.batch_id, tag.user_metadata),
         # The events are materialised already; Delta would write them to disk once more.
         MATERIALIZE_CONF: "none",
         LAST_COMMIT_VERSION_CONF: None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import unquote
 
@@ -12,13 +12,13 @@ from pyspark.sql import functions as F
 
 from stream_merge.errors import ContractError
 from stream_merge.model import names
-from stream_merge.model.settings import RetryPolicy
 from stream_merge.sink import MergeSink
 from stream_merge.sources.files.reader import Folder
 from stream_merge.sources.files.schema import Schema
 from stream_merge.spark import columns
 from stream_merge.spark.hadoop_files import matching_paths
 from stream_merge.tables import quarantine
+from stream_merge.tables.replay_claims import claims_of
 
 _PLACE = ("topic", "offset", "timestamp", "raw_value")
 """What tells quarantined records of files apart."""
@@ -51,34 +51,37 @@ def replay(
     session: SparkSession,
     folder: Folder,
     schema: Schema,
-    sink: MergeSink,
+    sink_of: Callable[[str], MergeSink],
     *,
     before: Schema | None,
     quarantine_table: str,
+    target: str,
     keys: tuple[str, ...],
     sequence_by: tuple[str, ...],
 ) -> Replayed:
     """Merge quarantined records that can be read by now, and mark them; the others stay as they are.
 
-    Guarantees: a crash at any point and another replay end the same: what is merged again changes nothing, for it is
-    not newer than what is stored. Nobody else may merge over the checkpoint meanwhile.
+    Guarantees: a crash at any point and another replay end the same (`replay_claims`). Nobody else may merge over the
+    checkpoint meanwhile.
 
     Args:
         session: not used by anybody else meanwhile.
         folder: where the files of the records lay; only theirs are looked at.
         schema: what to read.
-        sink: with an `app_id` of this replay alone.
+        sink_of: the sink with an `app_id`.
         before: what the runs over the checkpoint read; it tells the order of columns in CSV files that are gone.
         quarantine_table: where the records lie.
+        target: of the sink.
         keys: of the sink; records that lack one stay.
         sequence_by: likewise.
 
     Raises:
         ContractError: a CSV file has other columns than the schema, or the same ones in another order.
     """
+    claims = claims_of(session, quarantine_table, target)
     kept = quarantine.records_of_files(session, quarantine_table)
     files = [] if kept is None else _files_of(kept, session, folder)
-    if kept is None or not files:
+    if claims is None or kept is None or not files:
         return Replayed()
     for file in files if folder.format == "csv" and folder.header else ():
         problem = folder.header_problem(session, schema, unquote(file), before=before)
@@ -93,12 +96,11 @@ def replay(
     found, marked = events.count(), good.count()
     if not marked:
         return Replayed(records=found)
-    sink(good, 0)
-    result = sink.last_result
     origin = columns.column(names.ORIGIN_COLUMN)
-    quarantine.mark_replayed(
-        good.select(*(origin[name].alias(name) for name in _PLACE)), quarantine_table, retried=RetryPolicy()
-    )
+    with claims.taken(good.select(*(origin[name].alias(name) for name in _PLACE))) as app_id:
+        sink = sink_of(app_id)
+        sink(good, 0)
+    result = sink.last_result
     counts = None if result is None else result.events
     return Replayed(
         records=found,
@@ -106,11 +108,6 @@ def replay(
         changed=0 if counts is None else counts.inserted + counts.updated + counts.deleted,
         version=None if result is None else result.version,
     )
-
-
-def replay_id() -> str:
-    """An identity that no other replay has."""
-    return f"replay/{uuid.uuid4().hex}"
 
 
 def _is_mergeable(events: DataFrame, keys: tuple[str, ...], sequence_by: tuple[str, ...]) -> Column:

@@ -13,7 +13,7 @@ from rich.console import Console
 from stream_merge.errors import ConfigError
 from stream_merge.jobs.files import whole
 from stream_merge.jobs.files.planned import PlannedRead
-from stream_merge.jobs.files.replay import Replayed, replay, replay_id
+from stream_merge.jobs.files.replay import Replayed, replay
 from stream_merge.jobs.watch import queries, report, screen
 from stream_merge.jobs.watch.text import escape_line
 from stream_merge.model import names
@@ -125,7 +125,8 @@ def replay_quarantine(
             " not_matched_by_source would take the others for missing; repair the files and put them into the folder"
         )
         raise ConfigError(msg, target=settings.target)
-    sink = _sink(settings, app_id=replay_id())
+    sink_of = partial(_sink, settings)
+    sink_of("what is wrong with the settings is said before Spark is started")
     say = screen.Teller(console)
     with _alone(settings) as held:
         with console.status("starting Spark"):
@@ -145,9 +146,10 @@ def replay_quarantine(
                 session,
                 settings.folder,
                 schema,
-                sink,
+                sink_of,
                 before=recorded(session, settings.checkpoint),
                 quarantine_table=settings.quarantine,
+                target=settings.target,
                 keys=settings.keys,
                 sequence_by=settings.sequence_by,
             )
@@ -236,7 +238,7 @@ def _run(
     return results
 
 
-def _sink(settings: FilesSettings, *, app_id: str | None = None) -> MergeSink:
+def _sink(settings: FilesSettings, app_id: str | None = None) -> MergeSink:
     return MergeSink(
         target=settings.target,
         keys=settings.keys,

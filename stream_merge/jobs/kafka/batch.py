@@ -35,7 +35,9 @@ from stream_merge.sources.decode.arrow_files import workers_are_here
 from stream_merge.sources.envelopes.base import Kind
 from stream_merge.sources.kafka.connection import Cluster
 from stream_merge.spark.identity import caller_of
+from stream_merge.spark.jvm import owned_session
 from stream_merge.tables import quarantine, spark_table
+from stream_merge.tables.replay_claims import claims_of
 
 log = logging.getLogger(__name__)
 
@@ -204,10 +206,14 @@ class TopicSink:
     # -- what is there -----------------------------------------------------------------------
 
     def _look_around(self, batch_df: DataFrame) -> None:
-        """At the first batch: the target's columns, and where its last recorded batch ended."""
+        """At the first batch: the target's columns, and where its last recorded batch ended.
+
+        A replay that was killed may have left records that count as merged, and are not.
+        """
         if self._has_looked_at_columns:
             return
         session, target = batch_df.sparkSession, self._settings.target
+        claims_of(owned_session(session), names.sibling(target, names.QUARANTINE_TABLE_PREFIX), target)
         found = spark_table.find(session, target)
         self._rows.start_from(None if found is None else found.schema)
         self._rows.look_ahead_in(self._newest)

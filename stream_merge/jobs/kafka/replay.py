@@ -17,20 +17,29 @@ from stream_merge.jobs.kafka.columns import RowSchema
 from stream_merge.jobs.kafka.decode import DecodedBatch
 from stream_merge.jobs.kafka.events import change_events
 from stream_merge.jobs.kafka.missing_values import Known, in_sequence
-from stream_merge.jobs.kafka.ordering import EPOCH, OFFSET, PARTITION, POSITION, SEQUENCE, STREAMED, Placing
+from stream_merge.jobs.kafka.ordering import (
+    BY_LOG_POSITION,
+    EPOCH,
+    OFFSET,
+    PARTITION,
+    POSITION,
+    SEQUENCE,
+    STREAMED,
+    Placing,
+)
 from stream_merge.jobs.kafka.recorded_offsets import REPLAY_SECTION, Origin
 from stream_merge.jobs.kafka.settings import QuerySettings
 from stream_merge.metrics.instruments import MergeMetrics
 from stream_merge.model import names
 from stream_merge.model.results import MergeResult
-from stream_merge.model.settings import RetryPolicy
 from stream_merge.model.source_batch import Intake
 from stream_merge.sources.decode.events import PLACE
 from stream_merge.sources.envelopes.base import Kind
 from stream_merge.spark import columns
 from stream_merge.tables import quarantine, spark_table
+from stream_merge.tables.replay_claims import claims_of
 
-_DELETED = "$deleted:"
+_FOLLOWED = "$followed"
 _STILL_BAD = (Kind.UNDECODABLE, Kind.TRUNCATE, Kind.OTHER_SCHEMA)
 
 
@@ -56,7 +65,7 @@ class Request(_Message):
     """Which records of a query to replay."""
 
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
-    """Its transaction identity: a replay that is repeated under it changes nothing twice."""
+    """By which its answer is known."""
     reason: str | None = None
     """Only those with this reason."""
     partition: int | None = None
@@ -133,8 +142,9 @@ def replay(
     """
     target = spark_table.find(session, settings.target)
     place = names.sibling(settings.target, names.QUARANTINE_TABLE_PREFIX)
+    claims = claims_of(session, place, settings.target)
     kept = quarantine.records(session, place)
-    if kept is None:
+    if claims is None or kept is None:
         return Replayed(id=request.id)
     wanted = _wanted(kept, settings, request).localCheckpoint(eager=True)
     origin = Origin.of_table(session, target, None, settings)
@@ -153,18 +163,14 @@ def replay(
             batch, session, settings, placing=origin.placing_of_others, epoch_since=origin.epoch_since()
         )
         merged = 0 if events is None else events.count()
-        result = None
-        if events is not None and merged:
-            intake = Intake(recorded={REPLAY_SECTION: {"id": request.id, "records": merged}})
-            result = _merge(events, intake, settings, f"replay/{request.id}", metrics)
-            if result is not None and result.outcome == "skipped_duplicate":
-                # A try before this one ended without an answer. There may be more records now; the same change nothing.
-                result = _merge(events, intake, settings, f"replay/{request.id}/{uuid.uuid4().hex}", metrics)
         done = _done(batch, events).localCheckpoint(eager=True)
         batch.hold(done)
-        marked = done.count()
+        marked, result = done.count(), None
         if marked:
-            quarantine.mark_replayed(done, place, retried=RetryPolicy())
+            with claims.taken(done) as app_id:
+                if events is not None and merged:
+                    recorded = {REPLAY_SECTION: {"id": request.id, "records": merged}}
+                    result = _merge(events, Intake(recorded=recorded), settings, app_id, metrics)
     finally:
         batch.release()
     return Replayed(
@@ -193,26 +199,31 @@ def _mergeable(
     if not batch.row.fields:
         return None
     events = change_events(batch, session, settings, placing=placing, epoch_since=epoch_since)
-    events = _behind_deletes(events, session, settings)
+    events = _behind_what_followed(events, session, settings)
     has_keys = columns.all_of(columns.column(key).isNotNull() for key in settings.keys)
     events = events.where(has_keys & columns.column(names.UNAVAILABLE_COLUMN).isNull()).localCheckpoint(eager=True)
     batch.hold(events)
     return events
 
 
-def _behind_deletes(events: DataFrame, session: SparkSession, settings: QuerySettings) -> DataFrame:
-    """Events with those that a delete has followed at the beginning of their epoch, whatever their position.
+def _behind_what_followed(events: DataFrame, session: SparkSession, settings: QuerySettings) -> DataFrame:
+    """Events with those that something has followed at the beginning of their epoch, whatever their position.
 
-    A null-value record has none of its own: it was remembered directly behind the event of its key that was known then,
-    which these were not.
+    A null-value record has no position of its own: it was remembered as a delete directly behind the event of its key
+    that was known then, which these were not. So was a row that a snapshot has read (`snapshot_reads`); by the source's
+    log, any other row that stands behind an event in its partition is newer, too.
     """
-    keys = list(settings.keys)
-    deleted = Known.of_query(session, settings).deletes(events)
-    if deleted is None:
+    keys, known = list(settings.keys), Known.of_query(session, settings)
+    followers = [known.deletes(events)]
+    if settings.value_format.ordering == BY_LOG_POSITION:
+        followers.append(known.rows(events))
+    stored = [in_sequence(one, keys) for one in followers if one is not None]
+    if not stored:
         return events
-    renamed = {name: _DELETED + name for name in SEQUENCE}
-    beside = events.join(in_sequence(deleted, keys).withColumnsRenamed(renamed), keys, "left")
-    then = {name: columns.column(_DELETED + name) for name in (EPOCH, PARTITION, OFFSET)}
+    sequence = F.struct(*(columns.column(name) for name in SEQUENCE))
+    newest = reduce(DataFrame.unionByName, stored).groupBy(*(columns.column(key) for key in keys))
+    beside = events.join(newest.agg(F.max(sequence).alias(_FOLLOWED)), keys, "left")
+    then = columns.column(_FOLLOWED)
     is_followed = (
         (then[EPOCH] == columns.column(EPOCH))
         & (then[PARTITION] == columns.column(PARTITION))

@@ -224,11 +224,12 @@ class Job:
             )
             return Replayed(id=request.id, error=msg)
         with self._turns[query.name]:
-            replayed = replay(owned_session(self._session), query, request, metrics=self._metrics)
-            sink = self._sinks.get(query.name)
-            if sink is not None:
-                sink.look_again()
-        return replayed
+            try:
+                return replay(owned_session(self._session), query, request, metrics=self._metrics)
+            finally:
+                sink = self._sinks.get(query.name)
+                if sink is not None:
+                    sink.look_again()
 
 
 def _progress(query: QuerySettings, metrics: MergeMetrics | None) -> Progress:

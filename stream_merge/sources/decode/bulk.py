@@ -46,6 +46,7 @@ def pieces(reading: Reading, keys: pa.BinaryArray, values: pa.BinaryArray) -> It
 def _upserts(reading: Reading, read: ReadMany) -> Iterator[Piece]:
     encodings = reading.format.encodings(read.schema_id)
     read = read.where(_have_what_they_must(reading, encodings, read.image))
+    read = read.where(_surely_keep_their_keys(reading, encodings, read))
     count = len(read.indexes)
     if not count:
         return
@@ -74,6 +75,16 @@ def _have_what_they_must(reading: Reading, encodings: Mapping[str, Encoding], im
         if not is_key and encoding.placeholders:
             found = pc.and_(found, pc.invert(_stand_for_one(encoding, values)))
     return found
+
+
+def _surely_keep_their_keys(reading: Reading, encodings: Mapping[str, Encoding], read: ReadMany) -> pa.BooleanArray:
+    """Which rows have the same keys before and after; one by one a change of them is looked into."""
+    kept = pa.repeat(pa.scalar(True), len(read.indexes))
+    for name in reading.keys if read.before is not None else ():
+        before, after = pc.struct_field(read.before, name), read.image.field(name)
+        is_nested = pa.types.is_nested(after.type)  # Arrow does not compare such
+        kept = pc.and_(kept, before.is_null() if is_nested else pc.fill_null(pc.equal(before, after), True))
+    return kept
 
 
 def _stand_for_one(encoding: Encoding, values: pa.Array) -> pa.BooleanArray:

@@ -146,6 +146,7 @@ class Decoder(Reading):
         read = self.format.read(key, value)
         if read.kind not in (Kind.UPSERT, Kind.DELETE):
             return read
+        self._expect_same_keys(read, key)
         if read.position is None or not -_BIGINT <= read.position < _BIGINT:
             msg = f"position {read.position} is not one of a log"
             raise UndecodableError(msg)
@@ -155,6 +156,29 @@ class Decoder(Reading):
         if read.schema_id not in self.known:
             return Read(Kind.OTHER_SCHEMA, note=read.schema_id)
         return read
+
+    def _expect_same_keys(self, read: Read, record_key: bytes | None) -> None:
+        """Refuse an update that moves its row to another key, where nobody says that the old one is gone.
+
+        Debezium (3.4) sends a delete and a create where a column of the record key changes, and an update else. Of
+        columns of the record key `before` says nothing: it has them only as far as the replica identity goes.
+        """
+        changed = [n for n in self.keys if read.before.get(n) is not None and read.before[n] != read.fields.get(n)]
+        if not changed:
+            return
+        try:
+            of_record = self.format.key.fields(record_key)
+        except UndecodableError:
+            of_record = {}
+        changed = [name for name in changed if name not in of_record]
+        if changed:
+            was, now = ({name: values.get(name) for name in changed} for values in (read.before, read.fields))
+            msg = (
+                f"an update changes key column(s) of its row from {was!r} to {now!r}, and as they are not in the record"
+                " key, the source sends no delete of the row before; give the topic a record key with all keys"
+                " (message.key.columns), or delete that row and merge this one by hand"
+            )
+            raise UndecodableError(msg)
 
     # -- all columns -------------------------------------------------------------------------
 

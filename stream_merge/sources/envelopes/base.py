@@ -57,6 +57,8 @@ class Read(NamedTuple):
     last_commit: int | None = None
     """As `Database.last_commit`."""
     note: str | None = None
+    before: Mapping[str, Any] = _NO_FIELDS
+    """JSON values of the row before an update, as far as the record tells."""
 
 
 class ReadMany(NamedTuple):
@@ -78,6 +80,8 @@ class ReadMany(NamedTuple):
     last_commit: pa.Int64Array
     key_completes: bool
     """Whether the record key has the keys that the image of a delete lacks."""
+    before: pa.StructArray | None = None
+    """Of upserts the row before, NULL where a record does not tell; None: none of them does."""
 
     def where(self, mask: pa.BooleanArray) -> ReadMany:
         """Some of them."""

@@ -75,6 +75,7 @@ class Debezium:
         else:
             refuse(f"an event with op {op!r} has no row in `after`")
         millis, name = source.get("ts_ms"), source.get("name")
+        before = payload.get("before") if op == "u" else None
         return Read(
             Kind.DELETE if op == "d" else Kind.UPSERT,
             fields,
@@ -84,6 +85,7 @@ class Debezium:
             millis if type(millis) is int else None,
             name if isinstance(name, str) else None,
             self.database.last_commit(source.get(self.database.last_commit_field)),
+            before=before if isinstance(before, dict) else {},
         )
 
     def read_many(self, values: pa.BinaryArray) -> Iterator[ReadMany]:
@@ -124,8 +126,10 @@ def _row_events(payloads: Payloads, rows: pa.StructArray, database: Database) ->
         last_commit=database.last_commits(inner(source, database.last_commit_field, pa.string())),
         key_completes=True,
     )
-    yield every.where(pc.and_(pc.and_(is_upsert, whole), position.is_valid()))
-    yield every._replace(image=rows.field("before")).where(pc.and_(is_delete, position.is_valid()))
+    before = rows.field("before")
+    updates = every._replace(before=pc.if_else(pc.equal(op, "u"), before, pa.scalar(None, before.type)))
+    yield updates.where(pc.and_(pc.and_(is_upsert, whole), position.is_valid()))
+    yield every._replace(image=before).where(pc.and_(is_delete, position.is_valid()))
 
 
 def _side_record(payload: Mapping[str, Any]) -> str | None:

@@ -1,0 +1,170 @@
+"""Which quarantined records a replay has taken, so that one that was killed neither merges them twice nor loses them.
+
+Two tables take part, and no commit spans both. A replay first claims its records: they are marked as replayed, at a
+time that is the replay's own and stands in the transaction id of that commit. It then merges under an identity with
+that time in it, and last says in the quarantine that it has ended. One that was killed in between has left a claim
+without that end: whether its records are done with, or open again, is then for the target's transaction ids to say.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from stream_merge.errors import MergeFailedError
+from stream_merge.model import names
+from stream_merge.model.logs import tell
+from stream_merge.model.settings import RetryPolicy
+from stream_merge.spark import columns
+from stream_merge.spark.confs import committed_as, holding
+from stream_merge.tables import retry, spark_table
+
+log = logging.getLogger(__name__)
+
+_IDENTITY = "quarantine-replay"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Claims:
+    """Those of the replays of a quarantine into one target, of which one runs at a time."""
+
+    session: SparkSession
+    table: str
+    """The quarantine: catalog name or path of a table that is there."""
+    target: str
+    about: str
+    """What the claims are known by: where the target lies, however it is spelled; its name while it is not there."""
+    retried: RetryPolicy
+    """How often a commit to the quarantine that another writer won is tried again."""
+
+    def settle(self) -> None:
+        """Decide about a claim that a replay has left when it was killed.
+
+        Its records are open again where the target does not hold them.
+
+        Cost: a look at the quarantine; where there is such a claim, one at the target and one commit.
+        """
+        claimed = self._claimed()
+        if claimed is not None:
+            landed = self._has_landed(claimed)
+            self._end(claimed, landed=landed)
+            tell(log.warning, "quarantine_replay_settled", table=self.table, target=self.target, landed=landed)
+
+    @contextmanager
+    def taken(self, places: DataFrame) -> Iterator[str]:
+        """Claim records for the block, which merges them under the `app_id` that it gets, as batch 0.
+
+        They are marked once it is left. Where it raises they are open again, unless the target holds them; where not
+        even that can be seen, the next `settle` finds out.
+
+        Args:
+            places: columns of the quarantine that tell records apart, each place once. The time of a record is one of
+                them: it tells topics of one name apart, of which one was made after the other.
+        """
+        at = self._claim(places)
+        try:
+            yield _replay_id(at)
+        except BaseException:
+            try:
+                self.settle()
+            except Exception:
+                tell(log.warning, "quarantine_replay_open", table=self.table, target=self.target, exc_info=True)
+            raise
+        self._end(at, landed=True)
+
+    def _claimed(self) -> int | None:
+        """When the last claim was made, in microseconds, if it has not ended."""
+        found = self._recorded()
+        return None if found is None or found % 2 else found
+
+    def _recorded(self) -> int | None:
+        found = spark_table.find(self.session, self.table)
+        return None if found is None else found.transaction(self._app_id)
+
+    @property
+    def _app_id(self) -> str:
+        """Of the commits to the quarantine; an even version claims, the odd one after it ends the claim."""
+        return f"{_IDENTITY}/{self.about}"
+
+    def _has_landed(self, at: int) -> bool:
+        found = spark_table.find(self.session, self.target)
+        return found is not None and found.transaction(names.transaction_app_id(_replay_id(at), "target")) is not None
+
+    def _claim(self, places: DataFrame) -> int:
+        """Mark what is open of these records, in one commit; what is appended meanwhile is left alone."""
+        before = self._recorded()
+        at = max(time.time_ns() // 2000 * 2, 0 if before is None else before + 2 - before % 2)
+        same_place = columns.all_of(F.col(f"t.{name}").eqNullSafe(F.col(f"s.{name}")) for name in places.columns)
+
+        def mark() -> None:
+            stored = spark_table.delta_table(self.session, self.table).alias("t")
+            marked = stored.merge(places.alias("s"), same_place & F.col("t.replayed_at").isNull())
+            marked.whenMatchedUpdate(set={"replayed_at": _moment(at)}).execute()
+
+        self._commit(at, mark)
+        if self._recorded() != at:
+            msg = (
+                f"another replay has taken records of {self.table!r} for {self.target!r} meanwhile; nothing was merged:"
+                " run this one again when that one has ended"
+            )
+            raise MergeFailedError(msg, target=self.target)
+        return at
+
+    def _end(self, at: int, *, landed: bool) -> None:
+        """Say that a replay has ended, and open its records again where they are not in the target."""
+        concerned = F.lit(False) if landed else F.col("t.replayed_at") == _moment(at)
+
+        def say() -> None:
+            stored = spark_table.delta_table(self.session, self.table).alias("t")
+            opened = stored.merge(self.session.range(1).alias("s"), concerned)
+            opened.whenMatchedUpdate(set={"replayed_at": F.lit(None).cast("timestamp")}).execute()
+
+        self._commit(at + 1, say)
+
+    def _commit(self, version: int, command: Callable[[], None]) -> None:
+        def attempt(_: int) -> None:
+            try:
+                with holding(self.session, committed_as(self._app_id, version, None)):
+                    command()
+            except Exception as err:
+                lost = retry.conflict(err, target=self.table, batch_id=None)
+                if lost is None:
+                    raise
+                raise lost from err
+
+        retry.run(attempt, self.retried, sleep=time.sleep)
+
+
+def _replay_id(at: int) -> str:
+    return f"replay/{at}"
+
+
+def _moment(micros: int) -> Column:
+    return F.timestamp_micros(F.lit(micros))
+
+
+def claims_of(session: SparkSession, table: str, target: str, *, retried: RetryPolicy | None = None) -> Claims | None:
+    """Of the replays of a quarantine, after a decision about what a killed one has left; None where there is no table.
+
+    Args:
+        session: used by nobody else meanwhile.
+        table: the quarantine.
+        target: what is replayed into; it may be still to be created.
+        retried: of commits to the quarantine; None: the default policy.
+
+    Cost: a look at the quarantine.
+    """
+    if spark_table.find(session, table) is None:
+        return None
+    policy = retried or RetryPolicy()
+    spelled = Claims(session=session, table=table, target=target, about=names.normal_path(target), retried=policy)
+    found = replace(spelled, about=spark_table.location(session, target))
+    for one in (spelled, found):
+        one.settle()
+    return found

@@ -1,0 +1,127 @@
+"""A replay of quarantined records that is killed on its way: merged once all the same, and none is lost.
+
+On Spark: what is asked is how the commits of two Delta tables stand to each other.
+"""
+
+from __future__ import annotations
+
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from files_job import Job
+from pyspark.sql import SparkSession
+from rich.console import Console
+
+from stream_merge import MergeFailedError, MergeSink
+from stream_merge.jobs.files.replay import Replayed
+from stream_merge.jobs.files.run import replay_quarantine
+from stream_merge.shapes import Clauses, when_matched, when_not_matched
+from stream_merge.tables import replay_claims, spark_table
+from stream_merge.tables.replay_claims import Claims
+from stream_merge.testing import target_rows
+
+ADDING = Clauses([when_matched().update({"n": "t.n + s.n"}), when_not_matched().insert({"id": "s.id", "n": "s.n"})])
+"""Not idempotent: what is merged twice is counted twice."""
+SCHEMA = "id bigint, n bigint"
+FULL = "the disk is full"
+
+
+class Killed(BaseException):
+    """In place of the end of the process: nothing behind it may clean up."""
+
+
+class AddingJob(Job):
+    """A folder of numbers that are added up; `broken` records are readable once their schema is repaired."""
+
+    def settings(self, *args: Any, **options: Any) -> Any:
+        return super().settings(*args, **{"shape": ADDING, "schema": "id bigint, n int", **options})
+
+    @property
+    def quarantine(self) -> str:
+        return str(Path(self.target).with_name("__stream_merge_quarantine_customers"))
+
+    def replay(self) -> Replayed:
+        console = Console(file=StringIO(), width=200)
+        return replay_quarantine(self.settings(schema=SCHEMA), console=console, start_session=lambda: self.spark)
+
+    def marked(self) -> list[bool]:
+        return [at is not None for (at,) in target_rows(self.spark, self.quarantine, "replayed_at")]
+
+
+@pytest.fixture
+def job(spark: SparkSession, tmp_path: Path) -> AddingJob:
+    """Key 1 has 5; what would add 3,000,000,000 to it is in quarantine, for its number was read as an int."""
+    job = AddingJob(spark, tmp_path)
+    (job.source / "a.json").write_text('{"id": 1, "n": 5}\n')
+    job(schema=SCHEMA)
+    (job.source / "b.json").write_text('{"id": 1, "n": 3000000000}\n')
+    job()
+    assert (job.rows(), job.marked()) == ([(1, 5)], [False])
+    return job
+
+
+def killed(*_: Any, **__: Any) -> None:
+    raise Killed
+
+
+def test_a_replay_that_is_killed_behind_its_merge_is_not_merged_again(
+    job: AddingJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as dying:
+        dying.setattr(Claims, "_end", killed)
+        with pytest.raises(Killed):
+            job.replay()
+
+    again = job.replay()
+
+    assert (again.records, job.rows(), job.marked()) == (0, [(1, 3_000_000_005)], [True])
+
+
+def test_a_replay_that_is_killed_before_its_merge_is_merged_by_the_next_one(
+    job: AddingJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as dying:
+        dying.setattr(MergeSink, "__call__", killed)
+        dying.setattr(Claims, "settle", lambda claims: None if claims._claimed() is None else killed())
+        with pytest.raises(Killed):
+            job.replay()
+    assert (job.rows(), job.marked()) == ([(1, 5)], [True])
+
+    again = job.replay()
+
+    assert (again.marked, job.rows(), job.marked()) == (1, [(1, 3_000_000_005)], [True])
+    assert job.replay().records == 0
+
+
+def test_records_of_a_replay_that_fails_are_open_again(job: AddingJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: Any) -> None:
+        raise MergeFailedError(FULL)
+
+    with monkeypatch.context() as full:
+        full.setattr(MergeSink, "__call__", failing)
+        with pytest.raises(MergeFailedError, match=FULL):
+            job.replay()
+
+    assert (job.rows(), job.marked()) == ([(1, 5)], [False])
+    assert job.replay().marked == 1
+
+
+def test_a_replay_beside_another_one_merges_nothing(job: AddingJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other claims between its look and its own claim, which Delta then takes for one that is recorded."""
+    clock = iter([0, 4_000, 2_000])
+
+    def other_claims_first() -> int:
+        now = next(clock)
+        if not now:
+            places = spark_table.rows(job.spark, job.quarantine).select("topic", "offset", "timestamp", "raw_value")
+            replay_claims.claims_of(job.spark, job.quarantine, job.target)._claim(places)
+            now = next(clock)
+        return now
+
+    monkeypatch.setattr(replay_claims.time, "time_ns", other_claims_first)
+    with pytest.raises(MergeFailedError, match="another replay has taken records of"):
+        job.replay()
+
+    assert job.rows() == [(1, 5)]
