@@ -159,6 +159,9 @@ class MergeSinks:
             route = self._route_by
         with_route = batch_df.withColumn(names.ROUTE_COLUMN, route)
         self._check_type(with_route)
+        if isinstance(with_route.schema[names.ROUTE_COLUMN].dataType, StringType):
+            # Without its collation, by which a route could be several sinks', and which sets do not take (Spark 4.2).
+            with_route = with_route.withColumn(names.ROUTE_COLUMN, columns.column(names.ROUTE_COLUMN).cast("string"))
         return materialised(
             with_route,
             F.count(F.lit(1)).alias("received"),

@@ -228,6 +228,7 @@ def log_faults(spark: SparkSession, log_store_classes: Path) -> Iterator[LogFaul
 
 
 @pytest.fixture
-def faulty_table(tmp_path: Path) -> str:
-    """A location where no table is yet and `log_faults` can strike."""
+def faulty_table(log_faults: LogFaults, tmp_path: Path) -> str:
+    """A location where no table is yet and `log_faults` can strike; Spark knows its scheme by them."""
+    del log_faults
     return f"faulty:{tmp_path}/table"

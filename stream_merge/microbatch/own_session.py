@@ -9,6 +9,9 @@ from stream_merge.spark.jvm import owned_session, same_session
 
 STALENESS_CONF = "spark.databricks.delta.stalenessLimit"
 """Lets reads go without the newest version of a table for a while; 0 unless somebody sets it."""
+DAMAGE_CONFS = ("spark.sql.files.ignoreMissingFiles", "spark.sql.files.ignoreCorruptFiles")
+"""Let reads go without the rows of files that are not there, or broken. A MERGE would take these for absent, and commit
+the loss of them (Delta 4.4); a source of files says it by the reader's options of these names."""
 
 
 class OwnSession:
@@ -28,5 +31,7 @@ class OwnSession:
             ours.conf.set(TIMESTAMP_CONF, TIMESTAMP_MICROS)
             # A look at the rows must see what a MERGE would: it always takes the newest version (Delta 4.4).
             ours.conf.set(STALENESS_CONF, "0")
+            for conf in DAMAGE_CONFS:
+                ours.conf.set(conf, "false")
             self._sessions = (theirs, ours)
         return self._sessions[1]

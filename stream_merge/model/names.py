@@ -53,6 +53,9 @@ FORMAT_VERSION = "1"
 CHANGE_FEED_COLUMNS = ("_change_type", "_commit_version", "_commit_timestamp")
 """Delta's change data feed adds these; a table with the feed on cannot have them (Delta 4.4, CDCReader)."""
 
+MERGE_COLUMNS = ("_row_id_", "_file_name_", "_target_row_present_", "_source_row_present_", "_row_dropped_")
+"""Delta's MERGE adds these to its joins by bare names, which are then ambiguous (Delta 4.4, MergeIntoCommandBase)."""
+
 Role = Literal[
     "target",
     "tombstones-add",

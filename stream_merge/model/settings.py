@@ -192,7 +192,8 @@ class MergeSpec:
 
 def as_names(value: str | Sequence[str]) -> tuple[str, ...]:
     """One name or a list of names, as a tuple."""
-    return (value,) if isinstance(value, str) else tuple(value)
+    # What is no list is told among all other problems.
+    return tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else (value,)
 
 
 def _problems(spec: MergeSpec) -> list[str]:
@@ -247,22 +248,67 @@ def _value_problems(spec: MergeSpec) -> list[str]:
             found.append(f"{setting}={value!r} is not known; use one of {', '.join(map(repr, allowed))}")
     if spec.schema_evolution not in (False, True, "widen"):
         found.append(f"schema_evolution={spec.schema_evolution!r} is not known; use False, True or 'widen'")
-    if spec.tombstone_retention_seconds is not None and spec.tombstone_retention_seconds <= 0:
+    seconds: object = spec.tombstone_retention_seconds
+    if seconds is not None and not _is_number(seconds, below=_MOST_SECONDS):
         found.append(
-            f"tombstone_retention_seconds={spec.tombstone_retention_seconds!r} forgets deletes at once;"
+            f"tombstone_retention_seconds={seconds!r} is no number of seconds up to {_MOST_SECONDS:,}; use None to keep"
+            " deletes for ever"
+        )
+    elif isinstance(seconds, int | float) and seconds <= 0:
+        found.append(
+            f"tombstone_retention_seconds={seconds!r} forgets deletes at once;"
             " use a positive number, None to keep them for ever, or tombstones=False"
         )
-    if spec.native_memory_bytes is not None and spec.native_memory_bytes <= 0:
-        found.append(f"native_memory_bytes={spec.native_memory_bytes!r} leaves no memory; use a positive number")
+    memory: object = spec.native_memory_bytes
+    if memory is not None and not _is_number(memory):
+        found.append(f"native_memory_bytes={memory!r} is no number of bytes; use a positive number")
+    elif isinstance(memory, int | float) and memory <= 0:
+        found.append(f"native_memory_bytes={memory!r} leaves no memory; use a positive number")
     upkeep: object = spec.maintenance
     if not isinstance(upkeep, Maintenance | None):
         found.append(f"maintenance={upkeep!r} is no Maintenance; give Maintenance(...), or leave it out")
-    found.extend(
-        f"{setting}={text!r} is empty; leave it out or give it a value"
-        for setting, text in (("app_id", spec.app_id), ("name", spec.name))
-        if text is not None and not text.strip()
+    texts: tuple[tuple[str, object], ...] = (
+        ("app_id", spec.app_id),
+        ("name", spec.name),
+        ("quarantine_target", spec.quarantine_target),
     )
-    return found
+    found.extend(
+        f"{setting}={text!r} is {'empty' if isinstance(text, str) else 'no text'}; leave it out or give it a value"
+        for setting, text in texts
+        if text is not None and not (isinstance(text, str) and text.strip())
+    )
+    return [*found, *_type_problems(spec), *_place_problems(spec)]
+
+
+_MOST_SECONDS = 10**11
+"""Some 3,000 years: Spark's timestamps end soon after."""
+
+
+def _is_number(value: object, *, below: float = math.inf) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value < below
+
+
+def _type_problems(spec: MergeSpec) -> Iterable[str]:
+    for setting in ("tombstones", "create_target", "change_data_feed", "single_writer"):
+        value: object = getattr(spec, setting)
+        if not isinstance(value, bool):
+            yield f"{setting}={value!r} is neither True nor False"
+    deletes: object = spec.apply_as_deletes
+    if not isinstance(deletes, str | Column | None):
+        yield f"apply_as_deletes={deletes!r} is neither SQL text nor a Column"
+    policy: object = spec.retry
+    if not isinstance(policy, RetryPolicy):
+        yield f"retry={policy!r} is no RetryPolicy; give RetryPolicy(…), or leave it out"
+
+
+def _place_problems(spec: MergeSpec) -> Iterable[str]:
+    """Side tables that are another of the sink's tables."""
+    if not isinstance(spec.target, str) or not spec.target.strip() or not isinstance(spec.quarantine_target, str):
+        return
+    place = names.normal_path(spec.quarantine_target)
+    for whose, other in (("the target", spec.target), ("the table of deletes", spec.tombstone_target)):
+        if place == names.normal_path(other):
+            yield f"quarantine_target={spec.quarantine_target!r} is {whose} itself; name a table of its own"
 
 
 def _filter_problems(spec: MergeSpec) -> list[str]:

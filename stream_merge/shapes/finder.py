@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from functools import partial
 
 from pyspark.errors import AnalysisException
@@ -60,7 +61,7 @@ class Finder:
         if twice:
             self.problems.append(f"the source has column(s) {twice!r} more than once; rename them in the stream")
 
-    def selection(self) -> list[StructField]:
+    def selection(self, target_names: Sequence[str]) -> list[StructField]:
         """The source's fields that the target stores, in the source's order."""
         spec = self.spec
         if spec.column_list is not None:
@@ -76,6 +77,14 @@ class Finder:
             self.problems.append(
                 f"the source has column(s) {clashing!r}, which Delta's change data feed reserves; rename them in the"
                 " stream, leave them out with except_column_list, or set change_data_feed=False"
+            )
+        travelling = self.fields if spec.shape is not None and spec.shape.needs_whole_events else selected
+        own = {*(f.name for f in travelling), *target_names}
+        taken = sorted(name for name in own if name.lower() in names.MERGE_COLUMNS)
+        if taken:
+            self.problems.append(
+                f"column(s) {taken!r} are called as those that Delta's MERGE adds while it runs, and it would fail;"
+                " rename them, or leave them out with except_column_list"
             )
         backticked = [f.name for f in selected if "`" in f.name]
         if backticked and spec.change_data_feed:
@@ -156,8 +165,17 @@ class Finder:
                     f"key {key!r} is {field.dataType.simpleString()}, which has no equality; derive another key"
                 )
                 continue
+            self._refuse_padding_inside(f"key {key!r}", by_source[field.name])
             found.append(by_source[field.name].name)
         return found
+
+    def _refuse_padding_inside(self, what: str, column: StoredColumn) -> None:
+        """Delta pads a char(n) wherever it stands in a column; what events have is not, and equals no stored value."""
+        if columns.pads_inside(column.field):
+            self.problems.append(
+                f"{what} holds char(n) inside of {column.dtype.simpleString()}, which Delta stores with blanks that"
+                " events lack, so no event would find its row; make it string in the target"
+            )
 
     def sequence(
         self, stored: list[StoredColumn], target: StructType | None
@@ -196,8 +214,10 @@ class Finder:
                     " use numbers, timestamps, text or a struct of them"
                 )
                 continue
-            if stored_columns and name in by_source:
-                target_type = by_source[name].dtype
+            kept_in = by_source.get(name) if stored_columns else None
+            if kept_in is not None:
+                self._refuse_padding_inside(f"sequence_by={name!r}", kept_in)
+                target_type = kept_in.dtype
             elif recorded is not None and i < len(recorded.fields):
                 component = recorded.fields[i]
                 place = (names.SEQUENCE_COLUMN, component.name)
@@ -207,7 +227,8 @@ class Finder:
             else:
                 target_type = columns.nullable(dtype)
             components.append(StructField(f"c{i + 1}", target_type))
-            sources.append(columns.conform(value, dtype, target_type))
+            read = columns.conform(value, dtype, target_type)
+            sources.append(read if kept_in is None else columns.as_stored_text(read, kept_in.field))
         if recorded is not None and len(recorded.fields) != len(parts):
             self.problems.append(
                 f"sequence_by has {len(parts)} component(s), the table's stored sequence has {len(recorded.fields)};"

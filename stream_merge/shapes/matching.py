@@ -68,7 +68,7 @@ def plan_layout(
     finder = Finder(source, spec, case_sensitive)
     problems = finder.problems
     finder.check_names()
-    selected = finder.selection()
+    selected = finder.selection(() if target is None else target.names)
     stored = [finder.stored(field, target) for field in selected]
     keys = finder.keys(stored)
     sequence = finder.sequence(stored, target)

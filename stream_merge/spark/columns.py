@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable, Iterable, Sequence
 
 from pyspark.sql import Column
@@ -233,9 +234,17 @@ def twins(name: str, dtype: DataType) -> list[str]:
     return []
 
 
+_CHAR = re.compile(r"\bchar\(")
+
+
 def is_padded(field: StructField) -> bool:
     """Whether a column is char(n): Spark pads its values on write."""
     return str(field.metadata.get(CHAR_VARCHAR_METADATA, "")).startswith("char(")
+
+
+def pads_inside(field: StructField) -> bool:
+    """Whether a part of a nested column is char(n): Delta pads such, too, on write (4.4)."""
+    return not is_padded(field) and _CHAR.search(str(field.metadata.get(CHAR_VARCHAR_METADATA, ""))) is not None
 
 
 def as_stored_text(value: Column, field: StructField) -> Column:

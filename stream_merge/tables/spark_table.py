@@ -22,6 +22,7 @@ from stream_merge.model.snapshot import VECTORS_PROPERTY, CommitRecord, History,
 from stream_merge.shapes import widening
 from stream_merge.shapes.layout import Layout
 from stream_merge.spark import catalog, columns, delta, places
+from stream_merge.spark.confs import holding
 from stream_merge.spark.errors import reason
 from stream_merge.spark.hadoop_files import path_is_occupied, qualified_path, remove_begun
 from stream_merge.spark.jvm import caches_nothing
@@ -35,6 +36,8 @@ _CREATE_PAUSE_SECONDS = 0.2
 _BEING_CREATED = ("DELTA_CREATE_TABLE_WITH_NON_EMPTY_LOCATION", "DELTA_TABLE_NOT_FOUND")
 _KEPT_TO = ("delta.", names.TOMBSTONES_PROPERTY)
 """Properties that are set where they say something else; keys and sequence are refused there."""
+_TIMESTAMP_TYPE_CONF = "spark.sql.timestampType"
+"""What TIMESTAMP means in SQL text. DDL of a schema says TIMESTAMP for instants alone."""
 _PREPARE_TRIES = 5
 """Another writer may prepare the table at the same moment; each loss is followed by a fresh look."""
 
@@ -287,7 +290,8 @@ def prepared(
             return found
         try:
             for statement in statements:
-                session.sql(statement)
+                with holding(session, {_TIMESTAMP_TYPE_CONF: "TIMESTAMP_LTZ"}):
+                    session.sql(statement)
                 tell(log.info, "table_prepared", table=target, statement=statement)
                 if statement == widening.enabling(target):
                     tell(log.warning, "type_widening_enabled", table=target, cost=widening.COST)

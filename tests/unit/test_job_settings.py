@@ -239,6 +239,24 @@ def test_queries_do_not_share_names_tables_and_checkpoints(read: Read) -> None:
         read(GOOD + GOOD.splitlines()[-1] + "\n")
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("tables/o", "./tables/o/"),
+        ("tables/o", "tables/x/../o"),
+        ("s3://b/o", "s3a://b/o"),
+        ("shop.o", "SHOP.`o`"),
+        ("delta.`tables/o`", "tables/o"),
+    ],
+)
+def test_nor_under_two_spellings(read: Read, one: str, other: str) -> None:
+    """Equal keys of two topics would overwrite each other."""
+    query = "  - {{name: {0}, topic: {0}, target: {1!r}, keys: id, checkpoint: c/{0}}}\n"
+
+    with pytest.raises(ConfigError, match="several queries have the same target"):
+        read(GOOD.replace(GOOD.splitlines()[-1] + "\n", query.format("a", one) + query.format("b", other)))
+
+
 def test_a_secret_is_used_and_never_shown(read: Read) -> None:
     security = "security: {protocol: SASL_SSL, mechanism: SCRAM-SHA-512, user: me, password: '${SECRET}'}"
     settings = read(GOOD.replace('"b:9092"', f'"b:9092", {security}'), SECRET='hidden"\\')

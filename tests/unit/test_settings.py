@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import MISSING, fields
@@ -92,6 +93,30 @@ def problems_of(sink: MergeSink, events: DataFrame) -> tuple[str, ...]:
         ),
         ({"app_id": ""}, "app_id='' is empty; leave it out or give it a value"),
         ({"name": " "}, "name=' ' is empty; leave it out or give it a value"),
+        ({"name": 5}, "name=5 is no text; leave it out or give it a value"),
+        ({"keys": 5}, "keys holds [5]; every entry must be a column name"),
+        *(
+            (
+                {"tombstone_retention_seconds": value},
+                f"tombstone_retention_seconds={value!r} is no number of seconds up to 100,000,000,000; use None to keep"
+                " deletes for ever",
+            )
+            for value in (math.inf, math.nan, 1e16, "3600", True)
+        ),
+        ({"native_memory_bytes": "1g"}, "native_memory_bytes='1g' is no number of bytes; use a positive number"),
+        ({"single_writer": "no"}, "single_writer='no' is neither True nor False"),
+        ({"apply_as_deletes": 5}, "apply_as_deletes=5 is neither SQL text nor a Column"),
+        ({"retry": 5}, "retry=5 is no RetryPolicy; give RetryPolicy(…), or leave it out"),
+        ({"quarantine_target": ""}, "quarantine_target='' is empty; leave it out or give it a value"),
+        (
+            {"quarantine_target": "shop.orders"},
+            "quarantine_target='shop.orders' is the target itself; name a table of its own",
+        ),
+        (
+            {"target": "a/orders", "quarantine_target": "a/__stream_merge_tombstones_orders/"},
+            "quarantine_target='a/__stream_merge_tombstones_orders/' is the table of deletes itself; name a table of"
+            " its own",
+        ),
     ],
 )
 def test_a_wrong_setting_is_refused_at_construction(settings, problem):

@@ -24,7 +24,7 @@ from stream_merge.tables.tombstones.spark import BROADCAST_EVENTS
 
 log = logging.getLogger(__name__)
 
-_IS_ROW = f"{names.RESERVED_PREFIX}is_row"
+_IS_ROW, _IS_EXPECTED = f"{names.RESERVED_PREFIX}is_row", f"{names.RESERVED_PREFIX}is_expected"
 
 
 class Beside:
@@ -134,9 +134,11 @@ class Beside:
         """
         layout = self._layout
         keys = [columns.column(layout.in_event(key), "s") for key in layout.keys]
-        is_event, is_row = columns.all_of(key.isNotNull() for key in keys), columns.column(_IS_ROW, "t")
-        expected = render.condition(self._shape.expected, layout)
-        rows = self._rows.withColumn(_IS_ROW, F.lit(True)).alias("t")
+        is_event = columns.all_of(key.isNotNull() for key in keys)
+        is_row, expected = columns.column(_IS_ROW, "t"), columns.column(_IS_EXPECTED, "t")
+        # Over the rows alone, as MERGE evaluates it (Delta 4.4): beside an event a name may mean that one's column.
+        is_expected = render.condition(self._shape.expected, layout)
+        rows = self._rows.withColumns({_IS_ROW: F.lit(True), _IS_EXPECTED: is_expected}).alias("t")
         if self._is_small:
             new = F.lit(self._upserts) - F.count_distinct(F.when(is_event, F.struct(*keys)))
         else:

@@ -39,21 +39,22 @@ class Checkpoint(checkpoint.Checkpoint):
 
         Args:
             batch_id: which batch.
-            first: topic -> partition -> first offset that is there; where a partition starts that is new in this batch.
+            first: topic -> partition -> first offset that is there: where those of a topic start that is new in this
+                batch. A new partition of another starts at 0; what the broker has of it no more, nobody has read.
         """
         end = self.planned(batch_id)
         start = self.planned(batch_id - 1) or {} if batch_id else self.initial()
         if end is None:
             msg = f"checkpoint {self.path!r} has no offsets of batch {batch_id}"
             raise AssertionError(msg)
+
+        def begins(topic: str, partition: int, offset: int) -> int:
+            if topic in start:
+                return start[topic].get(partition, 0)
+            return min(first.get(topic, {}).get(partition, 0), offset)
+
         return {
-            topic: {
-                partition: Range(
-                    start=start.get(topic, {}).get(partition, min(first.get(topic, {}).get(partition, 0), offset)),
-                    end=offset,
-                )
-                for partition, offset in partitions.items()
-            }
+            topic: {n: Range(start=begins(topic, n, offset), end=offset) for n, offset in partitions.items()}
             for topic, partitions in end.items()
         }
 

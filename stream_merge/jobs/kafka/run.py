@@ -31,6 +31,7 @@ from stream_merge.model.results import MergeResult
 from stream_merge.sources.kafka.connection import Cluster
 from stream_merge.sources.kafka.connection import records as records_of
 from stream_merge.spark.jvm import owned_session
+from stream_merge.spark.places import canonical
 from stream_merge.spark.preflight import refuse_forgetful_catalog
 from stream_merge.tables import fitness, locks, spark_table
 from stream_merge.tables.delivery import expect_same_table
@@ -94,6 +95,8 @@ class Job:
         self._progress = {query.name: _progress(query, metrics) for query in settings.queries}
         self._turns = {query.name: threading.Lock() for query in settings.queries}
         self._sinks: dict[str, TopicSink] = {}
+        self._places: dict[str, str] = {}
+        """Where a target lies -> the query that fills it."""
 
     def run(self, *, once: bool, stopping: threading.Event, on_result: Callable[[str, MergeResult], None]) -> JobResult:
         """As `run`."""
@@ -173,6 +176,8 @@ class Job:
             refuse_start_elsewhere(query, topics)
         refuse_forgetful_catalog(session, query.target)
         found = spark_table.find(session, query.target)
+        if found is not None:
+            self._expect_its_own(query, found.location)
         others = found and fitness.keys_problem(found, query.target, query.keys, case_sensitive=False)
         if others:  # the sink would say so at the next batch, which may be long in coming
             raise ConfigError(others, target=query.target)
@@ -184,6 +189,13 @@ class Job:
                     checkpoint, found, name=query.name, label=query.name, target=query.target, location=location
                 )
             Origin.of_table(session, found, query.identity(query_id), query).expect_same_topics(topics)
+
+    def _expect_its_own(self, query: QuerySettings, location: str) -> None:
+        """Two names of one table pass the job file: equal keys of two topics would overwrite each other."""
+        first = self._places.setdefault(canonical(location), query.name)
+        if first != query.name:
+            msg = f"queries {first!r} and {query.name!r} fill one table ({location}); give each its own target"
+            raise ConfigError(msg, target=query.target)
 
     def stream(self, query: QuerySettings) -> Stream:
         """What a query does with what it reads."""

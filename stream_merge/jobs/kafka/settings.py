@@ -28,6 +28,7 @@ from stream_merge.model.maintenance import Maintenance
 from stream_merge.model.settings import SchemaEvolution
 from stream_merge.sources.envelopes.base import Format
 from stream_merge.sources.kafka.connection import Connection, Isolation, Mechanism, Protocol, Security
+from stream_merge.spark import places
 
 _GROUPS = ("key_format", "value_format", "limits", "maintenance")
 _VARIABLE = re.compile(r"\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)\}")
@@ -268,13 +269,20 @@ class JobSettings(Model):
 
     @model_validator(mode="after")
     def _apart(self) -> JobSettings:
-        for what in ("name", "target", "checkpoint"):
+        for what, spelled in (("name", str), ("target", _place), ("checkpoint", _place)):
             values = [getattr(query, what) for query in self.queries]
-            twice = sorted({value for value in values if values.count(value) > 1})
+            same = [spelled(value) for value in values]
+            twice = sorted({value for value, one in zip(values, same, strict=True) if same.count(one) > 1})
             if twice:
                 msg = f"several queries have the same {what}: {twice!r}; give each its own"
                 raise ValueError(msg)
         return self
+
+
+def _place(target: str) -> str:
+    """One spelling per table or folder, as far as that can be told without a look at it."""
+    named = names.normal_path(target) if names.is_path(target) else ".".join(names.split_identifier(target))
+    return places.canonical(named)
 
 
 def load(path: str | Path, *, environment: Mapping[str, str] | None = None) -> JobSettings:

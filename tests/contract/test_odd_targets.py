@@ -1,0 +1,122 @@
+"""Tables and sessions that nobody would think of: merged exactly, or refused before anything is written.
+
+On Spark: what is asked is what Spark and Delta make of them.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from stream_merge import ConfigError, ContractError, MergeFailedError, MergeSink, MergeSinks
+from stream_merge.shapes import Snapshot
+from stream_merge.spark.versions import SPARK
+from stream_merge.testing import batch, run, table_version, target_rows
+
+
+def spark_sink(target: str, **settings: object) -> MergeSink:
+    return MergeSink(**{"target": target, "keys": ["id"], "engine": "spark", "app_id": "odd", **settings})
+
+
+@pytest.mark.parametrize("copied", ["100L AS id, 1 AS x", "0L AS id, 0 AS x"], ids=["no row is left", "one is left"])
+def test_a_window_over_a_struct_that_is_called_like_the_events_is_one_over_the_row(
+    spark: SparkSession, tmp_table: str, copied: str
+) -> None:
+    """Beside an event `s.x` is the event's x; the look before the MERGE counted no missing row, and all went."""
+    spark.sql(f"CREATE TABLE delta.`{tmp_table}` (id BIGINT, x INT, s STRUCT<x: INT>) USING delta")
+    spark.sql(f"INSERT INTO delta.`{tmp_table}` SELECT id, 0, named_struct('x', 1) FROM range(10)")
+    sink = spark_sink(tmp_table, shape=Snapshot(within="s.x = 1", max_delete_share=0.2))
+
+    with pytest.raises(ContractError, match=r"would delete (10|9) of 10 rows within"):
+        run(sink, spark.sql(f"SELECT {copied}, named_struct('x', 1) AS s"), 1)
+
+    assert len(target_rows(spark, tmp_table)) == 10
+
+
+def test_a_window_may_leave_out_whose_column_it_means(spark: SparkSession, tmp_table: str) -> None:
+    sink = spark_sink(tmp_table, shape=Snapshot(within="day = 1", max_delete_share=1.0))
+    run(sink, batch(spark, "id bigint, day int, v string", (1, 1, "a"), (2, 1, "b"), (3, 1, "c")), 0)
+
+    run(sink, batch(spark, "id bigint, day int, v string", (1, 1, "a")), 1)
+
+    assert target_rows(spark, tmp_table) == [(1, 1, "a")]
+
+
+def test_a_sequence_of_padded_text_wins_a_tie_as_any_other(spark: SparkSession, tmp_table: str) -> None:
+    spark.sql(f"CREATE TABLE delta.`{tmp_table}` (id BIGINT, seq CHAR(5), v STRING) USING delta")
+    sink = spark_sink(tmp_table, sequence_by="seq")
+    schema = "id bigint, seq string, v string"
+    run(sink, batch(spark, schema, (1, "b", "1")), 0)
+
+    run(sink, batch(spark, schema, (1, "b", "2")), 1)
+
+    assert target_rows(spark, tmp_table, "id", "v") == [(1, "2")]
+
+
+@pytest.mark.parametrize(
+    ("columns", "settings", "said"),
+    [
+        ("id STRUCT<c: CHAR(5)>, lsn BIGINT", {"sequence_by": "lsn"}, "key 'id' holds char.n. inside of struct<c:"),
+        ("id STRUCT<c: VARCHAR(5)>, lsn BIGINT", {"sequence_by": "lsn"}, None),
+        ("id STRUCT<c: STRING>, lsn BIGINT, _row_id_ INT", {"sequence_by": "lsn"}, "'_row_id_'. are called as those"),
+    ],
+)
+def test_what_delta_would_stumble_over_is_refused(
+    spark: SparkSession, tmp_table: str, columns: str, settings: dict[str, str], said: str | None
+) -> None:
+    """Delta pads a char(n) in a struct, too (4.4): each event of the key would be a row of its own."""
+    spark.sql(f"CREATE TABLE delta.`{tmp_table}` ({columns}) USING delta")
+    events = spark.sql("SELECT named_struct('c', 'a') AS id, 1L AS lsn")
+
+    if said is None:
+        run(spark_sink(tmp_table, **settings), events, 0)
+        assert len(target_rows(spark, tmp_table)) == 1
+        return
+    with pytest.raises(ConfigError, match=said):
+        run(spark_sink(tmp_table, **settings), events, 0)
+    assert table_version(spark, tmp_table) == 0
+
+
+def test_a_file_that_is_gone_is_no_reason_to_insert_its_rows_again(spark: SparkSession, tmp_path: Path) -> None:
+    """Whatever the session says of files that are missing: Delta would commit the loss."""
+    table = tmp_path / "table"
+    reading = spark.newSession()
+    reading.conf.set("spark.sql.files.ignoreMissingFiles", "true")
+    sink = spark_sink(str(table), sequence_by="lsn")
+    schema = "id bigint, lsn bigint, v string"
+    run(sink, batch(reading, schema, (1, 1, "a"), (2, 1, "b")), 0)
+    for file in table.glob("*.parquet"):
+        os.unlink(file)
+
+    with pytest.raises(MergeFailedError):
+        run(sink, batch(reading, schema, (2, 2, "c")), 1)
+
+
+def test_the_sequence_of_a_table_is_of_instants_whatever_a_session_calls_a_timestamp(
+    spark: SparkSession, tmp_table: str
+) -> None:
+    spark.sql(f"CREATE TABLE delta.`{tmp_table}` (id BIGINT, v STRING) USING delta")
+    local = spark.newSession()
+    events = local.sql("SELECT 1L AS id, TIMESTAMP '2026-01-01 00:00:00' AS at, 'a' AS v")
+    local.conf.set("spark.sql.timestampType", "TIMESTAMP_NTZ")
+    sink = spark_sink(tmp_table, sequence_by="at", except_column_list=["at"])
+
+    run(sink, events, 0)
+    run(sink, events, 1)
+
+    stored = spark.read.format("delta").load(tmp_table).schema["__stream_merge_sequence"].dataType
+    assert stored.simpleString() == "struct<c1:timestamp>"
+
+
+@pytest.mark.skipif(SPARK < (4, 0), reason="collations are of Spark 4")
+def test_a_route_is_told_by_its_letters_whatever_its_collation(spark: SparkSession, tmp_path: Path) -> None:
+    sinks = {name: spark_sink(str(tmp_path / name), sequence_by="lsn") for name in ("a", "A1")}
+
+    MergeSinks(sinks, route_by="r")(
+        spark.sql("SELECT id, 1L AS lsn, r COLLATE UTF8_LCASE AS r FROM VALUES (1L, 'a'), (2L, 'A1') AS e(id, r)"), 0
+    )
+
+    assert [target_rows(spark, str(tmp_path / name), "id") for name in sinks] == [[(1,)], [(2,)]]
