@@ -28,6 +28,7 @@ from stream_merge.spark.errors import reason
 from stream_merge.tables import compaction, locks, retry
 from stream_merge.tables.compaction import TARGET_BYTES, Compaction
 from stream_merge.tables.spark_table import delta_table, find, named_location, newest
+from stream_merge.tables.tombstones import place
 
 log = logging.getLogger(__name__)
 
@@ -298,6 +299,13 @@ def problems(
     listed = [] if problem is None else [problem]
     if missing:
         listed.append(f"zorder_by names {missing!r}, which {target!r} does not have; its columns are {known!r}")
+    parts = spec.partition_by if found is None else found.partition_columns
+    within = {columns.resolve(name, parts, case_sensitive=False) for name in wanted.zorder_by} - {None}
+    if within:
+        listed.append(
+            f"zorder_by names {sorted(filter(None, within))!r}, by which {target!r} is partitioned: within a partition"
+            " all rows are alike in it; leave it out"
+        )
     elif wanted.zorder_by and spec.cluster_by:
         listed.append(
             f"zorder_by is given, and {target!r} is clustered (cluster_by), which OPTIMIZE keeps up; leave it out"
@@ -343,5 +351,5 @@ def _maintained(session: SparkSession, target: str, wanted: Maintenance) -> Upke
     problem = retention_problem(session, target, snapshot.properties, wanted)
     if problem is not None:
         raise ConfigError(problem, target=target)
-    own = (names.sibling(target, prefix) for prefix in (names.TOMBSTONE_TABLE_PREFIX, names.QUARANTINE_TABLE_PREFIX))
+    own = (place.of_table(session, target, snapshot), names.sibling(target, names.QUARANTINE_TABLE_PREFIX))
     return TableUpkeep(target, wanted, beside(*own)).round(session)

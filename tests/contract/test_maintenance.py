@@ -255,6 +255,7 @@ def test_a_retention_that_has_grown_counts_from_then_on(spark: SparkSession, tmp
     [
         ({}, "zorder_by names ['nmae'], which"),
         ({"cluster_by": ["id"], "zorder_by": ("id",)}, "is clustered (cluster_by), which OPTIMIZE keeps up"),
+        ({"partition_by": ["name"], "zorder_by": ("NAME",)}, "zorder_by names ['name'], by which"),
         (
             {"table_properties": {"delta.deletedFileRetentionDuration": "interval soon"}},
             "is no time that can be compared",

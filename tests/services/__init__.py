@@ -302,6 +302,7 @@ class Connect:
             "value.converter": converter,
             "key.converter.schemas.enable": str(schemas).lower(),
             "value.converter.schemas.enable": str(schemas).lower(),
+            "value.converter.replace.null.with.default": "false",
             "offset.storage.file.filename": str(folder / "offsets.dat"),
             "offset.flush.interval.ms": "1000",
             "listeners": f"HTTP://127.0.0.1:{self.port}",

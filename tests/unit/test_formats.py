@@ -669,3 +669,25 @@ def test_an_event_that_lacks_a_value_says_which_key_its_row_had() -> None:
 
     assert [row["old_key"] for row in found] == [{"id": 1}, None, None, None]
     assert [row["raw_value"] for row in found] == [lacking, lacking, lacking, None]
+
+
+@pytest.mark.parametrize(
+    ("marker", "written", "kind"),
+    [
+        (True, "true", Kind.DELETE),
+        (True, "1", Kind.UPSERT),
+        (True, "1.0", Kind.UPSERT),
+        (0, "0", Kind.DELETE),
+        (0, "false", Kind.UPSERT),
+        (0, "0.0", Kind.DELETE),
+    ],
+)
+def test_a_delete_is_marked_by_the_value_and_not_by_one_that_python_takes_for_it(
+    marker: Any, written: str, kind: Kind
+) -> None:
+    declared = {"id": plain.encoding("bigint"), "name": plain.encoding("string")}
+    by = decoder(format=PlainJson(declared=declared, deletes=("gone", marker)))
+
+    (found,) = decoded((None, b'{"id": 1, "name": "a", "gone": %b}' % written.encode()), by=by)
+
+    assert found["kind"] == kind

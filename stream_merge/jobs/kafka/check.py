@@ -268,13 +268,7 @@ def _sample(
     if is_problem:
         said += f"; more than max_quarantine_share ({most:g}), so 'value_format' is likely not how they are written"
     yield Finding(query=query.name, about="records", said=said, is_problem=is_problem)
-    beyond = _beyond_record_keys(query, found)
-    if beyond:
-        said = (
-            f"record keys do not hold {beyond!r}: a delete has them from the old row alone, which is whole with REPLICA"
-            " IDENTITY FULL; else it reaches no row"
-        )
-        yield Finding(query=query.name, about="keys", said=said)
+    yield from _keys(query, found)
     listed = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in rows.columns.fields)
     yield Finding(query=query.name, about="columns", said=listed)
     if rows.changed:
@@ -283,14 +277,31 @@ def _sample(
         yield Finding(query=query.name, about="types", said=said)
 
 
-def _beyond_record_keys(query: QuerySettings, records: Records) -> list[str]:
-    """Columns of `keys` that the keys of these records lack."""
-    reader, lacking = query.key_format.reader(query.event_keys), set[str]()
+_OF_ROUTING = frozenset({"__dbz__physicalTableIdentifier"})
+"""What Debezium's ByLogicalTableRouter adds to record keys (3.4)."""
+
+
+def _keys(query: QuerySettings, records: Records) -> Iterator[Finding]:
+    """How `keys` and the keys of these records differ."""
+    reader, lacking, more = query.key_format.reader(query.event_keys), set[str](), set[str]()
     for key in records.keys.to_pylist():
         with suppress(UndecodableError):
             known = reader.fields(key)
             lacking |= set(query.event_keys) - set(known) if known else set()
-    return sorted(lacking)
+            more |= set(known) - set(query.event_keys) - _OF_ROUTING
+    if lacking:
+        said = (
+            f"record keys do not hold {sorted(lacking)!r}: a delete has them from the old row alone, which is whole"
+            " with REPLICA IDENTITY FULL, else it reaches no row; an update of one of them is quarantined, and with a"
+            " 'flattened' format, which does not tell it, the row before stays"
+        )
+        yield Finding(query=query.name, about="keys", said=said)
+    if more:
+        said = (
+            f"record keys also hold {sorted(more)!r}, which 'keys' leaves out: rows of the source that differ in them"
+            " alone overwrite each other; add them, unless the others tell rows apart"
+        )
+        yield Finding(query=query.name, about="keys", said=said)
 
 
 def _decoded(query: QuerySettings, rows: RowSchema, records: Records) -> tuple[list[str], str | None]:

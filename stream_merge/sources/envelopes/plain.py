@@ -110,7 +110,7 @@ class PlainJson:
         is_delete = False
         if self.deletes is not None:
             name, says = self.deletes
-            is_delete = name in found and found[name] == says
+            is_delete = name in found and _are_the_same(found[name], says)
             if name not in self.declared:
                 found.pop(name, None)
         position: Any = 0 if self.position is None else found.get(self.position)
@@ -158,3 +158,8 @@ class PlainJson:
         """Whether Arrow finds deletes and positions as Python does, for whom 1, 1.0 and True are the same."""
         is_integer = self.position is None or pa.types.is_signed_integer(types[self.position])
         return is_integer and (self.deletes is None or types[self.deletes[0]] == shape_of([self.deletes[1]]))
+
+
+def _are_the_same(one: Any, other: Any) -> bool:
+    """Values of JSON: to Python 1 is True, and 0 is False."""
+    return bool(one == other) and isinstance(one, bool) == isinstance(other, bool)

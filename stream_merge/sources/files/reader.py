@@ -100,6 +100,11 @@ def read_files(
     return folder.events(spark, known, max_files_per_trigger=max_files_per_trigger)
 
 
+_MOST_FIELDS = "200000"
+"""Of a record of CSV: one of more ends the job, and one of another width than the header's is quarantined; Spark's
+default is 20,480."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Folder:
     """A folder that change files are put into.
@@ -266,7 +271,8 @@ class Folder:
             raise ContractError(msg, reasons={})
 
     def _csv_options(self) -> dict[str, str]:
-        return {"sep": self.delimiter, "quote": '"', "escape": '"', "multiLine": "true", "mode": "PERMISSIVE"}
+        quoting = {"quote": '"', "escape": '"', "multiLine": "true"}
+        return {"sep": self.delimiter, **quoting, "mode": "PERMISSIVE", "maxColumns": _MOST_FIELDS}
 
 
 def _events(records: DataFrame, decoder: Decoder) -> DataFrame:

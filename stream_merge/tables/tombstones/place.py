@@ -51,6 +51,22 @@ def expect_here(session: SparkSession, spec: MergeSpec, store: Store, found: Tab
     raise ConfigError(msg, target=spec.target)
 
 
+def of_table(session: SparkSession, target: str, found: TableSnapshot) -> str:
+    """Where the deletes of a table are remembered, whatever it is called here; beside it where none are known.
+
+    Cost: nothing where the table does not say so; else a look at a log.
+    """
+    beside, then = names.sibling(target, names.TOMBSTONE_TABLE_PREFIX), found.properties.get(names.TOMBSTONES_PROPERTY)
+    if then is None:
+        return beside
+    there = _resolved(then, found)
+    try:
+        log = log_of(found.table_id, spark_table.find(session, there))
+    except (StreamMergeError, Py4JJavaError):
+        return beside
+    return beside if log is None else there  # a clone says where its source's are
+
+
 def recorded(
     session: SparkSession,
     spec: MergeSpec,
