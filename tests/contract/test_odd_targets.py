@@ -113,7 +113,9 @@ def test_the_sequence_of_a_table_is_of_instants_whatever_a_session_calls_a_times
 
 @pytest.mark.skipif(SPARK < (4, 0), reason="collations are of Spark 4")
 def test_a_route_is_told_by_its_letters_whatever_its_collation(spark: SparkSession, tmp_path: Path) -> None:
-    sinks = {name: spark_sink(str(tmp_path / name), sequence_by="lsn") for name in ("a", "A1")}
+    """The tables are without it: Delta 4.4 has no collations."""
+    how = {"sequence_by": "lsn", "except_column_list": ["r"]}
+    sinks = {name: spark_sink(str(tmp_path / name), **how) for name in ("a", "A1")}
 
     MergeSinks(sinks, route_by="r")(
         spark.sql("SELECT id, 1L AS lsn, r COLLATE UTF8_LCASE AS r FROM VALUES (1L, 'a'), (2L, 'A1') AS e(id, r)"), 0
