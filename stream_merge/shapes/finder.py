@@ -86,6 +86,14 @@ class Finder:
                 f"column(s) {taken!r} are called as those that Delta's MERGE adds while it runs, and it would fail;"
                 " rename them, or leave them out with except_column_list"
             )
+        kept = [name for name in target_names if name not in {f.name for f in selected}]
+        spelled = [name.lower() for name in (*(f.name for f in selected), *kept)]
+        alike = [f.name for f in selected if spelled.count(f.name.lower()) > 1]
+        if alike and self.case_sensitive:
+            self.problems.append(
+                f"column(s) {alike!r} differ from others of source or target in case alone, which Delta keeps one of;"
+                " rename them, or leave them out with except_column_list"
+            )
         backticked = [f.name for f in selected if "`" in f.name]
         if backticked and spec.change_data_feed:
             # MERGE writes the feed through unquoted names (Delta 4.4): inserts pass, the first update fails.

@@ -80,6 +80,19 @@ def test_what_delta_would_stumble_over_is_refused(
     assert table_version(spark, tmp_table) == 0
 
 
+@pytest.mark.parametrize("has_target", [True, False])
+def test_columns_that_differ_in_case_alone_are_refused(spark: SparkSession, tmp_table: str, has_target: bool) -> None:
+    """Delta has no two of them; a session that tells them apart would find out in the merge."""
+    if has_target:
+        spark.sql(f"CREATE TABLE delta.`{tmp_table}` (id BIGINT, lsn BIGINT, v INT) USING delta")
+    strict = spark.newSession()
+    strict.conf.set("spark.sql.caseSensitive", "true")
+    events = strict.sql(f"SELECT 1L AS id, 1L AS lsn, 2 AS V{'' if has_target else ', 1 AS v'}")
+
+    with pytest.raises(ConfigError, match=r"column.s. \['V'.*in case alone"):
+        run(spark_sink(tmp_table, sequence_by="lsn", schema_evolution=True), events, 0)
+
+
 def test_a_file_that_is_gone_is_no_reason_to_insert_its_rows_again(spark: SparkSession, tmp_path: Path) -> None:
     """Whatever the session says of files that are missing: Delta would commit the loss."""
     table = tmp_path / "table"
