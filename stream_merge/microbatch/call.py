@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -43,6 +43,8 @@ class BatchCall:
     """When the call began, microseconds since the epoch."""
     session: SparkSession
     """The sink's own."""
+    source_confs: Mapping[str, str | None]
+    """Confs that hold while the events are read, and not for the sink's tables."""
     store: Store
     """Reads the sink's tables."""
     layouts: Layouts

@@ -11,7 +11,7 @@ STALENESS_CONF = "spark.databricks.delta.stalenessLimit"
 """Lets reads go without the newest version of a table for a while; 0 unless somebody sets it."""
 DAMAGE_CONFS = ("spark.sql.files.ignoreMissingFiles", "spark.sql.files.ignoreCorruptFiles")
 """Let reads go without the rows of files that are not there, or broken. A MERGE would take these for absent, and commit
-the loss of them (Delta 4.4); a source of files says it by the reader's options of these names."""
+the loss of them (Delta 4.4)."""
 
 
 class OwnSession:
@@ -19,6 +19,8 @@ class OwnSession:
 
     def __init__(self) -> None:
         self._sessions: tuple[SparkSession, SparkSession] | None = None
+        self.ignored: dict[str, str | None] = {}
+        """What the batches' own session says of `DAMAGE_CONFS` that the copy does not: their source is read by it."""
 
     def of(self, batch_df: DataFrame) -> SparkSession:
         """The copy for this batch; a new one when the batches come from another session."""
@@ -31,7 +33,9 @@ class OwnSession:
             ours.conf.set(TIMESTAMP_CONF, TIMESTAMP_MICROS)
             # A look at the rows must see what a MERGE would: it always takes the newest version (Delta 4.4).
             ours.conf.set(STALENESS_CONF, "0")
-            for conf in DAMAGE_CONFS:
+            said = {conf: theirs.conf.get(conf, "false") for conf in DAMAGE_CONFS}
+            self.ignored = {conf: value for conf, value in said.items() if str(value).lower() != "false"}
+            for conf in self.ignored:
                 ours.conf.set(conf, "false")
             self._sessions = (theirs, ours)
         return self._sessions[1]

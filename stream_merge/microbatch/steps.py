@@ -27,6 +27,7 @@ from stream_merge.shapes.batch import Batch, evaluate_at_hand, evaluate_in_drive
 from stream_merge.shapes.batch import evaluate as evaluate_on_spark
 from stream_merge.shapes.layout import Layout
 from stream_merge.spark.columns import CHAR_VARCHAR_METADATA
+from stream_merge.spark.confs import holding
 from stream_merge.spark.jvm import in_session
 from stream_merge.spark.streaming import keeps_state, run_through
 from stream_merge.tables import fitness, quarantine, quarantining, spark_table, upkeep
@@ -166,7 +167,7 @@ def merge_events(call: BatchCall, source: DataFrame, prepared: Prepared) -> Done
 
 def evaluate(call: BatchCall, source: DataFrame, layout: Layout, target: TableSnapshot | None) -> Batch:
     """Contract, latest event per key, counts and key bounds: the only evaluation of the source."""
-    with call.clock.phase("prepare"):
+    with call.clock.phase("prepare"), holding(call.session, call.source_confs):
         batch = _evaluated_in_driver(call, source, layout, target) or evaluate_on_spark(source, layout)
         call.resources.callback(batch.rows.release)
         call.costs.last_events = batch.received

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import ClassVar, Literal, Protocol
 
 from pyspark.sql import Column
@@ -254,7 +255,7 @@ def _value_problems(spec: MergeSpec) -> list[str]:
             f"tombstone_retention_seconds={seconds!r} is no number of seconds up to {_MOST_SECONDS:,}; use None to keep"
             " deletes for ever"
         )
-    elif isinstance(seconds, int | float) and seconds <= 0:
+    elif isinstance(seconds, Real) and seconds <= 0:
         found.append(
             f"tombstone_retention_seconds={seconds!r} forgets deletes at once;"
             " use a positive number, None to keep them for ever, or tombstones=False"
@@ -262,7 +263,7 @@ def _value_problems(spec: MergeSpec) -> list[str]:
     memory: object = spec.native_memory_bytes
     if memory is not None and not _is_number(memory):
         found.append(f"native_memory_bytes={memory!r} is no number of bytes; use a positive number")
-    elif isinstance(memory, int | float) and memory <= 0:
+    elif isinstance(memory, Real) and memory <= 0:
         found.append(f"native_memory_bytes={memory!r} leaves no memory; use a positive number")
     upkeep: object = spec.maintenance
     if not isinstance(upkeep, Maintenance | None):
@@ -284,8 +285,8 @@ _MOST_SECONDS = 10**11
 """Some 3,000 years: Spark's timestamps end soon after."""
 
 
-def _is_number(value: object, *, below: float = math.inf) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value < below
+def _is_number(value: object, *, below: float = 1e18) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and -below < float(value) < below
 
 
 def _type_problems(spec: MergeSpec) -> Iterable[str]:

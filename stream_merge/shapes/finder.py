@@ -182,7 +182,7 @@ class Finder:
         if columns.pads_inside(column.field):
             self.problems.append(
                 f"{what} holds char(n) inside of {column.dtype.simpleString()}, which Delta stores with blanks that"
-                " events lack, so no event would find its row; make it string in the target"
+                " shorter values of events lack, so that these would find no row; make it string in the target"
             )
 
     def sequence(

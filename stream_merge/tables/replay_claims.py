@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from stream_merge.errors import MergeFailedError
+from stream_merge.errors import CommitStateUnknownError, MergeFailedError
 from stream_merge.model import names
 from stream_merge.model.logs import tell
 from stream_merge.model.settings import RetryPolicy
@@ -60,8 +60,8 @@ class Claims:
     def taken(self, places: DataFrame) -> Iterator[str]:
         """Claim records for the block, which merges them under the `app_id` that it gets, as batch 0.
 
-        They are marked once it is left. Where it raises they are open again, unless the target holds them; where not
-        even that can be seen, the next `settle` finds out.
+        They are marked once it is left. Where it raises they are open again, unless the target holds them; where nobody
+        can say whether it does, or will, the next `settle` finds out.
 
         Args:
             places: columns of the quarantine that tell records apart, each place once. The time of a record is one of
@@ -70,12 +70,16 @@ class Claims:
         at = self._claim(places)
         try:
             yield _replay_id(at)
-        except BaseException:
+        except CommitStateUnknownError:
+            raise  # the commit may be on its way; and behind an interrupt Spark's goes on
+        except Exception:
             try:
                 self.settle()
             except Exception:
                 tell(log.warning, "quarantine_replay_open", table=self.table, target=self.target, exc_info=True)
             raise
+        if self._recorded() != at:
+            tell(log.error, "quarantine_replay_overtaken", table=self.table, target=self.target)
         self._end(at, landed=True)
 
     def _claimed(self) -> int | None:
@@ -97,8 +101,16 @@ class Claims:
         return found is not None and found.transaction(names.transaction_app_id(_replay_id(at), "target")) is not None
 
     def _claim(self, places: DataFrame) -> int:
-        """Mark what is open of these records, in one commit; what is appended meanwhile is left alone."""
+        """Mark these records, which are open, in one commit; what is appended meanwhile is left alone.
+
+        Cost: that commit, and a look at what it has marked.
+
+        Raises:
+            MergeFailedError: another replay has taken some of them.
+        """
         before = self._recorded()
+        if before is not None and before % 2 == 0:
+            raise self._taken_by_another()
         at = max(time.time_ns() // 2000 * 2, 0 if before is None else before + 2 - before % 2)
         same_place = columns.all_of(F.col(f"t.{name}").eqNullSafe(F.col(f"s.{name}")) for name in places.columns)
 
@@ -109,12 +121,19 @@ class Claims:
 
         self._commit(at, mark)
         if self._recorded() != at:
-            msg = (
-                f"another replay has taken records of {self.table!r} for {self.target!r} meanwhile; nothing was merged:"
-                " run this one again when that one has ended"
-            )
-            raise MergeFailedError(msg, target=self.target)
+            raise self._taken_by_another()
+        marked = spark_table.rows(self.session, self.table).where(F.col("replayed_at") == _moment(at)).alias("t")
+        if not places.alias("s").join(marked, same_place, "left_anti").isEmpty():
+            self._end(at, landed=False)
+            raise self._taken_by_another()
         return at
+
+    def _taken_by_another(self) -> MergeFailedError:
+        msg = (
+            f"another replay has taken records of {self.table!r} for {self.target!r} meanwhile; nothing was merged: run"
+            " this one again when that one has ended"
+        )
+        return MergeFailedError(msg, target=self.target)
 
     def _end(self, at: int, *, landed: bool) -> None:
         """Say that a replay has ended, and open its records again where they are not in the target."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
@@ -94,13 +95,18 @@ def test_columns_that_differ_in_case_alone_are_refused(spark: SparkSession, tmp_
 
 
 def test_a_file_that_is_gone_is_no_reason_to_insert_its_rows_again(spark: SparkSession, tmp_path: Path) -> None:
-    """Whatever the session says of files that are missing: Delta would commit the loss."""
+    """Whatever the session says of files that are missing: Delta would commit the loss. Of the source it holds."""
     table = tmp_path / "table"
     reading = spark.newSession()
     reading.conf.set("spark.sql.files.ignoreMissingFiles", "true")
     sink = spark_sink(str(table), sequence_by="lsn")
     schema = "id bigint, lsn bigint, v string"
-    run(sink, batch(reading, schema, (1, 1, "a"), (2, 1, "b")), 0)
+    batch(spark, schema, (1, 1, "a"), (2, 1, "b")).repartition(2, "id").write.parquet(str(tmp_path / "source"))
+    source = reading.read.parquet(str(tmp_path / "source"))
+    files = {pq.read_table(file)["v"][0].as_py(): file for file in (tmp_path / "source").glob("*.parquet")}
+    os.unlink(files["b"])
+    run(sink, source, 0)
+    assert target_rows(spark, str(table), "id") == [(1,)]
     for file in table.glob("*.parquet"):
         os.unlink(file)
 

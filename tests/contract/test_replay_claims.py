@@ -108,20 +108,35 @@ def test_records_of_a_replay_that_fails_are_open_again(job: AddingJob, monkeypat
     assert job.replay().marked == 1
 
 
-def test_a_replay_beside_another_one_merges_nothing(job: AddingJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other claims between its look and its own claim, which Delta then takes for one that is recorded."""
-    clock = iter([0, 4_000, 2_000])
+@pytest.mark.parametrize("clock", [[0, 4_000, 2_000], [0, 2_000, 4_000]], ids=["earlier", "later"])
+def test_a_replay_beside_another_one_merges_nothing(
+    job: AddingJob, monkeypatch: pytest.MonkeyPatch, clock: list[int]
+) -> None:
+    """The other claims between its look and its own claim, whichever of them has the later time."""
+    times = iter(clock)
 
     def other_claims_first() -> int:
-        now = next(clock)
+        now = next(times)
         if not now:
             places = spark_table.rows(job.spark, job.quarantine).select("topic", "offset", "timestamp", "raw_value")
-            replay_claims.claims_of(job.spark, job.quarantine, job.target)._claim(places)
-            now = next(clock)
+            claims = replay_claims.claims_of(job.spark, job.quarantine, job.target)
+            assert claims is not None
+            claims._claim(places)
+            now = next(times)
         return now
 
     monkeypatch.setattr(replay_claims.time, "time_ns", other_claims_first)
     with pytest.raises(MergeFailedError, match="another replay has taken records of"):
         job.replay()
 
-    assert job.rows() == [(1, 5)]
+    assert (job.rows(), job.marked()) == ([(1, 5)], [True])
+
+
+def test_a_replay_behind_a_claim_that_is_open_waits(job: AddingJob) -> None:
+    claims = replay_claims.claims_of(job.spark, job.quarantine, job.target)
+    assert claims is not None
+    places = spark_table.rows(job.spark, job.quarantine).select("topic", "offset", "timestamp", "raw_value")
+    claims._claim(places)
+
+    with pytest.raises(MergeFailedError, match="another replay has taken records of"):
+        claims._claim(places)

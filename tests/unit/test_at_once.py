@@ -150,6 +150,17 @@ def test_rows_whose_keys_may_have_changed_are_looked_at_one_by_one(read_one_by_o
     assert len(read_one_by_one) == 400 + 300  # all, and those of which something before is known: a key is an array
 
 
+def test_a_schema_that_lacks_a_key_stops_no_other_from_being_read_at_once(monkeypatch, caplog):
+    form, encodings, known, write = formats()["debezium"]
+    columns = fields_of(encodings).add("later", "string")
+    by = Decoder(format=form, columns=columns, keys=("id", "later"), known=known, max_value_bytes=20_000)
+
+    found = expect_the_same(by, [write({**ROW, "id": turn}, 4 * turn + 2) for turn in range(300)], monkeypatch)
+
+    assert {row["kind"] for row in found} == {"upsert"}
+    assert [record.event for record in caplog.records] == []
+
+
 @pytest.mark.parametrize("text", ["1_000", "\u0661\u0662", " 12 ", "12\n", "0x1", "1e", ".", ""])
 def test_texts_that_only_python_takes_for_numbers_are_refused(text):
     assert list(decode(decimal_of_text(10, 2), [text, "+1.5e1"]).errors) == [0]

@@ -199,23 +199,26 @@ def _mergeable(
     if not batch.row.fields:
         return None
     events = change_events(batch, session, settings, placing=placing, epoch_since=epoch_since)
-    events = _behind_what_followed(events, session, settings)
+    events = _behind_what_followed(events, session, settings, placing=placing)
     has_keys = columns.all_of(columns.column(key).isNotNull() for key in settings.keys)
     events = events.where(has_keys & columns.column(names.UNAVAILABLE_COLUMN).isNull()).localCheckpoint(eager=True)
     batch.hold(events)
     return events
 
 
-def _behind_what_followed(events: DataFrame, session: SparkSession, settings: QuerySettings) -> DataFrame:
+def _behind_what_followed(
+    events: DataFrame, session: SparkSession, settings: QuerySettings, *, placing: Placing
+) -> DataFrame:
     """Events with those that something has followed at the beginning of their epoch, whatever their position.
 
     A null-value record has no position of its own: it was remembered as a delete directly behind the event of its key
     that was known then, which these were not. So was a row that a snapshot has read (`snapshot_reads`); by the source's
-    log, any other row that stands behind an event in its partition is newer, too.
+    log, any other row that stands behind an event in its partition is newer, too. Not so where rows of the epoch came
+    from other topics: their offsets do not compare.
     """
     keys, known = list(settings.keys), Known.of_query(session, settings)
     followers = [known.deletes(events)]
-    if settings.value_format.ordering == BY_LOG_POSITION:
+    if settings.value_format.ordering == BY_LOG_POSITION and placing is not Placing.AS_TOLD:
         followers.append(known.rows(events))
     stored = [in_sequence(one, keys) for one in followers if one is not None]
     if not stored:

@@ -96,7 +96,7 @@ class Job:
         self._turns = {query.name: threading.Lock() for query in settings.queries}
         self._sinks: dict[str, TopicSink] = {}
         self._places: dict[str, str] = {}
-        """Where a target lies -> the query that fills it."""
+        """Query -> where its target was at its last start."""
 
     def run(self, *, once: bool, stopping: threading.Event, on_result: Callable[[str, MergeResult], None]) -> JobResult:
         """As `run`."""
@@ -192,10 +192,12 @@ class Job:
 
     def _expect_its_own(self, query: QuerySettings, location: str) -> None:
         """Two names of one table pass the job file: equal keys of two topics would overwrite each other."""
-        first = self._places.setdefault(canonical(location), query.name)
-        if first != query.name:
-            msg = f"queries {first!r} and {query.name!r} fill one table ({location}); give each its own target"
+        place = canonical(location)
+        others = [name for name, at in self._places.items() if at == place and name != query.name]
+        if others:
+            msg = f"queries {others[0]!r} and {query.name!r} fill one table ({location}); give each its own target"
             raise ConfigError(msg, target=query.target)
+        self._places[query.name] = place
 
     def stream(self, query: QuerySettings) -> Stream:
         """What a query does with what it reads."""

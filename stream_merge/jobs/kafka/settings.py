@@ -269,7 +269,7 @@ class JobSettings(Model):
 
     @model_validator(mode="after")
     def _apart(self) -> JobSettings:
-        for what, spelled in (("name", str), ("target", _place), ("checkpoint", _place)):
+        for what, spelled in (("name", str), ("target", _place), ("checkpoint", _folder)):
             values = [getattr(query, what) for query in self.queries]
             same = [spelled(value) for value in values]
             twice = sorted({value for value, one in zip(values, same, strict=True) if same.count(one) > 1})
@@ -281,8 +281,14 @@ class JobSettings(Model):
 
 def _place(target: str) -> str:
     """One spelling per table or folder, as far as that can be told without a look at it."""
-    named = names.normal_path(target) if names.is_path(target) else ".".join(names.split_identifier(target))
-    return places.canonical(named)
+    if not names.is_path(target):
+        return json.dumps(names.split_identifier(target.casefold()))
+    return places.canonical(names.normal_path(target))
+
+
+def _folder(checkpoint: str) -> str:
+    """As `_place`; without a slash, too, it is a path."""
+    return places.canonical(checkpoint if names.is_path(checkpoint) else f"./{checkpoint}")
 
 
 def load(path: str | Path, *, environment: Mapping[str, str] | None = None) -> JobSettings:

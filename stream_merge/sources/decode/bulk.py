@@ -46,7 +46,8 @@ def pieces(reading: Reading, keys: pa.BinaryArray, values: pa.BinaryArray) -> It
 def _upserts(reading: Reading, read: ReadMany) -> Iterator[Piece]:
     encodings = reading.format.encodings(read.schema_id)
     read = read.where(_have_what_they_must(reading, encodings, read.image))
-    read = read.where(_surely_keep_their_keys(reading, encodings, read))
+    if len(read.indexes):  # else a key may be missing in the schema
+        read = read.where(_surely_keep_their_keys(reading, read))
     count = len(read.indexes)
     if not count:
         return
@@ -77,7 +78,7 @@ def _have_what_they_must(reading: Reading, encodings: Mapping[str, Encoding], im
     return found
 
 
-def _surely_keep_their_keys(reading: Reading, encodings: Mapping[str, Encoding], read: ReadMany) -> pa.BooleanArray:
+def _surely_keep_their_keys(reading: Reading, read: ReadMany) -> pa.BooleanArray:
     """Which rows have the same keys before and after; one by one a change of them is looked into."""
     kept = pa.repeat(pa.scalar(True), len(read.indexes))
     for name in reading.keys if read.before is not None else ():

@@ -155,7 +155,7 @@ class PlainJson:
             yield found.where(pc.and_(pc.or_(is_delete, whole), position.is_valid()))
 
     def _can_compare(self, types: Mapping[str, pa.DataType]) -> bool:
-        """Whether Arrow finds deletes and positions as Python does, for whom 1, 1.0 and True are the same."""
+        """Whether Arrow finds deletes and positions as Python does, for whom 1 and 1.0 are the same."""
         is_integer = self.position is None or pa.types.is_signed_integer(types[self.position])
         return is_integer and (self.deletes is None or types[self.deletes[0]] == shape_of([self.deletes[1]]))
 
