@@ -16,6 +16,7 @@ from stream_merge import MergeSink
 from stream_merge.metrics.instruments import MergeMetrics
 from stream_merge.model.names import quote, sibling, sql_identifier
 from stream_merge.model.results import EventCounts, MergeResult
+from stream_merge.spark.versions import ANSWERS_MERGE
 from stream_merge.testing import batch, change_rows, run, target_rows
 
 SCHEMA = "id bigint, lsn bigint, op string, name string"
@@ -125,6 +126,12 @@ class ChangeStream:
     def sql(self, statement: str) -> DataFrame:
         """Run a statement with `{target}` as the target's identifier."""
         return self.spark.sql(statement.format(target=sql_identifier(self.target)))
+
+
+def expect_metrics(result: MergeResult, **wanted: int) -> None:
+    """MERGE's own metrics; beside Spark 3.5 those that a commit tells (docs/reference/spark-versions.md)."""
+    said = wanted if ANSWERS_MERGE else {name: n for name, n in wanted.items() if name in result.metrics}
+    assert {name: result.metrics[name] for name in said} == said
 
 
 def ledger(result: MergeResult) -> dict[str, int]:

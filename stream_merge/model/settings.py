@@ -286,7 +286,9 @@ _MOST_SECONDS = 10**11
 
 
 def _is_number(value: object, *, below: float = 1e18) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and -below < float(value) < below
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return False
+    return -below < value.__float__() < below
 
 
 def _type_problems(spec: MergeSpec) -> Iterable[str]:

@@ -52,6 +52,13 @@ def pins_threads(session: SparkSession) -> bool:
     return isinstance(session.sparkContext._gateway, ClientServer)
 
 
+def zones(session: SparkSession) -> tuple[str, str] | None:
+    """The session's time zone and the JVM's, where their clocks differ."""
+    ids = java_class(session, "java.time.ZoneId")
+    ours, own = ids.of(session.conf.get("spark.sql.session.timeZone")), ids.systemDefault()
+    return None if ours.getRules().equals(own.getRules()) else (str(ours.getId()), str(own.getId()))
+
+
 def owned_session(session: SparkSession) -> SparkSession:
     """A copy of a session with its own confs, temporary views and functions (about 2 ms).
 

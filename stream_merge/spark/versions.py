@@ -105,6 +105,9 @@ KEEPS_NULL_STRUCTS = SPARK >= (4, 0)
 Delta 4.4 does (`spark.databricks.delta.merge.preserveNullSourceStructs`), Delta 3.3 makes a struct of NULLs of it.
 """
 
+SHIFTS_PARTITION_TIMES = SPARK < (4, 0)
+"""Whether Delta writes the partition value of a time by the JVM's zone, and reads it by the session's: 3.3 does."""
+
 ALTERS_SEVERAL_COLUMNS = SPARK >= (4, 0)
 """Whether one ALTER TABLE … ALTER COLUMN may name several."""
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructType, TimestampType
 
 from stream_merge.errors import ConfigError
 from stream_merge.model import names
@@ -17,7 +17,9 @@ from stream_merge.shapes.layout import Layout
 from stream_merge.shapes.matching import plan_layout
 from stream_merge.shapes.recorded import filled_as
 from stream_merge.spark import columns, object_stores, places
+from stream_merge.spark.jvm import zones
 from stream_merge.spark.log_store import CONDITIONAL_PUT, STORE_CONF
+from stream_merge.spark.versions import SHIFTS_PARTITION_TIMES
 from stream_merge.tables import spark_table
 from stream_merge.tables.delta_rs.eligibility import of_batch
 from stream_merge.tables.merge_on_read import eligibility
@@ -75,6 +77,7 @@ def check_target(session: SparkSession, found: TableSnapshot | None, spec: Merge
     problems.extend(shape_of(spec).misfits(session, layout, schema))
     if spec.target_filter is not None:
         problems.extend(target_filter.misfits(session, spec.target_filter, layout, schema))
+    problems.extend(_shifted_times(session, found, spec, schema))
     problems.extend(places.permission_problems(spec, found))
     problems.extend(_unpromised_problems(session, spec, found))
     if problems:
@@ -91,6 +94,22 @@ def expect_fitting(events: DataFrame, spec: MergeSpec, found: TableSnapshot | No
     """
     layout = plan_layout(events, spec, None if found is None else found.schema)
     check_target(events.sparkSession, found, spec, layout)
+
+
+def _shifted_times(
+    session: SparkSession, found: TableSnapshot | None, spec: MergeSpec, schema: StructType
+) -> Iterable[str]:
+    """Times as partitions, where Delta would write other ones."""
+    parts = {name.lower() for name in (spec.partition_by if found is None else found.partition_columns)}
+    times = [f.name for f in schema.fields if f.name.lower() in parts and isinstance(f.dataType, TimestampType)]
+    differ = zones(session) if times and SHIFTS_PARTITION_TIMES else None
+    if differ is not None:
+        theirs, own = differ
+        yield (
+            f"target {spec.target!r} is partitioned by {times!r}, and beside Spark 3.5 Delta shifts such times where"
+            f" spark.sql.session.timeZone ({theirs}) is not the JVM's zone ({own}); set it to {own}, or start the JVM"
+            f" with -Duser.timezone={theirs}"
+        )
 
 
 def _unpromised_problems(session: SparkSession, spec: MergeSpec, found: TableSnapshot | None) -> Iterable[str]:

@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from stream_merge import ConfigError, MergeSink
-from stream_merge.spark.versions import SPARK
+from stream_merge.spark.versions import SPARK, WIDENS_BEYOND_INTEGERS
 from stream_merge.testing import run, table_version
 
 COLUMNS = ["id", "lsn", "name", "op", "tags", "doc", "at"]
@@ -31,6 +31,12 @@ def source(spark: SparkSession) -> DataFrame:
         "parse_json('{}') AS doc" if SPARK >= (4, 0) else "map('a', 1) AS doc",  # VARIANT came with 4.0
         "named_struct('file', 1L, 'tags', map('a', 1)) AS at",
     )
+
+
+WIDER = (
+    ", set schema_evolution='widen', or widen it yourself: ALTER TABLE delta.`{target}` SET TBLPROPERTIES"
+    " ('delta.enableTypeWidening' = 'true'); ALTER TABLE delta.`{target}` ALTER COLUMN `lsn` TYPE decimal(38,0)"
+)
 
 
 def sink_of(target: str, **settings: Any) -> MergeSink:
@@ -197,9 +203,7 @@ def orders(spark: SparkSession, source: DataFrame, tmp_path_factory: pytest.Temp
             {},
             ["id", "CAST(lsn AS decimal(38, 0)) AS lsn", "name"],
             "column 'lsn' is decimal(38,0) in the source and bigint in the target, which cannot hold it exactly; cast"
-            " it in the stream to bigint, set schema_evolution='widen', or widen it yourself: ALTER TABLE"
-            " delta.`{target}` SET TBLPROPERTIES ('delta.enableTypeWidening' = 'true'); ALTER TABLE delta.`{target}`"
-            " ALTER COLUMN `lsn` TYPE decimal(38,0)",
+            " it in the stream to bigint" + (WIDER if WIDENS_BEYOND_INTEGERS else ""),
         ),
         (
             {},

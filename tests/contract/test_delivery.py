@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import scenario
+from delta.tables import DeltaTable
 from prometheus_client import CollectorRegistry
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
@@ -105,7 +106,7 @@ def test_a_replaced_table_is_noticed(query: Query):
 
 def test_a_table_that_was_replaced_in_its_place_is_noticed(query: Query):
     """CREATE OR REPLACE TABLE leaves the transaction ids of the query in the log, and nothing of its batches."""
-    query.spark.sql(f"CREATE OR REPLACE TABLE delta.`{query.table}` USING delta AS SELECT 9 AS id, 1 AS lsn")
+    DeltaTable.createOrReplace(query.spark).location(query.table).addColumns("id INT, lsn INT").execute()
     query.add("(1, 20, 'u', 'uno')")
 
     query.is_refused(r"has merged into .*Delta table id .*holds none of them: the table was dropped or replaced")

@@ -34,7 +34,7 @@ def sibling(table: str, kind: str) -> Path:
 
 
 def confs(session: SparkSession) -> dict[str, str]:
-    return dict(session.conf.getAll)
+    return {row.key: row.value for row in session.sql("SET").collect()}
 
 
 def table_id(table: str) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from deliveries import ChangeStream, ledger
+from deliveries import ChangeStream, expect_metrics, ledger
 from delta.tables import DeltaMergeBuilder, DeltaTable
 from disk import on_disk
 from engines import under_test
@@ -22,7 +22,6 @@ from pyspark.sql import functions as F
 
 from stream_merge import ConfigError, ContractError, MergeSink
 from stream_merge.engines.spark import merger
-from stream_merge.model.results import MergeResult
 from stream_merge.shapes import Clauses, InsertOnly, when_matched, when_not_matched, when_not_matched_by_source
 from stream_merge.shapes.written import Then
 from stream_merge.testing import batch, change_rows, run, target_rows
@@ -344,7 +343,7 @@ def test_rows_that_no_event_matches_are_no_event_s_fate(spark: SparkSession, tmp
     assert ledger(result) == {"received": 2, "inserted": 1, "updated": 1}
     counted = ("numTargetRowsNotMatchedBySourceUpdated", "numTargetRowsNotMatchedBySourceDeleted")
     assert [result.metrics[name] for name in counted] == [1, 1]
-    assert result.metrics["numTargetFilesAfterSkipping"] == result.metrics["numTargetFilesBeforeSkipping"] == 3
+    expect_metrics(result, numTargetFilesAfterSkipping=3, numTargetFilesBeforeSkipping=3)
     assert result.plan.endswith("file skipping by key bounds on no column")
 
 
@@ -498,10 +497,6 @@ def test_every_misfit_is_said_at_once_before_anything_is_written(spark: SparkSes
 # -- the paths that Delta takes -------------------------------------------------------------------
 
 
-def of(result: MergeResult, *names: str) -> list[int]:
-    return [result.metrics[name] for name in names]
-
-
 def test_updates_alone_leave_files_unread_by_what_they_ask_of_the_row(spark: SparkSession, tmp_table: str):
     """Delta's matched-only merge reads the files that a clause may change; with an insert it has to read all."""
     filled(spark, tmp_table, (1, 1, "one"), (2, 9, "two"))
@@ -509,18 +504,18 @@ def test_updates_alone_leave_files_unread_by_what_they_ask_of_the_row(spark: Spa
     stream = stream_of(spark, tmp_table, when_matched("t.v > 5").update_all())
 
     result = stream.deliver(*events)
-    files = ("numTargetFilesBeforeSkipping", "numTargetFilesAfterSkipping", "numTargetFilesRemoved")
-    assert of(result, *files, "numTargetRowsInserted") == [2, 1, 1, 0]
+    expect_metrics(result, numTargetFilesBeforeSkipping=2, numTargetFilesAfterSkipping=1)
+    expect_metrics(result, numTargetFilesRemoved=1, numTargetRowsInserted=0)
     assert stream.rows() == [(1, 1, "one"), (2, 5, "x")]
 
     none = stream.deliver(*events)
-    scans = ("numTargetFilesAfterSkipping", "numSourceRowsInSecondScan", "numTargetFilesAdded")
-    assert (none.outcome, of(none, *scans)) == ("no_change", [0, 0, 0])
+    assert none.outcome == "no_change"
+    expect_metrics(none, numTargetFilesAfterSkipping=0, numSourceRowsInSecondScan=0, numTargetFilesAdded=0)
 
     both = stream.deliver(
         *events, shape=Clauses([when_matched("t.v > 5").update_all(), when_not_matched().insert_all()])
     )
-    assert of(both, "numTargetFilesAfterSkipping", "numTargetRowsCopied") == [2, 2]
+    expect_metrics(both, numTargetFilesAfterSkipping=2, numTargetRowsCopied=2)
 
 
 def test_inserts_alone_touch_no_file(spark: SparkSession, tmp_table: str):
@@ -533,8 +528,8 @@ def test_inserts_alone_touch_no_file(spark: SparkSession, tmp_table: str):
     result = stream.deliver((1, "i", 2, "x"), (2, "i", 2, "two"), (3, "u", 3, "x"))
 
     assert stream.rows() == [(1, 1, "one"), (2, 2, "two")]
-    untouched = ("numSourceRowsInSecondScan", "numTargetRowsCopied", "numTargetFilesRemoved")
-    assert of(result, *untouched, "numTargetFilesAdded") == [0, 0, 0, 1]
+    expect_metrics(result, numSourceRowsInSecondScan=0, numTargetRowsCopied=0, numTargetFilesRemoved=0)
+    expect_metrics(result, numTargetFilesAdded=1)
     assert ledger(result) == {"received": 3, "unaffected": 2, "inserted": 1}
 
 
