@@ -9,11 +9,15 @@ import random
 import re
 from collections import Counter
 from collections.abc import Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import pytest
-from deliveries import ChangeStream, expect_metrics, ledger
+from deliveries import ChangeStream, expect_metrics, from_sql, ledger
 from delta.tables import DeltaMergeBuilder, DeltaTable
+from delta_log import live_rows
+from delta_log_files import commits_of
 from disk import on_disk
 from engines import under_test
 from log_faults import LogFaults
@@ -39,10 +43,18 @@ def filled(
     spark: SparkSession, target: str, *rows: Sequence[Any], partition_by: Sequence[str] = (), **properties: str
 ) -> None:
     """A table that no sink has ever merged into, each row in a file of its own, with the change feed on."""
-    for row in rows:
-        writer = batch(spark, "id bigint, v int, name string", row).coalesce(1).write.format("delta").mode("append")
-        writer = writer.partitionBy(*partition_by)
-        writer.options(**{"delta.enableChangeDataFeed": "true", **properties}).save(target)
+    types = {"id": "bigint", "v": "int", "name": "string"}
+    told = [
+        {name: "NULL" if value is None else repr(value) for name, value in zip(types, row, strict=True)} for row in rows
+    ]
+    writer = from_sql(spark, told, types).repartition(len(rows)).write.format("delta").partitionBy(*partition_by)
+    writer.options(**{"delta.enableChangeDataFeed": "true", **properties}).save(target)
+    assert commits(target)[0].count('{"add":') == len(rows)
+
+
+def commits(target: str) -> Sequence[str]:
+    """The text of each commit, oldest first."""
+    return [*commits_of(on_disk(target))[1].values()]
 
 
 # -- what becomes of rows ------------------------------------------------------------------------
@@ -130,7 +142,10 @@ def bare_merge(spark: SparkSession, target: str, events: DataFrame, clauses: Seq
 
 @pytest.mark.parametrize("round_", [pytest.param(0, marks=pytest.mark.smoke), *range(1, 10)])
 def test_rows_and_change_feed_are_those_of_a_bare_merge(spark: SparkSession, tmp_table: str, seed: int, round_: int):
-    """Random clauses over random batches; the ledger adds up and counts no row that no event has touched."""
+    """Random clauses over random batches; the ledger adds up and counts no row that no event has touched.
+
+    Rows as the log has them after each batch; at the end Spark reads them, and the feeds, version by version.
+    """
     rng = random.Random(f"{seed} {round_}")
     clauses = random_clauses(rng)
     ours, theirs = f"{tmp_table}/ours/table", f"{tmp_table}/theirs"
@@ -139,19 +154,32 @@ def test_rows_and_change_feed_are_those_of_a_bare_merge(spark: SparkSession, tmp
     for table in (ours, theirs):
         filled(spark, table, *rows, partition_by=partition_by, **{"delta.enableDeletionVectors": vectors})
     stream = stream_of(spark, ours, *clauses)
+    delivered: list[tuple[range, list[int], MergeResult]] = []
+    """Of each batch the versions that a bare merge has made of it, its keys, and what became of it."""
     for _ in range(2):
         keys = rng.sample(range(14), 6)
         events = [(key, rng.choice("ud"), rng.choice((None, 2, 4, 6)), rng.choice((None, "x"))) for key in keys]
-        before = {*change_rows(spark, theirs, "id")}
+        before = len(commits(theirs))
         result = stream.deliver(*events)
         bare_merge(spark, theirs, batch(spark, SCHEMA, *events), clauses)
+        delivered.append((range(before, len(commits(theirs))), keys, result))
 
-        assert stream.rows() == target_rows(spark, theirs), clauses
-        assert stream.changes() == sorted((row[1:] for row in change_rows(spark, theirs)), key=repr), clauses
-        made = Counter(change for _, change, key in {*change_rows(spark, theirs, "id")} - before if key in keys)
+        assert rows_of(ours) == rows_of(theirs), clauses
+
+    assert stream.rows() == target_rows(spark, theirs), clauses
+    feeds = [change_rows(spark, table) for table in (ours, theirs)]
+    grouped = [[[row[1:] for row in rows] for _, rows in groupby(feed, itemgetter(0))] for feed in feeds]
+    assert grouped[0] == grouped[1], clauses
+    for versions, keys, result in delivered:
+        made = Counter(change for version, change, key, *_ in feeds[1] if version in versions and key in keys)
         fates = {"insert": result.events.inserted, "delete": result.events.deleted}
         fates |= dict.fromkeys(("update_preimage", "update_postimage"), result.events.updated)
         assert {change: n for change, n in fates.items() if n} == made, clauses
+
+
+def rows_of(target: str) -> list[tuple[Any, ...]]:
+    """The rows, sorted, by a reader that is not Spark."""
+    return sorted((tuple(row.values()) for row in live_rows(on_disk(target)).to_pylist()), key=repr)
 
 
 def test_an_update_that_changes_nothing_is_made_as_delta_makes_it(spark: SparkSession, tmp_table: str):
