@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import datetime as dt
 import random
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 from deliveries import ChangeStream, ledger
+from delta_log import live_rows
 from disk import on_disk
 from engines import under_test
 from log_faults import LogFaults
@@ -25,7 +26,7 @@ from stream_merge.engines.spark.merger import SparkMerger
 from stream_merge.model.results import MergeResult
 from stream_merge.shapes import InsertOnly, Snapshot
 from stream_merge.spark import moments
-from stream_merge.testing import batch, run, table_version, target_rows
+from stream_merge.testing import batch, change_rows, run, target_rows
 
 pytestmark = pytest.mark.engines("auto", "spark")
 
@@ -82,12 +83,12 @@ def test_the_table_becomes_the_snapshot_and_what_stays_has_no_change(spark: Spar
 def test_the_same_snapshot_again_commits_nothing(spark: SparkSession, tmp_table: str):
     stream = stream_of(spark, tmp_table)
     stream.deliver(ONE, (2, None, "two"))
-    before = table_version(spark, tmp_table)
+    before = stream.versions()
 
     result = stream.deliver((2, None, "two"), ONE)
 
     assert (result.outcome, result.version, ledger(result)) == ("no_change", None, {"received": 2, "unaffected": 2})
-    assert table_version(spark, tmp_table) == before
+    assert stream.versions() == before
 
 
 @pytest.mark.engines("spark")
@@ -127,9 +128,56 @@ def test_flagged_rows_stay_untouched_until_their_key_returns(spark: SparkSession
     assert stream.rows() == [(*row, None, None) for row in (ONE, TWO, THREE)]
 
 
-def state_of(row: tuple[Any, ...]) -> tuple[Any, ...]:
-    """A row with its flag as whether it is set."""
-    return (*row[:3], row[3] is not None)
+def as_told(rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """Rows in order, each with its flag as whether it is set."""
+    return sorted(((*row[:3], (*row, None)[3] is not None) for row in rows), key=repr)
+
+
+def due(
+    stored: Mapping[int, tuple[Any, ...]], rows: Mapping[int, tuple[Any, ...]], *, flags: bool, name: str | None
+) -> tuple[dict[int, tuple[Any, ...]], Counter[tuple[Any, ...]], dict[str, int]]:
+    """What a snapshot makes of rows by key: rows, changes and ledger.
+
+    Args:
+        stored: id, v, name, whether it is flagged.
+        rows: of the snapshot.
+        flags: whether missing rows are flagged; else they are deleted.
+        name: of the rows that may be missing; None for all.
+    """
+    changes: Counter[tuple[Any, ...]] = Counter()
+    fates: Counter[str] = Counter({"received": len(rows)} if rows else {})
+    after = dict(stored)
+    for key, row in rows.items():
+        before = stored.get(key)
+        after[key] = (*row, False)
+        if before is None:
+            changes["insert", *row] += 1
+            fates["inserted"] += 1
+        elif before != after[key]:
+            changes["update_preimage", *before[:3]] += 1
+            changes["update_postimage", *row] += 1
+            fates["updated"] += 1
+        else:
+            fates["unaffected"] += 1
+    for key, row in stored.items():
+        if key in rows or row[3] or name not in (None, row[2]):
+            continue
+        if flags:
+            after[key] = (*row[:3], True)
+            changes["update_preimage", *row[:3]] += 1
+            changes["update_postimage", *row[:3]] += 1
+        else:
+            del after[key]
+            changes["delete", *row[:3]] += 1
+    return after, changes, dict(fates)
+
+
+def changes_by_version(spark: SparkSession, target: str) -> dict[int, Counter[tuple[Any, ...]]]:
+    """What the feed tells of each version; nothing of a table that is not there."""
+    found: dict[int, Counter[tuple[Any, ...]]] = defaultdict(Counter)
+    for version, *change in change_rows(spark, target) if on_disk(target).exists() else ():
+        found[version][tuple(change[:4])] += 1
+    return found
 
 
 @pytest.mark.parametrize("round_", range(6))
@@ -138,7 +186,8 @@ def test_random_snapshots_leave_what_a_plain_model_says(
 ):
     """Rows, change feed and ledger: deleting or flagging, with a window or not, with deletion vectors or not.
 
-    Small copies, in which the rows are looked up, and such as count for large ones.
+    Small copies, in which the rows are looked up, and such as count for large ones. After each of them the rows are
+    read as the log has them, at the end by Spark; the feed says then what each version changed.
     """
     rng = random.Random(f"{seed} {round_}")
     monkeypatch.setattr(whole, "BROADCAST_EVENTS", rng.choice((0, whole.BROADCAST_EVENTS)))
@@ -153,52 +202,34 @@ def test_random_snapshots_leave_what_a_plain_model_says(
     )
     stored: dict[int, tuple[Any, ...]] = {}
     """Key -> id, v, name, whether it is flagged."""
+    made: dict[int | None, Counter[tuple[Any, ...]]] = {}
+    """What each version has to change."""
     if has_window:  # rows outside of it, as another job leaves them
         outside = [(key, 0, "out") for key in range(0, 9, 4)]
-        stream.deliver(*outside, shape=Snapshot(max_delete_share=1.0))
+        first = stream.deliver(*outside, shape=Snapshot(max_delete_share=1.0))
+        made[first.version] = Counter({("insert", *row): 1 for row in outside})
         stream.settings["shape"] = Snapshot(within="t.name = 'in'", min_rows=0, missing=FLAG if flags else None, **ANY)
         stored = {row[0]: (*row, False) for row in outside}
         if flags:
             stream.settings["schema_evolution"] = True
-    seen = Counter(change[:4] for change in stream.changes()) if has_window else Counter()
     for _ in range(4):
         keys = rng.sample(range(9), rng.randrange(7))
         names = ("in",) if has_window else ("in", None)
         rows = {key: (key, rng.choice((None, 1, 2)), rng.choice(names)) for key in keys}
         result = stream.deliver(*rows.values())
 
-        expected: Counter[tuple[Any, ...]] = Counter()
-        fates: Counter[str] = Counter({"received": len(rows)} if rows else {})
-        after = dict(stored)
-        for key, row in rows.items():
-            before = stored.get(key)
-            after[key] = (*row, False)
-            if before is None:
-                expected["insert", *row] += 1
-                fates["inserted"] += 1
-            elif before != after[key]:
-                expected["update_preimage", *before[:3]] += 1
-                expected["update_postimage", *row] += 1
-                fates["updated"] += 1
-            else:
-                fates["unaffected"] += 1
-        for key, row in stored.items():
-            if key in rows or row[3] or (has_window and row[2] != "in"):
-                continue
-            if flags:
-                after[key] = (*row[:3], True)
-                expected["update_preimage", *row[:3]] += 1
-                expected["update_postimage", *row[:3]] += 1
-            else:
-                del after[key]
-                expected["delete", *row[:3]] += 1
-        found = Counter(change[:4] for change in stream.changes()) if on_disk(tmp_table).exists() else Counter()
-        shown = [state_of((*row, None)[:4]) for row in stream.rows()]
-        assert shown == sorted(after.values(), key=repr)
-        assert found - seen == expected
-        assert ledger(result) == dict(fates)
+        after, expected, fates = due(stored, rows, flags=flags, name="in" if has_window else None)
+        rows_now = live_rows(on_disk(tmp_table)).to_pylist() if on_disk(tmp_table).exists() else []
+        assert as_told([tuple(row.values()) for row in rows_now]) == sorted(after.values(), key=repr)
+        assert ledger(result) == fates
         assert (result.version is None) == (not expected)
-        stored, seen = after, found
+        if expected:
+            made[result.version] = expected
+        stored = after
+
+    assert changes_by_version(spark, tmp_table) == made
+    if made:
+        assert as_told(stream.rows()) == sorted(stored.values(), key=repr)
 
 
 # -- guards: nothing is written ---------------------------------------------------------------------
