@@ -8,10 +8,12 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 from delta.exceptions import ConcurrentAppendException
+from delta_log_files import Action, action_of, commits_of, lines_of
 from engines import under_test
 from log_faults import LogFaults
 from prometheus_client import CollectorRegistry
@@ -25,10 +27,9 @@ from stream_merge.engines.merge_on_read.merger import MergeOnReadMerger
 from stream_merge.engines.spark.merger import SparkMerger
 from stream_merge.microbatch import steps
 from stream_merge.microbatch.call import BatchCall
-from stream_merge.model import names
 from stream_merge.model.results import FATES
 from stream_merge.tables import spark_table
-from stream_merge.testing import batch, change_rows, run, table_version, target_rows
+from stream_merge.testing import batch, change_rows, run, target_rows
 
 pytestmark = pytest.mark.engines("auto", "spark", "merge_on_read")
 
@@ -68,10 +69,20 @@ def fates(result: MergeResult) -> dict[str, int]:
     return {fate: n for fate, n in counts.items() if n}
 
 
-def operations(spark: SparkSession, target: str) -> list[str]:
+def committed(target: str) -> list[list[tuple[str, Action]]]:
+    """The actions of each commit, oldest first, as they are in the log."""
+    _, commits = commits_of(Path(target.removeprefix("faulty:")))
+    return [[action_of(line) for line in lines_of(text)] for text in commits.values()]
+
+
+def operations(target: str) -> list[str]:
     """What was committed, oldest first."""
-    rows = spark.sql(f"DESCRIBE HISTORY {names.sql_identifier(target)}").select("version", "operation").collect()
-    return [row["operation"] for row in sorted(rows)]
+    return [action["operation"] for commit in committed(target) for kind, action in commit if kind == "commitInfo"]
+
+
+def newest(target: str) -> int:
+    """The newest version."""
+    return len(committed(target)) - 1
 
 
 # -- conflicts that are retried -----------------------------------------------------------------
@@ -108,7 +119,7 @@ def test_a_merge_that_loses_against_another_merge_is_tried_again(spark, events, 
         {"ConcurrentAppendException": 1},
     )
     assert fates(result) == {"unaffected": 1, "inserted": 1, "updated": 1}
-    assert result.version == table_version(spark, faulty_table)
+    assert result.version == newest(faulty_table)
     assert evaluated.value == 3
     assert len(mine._sleep) == 1
     assert 0.05 <= result.seconds["backoff"] < 5
@@ -149,7 +160,7 @@ def test_a_merge_that_loses_against_optimize_is_tried_again(spark, events, log_f
         )
 
     result = sink.last_result
-    assert operations(spark, faulty_table) == ["CREATE TABLE", "MERGE", "MERGE", "OPTIMIZE", "MERGE"]
+    assert operations(faulty_table) == ["CREATE TABLE", "MERGE", "MERGE", "OPTIMIZE", "MERGE"]
     assert target_rows(spark, faulty_table) == [(2, 2, "bob 2")]
     assert change_rows(spark, faulty_table, "id", "name", since=3) == [
         (4, "delete", 1, "ann"),
@@ -286,11 +297,11 @@ def test_a_delete_that_races_an_older_upsert_wins_by_a_second_commit(spark, even
         (result.version, "insert", 9),
         (result.version + 1, "delete", 9),
     ]
-    assert recorded(spark, faulty_table) == {"mine/target": 1, "mine/recheck": 1}
+    assert recorded(faulty_table) == {"mine/target": 1, "mine/recheck": 1}
 
     replayed = run(mine, events((9, 5, "ghost", "u"), (2, 5, "bob", "u")), 1)
     assert replayed.outcome == "skipped_duplicate"
-    assert table_version(spark, faulty_table) == result.version + 1
+    assert newest(faulty_table) == result.version + 1
     assert run(other, events((9, 6, "still older", "u")), 1).events.stale == 1
     assert run(other, events((9, 8, "newer", "u")), 2).events.inserted == 1
 
@@ -389,7 +400,7 @@ def test_a_batch_found_applied_is_still_rechecked(spark, events, log_faults, fau
 
     assert (result.outcome, fates(result)) == ("skipped_duplicate", {})
     assert target_rows(spark, faulty_table) == [(1, 1, "ann"), (2, 5, "bob")]
-    assert recorded(spark, faulty_table) == {"mine/target": 1, "mine/recheck": 1}
+    assert recorded(faulty_table) == {"mine/target": 1, "mine/recheck": 1}
 
 
 @pytest.mark.parametrize("beside", [(), ((2, 5, "bob", "u"),)], ids=["every event refused", "one event refused"])
@@ -446,7 +457,7 @@ def test_two_writers_create_one_missing_table(spark, events, at_once, faulty_tab
     assert target_rows(spark, faulty_table) == [(1, 1, "mine"), (2, 1, "other")]
     assert fates(mine.last_result) == {"quarantined": 1, "unaffected": 1, "inserted": 1}
     assert fates(other.last_result) == {"quarantined": 1, "unaffected": 1, "inserted": 1}
-    assert operations(spark, faulty_table).count("CREATE TABLE") == 1
+    assert operations(faulty_table).count("CREATE TABLE") == 1
     assert target_rows(spark, sibling(faulty_table, "tombstones"), "id") == [(5,), (6,)]
     assert len(target_rows(spark, sibling(faulty_table, "quarantine"))) == 2
 
@@ -532,14 +543,14 @@ def test_two_sinks_under_one_identity_are_refused_while_both_run(spark, events, 
     run(mine, events((1, 1, "ann", "u")), 0)
 
     def clash() -> None:
-        before = table_version(spark, faulty_table)
+        before = newest(faulty_table)
         with pytest.raises(ConfigError) as caught:
             run(clone, events((7, 7, "clone", "u")), 1)
         assert str(caught.value) == (
             f"another sink is merging into {faulty_table!r} under the same identity 'mine', so one would skip the"
             " other's batches; give each sink of a query its own name="
         )
-        assert table_version(spark, faulty_table) == before
+        assert newest(faulty_table) == before
         run(named, events((3, 1, "cid", "u")), 0)
 
     log_faults.overtake(LOG, lambda: run(mine, events((2, 2, "bob", "u")), 1), clash)
@@ -576,11 +587,10 @@ def killed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     return dying
 
 
-def recorded(spark: SparkSession, target: str) -> dict[str, int]:
+def recorded(target: str) -> dict[str, int]:
     """Application ids in a table's log and the highest batch id of each."""
-    actions = spark.read.json(f"{target}/_delta_log/*.json").where("txn IS NOT NULL")
-    rows = actions.groupBy("txn.appId").agg(F.max("txn.version").alias("version")).collect()
-    return {row["appId"]: row["version"] for row in rows}
+    txns = [(txn["version"], txn["appId"]) for commit in committed(target) for kind, txn in commit if kind == "txn"]
+    return {app_id: version for version, app_id in sorted(txns)}
 
 
 def sibling(target: str, kind: str) -> str:
