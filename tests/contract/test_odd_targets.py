@@ -111,7 +111,7 @@ def test_a_file_that_is_gone_is_no_reason_to_insert_its_rows_again(spark: SparkS
         os.unlink(file)
 
     with pytest.raises(MergeFailedError):
-        run(sink, batch(reading, schema, (2, 2, "c")), 1)
+        run(sink, batch(reading, schema, (1, 2, "c")), 1)
 
 
 def test_the_sequence_of_a_table_is_of_instants_whatever_a_session_calls_a_timestamp(

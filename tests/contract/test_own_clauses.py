@@ -24,7 +24,7 @@ from log_faults import LogFaults
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from stream_merge import ConfigError, ContractError, MergeSink
+from stream_merge import ConfigError, ContractError, MergeResult, MergeSink
 from stream_merge.engines.spark import merger
 from stream_merge.shapes import Clauses, InsertOnly, when_matched, when_not_matched, when_not_matched_by_source
 from stream_merge.shapes.written import Then
