@@ -259,22 +259,28 @@ class Finder:
         condition = self.spec.apply_as_deletes
         if condition is None:
             return None
-        value = F.expr(condition) if isinstance(condition, str) else condition
-        dtype = self._type_of(value, f"apply_as_deletes={str(condition)!r}")
+        what = f"apply_as_deletes={str(condition)!r}"
+        try:  # Spark 3.5 parses it here, Spark 4 where it is used
+            value = F.expr(condition) if isinstance(condition, str) else condition
+        except AnalysisException as err:
+            self._refuse(what, err)
+            return None
+        dtype = self._type_of(value, what)
         if dtype is not None and not isinstance(dtype, BooleanType):
-            self.problems.append(
-                f"apply_as_deletes={str(condition)!r} is {dtype.simpleString()}, not a condition; make it one"
-            )
+            self.problems.append(f"{what} is {dtype.simpleString()}, not a condition; make it one")
         return value
 
     def _type_of(self, value: Column, what: str) -> DataType | None:
         try:
             return self.source.select(value.alias("value")).schema["value"].dataType
         except AnalysisException as err:
-            self.problems.append(
-                f"{what} does not fit the source: {reason(err).rstrip(';')}; its columns are {self.names!r}"
-            )
+            self._refuse(what, err)
             return None
+
+    def _refuse(self, what: str, err: Exception) -> None:
+        self.problems.append(
+            f"{what} does not fit the source: {reason(err).rstrip(';')}; its columns are {self.names!r}"
+        )
 
 
 def _is_of_source(field: StructField, spec: MergeSpec) -> bool:
