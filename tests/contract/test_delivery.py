@@ -106,7 +106,8 @@ def test_a_replaced_table_is_noticed(query: Query):
 
 def test_a_table_that_was_replaced_in_its_place_is_noticed(query: Query):
     """CREATE OR REPLACE TABLE leaves the transaction ids of the query in the log, and nothing of its batches."""
-    DeltaTable.createOrReplace(query.spark).location(query.table).addColumns("id INT, lsn INT").execute()
+    other = DeltaTable.createOrReplace(query.spark).location(query.table)
+    other.addColumn("id", "INT").addColumn("lsn", "INT").execute()
     query.add("(1, 20, 'u', 'uno')")
 
     query.is_refused(r"has merged into .*Delta table id .*holds none of them: the table was dropped or replaced")
