@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import scenario
-from delta.tables import DeltaTable
 from prometheus_client import CollectorRegistry
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from since import since
 from traces import USER_METADATA_CONF, commits, transactions, user_metadata
 
 from stream_merge import MergeMetrics, MergeSinks
@@ -104,10 +104,10 @@ def test_a_replaced_table_is_noticed(query: Query):
     query.is_refused("has merged into .*holds none of them: the table was dropped or replaced")
 
 
+@since((4, 0), "CREATE OR REPLACE of a path")
 def test_a_table_that_was_replaced_in_its_place_is_noticed(query: Query):
     """CREATE OR REPLACE TABLE leaves the transaction ids of the query in the log, and nothing of its batches."""
-    other = DeltaTable.createOrReplace(query.spark).location(query.table)
-    other.addColumn("id", "INT").addColumn("lsn", "INT").execute()
+    query.spark.sql(f"CREATE OR REPLACE TABLE delta.`{query.table}` USING delta AS SELECT 9 AS id, 1 AS lsn")
     query.add("(1, 20, 'u', 'uno')")
 
     query.is_refused(r"has merged into .*Delta table id .*holds none of them: the table was dropped or replaced")
