@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
-from typing import ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 from pyspark.sql import Column
 
@@ -288,7 +288,8 @@ _MOST_SECONDS = 10**11
 def _is_number(value: object, *, below: float = 1e18) -> bool:
     if isinstance(value, bool) or not isinstance(value, Real):
         return False
-    return -below < value.__float__() < below
+    number: Any = value
+    return bool(-below < number < below)
 
 
 def _type_problems(spec: MergeSpec) -> Iterable[str]:

@@ -55,7 +55,8 @@ def pins_threads(session: SparkSession) -> bool:
 def zones(session: SparkSession) -> tuple[str, str] | None:
     """The session's time zone and the JVM's, where their clocks differ."""
     ids = java_class(session, "java.time.ZoneId")
-    ours, own = ids.of(session.conf.get("spark.sql.session.timeZone")), ids.systemDefault()
+    zone = session.conf.get("spark.sql.session.timeZone")
+    ours, own = ids.of(zone, ids.SHORT_IDS), ids.systemDefault()
     return None if ours.getRules().equals(own.getRules()) else (str(ours.getId()), str(own.getId()))
 
 

@@ -101,7 +101,7 @@ def problems_of(sink: MergeSink, events: DataFrame) -> tuple[str, ...]:
                 f"tombstone_retention_seconds={value!r} is no number of seconds up to 100,000,000,000; use None to keep"
                 " deletes for ever",
             )
-            for value in (math.inf, math.nan, 1e16, "3600", True)
+            for value in (math.inf, math.nan, 1e16, 10**400, "3600", True)
         ),
         ({"native_memory_bytes": "1g"}, "native_memory_bytes='1g' is no number of bytes; use a positive number"),
         ({"single_writer": "no"}, "single_writer='no' is neither True nor False"),
