@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from stream_merge.errors import ConfigError, MergeFailedError
 from stream_merge.model.names import is_path, quote
 from stream_merge.spark.errors import java_causes, reason
-from stream_merge.spark.jvm import java_class, strings
+from stream_merge.spark.jvm import active, java_class, strings
 from stream_merge.spark.places import no_table
 from stream_merge.spark.versions import TAKES_CATALOGS
 
@@ -83,7 +83,7 @@ def entry(session: SparkSession, name: str) -> Entry | None:
         ConfigError: the name means something else than a Delta table, or no table could be made under it.
         MergeFailedError: the catalog is away, or keeps the table from this process.
     """
-    with _active(session):
+    with active(session):
         catalog, namespace, table = _resolved(session, name)
         try:
             found = catalog.loadTable(_identifier(session, namespace, table))
@@ -112,21 +112,21 @@ def is_managed(err: Exception) -> bool:
 
 def qualified(session: SparkSession, name: str) -> str:
     """A name as it has to be given to Delta, which looks for short ones in Spark's own catalog (4.4)."""
-    with _active(session):
+    with active(session):
         catalog, namespace, table = _resolved(session, name)
     return _sql(catalog, namespace, table) if TAKES_CATALOGS else _within(namespace, table)
 
 
 def full_name(session: SparkSession, name: str) -> str:
     """A name with its catalog and schema, as SQL: it means the same in each session that has the catalog."""
-    with _active(session):
+    with active(session):
         return _sql(*_resolved(session, name))
 
 
 @contextmanager
 def created_as(session: SparkSession, name: str) -> Iterator[str]:
     """A name as Delta's builder of tables reads it, which knows no catalogs (4.4): the name's is the current one."""
-    with _active(session):
+    with active(session):
         catalog, namespace, table = _resolved(session, name)
         manager = session._jsparkSession.sessionState().catalogManager()
         before, before_in = str(manager.currentCatalog().name()), manager.currentNamespace()
@@ -145,7 +145,7 @@ def is_forgotten(session: SparkSession, name: str) -> bool:
     """Whether a table of this name is known for as long as this process lives."""
     if is_path(name) or session.conf.get("spark.sql.catalogImplementation") != "in-memory":
         return False
-    with _active(session):
+    with active(session):
         catalog, _, _ = _resolved(session, name)
     return str(catalog.name()) == SESSION_CATALOG and str(catalog.getClass().getName()) in _MEMORY_CATALOGS
 
@@ -273,18 +273,3 @@ def _array(session: SparkSession, texts: Sequence[str]) -> Any:
     for i, text in enumerate(texts):
         array[i] = text
     return array
-
-
-@contextmanager
-def _active(session: SparkSession) -> Iterator[None]:
-    """Catalogs work for the session that is active in their thread, when they are first used."""
-    spark = java_class(session, "org.apache.spark.sql.SparkSession")
-    before = spark.getActiveSession()
-    spark.setActiveSession(session._jsparkSession)
-    try:
-        yield
-    finally:
-        if before.isDefined():
-            spark.setActiveSession(before.get())
-        else:
-            spark.clearActiveSession()

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from stream_merge.model.snapshot import TableSnapshot
-from stream_merge.spark.jvm import java_class, string_map, strings
+from stream_merge.spark.jvm import active, java_class, string_map, strings
 
 LAST_COMMIT_VERSION_CONF = "spark.databricks.delta.lastCommitVersionInSession"
 """Delta notes the version of each commit of a session here (OptimisticTransaction, 4.4)."""
@@ -30,7 +30,7 @@ def newest(session: SparkSession, delta_table: Any) -> Any:
     return delta_table._jdt.deltaLog().update(False, none, none)
 
 
-def snapshot(loaded: Any) -> TableSnapshot:
+def snapshot(session: SparkSession, loaded: Any) -> TableSnapshot:
     """What Delta's own snapshot says, which was loaded a moment ago (about 5 ms when little changed)."""
     metadata = loaded.metadata()
     checksum = loaded.checksumOpt()
@@ -42,11 +42,11 @@ def snapshot(loaded: Any) -> TableSnapshot:
         partition_columns=strings(metadata.partitionColumns()),
         properties=string_map(metadata.configuration()),
         files=int(checksum.get().numFiles()) if checksum.isDefined() else None,
-        transaction=lambda app_id: _recorded_transaction(loaded, app_id),
+        transaction=lambda app_id: _recorded_transaction(session, loaded, app_id),
     )
 
 
-def _recorded_transaction(loaded: Any, app_id: str) -> int | None:
+def _recorded_transaction(session: SparkSession, loaded: Any, app_id: str) -> int | None:
     """From the version's checksum file, which Delta 4.4 writes with each commit.
 
     `Snapshot.transactions` runs a Spark job to rebuild the table's state.
@@ -56,7 +56,8 @@ def _recorded_transaction(loaded: Any, app_id: str) -> int | None:
         recorded = checksum.get().setTransactions().get()
         entries = (recorded.apply(i) for i in range(recorded.size()))
         return next((int(entry.version()) for entry in entries if entry.appId() == app_id), None)
-    version = loaded.transactions().get(app_id)
+    with active(session):
+        version = loaded.transactions().get(app_id)
     return int(version.get()) if version.isDefined() else None
 
 

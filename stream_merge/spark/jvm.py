@@ -60,6 +60,24 @@ def zones(session: SparkSession) -> tuple[str, str] | None:
     return None if ours.getRules().equals(own.getRules()) else (str(ours.getId()), str(own.getId()))
 
 
+@contextmanager
+def active(session: SparkSession) -> Iterator[None]:
+    """Let a session be the one that is active in this thread: what Delta and catalogs take when they are told none.
+
+    A thread has the one of the thread that has started it, or none (Delta 3.3 then fails, Delta 4.4 takes the default).
+    """
+    spark = java_class(session, "org.apache.spark.sql.SparkSession")
+    before = spark.getActiveSession()
+    spark.setActiveSession(session._jsparkSession)
+    try:
+        yield
+    finally:
+        if before.isDefined():
+            spark.setActiveSession(before.get())
+        else:
+            spark.clearActiveSession()
+
+
 def owned_session(session: SparkSession) -> SparkSession:
     """A copy of a session with its own confs, temporary views and functions (about 2 ms).
 

@@ -130,7 +130,7 @@ class Store:
         native = None if found is None else self._at(session, table, found.location)
         if found is None or native is not None:
             return None if native is None else native.snapshot()
-        return delta.snapshot(found.newest())
+        return delta.snapshot(session, found.newest())
 
     def _by_spark(self, session: SparkSession, table: str) -> TableSnapshot | None:
         found = spark_table.find(session, table)

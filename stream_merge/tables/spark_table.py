@@ -68,9 +68,9 @@ def find(session: SparkSession, target: str) -> TableSnapshot | None:
     """
     if not names.is_path(target):
         found = catalog.entry(session, target)
-        return None if found is None else delta.snapshot(found.newest())
+        return None if found is None else delta.snapshot(session, found.newest())
     try:
-        return delta.snapshot(newest(session, target))
+        return delta.snapshot(session, newest(session, target))
     except AnalysisException:
         if not path_is_occupied(session, names.normal_path(target)):
             return None
@@ -79,7 +79,7 @@ def find(session: SparkSession, target: str) -> TableSnapshot | None:
             raise catalog.managed(target) from err
         raise
     try:  # another writer may have created it between the two looks
-        return delta.snapshot(newest(session, target))
+        return delta.snapshot(session, newest(session, target))
     except AnalysisException as err:
         raise ConfigError(places.no_table(target), target=target) from err
 

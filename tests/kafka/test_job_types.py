@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import services
 from pyspark.sql import SparkSession
+from since import since
 from topic_job import TopicJob, raw
 
 from stream_merge import ConfigError
@@ -113,6 +114,7 @@ def test_a_new_table_and_a_new_column_take_the_widest_type_that_is_known(source:
     assert [f"{name} {dtype}" for name, dtype in stored.dtypes if not name.startswith("__")] == types.split(", ")
 
 
+@since((4, 0), "wider types than int")
 def test_a_type_that_grows_in_an_existing_table_stops_the_job_or_widens_it(source: Source) -> None:
     """Key and remembered deletes included; null values and narrow events go on."""
     narrow, wide = {"id": "int32", "qty": "int32"}, {"id": "int64", "qty": "int64"}
@@ -149,6 +151,7 @@ def test_a_type_that_grows_in_an_existing_table_stops_the_job_or_widens_it(sourc
     assert source.said(schema_evolution="widen")["columns"] == "id bigint, qty bigint"
 
 
+@since((4, 0), "wider types than int")
 def test_check_says_which_types_the_first_batch_will_change(source: Source) -> None:
     source.write({"id": "int32", "qty": "int32"}, id=1, qty=1)
     source.job.merge(value_format=WITH_SCHEMAS)

@@ -111,7 +111,8 @@ def fill(events: DataFrame, known: Known, missing: list[str], unread: DataFrame 
     """
     lacks = F.col(UNAVAILABLE).isNotNull() | F.col(ABSENT).isNotNull()
     keys = list(known.keys)
-    affected = events.where(lacks).select(*_columns(keys)).distinct()
+    # As columns of their own: Spark 3.5 cannot tell those of a union from themselves in a join.
+    affected = events.where(lacks).select(*(columns.column(key).alias(key) for key in keys)).distinct()
     history = _history(events, affected, known)
     in_order = Window.partitionBy(*_columns(keys)).orderBy(F.col(_SEQUENCE), (~F.col(DELETE)).cast("int"))
     lives = history.withColumn(_LIFE, F.sum(F.col(DELETE).cast("int")).over(in_order))
