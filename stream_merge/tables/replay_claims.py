@@ -40,8 +40,6 @@ class Claims:
     target: str
     about: str
     """What the claims are known by: where the target lies, however it is spelled; its name while it is not there."""
-    retried: RetryPolicy
-    """How often a commit to the quarantine that another writer won is tried again."""
 
     def settle(self) -> None:
         """Decide about a claim that a replay has left when it was killed.
@@ -111,7 +109,7 @@ class Claims:
         before = self._recorded()
         if before is not None and before % 2 == 0:
             raise self._taken_by_another()
-        at = max(time.time_ns() // 2000 * 2, 0 if before is None else before + 2 - before % 2)
+        at = max(time.time_ns() // 2000 * 2, 0 if before is None else before + 1)
         same_place = columns.all_of(F.col(f"t.{name}").eqNullSafe(F.col(f"s.{name}")) for name in places.columns)
 
         def mark() -> None:
@@ -157,7 +155,7 @@ class Claims:
                     raise
                 raise lost from err
 
-        retry.run(attempt, self.retried, sleep=time.sleep)
+        retry.run(attempt, RetryPolicy(), sleep=time.sleep)
 
 
 def _replay_id(at: int) -> str:
@@ -168,21 +166,19 @@ def _moment(micros: int) -> Column:
     return F.timestamp_micros(F.lit(micros))
 
 
-def claims_of(session: SparkSession, table: str, target: str, *, retried: RetryPolicy | None = None) -> Claims | None:
+def claims_of(session: SparkSession, table: str, target: str) -> Claims | None:
     """Of the replays of a quarantine, after a decision about what a killed one has left; None where there is no table.
 
     Args:
         session: used by nobody else meanwhile.
         table: the quarantine.
         target: what is replayed into; it may be still to be created.
-        retried: of commits to the quarantine; None: the default policy.
 
     Cost: a look at the quarantine.
     """
     if spark_table.find(session, table) is None:
         return None
-    policy = retried or RetryPolicy()
-    spelled = Claims(session=session, table=table, target=target, about=names.normal_path(target), retried=policy)
+    spelled = Claims(session=session, table=table, target=target, about=names.normal_path(target))
     found = replace(spelled, about=spark_table.location(session, target))
     for one in (spelled, found):
         one.settle()

@@ -125,8 +125,7 @@ def replay_quarantine(
             " not_matched_by_source would take the others for missing; repair the files and put them into the folder"
         )
         raise ConfigError(msg, target=settings.target)
-    sink_of = partial(_sink, settings)
-    sink_of("what is wrong with the settings is said before Spark is started")
+    _sink(settings)  # what is wrong with the settings is said before Spark is started
     say = screen.Teller(console)
     with _alone(settings) as held:
         with console.status("starting Spark"):
@@ -146,7 +145,7 @@ def replay_quarantine(
                 session,
                 settings.folder,
                 schema,
-                sink_of,
+                partial(_sink, settings),
                 before=recorded(session, settings.checkpoint),
                 quarantine_table=settings.quarantine,
                 target=settings.target,
