@@ -1,4 +1,4 @@
-"""Tests of what came with a later version of Spark or Delta than the oldest that the sink runs on."""
+"""Tests of what a version of Spark or Delta has, or lacks, among those that the sink runs on."""
 
 from __future__ import annotations
 
@@ -15,3 +15,16 @@ def since(spark: tuple[int, int], what: str) -> pytest.MarkDecorator:
         what: is missing before.
     """
     return pytest.mark.skipif(spark > SPARK, reason=f"Spark {spark[0]}.{spark[1]} or newer: {what}")
+
+
+def before(spark: tuple[int, int], what: str) -> pytest.MarkDecorator:
+    """Skip on this Spark and newer ones.
+
+    Args:
+        spark: version that has it.
+        what: is missing before, and tested to be so.
+    """
+    return pytest.mark.skipif(spark <= SPARK, reason=f"older than Spark {spark[0]}.{spark[1]}: lacks {what}")
+
+
+NEW_FIELDS = since((4, 0), "a MERGE keeps NULL structs that it gives a field")

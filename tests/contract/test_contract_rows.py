@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from deliveries import ChangeStream, delete, ledger, upsert
 from disk import on_disk
+from generated import create_generated
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from since import since
+from since import NEW_FIELDS, since
 
 from stream_merge import ConfigError, MergeFailedError
 from stream_merge.shapes import matching
@@ -155,14 +156,12 @@ def test_struct_fields_are_matched_by_name(spark: SparkSession, tmp_table: str):
     assert stream.rows("s") == [((8, "y"),)]
 
 
-@since((4, 0), "SQL declares generated columns")
 def test_columns_that_the_source_does_not_have_are_left_to_the_table(stream: ChangeStream):
     """Kept on update; default or NULL on insert; generated columns are computed both times."""
-    stream.sql(
-        "CREATE TABLE {target} (id bigint, note string, status string DEFAULT 'new', name string, lsn bigint,"
-        " shout string GENERATED ALWAYS AS (upper(name))) USING delta"
-        " TBLPROPERTIES ('delta.feature.allowColumnDefaults' = 'supported')"
-    )
+    columns = "id bigint, note string, status string, name string, lsn bigint"
+    create_generated(stream.spark, stream.target, columns, {"shout string": "upper(name)"})
+    stream.sql("ALTER TABLE {target} SET TBLPROPERTIES ('delta.feature.allowColumnDefaults' = 'supported')")
+    stream.sql("ALTER TABLE {target} ALTER COLUMN status SET DEFAULT 'new'")
     stream.sql("INSERT INTO {target} (id, note, status, name, lsn) VALUES (1, 'by hand', 'seen', 'old', 1)")
 
     result = stream.deliver(upsert(1, "new", lsn=2), upsert(2, "first", lsn=1))
@@ -276,7 +275,7 @@ def test_new_columns_and_nested_fields_are_an_error_without_schema_evolution(spa
     assert stream.data_changes() == before
 
 
-@since((4, 0), "a MERGE keeps NULL structs that it gives a field")
+@NEW_FIELDS
 @pytest.mark.smoke
 def test_schema_evolution_adds_new_columns_and_nested_fields(spark: SparkSession, tmp_table: str):
     """NULL in the rows that are there; an event equal but for the new columns is a change."""

@@ -11,7 +11,7 @@ import pytest
 from deliveries import ChangeStream, ledger
 from log_faults import LogFaults
 from pyspark.sql import SparkSession
-from since import since
+from since import NEW_FIELDS, since
 
 from stream_merge import ConfigError, MergeFailedError
 from stream_merge.engines.spark.merger import SparkMerger
@@ -111,6 +111,7 @@ def test_a_clash_is_one_error_and_nothing_is_written(spark: SparkSession, tmp_ta
     assert stream.versions() == before
 
 
+@NEW_FIELDS
 @pytest.mark.parametrize(("shape", "evolution"), [*((shape, True) for shape in SHAPES), ("changes", False)])
 def test_a_writer_that_changes_the_schema_meanwhile_costs_an_attempt_on_a_fresh_table(
     spark: SparkSession, log_faults: LogFaults, faulty_table: str, shape: str, evolution: bool

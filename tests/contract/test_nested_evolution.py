@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from deliveries import ChangeStream, ledger
 from pyspark.sql import SparkSession
+from since import NEW_FIELDS, before
 
 from stream_merge import ConfigError
 from stream_merge.model.names import SEQUENCE_COLUMN
@@ -23,6 +24,7 @@ def stream_of(spark: SparkSession, target: str, schema: str, **settings: Any) ->
     return ChangeStream(spark, target, schema, keys="id", sequence_by="lsn", **settings)
 
 
+@NEW_FIELDS
 @pytest.mark.parametrize("engine", ["auto", "spark"])
 @pytest.mark.parametrize("evolution", [True, "widen"])
 def test_a_new_field_in_a_struct_an_array_and_a_map_is_null_in_what_was_there(
@@ -57,6 +59,25 @@ def test_a_new_field_in_a_struct_an_array_and_a_map_is_null_in_what_was_there(
     assert ("update_preimage", 1, 2, (1, "x"), [(1, "y"), None], {"k": (1, "z"), "n": None}) in stream.changes()
 
 
+@pytest.mark.smoke
+@before((4, 0), "NULL structs that stay NULL when a MERGE adds a field to them")
+@pytest.mark.parametrize("engine", ["auto", "spark", "native"])
+def test_new_fields_that_delta_would_spoil_structs_for_are_an_error(spark: SparkSession, tmp_table: str, engine: str):
+    """Nothing is written; added by `ALTER TABLE`, they are merged, and a NULL struct stays one."""
+    stream = stream_of(spark, tmp_table, NARROW, engine=engine, schema_evolution=True)
+    stream.deliver((1, 1, (1,), [(1,)]), (2, 1, None, [None]))
+    before = stream.versions()
+
+    with pytest.raises(ConfigError, match=r"'l\.element\.b'\] that the target's structs lack, and beside Spark 3\.5"):
+        stream.deliver((1, 2, (1, "x"), [(1, "y")]), schema=WIDE)
+    assert stream.versions() == before
+    stream.sql("ALTER TABLE {target} ADD COLUMNS (s.b string, l.element.b string)")
+    stream.batch_id = 0
+    stream.deliver((1, 2, (1, "x"), [(1, "y")]), schema=WIDE)
+
+    assert stream.rows() == [(1, 2, (1, "x"), [(1, "y")]), (2, 1, None, [None])]
+
+
 def test_fields_that_differ_in_case_alone_are_refused(spark: SparkSession, tmp_table: str):
     """Else the last of them would be stored in the place of the others."""
     twins = "id bigint, lsn bigint, s struct<a:int,A:int>, l array<struct<x:int,X:int>>"
@@ -70,6 +91,7 @@ def test_fields_that_differ_in_case_alone_are_refused(spark: SparkSession, tmp_t
     assert list(raised.value.problems) == [f"['s.A'] {said}", f"['l.element.X'] {said}"]
 
 
+@NEW_FIELDS
 def test_delta_rs_goes_on_when_spark_has_added_nested_fields(spark: SparkSession, tmp_table: str):
     """Only the batch that brings them is Spark's."""
     stream = stream_of(spark, tmp_table, NARROW, engine="native", schema_evolution=True)
@@ -141,6 +163,7 @@ def test_events_in_an_older_narrower_struct_leave_the_other_fields_alone(
     assert ("update_postimage", 1, 2, (7, "one", (8, 10))) in stream.changes()
 
 
+@NEW_FIELDS
 def test_a_struct_may_lack_one_field_and_bring_another(spark: SparkSession, tmp_table: str):
     """In another type, too, that is wider than the stored one."""
     first = "id bigint, lsn bigint, s struct<a:int,b:string>"

@@ -23,7 +23,7 @@ from engines import under_test
 from log_faults import LogFaults
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from since import since
+from since import NEW_FIELDS
 
 from stream_merge import ConfigError, ContractError, MergeResult, MergeSink
 from stream_merge.engines.spark import merger
@@ -210,7 +210,7 @@ def test_all_columns_but_some_and_new_ones_where_the_schema_may_evolve(spark: Sp
     assert stream.rows() == [(1, 2, "one", "n"), (2, None, "two", "m")]
 
 
-@since((4, 0), "a MERGE keeps NULL structs that it gives a field")
+@NEW_FIELDS
 def test_new_fields_of_a_struct_are_added_and_those_that_the_source_lacks_are_kept(spark: SparkSession, tmp_table: str):
     spark.sql(
         f"CREATE TABLE delta.`{tmp_table}` (id bigint, st struct<a: int, c: int>, one struct<a: int>) USING delta"

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from deliveries import ChangeStream, from_sql, ledger
+from generated import create_generated
 from pyspark.sql import DataFrame, SparkSession
 from since import since
 from traces import commits, jobs_so_far
@@ -23,6 +24,7 @@ from stream_merge.engines.spark.partitions import MOST_VALUES
 from stream_merge.model.results import MergeResult
 from stream_merge.shapes import Clauses, when_matched, when_not_matched, when_not_matched_by_source
 from stream_merge.spark import moments
+from stream_merge.spark.versions import SPARK
 from stream_merge.testing import target_rows
 
 SCHEMA = "id bigint, day date, lsn bigint, op string, name string"
@@ -201,10 +203,7 @@ def sink_of(target: str, *keys: str) -> MergeSink:
 
 
 COLUMNS = "id bigint, day date, part string, lsn bigint, name string"
-GENERATED = (
-    f"{COLUMNS}, bucket int GENERATED ALWAYS AS (pmod(hash(id), 4)), initial string GENERATED ALWAYS AS"
-    " (substring(part, 1, 1)), year int GENERATED ALWAYS AS (year(day))"
-)
+GENERATED = {"bucket int": "pmod(hash(id), 4)", "initial string": "substring(part, 1, 1)", "year int": "year(day)"}
 TEXTS = ("'a'", "'ab'", "'é'", "' '", "'a/b=c%20'", "'ﬀ\U0001f600'")
 NO_PARTITIONS = ("'__HIVE_DEFAULT_PARTITION__'", "unhex('FF61')")
 """As a partition's value Delta 4.4 keeps NULL or another text; an empty one, too, and where it is generated it is
@@ -234,7 +233,7 @@ def test_partitions_of_keys_are_all_that_is_read_and_no_row_is_missed(
     rng = random.Random(f"{seed} {by}")
     paths = [str(tmp_path / name) for name in ("parted", "whole")]
     is_text = "part" in by
-    create(spark, paths[0], COLUMNS if is_text else GENERATED, by)
+    create_generated(spark, paths[0], COLUMNS, {} if is_text else GENERATED, by.split(", "))
     spark.sql(f"CREATE TABLE delta.`{paths[1]}` ({COLUMNS}) USING delta")
     sinks = [sink_of(path, "id", "day", "part") for path in paths]
     skipped = 0
@@ -251,9 +250,10 @@ def test_partitions_of_keys_are_all_that_is_read_and_no_row_is_missed(
         texts = [f"SELECT id, day, hex(part), lsn, name FROM delta.`{path}`" for path in paths]
         rows = [sorted(map(tuple, spark.sql(text).collect())) for text in texts]
         assert rows[0] == rows[1]
-    assert skipped > 0
+    assert skipped > 0 or SPARK < (4, 0), "Delta 3.3 tells nothing of files that are left"
 
 
+@since((4, 0), "a metric of the files that are left")
 def test_partitions_between_those_of_the_keys_stay_unread_and_a_single_one_costs_no_job(
     spark: SparkSession, tmp_table: str
 ):
@@ -289,10 +289,8 @@ def test_a_date_of_a_time_is_not_proven(spark: SparkSession, tmp_table: str):
     It is found there: Delta refuses to write it again with another date, where a merge that had not seen it would have
     inserted its key a second time.
     """
-    spark.sql(
-        f"CREATE TABLE delta.`{tmp_table}` (at timestamp, lsn bigint, name string, day date GENERATED ALWAYS AS"
-        " (CAST(at AS DATE))) USING delta PARTITIONED BY (day)"
-    )
+    columns = "at timestamp, lsn bigint, name string"
+    create_generated(spark, tmp_table, columns, {"day date": "CAST(at AS DATE)"}, ["day"])
     zone = "spark.sql.session.timeZone"
     events = "SELECT at, {}L lsn, 'x' name FROM VALUES (timestamp_micros(1717200000000000)) AS t(at)"
     before = spark.conf.get(zone)
@@ -313,19 +311,19 @@ OTHER = {"decimal(20,8)": "1.5", "string": "'7'"}
 
 
 @pytest.mark.parametrize(
-    ("key", "partition", "stored"),
+    ("key", "of", "stored"),
     [
-        ("decimal(20,8)", "string GENERATED ALWAYS AS (CAST(k AS STRING))", "0.00000012"),
-        ("decimal(20,8)", "string GENERATED ALWAYS AS (substring(k, 1, 3))", "0.00000012"),
-        ("string", "int GENERATED ALWAYS AS (CAST(pmod(k, 64) AS INT))", "'9007199254740993'"),
+        ("decimal(20,8)", "CAST(k AS STRING)", "0.00000012"),
+        ("decimal(20,8)", "substring(k, 1, 3)", "0.00000012"),
+        ("string", "CAST(pmod(k, 64) AS INT)", "'9007199254740993'"),
     ],
 )
 def test_what_ansi_computes_otherwise_is_not_proven(
-    spark: SparkSession, tmp_table: str, key: str, partition: str, stored: str
+    spark: SparkSession, tmp_table: str, key: str, of: str, stored: str
 ):
     """A writer without ANSI, as Spark 3 by itself, has put the row into another partition; Delta refuses it here."""
     ansi, events = "spark.sql.ansi.enabled", "SELECT CAST(k AS {}) k, {}L lsn FROM VALUES {} AS t(k)"
-    create(spark, tmp_table, f"k {key}, lsn bigint, p {partition}", "p")
+    create_generated(spark, tmp_table, f"k {key}, lsn bigint", {"p int" if "INT" in of else "p string": of}, ["p"])
     before = spark.conf.get(ansi)
     try:
         spark.conf.set(ansi, "false")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from deliveries import COPY_ON_WRITE, ChangeStream, delete, ledger, upsert
+from generated import create_generated
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 from pyspark.sql import types as T
@@ -188,10 +189,7 @@ def test_a_constraint_stands_in_the_way_of_what_it_reads_and_of_nothing_else(
 
 
 def test_a_generated_column_stands_in_the_way_of_what_it_is_made_of(spark: SparkSession, tmp_table: str):
-    spark.sql(
-        f"CREATE TABLE delta.`{tmp_table}` (n int, m int, g string"
-        " GENERATED ALWAYS AS (concat('m', cast(n AS string)))) USING delta"
-    )
+    create_generated(spark, tmp_table, "n int, m int", {"g string": "concat('m', cast(n AS string))"})
     schema = spark_table.find(spark, tmp_table).schema
     wanted = [TypeChange(path=(name,), before=T.IntegerType(), after=T.LongType()) for name in ("n", "m")]
 
