@@ -207,7 +207,10 @@ def as_transported(value: Column, dtype: DataType) -> Column:
         return F.unix_date(value)
     if isinstance(dtype, TimestampNTZType):
         since = value - F.lit("1970-01-01").cast("timestamp_ntz")
-        return (since.cast("interval second").cast("decimal(20,6)") * 1_000_000).cast("bigint")
+        days, hours, minutes = (F.extract(F.lit(part), since).cast("bigint") for part in ("DAY", "HOUR", "MINUTE"))
+        seconds: Column = F.extract(F.lit("SECOND"), since)
+        # As a decimal Spark 3.5 cannot have it beyond 10^12 seconds.
+        return ((days * 24 + hours) * 60 + minutes) * 60_000_000 + (seconds * 1_000_000).cast("bigint")
     if isinstance(dtype, DecimalType):
         return value.cast("string")
     return value

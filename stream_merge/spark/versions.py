@@ -6,6 +6,7 @@ Which way counts is decided by the installed version, when this module is import
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import DataType, StructField, StructType, _parse_datatype_string
 from pyspark.sql.udf import PythonEvalType, UserDefinedFunction  # type: ignore[attr-defined]  # 3.5 has the first there
+
+from stream_merge.errors import MergeFailedError
 
 T = TypeVar("T")
 
@@ -219,16 +222,49 @@ def captured(error: BaseException, what: Literal["desc", "stackTrace", "cause"])
     return getattr(error, f"_{what}" if SPARK >= (4, 0) else what, None)
 
 
-def observed(observation: Observation) -> dict[str, Any]:
-    """The values of aggregates: numbers, truth values and texts, and arrays of them as lists.
+_OBSERVED_POLL_SECONDS = 0.002
+OBSERVED_WITHIN_SECONDS = 300.0
+"""How long Spark may take to hand over what it has counted; it is there when the job ends, or a moment later."""
+
+
+def observed(observation: Observation, *, within_seconds: float = OBSERVED_WITHIN_SECONDS) -> dict[str, Any]:
+    """The values of aggregates, once the job has ended: numbers, truth values and texts, and arrays of them as lists.
 
     Until Spark 4.1 PySpark left arrays to the JVM, as Scala's.
 
     Raises:
+        MergeFailedError: Spark does not tell. A listener hands the values over: where it has failed, or Spark has
+            dropped the event for its queue was full, `Observation.get` waits for ever (3.5 to 4.2).
         TypeError: a value is something else, which the JVM of an older Spark would not hand over whole.
     """
+    _expect_observed(observation, within_seconds)
     found = observation.get
     return {name: _in_python(name, value) for name, value in found.items()} if SPARK < (4, 1) else found
+
+
+def _expect_observed(observation: Observation, within_seconds: float) -> None:
+    """Wait until the values have come."""
+    java: Any = observation._jo
+    if SPARK >= (4, 0):
+        future = java.future()
+        has_come = future.isCompleted
+    else:
+        field = java.getClass().getDeclaredField("metrics")
+        field.setAccessible(True)
+
+        def has_come() -> bool:
+            return bool(field.get(java).isDefined())
+
+    deadline = time.monotonic() + within_seconds
+    while not has_come():
+        if time.monotonic() > deadline:
+            msg = (
+                f"Spark has evaluated the batch and not told within {within_seconds:g} s what it counted; its log says"
+                " why (ObservationListener, or events that a queue has dropped); nothing was written, run the batch"
+                " again"
+            )
+            raise MergeFailedError(msg)
+        time.sleep(_OBSERVED_POLL_SECONDS)
 
 
 def _in_python(name: str, value: Any) -> Any:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from pyspark.sql import Row, SparkSession
+from pyspark.sql import Observation, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from stream_merge import MergeSink, read_files
+from stream_merge import MergeFailedError, MergeSink, read_files
 from stream_merge.spark import versions
 from stream_merge.spark.evaluate_once import materialised
 
@@ -166,3 +166,12 @@ def test_files_become_the_same_rows_and_the_same_quarantine(spark: SparkSession,
     assert sorted(map(tuple, rows.collect())) == [(1, 1, "2024-03-01 10:00:00.000001"), (3, 1, None)]
     assert sink.last_result is not None
     assert (sink.last_result.events.received, sink.last_result.reasons) == (3, {"undecodable": 1})
+
+
+def test_what_spark_never_tells_is_an_error(spark: SparkSession):
+    """Needs Spark: an observation that nothing completes is waited for no longer than that, on each version."""
+    observation = Observation()
+    spark.range(3).observe(observation, F.count(F.lit(1)).alias("received"))
+
+    with pytest.raises(MergeFailedError, match=r"not told within 0\.1 s what it counted"):
+        versions.observed(observation, within_seconds=0.1)

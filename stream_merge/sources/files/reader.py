@@ -53,14 +53,16 @@ NEW_FIELD_REMEDY = (
     "pass --schema: with them (and --schema-evolution, if the table lacks them too) to store them, without them to"
     " leave them out"
 )
+_RAISED = r"(?:(?<=\[USER_RAISED_EXCEPTION\] )|(?<=RuntimeException: ))"
+_END = r"(?=\s+SQLSTATE|\s+Details:|$)"
 _READ_FAILURES = {
-    re.compile(rf"(?<=\[USER_RAISED_EXCEPTION\] ).*?{re.escape(UNKNOWN_FIELDS)}.*?(?= SQLSTATE)"): NEW_FIELD_REMEDY,
-    re.compile(rf"(?<=\[USER_RAISED_EXCEPTION\] ).*?{re.escape(OTHER_HEADER)}.*?(?= SQLSTATE)"): (
+    re.compile(f"{_RAISED}.*?{re.escape(UNKNOWN_FIELDS)}.*?{_END}", re.MULTILINE): NEW_FIELD_REMEDY,
+    re.compile(f"{_RAISED}.*?{re.escape(OTHER_HEADER)}.*?{_END}", re.MULTILINE): (
         "fix the file, or put an empty one in its place, or pass --schema with the columns that all files have"
     ),
-    re.compile(r"(?<=reading file ).*?(?=\s+SQLSTATE)"): "fix the file, or put one without rows in its place",
+    re.compile(f"(?<=reading file ).*?{_END}", re.MULTILINE): "fix the file, or put one without rows in its place",
 }
-"""What Spark 4.2 says -> what to do; the first that matches counts."""
+"""What Spark 4.2, and without SQLSTATE Spark 3.5, says -> what to do; the first that matches counts."""
 
 
 def read_files(
