@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from py4j.protocol import Py4JJavaError
 from pyspark import SparkFiles
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -131,7 +132,7 @@ def test_a_failed_reading_leaves_no_files(spark, monkeypatch):
     monkeypatch.setattr(tempfile, "mkdtemp", lambda **options: folders.append(make(**options)) or folders[-1])
     broken = records_of(spark, whole_rows(10)).withColumn("key", F.raise_error(F.lit("no key")).cast("binary"))
 
-    with pytest.raises(PySparkException, match="no key"):
+    with pytest.raises((PySparkException, Py4JJavaError), match="no key"):  # of Spark 3.5 it is the second one
         spooled(broken, envelopes())
 
     assert [Path(folder).exists() for folder in folders] == [False]
