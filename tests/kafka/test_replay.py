@@ -189,6 +189,47 @@ def test_a_row_that_a_snapshot_has_read_since_stays(
     assert (answer.changed, marked(job)) == (won[1], [(offset, True) for offset in unread])
 
 
+@pytest.mark.parametrize("in_one_batch", [True, False])
+def test_a_row_that_a_snapshot_has_confirmed_since_stays(job: TopicJob, in_one_batch: bool) -> None:
+    """A read that equals the row is written where a record of its key that nobody could read precedes it."""
+    for key in (1, 2, 3):
+        job.send(key, job.event("c", key, "first", lsn=50))
+    job.merge()
+    lost = {"pad": "x" * 300}
+    unread = [job.send(key, job.event(op, key, "x" * 300, lsn=100, **lost)) for op, key in (("u", 1), ("d", 2))]
+    if not in_one_batch:
+        job.merge(limits={"max_value_bytes": 200})
+    for key in (1, 2, 3):
+        job.send(key, job.event("r", key, "first", lsn=90, snapshot="incremental"))
+    job.merge(limits={"max_value_bytes": 200})
+
+    answer = run_again(job)
+
+    assert job.rows() == [(1, "first"), (2, "first"), (3, "first")]
+    assert (answer.changed, marked(job)) == (0, [(offset, True) for offset in unread])
+
+
+def test_what_may_be_older_than_an_event_that_was_skipped_stays_unless_forced(job: TopicJob) -> None:
+    """Under `unchanged: skip` a row does not tell what confirmed it."""
+    skips = {"unchanged": "skip"}
+    for key in (1, 3):
+        job.send(key, job.event("c", key, "first", lsn=50))
+    job.merge(**skips)
+    unread = [job.send(key, job.event("u", key, "x" * 300, lsn=100)) for key in (1, 2, 3)]
+    job.send(1, job.event("u", 1, "first", lsn=110))
+    job.send(3, job.event("u", 3, "newer", lsn=110))
+    job.merge(limits={"max_value_bytes": 200}, **skips)
+
+    answer = run_again(job, **skips)
+
+    assert (answer.unsure, answer.changed, answer.marked) == (1, 1, 2)
+    assert "1 may be older than their rows" in answer.said()
+    assert job.rows() == [(1, "first"), (2, "x" * 300), (3, "newer")]
+    assert marked(job) == list(zip(unread, (False, True, True), strict=True))
+    assert run_again(job, Request(force=True), **skips).changed == 1
+    assert job.rows()[0] == (1, "x" * 300)
+
+
 def test_a_job_that_runs_is_asked_and_one_that_does_not_is_not(job: TopicJob) -> None:
     query = job.settings().queries[0]
     with control.held(query) as is_ours, control.held(query) as is_ours_twice:

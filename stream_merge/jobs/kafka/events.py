@@ -75,12 +75,17 @@ def change_events(
     _refuse_names(batch, settings)
     events = _shaped(batch.of_kinds(Kind.UPSERT, Kind.DELETE), batch, settings)
     known = Known.of_query(session, settings)
-    if batch.reads and _is_by_position(settings):
-        events = placed(events, known, placing)
-    records = unread = None
-    if batch.total(Kind.NULL_VALUE) or batch.missing:
+    has_reads = bool(batch.reads) and _is_by_position(settings)
+    moves_reads = has_reads and placing is Placing.BEHIND
+    records = unread = former = None
+    if batch.total(Kind.NULL_VALUE) or batch.missing or moves_reads:
         records = unread_records(batch, session, settings, since=epoch_since, ranges=ranges)
         unread = None if records is None else unread_before(batch, records)
+    if records is not None and (moves_reads or (batch.missing and batch.old_keys)):
+        former = unread_keys(batch, records, settings).localCheckpoint(eager=True)
+        batch.hold(former)
+    if has_reads:
+        events = placed(events, known, placing, unread=former)
     if batch.total(Kind.NULL_VALUE):
         nulls = _shaped(batch.of_kinds(Kind.NULL_VALUE), batch, settings)
         found, resolved = counted_by_place(deletes_of_null_values(nulls, events, known, unread))
@@ -88,10 +93,6 @@ def change_events(
         batch.hold(found)
         events = events.unionByName(found)
     if batch.missing and batch.old_keys:
-        former = None if records is None else unread_keys(batch, records, settings)
-        if former is not None:
-            former = former.localCheckpoint(eager=True)
-            batch.hold(former)
         events = fill_across_key_changes(events, known, batch.missing, batch.hold, unread=unread, unread_keys=former)
     elif batch.missing:
         events = fill(events, known, batch.missing, unread)

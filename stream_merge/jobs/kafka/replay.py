@@ -72,7 +72,8 @@ class Request(_Message):
     offset: int | None = None
     """Only the record at this offset."""
     force: bool = False
-    """Also those whose key may have been deleted so long ago that nobody remembers, and those of an earlier epoch."""
+    """Also those whose key may have been deleted so long ago that nobody remembers, those of an earlier epoch, and
+    those of which `unchanged: skip` has left no trace whether something followed."""
     settings: str | None = None
     """Digest of the query in the job file that the request comes from; None: whatever it is."""
 
@@ -89,6 +90,8 @@ class Replayed(_Message):
     """Left there: deletes of their time may be forgotten, or they came before the epoch."""
     still: int = 0
     """Left there, because they cannot be read, or lack a value, as before."""
+    unsure: int = 0
+    """Left there, because under `unchanged: skip` nobody can say what has confirmed their row since."""
     merged: int = 0
     """Events that were given to the sink."""
     changed: int = 0
@@ -103,7 +106,7 @@ class Replayed(_Message):
     @property
     def marked(self) -> int:
         """Records that are done with."""
-        return self.records - self.too_old - self.still
+        return self.records - self.too_old - self.still - self.unsure
 
     def said(self) -> str:
         """In one sentence."""
@@ -115,6 +118,11 @@ class Replayed(_Message):
         parts = [f"{self.marked:,} of {self.records:,} records replayed ({self.changed:,} rows changed, {where})"]
         if self.still:
             parts.append(f"{self.still:,} still cannot be merged")
+        if self.unsure:
+            parts.append(
+                f"{self.unsure:,} may be older than their rows, for 'unchanged: skip' leaves no trace of events that"
+                " change nothing (--force replays them)"
+            )
         if self.too_old:
             parts.append(
                 f"{self.too_old:,} are older than tombstone_retention or than the epoch, so that they might win over"
@@ -162,6 +170,11 @@ def replay(
         events = _mergeable(
             batch, session, settings, placing=origin.placing_of_others, epoch_since=origin.epoch_since()
         )
+        unsure = 0
+        if events is not None and settings.unchanged == "skip" and not request.force:
+            before, events = events, _surely_newest(events, session, settings)
+            unsure = before.count() - events.count()
+            batch.hold(events)
         merged = 0 if events is None else events.count()
         done = _done(batch, events).localCheckpoint(eager=True)
         batch.hold(done)
@@ -177,7 +190,8 @@ def replay(
         id=request.id,
         records=found,
         too_old=found - count,
-        still=count - marked,
+        still=count - marked - unsure,
+        unsure=unsure,
         merged=merged,
         changed=0 if result is None else result.events.inserted + result.events.updated + result.events.deleted,
         version=None if result is None else result.version,
@@ -227,17 +241,39 @@ def _behind_what_followed(
     newest = reduce(DataFrame.unionByName, stored).groupBy(*(columns.column(key) for key in keys))
     beside = events.join(newest.agg(F.max(sequence).alias(_FOLLOWED)), keys, "left")
     then = columns.column(_FOLLOWED)
-    is_followed = (
+    types = {field.name: field.dataType for field in events.schema.fields}
+    first = {
+        name: F.when(_has_followed(then), F.lit(0)).otherwise(columns.column(name)).cast(types[name])
+        for name in (POSITION, STREAMED)
+    }
+    return beside.withColumns(first).select(*(columns.column(name) for name in events.columns))
+
+
+def _surely_newest(events: DataFrame, session: SparkSession, settings: QuerySettings) -> DataFrame:
+    """Events without those that an event may have followed which changed nothing.
+
+    Under `unchanged: skip` such a one is not written, so that the row's sequence stays where it was: behind the event.
+    Where the row stands at a later offset, it has been written since.
+    """
+    keys, known = list(settings.keys), Known.of_query(session, settings)
+    rows = known.rows(events)
+    if rows is None:
+        return events
+    sequence = F.struct(*(columns.column(name) for name in SEQUENCE))
+    stored = in_sequence(rows, keys).select(*(columns.column(key) for key in keys), sequence.alias(_FOLLOWED))
+    then = columns.column(_FOLLOWED)
+    is_newer = then.isNotNull() & (sequence > then) & ~_has_followed(then)
+    beside = events.join(stored, keys, "left").where(~is_newer | then.isNull())
+    return beside.select(*(columns.column(name) for name in events.columns)).localCheckpoint(eager=True)
+
+
+def _has_followed(then: Column) -> Column:
+    """Whether what is stored of a key, as `SEQUENCE`, came behind the event in its partition."""
+    return (
         (then[EPOCH] == columns.column(EPOCH))
         & (then[PARTITION] == columns.column(PARTITION))
         & (then[OFFSET] > columns.column(OFFSET))
     )
-    types = {field.name: field.dataType for field in events.schema.fields}
-    first = {
-        name: F.when(is_followed, F.lit(0)).otherwise(columns.column(name)).cast(types[name])
-        for name in (POSITION, STREAMED)
-    }
-    return beside.withColumns(first).select(*(columns.column(name) for name in events.columns))
 
 
 def _done(batch: DecodedBatch, events: DataFrame | None) -> DataFrame:

@@ -17,16 +17,19 @@ from stream_merge.jobs.kafka.ordering import EPOCH, OFFSET, PARTITION, POSITION,
 from stream_merge.spark import columns
 
 _PLACE = (TOPIC, PARTITION, OFFSET)
-_BEHIND, _ELSEWHERE = "$behind", "$elsewhere"
+_BEHIND, _ELSEWHERE, _PASSED = "$behind", "$elsewhere", "$passed"
 
 
-def placed(events: DataFrame, known: Known, placing: Placing) -> DataFrame:
+def placed(events: DataFrame, known: Known, placing: Placing, *, unread: DataFrame | None = None) -> DataFrame:
     """Events with the reads of a snapshot where they stand.
 
     Args:
         events: upserts and deletes of the batch: the row's columns, `SEQUENCE`, `TOPIC`.
         known: where rows and deletes are stored.
         placing: of the reads.
+        unread: `unread_keys` of the batch. A read behind such a record stands behind the row in the log's order, too:
+            at the row's own position it would not be written where it changes nothing, and the record, once it can be
+            read, would win over it.
 
     Returns:
         The same columns.
@@ -34,12 +37,12 @@ def placed(events: DataFrame, known: Known, placing: Placing) -> DataFrame:
     if placing is Placing.AS_TOLD:
         return events
     if placing is Placing.BEHIND:
-        return _behind(events, known)
+        return _behind(events, known, unread)
     is_read = columns.column(STREAMED) == 0
     return events.withColumn(POSITION, F.when(is_read, F.lit(0)).otherwise(columns.column(POSITION)).cast("bigint"))
 
 
-def _behind(events: DataFrame, known: Known) -> DataFrame:
+def _behind(events: DataFrame, known: Known, unread: DataFrame | None) -> DataFrame:
     """Events with each read directly behind the newest change before it.
 
     That is the one with the greatest sequence among the batch's changes of the key, the stored row and the newest
@@ -74,6 +77,20 @@ def _behind(events: DataFrame, known: Known) -> DataFrame:
     stands = F.struct(own.cast("bigint").alias(POSITION), F.lit(0).alias(STREAMED))
     last = F.when(behind.isNotNull(), F.struct(behind[POSITION].alias(POSITION), behind[STREAMED].alias(STREAMED)))
     beside = reads.join(found, list(_PLACE), "left").withColumn(_BEHIND, F.greatest(stands, last))
+    beside = beside.join(_behind_unread(reads, keys, unread), list(_PLACE), "left")
     types = {field.name: field.dataType for field in events.schema.fields}
-    moved = beside.withColumns({name: columns.column(_BEHIND)[name].cast(types[name]) for name in (POSITION, STREAMED)})
+    further = F.when(F.col(_PASSED), F.lit(1)).otherwise(F.lit(0))
+    own_place = {POSITION: columns.column(_BEHIND)[POSITION], STREAMED: columns.column(_BEHIND)[STREAMED] + further}
+    moved = beside.withColumns({name: value.cast(types[name]) for name, value in own_place.items()})
     return changes.unionByName(moved.select(*(columns.column(name) for name in events.columns)))
+
+
+def _behind_unread(reads: DataFrame, keys: list[str], unread: DataFrame | None) -> DataFrame:
+    """Where those reads stand that an unread record of their key precedes, and `_PASSED`, which is true."""
+    if unread is None:
+        passed = reads.where(F.lit(False))
+    else:
+        r, u = reads.alias("r"), unread.alias("u")
+        same = columns.all_of(columns.column(name, "r") == columns.column(name, "u") for name in (*keys, PARTITION))
+        passed = r.join(u, same & (columns.column(OFFSET, "u") < columns.column(OFFSET, "r")), "left_semi")
+    return passed.select(*(columns.column(name) for name in _PLACE), F.lit(True).alias(_PASSED))
