@@ -101,21 +101,25 @@ def write_undecodable(rows: DataFrame, table: str, *, commit: SideCommit) -> Non
     _append_missing(rows.select(*named), table, commit)
 
 
-def records(session: SparkSession, table: str) -> DataFrame | None:
-    """Records of topics that lie here with their bytes and have not been replayed; None where there is no table."""
+def records(session: SparkSession, table: str, *, replayed_at: Column | None = None) -> DataFrame | None:
+    """Records of topics that lie here with their bytes, replayed then, or never; None where there is no table."""
     if spark_table.find(session, table) is None:
         return None
     has_bytes = F.col("raw_key").isNotNull() | F.col("raw_value").isNotNull()
-    is_open = F.col("replayed_at").isNull() & F.col("topic").isNotNull() & F.col("offset").isNotNull() & has_bytes
-    return spark_table.rows(session, table).where(is_open)
+    is_record = F.col("topic").isNotNull() & F.col("offset").isNotNull() & has_bytes
+    return spark_table.rows(session, table).where(is_record & _is_replayed(replayed_at))
 
 
-def records_of_files(session: SparkSession, table: str) -> DataFrame | None:
+def records_of_files(session: SparkSession, table: str, *, replayed_at: Column | None = None) -> DataFrame | None:
     """As `records`, of files: `topic` is the file, and `partition` NULL."""
     if spark_table.find(session, table) is None:
         return None
-    is_open = F.col("replayed_at").isNull() & F.col("topic").isNotNull() & F.col("partition").isNull()
-    return spark_table.rows(session, table).where(is_open & F.col("raw_value").isNotNull())
+    is_record = F.col("topic").isNotNull() & F.col("partition").isNull() & F.col("raw_value").isNotNull()
+    return spark_table.rows(session, table).where(is_record & _is_replayed(replayed_at))
+
+
+def _is_replayed(at: Column | None) -> Column:
+    return F.col("replayed_at").isNull() if at is None else F.col("replayed_at") == at
 
 
 def write_whole(events: DataFrame, table: str, *, reason: str, error: str, query: str, commit: SideCommit) -> bool:

@@ -3,7 +3,9 @@
 Two tables take part, and no commit spans both. A replay first claims its records: they are marked as replayed, at a
 time that is the replay's own and stands in the transaction id of that commit. It then merges under an identity with
 that time in it, and last says in the quarantine that it has ended. One that was killed in between has left a claim
-without that end: whether its records are done with, or open again, is then for the target's transaction ids to say.
+without that end, and the target's transaction ids say which it is. Behind its merge, what a stream would do when its
+batch comes again is left to do (`Claims.unfinished`). Before it, its id is taken in the target by a commit that changes
+nothing, so that a merge that is still on its way fails as overtaken, and then its records are open again.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -28,38 +30,65 @@ from stream_merge.tables import retry, spark_table
 log = logging.getLogger(__name__)
 
 _IDENTITY = "quarantine-replay"
+_BATCH = 0
+_FENCE = 1
+"""Version of a replay's transaction id in the target: of its merge, and of the commit that keeps the merge away."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Unfinished:
+    """A replay that was killed, or failed, behind its merge.
+
+    Its records go to the sink once more: the target holds them, and what a batch does behind its commit is done.
+    """
+
+    app_id: str
+    """As its merge had it, as batch 0."""
+    moment: Column
+    """`replayed_at` of its records."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Claims:
-    """Those of the replays of a quarantine into one target, of which one runs at a time."""
+    """Those of the replays of one query, of which one runs at a time."""
 
     session: SparkSession
     table: str
     """The quarantine: catalog name or path of a table that is there."""
     target: str
-    about: str
-    """What the claims are known by: where the target lies, however it is spelled; its name while it is not there."""
+    owner: str
+    """The checkpoint of the query: two queries may fill one table, each with replays of its own."""
 
     def settle(self) -> None:
-        """Decide about a claim that a replay has left when it was killed.
+        """Open the records of a replay again that was killed before the target held them.
 
-        Its records are open again where the target does not hold them.
-
-        Cost: a look at the quarantine; where there is such a claim, one at the target and one commit.
+        Cost: a look at the quarantine; where there is such a claim, one at the target and two commits.
         """
         claimed = self._claimed()
+        if claimed is None or self._has_landed(claimed):
+            return
+        self._fence(claimed)
+        if not self._has_landed(claimed):
+            self._end(claimed, opens=True)
+            tell(log.warning, "quarantine_replay_settled", table=self.table, target=self.target)
+
+    def unfinished(self) -> Unfinished | None:
+        """What is left of a replay that ended behind its merge; to be asked once it is settled."""
+        claimed = self._claimed()
+        return None if claimed is None else Unfinished(app_id=_replay_id(claimed), moment=_moment(claimed))
+
+    def finish(self) -> None:
+        """Say that nothing is left of it."""
+        claimed = self._claimed()
         if claimed is not None:
-            landed = self._has_landed(claimed)
-            self._end(claimed, landed=landed)
-            tell(log.warning, "quarantine_replay_settled", table=self.table, target=self.target, landed=landed)
+            self._end(claimed, opens=False)
 
     @contextmanager
     def taken(self, places: DataFrame) -> Iterator[str]:
         """Claim records for the block, which merges them under the `app_id` that it gets, as batch 0.
 
-        They are marked once it is left. Where it raises they are open again, unless the target holds them; where nobody
-        can say whether it does, or will, the next `settle` finds out.
+        They are marked once it is left. Where it raises they are open again, unless the target holds them: then the
+        replay is `unfinished`. Where nobody can say whether it does, or will, the next `settle` finds out.
 
         Args:
             places: columns of the quarantine that tell records apart, each place once. The time of a record is one of
@@ -72,13 +101,17 @@ class Claims:
             raise  # the commit may be on its way; and behind an interrupt Spark's goes on
         except Exception:
             try:
-                self.settle()
+                if self._recorded() == at:
+                    self.settle()
             except Exception:
                 tell(log.warning, "quarantine_replay_open", table=self.table, target=self.target, exc_info=True)
             raise
-        if self._recorded() != at:
-            tell(log.error, "quarantine_replay_overtaken", table=self.table, target=self.target)
-        self._end(at, landed=True)
+        if self._target_transaction(at) == _FENCE:
+            raise self._taken_by_another()
+        try:
+            self._end(at, opens=False)
+        except Exception:  # the rows are merged, and the records marked; the next replay finishes this one
+            tell(log.warning, "quarantine_replay_open", table=self.table, target=self.target, exc_info=True)
 
     def _claimed(self) -> int | None:
         """When the last claim was made, in microseconds, if it has not ended."""
@@ -92,11 +125,26 @@ class Claims:
     @property
     def _app_id(self) -> str:
         """Of the commits to the quarantine; an even version claims, the odd one after it ends the claim."""
-        return f"{_IDENTITY}/{self.about}"
+        return f"{_IDENTITY}/{names.normal_path(self.owner)}"
 
     def _has_landed(self, at: int) -> bool:
+        return self._target_transaction(at) == _BATCH
+
+    def _target_transaction(self, at: int) -> int | None:
         found = spark_table.find(self.session, self.target)
-        return found is not None and found.transaction(names.transaction_app_id(_replay_id(at), "target")) is not None
+        return None if found is None else found.transaction(_target_id(at))
+
+    def _fence(self, at: int) -> None:
+        """Take the id of a replay in the target: a merge of it that has not landed by then conflicts, and fails."""
+        if spark_table.find(self.session, self.target) is None:
+            return
+
+        def nothing() -> None:
+            if self._target_transaction(at) is None:
+                stored = spark_table.delta_table(self.session, self.target).alias("t")
+                stored.merge(self.session.range(0).alias("s"), F.lit(False)).whenMatchedDelete().execute()
+
+        self._commit(_target_id(at), _FENCE, nothing)
 
     def _claim(self, places: DataFrame) -> int:
         """Mark these records, which are open, in one commit; what is appended meanwhile is left alone.
@@ -113,16 +161,18 @@ class Claims:
         same_place = columns.all_of(F.col(f"t.{name}").eqNullSafe(F.col(f"s.{name}")) for name in places.columns)
 
         def mark() -> None:
+            if self._recorded() != before:
+                raise self._taken_by_another()
             stored = spark_table.delta_table(self.session, self.table).alias("t")
             marked = stored.merge(places.alias("s"), same_place & F.col("t.replayed_at").isNull())
             marked.whenMatchedUpdate(set={"replayed_at": _moment(at)}).execute()
 
-        self._commit(at, mark)
+        self._commit(self._app_id, at, mark)
         if self._recorded() != at:
             raise self._taken_by_another()
         marked = spark_table.rows(self.session, self.table).where(F.col("replayed_at") == _moment(at)).alias("t")
         if not places.alias("s").join(marked, same_place, "left_anti").isEmpty():
-            self._end(at, landed=False)
+            self._end(at, opens=True)
             raise self._taken_by_another()
         return at
 
@@ -133,21 +183,21 @@ class Claims:
         )
         return MergeFailedError(msg, target=self.target)
 
-    def _end(self, at: int, *, landed: bool) -> None:
-        """Say that a replay has ended, and open its records again where they are not in the target."""
-        concerned = F.lit(False) if landed else F.col("t.replayed_at") == _moment(at)
+    def _end(self, at: int, *, opens: bool) -> None:
+        """Say that a replay has ended, and open its records again."""
+        concerned = F.col("t.replayed_at") == _moment(at) if opens else F.lit(False)
 
         def say() -> None:
             stored = spark_table.delta_table(self.session, self.table).alias("t")
             opened = stored.merge(self.session.range(1).alias("s"), concerned)
             opened.whenMatchedUpdate(set={"replayed_at": F.lit(None).cast("timestamp")}).execute()
 
-        self._commit(at + 1, say)
+        self._commit(self._app_id, at + 1, say)
 
-    def _commit(self, version: int, command: Callable[[], None]) -> None:
+    def _commit(self, app_id: str, version: int, command: Callable[[], None]) -> None:
         def attempt(_: int) -> None:
             try:
-                with holding(self.session, committed_as(self._app_id, version, None)):
+                with holding(self.session, committed_as(app_id, version, None)):
                     command()
             except Exception as err:
                 lost = retry.conflict(err, target=self.table, batch_id=None)
@@ -162,24 +212,27 @@ def _replay_id(at: int) -> str:
     return f"replay/{at}"
 
 
+def _target_id(at: int) -> str:
+    return names.transaction_app_id(_replay_id(at), "target")
+
+
 def _moment(micros: int) -> Column:
     return F.timestamp_micros(F.lit(micros))
 
 
-def claims_of(session: SparkSession, table: str, target: str) -> Claims | None:
-    """Of the replays of a quarantine, after a decision about what a killed one has left; None where there is no table.
+def claims_of(session: SparkSession, table: str, target: str, *, owner: str) -> Claims | None:
+    """Of the replays of a query, after a decision about what a killed one has left; None where there is no quarantine.
 
     Args:
         session: used by nobody else meanwhile.
         table: the quarantine.
         target: what is replayed into; it may be still to be created.
+        owner: the checkpoint of the query.
 
     Cost: a look at the quarantine.
     """
     if spark_table.find(session, table) is None:
         return None
-    spelled = Claims(session=session, table=table, target=target, about=names.normal_path(target))
-    found = replace(spelled, about=spark_table.location(session, target))
-    for one in (spelled, found):
-        one.settle()
+    found = Claims(session=session, table=table, target=target, owner=owner)
+    found.settle()
     return found

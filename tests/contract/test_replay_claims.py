@@ -5,6 +5,7 @@ On Spark: what is asked is how the commits of two Delta tables stand to each oth
 
 from __future__ import annotations
 
+from contextlib import ExitStack, nullcontext
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,15 @@ from pyspark.sql import SparkSession
 from rich.console import Console
 
 from stream_merge import MergeFailedError, MergeSink
+from stream_merge.jobs.files import run
 from stream_merge.jobs.files.replay import Replayed
 from stream_merge.jobs.files.run import replay_quarantine
-from stream_merge.shapes import Clauses, when_matched, when_not_matched
+from stream_merge.microbatch import steps
+from stream_merge.shapes import Changes, Clauses, when_matched, when_not_matched
 from stream_merge.tables import replay_claims, spark_table
 from stream_merge.tables.replay_claims import Claims
-from stream_merge.testing import target_rows
+from stream_merge.testing import batch, target_rows
+from stream_merge.testing import run as run_batch
 
 ADDING = Clauses([when_matched().update({"n": "t.n + s.n"}), when_not_matched().insert({"id": "s.id", "n": "s.n"})])
 """Not idempotent: what is merged twice is counted twice."""
@@ -42,9 +46,9 @@ class AddingJob(Job):
     def quarantine(self) -> str:
         return str(Path(self.target).with_name("__stream_merge_quarantine_customers"))
 
-    def replay(self) -> Replayed:
-        console = Console(file=StringIO(), width=200)
-        return replay_quarantine(self.settings(schema=SCHEMA), console=console, start_session=lambda: self.spark)
+    def replay(self, **options: Any) -> Replayed:
+        console, settings = Console(file=StringIO(), width=200), self.settings(**{"schema": SCHEMA, **options})
+        return replay_quarantine(settings, console=console, start_session=lambda: self.spark)
 
     def marked(self) -> list[bool]:
         return [at is not None for (at,) in target_rows(self.spark, self.quarantine, "replayed_at")]
@@ -119,7 +123,7 @@ def test_a_replay_beside_another_one_merges_nothing(
         now = next(times)
         if not now:
             places = spark_table.rows(job.spark, job.quarantine).select("topic", "offset", "timestamp", "raw_value")
-            claims = replay_claims.claims_of(job.spark, job.quarantine, job.target)
+            claims = replay_claims.claims_of(job.spark, job.quarantine, job.target, owner=job.checkpoint)
             assert claims is not None
             claims._claim(places)
             now = next(times)
@@ -132,8 +136,72 @@ def test_a_replay_beside_another_one_merges_nothing(
     assert (job.rows(), job.marked()) == ([(1, 5)], [True])
 
 
+def test_a_merge_that_is_still_under_way_when_its_claim_is_settled_fails(
+    job: AddingJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process may be taken for dead where storage keeps no two of them apart; the records are merged once."""
+    merge = MergeSink.__call__
+    beside: list[Replayed] = []
+
+    def late(sink: MergeSink, *args: Any) -> None:
+        if not beside:
+            beside.append(Replayed())
+            beside[0] = job.replay()
+        merge(sink, *args)
+
+    monkeypatch.setattr(MergeSink, "__call__", late)
+    monkeypatch.setattr(run, "_alone", lambda _: nullcontext(ExitStack()))
+    with pytest.raises(MergeFailedError, match="another replay has taken records of"):
+        job.replay()
+
+    assert (beside[0].marked, job.rows(), job.marked()) == (1, [(1, 3_000_000_005)], [True])
+    assert job.replay().records == 0
+
+
+def test_what_a_replay_has_left_undone_is_done_by_the_next_one(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A delete that another query has remembered, and not merged yet, refuses the row, as when a batch comes again."""
+    job = AddingJob(spark, tmp_path)
+    changes = {"shape": Changes(), "sequence_by": ("n",), "apply_as_deletes": "gone"}
+    (job.source / "a.json").write_text('{"id": 7, "n": 5, "gone": false}\n')
+    job(schema=f"{SCHEMA}, gone boolean", **changes)
+    (job.source / "b.json").write_text('{"id": 1, "n": 3000000000, "gone": false}\n')
+    job(schema="id bigint, n int, gone boolean", **changes)
+
+    def overtaken(*_: Any) -> Any:
+        monkeypatch.setattr(steps, "merge", killed)
+        other = MergeSink(target=job.target, keys="id", sequence_by="n", apply_as_deletes="gone", name="other")
+        run_batch(other, batch(spark, f"{SCHEMA}, gone boolean", (1, 4_000_000_000, True)), 0)
+
+    with monkeypatch.context() as dying:
+        dying.setattr(steps, "recheck", overtaken)
+        with pytest.raises(Killed):
+            job.replay(schema=f"{SCHEMA}, gone boolean", **changes)
+    monkeypatch.undo()
+    before = job.rows()
+
+    again = job.replay(schema=f"{SCHEMA}, gone boolean", **changes)
+
+    assert [len(rows) for rows in (before, job.rows())] == [2, 1]
+    assert (again.records, job.marked()) == (0, [True])
+
+
+def test_replays_of_two_queries_into_one_table_leave_each_other_alone(job: AddingJob) -> None:
+    mine, other = (
+        replay_claims.claims_of(job.spark, job.quarantine, job.target, owner=owner) for owner in ("mine", "other")
+    )
+    assert mine is not None
+    assert other is not None
+    at = mine._claim(spark_table.rows(job.spark, job.quarantine).select("topic", "offset", "timestamp", "raw_value"))
+
+    other.settle()
+
+    assert (mine._claimed(), other._claimed(), job.marked()) == (at, None, [True])
+
+
 def test_a_replay_behind_a_claim_that_is_open_waits(job: AddingJob) -> None:
-    claims = replay_claims.claims_of(job.spark, job.quarantine, job.target)
+    claims = replay_claims.claims_of(job.spark, job.quarantine, job.target, owner=job.checkpoint)
     assert claims is not None
     places = spark_table.rows(job.spark, job.quarantine).select("topic", "offset", "timestamp", "raw_value")
     claims._claim(places)

@@ -56,6 +56,7 @@ def replay(
     before: Schema | None,
     quarantine_table: str,
     target: str,
+    checkpoint: str,
     keys: tuple[str, ...],
     sequence_by: tuple[str, ...],
 ) -> Replayed:
@@ -72,27 +73,42 @@ def replay(
         before: what the runs over the checkpoint read; it tells the order of columns in CSV files that are gone.
         quarantine_table: where the records lie.
         target: of the sink.
+        checkpoint: of the runs.
         keys: of the sink; records that lack one stay.
         sequence_by: likewise.
 
     Raises:
         ContractError: a CSV file has other columns than the schema, or the same ones in another order.
     """
-    claims = claims_of(session, quarantine_table, target)
+    claims = claims_of(session, quarantine_table, target, owner=checkpoint)
+    if claims is None:
+        return Replayed()
+
+    def good_of(kept: DataFrame, files: list[str]) -> tuple[DataFrame, DataFrame]:
+        """All records of these files, decoded, and those that can be merged."""
+        place = {"topic": "path", "offset": "line", "timestamp": "modified", "raw_value": "value"}
+        wanted = kept.where(F.col("topic").isin(files)).select(*(F.col(name).alias(place[name]) for name in _PLACE))
+        records = wanted.distinct().withColumn("file", F.lit(None).cast("bigint"))
+        events = folder.decoded(records, schema, has_header=False).localCheckpoint(eager=True)
+        return events, events.where(_is_mergeable(events, keys, sequence_by))
+
+    left = claims.unfinished()
+    if left is not None:
+        kept = quarantine.records_of_files(session, quarantine_table, replayed_at=left.moment)
+        files = [] if kept is None else _files_of(kept, session, folder)
+        if kept is not None and files:
+            sink_of(left.app_id)(good_of(kept, files)[1], 0)
+        claims.finish()
     kept = quarantine.records_of_files(session, quarantine_table)
     files = [] if kept is None else _files_of(kept, session, folder)
-    if claims is None or kept is None or not files:
+    if kept is None or not files:
         return Replayed()
     for file in files if folder.format == "csv" and folder.header else ():
         problem = folder.header_problem(session, schema, unquote(file), before=before)
         if problem is not None:
             msg = f"records of {file} cannot be replayed: {problem}; pass --schema with the file's columns in its order"
             raise ContractError(msg, reasons={})
-    place = {"topic": "path", "offset": "line", "timestamp": "modified", "raw_value": "value"}
-    wanted = kept.where(F.col("topic").isin(files)).select(*(F.col(name).alias(place[name]) for name in _PLACE))
-    records = wanted.distinct().withColumn("file", F.lit(None).cast("bigint"))
-    events = folder.decoded(records, schema, has_header=False).localCheckpoint(eager=True)
-    good = events.where(_is_mergeable(events, keys, sequence_by))
+    events, good = good_of(kept, files)
     found, marked = events.count(), good.count()
     if not marked:
         return Replayed(records=found)

@@ -149,6 +149,7 @@ def replay_quarantine(
                 before=recorded(session, settings.checkpoint),
                 quarantine_table=settings.quarantine,
                 target=settings.target,
+                checkpoint=settings.checkpoint,
                 keys=settings.keys,
                 sequence_by=settings.sequence_by,
             )

@@ -45,6 +45,10 @@ _MIXED_OFFSETS = (
     "the table holds events of other topics, and offsets of one topic do not compare with those of another: where they"
     " are of the same keys, raise 'epoch' by one"
 )
+_UNFINISHED = (
+    "a replay ended behind its merge, before it looked for deletes that another query had remembered meanwhile;"
+    " 'stream-merge quarantine replay' looks for them"
+)
 _EVENT_BYTES = 300
 """Of a decoded event, until a batch has told."""
 _COPIES = 4
@@ -213,7 +217,10 @@ class TopicSink:
         if self._has_looked_at_columns:
             return
         session, target = batch_df.sparkSession, self._settings.target
-        claims_of(owned_session(session), names.sibling(target, names.QUARANTINE_TABLE_PREFIX), target)
+        place = names.sibling(target, names.QUARANTINE_TABLE_PREFIX)
+        claims = claims_of(owned_session(session), place, target, owner=self._settings.checkpoint)
+        if claims is not None and claims.unfinished() is not None:
+            tell(log.warning, "quarantine_replay_unfinished", query=self._settings.name, remedy=_UNFINISHED)
         found = spark_table.find(session, target)
         self._rows.start_from(None if found is None else found.schema)
         self._rows.look_ahead_in(self._newest)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import reduce
 from typing import Self
@@ -37,7 +39,7 @@ from stream_merge.sources.decode.events import PLACE
 from stream_merge.sources.envelopes.base import Kind
 from stream_merge.spark import columns
 from stream_merge.tables import quarantine, spark_table
-from stream_merge.tables.replay_claims import claims_of
+from stream_merge.tables.replay_claims import Claims, claims_of
 
 _FOLLOWED = "$followed"
 _STILL_BAD = (Kind.UNDECODABLE, Kind.TRUNCATE, Kind.OTHER_SCHEMA)
@@ -148,33 +150,25 @@ def replay(
         ConfigError: the target does not exist, or a schema does not fit it.
         StreamMergeError: as `MergeSink`.
     """
-    target = spark_table.find(session, settings.target)
     place = names.sibling(settings.target, names.QUARANTINE_TABLE_PREFIX)
-    claims = claims_of(session, place, settings.target)
+    claims = claims_of(session, place, settings.target, owner=settings.checkpoint)
     kept = quarantine.records(session, place)
     if claims is None or kept is None:
         return Replayed(id=request.id)
+    _finish(claims, session, settings, place)
+    origin = Origin.of_table(session, spark_table.find(session, settings.target), None, settings)
     wanted = _wanted(kept, settings, request).localCheckpoint(eager=True)
-    origin = Origin.of_table(session, target, None, settings)
     young = wanted if request.force else wanted.where(~_is_too_old(settings, origin.epoch_since()))
     young = _newest_of_each_offset(young)
     found, count = wanted.count(), young.count()
     if not count:
         return Replayed(id=request.id, records=found, too_old=found)
-    rows = RowSchema.of_query(settings)
-    rows.start_from(None if target is None else target.schema)
-    rows.admit_declared()
-    batch = decode.evaluate(_in_order(young, settings), rows, settings.limits.max_value_bytes)
-    try:
-        decode.refuse_unknown_keys(batch)
-        events = _mergeable(
-            batch, session, settings, placing=origin.placing_of_others, epoch_since=origin.epoch_since()
-        )
-        unsure = 0
-        if events is not None and settings.unchanged == "skip" and not request.force:
-            before, events = events, _surely_newest(events, session, settings)
-            unsure = before.count() - events.count()
+    with _decoded(young, session, settings, origin) as (batch, readable):
+        events, unsure = readable, 0
+        if readable is not None and settings.unchanged == "skip" and not request.force:
+            events = _surely_newest(readable, session, settings)
             batch.hold(events)
+            unsure = readable.count() - events.count()
         merged = 0 if events is None else events.count()
         done = _done(batch, events).localCheckpoint(eager=True)
         batch.hold(done)
@@ -184,8 +178,6 @@ def replay(
                 if events is not None and merged:
                     recorded = {REPLAY_SECTION: {"id": request.id, "records": merged}}
                     result = _merge(events, Intake(recorded=recorded), settings, app_id, metrics)
-    finally:
-        batch.release()
     return Replayed(
         id=request.id,
         records=found,
@@ -196,6 +188,41 @@ def replay(
         changed=0 if result is None else result.events.inserted + result.events.updated + result.events.deleted,
         version=None if result is None else result.version,
     )
+
+
+def _finish(claims: Claims, session: SparkSession, settings: QuerySettings, place: str) -> None:
+    """Do what a replay that ended behind its merge has left: its batch is given to the sink again."""
+    left = claims.unfinished()
+    if left is None:
+        return
+    origin = Origin.of_table(session, spark_table.find(session, settings.target), None, settings)
+    kept = quarantine.records(session, place, replayed_at=left.moment)
+    if kept is not None:
+        records = _newest_of_each_offset(_wanted(kept, settings, Request())).localCheckpoint(eager=True)
+        with _decoded(records, session, settings, origin) as (_, events):
+            if events is not None and not events.isEmpty():
+                _merge(events, Intake(), settings, left.app_id, None)
+    claims.finish()
+
+
+@contextmanager
+def _decoded(
+    records: DataFrame, session: SparkSession, settings: QuerySettings, origin: Origin
+) -> Iterator[tuple[DecodedBatch, DataFrame | None]]:
+    """Records as the job file reads them now, and those of their events that the contract lets through."""
+    target = spark_table.find(session, settings.target)
+    rows = RowSchema.of_query(settings)
+    rows.start_from(None if target is None else target.schema)
+    rows.admit_declared()
+    batch = decode.evaluate(_in_order(records, settings), rows, settings.limits.max_value_bytes)
+    try:
+        decode.refuse_unknown_keys(batch)
+        yield (
+            batch,
+            _mergeable(batch, session, settings, placing=origin.placing_of_others, epoch_since=origin.epoch_since()),
+        )
+    finally:
+        batch.release()
 
 
 def _merge(
