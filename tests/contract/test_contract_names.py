@@ -11,6 +11,7 @@ from deliveries import SCHEMA, ChangeStream, delete, ledger, upsert
 from disk import on_disk, options_of
 from engines import under_test
 from pyspark.sql import SparkSession
+from since import since
 
 from stream_merge import ConfigError, MergeSink
 from stream_merge.model.names import QUARANTINE_TABLE_PREFIX, TARGET_ID_PROPERTY, TOMBSTONE_TABLE_PREFIX, quote
@@ -318,6 +319,7 @@ def test_a_dropped_table_of_the_catalog_starts_without_the_old_tombstones(
     assert ledger(result) == {"received": 1, "inserted": 1}
 
 
+@since((4, 0), "types wider than int")
 @pytest.mark.parametrize("engine", ["auto", "spark"])
 def test_what_lies_beside_a_table_of_the_catalog_is_found_again_after_its_types_were_widened(
     spark: SparkSession, schema: str, tmp_path: Path, engine: str

@@ -19,6 +19,7 @@ from stream_merge.engines.delta_rs.merger import DeltaRsMerger
 from stream_merge.engines.spark.merger import SparkMerger
 from stream_merge.model.names import QUARANTINE_TABLE_PREFIX, TOMBSTONE_TABLE_PREFIX
 from stream_merge.model.results import MergeResult
+from stream_merge.spark.versions import ANSWERS_MERGE
 from stream_merge.tables.tombstones.spark_batch import without_refused
 from stream_merge.testing import batch, run
 
@@ -103,7 +104,7 @@ def test_lost_attempts_evaluate_nothing_again(
         if losses:
             losses -= 1
             msg = "[DELTA_CONCURRENT_APPEND] another writer was faster"
-            raise ConcurrentAppendException(msg)
+            raise ConcurrentAppendException(msg, "")
         return merge(self, hits, tag)
 
     monkeypatch.setattr(merger, "merge", losing)
@@ -133,7 +134,7 @@ def test_a_batch_that_outgrows_the_driver_is_merged_all_the_same(
         raise RuntimeError(msg)
 
     outgrown = {
-        "Spark": ("pyspark.sql.classic.dataframe.DataFrame.toArrow", too_large),
+        "Spark": ("stream_merge.shapes.batch.arrow_table", too_large),
         "Arrow": ("stream_merge.shapes.batch.MOST_BYTES", 1),
     }
     result = outgrow(*outgrown[stops], stream, monkeypatch)
@@ -217,4 +218,5 @@ def test_a_batch_costs_this_many_spark_jobs(
 
     run(sink, batch_df, 2)
 
-    assert jobs_so_far(spark) - earlier == jobs[engine]
+    unanswered = engine == "spark" and not ANSWERS_MERGE  # what a MERGE has done stands in its commit
+    assert jobs_so_far(spark) - earlier == jobs[engine] + unanswered

@@ -145,6 +145,7 @@ def test_a_writer_that_changes_the_schema_meanwhile_costs_an_attempt_on_a_fresh_
     ]
 
 
+@NEW_FIELDS
 @pytest.mark.parametrize("engine", ["auto", "spark"])
 def test_a_field_that_appears_between_look_and_merge_is_kept(
     spark: SparkSession, tmp_table: str, monkeypatch: pytest.MonkeyPatch, engine: str
@@ -204,6 +205,7 @@ def test_a_column_that_appears_with_another_type_between_look_and_merge_is_refus
     assert stream.rows() == [(1, 1, None)]
 
 
+@NEW_FIELDS
 def test_a_field_that_appears_while_the_table_is_looked_at_costs_an_attempt(
     spark: SparkSession, tmp_table: str, monkeypatch: pytest.MonkeyPatch
 ):

@@ -17,6 +17,7 @@ import pytest
 from log_faults import class_path, compile_java
 from pyspark.sql import SparkSession
 from services import ROOT, s3
+from since import since
 from story import commit_at_once
 
 from stream_merge.spark import log_store
@@ -125,6 +126,7 @@ def test_a_store_that_ignores_the_condition_is_refused(spark: SparkSession, buck
             put_commit(spark, "s3a://careless/t", 0, "{}\n")
 
 
+@since((4, 1), "a file system that puts on a condition")
 def test_another_file_system_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     hadoop = spark._jsparkSession.sessionState().newHadoopConf()
     store = java_class(spark, log_store.CONDITIONAL_PUT)(hadoop)
