@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -13,6 +14,8 @@ from stream_merge.spark import environment
 from stream_merge.spark.versions import error_loggers
 
 _LONGEST_CAUSE_CHAIN = 20
+_CANCELLED = re.compile(r"\[SPARK_JOB_CANCELLED\]|Job \d+ cancelled\b")
+"""What Spark 4.0 and newer say of a job that somebody cancelled, and what Spark 3.5 says."""
 
 
 def java_causes(error: BaseException) -> list[tuple[str, str]]:
@@ -53,7 +56,7 @@ def was_cancelled(error: BaseException) -> bool:
     found: BaseException | None = error
     while found is not None:
         for class_name, message in java_causes(found):
-            if "Interrupted" in class_name or message.startswith("[SPARK_JOB_CANCELLED]"):
+            if "Interrupted" in class_name or _CANCELLED.match(message):
                 return True
         found = found.__cause__
     return False
