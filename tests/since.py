@@ -27,4 +27,5 @@ def before(spark: tuple[int, int], what: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(spark <= SPARK, reason=f"older than Spark {spark[0]}.{spark[1]}: lacks {what}")
 
 
+STRUCT_CASTS = since((4, 0), "a MERGE keeps NULL structs that it casts")
 NEW_FIELDS = since((4, 0), "a MERGE keeps NULL structs that it gives a field")

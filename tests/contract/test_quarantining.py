@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from stream_merge.model.names import CORRUPT_COLUMN, ORIGIN_COLUMN, QUARANTINE_TABLE_PREFIX
 from stream_merge.model.results import MergeResult
+from stream_merge.spark.versions import SPARK
 from stream_merge.tables.delta_rs.table import NativeTable
 from stream_merge.testing import batch, run
 
@@ -84,7 +85,8 @@ def test_a_reader_never_has_to_hold_more_than_a_hundred_rows(stream: ChangeStrea
     files = [pq.ParquetFile(file).metadata for file in stream.folder.glob(f"{QUARANTINE_TABLE_PREFIX}table/*.parquet")]
     groups = [file.row_group(i) for file in files for i in range(file.num_row_groups)]
     assert sum(group.num_rows for group in groups) == 1 + 250 + len(BROKEN)
-    assert max(group.num_rows for group in groups) == 100
+    if writer == "delta-rs" or SPARK >= (4, 0):  # Parquet 1.13 of Spark 3.5 does not know such a limit
+        assert max(group.num_rows for group in groups) == 100
     assert {group.column(0).compression for group in groups} == {"SNAPPY"}
 
 
