@@ -170,8 +170,8 @@ def test_a_struct_in_another_type_is_refused_where_delta_would_spoil_null_ones(s
     said = casts.obstacle(spark, held, stored, evolves=True)
 
     assert said == (
-        "it is struct<a:int> for struct<a:bigint>, and beside Spark 3.5 Delta makes a struct of NULLs of a NULL one when"
-        " it casts; cast it in the clause"
+        "it is struct<a:int> for struct<a:bigint>, and beside Spark 3.5 Delta makes a struct of NULLs of a NULL one"
+        " when it casts; cast it in the clause"
     )
     assert casts.obstacle(spark, stored, stored, evolves=True) is None
 
