@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from pyspark.sql import DataFrame, SparkSession
 
-from stream_merge.spark.confs import APP_ID_CONF, BATCH_ID_CONF, TIMESTAMP_CONF, TIMESTAMP_MICROS
+from stream_merge.spark.confs import (
+    APP_ID_CONF,
+    BATCH_ID_CONF,
+    DAMAGE_CONFS,
+    TIMESTAMP_CONF,
+    TIMESTAMP_MICROS,
+    WHOLE_READS,
+)
 from stream_merge.spark.jvm import owned_session, same_session
 
 STALENESS_CONF = "spark.databricks.delta.stalenessLimit"
 """Lets reads go without the newest version of a table for a while; 0 unless somebody sets it."""
-DAMAGE_CONFS = ("spark.sql.files.ignoreMissingFiles", "spark.sql.files.ignoreCorruptFiles")
-"""Let reads go without the rows of files that are not there, or broken. A MERGE would take these for absent, and commit
-the loss of them (Delta 4.4)."""
 
 
 class OwnSession:
@@ -36,6 +40,6 @@ class OwnSession:
             said = {conf: theirs.conf.get(conf, "false") for conf in DAMAGE_CONFS}
             self.ignored = {conf: value for conf, value in said.items() if str(value).lower() != "false"}
             for conf in self.ignored:
-                ours.conf.set(conf, "false")
+                ours.conf.set(conf, WHOLE_READS[conf])
             self._sessions = (theirs, ours)
         return self._sessions[1]

@@ -130,7 +130,7 @@ def keep_state(call: BatchCall, source: DataFrame) -> None:
     Their state of this batch was lost in the crash, and without it no later batch can start.
     """
     if keeps_state(source):
-        with call.clock.phase("prepare"):
+        with call.clock.phase("prepare"), holding(call.session, call.source_confs):
             run_through(source)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from numbers import Real
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -255,7 +256,7 @@ def _value_problems(spec: MergeSpec) -> list[str]:
             f"tombstone_retention_seconds={seconds!r} is no number of seconds up to {_MOST_SECONDS:,}; use None to keep"
             " deletes for ever"
         )
-    elif isinstance(seconds, Real) and seconds <= 0:
+    elif isinstance(seconds, Real | Decimal) and seconds <= 0:
         found.append(
             f"tombstone_retention_seconds={seconds!r} forgets deletes at once;"
             " use a positive number, None to keep them for ever, or tombstones=False"
@@ -263,7 +264,7 @@ def _value_problems(spec: MergeSpec) -> list[str]:
     memory: object = spec.native_memory_bytes
     if memory is not None and not _is_number(memory):
         found.append(f"native_memory_bytes={memory!r} is no number of bytes; use a positive number")
-    elif isinstance(memory, Real) and memory <= 0:
+    elif isinstance(memory, Real | Decimal) and memory <= 0:
         found.append(f"native_memory_bytes={memory!r} leaves no memory; use a positive number")
     upkeep: object = spec.maintenance
     if not isinstance(upkeep, Maintenance | None):
@@ -286,9 +287,11 @@ _MOST_SECONDS = 10**11
 
 
 def _is_number(value: object, *, below: float = 1e18) -> bool:
-    if isinstance(value, bool) or not isinstance(value, Real):
+    if isinstance(value, bool) or not isinstance(value, Real | Decimal):
         return False
     number: Any = value
+    if isinstance(value, Decimal) and value.is_nan():
+        return False
     return bool(-below < number < below)
 
 
@@ -309,9 +312,9 @@ def _place_problems(spec: MergeSpec) -> Iterable[str]:
     """Side tables that are another of the sink's tables."""
     if not isinstance(spec.target, str) or not spec.target.strip() or not isinstance(spec.quarantine_target, str):
         return
-    place = names.normal_path(spec.quarantine_target)
+    place = names.place(spec.quarantine_target)
     for whose, other in (("the target", spec.target), ("the table of deletes", spec.tombstone_target)):
-        if place == names.normal_path(other):
+        if place == names.place(other):
             yield f"quarantine_target={spec.quarantine_target!r} is {whose} itself; name a table of its own"
 
 

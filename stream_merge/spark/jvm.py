@@ -54,9 +54,9 @@ def pins_threads(session: SparkSession) -> bool:
 
 def zones(session: SparkSession) -> tuple[str, str] | None:
     """The session's time zone and the JVM's, where their clocks differ."""
-    ids = java_class(session, "java.time.ZoneId")
-    zone = session.conf.get("spark.sql.session.timeZone")
-    ours, own = ids.of(zone, ids.SHORT_IDS), ids.systemDefault()
+    read = java_class(session, "org.apache.spark.sql.catalyst.util.DateTimeUtils").getZoneId
+    ours = read(session.conf.get("spark.sql.session.timeZone"))  # also +7:00, which Java's own reader refuses
+    own = java_class(session, "java.time.ZoneId").systemDefault()
     return None if ours.getRules().equals(own.getRules()) else (str(ours.getId()), str(own.getId()))
 
 

@@ -24,7 +24,7 @@ from stream_merge.model import names
 from stream_merge.model.logs import tell
 from stream_merge.model.settings import RetryPolicy
 from stream_merge.spark import columns
-from stream_merge.spark.confs import committed_as, holding
+from stream_merge.spark.confs import WHOLE_READS, committed_as, holding
 from stream_merge.tables import retry, spark_table
 
 log = logging.getLogger(__name__)
@@ -197,7 +197,7 @@ class Claims:
     def _commit(self, app_id: str, version: int, command: Callable[[], None]) -> None:
         def attempt(_: int) -> None:
             try:
-                with holding(self.session, committed_as(app_id, version, None)):
+                with holding(self.session, {**WHOLE_READS, **committed_as(app_id, version, None)}):
                     command()
             except Exception as err:
                 lost = retry.conflict(err, target=self.table, batch_id=None)

@@ -21,7 +21,7 @@ from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.shapes.layout import Layout
 from stream_merge.spark import columns
-from stream_merge.spark.confs import TIMESTAMP_CONF, TIMESTAMP_MICROS, holding
+from stream_merge.spark.confs import TIMESTAMP_CONF, TIMESTAMP_MICROS, WHOLE_READS, holding
 from stream_merge.spark.console import silent
 from stream_merge.spark.data_files import DataFile, data_files
 from stream_merge.spark.errors import reason
@@ -158,7 +158,7 @@ class TableUpkeep:
     ) -> Upkeep:
         started = time.perf_counter()
         found = Upkeep(outcome="nothing")
-        with holding(session, {TIMESTAMP_CONF: TIMESTAMP_MICROS, **confs}):
+        with holding(session, {TIMESTAMP_CONF: TIMESTAMP_MICROS, **WHOLE_READS, **confs}):
             for statement in statements:
                 found = both(found, _guarded(partial(_counted, session, statement)))
                 if found.outcome in ("lost", "failed"):

@@ -12,9 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from stream_merge import ConfigError, ContractError, MergeFailedError, MergeSink, MergeSinks
+from stream_merge import ConfigError, ContractError, Maintenance, MergeFailedError, MergeSink, MergeSinks
 from stream_merge.shapes import Snapshot
+from stream_merge.spark.confs import WHOLE_READS
 from stream_merge.spark.versions import SPARK
+from stream_merge.tables.upkeep import maintained
 from stream_merge.testing import batch, run, table_version, target_rows
 
 
@@ -112,6 +114,24 @@ def test_a_file_that_is_gone_is_no_reason_to_insert_its_rows_again(spark: SparkS
 
     with pytest.raises(MergeFailedError):
         run(sink, batch(reading, schema, (1, 2, "c")), 1)
+
+
+@pytest.mark.parametrize("conf", WHOLE_READS)
+def test_maintenance_by_hand_takes_no_broken_file_for_an_empty_one(
+    spark: SparkSession, tmp_path: Path, conf: str
+) -> None:
+    """OPTIMIZE reads what it writes again: what the session leaves out would be gone for good."""
+    table, damaged = tmp_path / "table", spark.newSession()
+    spark.range(60).repartition(6).write.format("delta").save(str(table))
+    file = next(table.glob("*.parquet"))
+    os.unlink(file) if "Missing" in conf else file.write_bytes(b"PAR1 and then nothing")
+    damaged.conf.set(conf, "true")
+
+    found = maintained(damaged, str(table), Maintenance(budget_seconds=60))
+
+    assert (found.outcome, found.removed_files) == ("failed", 0)
+    assert damaged.conf.get(conf) == "true"
+    assert table_version(spark, str(table)) == 0
 
 
 def test_the_sequence_of_a_table_is_of_instants_whatever_a_session_calls_a_timestamp(

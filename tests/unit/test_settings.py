@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import MISSING, fields
+from decimal import Decimal
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -101,16 +102,23 @@ def problems_of(sink: MergeSink, events: DataFrame) -> tuple[str, ...]:
                 f"tombstone_retention_seconds={value!r} is no number of seconds up to 100,000,000,000; use None to keep"
                 " deletes for ever",
             )
-            for value in (math.inf, math.nan, 1e16, 10**400, "3600", True)
+            for value in (math.inf, math.nan, 1e16, 10**400, "3600", True, Decimal("NaN"), Decimal("Infinity"))
         ),
         ({"native_memory_bytes": "1g"}, "native_memory_bytes='1g' is no number of bytes; use a positive number"),
         ({"single_writer": "no"}, "single_writer='no' is neither True nor False"),
         ({"apply_as_deletes": 5}, "apply_as_deletes=5 is neither SQL text nor a Column"),
         ({"retry": 5}, "retry=5 is no RetryPolicy; give RetryPolicy(…), or leave it out"),
         ({"quarantine_target": ""}, "quarantine_target='' is empty; leave it out or give it a value"),
-        (
-            {"quarantine_target": "shop.orders"},
-            "quarantine_target='shop.orders' is the target itself; name a table of its own",
+        *(
+            (
+                {"target": target, "quarantine_target": other},
+                f"quarantine_target={other!r} is the target itself; name a table of its own",
+            )
+            for target, *others in (
+                ("shop.orders", "shop.orders", "SHOP.Orders", "`shop`.`orders`"),
+                ("/w/orders", "file:/w/orders", "file:///w/x/../orders/", "delta.`/w/orders`"),
+            )
+            for other in others
         ),
         (
             {"target": "a/orders", "quarantine_target": "a/__stream_merge_tombstones_orders/"},

@@ -28,6 +28,7 @@ from stream_merge.sources.files.schema import Schema, parse, record, recorded
 from stream_merge.sources.files.whole import Snapshots
 from stream_merge.spark import places, preflight
 from stream_merge.spark.checkpoint import Checkpoint
+from stream_merge.spark.confs import WHOLE_READS, holding
 from stream_merge.tables import fitness, locks, spark_table
 from stream_merge.tables.delivery import expect_same_table
 
@@ -140,7 +141,7 @@ def replay_quarantine(
             raise ConfigError(msg, target=settings.target)
         schema, origin = _schema(session, settings)
         say("schema", f"{schema} ({origin})")
-        with console.status("replaying"):
+        with console.status("replaying"), holding(session, WHOLE_READS):
             found = replay(
                 session,
                 settings.folder,

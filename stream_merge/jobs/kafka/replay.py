@@ -38,6 +38,7 @@ from stream_merge.model.source_batch import Intake
 from stream_merge.sources.decode.events import PLACE
 from stream_merge.sources.envelopes.base import Kind
 from stream_merge.spark import columns
+from stream_merge.spark.confs import WHOLE_READS, holding
 from stream_merge.tables import quarantine, spark_table
 from stream_merge.tables.replay_claims import Claims, claims_of
 
@@ -150,6 +151,13 @@ def replay(
         ConfigError: the target does not exist, or a schema does not fit it.
         StreamMergeError: as `MergeSink`.
     """
+    with holding(session, WHOLE_READS):
+        return _replayed(session, settings, request, metrics)
+
+
+def _replayed(
+    session: SparkSession, settings: QuerySettings, request: Request, metrics: MergeMetrics | None
+) -> Replayed:
     place = names.sibling(settings.target, names.QUARANTINE_TABLE_PREFIX)
     claims = claims_of(session, place, settings.target, owner=settings.checkpoint)
     kept = quarantine.records(session, place)
