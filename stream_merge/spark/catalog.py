@@ -47,7 +47,7 @@ class Entry:
     name: str
     """With the catalog and the schema, as SQL."""
     location: str
-    """As `places.local_path` reads it, or a URI that is spelled as its users do."""
+    """As Hadoop writes it, and `places.local_path` reads it: no character stands for another one."""
     table: Any
     """Delta's own handle (`DeltaTableV2`)."""
 
@@ -93,7 +93,7 @@ def entry(session: SparkSession, name: str) -> Entry | None:
             _expect_namespace(session, catalog, namespace, name)
             return None
         handle = _delta(found, name)
-        return Entry(name=_sql(catalog, namespace, table), location=_location(handle.path()), table=handle)
+        return Entry(name=_sql(catalog, namespace, table), location=str(handle.path().toString()), table=handle)
 
 
 def managed(target: str) -> ConfigError:
@@ -228,12 +228,6 @@ def _delta(found: Any, name: str) -> Any:
     elif "View" in kind:
         raise _is_view(name)
     raise ConfigError(no_table(name), target=name)
-
-
-def _location(path: Any) -> str:
-    """A path of Hadoop's; of a local disk with escapes, without which a `#` or `%` in it would not be one."""
-    uri = path.toUri()
-    return str(uri.toString()) if uri.getScheme() in (None, "file") else str(path.toString())
 
 
 def _is_view(name: str) -> ConfigError:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from pathlib import Path
-from urllib.parse import unquote, urlparse
+from urllib.parse import urlparse
 
 from pyspark.sql import SparkSession
 
 from stream_merge.model import names
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import TableSnapshot
+
+_ESCAPE = re.compile(r"%[0-9A-Fa-f]{2}")
 
 
 def permission_problems(spec: MergeSpec, found: TableSnapshot | None) -> list[str]:
@@ -55,7 +58,8 @@ def _nearest(location: str) -> Path | None:
 def local_path(location: str) -> Path | None:
     """A location as a path of this machine's file system, or None for any other storage.
 
-    A `#` or `?` in it belongs to the path: Hadoop writes its paths as they are, `file:/lake/orders#eu`.
+    Nothing in it stands for another character, not `%20` either: Hadoop reads and writes its paths as they are,
+    `file:/lake/orders#eu`, and Spark takes `file:///lake/a%20b` for the folder `a%20b`.
     """
     scheme = urlparse(location).scheme
     if scheme not in ("", "file"):
@@ -63,7 +67,16 @@ def local_path(location: str) -> Path | None:
     inside = location.partition(":")[2] if scheme else location
     if scheme and inside.startswith("//"):
         inside = "/" + inside[2:].partition("/")[2]
-    return Path(unquote(inside) if scheme else inside)
+    return Path(inside)
+
+
+def escape_in(location: str) -> str | None:
+    """The first `%20` or the like in a path or URI, which Hadoop takes as it is and delta-rs (1.6) for a blank.
+
+    In a local path, too: it opens the folder and looks for its files in the other one.
+    """
+    found = _ESCAPE.search(location)
+    return None if found is None else found.group()
 
 
 def scratch(session: SparkSession) -> Path:

@@ -15,7 +15,7 @@ from stream_merge.model import names
 from stream_merge.model.snapshot import CommitRecord
 from stream_merge.shapes import SHAPES
 from stream_merge.shapes.recorded import filled_as
-from stream_merge.spark import environment
+from stream_merge.spark import environment, places
 from stream_merge.tables.advice import advice
 from stream_merge.tables.delta_rs.eligibility import of_columns, of_table
 from stream_merge.tables.delta_rs.table import NativeTable, open_table
@@ -131,8 +131,18 @@ def find(target: str, storage_options: Mapping[str, str] | None = None) -> Nativ
             " table's path or URI"
         )
         raise ConfigError(msg, target=target)
+    place = names.normal_path(target)
+    escape = places.escape_in(place)
+    if escape is not None:
+        msg = (
+            f"{target!r} has {escape!r} in it, which Spark takes as it is and delta-rs for another character; where it"
+            " stands for one, as in a location of DESCRIBE DETAIL, write the folder's path without file:, else"
+            " DESCRIBE HISTORY in Spark shows the table's commits"
+        )
+        raise ConfigError(msg, target=target)
+    local = places.local_path(place)
     try:
-        return open_table(names.normal_path(target), storage_options)
+        return open_table(place if local is None else str(local), storage_options)
     except Exception as err:
         why = environment.said(err) or environment.away(err) or _COLOURS.sub("", environment.first_line(str(err)))
         msg = f"the log of {target!r} cannot be read without Spark: {why}; DESCRIBE HISTORY in Spark shows its commits"

@@ -189,7 +189,8 @@ class Store:
         location = names.normal_path(table) if names.is_path(table) else self.location(session, table)
         local = places.local_path(location)
         place = location if local is None else str(local)
-        if place in self._unreadable or not (local is None or _is_table(local)):
+        is_left_to_spark = place in self._unreadable or places.escape_in(location) is not None
+        if is_left_to_spark or not (local is None or _is_table(local)):
             return None
         try:
             options = None if local is not None else self._options(session, place)
@@ -270,7 +271,7 @@ class Store:
 
     def _readable(self, session: SparkSession, location: str) -> str | None:
         """A location as delta-rs is given it; None where it must not read, or could not hold Spark's lock."""
-        if self._spec.engine == "spark":
+        if self._spec.engine == "spark" or places.escape_in(location) is not None:
             return None
         local = places.local_path(location)
         if local is not None:

@@ -17,6 +17,7 @@ from stream_merge import ConfigError, MergeSink
 from stream_merge.model.names import QUARANTINE_TABLE_PREFIX, TARGET_ID_PROPERTY, TOMBSTONE_TABLE_PREFIX, quote
 from stream_merge.tables.explain import explain
 from stream_merge.tables.tombstones import rules
+from stream_merge.testing import target_rows
 
 pytestmark = pytest.mark.engines("auto", "spark", "merge_on_read")
 
@@ -345,6 +346,36 @@ def test_what_lies_beside_a_table_of_the_catalog_is_found_again_after_its_types_
     assert ledger(late) == {"received": 1, "stale": 1}
     assert stream.rows("id") == [(1,), (2**40,)]
     assert stream.side_table(QUARANTINE_TABLE_PREFIX).count() == 2
+
+
+@pytest.mark.engines("auto")
+def test_a_uri_names_the_folder_that_spark_takes_it_for(spark: SparkSession, tmp_path: Path):
+    """`%20` in it is no blank, neither for the sink's own reading nor for its locks; delta-rs would take it for one."""
+    target = f"file://{tmp_path}/a%20b"
+    ChangeStream(spark, str(tmp_path / "a b"), folder=tmp_path).deliver(upsert(1, "other", lsn=1))
+    for key, engine in enumerate(("auto", "spark")):
+        stream = ChangeStream(spark, target, folder=tmp_path, app_id=engine, engine=engine)
+        done = stream.deliver(upsert(key, engine, lsn=1))
+        assert done.engine == "spark"
+
+    assert ChangeStream(spark, str(tmp_path / "a b"), folder=tmp_path).rows("name") == [("other",)]
+    assert target_rows(spark, f"{tmp_path}/a%20b", "id", "name") == [(0, "auto"), (1, "spark")]
+
+
+@pytest.mark.engines("auto")
+def test_a_table_of_the_catalog_in_a_folder_with_odd_characters_is_merged_in_the_driver(
+    spark: SparkSession, schema: str, tmp_path: Path
+):
+    """The catalog has its location as a URI, in which they are encoded."""
+    for name, folder in (("blank", "a b#c"), ("share", "50%")):
+        place = tmp_path / folder
+        spark.sql(f"CREATE TABLE {schema}.{name} (id BIGINT, lsn BIGINT, name STRING) USING delta LOCATION '{place}'")
+        stream = ChangeStream(spark, f"{schema}.{name}", folder=tmp_path, engine="native")
+
+        done = stream.deliver(upsert(1, "row", lsn=1))
+
+        assert done.engine in ("native", "merge_on_read")
+        assert target_rows(spark, str(place), "id", "name") == [(1, "row")]
 
 
 def test_the_spelling_of_a_path_does_not_enter_the_identity(spark: SparkSession, tmp_table: str):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 
 from stream_merge import ConfigError
 from stream_merge.tables.explain import explain
@@ -25,3 +27,13 @@ def test_a_log_that_cannot_be_read_is_one_sentence(tmp_path: Path):
 
     with pytest.raises(ConfigError, match="cannot be read without Spark"):
         explain(str(tmp_path / "table"))
+
+
+def test_a_path_in_which_delta_rs_would_decode_something_is_not_read_as_another_folders(tmp_path: Path):
+    """Spark takes `a%20b` as it is, given by a URI, too."""
+    write_deltalake(str(tmp_path / "a b"), pa.table({"id": [1]}))
+
+    for target in (f"file://{tmp_path}/a%20b", f"{tmp_path}/a%20b"):
+        with pytest.raises(ConfigError, match="has '%20' in it, which Spark takes as it is"):
+            explain(target)
+    assert explain(f"file://{tmp_path}/a b").version == 0

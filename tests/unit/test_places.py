@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stream_merge.spark.places import canonical, local_path
+from stream_merge.spark.places import canonical, escape_in, local_path
 
 
 @pytest.mark.parametrize(
@@ -14,9 +14,10 @@ from stream_merge.spark.places import canonical, local_path
     [
         ("/lake/orders", "/lake/orders"),
         ("file:/lake/orders#eu", "/lake/orders#eu"),  # as Hadoop writes its paths
-        ("file:///lake/orders%23eu", "/lake/orders#eu"),
         ("file://localhost/lake/what?", "/lake/what?"),
-        ("file:///lake/a%20b", "/lake/a b"),
+        # Hadoop's `new Path(text)` decodes nothing, so that Spark reads and writes this very folder.
+        ("file:///lake/a%20b", "/lake/a%20b"),
+        ("file:/lake/a b", "/lake/a b"),
         ("lake/50%25", "lake/50%25"),
         ("s3a://lake/orders", None),
     ],
@@ -27,3 +28,11 @@ def test_a_path_of_this_machine_is_whole(location: str, path: str | None) -> Non
 
 def test_two_folders_are_two_tables() -> None:
     assert canonical("file:/lake/orders#eu") != canonical("file:/lake/orders#us")
+
+
+@pytest.mark.parametrize(
+    ("location", "escape"), [("/lake/a%20b", "%20"), ("s3a://lake/a%2fb/t", "%2f"), ("/lake/50%/a b#?", None)]
+)
+def test_what_delta_rs_would_decode_is_told(location: str, escape: str | None) -> None:
+    assert escape_in(location) == escape
+    assert canonical("file:/lake/a%20b") != canonical("file:/lake/a b")
