@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from stream_merge.engines import ENGINES
 from stream_merge.engines.base import Choice, Engine, Execution, MergeJob
@@ -27,7 +29,8 @@ class Ranking:
     estimate: str
     """What is known of the job, in words."""
     refused: Ineligible | None
-    """Why one that was asked for is not among them."""
+    """Why one is not among them that would come before Spark, or why none in the driver is; None where all is by the
+    estimate."""
 
 
 def rank(job: MergeJob) -> Ranking:
@@ -43,8 +46,15 @@ def rank(job: MergeJob) -> Ranking:
     return Ranking(
         engines=tuple(one for one in asked if obstacles[one.name] is None),
         estimate=f"{'' if wanted == 'auto' else 'asked for; '}{work}: {expected}",
-        refused=next((found for found in obstacles.values() if found is not None), None),
+        refused=_refused(asked, obstacles),
     )
+
+
+def _refused(asked: Sequence[Engine], obstacles: Mapping[str, Ineligible | None]) -> Ineligible | None:
+    """What keeps the job from an engine that it would go to: not of one that costs more than Spark beside others."""
+    is_one_left = any(one.in_driver and obstacles[one.name] is None for one in asked)
+    wanted = takewhile(lambda one: one.in_driver, asked) if is_one_left else asked
+    return next((found for one in wanted if (found := obstacles[one.name]) is not None), None)
 
 
 def start(job: MergeJob, ranking: Ranking) -> Execution:

@@ -117,7 +117,8 @@ NATIVE_REFUSALS = Instrument(
     name="stream_merge_native_refusals_total",
     type="counter",
     unit="micro-batches",
-    help="Calls that went to Spark though an engine could be chosen, by reason.",
+    help="Calls that went to Spark though an engine could be chosen, by reason; `cost`: one in the driver could have"
+    " merged them, and Spark was expected to be faster.",
     label="refusal",
     values=REFUSALS,
 )

@@ -44,10 +44,27 @@ SPARK = Given("spark", in_driver=False)
 WORK = Work(events=10, bytes=1_000_000, cores=2)
 
 
-def started(monkeypatch: pytest.MonkeyPatch, *engines: Given, asked: str = "auto", work: Work = WORK) -> Execution:
+class Costs(CostModel):
+    """Engines that take what they are said to take."""
+
+    def __init__(self, **seconds: float) -> None:
+        super().__init__()
+        self._seconds = seconds
+
+    def seconds(self, engine: str, work: Work) -> float:
+        return self._seconds[engine]
+
+
+def started(
+    monkeypatch: pytest.MonkeyPatch,
+    *engines: Given,
+    asked: str = "auto",
+    work: Work = WORK,
+    costs: CostModel | None = None,
+) -> Execution:
     monkeypatch.setattr(choose, "ENGINES", engines)
     spec = SimpleNamespace(engine=asked, target="shop.orders", label="orders")
-    job = cast(MergeJob, SimpleNamespace(spec=spec, work=work, costs=CostModel()))
+    job = cast(MergeJob, SimpleNamespace(spec=spec, work=work, costs=costs or CostModel()))
     return choose.start(job, choose.rank(job))
 
 
@@ -69,6 +86,26 @@ def test_the_next_engine_has_what_one_gives_up(monkeypatch: pytest.MonkeyPatch) 
 
     found = started(monkeypatch, Given("native", in_driver=True, gives_up="no memory"), SPARK).choice
     assert (found.engine, found.why, found.refusal) == ("spark", "no memory", "memory")
+
+
+@pytest.mark.parametrize(
+    ("native", "on_read", "refusal"),
+    [
+        (5.0, 3.0, "cost"),  # it would not have had the job
+        (0.5, 3.0, "column"),  # it would
+        (0.5, 0.7, None),
+    ],
+)
+def test_an_obstacle_is_a_reason_for_spark_where_the_job_would_go_there_else(
+    monkeypatch: pytest.MonkeyPatch, native: float, on_read: float, refusal: Refusal | None
+) -> None:
+    unfit = Given("native", in_driver=True, obstacle="column 'a' is a map")
+    costs = Costs(native=native, merge_on_read=on_read, spark=1.0)
+
+    found = started(monkeypatch, unfit, Given("merge_on_read", in_driver=True), SPARK, costs=costs).choice
+
+    assert (found.engine, found.refusal) == ("merge_on_read" if refusal is None else "spark", refusal)
+    assert ("about 1.00 s" in found.why) == (refusal != "column")
 
 
 @pytest.mark.parametrize(
