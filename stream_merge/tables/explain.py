@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -18,6 +19,7 @@ from stream_merge.shapes.recorded import filled_as
 from stream_merge.spark import environment, places
 from stream_merge.tables.advice import advice
 from stream_merge.tables.delta_rs.eligibility import of_columns, of_table
+from stream_merge.tables.delta_rs.metrics import files_written
 from stream_merge.tables.delta_rs.table import NativeTable, open_table
 from stream_merge.tables.facts import facts_of
 from stream_merge.tables.merge_on_read import eligibility
@@ -92,7 +94,7 @@ def explain(target: str, *, last: int = 20, storage_options: Mapping[str, str] |
     shape = None if recorded is None else filled_as(recorded)
     refused = of_table(table, snapshot, "the table") or of_columns(snapshot.schema, json.loads(keys or "[]"))
     commits = table.history(last)
-    merges = tuple(_merges(commits))
+    merges = tuple(_merges(table, commits))
     native = _of_shape(shape, by_delta_rs=True) or (None if refused is None else refused.detail)
     not_on_read = eligibility.of_table(table, snapshot, "the table")
     return Explained(
@@ -162,7 +164,7 @@ def opened(target: str, storage_options: Mapping[str, str] | None = None) -> Nat
     return table
 
 
-def _merges(commits: list[CommitRecord]) -> Iterator[MergedVersion]:
+def _merges(table: NativeTable, commits: list[CommitRecord]) -> Iterator[MergedVersion]:
     for commit in commits:
         ours = commit.ours
         if ours is None:
@@ -175,5 +177,14 @@ def _merges(commits: list[CommitRecord]) -> Iterator[MergedVersion]:
             role=str(ours.get("role", "target")),
             engine=str(ours.get("engine", "")),
             plan=str(ours.get("plan", "")),
-            metrics=commit.metrics,
+            metrics=_with_files(table, commit),
         )
+
+
+def _with_files(table: NativeTable, commit: CommitRecord) -> Mapping[str, int]:
+    """A commit's metrics; which files delta-rs has added, tells its text alone, as long as the log has it."""
+    if (commit.ours or {}).get("engine") != "native":
+        return commit.metrics
+    with suppress(FileNotFoundError):
+        return {**commit.metrics, **files_written(table.commit(commit.version))}
+    return commit.metrics

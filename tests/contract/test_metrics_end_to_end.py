@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 import urllib.request
@@ -27,6 +28,7 @@ from stream_merge.metrics.delta_merge import DELTA_MERGE_METRICS
 from stream_merge.metrics.server import serve
 from stream_merge.model.results import CONFLICTS, FATES, OUTCOMES, PHASES, REASONS
 from stream_merge.tables.delta_rs.metrics import MERGE_METRICS
+from stream_merge.tables.explain import explain
 from stream_merge.testing import batch, run, target_rows
 
 EVENT = "id bigint, lsn bigint, name string, op string"
@@ -139,7 +141,7 @@ def test_a_real_merge_reports_exactly_the_metrics_of_the_table(story):
 
 
 def test_the_native_engine_reports_what_it_counts_under_deltas_names(spark: SparkSession, tmp_path: Path):
-    """What delta-rs does not count is absent, not 0; what it writes into the history is what is exported."""
+    """What it does not count is absent, not 0. It takes files of the change feed for data files: the log tells them."""
     registry = CollectorRegistry()
     sink = sink_of(str(tmp_path / "orders"), app_id="native", engine="native", metrics=MergeMetrics(registry=registry))
     run(sink, batch(spark, EVENT, (1, 1, "ann", "u"), (2, 1, "bob", "u")), 0)
@@ -152,6 +154,19 @@ def test_the_native_engine_reports_what_it_counts_under_deltas_names(spark: Spar
     assert {name: result.metrics[name] for name in MERGE_METRICS.values()} == {
         ours: int(commit["operationMetrics"][theirs]) for theirs, ours in MERGE_METRICS.items()
     }
+    log = (tmp_path / "orders" / "_delta_log" / f"{result.version:020d}.json").read_text()
+    actions = [json.loads(line) for line in log.splitlines()]
+    files = {kind: [one[kind]["size"] for one in actions if kind in one] for kind in ("add", "cdc", "remove")}
+    names = {"add": ("FilesAdded", "BytesAdded"), "remove": ("FilesRemoved", "BytesRemoved")}
+    for kind, (count, size) in {**names, "cdc": ("ChangeFilesAdded", "ChangeFileBytes")}.items():
+        counted = result.metrics[f"numTarget{count}"], result.metrics[f"numTarget{size}"]
+        assert counted == (len(files[kind]), sum(files[kind]))
+        assert files[kind]
+    commits = (tmp_path / "orders" / "_delta_log").glob("*.json")
+    changes = sum('"cdc"' in line for text in commits for line in text.read_text().splitlines())
+    assert exported.value("target_change_files_added_total") == changes
+    told = explain(str(tmp_path / "orders"), last=1).merges[0].metrics
+    assert told["numTargetFilesAdded"] == len(files["add"])
     assert exported.value("target_rows_updated_total") == exported.value("target_rows_deleted_total") == 1
     assert exported.value("merges_total", engine="native") == 2
     assert exported.value("merges_total", engine="spark") == 0

@@ -15,8 +15,10 @@ from deltalake import DeltaTable, TableFeatures, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from stream_merge.tables.delta_rs.kept import MOST_POSTPONED_ROWS
+from stream_merge.tables.delta_rs.metrics import files_written
 from stream_merge.tables.delta_rs.objects import Objects
 from stream_merge.tables.delta_rs.table import NativeTable, open_table
+from stream_merge.tables.explain import explain
 
 COMMITS = 5
 NESTED = pa.struct({"a": pa.int64(), "b": pa.string()})
@@ -383,3 +385,32 @@ def test_rows_of_files_that_lack_a_column_are_read_by_delta_rs(table: Path):
     rows = NativeTable(table.as_uri()).rows()
 
     assert sorted(rows.to_pylist(), key=repr) == [{"id": 0, "new": None}, {"id": 1, "new": "text"}]
+
+
+@pytest.mark.parametrize(("feed", "changes"), [("false", 0), ("true", 1)])
+def test_files_of_a_merge_are_counted_as_the_log_names_them(tmp_path: Path, feed: str, changes: int):
+    """delta-rs 1.6 counts those of the change feed as data files; its own numbers in the history are left out."""
+    write_deltalake(str(tmp_path / "table"), rows(0), configuration={"delta.enableChangeDataFeed": feed})
+    kept = NativeTable(str(tmp_path / "table"))
+
+    def merge(number: int) -> dict[str, int]:
+        return kept.merge(
+            rows(number),
+            "t.id = s.id",
+            lambda merger: merger.when_matched_delete().when_not_matched_insert({"id": "s.id"}),
+            transaction=None,
+            user_metadata=json.dumps({"stream_merge": {"batch_id": number, "engine": "native", "plan": ""}}),
+        )
+
+    inserted, deleted = merge(7), merge(0)
+
+    assert (inserted["numTargetFilesAdded"], inserted["numTargetFilesRemoved"]) == (1, 0)
+    assert inserted["numTargetBytesAdded"] > 0
+    assert (deleted["numTargetFilesAdded"], deleted["numTargetFilesRemoved"]) == (0, 1)
+    assert deleted["numTargetBytesRemoved"] > 0
+    assert deleted["numTargetChangeFilesAdded"] == changes
+    assert (deleted["numTargetChangeFileBytes"] > 0) == bool(changes)
+    assert all("numTargetFilesAdded" not in commit.metrics for commit in kept.history(2))
+    told = explain(str(tmp_path / "table"), last=2).merges
+    assert [merge.metrics["numTargetFilesAdded"] for merge in told] == [0, 1]
+    assert files_written(b"")["numTargetFilesAdded"] == 0

@@ -1,10 +1,13 @@
-"""What commits say of themselves, read from their files: where delta-rs (1.6) cannot give them."""
+"""What commits say of themselves; read from their files where delta-rs (1.6) cannot give them."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+
+from stream_merge.model.snapshot import CommitRecord
+from stream_merge.tables.delta_rs.metrics import metrics_of
 
 
 def newest_first(commit: Callable[[int], bytes], version: int) -> Iterator[dict[str, Any]]:
@@ -26,3 +29,13 @@ def newest_first(commit: Callable[[int], bytes], version: int) -> Iterator[dict[
         actions = (json.loads(line) for line in text.splitlines() if line.strip())
         said: dict[str, Any] = next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
         yield {**said, "version": number}
+
+
+def record(commit: Mapping[str, Any]) -> CommitRecord:
+    """A commit by its own words."""
+    return CommitRecord(
+        version=int(commit["version"]),
+        timestamp_ms=commit.get("timestamp"),
+        user_metadata=commit.get("userMetadata"),
+        metrics=metrics_of(commit.get("operationMetrics") or {}),
+    )

@@ -25,7 +25,7 @@ from stream_merge.tables.delta_rs import checkpoints, commit_infos
 from stream_merge.tables.delta_rs.data_files import Times, stray_problem, unambiguous
 from stream_merge.tables.delta_rs.held_columns import HeldColumns
 from stream_merge.tables.delta_rs.kept import Before, KeptRows, KeptTransactions, Postponed
-from stream_merge.tables.delta_rs.metrics import as_merge_metrics, metrics_of
+from stream_merge.tables.delta_rs.metrics import as_merge_metrics, files_written
 from stream_merge.tables.delta_rs.newest import ListedLateError, added, look, new
 from stream_merge.tables.delta_rs.objects import AT_ONCE, Objects
 from stream_merge.tables.delta_rs.panics import no_panics
@@ -194,15 +194,7 @@ class NativeTable:
             commits = self._table.history(limit)
         except DeltaError:
             commits = list(islice(commit_infos.newest_first(self.commit, self.version), limit))
-        return [
-            CommitRecord(
-                version=int(commit["version"]),
-                timestamp_ms=commit.get("timestamp"),
-                user_metadata=commit.get("userMetadata"),
-                metrics=metrics_of(commit.get("operationMetrics") or {}),
-            )
-            for commit in commits
-        ]
+        return [commit_infos.record(commit) for commit in commits]
 
     def commits(self, newer_than: int, up_to: int) -> list[CommitRecord]:
         """The commits in a range of versions, newest first."""
@@ -221,7 +213,7 @@ class NativeTable:
     ) -> dict[str, int]:
         """Merge on the handle's very version (aliases `s` and `t`); any newer commit makes it lose.
 
-        Returns: delta-rs' own metrics under Delta's names.
+        Returns: delta-rs' own metrics under Delta's names, and the files that the commit names.
         """
         merger = self._table.merge(
             unsliced(source),
@@ -236,19 +228,22 @@ class NativeTable:
         before = self._before()
         with self.lock():
             metrics = as_merge_metrics(build(merger).execute())
+        written = b""
         if self.version != before.version:
-            self._expect_removed(self.version, before.live)
+            written = self._expect_removed(self.version, before.live)
             self._has_written(before, transaction)
-        return metrics
+        return metrics | files_written(written)
 
-    def _expect_removed(self, version: int, live: pa.ChunkedArray) -> None:
-        """Hold a commit against the log: a file that is removed under another name than it has stays.
+    def _expect_removed(self, version: int, live: pa.ChunkedArray) -> bytes:
+        """Hold a commit, whose text it returns, against the log: a file removed under another name than it has stays.
 
         delta-rs itself does not notice (1.6): it compares decoded paths.
         """
-        problem = stray_problem(self.commit(version), live, version=version, location=self.location)
+        text = self.commit(version)
+        problem = stray_problem(text, live, version=version, location=self.location)
         if problem is not None:
             raise StreamMergeError(problem, target=self.location)
+        return text
 
     @no_panics
     def expect_removed(self, version: int) -> None:
