@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -18,7 +17,7 @@ from stream_merge.shapes import SHAPES
 from stream_merge.shapes.recorded import filled_as
 from stream_merge.spark import environment, places
 from stream_merge.tables.advice import advice
-from stream_merge.tables.delta_rs.eligibility import of_columns, of_table
+from stream_merge.tables.delta_rs.eligibility import of_recorded, of_table
 from stream_merge.tables.delta_rs.metrics import files_written
 from stream_merge.tables.delta_rs.table import NativeTable, open_table
 from stream_merge.tables.facts import facts_of
@@ -92,11 +91,11 @@ def explain(target: str, *, last: int = 20, storage_options: Mapping[str, str] |
     keys = snapshot.properties.get(names.KEYS_PROPERTY)
     recorded = snapshot.properties.get(names.SEQUENCE_PROPERTY)
     shape = None if recorded is None else filled_as(recorded)
-    refused = of_table(table, snapshot, "the table") or of_columns(snapshot.schema, json.loads(keys or "[]"))
+    refused = of_table(table, snapshot, "the table") or of_recorded(snapshot)
     commits = table.history(last)
     merges = tuple(_merges(table, commits))
     native = _of_shape(shape, by_delta_rs=True) or (None if refused is None else refused.detail)
-    not_on_read = eligibility.of_table(table, snapshot, "the table")
+    not_on_read = eligibility.of_table(table, snapshot, "the table") or eligibility.of_recorded(snapshot)
     return Explained(
         version=snapshot.version,
         files=snapshot.files or 0,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -125,6 +126,26 @@ def columns_of(layout: Layout) -> Iterator[tuple[str, DataType, Place]]:
     """The same of all that events bring."""
     yield from ((stored.name, stored.dtype, "payload") for stored in layout.stored)
     yield from keys_of(layout)
+
+
+def recorded_columns(snapshot: TableSnapshot) -> Iterator[tuple[str, DataType, Place]]:
+    """The same of what events will bring, as far as a table tells: by the keys and sequence recorded with it."""
+    keys = _recorded(snapshot.properties.get(names.KEYS_PROPERTY, "[]"))
+    sequence = _recorded(snapshot.properties.get(names.SEQUENCE_PROPERTY, "{}"))
+    for field in snapshot.schema.fields:
+        is_sequence = field.name == names.SEQUENCE_COLUMN
+        if not is_sequence:
+            yield field.name, field.dataType, "payload"
+        if field.name.lower() in keys:
+            yield field.name, field.dataType, "key"
+        if is_sequence or field.name.lower() in sequence:
+            yield from ((leaf.name, leaf.dataType, "sequence") for _, leaf in leaves(StructType([field])))
+
+
+def _recorded(text: str) -> frozenset[str]:
+    """Columns that a property names, in lower case, by which a sink finds them; one calculated names none."""
+    found = json.loads(text)
+    return frozenset(name.lower() for name in (found if isinstance(found, list) else found.get("columns", [])))
 
 
 def _parts(dtype: DataType) -> list[DataType]:

@@ -1,4 +1,4 @@
-"""What `stream-merge explain` says where no table's log can be read."""
+"""What `stream-merge explain` says where no table's log can be read, and of a table whose batches are all refused."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
+from on_read_target import LONG, TEXT, Target
+from pyspark.sql.types import DataType, DoubleType, MapType, StructField, StructType
 
 from stream_merge import ConfigError
+from stream_merge.model import names
 from stream_merge.tables.explain import explain
 
 
@@ -37,3 +40,35 @@ def test_a_path_in_which_delta_rs_would_decode_something_is_not_read_as_another_
         with pytest.raises(ConfigError, match="has '%20' in it, which Spark takes as it is"):
             explain(target)
     assert explain(f"file://{tmp_path}/a b").version == 0
+
+
+@pytest.mark.parametrize(
+    ("columns", "native", "on_read"),
+    [
+        ({"k": LONG, "lsn": LONG}, None, None),
+        ({"k": DoubleType(), "lsn": LONG}, "'k' is double as a key", "'k' is double as a key"),
+        ({"K": StructType([StructField("a", LONG)]), "lsn": LONG}, "as a key", "as a key"),
+        ({"k": LONG, "LSN": DoubleType()}, "'LSN' is double as a sequence", "'LSN' is double as a sequence"),
+        (
+            {"k": LONG, names.SEQUENCE_COLUMN: StructType([StructField("c1", DoubleType())])},
+            "'c1' is double as a sequence",
+            "'c1' is double as a sequence",
+        ),
+        ({"k": LONG, "lsn": LONG, "m": MapType(TEXT, TEXT)}, "'m' is map<string,string>, for which", None),
+    ],
+)
+def test_keys_and_sequence_that_refuse_each_batch_are_told(
+    tmp_path: Path, columns: dict[str, DataType], native: str | None, on_read: str | None
+):
+    """By what a sink has recorded with the table."""
+    target = Target(tmp_path / "table", StructType([StructField(name, dtype) for name, dtype in columns.items()]))
+    target.protocol["protocol"]["writerFeatures"].remove("inCommitTimestamp")
+    recorded = {names.KEYS_PROPERTY: '["k"]', names.SEQUENCE_PROPERTY: '{"columns": ["lsn"]}'}
+    target.metadata["metaData"]["configuration"] |= recorded
+    target.put(target.protocol, target.metadata)
+
+    found = explain(str(tmp_path / "table"))
+
+    for said, wanted in ((found.native, native), (found.on_read, on_read)):
+        assert (said is None) == (wanted is None)
+        assert wanted is None or wanted in str(said)

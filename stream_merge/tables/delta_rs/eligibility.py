@@ -51,6 +51,7 @@ from stream_merge.tables.whitelist import (
     of_readers,
     of_shape,
     of_structs,
+    recorded_columns,
 )
 
 CALENDAR_CONF = "spark.sql.parquet.datetimeRebaseModeInRead"
@@ -214,9 +215,9 @@ def of_calendar(session: SparkSession, schema: StructType) -> Ineligible | None:
     )
 
 
-def of_columns(schema: StructType, keys: Sequence[str]) -> Ineligible | None:
+def of_recorded(snapshot: TableSnapshot) -> Ineligible | None:
     """Whether delta-rs can carry and compare all columns of a table, as far as the table itself tells."""
-    return _of_columns((f.name, f.dataType, "key" if f.name in keys else "payload") for f in schema.fields)
+    return _of_columns(recorded_columns(snapshot))
 
 
 def _of_columns(used: Iterable[tuple[str, DataType, Place]]) -> Ineligible | None:

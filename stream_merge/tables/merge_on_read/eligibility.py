@@ -47,6 +47,7 @@ from stream_merge.tables.whitelist import (
     of_mapping,
     of_shape,
     of_structs,
+    recorded_columns,
 )
 
 PROVEN: Mapping[type[DataType], frozenset[Place]] = {
@@ -93,6 +94,11 @@ def of_table(table: NativeTable | None, snapshot: TableSnapshot, what: str) -> I
     if refused is not None:
         return Ineligible(reason="table_feature", detail=f"{what}: {refused}")
     return of_mapping(snapshot, what) or _of_fields(snapshot, what)
+
+
+def of_recorded(snapshot: TableSnapshot) -> Ineligible | None:
+    """Whether all columns of a table can be carried and compared, as far as the table itself tells."""
+    return _of_columns(recorded_columns(snapshot))
 
 
 def of_layout(layout: Layout) -> Ineligible | None:
