@@ -1,4 +1,4 @@
-"""What `check` says of the keys of records. No Spark and no broker: records are given."""
+"""What `check` says of keys, those of records and of the table. No Spark and no broker: records are given."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 import yaml
+from deltalake import write_deltalake
 
-from stream_merge.jobs.kafka.check import _keys
+from stream_merge.jobs.kafka.check import _keys, _table
+from stream_merge.jobs.kafka.columns import RowSchema
 from stream_merge.jobs.kafka.newest_records import Records
 from stream_merge.jobs.kafka.settings import load
 
@@ -43,3 +45,21 @@ def test_where_keys_are_not_those_of_the_records_it_is_said(
 
     found = [finding.said for finding in _keys(load(file).queries[0], records)]
     assert [part in text for part, text in zip(said, found, strict=True)] == [True] * len(said)
+
+
+@pytest.mark.parametrize(
+    ("keys", "is_problem", "said"),
+    [("id", False, "keys ['id']"), ("ID", False, "keys ['ID']"), ("no", True, "has no key column(s) ['no']")],
+)
+def test_a_key_column_is_found_as_the_job_finds_it(tmp_path: Path, keys: str, is_problem: bool, said: str) -> None:
+    """Whatever its case."""
+    write_deltalake(str(tmp_path / "table"), pa.table({"id": [1], "v": ["a"]}))
+    query = {"name": "q", "topic": "t", "keys": keys, "target": str(tmp_path / "table"), "checkpoint": "c"}
+    file = tmp_path / "job.yaml"
+    file.write_text(yaml.safe_dump({"kafka": {"bootstrap": "b:1"}, "queries": [query]}))
+    (query_of_job,) = load(file).queries
+
+    (found,) = _table(query_of_job, RowSchema.of_query(query_of_job))
+
+    assert found.is_problem == is_problem
+    assert said in found.said

@@ -20,6 +20,7 @@ from stream_merge.sources.envelopes.base import Kind
 from stream_merge.sources.kafka import certificates
 from stream_merge.sources.kafka.connection import Cluster, Connection, Security, TopicState, is_refusal
 from stream_merge.sources.wire.strict_json import UndecodableError
+from stream_merge.spark import columns
 from stream_merge.spark.places import local_path, nearest_existing, not_writable
 from stream_merge.spark.preflight import occupied
 from stream_merge.tables.delivery import expect_same_table
@@ -208,7 +209,8 @@ def _table(query: QuerySettings, rows: RowSchema) -> Iterator[Finding]:
         yield Finding(query=query.name, about="table", said=said, is_problem=is_problem)
         return
     snapshot = table.snapshot()
-    absent = [key for key in query.keys if key not in snapshot.schema.names]
+    stored = snapshot.schema.names
+    absent = [key for key in query.keys if columns.resolve(key, stored, case_sensitive=False) is None]
     others = keys_problem(snapshot, query.target, query.keys, case_sensitive=False)
     if others is not None:
         yield Finding(query=query.name, about="table", said=others, is_problem=True)
