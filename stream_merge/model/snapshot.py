@@ -74,6 +74,11 @@ def is_applied(transaction: Callable[[str], int | None], app_id: str | None, bat
     return recorded is not None and recorded >= batch_id
 
 
+_UPKEEP = "upkeep"
+UPKEEP_METADATA = json.dumps({"stream_merge": {"role": _UPKEEP}})
+"""`userMetadata` of a commit that the sink makes for no batch: without `batch_id` nobody takes it for one's."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CommitRecord:
     """One commit, from the table's history."""
@@ -87,12 +92,21 @@ class CommitRecord:
 
     @property
     def ours(self) -> dict[str, Any] | None:
-        """What the sink wrote into the commit; None for anybody else's."""
+        """What the sink wrote into the commit of a batch; None for any other."""
+        found = self._said()
+        return found if "batch_id" in found else None
+
+    @property
+    def is_upkeep(self) -> bool:
+        """Whether the sink put files together, and says so (`UPKEEP_METADATA`)."""
+        return self._said().get("role") == _UPKEEP
+
+    def _said(self) -> dict[str, Any]:
         try:
             found = json.loads(self.user_metadata or "")["stream_merge"]
         except (ValueError, KeyError, TypeError):
-            return None
-        return found if isinstance(found, dict) and "batch_id" in found else None
+            return {}
+        return found if isinstance(found, dict) else {}
 
 
 History = Callable[[int, int], Sequence[CommitRecord]]

@@ -124,8 +124,9 @@ class Shop:
         for commit in sorted(Path(self.target, "_delta_log").glob("*.json")):
             for line in commit.read_text().splitlines():
                 metadata = json.loads(line).get("commitInfo", {}).get("userMetadata")
-                if metadata:
-                    found.append(json.loads(metadata)["stream_merge"]["kafka"])
+                said = json.loads(metadata)["stream_merge"] if metadata else {}
+                if "batch_id" in said:  # not of upkeep
+                    found.append(said["kafka"])
         return found
 
     def ranges(self) -> list[list[int]]:

@@ -40,6 +40,8 @@ def test_as_many_files_are_put_together_as_there_is_memory_for(target: Target):
     assert found.debt is not None
     assert (found.debt.rows, found.debt.awaiting_files) == (TOGETHER * ROWS, TOGETHER - 3)
     assert target.rows() == before
+    newest = native.history(1)[0]
+    assert (newest.is_upkeep, newest.ours) == (True, None)  # known as the sink's own, and no batch's
 
 
 def test_what_there_is_no_memory_for_is_not_read_again(target: Target, monkeypatch: pytest.MonkeyPatch):

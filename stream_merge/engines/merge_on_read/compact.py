@@ -14,7 +14,7 @@ from stream_merge.engines.memory import Promise
 from stream_merge.engines.merge_on_read.memory import BASE_BYTES
 from stream_merge.model.logs import tell
 from stream_merge.model.results import ReadDebt, Tidied, Upkeep
-from stream_merge.model.snapshot import TableSnapshot
+from stream_merge.model.snapshot import UPKEEP_METADATA, TableSnapshot
 from stream_merge.spark.errors import reason
 from stream_merge.tables.delta_rs.table import NativeTable
 from stream_merge.tables.live_files import decoded
@@ -175,7 +175,7 @@ def _written(
     return commit.Commit(
         version=snapshot.version + 1,
         now_ms=now_ms,
-        user_metadata=None,
+        user_metadata=UPKEEP_METADATA,
         operation="OPTIMIZE",
         metrics={
             "numRemovedFiles": len(files),

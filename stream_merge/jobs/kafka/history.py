@@ -21,12 +21,14 @@ class Step:
     """None: the uncommitted tail, from the checkpoint."""
     at: datetime | None
     identity: str | None
-    """Whose batch it was; None for a foreign version."""
+    """Whose batch it was; None for a version that holds none of a job's."""
     batch_id: int | None
     ranges: Ranges = field(default_factory=dict)
-    """Offsets that the commit accounts for; empty for a foreign version."""
+    """Offsets that the commit accounts for."""
     is_first: bool = False
     """Whether the query had recorded nothing before."""
+    is_upkeep: bool = False
+    """Whether the sink put files together."""
     records: Counter[str] = field(default_factory=Counter)
     """Kind -> records of the batch."""
     replayed: int | None = None
@@ -63,7 +65,14 @@ def _step(commit: CommitRecord) -> Step:
     ours = section_of(commit)
     if ours is None:
         replay = said.get(REPLAY_SECTION, {})
-        return Step(version=commit.version, at=at, identity=None, batch_id=None, replayed=replay.get("records"))
+        return Step(
+            version=commit.version,
+            at=at,
+            identity=None,
+            batch_id=None,
+            is_upkeep=commit.is_upkeep,
+            replayed=replay.get("records"),
+        )
     ranges: Ranges = {}
     records: Counter[str] = Counter()
     lost, uncounted, is_first = 0, 0, False
