@@ -126,7 +126,7 @@ ROWS = (
             ),
             Panel(
                 title="Last committed version",
-                description="Delta version of the target that each sink committed last.",
+                description="Delta version of the target that the last batch with a change committed.",
                 unit="none",
                 kind="stat",
                 width=6,
@@ -342,7 +342,8 @@ ROWS = (
         panels=(
             Panel(
                 title="Merges by engine",
-                description="Micro-batches merged by delta-rs in the driver (native) and by Spark.",
+                description="Micro-batches by who merged them: in the driver delta-rs (native) and merge-on-read, "
+                "else Spark.",
                 unit="cpm",
                 look="stacked",
                 queries=(("{{engine}}", per_minute("merges_total", "engine")),),
@@ -407,7 +408,8 @@ ROWS = (
             Panel(
                 title="Rows marked as deleted",
                 description="Share of the rows in a target's files that merges on read have marked and readers skip. A "
-                "file that has lost a quarter of its rows is written again.",
+                "file of up to 64 MiB is written again when it has lost a quarter of its rows and 1 MiB by that; small "
+                "ones of merges on read are put together before, eight of about one size.",
                 unit="percentunit",
                 queries=((SINK_LEGEND, f"max by ({SINK}) ({series('target_deleted_rows_ratio')})"),),
             ),
@@ -522,7 +524,8 @@ ROWS = (
             ),
             Panel(
                 title="Partitions",
-                description="Partitions left to scan, written to and removed from; 0 for an unpartitioned table.",
+                description="Partitions that merges by Spark had left to scan, wrote to and removed from; 0 for an "
+                "unpartitioned table.",
                 unit="cps",
                 width=12,
                 queries=(
@@ -614,7 +617,8 @@ ROWS = (
             ),
             Panel(
                 title="Committed version, over time",
-                description="Version of the target that each sink committed last. A fall is a recreated table.",
+                description="Version of the target that the last batch with a change committed. A fall is a recreated "
+                "table.",
                 unit="none",
                 width=12,
                 queries=((SINK_LEGEND, f"max by ({SINK}) ({series('last_committed_version')} and {LAST_COMMIT})"),),

@@ -109,7 +109,7 @@ MERGES = Instrument(
     name="stream_merge_merges_total",
     type="counter",
     unit="merges",
-    help="Calls that merged, by the engine that did it.",
+    help="Calls with something to merge, by the engine that had it; also where remembered deletes refused all of it.",
     label="engine",
     values=ENGINES,
 )
@@ -172,7 +172,8 @@ LAST_VERSION = Instrument(
     name="stream_merge_last_committed_version",
     type="gauge",
     unit="version",
-    help="Version of the target that this process committed last; 0 before its first commit.",
+    help="Version of the target that this process' last batch with a change committed; 0 before it. Compaction, and a"
+    " look that finds late deletes, commit newer ones.",
 )
 LAST_COMMIT = Instrument(
     name="stream_merge_last_commit_timestamp_seconds",
@@ -238,7 +239,7 @@ TOPIC_NEWEST = Instrument(
     name="stream_merge_topic_newest_event_timestamp_seconds",
     type="gauge",
     unit="seconds",
-    help="Unix time at which the source committed the newest merged event; 0 before the first one.",
+    help="Unix time at which the source committed the newest event merged by this process; 0 before the first one.",
     label="topic",
 )
 TOPIC_POLLED = Instrument(

@@ -82,13 +82,16 @@ DELTA_MERGE_METRICS: Mapping[str, DeltaMetric] = {
         "Bytes of the data files added to the table."),
     "numTargetPartitionsAfterSkipping": DeltaMetric(
         "stream_merge_target_partitions_after_skipping_total", "counter", "partitions", 1,
-        "Partitions left to scan after skipping, summed over merges; 0 for an unpartitioned table."),
+        "Partitions left to scan after skipping, summed over merges by Spark, which alone counts them; 0 for an "
+        "unpartitioned table."),
     "numTargetPartitionsRemovedFrom": DeltaMetric(
         "stream_merge_target_partitions_removed_from_total", "counter", "partitions", 1,
-        "Partitions that files were removed from, summed over merges; 0 for an unpartitioned table."),
+        "Partitions that files were removed from, summed over merges by Spark, which alone counts them; 0 for an "
+        "unpartitioned table."),
     "numTargetPartitionsAddedTo": DeltaMetric(
         "stream_merge_target_partitions_added_to_total", "counter", "partitions", 1,
-        "Partitions that files were added to, summed over merges; 0 for an unpartitioned table."),
+        "Partitions that files were added to, summed over merges by Spark, which alone counts them; 0 for an "
+        "unpartitioned table."),
     "numTargetChangeFilesAdded": DeltaMetric(
         "stream_merge_target_change_files_added_total", "counter", "files", 1,
         "Change data feed files added."),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any, cast
+
 from prometheus_client import CollectorRegistry
 
 from stream_merge.jobs.kafka.lag import Progress
@@ -35,3 +38,16 @@ def test_there_is_no_lag_before_it_is_known_where_the_query_goes_on() -> None:
     progress.goes_on_from({"t": {0: 4_998}}, lambda: started)
     progress.seen(topics)
     assert shown() == (2, True)
+
+
+def test_the_newest_merged_event_grows_no_older() -> None:
+    """A batch of another partition, or of a snapshot, may bring older events alone."""
+    registry = CollectorRegistry()
+    progress = Progress(query="orders", target="orders", topics=("t",), group=None, metrics=MergeMetrics(registry))
+    shown = []
+    for millis in (5_000, 3_000, 7_000):
+        batch = cast(Any, SimpleNamespace(kinds=dict, newest_millis={"t": millis}))
+        progress.merged({}, batch, {}, seconds_ago=0)
+        shown.append(registry.get_sample_value("stream_merge_topic_newest_event_timestamp_seconds", LABELS))
+
+    assert shown == [5, 5, 7]

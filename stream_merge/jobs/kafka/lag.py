@@ -55,6 +55,8 @@ class Progress:
     """Where the checkpoint started; empty until Spark has written it."""
     started: dict[tuple[str, int], int] = field(default_factory=dict)
     """The same of each topic and partition."""
+    newest_millis: dict[str, int] = field(default_factory=dict)
+    """Topic -> when the source committed the newest merged event; a batch may bring older ones alone."""
     may_have_gaps: frozenset[str] | None = None
     """Topics whose offsets need not all have a record; None: nobody knows, so there is no alarm."""
     mirrored: dict[tuple[str, int], int] = field(default_factory=dict)
@@ -103,7 +105,8 @@ class Progress:
         now, skewed, store = time.time() - seconds_ago, [], []
         for topic, millis in batch.newest_millis.items():
             delay = now - millis / 1000
-            store += [(TOPIC_DELAY, (topic,), max(0.0, delay)), (TOPIC_NEWEST, (topic,), millis / 1000)]
+            newest = self.newest_millis[topic] = max(millis, self.newest_millis.get(topic, millis))
+            store += [(TOPIC_DELAY, (topic,), max(0.0, delay)), (TOPIC_NEWEST, (topic,), newest / 1000)]
             if delay < 0:
                 skewed.append((TOPIC_SKEW, (topic,), 1.0))
         self._numbers.observe_topics(self.query, self.target, add=skewed, store=store)
