@@ -19,6 +19,9 @@ LAG = f"stream_merge_topic_lag_events{{{TOPIC}}}"
 POLLED = f"stream_merge_topic_polled_timestamp_seconds{{{TOPIC}}}"
 COMMIT = f"stream_merge_last_commit_timestamp_seconds{{{QUERY}}}"
 START = f"process_start_time_seconds{{{ONE}}}"
+BATCHES_FAILED = f'stream_merge_batches_total{{{QUERY}, outcome="failed"}}'
+EVENTS_BROKEN = f'stream_merge_quarantined_events_total{{{QUERY}, reason="undecodable"}}'
+GAPS = f"stream_merge_topic_unexpected_gaps_total{{{TOPIC}}}"
 UP = f"up{{{ONE}}}"
 ALWAYS = {UP: "1x240"}
 """An hour of scrapes, 15 seconds apart. promtool's clock begins at 0, which is a minute after the process here."""
@@ -74,6 +77,28 @@ CASES: dict[str, tuple[dict[str, str], dict[str, list[int]]]] = {
     "a process that ends every five minutes": (
         {**ALWAYS, START: " ".join(f"{300 * n}x19" for n in range(12)), **FRESH, LAG: "5x240", COMMIT: "0x240"},
         {RESTARTS: every_five(15, 55)},
+    ),
+    "batches that fail, broken events and gaps which the first batch counts before the first scrape, at minute 10": (
+        {
+            **ALWAYS,
+            **SINCE_LONG,
+            **FRESH,
+            BATCHES_FAILED: "_x40 1x200",
+            EVENTS_BROKEN: "_x40 5000x200",
+            GAPS: "_x40 3x200",
+        },
+        {FAILED: [10, 15], BROKEN: [10, 15], MISSING: [10, 15]},
+    ),
+    "the same, counted between two scrapes": (
+        {
+            **ALWAYS,
+            **SINCE_LONG,
+            **FRESH,
+            BATCHES_FAILED: "0x40 1x199",
+            EVENTS_BROKEN: "0x40 5000x199",
+            GAPS: "0x40 3x199",
+        },
+        {FAILED: [15, 20], BROKEN: [15, 20], MISSING: [15, 20]},
     ),
     "a query that has ended beside others": (
         {**ALWAYS, **SINCE_LONG, **FRESH, f"stream_merge_query_failed{{{QUERY}}}": "0x39 1x200"},

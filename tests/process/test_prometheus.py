@@ -268,8 +268,9 @@ def test_every_query_of_the_dashboard_has_data_while_a_job_runs(
         assert silent == []
         assert wrong == []
         # Of what one is to be woken for, this job has records that nobody can read.
+        broken = "stream_merge_quarantined_events_total"
         assert [asked for asked in of_watching() if scraper.instant(asked)] == [
-            "increase(stream_merge_quarantined_events_total[10m]) > 0"
+            f"increase({broken}[10m]) > 0 or ({broken} > 0 unless {broken} offset 10m)"
         ]
         assert counted(scraper) == source.sent
         assert offered(scraper) == {
