@@ -102,6 +102,11 @@ ANSWERS_MERGE = SPARK >= (4, 0)
 WIDENS_BEYOND_INTEGERS = SPARK >= (4, 0)
 """Whether Delta's type widening makes more than byte -> short -> int: no other does Spark 3.5 read from Parquet."""
 
+VECTOR_COLUMNS = frozenset(
+    {"filepath", "rowindexcol", "deletionvectorid", "_metadata", *(() if SPARK >= (4, 0) else ("path",))}
+)
+"""Columns beside which Delta's MERGE cannot write deletion vectors: it looks for its own by bare names, which are then
+ambiguous (`DMLWithDeletionVectorsHelper`, Delta 4.4; 3.3 for `path`, too). In lower case."""
 KEEPS_NULL_STRUCTS = SPARK >= (4, 0)
 """Whether a MERGE keeps a NULL struct that it gives more fields, or fields of other types, also in rows that it copies.
 

@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from stream_merge import ConfigError, ContractError, Maintenance, MergeFailedError, MergeSink, MergeSinks
-from stream_merge.shapes import Snapshot
+from stream_merge.shapes import Clauses, Snapshot, when_matched, when_not_matched
 from stream_merge.spark.confs import WHOLE_READS
 from stream_merge.spark.versions import SPARK
 from stream_merge.tables.upkeep import maintained
@@ -94,6 +94,43 @@ def test_columns_that_differ_in_case_alone_are_refused(spark: SparkSession, tmp_
 
     with pytest.raises(ConfigError, match=r"column.s. \['V'.*in case alone"):
         run(spark_sink(tmp_table, sequence_by="lsn", schema_evolution=True), events, 0)
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize(
+    ("name", "engine"),
+    [
+        *((name, "spark") for name in ("FilePath", "rowIndexCol", "deletionVectorId", "_metadata", "path")),
+        ("filePath", "auto"),
+    ],
+)
+def test_columns_that_delta_looks_for_when_it_writes_deletion_vectors(
+    spark: SparkSession, tmp_path: Path, name: str, engine: str
+) -> None:
+    """A bare MERGE into a table with such a column and deletion vectors fails; here it writes files again."""
+    table = str(tmp_path / "table")
+    settings = {"sequence_by": "lsn", "apply_as_deletes": "gone", "except_column_list": ["gone"], "engine": engine}
+    sink = MergeSink(target=table, keys="id", app_id="a", **settings)
+    schema = f"id bigint, lsn bigint, gone boolean, `{name}` string"
+
+    run(sink, batch(spark, schema, *((key, 1, False, "a") for key in range(4))), 0)
+    run(sink, batch(spark, schema, (0, 2, False, "b"), (1, 2, True, None), (7, 1, False, "c")), 1)
+
+    assert target_rows(spark, table, "id", name) == [(0, "b"), (2, "a"), (3, "a"), (7, "c")]
+
+
+@pytest.mark.parametrize("name", ["filePath", "rowIndexCol", "deletionVectorId", "_metadata", "path"])
+def test_so_may_columns_of_the_source_be_called_that_are_not_stored(
+    spark: SparkSession, tmp_path: Path, name: str
+) -> None:
+    table = str(tmp_path / "table")
+    clauses = Clauses([when_matched(f"s.`{name}` = 'x'").update({"lsn": "s.lsn"}), when_not_matched().insert_all()])
+    own = MergeSink(target=table, keys="id", app_id="b", shape=clauses, except_column_list=[name], engine="spark")
+
+    for number in range(2):
+        run(own, batch(spark, f"id bigint, lsn bigint, `{name}` string", (0, number, "x"), (2, number, "y")), number)
+
+    assert target_rows(spark, table, "id", "lsn") == [(0, 1), (2, 0)]
 
 
 def test_a_file_that_is_gone_is_no_reason_to_insert_its_rows_again(spark: SparkSession, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.shapes.layout import Layout
 from stream_merge.shapes.newest import Newest, stored
+from stream_merge.spark.versions import VECTOR_COLUMNS
 from stream_merge.tables.reader import Store
 
 
@@ -42,6 +43,8 @@ class Spark:
         if job.work.bytes and target.has_vectors:
             # Of a whole copy most events change nothing: how many do, nobody knows before the MERGE.
             deletion_vectors = job.layout.is_whole or favours_deletion_vectors(job.work)
+        if target.has_vectors and _stands_in_their_way(job):
+            deletion_vectors = False
         how = {None: "", True: "; with deletion vectors", False: "; copy-on-write"}[deletion_vectors]
         natively = tombstones.quickly(job) if spec.tombstones else None
         merger = SparkMerger(
@@ -61,6 +64,14 @@ class Spark:
             in_driver=self.in_driver,
             only_spark=natively is None,
         )
+
+
+def _stands_in_their_way(job: MergeJob) -> bool:
+    """Whether a column is called as one that Delta needs to write deletion vectors."""
+    layout = job.layout
+    carried = () if layout.whole is None else layout.whole.columns
+    names = [*job.target.schema.names, *(c.name for c in layout.stored), *(c.name for c in carried)]
+    return any(name.lower() in VECTOR_COLUMNS for name in names)
 
 
 def _stored_newest(job: MergeJob) -> Newest | None:
