@@ -54,7 +54,9 @@ def test_a_full_disk_ends_a_stream_with_one_sentence(
 ) -> None:
     """Not with a stack overflow, nor after a second try by Spark on the same disk; the table stays as it was."""
     (tmp_path / "in").mkdir()
-    rows = spark.range(20_000).select("id", F.col("id").alias("lsn"), F.lit("u").alias("op"), F.uuid().alias("name"))
+    rows = spark.range(20_000).select(
+        "id", F.col("id").alias("lsn"), F.lit("u").alias("op"), F.expr("uuid()").alias("name")
+    )
     rows.write.mode("overwrite").parquet(str(tmp_path / "in"))
     target = str(small_disk / "table")
     sink = MergeSink(target=target, engine=engine, **DEFAULTS)  # type: ignore[arg-type]

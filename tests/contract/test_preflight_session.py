@@ -9,6 +9,7 @@ from pyspark.sql import SparkSession
 from stream_merge.errors import ConfigError
 from stream_merge.session import small_batches
 from stream_merge.spark import preflight
+from stream_merge.spark.versions import PARTS, SPARK
 
 
 def test_a_session_with_delta_is_accepted(spark: SparkSession):
@@ -20,7 +21,7 @@ def test_a_session_with_the_jar_of_another_spark_is_refused(spark: SparkSession,
     monkeypatch.setattr(pyspark, "__version__", "4.0.9")
     monkeypatch.setattr(preflight, "mixture_problem", lambda *found: " ".join(found))
 
-    with pytest.raises(ConfigError, match=rf"4\.0\.9 {spark.version} file:.*delta-spark_{spark.version[:3]}_2\.13"):
+    with pytest.raises(ConfigError, match=rf"4\.0\.9 {spark.version} file:.*{PARTS[SPARK].delta_jar}"):
         preflight.check_session(spark)
 
 
