@@ -47,7 +47,7 @@ pytestmark = pytest.mark.generated
 
 Values = Mapping[str, Sequence[str]]
 LAST_MOMENT = 2**63 - 1 if SPARK >= (4, 0) else 2**63 - 1_001
-"""Delta 3.3 adds a millisecond to what statistics say of the greatest time, and cannot read a file where that is none."""
+"""Delta 3.3 adds a millisecond to what statistics say of the greatest time, and cannot read where that is none."""
 SCALARS: dict[type[DataType], Values] = {
     BooleanType: {"boolean": ("false", "true")},
     ByteType: {"tinyint": ("-128", "0", "127")},
