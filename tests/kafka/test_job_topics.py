@@ -6,6 +6,7 @@ import json
 import random
 import re
 import shutil
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from pyspark.sql import SparkSession
 from topic_job import QUERY, TopicJob, raw
 
 from stream_merge import ConfigError, MergeResult
+from stream_merge.jobs.kafka import run
 from stream_merge.jobs.kafka.check import check
 from stream_merge.sources.envelopes.base import Kind
 
@@ -241,3 +243,23 @@ def test_a_lost_table_is_told_by_check_and_stops_the_job(make: Make):
     assert told == [str(stopped)]
     assert re.search(r"query 'rows' has merged into '.*rows' \(Delta table id .*there is no table", str(stopped))
     assert not Path(job.target).exists()
+
+
+def test_two_names_of_one_table_that_is_not_there_yet_are_one_target(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Needs a catalog: equal keys of two topics would overwrite each other for as long as the process lives."""
+    job = make()
+    job.send(1, job.event("c", 1))
+    settings = job.settings(target="twice_named")
+    (one,) = settings.queries
+    again = {"name": "other", "target": "spark_catalog.default.Twice_Named", "checkpoint": f"{job.checkpoint}2"}
+    both = settings.model_copy(update={"queries": (one, one.model_copy(update=again))})
+
+    # The catalog of tests is in memory.
+    monkeypatch.setattr(sys.modules[run.__module__], "refuse_forgetful_catalog", lambda *_: None)
+    result = run(both, job.spark, once=True)
+
+    assert "fill one table (" in str(result.failures["other"])
+    assert job.spark.table("twice_named").count() == 1
+    job.spark.sql("DROP TABLE IF EXISTS twice_named")

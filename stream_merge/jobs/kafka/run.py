@@ -26,10 +26,12 @@ from stream_merge.jobs.kafka.replay import Replayed, Request, replay
 from stream_merge.jobs.kafka.settings import JobSettings, QuerySettings
 from stream_merge.jobs.watch.queries import MOST_KEPT, Stream, drained
 from stream_merge.metrics.instruments import MergeMetrics
+from stream_merge.model import names
 from stream_merge.model.logs import tell
 from stream_merge.model.results import MergeResult
 from stream_merge.sources.kafka.connection import Cluster
 from stream_merge.sources.kafka.connection import records as records_of
+from stream_merge.spark import catalog
 from stream_merge.spark.confs import WHOLE_READS
 from stream_merge.spark.jvm import owned_session
 from stream_merge.spark.places import canonical
@@ -177,15 +179,15 @@ class Job:
             refuse_start_elsewhere(query, topics)
         refuse_forgetful_catalog(session, query.target)
         found = spark_table.find(session, query.target)
-        if found is not None:
-            self._expect_its_own(query, found.location)
+        location = spark_table.location(session, query.target) if found is None else found.location
+        is_named = not names.is_path(location)  # one of a catalog that is not there yet
+        self._expect_its_own(query, catalog.full_name(session, location) if is_named else location)
         others = found and fitness.keys_problem(found, query.target, query.keys, case_sensitive=False)
         if others:  # the sink would say so at the next batch, which may be long in coming
             raise ConfigError(others, target=query.target)
         query_id = checkpoint.query_id()
         if query_id is not None:
             if is_first:
-                location = spark_table.location(session, query.target) if found is None else found.location
                 expect_same_table(
                     checkpoint, found, name=query.name, label=query.name, target=query.target, location=location
                 )
