@@ -338,7 +338,7 @@ def test_a_repair_that_loses_every_attempt_says_that_the_batch_is_committed(
 
     def lost(*_: object) -> None:
         msg = "somebody was faster"
-        raise ConcurrentAppendException(msg)
+        raise ConcurrentAppendException(msg, "")
 
     for merger in (SparkMerger, DriverMerger, MergeOnReadMerger):
         monkeypatch.setattr(merger, "repair", lost)
