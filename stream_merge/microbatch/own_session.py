@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from pyspark.sql import DataFrame, SparkSession
 
-from stream_merge.spark.confs import (
-    APP_ID_CONF,
-    BATCH_ID_CONF,
-    DAMAGE_CONFS,
-    TIMESTAMP_CONF,
-    TIMESTAMP_MICROS,
-    WHOLE_READS,
-)
+from stream_merge.spark.confs import APP_ID_CONF, BATCH_ID_CONF, TIMESTAMP_CONF, TIMESTAMP_MICROS, WHOLE_READS
 from stream_merge.spark.jvm import owned_session, same_session
 
 STALENESS_CONF = "spark.databricks.delta.stalenessLimit"
@@ -24,7 +17,7 @@ class OwnSession:
     def __init__(self) -> None:
         self._sessions: tuple[SparkSession, SparkSession] | None = None
         self.ignored: dict[str, str | None] = {}
-        """What the batches' own session says of `DAMAGE_CONFS` that the copy does not: their source is read by it."""
+        """What the batches' own session says of `WHOLE_READS` that the copy does not: their source is read by it."""
 
     def of(self, batch_df: DataFrame) -> SparkSession:
         """The copy for this batch; a new one when the batches come from another session."""
@@ -37,9 +30,7 @@ class OwnSession:
             ours.conf.set(TIMESTAMP_CONF, TIMESTAMP_MICROS)
             # A look at the rows must see what a MERGE would: it always takes the newest version (Delta 4.4).
             ours.conf.set(STALENESS_CONF, "0")
-            said = {conf: theirs.conf.get(conf, "false") for conf in DAMAGE_CONFS}
-            self.ignored = {conf: value for conf, value in said.items() if str(value).lower() != "false"}
-            for conf in self.ignored:
-                ours.conf.set(conf, WHOLE_READS[conf])
+            said = {conf: theirs.conf.get(conf, whole) for conf, whole in WHOLE_READS.items()}
+            self.ignored = {conf: value for conf, value in said.items() if str(value).lower() != WHOLE_READS[conf]}
             self._sessions = (theirs, ours)
         return self._sessions[1]

@@ -14,10 +14,11 @@ AUTO_RESET_CONF = "spark.databricks.delta.write.txnVersion.autoReset.enabled"
 TIMESTAMP_CONF = "spark.sql.parquet.outputTimestampType"
 TIMESTAMP_MICROS = "TIMESTAMP_MICROS"
 """Spark's default is INT96, from which delta-rs reads years outside of 1677 to 2262 wrongly (1.6)."""
-DAMAGE_CONFS = ("spark.sql.files.ignoreMissingFiles", "spark.sql.files.ignoreCorruptFiles")
-"""Let reads go without the rows of files that are not there, or broken. A MERGE would take these for absent, OPTIMIZE
+WHOLE_READS: Mapping[str, str] = dict.fromkeys(
+    ("spark.sql.files.ignoreMissingFiles", "spark.sql.files.ignoreCorruptFiles"), "false"
+)
+"""Else reads go without the rows of files that are not there, or broken. A MERGE would take these for absent, OPTIMIZE
 would leave them out, and both would commit the loss of them (Delta 4.4)."""
-WHOLE_READS: Mapping[str, str] = dict.fromkeys(DAMAGE_CONFS, "false")
 
 
 @contextmanager

@@ -107,6 +107,7 @@ VECTOR_COLUMNS = frozenset(
 )
 """Columns beside which Delta's MERGE cannot write deletion vectors: it looks for its own by bare names, which are then
 ambiguous (`DMLWithDeletionVectorsHelper`, Delta 4.4; 3.3 for `path`, too). In lower case."""
+
 KEEPS_NULL_STRUCTS = SPARK >= (4, 0)
 """Whether a MERGE keeps a NULL struct that it gives more fields, or fields of other types, also in rows that it copies.
 

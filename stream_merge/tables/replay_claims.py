@@ -24,7 +24,7 @@ from stream_merge.model import names
 from stream_merge.model.logs import tell
 from stream_merge.model.settings import RetryPolicy
 from stream_merge.spark import columns
-from stream_merge.spark.confs import WHOLE_READS, committed_as, holding
+from stream_merge.spark.confs import committed_as, holding
 from stream_merge.tables import retry, spark_table
 
 log = logging.getLogger(__name__)
@@ -42,10 +42,18 @@ class Unfinished:
     Its records go to the sink once more: the target holds them, and what a batch does behind its commit is done.
     """
 
-    app_id: str
-    """As its merge had it, as batch 0."""
-    moment: Column
-    """`replayed_at` of its records."""
+    at: int
+    """When it claimed its records, in microseconds."""
+
+    @property
+    def app_id(self) -> str:
+        """As its merge had it, as batch 0."""
+        return _replay_id(self.at)
+
+    @property
+    def moment(self) -> Column:
+        """`replayed_at` of its records."""
+        return _moment(self.at)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,29 +67,27 @@ class Claims:
     owner: str
     """The checkpoint of the query: two queries may fill one table, each with replays of its own."""
 
-    def settle(self) -> None:
+    def settle(self) -> Unfinished | None:
         """Open the records of a replay again that was killed before the target held them.
+
+        Returns: what is left of one that ended behind its merge.
 
         Cost: a look at the quarantine; where there is such a claim, one at the target and two commits.
         """
         claimed = self._claimed()
-        if claimed is None or self._has_landed(claimed):
-            return
-        self._fence(claimed)
+        if claimed is None:
+            return None
         if not self._has_landed(claimed):
-            self._end(claimed, opens=True)
-            tell(log.warning, "quarantine_replay_settled", table=self.table, target=self.target)
+            self._fence(claimed)
+        if self._has_landed(claimed):
+            return Unfinished(at=claimed)
+        self._end(claimed, opens=True)
+        tell(log.warning, "quarantine_replay_settled", table=self.table, target=self.target)
+        return None
 
-    def unfinished(self) -> Unfinished | None:
-        """What is left of a replay that ended behind its merge; to be asked once it is settled."""
-        claimed = self._claimed()
-        return None if claimed is None else Unfinished(app_id=_replay_id(claimed), moment=_moment(claimed))
-
-    def finish(self) -> None:
+    def finish(self, left: Unfinished) -> None:
         """Say that nothing is left of it."""
-        claimed = self._claimed()
-        if claimed is not None:
-            self._end(claimed, opens=False)
+        self._end(left.at, opens=False)
 
     @contextmanager
     def taken(self, places: DataFrame) -> Iterator[str]:
@@ -197,7 +203,7 @@ class Claims:
     def _commit(self, app_id: str, version: int, command: Callable[[], None]) -> None:
         def attempt(_: int) -> None:
             try:
-                with holding(self.session, {**WHOLE_READS, **committed_as(app_id, version, None)}):
+                with holding(self.session, committed_as(app_id, version, None)):
                     command()
             except Exception as err:
                 lost = retry.conflict(err, target=self.table, batch_id=None)
@@ -221,7 +227,7 @@ def _moment(micros: int) -> Column:
 
 
 def claims_of(session: SparkSession, table: str, target: str, *, owner: str) -> Claims | None:
-    """Of the replays of a query, after a decision about what a killed one has left; None where there is no quarantine.
+    """Of the replays of a query, to be settled before anything else; None where there is no quarantine.
 
     Args:
         session: used by nobody else meanwhile.
@@ -233,6 +239,4 @@ def claims_of(session: SparkSession, table: str, target: str, *, owner: str) -> 
     """
     if spark_table.find(session, table) is None:
         return None
-    found = Claims(session=session, table=table, target=target, owner=owner)
-    found.settle()
-    return found
+    return Claims(session=session, table=table, target=target, owner=owner)

@@ -83,32 +83,23 @@ def replay(
     claims = claims_of(session, quarantine_table, target, owner=checkpoint)
     if claims is None:
         return Replayed()
-
-    def good_of(kept: DataFrame, files: list[str]) -> tuple[DataFrame, DataFrame]:
-        """All records of these files, decoded, and those that can be merged."""
-        place = {"topic": "path", "offset": "line", "timestamp": "modified", "raw_value": "value"}
-        wanted = kept.where(F.col("topic").isin(files)).select(*(F.col(name).alias(place[name]) for name in _PLACE))
-        records = wanted.distinct().withColumn("file", F.lit(None).cast("bigint"))
-        events = folder.decoded(records, schema, has_header=False).localCheckpoint(eager=True)
-        return events, events.where(_is_mergeable(events, keys, sequence_by))
-
-    left = claims.unfinished()
+    left = claims.settle()
     if left is not None:
-        kept = quarantine.records_of_files(session, quarantine_table, replayed_at=left.moment)
-        files = [] if kept is None else _files_of(kept, session, folder)
-        if kept is not None and files:
-            sink_of(left.app_id)(good_of(kept, files)[1], 0)
-        claims.finish()
-    kept = quarantine.records_of_files(session, quarantine_table)
-    files = [] if kept is None else _files_of(kept, session, folder)
-    if kept is None or not files:
+        kept, files = _records(session, folder, quarantine_table, replayed_at=left.moment)
+        if kept is not None:
+            events = _decoded(kept, files, folder, schema)
+            sink_of(left.app_id)(events.where(_is_mergeable(events, keys, sequence_by)), 0)
+        claims.finish(left)
+    kept, files = _records(session, folder, quarantine_table)
+    if kept is None:
         return Replayed()
     for file in files if folder.format == "csv" and folder.header else ():
         problem = folder.header_problem(session, schema, unquote(file), before=before)
         if problem is not None:
             msg = f"records of {file} cannot be replayed: {problem}; pass --schema with the file's columns in its order"
             raise ContractError(msg, reasons={})
-    events, good = good_of(kept, files)
+    events = _decoded(kept, files, folder, schema)
+    good = events.where(_is_mergeable(events, keys, sequence_by))
     found, marked = events.count(), good.count()
     if not marked:
         return Replayed(records=found)
@@ -124,6 +115,23 @@ def replay(
         changed=0 if counts is None else counts.inserted + counts.updated + counts.deleted,
         version=None if result is None else result.version,
     )
+
+
+def _records(
+    session: SparkSession, folder: Folder, table: str, *, replayed_at: Column | None = None
+) -> tuple[DataFrame | None, list[str]]:
+    """Quarantined records that were replayed then, or never, and the folder's files among theirs; None for no file."""
+    kept = quarantine.records_of_files(session, table, replayed_at=replayed_at)
+    files = [] if kept is None else _files_of(kept, session, folder)
+    return (kept if files else None), files
+
+
+def _decoded(kept: DataFrame, files: list[str], folder: Folder, schema: Schema) -> DataFrame:
+    """The records of these files, read once, as the schema has them now."""
+    place = {"topic": "path", "offset": "line", "timestamp": "modified", "raw_value": "value"}
+    wanted = kept.where(F.col("topic").isin(files)).select(*(F.col(name).alias(place[name]) for name in _PLACE))
+    records = wanted.distinct().withColumn("file", F.lit(None).cast("bigint"))
+    return folder.decoded(records, schema, has_header=False).localCheckpoint(eager=True)
 
 
 def _is_mergeable(events: DataFrame, keys: tuple[str, ...], sequence_by: tuple[str, ...]) -> Column:

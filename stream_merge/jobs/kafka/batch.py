@@ -219,7 +219,7 @@ class TopicSink:
         session, target = batch_df.sparkSession, self._settings.target
         place = names.sibling(target, names.QUARANTINE_TABLE_PREFIX)
         claims = claims_of(owned_session(session), place, target, owner=self._settings.checkpoint)
-        if claims is not None and claims.unfinished() is not None:
+        if claims is not None and claims.settle() is not None:
             tell(log.warning, "quarantine_replay_unfinished", query=self._settings.name, remedy=_UNFINISHED)
         found = spark_table.find(session, target)
         self._rows.start_from(None if found is None else found.schema)

@@ -40,7 +40,7 @@ from stream_merge.sources.envelopes.base import Kind
 from stream_merge.spark import columns
 from stream_merge.spark.confs import WHOLE_READS, holding
 from stream_merge.tables import quarantine, spark_table
-from stream_merge.tables.replay_claims import Claims, claims_of
+from stream_merge.tables.replay_claims import Unfinished, claims_of
 
 _FOLLOWED = "$followed"
 _STILL_BAD = (Kind.UNDECODABLE, Kind.TRUNCATE, Kind.OTHER_SCHEMA)
@@ -160,10 +160,15 @@ def _replayed(
 ) -> Replayed:
     place = names.sibling(settings.target, names.QUARANTINE_TABLE_PREFIX)
     claims = claims_of(session, place, settings.target, owner=settings.checkpoint)
-    kept = quarantine.records(session, place)
-    if claims is None or kept is None:
+    if claims is None:
         return Replayed(id=request.id)
-    _finish(claims, session, settings, place)
+    left = claims.settle()
+    if left is not None:
+        _finish(left, session, settings, place)
+        claims.finish(left)
+    kept = quarantine.records(session, place)
+    if kept is None:
+        return Replayed(id=request.id)
     origin = Origin.of_table(session, spark_table.find(session, settings.target), None, settings)
     wanted = _wanted(kept, settings, request).localCheckpoint(eager=True)
     young = wanted if request.force else wanted.where(~_is_too_old(settings, origin.epoch_since()))
@@ -198,19 +203,16 @@ def _replayed(
     )
 
 
-def _finish(claims: Claims, session: SparkSession, settings: QuerySettings, place: str) -> None:
+def _finish(left: Unfinished, session: SparkSession, settings: QuerySettings, place: str) -> None:
     """Do what a replay that ended behind its merge has left: its batch is given to the sink again."""
-    left = claims.unfinished()
-    if left is None:
+    kept = quarantine.records(session, place, replayed_at=left.moment)
+    if kept is None:
         return
     origin = Origin.of_table(session, spark_table.find(session, settings.target), None, settings)
-    kept = quarantine.records(session, place, replayed_at=left.moment)
-    if kept is not None:
-        records = _newest_of_each_offset(_wanted(kept, settings, Request())).localCheckpoint(eager=True)
-        with _decoded(records, session, settings, origin) as (_, events):
-            if events is not None and not events.isEmpty():
-                _merge(events, Intake(), settings, left.app_id, None)
-    claims.finish()
+    records = _newest_of_each_offset(_wanted(kept, settings, Request())).localCheckpoint(eager=True)
+    with _decoded(records, session, settings, origin) as (_, events):
+        if events is not None and not events.isEmpty():
+            _merge(events, Intake(), settings, left.app_id, None)
 
 
 @contextmanager
@@ -297,8 +299,7 @@ def _surely_newest(events: DataFrame, session: SparkSession, settings: QuerySett
     sequence = F.struct(*(columns.column(name) for name in SEQUENCE))
     stored = in_sequence(rows, keys).select(*(columns.column(key) for key in keys), sequence.alias(_FOLLOWED))
     then = columns.column(_FOLLOWED)
-    is_newer = then.isNotNull() & (sequence > then) & ~_has_followed(then)
-    beside = events.join(stored, keys, "left").where(~is_newer | then.isNull())
+    beside = events.join(stored, keys, "left").where(then.isNull() | (sequence <= then) | _has_followed(then))
     return beside.select(*(columns.column(name) for name in events.columns)).localCheckpoint(eager=True)
 
 

@@ -32,7 +32,6 @@ from stream_merge.model.results import MergeResult
 from stream_merge.sources.kafka.connection import Cluster
 from stream_merge.sources.kafka.connection import records as records_of
 from stream_merge.spark import catalog
-from stream_merge.spark.confs import WHOLE_READS
 from stream_merge.spark.jvm import owned_session
 from stream_merge.spark.places import canonical
 from stream_merge.spark.preflight import refuse_forgetful_catalog
@@ -205,8 +204,6 @@ class Job:
     def stream(self, query: QuerySettings) -> Stream:
         """What a query does with what it reads."""
         session = owned_session(self._session)
-        for conf, value in WHOLE_READS.items():  # what is looked up in the target is all there is
-            session.conf.set(conf, value)
         checkpoint = Checkpoint.in_session(session, query.checkpoint)
         self._progress[query.name].goes_on_from(checkpoint.merged(), checkpoint.initial)
         connection = self._settings.kafka.connection()

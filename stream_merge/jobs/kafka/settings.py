@@ -279,11 +279,9 @@ class JobSettings(Model):
         return self
 
 
-def _place(target: str) -> str:
+def _place(target: str) -> str | tuple[str, ...]:
     """One spelling per table or folder, as far as that can be told without a look at it."""
-    if not names.is_path(target):
-        return json.dumps(names.split_identifier(target.casefold()))
-    return places.canonical(names.normal_path(target))
+    return places.canonical(names.normal_path(target)) if names.is_path(target) else names.place(target)
 
 
 def _folder(checkpoint: str) -> str:

@@ -77,20 +77,20 @@ def _behind(events: DataFrame, known: Known, unread: DataFrame | None) -> DataFr
     stands = F.struct(own.cast("bigint").alias(POSITION), F.lit(0).alias(STREAMED))
     last = F.when(behind.isNotNull(), F.struct(behind[POSITION].alias(POSITION), behind[STREAMED].alias(STREAMED)))
     beside = reads.join(found, list(_PLACE), "left").withColumn(_BEHIND, F.greatest(stands, last))
-    beside = beside.join(_behind_unread(reads, keys, unread), list(_PLACE), "left")
     types = {field.name: field.dataType for field in events.schema.fields}
-    further = F.when(F.col(_PASSED), F.lit(1)).otherwise(F.lit(0))
-    own_place = {POSITION: columns.column(_BEHIND)[POSITION], STREAMED: columns.column(_BEHIND)[STREAMED] + further}
-    moved = beside.withColumns({name: value.cast(types[name]) for name, value in own_place.items()})
+    stood = columns.column(_BEHIND)
+    further = F.lit(0)
+    if unread is not None:
+        beside = beside.join(_behind_unread(reads, keys, unread), list(_PLACE), "left")
+        further = F.coalesce(F.col(_PASSED), F.lit(0))
+    place = {POSITION: stood[POSITION], STREAMED: stood[STREAMED] + further}
+    moved = beside.withColumns({name: value.cast(types[name]) for name, value in place.items()})
     return changes.unionByName(moved.select(*(columns.column(name) for name in events.columns)))
 
 
-def _behind_unread(reads: DataFrame, keys: list[str], unread: DataFrame | None) -> DataFrame:
-    """Where those reads stand that an unread record of their key precedes, and `_PASSED`, which is true."""
-    if unread is None:
-        passed = reads.where(F.lit(False))
-    else:
-        r, u = reads.alias("r"), unread.alias("u")
-        same = columns.all_of(columns.column(name, "r") == columns.column(name, "u") for name in (*keys, PARTITION))
-        passed = r.join(u, same & (columns.column(OFFSET, "u") < columns.column(OFFSET, "r")), "left_semi")
-    return passed.select(*(columns.column(name) for name in _PLACE), F.lit(True).alias(_PASSED))
+def _behind_unread(reads: DataFrame, keys: list[str], unread: DataFrame) -> DataFrame:
+    """Where those reads stand that an unread record of their key precedes, and `_PASSED`, which is 1."""
+    r, u = reads.alias("r"), unread.alias("u")
+    same = columns.all_of(columns.column(name, "r") == columns.column(name, "u") for name in (*keys, PARTITION))
+    passed = r.join(u, same & (columns.column(OFFSET, "u") < columns.column(OFFSET, "r")), "left_semi")
+    return passed.select(*(columns.column(name) for name in _PLACE), F.lit(1).alias(_PASSED))
