@@ -25,9 +25,10 @@ from stream_merge.microbatch.report import failures_told, result_of, told
 from stream_merge.microbatch.upkeep import UpkeepPlan
 from stream_merge.microbatch.values import Applied, Done
 from stream_merge.model import names
+from stream_merge.model.given import as_mapping, as_names, as_truth
 from stream_merge.model.maintenance import Maintenance
 from stream_merge.model.results import MergeResult
-from stream_merge.model.settings import Engine, MergeSpec, OnInvalid, RetryPolicy, SchemaEvolution, as_names
+from stream_merge.model.settings import Engine, MergeSpec, OnInvalid, RetryPolicy, SchemaEvolution
 from stream_merge.model.source_batch import Intake
 from stream_merge.shapes import Changes, Shape, checked
 from stream_merge.shapes import target_filter as filters
@@ -122,6 +123,7 @@ class MergeSink:
         metrics: MergeMetrics | None = None,
     ) -> None:
         wanted = checked(Changes() if shape is None else shape, target=target)
+        tombstones = as_truth(tombstones)
         self._spec = MergeSpec(
             target=target,
             keys=as_names(keys),
@@ -133,18 +135,18 @@ class MergeSink:
             quarantine_target=quarantine_target,
             tombstones=tombstones if tombstones is not True else wanted.remembers_deletes,
             tombstone_retention_seconds=tombstone_retention_seconds,
-            create_target=create_target,
+            create_target=as_truth(create_target),
             partition_by=as_names(partition_by),
             cluster_by=as_names(cluster_by),
-            table_properties=dict(table_properties or {}),
-            change_data_feed=change_data_feed,
+            table_properties={} if table_properties is None else as_mapping(table_properties),
+            change_data_feed=as_truth(change_data_feed),
             schema_evolution=schema_evolution,
             engine=engine,
             retry=RetryPolicy() if retry is None else retry,
             app_id=app_id,
             name=name,
-            single_writer=single_writer,
-            storage_options=storage_options,
+            single_writer=as_truth(single_writer),
+            storage_options=None if storage_options is None else as_mapping(storage_options),
             native_memory_bytes=native_memory_bytes,
             maintenance=maintenance,
             target_filter=target_filter,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from numbers import Real
@@ -192,12 +192,6 @@ class MergeSpec:
         return self.quarantine_target or names.sibling(self.target, names.QUARANTINE_TABLE_PREFIX)
 
 
-def as_names(value: str | Sequence[str]) -> tuple[str, ...]:
-    """One name or a list of names, as a tuple."""
-    # What is no list is told among all other problems.
-    return tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else (value,)
-
-
 def _problems(spec: MergeSpec) -> list[str]:
     of_columns = (*_column_problems(spec), *_selection_problems(spec))
     of_shape = () if spec.shape is None else spec.shape.problems(spec)
@@ -306,6 +300,19 @@ def _type_problems(spec: MergeSpec) -> Iterable[str]:
     policy: object = spec.retry
     if not isinstance(policy, RetryPolicy):
         yield f"retry={policy!r} is no RetryPolicy; give RetryPolicy(…), or leave it out"
+    yield from _text_problems("table_properties", spec.table_properties)
+    if spec.storage_options is not None:
+        yield from _text_problems("storage_options", spec.storage_options)
+
+
+def _text_problems(setting: str, given: object) -> Iterable[str]:
+    """Why this is no mapping of text to text; its values may be secrets."""
+    if not isinstance(given, Mapping):
+        yield f"{setting} is no mapping of text to text but {type(given).__name__}; give a dict, or leave it out"
+        return
+    wrong = [name for name, value in given.items() if not (isinstance(name, str) and isinstance(value, str))]
+    if wrong:
+        yield f"{setting} has names or values at {wrong!r} that are no text; put them in quotes, as in 'true' and '7'"
 
 
 def _place_problems(spec: MergeSpec) -> Iterable[str]:

@@ -12,13 +12,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy
 import pytest
 from pyspark.sql import DataFrame
 
 import stream_merge
 from stream_merge import ConfigError, MergeSink, RetryPolicy
 from stream_merge.model.settings import MergeSpec
-from stream_merge.shapes import Changes, Snapshot
+from stream_merge.shapes import Changes, InsertOnly, Snapshot
 
 
 def sink_of(target: str, **settings: Any) -> MergeSink:
@@ -106,6 +107,23 @@ def problems_of(sink: MergeSink, events: DataFrame) -> tuple[str, ...]:
         ),
         ({"native_memory_bytes": "1g"}, "native_memory_bytes='1g' is no number of bytes; use a positive number"),
         ({"single_writer": "no"}, "single_writer='no' is neither True nor False"),
+        ({"single_writer": 1}, "single_writer=1 is neither True nor False"),
+        *(
+            (
+                {setting: value},
+                f"{setting} is no mapping of text to text but {kind}; give a dict, or leave it out",
+            )
+            for setting in ("table_properties", "storage_options")
+            for value, kind in ((5, "int"), (False, "bool"), ("delta.appendOnly", "str"), (["a"], "list"))
+        ),
+        *(
+            (
+                {setting: {"a": "b", "c": value, 5: "d"}},
+                f"{setting} has names or values at ['c', 5] that are no text; put them in quotes, as in 'true' and '7'",
+            )
+            for setting in ("table_properties", "storage_options")
+            for value in (True, 7, None)
+        ),
         ({"apply_as_deletes": 5}, "apply_as_deletes=5 is neither SQL text nor a Column"),
         ({"retry": 5}, "retry=5 is no RetryPolicy; give RetryPolicy(…), or leave it out"),
         ({"quarantine_target": ""}, "quarantine_target='' is empty; leave it out or give it a value"),
@@ -133,6 +151,26 @@ def test_a_wrong_setting_is_refused_at_construction(settings, problem):
 
     assert caught.value.problems == (problem,)
     assert isinstance(caught.value, ValueError)
+
+
+def test_numbers_and_truths_of_other_kinds_are_taken_for_what_they_say():
+    told = {"tombstone_retention_seconds": Decimal("0.5"), "native_memory_bytes": Decimal(10)}
+    flags = dict.fromkeys(("create_target", "change_data_feed", "single_writer"), numpy.False_)
+    spec = sink_of("shop.orders", **told, **flags, tombstones=numpy.True_, table_properties=[("a", "b")])._spec
+    new = sink_of("shop.orders", sequence_by=(), shape=InsertOnly(), tombstones=numpy.bool_(True))._spec
+
+    assert [getattr(spec, name) for name in told] == [Decimal("0.5"), 10]
+    assert [getattr(spec, name) for name in (*flags, "tombstones")] == [False, False, False, True]
+    assert new.tombstones is False  # a shape that remembers none
+    assert spec.table_properties == {"a": "b"}
+
+
+def test_options_of_a_store_may_change_while_a_sink_lives():
+    options = {"aws_session_token": "a"}
+    sink = sink_of("s3a://lake/orders", storage_options=options)
+    options["aws_session_token"] = "b"
+
+    assert sink._spec.storage_options == {"aws_session_token": "b"}
 
 
 def test_all_problems_of_a_construction_are_reported_at_once():
