@@ -17,6 +17,7 @@ from stream_merge.errors import CommitStateUnknownError, ConfigError, ContractEr
 from stream_merge.metrics.instruments import MergeMetrics, default_metrics
 from stream_merge.microbatch.own_session import OwnSession
 from stream_merge.model import names
+from stream_merge.model.locations import canonical
 from stream_merge.model.logs import tell
 from stream_merge.model.results import UNDECODABLE, UNKNOWN_ROUTE, MergeResult
 from stream_merge.model.settings import RetryPolicy
@@ -29,7 +30,6 @@ from stream_merge.spark.errors import reason, was_cancelled
 from stream_merge.spark.evaluate_once import materialised, release
 from stream_merge.spark.identity import Caller, caller_of
 from stream_merge.spark.jvm import expect_classic, in_session
-from stream_merge.spark.places import canonical
 from stream_merge.spark.streaming import is_stopping
 from stream_merge.spark.versions import for_thread
 from stream_merge.tables import quarantine, retry

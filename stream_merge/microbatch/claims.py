@@ -12,10 +12,10 @@ from pyspark.sql import DataFrame
 
 from stream_merge.errors import ConfigError
 from stream_merge.model import names
+from stream_merge.model.locations import canonical, local_path
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.source_batch import Calls
 from stream_merge.spark.identity import Caller
-from stream_merge.spark.places import canonical, local_path
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

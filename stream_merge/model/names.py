@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import posixpath
 import re
 from typing import Literal
 
@@ -102,14 +101,6 @@ def normal_path(target: str) -> str:
     path = wrapped.group("path").replace("``", "`") if wrapped else target
     # Delta 4.4 takes file:///a and file:/a for two locations and refuses to create the table.
     return _EMPTY_AUTHORITY.sub(r"\g<scheme>:/", hadoop_uri(path)).rstrip("/") or "/"
-
-
-def place(target: str) -> str | tuple[str, ...]:
-    """One spelling per table, as far as its name tells: without a look at links, catalogs or stores."""
-    if not is_path(target):
-        return tuple(part.casefold() for part in split_identifier(target))
-    path = normal_path(target).removeprefix("file:")
-    return posixpath.normpath(path) if path.startswith("/") else path
 
 
 def hadoop_uri(path: str) -> str:

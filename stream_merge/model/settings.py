@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, Protocol
 from pyspark.sql import Column
 
 from stream_merge.errors import ConfigError
-from stream_merge.model import names
+from stream_merge.model import locations, names
 from stream_merge.model.maintenance import Maintenance
 
 Engine = Literal["auto", "spark", "native"]
@@ -319,9 +319,9 @@ def _place_problems(spec: MergeSpec) -> Iterable[str]:
     """Side tables that are another of the sink's tables."""
     if not isinstance(spec.target, str) or not spec.target.strip() or not isinstance(spec.quarantine_target, str):
         return
-    place = names.place(spec.quarantine_target)
+    place = locations.place(spec.quarantine_target)
     for whose, other in (("the target", spec.target), ("the table of deletes", spec.tombstone_target)):
-        if place == names.place(other):
+        if place == locations.place(other):
             yield f"quarantine_target={spec.quarantine_target!r} is {whose} itself; name a table of its own"
 
 

@@ -14,10 +14,10 @@ from urllib.parse import urlsplit
 from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
+from stream_merge.model.locations import is_on_azure
 from stream_merge.spark.hadoop_files import file_system
 from stream_merge.spark.hadoop_settings import HadoopSettings, NotTranslatedError, hadoop_settings
 from stream_merge.spark.log_store import log_stores
-from stream_merge.spark.places import is_on_azure
 
 _HOSTS = (".dfs.core.windows.net", ".blob.core.windows.net")
 """Of accounts that delta-rs knows by a URI; those of other clouds it has to be told."""

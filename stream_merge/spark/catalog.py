@@ -47,7 +47,7 @@ class Entry:
     name: str
     """With the catalog and the schema, as SQL."""
     location: str
-    """As Hadoop writes it, and `places.local_path` reads it: no character stands for another one."""
+    """As Hadoop writes it, and `locations.local_path` reads it: no character stands for another one."""
     table: Any
     """Delta's own handle (`DeltaTableV2`)."""
 

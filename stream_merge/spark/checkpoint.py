@@ -13,8 +13,8 @@ from uuid import uuid4
 from pyspark.sql import SparkSession
 
 from stream_merge.errors import ConfigError
+from stream_merge.model.locations import local_path
 from stream_merge.spark.hadoop_files import list_names, read_text, write_text
-from stream_merge.spark.places import local_path
 
 _TARGETS = "stream_merge_targets"
 """Folder of the sinks; Spark's own are offsets, commits, sources, state, metadata."""

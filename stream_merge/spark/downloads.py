@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pyspark
 
+from stream_merge.model.locations import is_on_azure, is_on_s3
 from stream_merge.spark.defaults import EXCLUDES, JARS, PACKAGES, in_effect, listed, spark_home
 from stream_merge.spark.log_store import log_store_confs, log_store_packages
-from stream_merge.spark.places import is_on_azure, is_on_s3
 from stream_merge.spark.versions import AWS_PARTS, AWS_WHOLE, HADOOP, SCALA
 
 _CLASS_PATH = "spark.driver.extraClassPath"

@@ -10,8 +10,8 @@ from uuid import uuid4
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
+from stream_merge.model.locations import is_on_s3
 from stream_merge.spark.errors import java_causes
-from stream_merge.spark.places import is_on_s3
 
 _GLOB = re.compile(r"[\\\[\]{}*?]")
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from pyspark.sql import SparkSession
 
+from stream_merge.model.locations import is_on_azure
 from stream_merge.spark import azure, s3
-from stream_merge.spark.places import is_on_azure
 
 
 def storage_options(session: SparkSession, location: str) -> Mapping[str, str] | None:

@@ -6,11 +6,11 @@ import os
 import re
 import tempfile
 from pathlib import Path
-from urllib.parse import urlparse
 
 from pyspark.sql import SparkSession
 
 from stream_merge.model import names
+from stream_merge.model.locations import canonical, local_path
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import TableSnapshot
 
@@ -55,21 +55,6 @@ def _nearest(location: str) -> Path | None:
     return None if local is None else nearest_existing(local)
 
 
-def local_path(location: str) -> Path | None:
-    """A location as a path of this machine's file system, or None for any other storage.
-
-    Nothing in it stands for another character, not `%20` either: Hadoop reads and writes its paths as they are,
-    `file:/lake/orders#eu`, and Spark takes `file:///lake/a%20b` for the folder `a%20b`.
-    """
-    scheme = urlparse(location).scheme
-    if scheme not in ("", "file"):
-        return None
-    inside = location.partition(":")[2] if scheme else location
-    if scheme and inside.startswith("//"):
-        inside = "/" + inside[2:].partition("/")[2]
-    return Path(inside)
-
-
 def escape_in(location: str) -> str | None:
     """The first `%20` or the like in a path or URI, which Hadoop takes as it is and delta-rs (1.6) for a blank.
 
@@ -85,32 +70,6 @@ def scratch(session: SparkSession) -> Path:
         session._jsparkSession.sparkContext().conf().get("spark.local.dir", "")
     )
     return Path(told.split(",")[0].strip()) if told else Path(tempfile.gettempdir())
-
-
-def is_on_s3(location: str) -> bool:
-    """Whether a path or URI lies on S3, or on a store that is spoken to as S3."""
-    return urlparse(names.hadoop_uri(location)).scheme == "s3a"
-
-
-def is_on_azure(location: str) -> bool:
-    """Whether a path or URI lies on Azure, by the names that Hadoop's file system for it goes by."""
-    return urlparse(location).scheme.lower() in ("abfs", "abfss")
-
-
-def canonical(location: str) -> str:
-    """One spelling per table, as far as that can be told from outside."""
-    local = local_path(location) if names.is_path(location) else None
-    if local is not None:
-        return os.path.realpath(local)
-    if not names.is_path(location):
-        return location.casefold()
-    path = names.normal_path(location)
-    if not is_on_azure(path):
-        return path
-    # Both endpoints, with TLS and without, are one table; Spark is told what the user says: an emulator has no TLS.
-    authority, slash, inside = path.partition("://")[2].partition("/")
-    container, at, host = authority.rpartition("@")
-    return f"abfs://{container}{at}{host.lower().replace('.blob.', '.dfs.')}{slash}{inside}"
 
 
 def table_above(target: str, found: TableSnapshot | None) -> str | None:

@@ -22,9 +22,10 @@ import pyspark
 from pyspark.sql import SparkSession
 
 from stream_merge.errors import ConfigError
+from stream_merge.model.locations import local_path
 from stream_merge.model.names import is_path, normal_path, table_name
 from stream_merge.spark.catalog import is_forgotten
-from stream_merge.spark.places import local_path, no_table
+from stream_merge.spark.places import no_table
 from stream_merge.spark.versions import DELTA_PACKAGE, NEEDS_VECTOR_MODULE, NEWEST, PARTS, Parts
 
 OLDEST_JAVA = 17

@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 
 from pyspark.sql import SparkSession
 
+from stream_merge.model.locations import is_on_s3
 from stream_merge.spark.hadoop_settings import NotTranslatedError, hadoop_settings
 from stream_merge.spark.log_store import CONDITIONAL_PUT, log_stores
-from stream_merge.spark.places import is_on_s3
 
 _DEFAULT_REGION = "us-east-1"
 """Where an endpoint of one's own has none, for the signature alone; Hadoop takes the same."""

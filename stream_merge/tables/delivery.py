@@ -10,6 +10,7 @@ from pyspark.sql import SparkSession
 
 from stream_merge.errors import ConfigError
 from stream_merge.model import names
+from stream_merge.model.locations import canonical
 from stream_merge.model.logs import tell
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import FINGERPRINT, History, TableSnapshot, is_other, recorded_fingerprint
@@ -17,7 +18,6 @@ from stream_merge.model.source_batch import Calls
 from stream_merge.spark.checkpoint import Checkpoint, Destination
 from stream_merge.spark.errors import reason
 from stream_merge.spark.identity import Caller
-from stream_merge.spark.places import canonical
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 import pyarrow.compute as pc
 
 from stream_merge.errors import ConfigError
-from stream_merge.model import names
+from stream_merge.model import locations, names
 from stream_merge.model.snapshot import CommitRecord
 from stream_merge.shapes import SHAPES
 from stream_merge.shapes.recorded import filled_as
@@ -141,7 +141,7 @@ def find(target: str, storage_options: Mapping[str, str] | None = None) -> Nativ
             " DESCRIBE HISTORY in Spark shows the table's commits"
         )
         raise ConfigError(msg, target=target)
-    local = places.local_path(place)
+    local = locations.local_path(place)
     try:
         return open_table(place if local is None else str(local), storage_options)
     except Exception as err:

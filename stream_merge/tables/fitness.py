@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType, TimestampType
 
 from stream_merge.errors import ConfigError
-from stream_merge.model import names
+from stream_merge.model import locations, names
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.shapes import required, shape_of, target_filter, widening
@@ -116,14 +116,14 @@ def _unpromised_problems(session: SparkSession, spec: MergeSpec, found: TableSna
     """Where engines in the driver are asked for and delta-rs must not write."""
     location = names.normal_path(spec.target) if found is None and names.is_path(spec.target) else None
     location = location if found is None else found.location
-    if spec.engine != "native" or spec.single_writer or location is None or places.local_path(location) is not None:
+    if spec.engine != "native" or spec.single_writer or location is None or locations.local_path(location) is not None:
         return
     if object_stores.excludes_delta_rs(session, location, spec.storage_options):
         return
     yield (
         f"engine='native' cannot merge into {spec.target!r}: on this object store delta-rs' and Spark's commits do not"
         " exclude each other; set single_writer=True where nobody else writes to the table, or engine='auto'"
-        f"{_OR_LOG_STORE if places.is_on_s3(location) else ''}"
+        f"{_OR_LOG_STORE if locations.is_on_s3(location) else ''}"
     )
 
 

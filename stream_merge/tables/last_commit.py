@@ -9,11 +9,10 @@ from dataclasses import asdict, dataclass
 from pyspark.sql import SparkSession
 
 from stream_merge.errors import ConfigError
-from stream_merge.model import names
+from stream_merge.model import locations, names
 from stream_merge.model.logs import tell
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import TableSnapshot
-from stream_merge.spark import places
 from stream_merge.spark.hadoop_files import read_text
 from stream_merge.spark.log_store import CONDITIONAL_PUT, STORE_CONF
 from stream_merge.spark.object_stores import may_lose_commits
@@ -116,7 +115,7 @@ class LastCommit:
         On a local disk: elsewhere a listing may lack what is there. RESTORE goes on with the versions.
         """
         newest = max(ours.versions)
-        if found.version >= newest or places.local_path(found.location) is None:
+        if found.version >= newest or locations.local_path(found.location) is None:
             return
         msg = (
             f"target {self._spec.target!r} is at version {found.version}, and batch {ours.batch_id} of this query is"

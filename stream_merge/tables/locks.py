@@ -15,8 +15,8 @@ from uuid import uuid4
 
 from stream_merge.errors import ConfigError
 from stream_merge.model import names
+from stream_merge.model.locations import local_path
 from stream_merge.model.logs import tell
-from stream_merge.spark.places import local_path
 
 log = logging.getLogger(__name__)
 

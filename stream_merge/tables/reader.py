@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from stream_merge.errors import ConfigError
-from stream_merge.model import names
+from stream_merge.model import locations, names
 from stream_merge.model.logs import tell
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import CommitRecord, TableSnapshot
@@ -81,7 +81,7 @@ class Store:
             self._begun.update({one: threads.submit(one.refresh) for one in remote})
 
     def _is_reached_as_before(self, session: SparkSession, kept: NativeTable) -> bool:
-        if places.local_path(kept.location) is not None:
+        if locations.local_path(kept.location) is not None:
             return False
         with suppress(NotTranslatedError):
             return kept.is_at(kept.location, self._options(session, kept.location))
@@ -144,7 +144,7 @@ class Store:
         nothing there before. Spark's look takes eight requests, and a stream without deletes has no table of them.
         """
         return (
-            places.is_on_s3(location)
+            locations.is_on_s3(location)
             and table in self._missed_by_delta_rs
             and table in self._missed_by_spark
             and any(
@@ -187,7 +187,7 @@ class Store:
         if native is not None:
             return native
         location = names.normal_path(table) if names.is_path(table) else self.location(session, table)
-        local = places.local_path(location)
+        local = locations.local_path(location)
         place = location if local is None else str(local)
         is_left_to_spark = place in self._unreadable or places.escape_in(location) is not None
         if is_left_to_spark or not (local is None or _is_table(local)):
@@ -250,7 +250,7 @@ class Store:
                 _expect_as_spark(session, table, found)
                 found.scratch = places.scratch(session)
                 found.checkpoint_by_spark = partial(write_checkpoint, session, place)
-            if places.local_path(location) is not None:  # object stores exclude, or the sink is the only writer
+            if locations.local_path(location) is not None:  # object stores exclude, or the sink is the only writer
                 found.lock = partial(commit_lock, session, place)
             else:
                 found.put = partial(put_commit, session, place)
@@ -273,7 +273,7 @@ class Store:
         """A location as delta-rs is given it; None where it must not read, or could not hold Spark's lock."""
         if self._spec.engine == "spark" or places.escape_in(location) is not None:
             return None
-        local = places.local_path(location)
+        local = locations.local_path(location)
         if local is not None:
             return str(local) if _is_table(local) and pins_threads(session) else None
         return location if self._spec.single_writer or self._excludes(session, location) else None
@@ -307,7 +307,7 @@ def _expect_as_spark(session: SparkSession, table: str, found: NativeTable) -> N
     Raises:
         ConfigError: they see different ones.
     """
-    if places.local_path(found.location) is not None:
+    if locations.local_path(found.location) is not None:
         return
     theirs = spark_table.find(session, table)
     ours = found.snapshot().table_id

@@ -8,11 +8,11 @@ from typing import cast
 import pytest
 from pyspark.sql import SparkSession
 
+from stream_merge.model.locations import canonical, is_on_azure
 from stream_merge.spark import azure, object_stores
 from stream_merge.spark.azure import Access, access
 from stream_merge.spark.downloads import azure_confs, azure_coordinates, for_places
 from stream_merge.spark.hadoop_settings import HadoopSettings, NotTranslatedError
-from stream_merge.spark.places import canonical, is_on_azure
 
 HOST = "orders.dfs.core.windows.net"
 PLACE = f"abfs://lake@{HOST}/t"

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from stream_merge.spark.places import canonical, escape_in, local_path
+from stream_merge.model.locations import canonical, local_path, place
+from stream_merge.spark.places import escape_in
 
 
 @pytest.mark.parametrize(
@@ -36,3 +37,7 @@ def test_two_folders_are_two_tables() -> None:
 def test_what_delta_rs_would_decode_is_told(location: str, escape: str | None) -> None:
     assert escape_in(location) == escape
     assert canonical("file:/lake/a%20b") != canonical("file:/lake/a b")
+
+
+def test_two_tables_of_a_catalog_are_two_places() -> None:
+    assert len({place(name) for name in ("a.b", "`a.b`", "a.`b`", "A.B", "b", "a/b")}) == 4

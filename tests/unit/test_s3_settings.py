@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import pytest
 
 from stream_merge.model import names
+from stream_merge.model.locations import canonical, is_on_s3
 from stream_merge.spark import log_store
 from stream_merge.spark.downloads import for_places, s3_confs, s3_coordinates
 from stream_merge.spark.log_store import (
@@ -21,7 +22,6 @@ from stream_merge.spark.log_store import (
     log_store_confs,
     log_store_packages,
 )
-from stream_merge.spark.places import canonical, is_on_s3
 from stream_merge.spark.s3 import Access, NotTranslatedError
 
 LOG_STORE = f"local.stream-merge:stream-merge-log-store:{JAR.parent.name}"

@@ -16,7 +16,7 @@ from stream_merge.jobs.files.planned import PlannedRead
 from stream_merge.jobs.files.replay import Replayed, replay
 from stream_merge.jobs.watch import queries, report, screen
 from stream_merge.jobs.watch.text import escape_line
-from stream_merge.model import names
+from stream_merge.model import locations, names
 from stream_merge.model.results import MergeResult
 from stream_merge.model.settings import SchemaEvolution
 from stream_merge.model.snapshot import TableSnapshot
@@ -101,7 +101,7 @@ def run(
     closed = places.not_writable(settings.checkpoint) or preflight.occupied(settings.target)
     if closed is not None:
         raise ConfigError(closed, target=settings.target)
-    if places.local_path(settings.checkpoint) is not None:
+    if locations.local_path(settings.checkpoint) is not None:
         _expect_files(Checkpoint.on_disk(settings.checkpoint))
     with _alone(settings) as held:
         return _run(settings, sink, held, console=console, start_session=start_session, metrics_url=metrics_url)
@@ -161,7 +161,7 @@ def replay_quarantine(
 @contextmanager
 def _alone(settings: FilesSettings) -> Iterator[ExitStack]:
     """Keep other processes from the checkpoint and, on a local disk, from the table; one of a catalog comes later."""
-    who, place = _who(settings), places.local_path(settings.checkpoint)
+    who, place = _who(settings), locations.local_path(settings.checkpoint)
     with ExitStack() as held:
         if place is not None:
             holder = held.enter_context(locks.locked(place.with_name(f"{place.name}.lock"), who))

@@ -15,13 +15,14 @@ from stream_merge.jobs.kafka.columns import RowSchema
 from stream_merge.jobs.kafka.newest_records import Records, newest
 from stream_merge.jobs.kafka.settings import JobSettings, QuerySettings
 from stream_merge.model import names
+from stream_merge.model.locations import local_path
 from stream_merge.shapes import widening
 from stream_merge.sources.envelopes.base import Kind
 from stream_merge.sources.kafka import certificates
 from stream_merge.sources.kafka.connection import Cluster, Connection, Security, TopicState, is_refusal
 from stream_merge.sources.wire.strict_json import UndecodableError
 from stream_merge.spark import columns
-from stream_merge.spark.places import local_path, nearest_existing, not_writable
+from stream_merge.spark.places import nearest_existing, not_writable
 from stream_merge.spark.preflight import occupied
 from stream_merge.tables.delivery import expect_same_table
 from stream_merge.tables.explain import find

@@ -11,8 +11,8 @@ from pathlib import Path
 from stream_merge.errors import ConfigError
 from stream_merge.jobs.kafka.replay import Replayed, Request
 from stream_merge.jobs.kafka.settings import JobSettings, QuerySettings
+from stream_merge.model.locations import local_path
 from stream_merge.model.logs import tell
-from stream_merge.spark.places import local_path
 from stream_merge.tables import locks
 
 log = logging.getLogger(__name__)

@@ -27,13 +27,13 @@ from stream_merge.jobs.kafka.settings import JobSettings, QuerySettings
 from stream_merge.jobs.watch.queries import MOST_KEPT, Stream, drained
 from stream_merge.metrics.instruments import MergeMetrics
 from stream_merge.model import names
+from stream_merge.model.locations import canonical
 from stream_merge.model.logs import tell
 from stream_merge.model.results import MergeResult
 from stream_merge.sources.kafka.connection import Cluster
 from stream_merge.sources.kafka.connection import records as records_of
 from stream_merge.spark import catalog
 from stream_merge.spark.jvm import owned_session
-from stream_merge.spark.places import canonical
 from stream_merge.spark.preflight import refuse_forgetful_catalog
 from stream_merge.tables import fitness, locks, spark_table
 from stream_merge.tables.delivery import expect_same_table

@@ -23,12 +23,11 @@ from stream_merge.errors import ConfigError
 from stream_merge.jobs.kafka.formats import DebeziumFormat, KeySettings, ValueFormat
 from stream_merge.jobs.shapes import ClausesSettings, ShapeSettings, problems_of
 from stream_merge.jobs.units import Bytes, Model, Names, Retention, Seconds
-from stream_merge.model import names
+from stream_merge.model import locations, names
 from stream_merge.model.maintenance import Maintenance
 from stream_merge.model.settings import SchemaEvolution
 from stream_merge.sources.envelopes.base import Format
 from stream_merge.sources.kafka.connection import Connection, Isolation, Mechanism, Protocol, Security
-from stream_merge.spark import places
 
 _GROUPS = ("key_format", "value_format", "limits", "maintenance")
 _VARIABLE = re.compile(r"\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)\}")
@@ -269,7 +268,7 @@ class JobSettings(Model):
 
     @model_validator(mode="after")
     def _apart(self) -> JobSettings:
-        for what, spelled in (("name", str), ("target", _place), ("checkpoint", _folder)):
+        for what, spelled in (("name", str), ("target", locations.place), ("checkpoint", _folder)):
             values = [getattr(query, what) for query in self.queries]
             same = [spelled(value) for value in values]
             twice = sorted({value for value, one in zip(values, same, strict=True) if same.count(one) > 1})
@@ -279,14 +278,9 @@ class JobSettings(Model):
         return self
 
 
-def _place(target: str) -> str | tuple[str, ...]:
-    """One spelling per table or folder, as far as that can be told without a look at it."""
-    return places.canonical(names.normal_path(target)) if names.is_path(target) else names.place(target)
-
-
 def _folder(checkpoint: str) -> str:
-    """As `_place`; without a slash, too, it is a path."""
-    return places.canonical(checkpoint if names.is_path(checkpoint) else f"./{checkpoint}")
+    """As `locations.place`; without a slash, too, it is a path."""
+    return locations.canonical(checkpoint if names.is_path(checkpoint) else f"./{checkpoint}")
 
 
 def load(path: str | Path, *, environment: Mapping[str, str] | None = None) -> JobSettings:

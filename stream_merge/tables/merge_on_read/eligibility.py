@@ -26,11 +26,11 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from stream_merge.model import locations
 from stream_merge.model.snapshot import TableSnapshot, name_in_files
 from stream_merge.shapes.arrow_text import is_legible
 from stream_merge.shapes.clauses import Always, Clause, Delete, DeleteMissing, Insert, Update
 from stream_merge.shapes.layout import Layout
-from stream_merge.spark import places
 from stream_merge.tables.delta_rs.table import NativeTable
 from stream_merge.tables.merge_on_read import features, partitions
 from stream_merge.tables.merge_on_read.find import odd_names
@@ -81,8 +81,8 @@ def of_table(table: NativeTable | None, snapshot: TableSnapshot, what: str) -> I
     """Whether merge-on-read may write this table, by where it lies, its protocol, properties and columns."""
     if table is None:
         return Ineligible(reason="storage", detail=f"{what} is not where the driver may write")
-    is_local = places.local_path(table.location) is not None
-    if not (is_local or places.is_on_s3(table.location) or places.is_on_azure(table.location)):
+    is_local = locations.local_path(table.location) is not None
+    if not (is_local or locations.is_on_s3(table.location) or locations.is_on_azure(table.location)):
         return Ineligible(reason="storage", detail=f"{what} is neither on a local disk nor on S3 nor on Azure")
     odd = GLOB.search(table.location)
     if is_local and odd is not None:

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
+from stream_merge.model import locations
 from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.shapes.key_bounds import KeyBounds
-from stream_merge.spark import places
 from stream_merge.tables.delta_rs.table import NativeTable
 from stream_merge.tables.delta_rs.touched_files import touched_files
 from stream_merge.tables.live_files import Add, LiveFiles, UnreadableLogError, decoded
@@ -37,7 +37,7 @@ class MergeOnReadTable:
     """
 
     def __init__(self, native: NativeTable, snapshot: TableSnapshot) -> None:
-        is_local = places.local_path(native.location) is not None
+        is_local = locations.local_path(native.location) is not None
         self.folder: Folder = OwnFolder(native) if is_local else CopiedFolder(native, snapshot.table_id)
         self.table_id = snapshot.table_id
         self.opened = native.times_opened

@@ -11,10 +11,10 @@ from pyspark.sql import SparkSession
 
 from stream_merge.errors import ConfigError, StreamMergeError
 from stream_merge.model import names
+from stream_merge.model.locations import canonical
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.spark.errors import reason
-from stream_merge.spark.places import canonical
 from stream_merge.tables import spark_table
 from stream_merge.tables.reader import Store
 from stream_merge.tables.tombstones.rules import log_of
