@@ -33,6 +33,7 @@ from stream_merge.model.source_batch import Intake
 from stream_merge.shapes import Changes, Shape, checked
 from stream_merge.shapes import target_filter as filters
 from stream_merge.shapes.matching import Layouts
+from stream_merge.spark import catalog
 from stream_merge.spark.confs import USER_METADATA_CONF
 from stream_merge.spark.errors import spark_errors_unlogged
 from stream_merge.spark.identity import Caller, caller
@@ -361,10 +362,10 @@ class MergeSink:
         self._costs.expect(at_most)
 
     def _place_for(self, batch_df: DataFrame) -> str:
-        """Where the target lies, however it is spelled; a table that no catalog has yet by its whole name."""
+        """Where the target lies or is going to, however it is spelled; its whole name where only a catalog knows."""
         session, target = self._session.of(batch_df), self._spec.target
         location = self._location(session)
-        return location if names.is_path(location) else self._store.full_name(session, target)
+        return location if names.is_path(location) else catalog.place_to_be(session, target)
 
     def _location(self, session: SparkSession) -> str:
         """Looked up once where it cannot change: of a path. Of a table in a catalog by each call, once."""

@@ -123,6 +123,18 @@ def full_name(session: SparkSession, name: str) -> str:
         return _sql(*_resolved(session, name))
 
 
+def place_to_be(session: SparkSession, name: str) -> str:
+    """Where a table would lie that is made under a name; the whole name where its catalog chooses the place."""
+    with active(session):
+        catalog, namespace, table = _resolved(session, name)
+        if not _is_sparks_own(catalog):
+            return _sql(catalog, namespace, table)
+        state = session._jsparkSession.sessionState()
+        identifier = state.sqlParser().parseTableIdentifier(_within(namespace, table))
+        found = state.catalog().defaultTablePath(identifier)
+        return str(java_class(session, "org.apache.hadoop.fs.Path")(found).toString())
+
+
 @contextmanager
 def created_as(session: SparkSession, name: str) -> Iterator[str]:
     """A name as Delta's builder of tables reads it, which knows no catalogs (4.4): the name's is the current one."""
@@ -147,6 +159,10 @@ def is_forgotten(session: SparkSession, name: str) -> bool:
         return False
     with active(session):
         catalog, _, _ = _resolved(session, name)
+    return _is_sparks_own(catalog)
+
+
+def _is_sparks_own(catalog: Any) -> bool:
     return str(catalog.name()) == SESSION_CATALOG and str(catalog.getClass().getName()) in _MEMORY_CATALOGS
 
 

@@ -402,6 +402,23 @@ def test_two_names_of_one_table_are_refused(fleet: Fleet, tmp_path: Path):
         MergeSinks(twice, route_by="source")(fleet.batch(event("a", 2)), 1)
 
 
+def test_a_name_and_the_path_of_a_table_that_is_not_there_yet_are_one(fleet: Fleet, tmp_path: Path):
+    """Delta makes a table of Spark's own catalog in the folder of its schema."""
+    spark, name = fleet.spark, "routed_once"
+    spark.sql(f"CREATE SCHEMA {name} LOCATION '{tmp_path}/in%20it'")
+    place = f"{tmp_path}/in%20it/t"
+    told = {"keys": "id", "sequence_by": "lsn", "app_id": "fleet", "except_column_list": ["source"]}
+    by_name = MergeSink(target=f"{name}.T", name="x", **told)
+    twice = {"orders": by_name, "b": MergeSink(target=place, name="y", **told)}
+
+    with pytest.raises(ConfigError, match="lead to one table"):
+        MergeSinks(twice, route_by="source")(fleet.batch(event("orders", 2)), 1)
+    assert not Path(place).exists()
+    MergeSinks({"orders": by_name}, route_by="source")(fleet.batch(event("orders", 2)), 1)
+    assert (Path(place) / "_delta_log").exists()
+    spark.sql(f"DROP SCHEMA {name} CASCADE")
+
+
 @pytest.mark.parametrize(
     ("route_by", "problem"), [("schema", "which the source lacks"), ("id", "route_by gives bigint")]
 )

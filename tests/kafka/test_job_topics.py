@@ -245,21 +245,25 @@ def test_a_lost_table_is_told_by_check_and_stops_the_job(make: Make):
     assert not Path(job.target).exists()
 
 
+@pytest.mark.parametrize("other", ["spark_catalog.default.Twice_Named", "a path"])
 def test_two_names_of_one_table_that_is_not_there_yet_are_one_target(
-    make: Make, monkeypatch: pytest.MonkeyPatch
+    make: Make, monkeypatch: pytest.MonkeyPatch, other: str
 ) -> None:
     """Needs a catalog: equal keys of two topics would overwrite each other for as long as the process lives."""
     job = make()
     job.send(1, job.event("c", 1))
     settings = job.settings(target="twice_named")
     (one,) = settings.queries
-    again = {"name": "other", "target": "spark_catalog.default.Twice_Named", "checkpoint": f"{job.checkpoint}2"}
+    place = f"{job.spark.catalog.getDatabase('default').locationUri}/twice_named"
+    again = {"name": "other", "target": place if other == "a path" else other, "checkpoint": f"{job.checkpoint}2"}
     both = settings.model_copy(update={"queries": (one, one.model_copy(update=again))})
 
     # The catalog of tests is in memory.
     monkeypatch.setattr(sys.modules[run.__module__], "refuse_forgetful_catalog", lambda *_: None)
     result = run(both, job.spark, once=True)
 
-    assert "fill one table (" in str(result.failures["other"])
-    assert job.spark.table("twice_named").count() == 1
+    (failure,) = result.failures.values()  # of the one that has looked last
+    assert "fill one table (" in str(failure)
+    assert job.spark.read.format("delta").load(place).count() == 1
     job.spark.sql("DROP TABLE IF EXISTS twice_named")
+    shutil.rmtree(place.removeprefix("file:"), ignore_errors=True)

@@ -24,10 +24,10 @@ from stream_merge.jobs.kafka.query import Supervised
 from stream_merge.jobs.kafka.recorded_offsets import Origin
 from stream_merge.jobs.kafka.replay import Replayed, Request, replay
 from stream_merge.jobs.kafka.settings import JobSettings, QuerySettings
+from stream_merge.jobs.kafka.targets import OwnTable, Targets
 from stream_merge.jobs.watch.queries import MOST_KEPT, Stream, drained
 from stream_merge.metrics.instruments import MergeMetrics
 from stream_merge.model import names
-from stream_merge.model.locations import canonical
 from stream_merge.model.logs import tell
 from stream_merge.model.results import MergeResult
 from stream_merge.sources.kafka.connection import Cluster
@@ -97,8 +97,7 @@ class Job:
         self._progress = {query.name: _progress(query, metrics) for query in settings.queries}
         self._turns = {query.name: threading.Lock() for query in settings.queries}
         self._sinks: dict[str, TopicSink] = {}
-        self._places: dict[str, str] = {}
-        """Query -> where its target was at its last start."""
+        self._targets = Targets(lambda target: _place(owned_session(session), target))
 
     def run(self, *, once: bool, stopping: threading.Event, on_result: Callable[[str, MergeResult], None]) -> JobResult:
         """As `run`."""
@@ -178,28 +177,18 @@ class Job:
             refuse_start_elsewhere(query, topics)
         refuse_forgetful_catalog(session, query.target)
         found = spark_table.find(session, query.target)
-        location = spark_table.location(session, query.target) if found is None else found.location
-        is_named = not names.is_path(location)  # one of a catalog that is not there yet
-        self._expect_its_own(query, catalog.full_name(session, location) if is_named else location)
+        self._targets.expect_own(query.name, query.target)
         others = found and fitness.keys_problem(found, query.target, query.keys, case_sensitive=False)
         if others:  # the sink would say so at the next batch, which may be long in coming
             raise ConfigError(others, target=query.target)
         query_id = checkpoint.query_id()
         if query_id is not None:
             if is_first:
+                location = spark_table.location(session, query.target) if found is None else found.location
                 expect_same_table(
                     checkpoint, found, name=query.name, label=query.name, target=query.target, location=location
                 )
             Origin.of_table(session, found, query.identity(query_id), query).expect_same_topics(topics)
-
-    def _expect_its_own(self, query: QuerySettings, location: str) -> None:
-        """Two names of one table pass the job file: equal keys of two topics would overwrite each other."""
-        place = canonical(location)
-        others = [name for name, at in self._places.items() if at == place and name != query.name]
-        if others:
-            msg = f"queries {others[0]!r} and {query.name!r} fill one table ({location}); give each its own target"
-            raise ConfigError(msg, target=query.target)
-        self._places[query.name] = place
 
     def stream(self, query: QuerySettings) -> Stream:
         """What a query does with what it reads."""
@@ -228,7 +217,11 @@ class Job:
             fail_on_data_loss=query.on_data_loss == "stop",
         )
         return Stream(
-            name=query.name, events=records, sink=sink, checkpoint=query.checkpoint, trigger_seconds=query.trigger
+            name=query.name,
+            events=records,
+            sink=OwnTable(sink, query.name, self._targets),
+            checkpoint=query.checkpoint,
+            trigger_seconds=query.trigger,
         )
 
     def replay(self, query: QuerySettings, request: Request) -> Replayed:
@@ -246,6 +239,11 @@ class Job:
                 sink = self._sinks.get(query.name)
                 if sink is not None:
                     sink.look_again()
+
+
+def _place(session: SparkSession, target: str) -> str:
+    location = spark_table.location(session, target)
+    return location if names.is_path(location) else catalog.place_to_be(session, target)
 
 
 def _progress(query: QuerySettings, metrics: MergeMetrics | None) -> Progress:
