@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from stream_merge import ConfigError, ContractError, Maintenance, MergeFailedError, MergeSink, MergeSinks
+from stream_merge.microbatch import steps
 from stream_merge.shapes import Clauses, Snapshot, when_matched, when_not_matched
 from stream_merge.spark.confs import WHOLE_READS
 from stream_merge.spark.versions import SPARK
@@ -151,6 +152,33 @@ def test_a_file_that_is_gone_is_no_reason_to_insert_its_rows_again(spark: SparkS
 
     with pytest.raises(MergeFailedError):
         run(sink, batch(reading, schema, (1, 2, "c")), 1)
+
+
+@pytest.mark.parametrize("conf", WHOLE_READS)
+def test_a_source_is_read_as_its_session_says_also_for_the_state_of_an_applied_batch(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, conf: str
+) -> None:
+    """Else the query would stop for ever at a file without which the batch was merged."""
+    reading, folder = spark.newSession(), tmp_path / "source"
+    reading.conf.set(conf, "true")
+    batch(spark, "id bigint, lsn bigint", (1, 1), (2, 1)).repartition(2, "id").write.parquet(str(folder))
+    source = reading.read.parquet(str(folder))
+    file = next(folder.glob("*.parquet"))
+    os.unlink(file) if "Missing" in conf else file.write_bytes(b"PAR1 and then nothing")
+    table, read, run_through = str(tmp_path / "table"), list[int](), steps.run_through
+
+    def noted(events: DataFrame) -> None:
+        run_through(events)
+        read.append(len(events.collect()))
+
+    run(spark_sink(table, sequence_by="lsn"), source, 0)
+    monkeypatch.setattr(steps, "keeps_state", lambda _: True)
+    monkeypatch.setattr(steps, "run_through", noted)
+
+    run(spark_sink(table, sequence_by="lsn"), source, 0)
+
+    assert read == [1]
+    assert len(target_rows(spark, table)) == 1
 
 
 @pytest.mark.parametrize("conf", WHOLE_READS)

@@ -14,6 +14,7 @@ from pyspark.sql import types as T
 from stream_merge import MergeFailedError, MergeSink, read_files
 from stream_merge.spark import versions
 from stream_merge.spark.evaluate_once import materialised
+from stream_merge.spark.jvm import zones
 
 pytestmark = pytest.mark.smoke
 
@@ -175,3 +176,19 @@ def test_what_spark_never_tells_is_an_error(spark: SparkSession):
 
     with pytest.raises(MergeFailedError, match=r"not told within 0\.1 s what it counted"):
         versions.observed(observation, within_seconds=0.1)
+
+
+def test_zones_are_read_as_spark_reads_them(spark: SparkSession):
+    """Java's own reader refuses the first three."""
+    session = spark.newSession()
+    written = ("+7:00", "GMT+7:00", "PST", "-03:30", "Asia/Kathmandu")
+    found = []
+    for zone in written:
+        session.conf.set("spark.sql.session.timeZone", zone)
+        found.append(zones(session))
+    _, own = found[0] or ("", "")
+    session.conf.set("spark.sql.session.timeZone", own)
+
+    told = ("+07:00", "GMT+07:00", "America/Los_Angeles", "-03:30", "Asia/Kathmandu")
+    assert found == [(zone, own) for zone in told]
+    assert zones(session) is None

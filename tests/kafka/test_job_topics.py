@@ -22,7 +22,9 @@ from topic_job import QUERY, TopicJob, raw
 from stream_merge import ConfigError, MergeResult
 from stream_merge.jobs.kafka import run
 from stream_merge.jobs.kafka.check import check
+from stream_merge.jobs.kafka.run import Job
 from stream_merge.sources.envelopes.base import Kind
+from stream_merge.spark.confs import WHOLE_READS
 
 HEARTBEAT = {"ts_ms": 1}
 Make = Callable[..., TopicJob]
@@ -267,3 +269,16 @@ def test_two_names_of_one_table_that_is_not_there_yet_are_one_target(
     assert job.spark.read.format("delta").load(place).count() == 1
     job.spark.sql("DROP TABLE IF EXISTS twice_named")
     shutil.rmtree(place.removeprefix("file:"), ignore_errors=True)
+
+
+def test_a_job_reads_its_tables_whole_whatever_its_session_ignores(make: Make) -> None:
+    """Rows that are looked up for what events leave out would be taken for absent."""
+    job = make()
+    session, settings = job.spark.newSession(), job.settings()
+    for conf in WHOLE_READS:
+        session.conf.set(conf, "true")
+
+    stream = Job(settings, session).stream(settings.queries[0])
+
+    assert {conf: stream.events.sparkSession.conf.get(conf) for conf in WHOLE_READS} == WHOLE_READS
+    assert {session.conf.get(conf) for conf in WHOLE_READS} == {"true"}
