@@ -25,7 +25,7 @@ from stream_merge.microbatch.report import failures_told, result_of, told
 from stream_merge.microbatch.upkeep import UpkeepPlan
 from stream_merge.microbatch.values import Applied, Done
 from stream_merge.model import names
-from stream_merge.model.given import as_mapping, as_names, as_truth
+from stream_merge.model.given import as_mapping, as_names, as_own_mapping, as_truth
 from stream_merge.model.maintenance import Maintenance
 from stream_merge.model.results import MergeResult
 from stream_merge.model.settings import Engine, MergeSpec, OnInvalid, RetryPolicy, SchemaEvolution
@@ -139,7 +139,7 @@ class MergeSink:
             create_target=as_truth(create_target),
             partition_by=as_names(partition_by),
             cluster_by=as_names(cluster_by),
-            table_properties={} if table_properties is None else as_mapping(table_properties),
+            table_properties={} if table_properties is None else as_own_mapping(table_properties),
             change_data_feed=as_truth(change_data_feed),
             schema_evolution=schema_evolution,
             engine=engine,

@@ -25,3 +25,9 @@ def as_mapping(value: Any) -> Any:
         return dict(value)
     except (TypeError, ValueError):
         return value
+
+
+def as_own_mapping(value: Any) -> Any:
+    """A mapping, or pairs, as one that nobody else changes."""
+    found = as_mapping(value)
+    return dict(found) if isinstance(found, Mapping) else found

@@ -176,6 +176,14 @@ def test_options_of_a_store_may_change_while_a_sink_lives():
     assert sink._spec.storage_options == {"aws_session_token": "b"}
 
 
+def test_properties_of_a_table_are_those_that_were_checked():
+    properties = {"delta.appendOnly": "false"}
+    sink = sink_of("shop.orders", table_properties=properties)
+    properties["delta.appendOnly"] = True
+
+    assert sink._spec.table_properties == {"delta.appendOnly": "false"}
+
+
 def test_all_problems_of_a_construction_are_reported_at_once():
     with pytest.raises(ConfigError) as caught:
         sink_of(
