@@ -96,11 +96,15 @@ def is_path(target: str) -> bool:
 
 
 def normal_path(target: str) -> str:
-    """A path target without `delta.` wrapping, trailing slashes and the empty authority of `file:///`; S3 as `s3a:`."""
+    """A path target without `delta.` wrapping, trailing slashes and the empty authority of `file:///`; S3 as `s3a:`.
+
+    What is a path stays one: `orders/` becomes `./orders`, since `orders` is a name.
+    """
     wrapped = _PATH_IDENTIFIER.match(target.strip())
     path = wrapped.group("path").replace("``", "`") if wrapped else target
     # Delta 4.4 takes file:///a and file:/a for two locations and refuses to create the table.
-    return _EMPTY_AUTHORITY.sub(r"\g<scheme>:/", hadoop_uri(path)).rstrip("/") or "/"
+    found = _EMPTY_AUTHORITY.sub(r"\g<scheme>:/", hadoop_uri(path)).rstrip("/") or "/"
+    return f"./{found}" if is_path(target) and not is_path(found) else found
 
 
 def hadoop_uri(path: str) -> str:

@@ -41,3 +41,4 @@ def test_what_delta_rs_would_decode_is_told(location: str, escape: str | None) -
 
 def test_two_tables_of_a_catalog_are_two_places() -> None:
     assert len({place(name) for name in ("a.b", "`a.b`", "a.`b`", "A.B", "b", "a/b")}) == 4
+    assert len({place(name) for name in ("b", "b/", "B/", "./b", "delta.`b/`")}) == 3

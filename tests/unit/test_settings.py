@@ -135,6 +135,7 @@ def problems_of(sink: MergeSink, events: DataFrame) -> tuple[str, ...]:
             for target, *others in (
                 ("shop.orders", "shop.orders", "SHOP.Orders", "`shop`.`orders`"),
                 ("/w/orders", "file:/w/orders", "file:///w/x/../orders/", "delta.`/w/orders`"),
+                ("orders/", "./orders", f"{Path.cwd()}/orders", "delta.`orders/`"),
                 ("w/orders", "./w/orders", f"{Path.cwd()}/w/orders", "file:///proc/self/cwd/w/orders"),
                 ("s3://w/orders", "s3a://w/orders/"),
                 ("abfs://w@a.dfs.core.windows.net/orders", "abfss://w@A.blob.core.windows.net/orders"),

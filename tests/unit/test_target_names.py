@@ -20,5 +20,12 @@ def test_what_stands_in_backticks_makes_none(target: str) -> None:
     assert not names.is_path(target)
 
 
+@pytest.mark.parametrize("target", ["t/", "t//", "delta.`t/`"])
+def test_a_folder_beside_the_process_is_a_path_without_its_slash_too(target: str) -> None:
+    """Else its table of deletes would be one of a catalog, which need not know it after a restart."""
+    assert names.normal_path(target) == "./t"
+    assert names.sibling(target, "x_") == "./x_t"
+
+
 def test_side_tables_of_a_quoted_name_lie_in_its_schema() -> None:
     assert names.sibling("`my-lake`.`a/b`.`c``d`", "x_") == "`my-lake`.`a/b`.`x_c``d`"
