@@ -124,14 +124,22 @@ def full_name(session: SparkSession, name: str) -> str:
 
 
 def place_to_be(session: SparkSession, name: str) -> str:
-    """Where a table would lie that is made under a name; the whole name where its catalog chooses the place."""
+    """Where a table would lie that is made under a name; the whole name where its catalog chooses the place.
+
+    Raises:
+        ConfigError: the name is none of a table.
+        MergeFailedError: the catalog is away, or lacks the schema.
+    """
     with active(session):
         catalog, namespace, table = _resolved(session, name)
         if not _is_sparks_own(catalog):
             return _sql(catalog, namespace, table)
         state = session._jsparkSession.sessionState()
         identifier = state.sqlParser().parseTableIdentifier(_within(namespace, table))
-        found = state.catalog().defaultTablePath(identifier)
+        try:
+            found = state.catalog().defaultTablePath(identifier)
+        except (PySparkException, Py4JError) as err:
+            raise _refused(name, err) from err
         return str(java_class(session, "org.apache.hadoop.fs.Path")(found).toString())
 
 

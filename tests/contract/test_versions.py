@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from stream_merge import MergeFailedError, MergeSink, read_files
-from stream_merge.spark import versions
+from stream_merge.spark import catalog, versions
 from stream_merge.spark.evaluate_once import materialised
 from stream_merge.spark.jvm import zones
 
@@ -192,3 +192,14 @@ def test_zones_are_read_as_spark_reads_them(spark: SparkSession):
     told = ("+07:00", "GMT+07:00", "America/Los_Angeles", "-03:30", "Asia/Kathmandu")
     assert found == [(zone, own) for zone in told]
     assert zones(session) is None
+
+
+def test_where_a_table_would_lie_is_told_as_spark_makes_it(spark: SparkSession):
+    spark.sql("CREATE TABLE Here_It(id bigint) USING delta")
+    entry = catalog.entry(spark, "Here_It")
+    spark.sql("DROP TABLE Here_It")
+
+    assert entry is not None
+    assert catalog.place_to_be(spark, "spark_catalog.default.Here_It") == entry.location
+    with pytest.raises(MergeFailedError, match=r"the catalog did not give 'nowhere\.t': .*nowhere"):
+        catalog.place_to_be(spark, "nowhere.t")

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from stream_merge import ConfigError, MergeResult
+from stream_merge import ConfigError, MergeFailedError, MergeResult
 from stream_merge.jobs.kafka.targets import OwnTable, Targets
 
 ELSEWHERE = "s3a://lake/t"
@@ -18,9 +18,13 @@ class Catalog:
     def __init__(self, **places: str) -> None:
         self.places = places
         self.looks: list[str] = []
+        self.away = ""
 
     def place(self, target: str) -> str:
         self.looks.append(target)
+        if target == self.away:
+            msg = f"the catalog did not give {target!r}"
+            raise MergeFailedError(msg, target=target)
         return self.places.get(target, target)
 
 
@@ -63,6 +67,22 @@ def test_a_table_that_its_catalog_places_later_is_looked_for_before_each_batch_u
     with pytest.raises(ConfigError):
         merges(no_rows, 1)
     assert catalog.looks == looks == ["main.db.t", ELSEWHERE, "main.db.t", "main.db.t"]
+
+
+def test_a_catalog_that_does_not_answer_stops_the_query_of_its_table_alone() -> None:
+    catalog = Catalog(b="/lake/b")
+    targets = Targets(catalog.place)
+    for query in ("away.db.a", "b"):
+        targets.expect_own(query, query)
+    catalog.away = "away.db.a"
+    sink = Sink()
+
+    OwnTable(sink, "b", targets)(cast("Any", None), 0)
+
+    assert sink.batches == [0]
+    assert catalog.looks[-1] == "away.db.a"
+    with pytest.raises(MergeFailedError):
+        targets.expect_own("away.db.a", "away.db.a")
 
 
 def test_queries_with_tables_of_their_own_go_on() -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 from pyspark.sql import DataFrame
 
-from stream_merge.errors import ConfigError
+from stream_merge.errors import ConfigError, StreamMergeError
 from stream_merge.jobs.watch.queries import BatchFunction
 from stream_merge.model import names
 from stream_merge.model.locations import canonical
@@ -41,6 +42,8 @@ class Targets:
     def look_again(self, query: str) -> None:
         """Before a batch: a table that a catalog has placed since may be another query's.
 
+        What keeps a catalog from telling is left to the query whose table it is: its sink asks, too.
+
         Cost: nothing once all tables are there; before, a look into the catalog for each that is not.
 
         Raises:
@@ -48,7 +51,10 @@ class Targets:
         """
         with self._lock:
             unknown = {name: target for name, (target, place) in self._places.items() if not names.is_path(place)}
-        found = {name: (target, self._place(target)) for name, target in unknown.items()}
+        found: dict[str, tuple[str, str]] = {}
+        for name, target in unknown.items():
+            with suppress(StreamMergeError):
+                found[name] = target, self._place(target)
         with self._lock:
             self._places |= found
             self._refuse_another(query, *self._places[query])
