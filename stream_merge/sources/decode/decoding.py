@@ -176,7 +176,8 @@ class Decoder(Reading):
             msg = (
                 f"an update changes key column(s) of its row from {was!r} to {now!r}, and as they are not in the record"
                 " key, the source sends no delete of the row before; give the topic a record key with all keys"
-                " (message.key.columns), or delete that row and merge this one by hand"
+                " (message.key.columns), or delete that row and merge this one by hand (where these are defaults of"
+                " columns outside of the replica identity, as with USING INDEX, set REPLICA IDENTITY FULL)"
             )
             raise UndecodableError(msg)
 
