@@ -16,8 +16,8 @@ from pyspark.sql import SparkSession
 
 from stream_merge import MergeMetrics, MergeResult
 from stream_merge.jobs.kafka import JobSettings, run
+from stream_merge.jobs.kafka.commit_section import section_of
 from stream_merge.jobs.kafka.history import Step, trail
-from stream_merge.jobs.kafka.recorded_offsets import section_of
 from stream_merge.jobs.kafka.run import JobResult
 from stream_merge.tables.explain import opened
 from stream_merge.testing import target_rows

@@ -112,7 +112,9 @@ def repeat(call: BatchCall, source: DataFrame, applied: Applied) -> Done:
     _be_seen(call)
     executor = choose_engine(call, ready)
     again = recheck(call, executor, ready, again)
-    forget_revived(call, executor, ready)
+    if call.marks.recorded_id(applied.target) == call.batch_id:
+        # Else nobody knows whether these upserts were merged, and a leftover entry does no harm.
+        forget_revived(call, executor, ready)
     return Done(batch=batch, target=applied.target, choice=executor.choice, was_applied=True, merged=again)
 
 

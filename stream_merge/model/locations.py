@@ -55,3 +55,8 @@ def place(target: str) -> str:
     if names.is_path(target):
         return canonical(names.normal_path(target))
     return ".".join(names.quote(part) for part in names.split_identifier(target.casefold()))
+
+
+def folder(path: str) -> str:
+    """One spelling per folder of a checkpoint; without a slash, too, it is a path."""
+    return canonical(path if names.is_path(path) else f"./{path}")

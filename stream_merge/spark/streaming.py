@@ -9,7 +9,6 @@ import sys
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
-from urllib.parse import unquote
 
 from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
@@ -97,9 +96,8 @@ def _described(query: Any, query_id: str, context: SparkContext) -> StreamingQue
 
 
 def _checkpoint(query: Any) -> str:
-    """As a local URI, else as Hadoop's paths are written: Spark 4.2 gives all of them as encoded URIs."""
-    root = str(query.resolvedCheckpointRoot())
-    return root if root.startswith("file:") else unquote(root)
+    """As Hadoop writes its paths: no character stands for another one (Spark 3.5 to 4.2)."""
+    return str(query.resolvedCheckpointRoot())
 
 
 def is_called_by_query() -> bool:

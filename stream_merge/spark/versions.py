@@ -266,8 +266,7 @@ def _expect_observed(observation: Observation, within_seconds: float) -> None:
         if time.monotonic() > deadline:
             msg = (
                 f"Spark has evaluated the batch and not told within {within_seconds:g} s what it counted; its log says"
-                " why (ObservationListener, or events that a queue has dropped); nothing was written, run the batch"
-                " again"
+                " why (ObservationListener, or events that a queue has dropped); run the batch again"
             )
             raise MergeFailedError(msg)
         time.sleep(_OBSERVED_POLL_SECONDS)

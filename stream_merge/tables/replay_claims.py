@@ -4,8 +4,9 @@ Two tables take part, and no commit spans both. A replay first claims its record
 time that is the replay's own and stands in the transaction id of that commit. It then merges under an identity with
 that time in it, and last says in the quarantine that it has ended. One that was killed in between has left a claim
 without that end, and the target's transaction ids say which it is. Behind its merge, what a stream would do when its
-batch comes again is left to do (`Claims.unfinished`). Before it, its id is taken in the target by a commit that changes
-nothing, so that a merge that is still on its way fails as overtaken, and then its records are open again.
+batch comes again is left to do (`Unfinished`). Before it, its id is taken in the target by a commit that changes
+nothing, so that a merge that is still on its way fails as overtaken, and then its records are open again. A merge that
+lands right before that commit is not overtaken: then the target's history tells.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ from pyspark.sql import functions as F
 
 from stream_merge.errors import CommitStateUnknownError, MergeFailedError
 from stream_merge.model import names
+from stream_merge.model.locations import folder
 from stream_merge.model.logs import tell
 from stream_merge.model.settings import RetryPolicy
+from stream_merge.model.snapshot import newest_first
 from stream_merge.spark import columns
 from stream_merge.spark.confs import committed_as, holding
 from stream_merge.tables import retry, spark_table
@@ -33,6 +36,12 @@ _IDENTITY = "quarantine-replay"
 _BATCH = 0
 _FENCE = 1
 """Version of a replay's transaction id in the target: of its merge, and of the commit that keeps the merge away."""
+UNFINISHED = (
+    "a replay ended behind its merge, before it looked for deletes that another query had remembered meanwhile;"
+    " 'stream-merge quarantine replay' looks for them"
+)
+_CLOCKS_DIFFER_MILLIS = 3_600_000
+"""At most, those of two machines that write to one table."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,7 +86,7 @@ class Claims:
         claimed = self._claimed()
         if claimed is None:
             return None
-        if not self._has_landed(claimed):
+        if self._target_transaction(claimed) is None:
             self._fence(claimed)
         if self._has_landed(claimed):
             return Unfinished(at=claimed)
@@ -85,8 +94,14 @@ class Claims:
         tell(log.warning, "quarantine_replay_settled", table=self.table, target=self.target)
         return None
 
-    def finish(self, left: Unfinished) -> None:
-        """Say that nothing is left of it."""
+    @contextmanager
+    def finishing(self, left: Unfinished) -> Iterator[None]:
+        """The block does what is left of a replay; then nothing is."""
+        try:
+            yield
+        except Exception:
+            tell(log.warning, "quarantine_replay_unfinished", table=self.table, target=self.target, remedy=UNFINISHED)
+            raise
         self._end(left.at, opens=False)
 
     @contextmanager
@@ -112,12 +127,15 @@ class Claims:
             except Exception:
                 tell(log.warning, "quarantine_replay_open", table=self.table, target=self.target, exc_info=True)
             raise
-        if self._target_transaction(at) == _FENCE:
-            raise self._taken_by_another()
+        is_overtaken = False
         try:
-            self._end(at, opens=False)
+            is_overtaken = self._target_transaction(at) == _FENCE and not self._has_landed(at)
+            if not is_overtaken:
+                self._end(at, opens=False)
         except Exception:  # the rows are merged, and the records marked; the next replay finishes this one
             tell(log.warning, "quarantine_replay_open", table=self.table, target=self.target, exc_info=True)
+        if is_overtaken:
+            raise self._taken_by_another()
 
     def _claimed(self) -> int | None:
         """When the last claim was made, in microseconds, if it has not ended."""
@@ -131,10 +149,24 @@ class Claims:
     @property
     def _app_id(self) -> str:
         """Of the commits to the quarantine; an even version claims, the odd one after it ends the claim."""
-        return f"{_IDENTITY}/{names.normal_path(self.owner)}"
+        return f"{_IDENTITY}/{folder(self.owner)}"
 
     def _has_landed(self, at: int) -> bool:
-        return self._target_transaction(at) == _BATCH
+        """Whether the merge of a replay is in the target.
+
+        Cost: a look at the target; where its id was taken by `_fence`, one at its history back to the claim.
+        """
+        found = spark_table.find(self.session, self.target)
+        recorded = None if found is None else found.transaction(_target_id(at))
+        if found is None or recorded != _FENCE:
+            return recorded == _BATCH
+        for commit in newest_first(found.version, spark_table.history_of(self.session, self.target)):
+            ours = commit.ours or {}
+            if (ours.get("identity"), ours.get("role")) == (_replay_id(at), "target"):
+                return True
+            if commit.timestamp_ms is not None and commit.timestamp_ms < at // 1000 - _CLOCKS_DIFFER_MILLIS:
+                break
+        return False
 
     def _target_transaction(self, at: int) -> int | None:
         found = spark_table.find(self.session, self.target)
@@ -150,7 +182,7 @@ class Claims:
                 stored = spark_table.delta_table(self.session, self.target).alias("t")
                 stored.merge(self.session.range(0).alias("s"), F.lit(False)).whenMatchedDelete().execute()
 
-        self._commit(_target_id(at), _FENCE, nothing)
+        self._commit(self.target, _target_id(at), _FENCE, nothing)
 
     def _claim(self, places: DataFrame) -> int:
         """Mark these records, which are open, in one commit; what is appended meanwhile is left alone.
@@ -173,7 +205,7 @@ class Claims:
             marked = stored.merge(places.alias("s"), same_place & F.col("t.replayed_at").isNull())
             marked.whenMatchedUpdate(set={"replayed_at": _moment(at)}).execute()
 
-        self._commit(self._app_id, at, mark)
+        self._commit(self.table, self._app_id, at, mark)
         if self._recorded() != at:
             raise self._taken_by_another()
         marked = spark_table.rows(self.session, self.table).where(F.col("replayed_at") == _moment(at)).alias("t")
@@ -198,15 +230,15 @@ class Claims:
             opened = stored.merge(self.session.range(1).alias("s"), concerned)
             opened.whenMatchedUpdate(set={"replayed_at": F.lit(None).cast("timestamp")}).execute()
 
-        self._commit(self._app_id, at + 1, say)
+        self._commit(self.table, self._app_id, at + 1, say)
 
-    def _commit(self, app_id: str, version: int, command: Callable[[], None]) -> None:
+    def _commit(self, table: str, app_id: str, version: int, command: Callable[[], None]) -> None:
         def attempt(_: int) -> None:
             try:
                 with holding(self.session, committed_as(app_id, version, None)):
                     command()
             except Exception as err:
-                lost = retry.conflict(err, target=self.table, batch_id=None)
+                lost = retry.conflict(err, target=table, batch_id=None)
                 if lost is None:
                     raise
                 raise lost from err

@@ -85,7 +85,7 @@ def test_a_reader_never_has_to_hold_more_than_a_hundred_rows(stream: ChangeStrea
     files = [pq.ParquetFile(file).metadata for file in stream.folder.glob(f"{QUARANTINE_TABLE_PREFIX}table/*.parquet")]
     groups = [file.row_group(i) for file in files for i in range(file.num_row_groups)]
     assert sum(group.num_rows for group in groups) == 1 + 250 + len(BROKEN)
-    if writer == "delta-rs" or SPARK >= (4, 0):  # Parquet 1.13 of Spark 3.5 does not know such a limit
+    if writer == "delta-rs" or SPARK >= (4, 1):  # Parquet 1.15 of Spark 4.0 does not know such a limit
         assert max(group.num_rows for group in groups) == 100
     assert {group.column(0).compression for group in groups} == {"SNAPPY"}
 

@@ -5,6 +5,7 @@ On Spark: what is asked is how the commits of two Delta tables stand to each oth
 
 from __future__ import annotations
 
+import os
 from contextlib import ExitStack, nullcontext
 from io import StringIO
 from pathlib import Path
@@ -22,7 +23,7 @@ from stream_merge.jobs.files.run import replay_quarantine
 from stream_merge.microbatch import steps
 from stream_merge.shapes import Changes, Clauses, when_matched, when_not_matched
 from stream_merge.tables import replay_claims, spark_table
-from stream_merge.tables.replay_claims import Claims
+from stream_merge.tables.replay_claims import Claims, Unfinished
 from stream_merge.testing import batch, target_rows
 from stream_merge.testing import run as run_batch
 
@@ -156,6 +157,83 @@ def test_a_merge_that_is_still_under_way_when_its_claim_is_settled_fails(
 
     assert (beside[0].marked, job.rows(), job.marked()) == (1, [(1, 3_000_000_005)], [True])
     assert job.replay().records == 0
+
+
+def test_a_merge_that_lands_right_before_its_claim_is_settled_is_not_repeated(
+    job: AddingJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look for its id and the commit that takes it: by Delta's rules both may stand in the table."""
+    with monkeypatch.context() as dying:
+        dying.setattr(MergeSink, "__call__", killed)
+        dying.setattr(Claims, "settle", lambda claims: None if claims._claimed() is None else killed())
+        with pytest.raises(Killed):
+            job.replay()
+    claims = replay_claims.claims_of(job.spark, job.quarantine, job.target, owner=job.checkpoint)
+    assert claims is not None
+    at = claims._claimed()
+    assert at is not None
+    sink = run._sink(job.settings(schema=SCHEMA), f"replay/{at}")
+    looks = Claims._target_transaction
+
+    seen: list[int | None] = []
+
+    def lands_behind_the_second_look(claims: Claims, at: int) -> int | None:
+        seen.append(looks(claims, at))
+        if len(seen) == 2:
+            run_batch(sink, batch(job.spark, SCHEMA, (1, 3_000_000_000)), 0)
+        return seen[-1]
+
+    with monkeypatch.context() as late:
+        late.setattr(Claims, "_target_transaction", lands_behind_the_second_look)
+        left = claims.settle()
+
+    assert (seen[:2], looks(claims, at), left) == ([None, None], 1, Unfinished(at=at))
+    again = job.replay()
+    assert (again.records, job.rows(), job.marked()) == (0, [(1, 3_000_000_005)], [True])
+
+
+def test_a_merge_that_comes_too_late_forgets_no_delete(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its upsert would have revived the key, and is not in the table: an older one would."""
+    job = AddingJob(spark, tmp_path)
+    changes = {"shape": Changes(), "sequence_by": ("n",), "apply_as_deletes": "gone"}
+    wide, narrow = f"{SCHEMA}, gone boolean", "id bigint, n int, gone boolean"
+    for name, schema, record in (
+        ("a", wide, '{"id": 1, "n": 5, "gone": false}'),
+        ("b", wide, '{"id": 1, "n": 10, "gone": true}'),
+        ("c", narrow, '{"id": 1, "n": 3000000000, "gone": false}'),
+    ):
+        (job.source / f"{name}.json").write_text(record + "\n")
+        job(schema=schema, **changes)
+    merge = MergeSink.__call__
+
+    def late(sink: MergeSink, *args: Any) -> None:
+        claims = replay_claims.claims_of(job.spark, job.quarantine, job.target, owner=job.checkpoint)
+        assert claims is not None
+        claims.settle()  # as a job does that starts elsewhere
+        merge(sink, *args)
+
+    with monkeypatch.context() as beside:
+        beside.setattr(MergeSink, "__call__", late)
+        with pytest.raises(MergeFailedError, match="another replay has taken records of"):
+            job.replay(schema=wide, **changes)
+    (job.source / "d.json").write_text('{"id": 1, "n": 8, "gone": false}\n')
+    job(schema=wide, **changes)
+
+    assert (job.rows(), job.marked()) == ([], [False])
+
+
+def test_a_claim_is_known_by_its_checkpoint_however_it_is_spelled(job: AddingJob) -> None:
+    places = spark_table.rows(job.spark, job.quarantine).select("topic", "offset", "timestamp", "raw_value")
+    spelled = (f"file://{job.checkpoint}/", os.path.relpath(job.checkpoint))
+    ours, *others = (
+        replay_claims.claims_of(job.spark, job.quarantine, job.target, owner=owner)
+        for owner in (job.checkpoint, *spelled)
+    )
+    assert ours is not None
+    at = ours._claim(places)
+    assert [other and other._claimed() for other in others] == [at, at]
 
 
 def test_what_a_replay_has_left_undone_is_done_by_the_next_one(

@@ -164,6 +164,22 @@ def test_what_a_null_value_record_deleted_does_not_come_back(job: TopicJob) -> N
     assert marked(job) == [(offset, True) for offset in unread]
 
 
+def test_what_a_null_value_record_deleted_again_does_not_come_back(job: TopicJob) -> None:
+    """The delete that is remembered of the key is older than the record that nobody could read."""
+    job.send(1, job.event("c", 1, "first"))
+    job.merge()
+    job.send(1, None)
+    job.merge()
+    unread = job.send(1, job.event("c", 1, "x" * 300))
+    job.merge(limits={"max_value_bytes": 200})
+    job.send(1, None)
+    job.merge(limits={"max_value_bytes": 200})
+
+    answer = run_again(job)
+
+    assert (answer.changed, job.rows(), marked(job)) == (0, [], [(unread, True)])
+
+
 @pytest.mark.parametrize("has_other_topics", [False, True])
 def test_a_row_that_a_snapshot_has_read_since_stays(
     job: TopicJob, monkeypatch: pytest.MonkeyPatch, has_other_topics: bool
@@ -207,6 +223,23 @@ def test_a_row_that_a_snapshot_has_confirmed_since_stays(job: TopicJob, in_one_b
 
     assert job.rows() == [(1, "first"), (2, "first"), (3, "first")]
     assert (answer.changed, marked(job)) == (0, [(offset, True) for offset in unread])
+
+
+def test_before_any_change_a_row_that_a_snapshot_has_confirmed_since_stays(job: TopicJob) -> None:
+    """What nobody could read may be the first change; reads that come after its replay stand behind it, too."""
+    job.send(1, job.event("r", 1, "first", lsn=90, snapshot="true"))
+    job.merge()
+    unread = job.send(1, job.event("u", 1, "x" * 300, lsn=100))
+    job.merge(limits={"max_value_bytes": 200})
+    job.send(1, job.event("r", 1, "first", lsn=120, snapshot="incremental"))
+    job.merge(limits={"max_value_bytes": 200})
+
+    answer = run_again(job)
+
+    assert (answer.changed, job.rows(), marked(job)) == (0, [(1, "first")], [(unread, True)])
+    job.send(1, job.event("r", 1, "later", lsn=130, snapshot="incremental"))
+    job.merge()
+    assert job.rows() == [(1, "later")]
 
 
 def test_what_may_be_older_than_an_event_that_was_skipped_stays_unless_forced(job: TopicJob) -> None:

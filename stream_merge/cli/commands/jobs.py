@@ -180,7 +180,12 @@ def replay_quarantined(
     partition: Annotated[int | None, typer.Option(help="Only records of this partition.")] = None,
     offset: Annotated[int | None, typer.Option(help="Only the record at this offset.")] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Also records older than tombstone_retention or than the epoch.")
+        bool,
+        typer.Option(
+            "--force",
+            help="Also records older than tombstone_retention or than the epoch, and those that 'unchanged: skip'"
+            " leaves unsure.",
+        ),
     ] = False,
     alone: Annotated[
         bool,

@@ -85,19 +85,16 @@ def replay(
         return Replayed()
     left = claims.settle()
     if left is not None:
-        kept, files = _records(session, folder, quarantine_table, replayed_at=left.moment)
-        if kept is not None:
-            events = _decoded(kept, files, folder, schema)
-            sink_of(left.app_id)(events.where(_is_mergeable(events, keys, sequence_by)), 0)
-        claims.finish(left)
+        with claims.finishing(left):
+            kept, files = _records(session, folder, quarantine_table, replayed_at=left.moment)
+            if kept is not None:
+                _expect_order(session, folder, schema, files, before)
+                events = _decoded(kept, files, folder, schema)
+                sink_of(left.app_id)(events.where(_is_mergeable(events, keys, sequence_by)), 0)
     kept, files = _records(session, folder, quarantine_table)
     if kept is None:
         return Replayed()
-    for file in files if folder.format == "csv" and folder.header else ():
-        problem = folder.header_problem(session, schema, unquote(file), before=before)
-        if problem is not None:
-            msg = f"records of {file} cannot be replayed: {problem}; pass --schema with the file's columns in its order"
-            raise ContractError(msg, reasons={})
+    _expect_order(session, folder, schema, files, before)
     events = _decoded(kept, files, folder, schema)
     good = events.where(_is_mergeable(events, keys, sequence_by))
     found, marked = events.count(), good.count()
@@ -124,6 +121,17 @@ def _records(
     kept = quarantine.records_of_files(session, table, replayed_at=replayed_at)
     files = [] if kept is None else _files_of(kept, session, folder)
     return (kept if files else None), files
+
+
+def _expect_order(
+    session: SparkSession, folder: Folder, schema: Schema, files: list[str], before: Schema | None
+) -> None:
+    """Columns of CSV files are told by the order that their headers have, and records have none."""
+    for file in files if folder.format == "csv" and folder.header else ():
+        problem = folder.header_problem(session, schema, unquote(file), before=before)
+        if problem is not None:
+            msg = f"records of {file} cannot be replayed: {problem}; pass --schema with the file's columns in its order"
+            raise ContractError(msg, reasons={})
 
 
 def _decoded(kept: DataFrame, files: list[str], folder: Folder, schema: Schema) -> DataFrame:

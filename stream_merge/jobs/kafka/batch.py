@@ -17,13 +17,14 @@ from stream_merge.errors import ContractError
 from stream_merge.jobs.kafka import decode, lost_offsets
 from stream_merge.jobs.kafka.batch_offsets import Checkpoint, Ranges
 from stream_merge.jobs.kafka.columns import RowSchema
+from stream_merge.jobs.kafka.commit_section import SECTION
 from stream_merge.jobs.kafka.decode import DecodedBatch
 from stream_merge.jobs.kafka.events import SOURCE_COLUMNS, change_events, change_events_at_hand
 from stream_merge.jobs.kafka.exit_codes import is_outage
 from stream_merge.jobs.kafka.lag import Progress
 from stream_merge.jobs.kafka.newest_records import Records, newest
 from stream_merge.jobs.kafka.ordering import DELETE, POSITION_COMPONENTS, SEQUENCE
-from stream_merge.jobs.kafka.recorded_offsets import SECTION, Origin
+from stream_merge.jobs.kafka.recorded_offsets import Origin
 from stream_merge.jobs.kafka.settings import QuerySettings
 from stream_merge.jobs.shapes import of_settings
 from stream_merge.model import names
@@ -37,17 +38,13 @@ from stream_merge.sources.kafka.connection import Cluster
 from stream_merge.spark.identity import caller_of
 from stream_merge.spark.jvm import owned_session
 from stream_merge.tables import quarantine, spark_table
-from stream_merge.tables.replay_claims import claims_of
+from stream_merge.tables.replay_claims import UNFINISHED, claims_of
 
 log = logging.getLogger(__name__)
 
 _MIXED_OFFSETS = (
     "the table holds events of other topics, and offsets of one topic do not compare with those of another: where they"
     " are of the same keys, raise 'epoch' by one"
-)
-_UNFINISHED = (
-    "a replay ended behind its merge, before it looked for deletes that another query had remembered meanwhile;"
-    " 'stream-merge quarantine replay' looks for them"
 )
 _EVENT_BYTES = 300
 """Of a decoded event, until a batch has told."""
@@ -220,7 +217,7 @@ class TopicSink:
         place = names.sibling(target, names.QUARANTINE_TABLE_PREFIX)
         claims = claims_of(owned_session(session), place, target, owner=self._settings.checkpoint)
         if claims is not None and claims.settle() is not None:
-            tell(log.warning, "quarantine_replay_unfinished", query=self._settings.name, remedy=_UNFINISHED)
+            tell(log.warning, "quarantine_replay_unfinished", query=self._settings.name, remedy=UNFINISHED)
         found = spark_table.find(session, target)
         self._rows.start_from(None if found is None else found.schema)
         self._rows.look_ahead_in(self._newest)

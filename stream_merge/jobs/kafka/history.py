@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from stream_merge.jobs.kafka.batch_offsets import Checkpoint, Range, Ranges
-from stream_merge.jobs.kafka.recorded_offsets import REPLAY_SECTION, SECTION, section_of
+from stream_merge.jobs.kafka.commit_section import REPLAY_SECTION, SECTION, section_of
 from stream_merge.jobs.kafka.settings import QuerySettings
 from stream_merge.model.snapshot import CommitRecord
 from stream_merge.tables.explain import opened

@@ -284,12 +284,13 @@ def deletes_of_null_values(
     Such a record has no position of its own. It stands behind the newest event of its key at a lower offset
     of its partition, of the batch or stored, wherever the batch begins. Behind a row of an earlier epoch, or one from
     before the first run, it stands at the very beginning of its own epoch: offsets and positions of then do not
-    compare. So does one before which nothing is known of its key but a record that nobody could read.
+    compare. One before which nothing is known of its key but a record that nobody could read, and that a delete is
+    remembered, stands behind that delete; and where there is none, at that beginning, too.
 
     Args:
         nulls: the row's columns (only keys have values), `EPOCH`, `PARTITION`, `OFFSET`.
         events: upserts and deletes of the batch: the row's columns, `SEQUENCE`, `DELETE`.
-        known: where rows are stored.
+        known: where rows and deletes are stored.
         unread: `unread_before` of the batch.
 
     Returns:
@@ -300,6 +301,22 @@ def deletes_of_null_values(
     stored = known.rows(nulls)
     if stored is not None:
         earlier = earlier.unionByName(in_sequence(stored, keys))
+    behind = _behind_the_newest(nulls, earlier, keys)
+    deletes = _placed_deletes(behind, events.schema)
+    if unread is None:
+        return deletes
+    others = nulls.join(unread, list(_PLACE), "left_semi").join(behind, list(_PLACE), "left_anti")
+    first = {POSITION: F.lit(0), STREAMED: F.lit(0), DELETE: F.lit(True)}
+    gone = known.deletes(others)
+    if gone is not None:
+        behind_deletes = _behind_the_newest(others, in_sequence(gone, keys), keys)
+        deletes = deletes.unionByName(_placed_deletes(behind_deletes, events.schema))
+        others = others.join(behind_deletes, list(_PLACE), "left_anti")
+    return deletes.unionByName(_with(first, others, events.schema))
+
+
+def _behind_the_newest(nulls: DataFrame, earlier: DataFrame, keys: list[str]) -> DataFrame:
+    """Those of the null-value records that something of their key precedes, and `_FOUND`, the newest of it."""
     n, e = nulls.alias("n"), earlier.alias("e")
     same_key = columns.all_of(columns.column(key, "n") == columns.column(key, "e") for key in keys)
     same_partition = columns.column(PARTITION, "n") == columns.column(PARTITION, "e")
@@ -310,24 +327,15 @@ def deletes_of_null_values(
     own = [columns.column(name, "n") for name in nulls.columns]
     # Grouped by where the record stands, which is unique; other columns of a group are all equal.
     place = [columns.column(name, "n") for name in _PLACE]
-    rest = [F.first(column).alias(name) for column, name in zip(own, nulls.columns, strict=True)]
-    behind = (
-        n.join(e, same_key & before, "inner")
-        .groupBy(*place)
-        .agg(
-            newest,
-            *(column for column, name in zip(rest, nulls.columns, strict=True) if name not in _PLACE),
-        )
-    )
+    rest = [F.first(column).alias(name) for column, name in zip(own, nulls.columns, strict=True) if name not in _PLACE]
+    return n.join(e, same_key & before, "inner").groupBy(*place).agg(newest, *rest)
+
+
+def _placed_deletes(behind: DataFrame, wanted: T.StructType) -> DataFrame:
+    """Deletes directly behind what was found; of an earlier epoch, at the very beginning of their own."""
     is_of_now = F.col(_FOUND)[EPOCH] == columns.column(EPOCH)
     given = {name: F.when(is_of_now, F.col(_FOUND)[name]).otherwise(F.lit(0)) for name in (POSITION, STREAMED)}
-    given[DELETE] = F.lit(True)
-    deletes = _with(given, behind, events.schema)
-    if unread is None:
-        return deletes
-    others = nulls.join(unread, list(_PLACE), "left_semi").join(behind, list(_PLACE), "left_anti")
-    first = {POSITION: F.lit(0), STREAMED: F.lit(0), DELETE: F.lit(True)}
-    return deletes.unionByName(_with(first, others, events.schema))
+    return _with({**given, DELETE: F.lit(True)}, behind, wanted)
 
 
 def _with(given: Mapping[str, Column], found: DataFrame, wanted: T.StructType) -> DataFrame:

@@ -8,9 +8,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
 from stream_merge.errors import ConfigError, ContractError
 from stream_merge.jobs.kafka.batch_offsets import Range, Ranges
+from stream_merge.jobs.kafka.commit_section import SECTION, Recorded, recorded, section_of
 from stream_merge.jobs.kafka.counts import Place, take_in
 from stream_merge.jobs.kafka.decode import DecodedBatch
 from stream_merge.jobs.kafka.ordering import BY_LOG_POSITION, BY_OFFSET, COMPONENTS, Placing
@@ -18,39 +20,11 @@ from stream_merge.jobs.kafka.settings import QuerySettings
 from stream_merge.jobs.kafka.uncommitted import Uncommitted
 from stream_merge.model import names
 from stream_merge.model.results import MergeResult
-from stream_merge.model.snapshot import CommitRecord, TableSnapshot, newest_first
+from stream_merge.model.snapshot import TableSnapshot, newest_first
+from stream_merge.sources.envelopes.base import Kind
 from stream_merge.sources.kafka.connection import Offsets, TopicState
 from stream_merge.spark import columns
 from stream_merge.tables import remembered, spark_table
-
-SECTION = "kafka"
-"""Field of `stream_merge` in the commit metadata."""
-REPLAY_SECTION = "replay"
-"""The same where the records came from quarantine: their offsets are accounted for already."""
-
-
-@dataclass(kw_only=True, slots=True)
-class Recorded:
-    """What the newest commit of a query says about where it stands."""
-
-    epoch: int
-    ordering: str
-    epoch_since: int
-    """When the epoch began, milliseconds since 1970; 0 where there was none before it."""
-    positions: dict[Place, int]
-    """Topic and partition -> how far the source's log had come, by the changes merged so far. Positions of other
-    partitions say nothing: a job may be far ahead in one, and topics may come from several servers."""
-    streamed: set[Place]
-    """Topics and partitions of which the epoch has merged changes, not only rows that a snapshot had read."""
-    keys_moved: bool
-    """Whether a topic got more partitions in the epoch, so that a key may have rows and events in several."""
-    other_topics: bool
-    """Whether the epoch has merged other topics than the query's into the same rows."""
-    topic_ids: dict[str, str]
-    ends: dict[Place, int]
-    """Topic and partition -> offset behind the last one that a commit of this query accounts for."""
-    seen: dict[Place, int]
-    """The same for all queries that have merged this topic into the table: what lies before is no news."""
 
 
 @dataclass(kw_only=True)
@@ -64,6 +38,8 @@ class Origin:
     """Whether there was no table when this was read, and nothing has been committed since."""
     has_deletes: bool = False
     """Whether deletes of the epoch were remembered when this was read, though no commit tells of changes."""
+    has_unread: bool = False
+    """As `Recorded.has_unread`, and whether the quarantine has any of the query's topics."""
     streamed_since: set[Place] = field(default_factory=set)
     """As `Recorded.streamed`, of the newest commit of any query, and of batches that made no commit."""
     keys_moved: bool = False
@@ -102,6 +78,7 @@ class Origin:
         origin = cls(settings=settings, identity=identity, started=started or {})
         if found is None:
             origin.is_of_new_table = True
+            origin.has_unread = _has_unread(session, settings, since=origin.epoch_since())
             return origin
         newest: Recorded | None = None
         oldest = found.version
@@ -112,10 +89,10 @@ class Origin:
             oldest, ours = commit.version, section_of(commit)
             if ours is None:
                 continue
-            recorded = _recorded(ours[SECTION])
-            newest = newest or recorded
+            found_here = recorded(ours[SECTION])
+            newest = newest or found_here
             if ours.get("identity") == identity:
-                origin.last = recorded
+                origin.last = found_here
                 break
         if oldest > 0:
             origin.started = {}  # a commit of the query may have been tidied away with the log
@@ -128,6 +105,9 @@ class Origin:
             origin.keys_moved = any(one.keys_moved for one in of_now)
             origin.other_topics = any(one.other_topics or origin._is_of_others(one) for one in of_now)
             origin.has_deletes = not origin.streamed_since and _has_deletes(session, settings)
+            origin.has_unread = any(one.has_unread for one in of_now)
+        if not origin.streamed_since and not origin.has_unread:
+            origin.has_unread = _has_unread(session, settings, since=origin.epoch_since())
         return origin
 
     def expect_same_topics(self, topics: Mapping[str, TopicState]) -> None:
@@ -185,7 +165,7 @@ class Origin:
 
     def placing(self, batch: DecodedBatch) -> Placing:
         """Where the rows of a batch stand that a snapshot has read."""
-        if self.other_topics or batch.streamed or not self._comes_first:
+        if self.other_topics or batch.streamed or self._has_unread(batch) or not self._comes_first:
             return self.placing_of_others
         return Placing.FIRST
 
@@ -196,7 +176,7 @@ class Origin:
 
     @property
     def _comes_first(self) -> bool:
-        """Whether no change of the epoch was merged, or its delete remembered, nor a read in another partition."""
+        """Whether no change of the epoch was merged, or set aside, or its delete remembered, nor has a key moved."""
         last = self.last
         if self.streamed_since or self.has_deletes or self.keys_moved:
             return False
@@ -252,10 +232,12 @@ class Origin:
             "position": max(positions.values(), default=None),
             **({"keys_moved": True} if self.keys_moved else {}),
             **({"other_topics": True} if self.other_topics else {}),
+            **({"has_unread": True} if self._has_unread(batch) else {}),
         }
 
     def committed(self, ranges: Ranges, batch: DecodedBatch, lost: Ranges, result: MergeResult | None) -> None:
         """The batch is in the target; where nothing was committed, the next commit accounts for its offsets, too."""
+        self.has_unread = self._has_unread(batch)
         if result is None or (result.version is None and result.outcome != "skipped_duplicate"):
             self.uncommitted.add(ranges, batch.counts, lost)
             self.streamed_since |= batch.streamed
@@ -276,6 +258,7 @@ class Origin:
             streamed=self._streamed(batch),
             keys_moved=self.keys_moved,
             other_topics=self.other_topics,
+            has_unread=self.has_unread,
             topic_ids=dict(self.topic_ids),
             ends=ends,
             seen=seen,
@@ -298,6 +281,9 @@ class Origin:
         last = self.last
         before = last.streamed if last is not None and last.epoch == self.settings.epoch else set()
         return before | self.streamed_since | batch.streamed
+
+    def _has_unread(self, batch: DecodedBatch) -> bool:
+        return self.has_unread or batch.total(Kind.UNDECODABLE) > 0
 
     def _seen(self, topic: str, partition: int, *, beyond: int) -> int | None:
         """How far any query has merged this very topic, where that is further."""
@@ -357,39 +343,20 @@ class Origin:
             raise ConfigError(msg, target=settings.target)
 
 
-def section_of(commit: CommitRecord) -> Mapping[str, Any] | None:
-    """What the sink wrote into a commit of a job, or None."""
-    ours = commit.ours
-    return ours if ours is not None and isinstance(ours.get(SECTION), dict) else None
-
-
-def _recorded(section: Mapping[str, Any]) -> Recorded:
-    topics = section["topics"]
-    partitions: dict[Place, Mapping[str, Any]] = {
-        (name, int(partition)): found
-        for name, topic in topics.items()
-        for partition, found in topic["partitions"].items()
-    }
-    streamed = {place for place, found in partitions.items() if "position" in found and "only_reads" not in found}
-    return Recorded(
-        epoch=section["epoch"],
-        ordering=section["ordering"],
-        epoch_since=section.get("epoch_since", 0),
-        positions={place: partitions[place]["position"] for place in streamed},
-        streamed=streamed,
-        keys_moved=section.get("keys_moved", False),
-        other_topics=section.get("other_topics", False),
-        topic_ids={name: topic["id"] for name, topic in topics.items() if topic["id"] is not None},
-        ends={place: found["range"][1] for place, found in partitions.items()},
-        seen={place: found.get("seen", found["range"][1]) for place, found in partitions.items()},
-    )
-
-
 def _has_deletes(session: SparkSession, settings: QuerySettings) -> bool:
     """Whether deletes of the epoch are remembered: a batch that has only remembered some has made no commit."""
     found = remembered.deletes(session, settings.target, retention_seconds=settings.tombstone_retention)
     epoch = columns.column(names.SEQUENCE_COLUMN)[COMPONENTS[0]]
     return found is not None and not found.where(epoch == settings.epoch).isEmpty()
+
+
+def _has_unread(session: SparkSession, settings: QuerySettings, *, since: int) -> bool:
+    """Whether records of the epoch were set aside: a batch that has nothing else makes no commit."""
+    place = names.sibling(settings.target, names.QUARANTINE_TABLE_PREFIX)
+    if spark_table.find(session, place) is None:
+        return False
+    is_ours = F.col("topic").isin(list(settings.topic)) & (F.unix_millis("recorded_at") >= since)
+    return not spark_table.rows(session, place).where(is_ours).isEmpty()
 
 
 def _known(name: str, value: int | None) -> dict[str, int]:

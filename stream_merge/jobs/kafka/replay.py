@@ -16,6 +16,7 @@ from pyspark.sql import functions as F
 from stream_merge.jobs.kafka import decode
 from stream_merge.jobs.kafka.batch import merge_sink
 from stream_merge.jobs.kafka.columns import RowSchema
+from stream_merge.jobs.kafka.commit_section import REPLAY_SECTION
 from stream_merge.jobs.kafka.decode import DecodedBatch
 from stream_merge.jobs.kafka.events import change_events
 from stream_merge.jobs.kafka.missing_values import Known, in_sequence
@@ -29,7 +30,7 @@ from stream_merge.jobs.kafka.ordering import (
     STREAMED,
     Placing,
 )
-from stream_merge.jobs.kafka.recorded_offsets import REPLAY_SECTION, Origin
+from stream_merge.jobs.kafka.recorded_offsets import Origin
 from stream_merge.jobs.kafka.settings import QuerySettings
 from stream_merge.metrics.instruments import MergeMetrics
 from stream_merge.model import names
@@ -164,8 +165,8 @@ def _replayed(
         return Replayed(id=request.id)
     left = claims.settle()
     if left is not None:
-        _finish(left, session, settings, place)
-        claims.finish(left)
+        with claims.finishing(left):
+            _finish(left, session, settings, place)
     kept = quarantine.records(session, place)
     if kept is None:
         return Replayed(id=request.id)
@@ -274,13 +275,14 @@ def _behind_what_followed(
     stored = [in_sequence(one, keys) for one in followers if one is not None]
     if not stored:
         return events
-    sequence = F.struct(*(columns.column(name) for name in SEQUENCE))
-    newest = reduce(DataFrame.unionByName, stored).groupBy(*(columns.column(key) for key in keys))
-    beside = events.join(newest.agg(F.max(sequence).alias(_FOLLOWED)), keys, "left")
-    then = columns.column(_FOLLOWED)
+    # Any of them counts, not the one with the greatest sequence alone: by offsets they compare with the event.
+    of_partition = (*keys, EPOCH, PARTITION)
+    newest = reduce(DataFrame.unionByName, stored).groupBy(*(columns.column(name) for name in of_partition))
+    beside = events.join(newest.agg(F.max(columns.column(OFFSET)).alias(_FOLLOWED)), list(of_partition), "left")
+    has_followed = columns.column(_FOLLOWED) > columns.column(OFFSET)
     types = {field.name: field.dataType for field in events.schema.fields}
     first = {
-        name: F.when(_has_followed(then), F.lit(0)).otherwise(columns.column(name)).cast(types[name])
+        name: F.when(has_followed, F.lit(0)).otherwise(columns.column(name)).cast(types[name])
         for name in (POSITION, STREAMED)
     }
     return beside.withColumns(first).select(*(columns.column(name) for name in events.columns))
@@ -290,26 +292,18 @@ def _surely_newest(events: DataFrame, session: SparkSession, settings: QuerySett
     """Events without those that an event may have followed which changed nothing.
 
     Under `unchanged: skip` such a one is not written, so that the row's sequence stays where it was: behind the event.
-    Where the row stands at a later offset, it has been written since.
+    Where the row stands in front of the event, or at a later offset (`_behind_what_followed`), it loses to it anyway.
     """
     keys, known = list(settings.keys), Known.of_query(session, settings)
     rows = known.rows(events)
     if rows is None:
         return events
     sequence = F.struct(*(columns.column(name) for name in SEQUENCE))
-    stored = in_sequence(rows, keys).select(*(columns.column(key) for key in keys), sequence.alias(_FOLLOWED))
+    stored = in_sequence(rows, keys).groupBy(*(columns.column(key) for key in keys))
     then = columns.column(_FOLLOWED)
-    beside = events.join(stored, keys, "left").where(then.isNull() | (sequence <= then) | _has_followed(then))
+    beside = events.join(stored.agg(F.max(sequence).alias(_FOLLOWED)), keys, "left")
+    beside = beside.where(then.isNull() | (sequence <= then))
     return beside.select(*(columns.column(name) for name in events.columns)).localCheckpoint(eager=True)
-
-
-def _has_followed(then: Column) -> Column:
-    """Whether what is stored of a key, as `SEQUENCE`, came behind the event in its partition."""
-    return (
-        (then[EPOCH] == columns.column(EPOCH))
-        & (then[PARTITION] == columns.column(PARTITION))
-        & (then[OFFSET] > columns.column(OFFSET))
-    )
 
 
 def _done(batch: DecodedBatch, events: DataFrame | None) -> DataFrame:

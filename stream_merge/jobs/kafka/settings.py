@@ -268,7 +268,7 @@ class JobSettings(Model):
 
     @model_validator(mode="after")
     def _apart(self) -> JobSettings:
-        for what, spelled in (("name", str), ("target", locations.place), ("checkpoint", _folder)):
+        for what, spelled in (("name", str), ("target", locations.place), ("checkpoint", locations.folder)):
             values = [getattr(query, what) for query in self.queries]
             same = [spelled(value) for value in values]
             twice = sorted({value for value, one in zip(values, same, strict=True) if same.count(one) > 1})
@@ -276,11 +276,6 @@ class JobSettings(Model):
                 msg = f"several queries have the same {what}: {twice!r}; give each its own"
                 raise ValueError(msg)
         return self
-
-
-def _folder(checkpoint: str) -> str:
-    """As `locations.place`; without a slash, too, it is a path."""
-    return locations.canonical(checkpoint if names.is_path(checkpoint) else f"./{checkpoint}")
 
 
 def load(path: str | Path, *, environment: Mapping[str, str] | None = None) -> JobSettings:
