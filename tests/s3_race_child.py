@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,8 @@ _SAYING = threading.Lock()
 """Whoever reads what is said reads lines, and writers are threads."""
 BESIDE = 100_000
 """The first of the keys that are appended beside all writers."""
+PROCESSES = 2
+"""That merge at once; one that is started later finds them all there."""
 
 
 def deliver_all(writer: Writer, batches: int, target: str, options: dict[str, str]) -> None:
@@ -54,8 +57,15 @@ def append_all(rows: int, target: str, options: dict[str, str]) -> None:
         write_deltalake(target, row, mode="append", storage_options=options)
 
 
+def meet(folder: Path) -> None:
+    """Wait for the other process: on a busy machine one may have ended before the other one's JVM is there."""
+    (folder / f"{os.getpid()}.ready").touch()
+    while len(list(folder.glob("*.ready"))) < PROCESSES:
+        time.sleep(0.05)
+
+
 def main() -> None:
-    """Parse, start, deliver."""
+    """Parse, start, meet the others, deliver."""
     parser = argparse.ArgumentParser()
     parser.add_argument("settings", type=Path, help="JSON: target, options of delta-rs, confs of the session")
     parser.add_argument("--append", type=int, default=0, help="so many rows beside them")
@@ -64,6 +74,7 @@ def main() -> None:
     settings = json.loads(args.settings.read_text())
     session = local_session("race", cores=2, memory="1g", confs=settings["confs"])
     target, options = settings["target"], settings["options"]
+    meet(args.settings.parent)
     with ThreadPoolExecutor() as threads:
         acts = [
             threads.submit(deliver_all, Writer(session, target, name), int(batches), target, options)
