@@ -71,6 +71,15 @@ def killed(*_: Any, **__: Any) -> None:
     raise Killed
 
 
+def kill_before_the_merge(job: AddingJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replay has claimed its records, and that is all."""
+    with monkeypatch.context() as dying:
+        dying.setattr(MergeSink, "__call__", killed)
+        dying.setattr(Claims, "settle", lambda claims: None if claims._claimed() is None else killed())
+        with pytest.raises(Killed):
+            job.replay()
+
+
 def test_a_replay_that_is_killed_behind_its_merge_is_not_merged_again(
     job: AddingJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,11 +96,7 @@ def test_a_replay_that_is_killed_behind_its_merge_is_not_merged_again(
 def test_a_replay_that_is_killed_before_its_merge_is_merged_by_the_next_one(
     job: AddingJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with monkeypatch.context() as dying:
-        dying.setattr(MergeSink, "__call__", killed)
-        dying.setattr(Claims, "settle", lambda claims: None if claims._claimed() is None else killed())
-        with pytest.raises(Killed):
-            job.replay()
+    kill_before_the_merge(job, monkeypatch)
     assert (job.rows(), job.marked()) == ([(1, 5)], [True])
 
     again = job.replay()
@@ -163,11 +168,7 @@ def test_a_merge_that_lands_right_before_its_claim_is_settled_is_not_repeated(
     job: AddingJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the look for its id and the commit that takes it: by Delta's rules both may stand in the table."""
-    with monkeypatch.context() as dying:
-        dying.setattr(MergeSink, "__call__", killed)
-        dying.setattr(Claims, "settle", lambda claims: None if claims._claimed() is None else killed())
-        with pytest.raises(Killed):
-            job.replay()
+    kill_before_the_merge(job, monkeypatch)
     claims = replay_claims.claims_of(job.spark, job.quarantine, job.target, owner=job.checkpoint)
     assert claims is not None
     at = claims._claimed()
