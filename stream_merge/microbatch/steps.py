@@ -112,9 +112,7 @@ def repeat(call: BatchCall, source: DataFrame, applied: Applied) -> Done:
     _be_seen(call)
     executor = choose_engine(call, ready)
     again = recheck(call, executor, ready, again)
-    if call.marks.recorded_id(applied.target) == call.batch_id:
-        # Else nobody knows whether these upserts were merged, and a leftover entry does no harm.
-        forget_revived(call, executor, ready)
+    forget_revived(call, executor, ready, again)
     return Done(batch=batch, target=applied.target, choice=executor.choice, was_applied=True, merged=again)
 
 
@@ -156,7 +154,7 @@ def merge_events(call: BatchCall, source: DataFrame, prepared: Prepared) -> Done
     merged = merge(call, executor, ready)
     recorded = record_first_batch(call, ready, merged)
     merged = recheck(call, executor, ready, merged)
-    forget_revived(call, executor, ready)
+    forget_revived(call, executor, ready, merged)
     return Done(
         batch=batch,
         target=ready.target,
@@ -347,11 +345,23 @@ def recheck(call: BatchCall, executor: Executor, ready: Ready, merged: Merged) -
         return merging.rechecked(call, executor, merged)
 
 
-def forget_revived(call: BatchCall, executor: Executor, ready: Ready) -> None:
+def forget_revived(call: BatchCall, executor: Executor, ready: Ready, merged: Merged) -> None:
     """Mark the tombstones that this batch's upserts have overtaken, and tidy the log now and then."""
     if not call.spec.tombstones:
         return
     with call.clock.phase("tombstones"):
+        if merged.report.already_applied and not _is_newest_recorded(call):
+            return
         revived = merging.forget(call, executor, table_id=ready.target.table_id)
         if ready.batch.deletes or revived:
             merging.tidy(call, executor)
+
+
+def _is_newest_recorded(call: BatchCall) -> bool:
+    """Whether the target has recorded this very batch last.
+
+    Below a later one nobody knows whether its upserts were merged, also while it was under way (`replay_claims`). A
+    tombstone that is left does no harm; one that is forgotten lets an older upsert revive its key.
+    """
+    found = call.store.find(call.session, call.spec.target)
+    return found is not None and call.marks.recorded_id(found) == call.batch_id

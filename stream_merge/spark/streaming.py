@@ -27,7 +27,7 @@ class StreamingQueryInfo:
     batch_id: int | None
     """Of the batch that it runs now, where this thread knows."""
     checkpoint: str | None
-    """Folder of its checkpoint, as a URI; None where the query cannot be asked any more."""
+    """Folder of its checkpoint, as Hadoop writes paths; None where the query cannot be asked any more."""
     run_id: str | None = None
     """New with each start; None where the query cannot be asked any more."""
 

@@ -5,8 +5,8 @@ time that is the replay's own and stands in the transaction id of that commit. I
 that time in it, and last says in the quarantine that it has ended. One that was killed in between has left a claim
 without that end, and the target's transaction ids say which it is. Behind its merge, what a stream would do when its
 batch comes again is left to do (`Unfinished`). Before it, its id is taken in the target by a commit that changes
-nothing, so that a merge that is still on its way fails as overtaken, and then its records are open again. A merge that
-lands right before that commit is not overtaken: then the target's history tells.
+nothing, so that a merge that is still on its way commits nothing, and its replay fails as overtaken; then its records
+are open again. A merge that lands right before that commit is not overtaken: the target's history tells.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from stream_merge.tables import retry, spark_table
 log = logging.getLogger(__name__)
 
 _IDENTITY = "quarantine-replay"
-_BATCH = 0
-_FENCE = 1
-"""Version of a replay's transaction id in the target: of its merge, and of the commit that keeps the merge away."""
+_BATCH, _FENCE, _LANDED = 0, 1, 2
+"""Versions of a replay's transaction id in the target: of its merge, of the commit that keeps the merge away, and of
+the one that says that the merge had landed before that."""
 UNFINISHED = (
     "a replay ended behind its merge, before it looked for deletes that another query had remembered meanwhile;"
     " 'stream-merge quarantine replay' looks for them"
 )
-_CLOCKS_DIFFER_MILLIS = 3_600_000
+_CLOCKS_DIFFER_MILLIS = 86_400_000
 """At most, those of two machines that write to one table."""
 
 
@@ -87,8 +87,10 @@ class Claims:
         if claimed is None:
             return None
         if self._target_transaction(claimed) is None:
-            self._fence(claimed)
+            self._take_id(claimed, _FENCE)
         if self._has_landed(claimed):
+            if self._target_transaction(claimed) == _FENCE:  # to be known when the history is tidied away
+                self._take_id(claimed, _LANDED)
             return Unfinished(at=claimed)
         self._end(claimed, opens=True)
         tell(log.warning, "quarantine_replay_settled", table=self.table, target=self.target)
@@ -154,12 +156,12 @@ class Claims:
     def _has_landed(self, at: int) -> bool:
         """Whether the merge of a replay is in the target.
 
-        Cost: a look at the target; where its id was taken by `_fence`, one at its history back to the claim.
+        Cost: a look at the target; where its id was taken from a merge, one at its history back to the claim.
         """
         found = spark_table.find(self.session, self.target)
         recorded = None if found is None else found.transaction(_target_id(at))
         if found is None or recorded != _FENCE:
-            return recorded == _BATCH
+            return recorded in (_BATCH, _LANDED)
         for commit in newest_first(found.version, spark_table.history_of(self.session, self.target)):
             ours = commit.ours or {}
             if (ours.get("identity"), ours.get("role")) == (_replay_id(at), "target"):
@@ -172,17 +174,17 @@ class Claims:
         found = spark_table.find(self.session, self.target)
         return None if found is None else found.transaction(_target_id(at))
 
-    def _fence(self, at: int) -> None:
-        """Take the id of a replay in the target: a merge of it that has not landed by then conflicts, and fails."""
+    def _take_id(self, at: int, version: int) -> None:
+        """Give the id of a replay in the target a version: a merge of it that has not landed by then conflicts."""
         if spark_table.find(self.session, self.target) is None:
             return
 
         def nothing() -> None:
-            if self._target_transaction(at) is None:
+            if version == _LANDED or self._target_transaction(at) is None:
                 stored = spark_table.delta_table(self.session, self.target).alias("t")
                 stored.merge(self.session.range(0).alias("s"), F.lit(False)).whenMatchedDelete().execute()
 
-        self._commit(self.target, _target_id(at), _FENCE, nothing)
+        self._commit(self.target, _target_id(at), version, nothing)
 
     def _claim(self, places: DataFrame) -> int:
         """Mark these records, which are open, in one commit; what is appended meanwhile is left alone.

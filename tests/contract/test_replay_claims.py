@@ -188,13 +188,14 @@ def test_a_merge_that_lands_right_before_its_claim_is_settled_is_not_repeated(
         late.setattr(Claims, "_target_transaction", lands_behind_the_second_look)
         left = claims.settle()
 
-    assert (seen[:2], looks(claims, at), left) == ([None, None], 1, Unfinished(at=at))
+    assert (seen[:2], looks(claims, at), left) == ([None, None], 2, Unfinished(at=at))
     again = job.replay()
     assert (again.records, job.rows(), job.marked()) == (0, [(1, 3_000_000_005)], [True])
 
 
+@pytest.mark.parametrize("step", ["prepare", "remember_deletes"])
 def test_a_merge_that_comes_too_late_forgets_no_delete(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     """Its upsert would have revived the key, and is not in the table: an older one would."""
     job = AddingJob(spark, tmp_path)
@@ -207,16 +208,16 @@ def test_a_merge_that_comes_too_late_forgets_no_delete(
     ):
         (job.source / f"{name}.json").write_text(record + "\n")
         job(schema=schema, **changes)
-    merge = MergeSink.__call__
+    begun = getattr(steps, step)
 
-    def late(sink: MergeSink, *args: Any) -> None:
+    def late(*args: Any) -> Any:
         claims = replay_claims.claims_of(job.spark, job.quarantine, job.target, owner=job.checkpoint)
         assert claims is not None
         claims.settle()  # as a job does that starts elsewhere
-        merge(sink, *args)
+        return begun(*args)
 
     with monkeypatch.context() as beside:
-        beside.setattr(MergeSink, "__call__", late)
+        beside.setattr(steps, step, late)
         with pytest.raises(MergeFailedError, match="another replay has taken records of"):
             job.replay(schema=wide, **changes)
     (job.source / "d.json").write_text('{"id": 1, "n": 8, "gone": false}\n')

@@ -205,6 +205,24 @@ def test_a_row_that_a_snapshot_has_read_since_stays(
     assert (answer.changed, marked(job)) == (won[1], [(offset, True) for offset in unread])
 
 
+def test_what_a_delete_of_another_topic_may_have_followed_stays_unless_forced(
+    job: TopicJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the log the event is newer than the delete; by offsets it is not, and those of two topics do not compare."""
+    job.send(1, job.event("c", 1, "first", lsn=50))
+    job.merge()
+    unread = job.send(1, job.event("u", 1, "x" * 300, lsn=200))
+    job.send(1, job.event("d", 1, lsn=100))
+    job.merge(limits={"max_value_bytes": 200})
+    monkeypatch.setattr(Origin, "placing_of_others", Placing.AS_TOLD)
+
+    answer = run_again(job)
+
+    assert (answer.unsure, answer.marked, job.rows(), marked(job)) == (1, 0, [], [(unread, False)])
+    assert run_again(job, Request(force=True)).changed == 1
+    assert job.rows() == [(1, "x" * 300)]
+
+
 @pytest.mark.parametrize("in_one_batch", [True, False])
 def test_a_row_that_a_snapshot_has_confirmed_since_stays(job: TopicJob, in_one_batch: bool) -> None:
     """A read that equals the row is written where a record of its key that nobody could read precedes it."""

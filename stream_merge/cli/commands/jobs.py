@@ -183,8 +183,8 @@ def replay_quarantined(
         bool,
         typer.Option(
             "--force",
-            help="Also records older than tombstone_retention or than the epoch, and those that 'unchanged: skip'"
-            " leaves unsure.",
+            help="Also records older than tombstone_retention or than the epoch, and those that may be older than"
+            " what is stored, which 'unchanged: skip' and rows of other topics leave open.",
         ),
     ] = False,
     alone: Annotated[

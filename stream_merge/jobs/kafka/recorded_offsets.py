@@ -39,7 +39,7 @@ class Origin:
     has_deletes: bool = False
     """Whether deletes of the epoch were remembered when this was read, though no commit tells of changes."""
     has_unread: bool = False
-    """As `Recorded.has_unread`, and whether the quarantine has any of the query's topics."""
+    """As `Recorded.has_unread`; where no commit tells of changes, whether the quarantine has any of the topics."""
     streamed_since: set[Place] = field(default_factory=set)
     """As `Recorded.streamed`, of the newest commit of any query, and of batches that made no commit."""
     keys_moved: bool = False
@@ -176,7 +176,7 @@ class Origin:
 
     @property
     def _comes_first(self) -> bool:
-        """Whether no change of the epoch was merged, or set aside, or its delete remembered, nor has a key moved."""
+        """Whether no change of the epoch was merged, or its delete remembered, nor a read in another partition."""
         last = self.last
         if self.streamed_since or self.has_deletes or self.keys_moved:
             return False

@@ -77,7 +77,7 @@ class Request(_Message):
     """Only the record at this offset."""
     force: bool = False
     """Also those whose key may have been deleted so long ago that nobody remembers, those of an earlier epoch, and
-    those of which `unchanged: skip` has left no trace whether something followed."""
+    those of which nobody can say whether something followed (`Replayed.unsure`)."""
     settings: str | None = None
     """Digest of the query in the job file that the request comes from; None: whatever it is."""
 
@@ -95,7 +95,8 @@ class Replayed(_Message):
     still: int = 0
     """Left there, because they cannot be read, or lack a value, as before."""
     unsure: int = 0
-    """Left there, because under `unchanged: skip` nobody can say what has confirmed their row since."""
+    """Left there, because nobody can say what has followed them: an event that `unchanged: skip` has not written, or a
+    delete at a later offset where other topics, whose offsets do not compare, have filled the table."""
     merged: int = 0
     """Events that were given to the sink."""
     changed: int = 0
@@ -124,8 +125,8 @@ class Replayed(_Message):
             parts.append(f"{self.still:,} still cannot be merged")
         if self.unsure:
             parts.append(
-                f"{self.unsure:,} may be older than their rows, for 'unchanged: skip' leaves no trace of events that"
-                " change nothing (--force replays them)"
+                f"{self.unsure:,} may be older than their rows, or than a delete: 'unchanged: skip' leaves no trace of"
+                " events that change nothing, and offsets of other topics tell no order (--force replays them)"
             )
         if self.too_old:
             parts.append(
@@ -179,8 +180,8 @@ def _replayed(
         return Replayed(id=request.id, records=found, too_old=found)
     with _decoded(young, session, settings, origin) as (batch, readable):
         events, unsure = readable, 0
-        if readable is not None and settings.unchanged == "skip" and not request.force:
-            events = _surely_newest(readable, session, settings)
+        if readable is not None and not request.force:
+            events = _sure(readable, session, settings, placing=origin.placing_of_others)
             batch.hold(events)
             unsure = readable.count() - events.count()
         merged = 0 if events is None else events.count()
@@ -268,9 +269,11 @@ def _behind_what_followed(
     log, any other row that stands behind an event in its partition is newer, too. Not so where rows of the epoch came
     from other topics: their offsets do not compare.
     """
+    if placing is Placing.AS_TOLD:
+        return events
     keys, known = list(settings.keys), Known.of_query(session, settings)
     followers = [known.deletes(events)]
-    if settings.value_format.ordering == BY_LOG_POSITION and placing is not Placing.AS_TOLD:
+    if settings.value_format.ordering == BY_LOG_POSITION:
         followers.append(known.rows(events))
     stored = [in_sequence(one, keys) for one in followers if one is not None]
     if not stored:
@@ -288,6 +291,16 @@ def _behind_what_followed(
     return beside.withColumns(first).select(*(columns.column(name) for name in events.columns))
 
 
+def _sure(events: DataFrame, session: SparkSession, settings: QuerySettings, *, placing: Placing) -> DataFrame:
+    """Events without those of which nobody can say whether something has followed them."""
+    found = events
+    if settings.unchanged == "skip":
+        found = _surely_newest(found, session, settings)
+    if placing is Placing.AS_TOLD:
+        found = _surely_not_deleted(found, session, settings)
+    return found
+
+
 def _surely_newest(events: DataFrame, session: SparkSession, settings: QuerySettings) -> DataFrame:
     """Events without those that an event may have followed which changed nothing.
 
@@ -303,6 +316,23 @@ def _surely_newest(events: DataFrame, session: SparkSession, settings: QuerySett
     then = columns.column(_FOLLOWED)
     beside = events.join(stored.agg(F.max(sequence).alias(_FOLLOWED)), keys, "left")
     beside = beside.where(then.isNull() | (sequence <= then))
+    return beside.select(*(columns.column(name) for name in events.columns)).localCheckpoint(eager=True)
+
+
+def _surely_not_deleted(events: DataFrame, session: SparkSession, settings: QuerySettings) -> DataFrame:
+    """Events without those that win over a remembered delete which stands at a later offset.
+
+    It may be one of another topic, whose offsets say nothing, or a null value of this one, whose position does not.
+    """
+    keys, known = list(settings.keys), Known.of_query(session, settings)
+    deletes = known.deletes(events)
+    if deletes is None:
+        return events
+    sequence, then = F.struct(*(columns.column(name) for name in SEQUENCE)), columns.column(_FOLLOWED)
+    stored = in_sequence(deletes, keys).select(*(columns.column(key) for key in keys), sequence.alias(_FOLLOWED))
+    is_here = (then[EPOCH] == columns.column(EPOCH)) & (then[PARTITION] == columns.column(PARTITION))
+    is_open = is_here & (then[OFFSET] > columns.column(OFFSET)) & (then < sequence)
+    beside = events.join(stored, keys, "left").where(then.isNull() | ~is_open)
     return beside.select(*(columns.column(name) for name in events.columns)).localCheckpoint(eager=True)
 
 
