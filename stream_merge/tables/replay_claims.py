@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import Enum, auto
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -42,6 +43,18 @@ UNFINISHED = (
 )
 _CLOCKS_DIFFER_MILLIS = 86_400_000
 """At most, those of two machines that write to one table."""
+
+
+class _Fate(Enum):
+    """Of a replay's merge."""
+
+    OPEN = auto()
+    """It has not landed, and still may."""
+    LANDED = auto()
+    LANDED_BEFORE_FENCE = auto()
+    """The history alone tells: its id in the target is that of the commit which was to keep it away."""
+    OVERTAKEN = auto()
+    """It never will land."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,11 +99,13 @@ class Claims:
         claimed = self._claimed()
         if claimed is None:
             return None
-        if self._target_transaction(claimed) is None:
+        fate = self._fate(claimed)
+        if fate is _Fate.OPEN:
             self._take_id(claimed, _FENCE)
-        if self._has_landed(claimed):
-            if self._target_transaction(claimed) == _FENCE:  # to be known when the history is tidied away
-                self._take_id(claimed, _LANDED)
+            fate = self._fate(claimed)
+        if fate is _Fate.LANDED_BEFORE_FENCE:  # to be known when the history is tidied away
+            self._take_id(claimed, _LANDED)
+        if fate in (_Fate.LANDED, _Fate.LANDED_BEFORE_FENCE):
             return Unfinished(at=claimed)
         self._end(claimed, opens=True)
         tell(log.warning, "quarantine_replay_settled", table=self.table, target=self.target)
@@ -131,7 +146,7 @@ class Claims:
             raise
         is_overtaken = False
         try:
-            is_overtaken = self._target_transaction(at) == _FENCE and not self._has_landed(at)
+            is_overtaken = self._fate(at) is _Fate.OVERTAKEN
             if not is_overtaken:
                 self._end(at, opens=False)
         except Exception:  # the rows are merged, and the records marked; the next replay finishes this one
@@ -153,26 +168,24 @@ class Claims:
         """Of the commits to the quarantine; an even version claims, the odd one after it ends the claim."""
         return f"{_IDENTITY}/{folder(self.owner)}"
 
-    def _has_landed(self, at: int) -> bool:
-        """Whether the merge of a replay is in the target.
+    def _fate(self, at: int) -> _Fate:
+        """What has become of the merge of a replay.
 
         Cost: a look at the target; where its id was taken from a merge, one at its history back to the claim.
         """
         found = spark_table.find(self.session, self.target)
         recorded = None if found is None else found.transaction(_target_id(at))
-        if found is None or recorded != _FENCE:
-            return recorded in (_BATCH, _LANDED)
+        if found is None or recorded is None:
+            return _Fate.OPEN
+        if recorded in (_BATCH, _LANDED):
+            return _Fate.LANDED
         for commit in newest_first(found.version, spark_table.history_of(self.session, self.target)):
             ours = commit.ours or {}
             if (ours.get("identity"), ours.get("role")) == (_replay_id(at), "target"):
-                return True
+                return _Fate.LANDED_BEFORE_FENCE
             if commit.timestamp_ms is not None and commit.timestamp_ms < at // 1000 - _CLOCKS_DIFFER_MILLIS:
                 break
-        return False
-
-    def _target_transaction(self, at: int) -> int | None:
-        found = spark_table.find(self.session, self.target)
-        return None if found is None else found.transaction(_target_id(at))
+        return _Fate.OVERTAKEN
 
     def _take_id(self, at: int, version: int) -> None:
         """Give the id of a replay in the target a version: a merge of it that has not landed by then conflicts."""
@@ -180,7 +193,7 @@ class Claims:
             return
 
         def nothing() -> None:
-            if version == _LANDED or self._target_transaction(at) is None:
+            if version == _LANDED or self._fate(at) is _Fate.OPEN:
                 stored = spark_table.delta_table(self.session, self.target).alias("t")
                 stored.merge(self.session.range(0).alias("s"), F.lit(False)).whenMatchedDelete().execute()
 

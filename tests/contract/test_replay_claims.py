@@ -174,21 +174,23 @@ def test_a_merge_that_lands_right_before_its_claim_is_settled_is_not_repeated(
     at = claims._claimed()
     assert at is not None
     sink = run._sink(job.settings(schema=SCHEMA), f"replay/{at}")
-    looks = Claims._target_transaction
+    look = Claims._fate
 
-    seen: list[int | None] = []
+    seen: list[object] = []
 
-    def lands_behind_the_second_look(claims: Claims, at: int) -> int | None:
-        seen.append(looks(claims, at))
+    def lands_behind_the_second_look(claims: Claims, at: int) -> object:
+        seen.append(look(claims, at))
         if len(seen) == 2:
             run_batch(sink, batch(job.spark, SCHEMA, (1, 3_000_000_000)), 0)
         return seen[-1]
 
     with monkeypatch.context() as late:
-        late.setattr(Claims, "_target_transaction", lands_behind_the_second_look)
+        late.setattr(Claims, "_fate", lands_behind_the_second_look)
         left = claims.settle()
 
-    assert (seen[:2], looks(claims, at), left) == ([None, None], 2, Unfinished(at=at))
+    fate = replay_claims._Fate
+    assert (seen, look(claims, at)) == ([fate.OPEN, fate.OPEN, fate.LANDED_BEFORE_FENCE], fate.LANDED)
+    assert left == Unfinished(at=at)
     again = job.replay()
     assert (again.records, job.rows(), job.marked()) == (0, [(1, 3_000_000_005)], [True])
 

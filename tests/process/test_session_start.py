@@ -9,6 +9,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+import services
 
 
 def test_the_preset_the_collector_and_all_jars_reach_the_running_session():
@@ -73,10 +74,10 @@ def test_a_collector_of_the_users_own_stays(tmp_path: Path, said_in: str):
     assert done.stdout == "Copy,MarkSweepCompact\n", done.stderr
 
 
-def test_starting_is_silent_and_the_jvm_is_heard_afterwards():
+def test_starting_is_silent_and_the_jvm_is_heard_afterwards(tmp_path: Path):
     """The JVM keeps the descriptor it was started with for life; only the start is kept back."""
     code = """
-        import time
+        import sys
         from stream_merge.session import local_session
 
         session = local_session("quiet", cores=1, memory="512m")
@@ -86,22 +87,29 @@ def test_starting_is_silent_and_the_jvm_is_heard_afterwards():
             err.println("x" * 100)
         err.println("last words")
         session.sparkContext._jvm.java.lang.System.out.println("to stdout")
-        time.sleep(1)
+        sys.stdin.read()
         session.stop()
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        env={**os.environ, "PYTHONIOENCODING": "utf-8", "PYTHONUTF8": "1"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        timeout=240,
-        check=False,
-    )
-    lines = done.stderr.splitlines()
+    out, err = tmp_path / "out", tmp_path / "err"
+    with out.open("w") as stdout, err.open("w") as stderr:
+        process = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(code)],
+            env={**os.environ, "PYTHONIOENCODING": "utf-8", "PYTHONUTF8": "1"},
+            stdin=subprocess.PIPE,
+            stdout=stdout,
+            stderr=stderr,
+        )
+    try:
+        services.wait_until(
+            lambda: process.poll() is not None or (out.stat().st_size and "last words\n" in err.read_text("utf-8")),
+            "the JVM was heard",
+            seconds=240,
+        )
+    finally:
+        process.communicate(timeout=60)
+    lines = err.read_text("utf-8").splitlines()
 
-    assert (done.returncode, done.stdout) == (0, "to stdout\n")
+    assert (process.returncode, out.read_text()) == (0, "to stdout\n")
     assert lines[0].startswith("first words: ")
     assert lines[1:-1] == ["x" * 100] * 2000
     assert lines[-1] == "last words"

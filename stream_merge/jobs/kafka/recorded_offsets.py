@@ -68,7 +68,7 @@ class Origin:
         Args:
             session: to read the table's log.
             found: the target; None where there is none yet.
-            identity: of the query's batches; None: of no query.
+            identity: of the query's batches; None: of no query, so that nobody asks where the rows of a snapshot stand.
             settings: the query.
             started: where its checkpoint started.
 
@@ -78,7 +78,7 @@ class Origin:
         origin = cls(settings=settings, identity=identity, started=started or {})
         if found is None:
             origin.is_of_new_table = True
-            origin.has_unread = _has_unread(session, settings, since=origin.epoch_since())
+            origin.has_unread = identity is not None and _has_unread(session, settings, since=origin.epoch_since())
             return origin
         newest: Recorded | None = None
         oldest = found.version
@@ -104,9 +104,10 @@ class Origin:
             of_now = [one for one in (newest, origin.last) if one is not None and one.epoch == settings.epoch]
             origin.keys_moved = any(one.keys_moved for one in of_now)
             origin.other_topics = any(one.other_topics or origin._is_of_others(one) for one in of_now)
-            origin.has_deletes = not origin.streamed_since and _has_deletes(session, settings)
+            looks = identity is not None and not origin.streamed_since
+            origin.has_deletes = looks and _has_deletes(session, settings)
             origin.has_unread = any(one.has_unread for one in of_now)
-        if not origin.streamed_since and not origin.has_unread:
+        if identity is not None and not origin.streamed_since and not origin.has_unread:
             origin.has_unread = _has_unread(session, settings, since=origin.epoch_since())
         return origin
 

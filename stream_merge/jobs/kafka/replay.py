@@ -182,8 +182,9 @@ def _replayed(
         events, unsure = readable, 0
         if readable is not None and not request.force:
             events = _sure(readable, session, settings, placing=origin.placing_of_others)
-            batch.hold(events)
-            unsure = readable.count() - events.count()
+            if events is not readable:
+                batch.hold(events)
+                unsure = readable.count() - events.count()
         merged = 0 if events is None else events.count()
         done = _done(batch, events).localCheckpoint(eager=True)
         batch.hold(done)
@@ -292,48 +293,37 @@ def _behind_what_followed(
 
 
 def _sure(events: DataFrame, session: SparkSession, settings: QuerySettings, *, placing: Placing) -> DataFrame:
-    """Events without those of which nobody can say whether something has followed them."""
-    found = events
-    if settings.unchanged == "skip":
-        found = _surely_newest(found, session, settings)
-    if placing is Placing.AS_TOLD:
-        found = _surely_not_deleted(found, session, settings)
-    return found
+    """Events without those of which nobody can say whether something has followed them.
 
+    Under `unchanged: skip` an event that changes nothing is not written, so that the row's sequence stays where it was:
+    behind the replayed one. Where the row stands in front of it, or at a later offset (`_behind_what_followed`), it
+    loses to the row anyway. Where other topics have filled the table, an event may win over a remembered delete that
+    stands at a later offset: one of another topic, whose offsets say nothing, or a null value of this one, whose
+    position does not.
 
-def _surely_newest(events: DataFrame, session: SparkSession, settings: QuerySettings) -> DataFrame:
-    """Events without those that an event may have followed which changed nothing.
-
-    Under `unchanged: skip` such a one is not written, so that the row's sequence stays where it was: behind the event.
-    Where the row stands in front of the event, or at a later offset (`_behind_what_followed`), it loses to it anyway.
+    Returns: the events themselves where there is nothing to doubt.
     """
-    keys, known = list(settings.keys), Known.of_query(session, settings)
-    rows = known.rows(events)
-    if rows is None:
-        return events
+    keys, known, found = list(settings.keys), Known.of_query(session, settings), events
     sequence = F.struct(*(columns.column(name) for name in SEQUENCE))
-    stored = in_sequence(rows, keys).groupBy(*(columns.column(key) for key in keys))
     then = columns.column(_FOLLOWED)
-    beside = events.join(stored.agg(F.max(sequence).alias(_FOLLOWED)), keys, "left")
-    beside = beside.where(then.isNull() | (sequence <= then))
-    return beside.select(*(columns.column(name) for name in events.columns)).localCheckpoint(eager=True)
-
-
-def _surely_not_deleted(events: DataFrame, session: SparkSession, settings: QuerySettings) -> DataFrame:
-    """Events without those that win over a remembered delete which stands at a later offset.
-
-    It may be one of another topic, whose offsets say nothing, or a null value of this one, whose position does not.
-    """
-    keys, known = list(settings.keys), Known.of_query(session, settings)
-    deletes = known.deletes(events)
-    if deletes is None:
+    rows = known.rows(events) if settings.unchanged == "skip" else None
+    if rows is not None:
+        found = _beside_the_newest(found, rows, keys).where(then.isNull() | (sequence <= then)).drop(_FOLLOWED)
+    deletes = known.deletes(events) if placing is Placing.AS_TOLD else None
+    if deletes is not None:
+        is_here = (then[EPOCH] == columns.column(EPOCH)) & (then[PARTITION] == columns.column(PARTITION))
+        is_open = is_here & (then[OFFSET] > columns.column(OFFSET)) & (then < sequence)
+        found = _beside_the_newest(found, deletes, keys).where(then.isNull() | ~is_open).drop(_FOLLOWED)
+    if found is events:
         return events
-    sequence, then = F.struct(*(columns.column(name) for name in SEQUENCE)), columns.column(_FOLLOWED)
-    stored = in_sequence(deletes, keys).select(*(columns.column(key) for key in keys), sequence.alias(_FOLLOWED))
-    is_here = (then[EPOCH] == columns.column(EPOCH)) & (then[PARTITION] == columns.column(PARTITION))
-    is_open = is_here & (then[OFFSET] > columns.column(OFFSET)) & (then < sequence)
-    beside = events.join(stored, keys, "left").where(then.isNull() | ~is_open)
-    return beside.select(*(columns.column(name) for name in events.columns)).localCheckpoint(eager=True)
+    return found.select(*(columns.column(name) for name in events.columns)).localCheckpoint(eager=True)
+
+
+def _beside_the_newest(events: DataFrame, stored: DataFrame, keys: list[str]) -> DataFrame:
+    """Events with the greatest sequence of their key that is stored: `_FOLLOWED`, NULL where there is none."""
+    newest = F.max(F.struct(*(columns.column(name) for name in SEQUENCE))).alias(_FOLLOWED)
+    by_key = in_sequence(stored, keys).groupBy(*(columns.column(key) for key in keys)).agg(newest)
+    return events.join(by_key, keys, "left")
 
 
 def _done(batch: DecodedBatch, events: DataFrame | None) -> DataFrame:
