@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from stream_merge import MergeSink
+from stream_merge.engines import ENGINES
 from stream_merge.engines.costs import CostModel, Work
 
 AS_SHIPPED = "auto"
@@ -14,6 +15,8 @@ AT_RANDOM = "random"
 ON_READ = "merge_on_read"
 PARAMETER = "judged_by"
 """Of tests that run on several."""
+NAMES = tuple(engine.name for engine in ENGINES)
+"""Of all engines."""
 ONE_IN_TWO = 0.5
 
 

@@ -14,7 +14,7 @@ from stream_merge.model import names
 from stream_merge.model.logs import tell
 from stream_merge.spark.errors import exceeds_driver_results, reason
 from stream_merge.tables.delta_rs.eligibility import of_calendar, of_events, of_log, of_place
-from stream_merge.tables.tombstones.delta_rs import NativeTombstones
+from stream_merge.tables.tombstones.delta_rs import NativeLog, NativeTombstones
 from stream_merge.tables.tombstones.spark import Tombstones
 from stream_merge.tables.tombstones.spark_batch import SparkTombstones
 from stream_merge.tables.whitelist import Ineligible
@@ -47,9 +47,11 @@ def by_delta_rs(job: MergeJob, events: pa.Table) -> NativeTombstones:
         events: `Rows.arrow` or `Rows.keys` of the batch.
     """
     return NativeTombstones(
-        open_log=lambda: job.store.native(job.session, job.spec.tombstone_target, must_read=True),
-        held_log=lambda: job.store.held(job.spec.tombstone_target),
-        start=_of_target(job).start,
+        log=NativeLog(
+            newest=lambda: job.store.native(job.session, job.spec.tombstone_target, must_read=True),
+            held=lambda: job.store.held(job.spec.tombstone_target),
+            start=_of_target(job).start,
+        ),
         spec=job.spec,
         target_id=job.target.table_id,
         layout=job.layout,

@@ -14,8 +14,8 @@ from stream_merge.errors import ContractError
 from stream_merge.model import names
 from stream_merge.model.settings import MergeSpec
 from stream_merge.shapes.clauses import Always, Assignments, Clause, Condition
+from stream_merge.shapes.greatest_sequence import GreatestSequence
 from stream_merge.shapes.layout import Layout
-from stream_merge.shapes.newest import Newest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,11 +138,13 @@ class Shape(ABC):
         """Whether an event is written over its row; None where none ever is."""
 
     @abstractmethod
-    def surely_changes(self, newest: Newest | None, stored: Callable[[], Newest | None], spec: MergeSpec) -> bool:
+    def surely_changes(
+        self, greatest: GreatestSequence | None, stored: Callable[[], GreatestSequence | None], spec: MergeSpec
+    ) -> bool:
         """Whether a batch with upserts changes a row for sure, told without looking at any row.
 
         Args:
-            newest: the greatest sequence of its upserts, as far as it compares with statistics.
+            greatest: sequence of its upserts, as far as it compares with statistics.
             stored: looks up the greatest sequence in the target by the statistics of its files.
             spec: what the sink was told.
         """

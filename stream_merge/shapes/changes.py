@@ -23,8 +23,8 @@ from stream_merge.shapes.clauses import (
     SameSequence,
     Update,
 )
+from stream_merge.shapes.greatest_sequence import GreatestSequence
 from stream_merge.shapes.layout import Layout
-from stream_merge.shapes.newest import Newest
 
 DELETES: Condition = And(IsDelete(), Newer())
 """A delete takes the row away unless the row is as new as itself."""
@@ -77,8 +77,10 @@ class Changes(Shape):
             newer = And(Newer(), Or(Not(SamePosition(spec.position_components)), Changed()))
         return And(Not(IsDelete()), Or(newer, And(SameSequence(), Changed())))
 
-    def surely_changes(self, newest: Newest | None, stored: Callable[[], Newest | None], spec: MergeSpec) -> bool:
+    def surely_changes(
+        self, greatest: GreatestSequence | None, stored: Callable[[], GreatestSequence | None], spec: MergeSpec
+    ) -> bool:
         """An upsert is newer than all that is stored."""
-        if newest is None or spec.skip_unchanged:
+        if greatest is None or spec.skip_unchanged:
             return False
-        return newest.is_beyond(stored(), spec.position_components)
+        return greatest.is_beyond(stored(), spec.position_components)

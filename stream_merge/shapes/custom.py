@@ -23,8 +23,8 @@ from stream_merge.shapes.clauses import (
     Update,
     UpdateMissing,
 )
+from stream_merge.shapes.greatest_sequence import GreatestSequence
 from stream_merge.shapes.layout import Layout
-from stream_merge.shapes.newest import Newest
 from stream_merge.shapes.written import (
     Then,
     list_problems,
@@ -134,7 +134,9 @@ class Clauses(Shape):
     def updating(self, spec: MergeSpec) -> None:
         """Nobody asks."""
 
-    def surely_changes(self, newest: Newest | None, stored: Callable[[], Newest | None], spec: MergeSpec) -> bool:
+    def surely_changes(
+        self, greatest: GreatestSequence | None, stored: Callable[[], GreatestSequence | None], spec: MergeSpec
+    ) -> bool:
         """Nobody asks."""
         return True
 

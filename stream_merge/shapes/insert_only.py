@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from stream_merge.model.settings import MergeSpec
 from stream_merge.shapes.base import Shape, assignments
 from stream_merge.shapes.clauses import Always, Clause, Insert
+from stream_merge.shapes.greatest_sequence import GreatestSequence
 from stream_merge.shapes.layout import Layout
-from stream_merge.shapes.newest import Newest
 
 
 class InsertOnly(Shape):
@@ -51,6 +51,8 @@ class InsertOnly(Shape):
     def updating(self, spec: MergeSpec) -> None:
         """Nothing is updated."""
 
-    def surely_changes(self, newest: Newest | None, stored: Callable[[], Newest | None], spec: MergeSpec) -> bool:
+    def surely_changes(
+        self, greatest: GreatestSequence | None, stored: Callable[[], GreatestSequence | None], spec: MergeSpec
+    ) -> bool:
         """Nobody knows without a look at the keys."""
         return False

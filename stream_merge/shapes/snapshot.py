@@ -30,8 +30,8 @@ from stream_merge.shapes.clauses import (
     Update,
     UpdateMissing,
 )
+from stream_merge.shapes.greatest_sequence import GreatestSequence
 from stream_merge.shapes.layout import Layout
-from stream_merge.shapes.newest import Newest
 from stream_merge.shapes.written import plain_name
 
 
@@ -238,7 +238,9 @@ class Snapshot(Shape):
         """A stored column differs, or the row is flagged and its key is back."""
         return Changed() if self._flag is None else Or(Changed(), HasValue(self._flag))
 
-    def surely_changes(self, newest: Newest | None, stored: Callable[[], Newest | None], spec: MergeSpec) -> bool:
+    def surely_changes(
+        self, greatest: GreatestSequence | None, stored: Callable[[], GreatestSequence | None], spec: MergeSpec
+    ) -> bool:
         """Nobody knows without a look."""
         return False
 

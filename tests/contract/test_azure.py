@@ -52,7 +52,7 @@ class OnAzure(ChangeStream):
         return found
 
 
-@pytest.mark.parametrize("engine", ["spark", "native", "merge_on_read"])
+@pytest.mark.parametrize("engine", engines.NAMES)
 def test_a_stream_is_merged_as_on_a_disk(
     spark: SparkSession, container: azure.Container, tmp_path: Path, engine: str
 ) -> None:
@@ -72,7 +72,7 @@ def test_engines_of_all_kinds_lose_no_merge_of_each_other(
 ) -> None:
     """Spark renames its commit to a name that must be free, delta-rs puts it there: the store lets one have it."""
     retry = RetryPolicy(attempts=40, backoff_max_seconds=0.3, backoff_jitter_seconds=0.2)
-    kinds = ("spark", "native", "merge_on_read")
+    kinds = engines.NAMES
     stream = OnAzure(spark, container, tmp_path, tombstones=False, retry=retry)
     run(stream.sink(), batch(spark, stream.schema, upsert(0, "before", lsn=1)), 0)
     merges = 6

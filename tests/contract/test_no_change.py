@@ -12,9 +12,9 @@ from disk import options_of
 from pyspark.sql import SparkSession
 
 from stream_merge.engines.spark.merger import SparkMerger
-from stream_merge.shapes import newest
+from stream_merge.shapes import greatest_sequence
+from stream_merge.shapes.greatest_sequence import GreatestSequence
 from stream_merge.shapes.matching import plan_layout
-from stream_merge.shapes.newest import Newest
 from stream_merge.tables.delta_rs.table import NativeTable
 from stream_merge.testing import batch, run
 
@@ -121,9 +121,9 @@ def test_the_bound_holds_all_that_is_stored(spark: SparkSession, tmp_table: str,
     run(stream.sink(), events, 0)
     layout = plan_layout(events, stream.sink()._spec, spark.read.format("delta").load(tmp_table).schema)
 
-    bound = newest.stored(NativeTable(tmp_table, options_of(tmp_table)).files(), layout)
+    bound = greatest_sequence.stored(NativeTable(tmp_table, options_of(tmp_table)).files(), layout)
 
     assert bound is not None
     assert greatest <= bound.components[0] <= greatest + 1_000
-    assert not Newest(components=(greatest,)).is_beyond(bound, None)
-    assert Newest(components=(greatest + 2_000,)).is_beyond(bound, None)
+    assert not GreatestSequence(components=(greatest,)).is_beyond(bound, None)
+    assert GreatestSequence(components=(greatest + 2_000,)).is_beyond(bound, None)

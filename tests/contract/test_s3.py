@@ -56,7 +56,7 @@ class OnS3(ChangeStream):
         return self
 
 
-@pytest.fixture(params=["spark", "native", "merge_on_read"])
+@pytest.fixture(params=engines.NAMES)
 def stream(request: pytest.FixtureRequest, spark: SparkSession, bucket: s3.Bucket) -> Iterator[OnS3]:
     """Merged by one engine; the store keeps commits of all apart, so that nobody has to promise anything."""
     engine = request.param

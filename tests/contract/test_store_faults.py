@@ -47,7 +47,6 @@ from stream_merge.model.results import MergeResult
 from stream_merge.tables.delta_rs.table import NativeTable
 from stream_merge.testing import batch, run
 
-ENGINES = ("spark", "native", "merge_on_read")
 PATIENCE = {
     "attempts.maximum": "2",
     "retry.limit": "1",
@@ -166,7 +165,7 @@ def begun(spark: SparkSession, proxy: S3Proxy) -> Callable[[str], OnBadStore]:
     return cache(lambda engine: OnBadStore(spark, bucket, engine).begin())
 
 
-@pytest.fixture(params=ENGINES)
+@pytest.fixture(params=engines.NAMES)
 def stream(request: pytest.FixtureRequest, begun: Callable[[str], OnBadStore]) -> OnBadStore:
     """Of each engine."""
     return begun(request.param).again()

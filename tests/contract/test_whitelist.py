@@ -304,8 +304,6 @@ def elsewhere(spark: SparkSession) -> Iterator[SparkSession]:
         spark.conf.set(name, value)
 
 
-ENGINES = ("native", "spark", "merge_on_read")
-"""After Spark, which writes the table."""
 ROWS = 8
 
 
@@ -324,7 +322,7 @@ def test_keys_payloads_and_carried_columns(elsewhere: SparkSession, tmp_path: Pa
         return {"id": str(number), "lsn": str(lsn), **fixed, **{n: e.at(number + lsn) for n, e in moving.items()}}
 
     history.start({**event(number, 0), **{n: e.at(number) for n, e in carried.items()}} for number in range(ROWS))
-    for lsn, engine in enumerate(ENGINES, start=1):
+    for lsn, engine in enumerate(engines.NAMES, start=1):
         numbers = [number for number in range(ROWS + lsn) if number % 4 != lsn - 1 and number % 2 == lsn % 2]
         stale = [event(number, -1) for number in range(ROWS) if number % 4 == lsn - 1 and str(number) in history.rows]
         history.merge(engine, [event(number, lsn) for number in numbers], stale[:1], deletes=[str(lsn + 3)])
@@ -354,7 +352,7 @@ def test_sequences(elsewhere: SparkSession, tmp_path: Path):
         return [{"id": f"'{name} down'", **event(name, tops[name] - note, note)} for name in sequence]
 
     history.start([*rising(0), *sinking(0)])
-    for note, engine in enumerate(ENGINES, start=1):
+    for note, engine in enumerate(engines.NAMES, start=1):
         history.merge(engine, rising(note), sinking(note))
 
     history.check()
@@ -377,7 +375,7 @@ def test_partitions(elsewhere: SparkSession, tmp_path: Path):
         return {"id": str(number), "lsn": str(lsn), "day": f"DATE'20{number:02}-01-01'", **moved}
 
     history.start(event(number, 0) for number in range(ROWS))
-    for lsn, engine in enumerate(ENGINES, start=1):
+    for lsn, engine in enumerate(engines.NAMES, start=1):
         history.merge(
             engine, [event(number, lsn) for number in range(lsn % 2, ROWS + 1, 2)], deletes=["1"] * (lsn == 2)
         )

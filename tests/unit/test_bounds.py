@@ -8,22 +8,22 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import LongType, StringType, StructField
 
-from stream_merge.shapes import newest
+from stream_merge.shapes import greatest_sequence
+from stream_merge.shapes.greatest_sequence import GreatestSequence
 from stream_merge.shapes.key_bounds import key_bounds
-from stream_merge.shapes.newest import Newest
 
 
 def test_what_is_beyond_a_bound():
     """Component by component from the left; only those that tell positions, and only as far as both are known."""
-    stored = Newest(components=(1, 20, 3))
+    stored = GreatestSequence(components=(1, 20, 3))
 
-    assert Newest(components=(1, 21, 0)).is_beyond(stored, None)
-    assert not Newest(components=(1, 20, 3)).is_beyond(stored, None)
-    assert Newest(components=(1, 20, 4)).is_beyond(stored, None)
-    assert not Newest(components=(1, 20, 4)).is_beyond(stored, 2)
-    assert not Newest(components=(1, 20, 4)).is_beyond(Newest(components=(1, 20)), None)
-    assert not Newest(components=(9,)).is_beyond(None, None)
-    assert Newest(components=(1,)).is_beyond(Newest(components=(), is_empty=True), None)
+    assert GreatestSequence(components=(1, 21, 0)).is_beyond(stored, None)
+    assert not GreatestSequence(components=(1, 20, 3)).is_beyond(stored, None)
+    assert GreatestSequence(components=(1, 20, 4)).is_beyond(stored, None)
+    assert not GreatestSequence(components=(1, 20, 4)).is_beyond(stored, 2)
+    assert not GreatestSequence(components=(1, 20, 4)).is_beyond(GreatestSequence(components=(1, 20)), None)
+    assert not GreatestSequence(components=(9,)).is_beyond(None, None)
+    assert GreatestSequence(components=(1,)).is_beyond(GreatestSequence(components=(), is_empty=True), None)
 
 
 @pytest.mark.parametrize(
@@ -54,14 +54,14 @@ def test_statistics_that_are_missing_bound_nothing():
     """One file without them may hold anything; a file of NULLs holds nothing that is newer."""
     layout = SimpleNamespace(sequence_columns=("lsn",), sequence_fields=(StructField("c1", LongType()),))
 
-    def bound(greatest: list[int | None], nulls: list[int | None]) -> Newest | None:
+    def bound(greatest: list[int | None], nulls: list[int | None]) -> GreatestSequence | None:
         columns = {"max.lsn": greatest, "null_count.lsn": nulls, "num_records": [5] * len(greatest)}
         files = pa.table({name: pa.array(values, pa.int64()) for name, values in columns.items()})
-        return newest.stored(files, layout)
+        return greatest_sequence.stored(files, layout)
 
-    assert bound([7, 9], [0, 0]) == Newest(components=(9,))
-    assert bound([7, None], [0, 5]) == Newest(components=(7,))
+    assert bound([7, 9], [0, 0]) == GreatestSequence(components=(9,))
+    assert bound([7, None], [0, 5]) == GreatestSequence(components=(7,))
     assert bound([7, None], [0, 4]) is None
     assert bound([7, None], [0, None]) is None
-    assert bound([], []) == Newest(components=(), is_empty=True)
-    assert newest.stored(pa.table({"path": ["a"], "num_records": [1]}), layout) is None
+    assert bound([], []) == GreatestSequence(components=(), is_empty=True)
+    assert greatest_sequence.stored(pa.table({"path": ["a"], "num_records": [1]}), layout) is None

@@ -12,8 +12,8 @@ from stream_merge.engines.spark.pruning import Pruning
 from stream_merge.model.results import Refusal
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import TableSnapshot
+from stream_merge.shapes.greatest_sequence import GreatestSequence, stored
 from stream_merge.shapes.layout import Layout
-from stream_merge.shapes.newest import Newest, stored
 from stream_merge.spark.versions import VECTOR_COLUMNS
 from stream_merge.tables.reader import Store
 
@@ -54,7 +54,7 @@ class Spark:
             batch=job.batch,
             target=target,
             pruning=Pruning(job.session, spec, job.layout, job.batch, target, inside_at=job.inside_at),
-            stored_newest=lambda: _stored_newest(job),
+            stored_greatest=lambda: _stored_greatest(job),
             deletion_vectors=deletion_vectors,
         )
         return Execution(
@@ -74,7 +74,7 @@ def _stands_in_their_way(job: MergeJob) -> bool:
     return any(name.lower() in VECTOR_COLUMNS for name in names)
 
 
-def _stored_newest(job: MergeJob) -> Newest | None:
+def _stored_greatest(job: MergeJob) -> GreatestSequence | None:
     if job.target.maps_columns:
         return None  # statistics go by the names in the files, which may be those of other columns by now
     files = job.store.statistics(job.session, job.spec.target)

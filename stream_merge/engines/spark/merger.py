@@ -19,8 +19,8 @@ from stream_merge.model.snapshot import TableSnapshot, is_applied
 from stream_merge.shapes import shape_of
 from stream_merge.shapes.batch import Batch
 from stream_merge.shapes.clauses import Clause, Delete, Newer, Update
+from stream_merge.shapes.greatest_sequence import GreatestSequence
 from stream_merge.shapes.layout import Layout
-from stream_merge.shapes.newest import Newest
 from stream_merge.spark import columns
 from stream_merge.spark.evaluate_once import held_bytes
 from stream_merge.tables import spark_table
@@ -47,7 +47,7 @@ class SparkMerger(SparkCommits):
         batch: the evaluated events.
         target: as the layout was made for it.
         pruning: what the batch needs to see of the target.
-        stored_newest: greatest sequence in the target by its files' statistics, looked up at each merge.
+        stored_greatest: greatest sequence in the target by its files' statistics, looked up at each merge.
         deletion_vectors: on a target that has them: mark rows as deleted (True) or write their files again
             (False); None leaves it to the session.
     """
@@ -61,7 +61,7 @@ class SparkMerger(SparkCommits):
         batch: Batch,
         target: TableSnapshot,
         pruning: Pruning,
-        stored_newest: Callable[[], Newest | None],
+        stored_greatest: Callable[[], GreatestSequence | None],
         deletion_vectors: bool | None = None,
     ) -> None:
         super().__init__(session, spec.target)
@@ -71,7 +71,7 @@ class SparkMerger(SparkCommits):
         self._batch = batch
         self._laid_out_for = target
         self._pruning = pruning
-        self._stored_newest = stored_newest
+        self._stored_greatest = stored_greatest
         self._deletion_vectors = deletion_vectors
 
     def merge(self, hits: Hits | None, tag: CommitTag) -> MergeReport:
@@ -179,7 +179,7 @@ class SparkMerger(SparkCommits):
         """Whether the batch changes a row, told from the statistics of the target's files."""
         if refused or not self._batch.upserts:
             return False
-        return self._shape.surely_changes(self._batch.rows.newest(), self._stored_newest, self._spec)
+        return self._shape.surely_changes(self._batch.rows.greatest(), self._stored_greatest, self._spec)
 
     def _would_change(self, events: DataFrame, upserts: int | None) -> bool:
         """Whether any of the events changes a row.

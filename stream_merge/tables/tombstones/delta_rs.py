@@ -81,13 +81,23 @@ class NativeHits(Hits):
         return self.entries.take(pa.array(rows, pa.int64())).select(self.types.names)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NativeLog:
+    """The log's table, as one batch needs it."""
+
+    newest: Callable[[], NativeTable | None]
+    """Up to date; None while there is none."""
+    held: Callable[[], NativeTable | None]
+    """As this batch has seen it last; None where it has not."""
+    start: Callable[[], None]
+    """Creates it (by Spark: once in a target's life)."""
+
+
 class NativeTombstones:
     """Works on the tombstones of one batch.
 
     Args:
-        open_log: the log's table, up to date, or None while there is none.
-        held_log: the same as this batch has seen it last, or None where it has not.
-        start: creates the log (by Spark: once in a target's life).
+        log: where they are remembered.
         spec: what the sink was told.
         target_id: Delta table id of the target.
         layout: how the batch's columns map onto the target.
@@ -99,9 +109,7 @@ class NativeTombstones:
     def __init__(
         self,
         *,
-        open_log: Callable[[], NativeTable | None],
-        held_log: Callable[[], NativeTable | None],
-        start: Callable[[], None],
+        log: NativeLog,
         spec: MergeSpec,
         target_id: str,
         layout: Layout,
@@ -109,9 +117,7 @@ class NativeTombstones:
         bounds: KeyBounds,
         now_micros: int,
     ) -> None:
-        self._open_log = open_log
-        self._held_log = held_log
-        self._start = start
+        self._table = log
         self._spec = spec
         self._target_id = target_id
         self._layout = layout
@@ -127,8 +133,8 @@ class NativeTombstones:
     def remember(self, commit: SideCommit) -> None:
         """Append the batch's deletes; the log is created before the first one."""
         if self._at_hand() is None:
-            self._start()
-            self._open_log()  # one of a dropped target is held as it was before it was emptied
+            self._table.start()
+            self._table.newest()  # one of a dropped target is held as it was before it was emptied
         self._append(self._rows(self._events.filter(self._events[names.DELETE_COLUMN]), revived=False), commit)
 
     def forget(self, hits: NativeHits, commit: SideCommit) -> None:
@@ -251,11 +257,11 @@ class NativeTombstones:
         append_once(rows, table, self._find, commit, at_hand=at_hand)
 
     def _find(self) -> NativeTable | None:
-        return self._of_target(self._open_log())
+        return self._of_target(self._table.newest())
 
     def _at_hand(self) -> NativeTable | None:
         """As `_find`, at the version that this batch has seen last: a commit on an older one loses."""
-        held = self._held_log()
+        held = self._table.held()
         return self._find() if held is None else self._of_target(held)
 
     def _of_target(self, found: NativeTable | None) -> NativeTable | None:

@@ -30,14 +30,14 @@ _TIMES_ARE_CUT_BY = 1_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Newest:
+class GreatestSequence:
     """Leading components of a sequence, as whole numbers: times in microseconds, dates in days."""
 
     components: tuple[int, ...]
     is_empty: bool = False
     """Whether there is no row at all."""
 
-    def is_beyond(self, stored: Newest | None, position_components: int | None) -> bool:
+    def is_beyond(self, stored: GreatestSequence | None, position_components: int | None) -> bool:
         """Whether this sequence is greater than all in a table, and says more than another delivery of its row.
 
         Args:
@@ -58,16 +58,16 @@ def aggregates(layout: Layout, upserts: Column) -> list[Column]:
     """Aggregates whose values `observed` reads: the greatest sequence of the rows where `upserts` holds."""
     greatest = F.max(F.when(upserts, columns.column(names.SEQUENCE_COLUMN)))
     return [
-        _whole_number(greatest.getField(name), dtype).alias(f"newest_{name}") for name, dtype in _comparable(layout)
+        _whole_number(greatest.getField(name), dtype).alias(f"greatest_{name}") for name, dtype in _comparable(layout)
     ]
 
 
-def observed(layout: Layout, values: Mapping[str, Any]) -> Newest | None:
+def observed(layout: Layout, values: Mapping[str, Any]) -> GreatestSequence | None:
     """The greatest sequence from the values of `aggregates`; None where no upsert was counted."""
-    return _newest(layout, [values[f"newest_{name}"] for name, _ in _comparable(layout)])
+    return _comparing(layout, [values[f"greatest_{name}"] for name, _ in _comparable(layout)])
 
 
-def of_table(events: pa.Table, layout: Layout) -> Newest | None:
+def of_table(events: pa.Table, layout: Layout) -> GreatestSequence | None:
     """The greatest sequence of the upserts among events in the driver (`Rows.arrow`)."""
     upserts = events.filter(pc.invert(events[names.DELETE_COLUMN]))
     sequence = upserts[names.SEQUENCE_COLUMN].combine_chunks()
@@ -77,10 +77,10 @@ def of_table(events: pa.Table, layout: Layout) -> Newest | None:
         greatest = pc.max(component)
         found.append(_as_int(greatest))
         sequence = sequence.filter(pc.fill_null(pc.equal(component, greatest), False))
-    return _newest(layout, found)
+    return _comparing(layout, found)
 
 
-def stored(files: pa.Table, layout: Layout) -> Newest | None:
+def stored(files: pa.Table, layout: Layout) -> GreatestSequence | None:
     """An upper bound of the sequences in a table.
 
     Args:
@@ -90,7 +90,7 @@ def stored(files: pa.Table, layout: Layout) -> Newest | None:
     Returns: None where the statistics do not tell.
     """
     if not files.num_rows:
-        return Newest(components=(), is_empty=True)
+        return GreatestSequence(components=(), is_empty=True)
     found: list[int | None] = []
     for i, (name, dtype) in enumerate(_comparable(layout)):
         if layout.sequence_columns is not None and i >= len(layout.sequence_columns):
@@ -100,7 +100,7 @@ def stored(files: pa.Table, layout: Layout) -> Newest | None:
         if greatest is None:
             break
         found.append(greatest + (_TIMES_ARE_CUT_BY if isinstance(dtype, TimestampType) else 0))
-    return _newest(layout, found)
+    return _comparing(layout, found)
 
 
 def _greatest(files: pa.Table, column: str) -> int | None:
@@ -115,9 +115,9 @@ def _greatest(files: pa.Table, column: str) -> int | None:
     return _as_int(pc.max(greatest))
 
 
-def _newest(layout: Layout, values: list[int | None]) -> Newest | None:
+def _comparing(layout: Layout, values: list[int | None]) -> GreatestSequence | None:
     known = tuple(value for value in takewhile(lambda value: value is not None, values) if value is not None)
-    return Newest(components=known) if known else None
+    return GreatestSequence(components=known) if known else None
 
 
 def _comparable(layout: Layout) -> list[tuple[str, DataType]]:
