@@ -106,6 +106,27 @@ def test_what_a_query_ended_with_is_kept_where_the_job_is_stopped_before_anybody
     assert query.failure is Ended.failure
 
 
+def test_a_query_that_fails_when_it_reports_on_a_recorded_batch_is_started_again(settings: QuerySettings) -> None:
+    """As Kafka's source of Spark 4.1 does behind a batch that comes again; `tests/kafka/test_job.py` on it does it."""
+
+    class Reporting(Ended):
+        failure = RuntimeError("query 'orders' failed")
+
+    cause = RuntimeError("[STREAM_FAILED] Query orders terminated with exception")
+    cause._stackTrace = (  # type: ignore[attr-defined]
+        "java.lang.NullPointerException\n"
+        "\tat org.apache.spark.sql.kafka010.KafkaMicroBatchStream$.metrics(KafkaMicroBatchStream.scala:520)"
+    )
+    Reporting.failure.__cause__ = cause
+    query = Supervised(settings, BrokerAway(), SimpleQueue(), once=False)
+    query._running = Reporting()  # type: ignore[assignment]
+
+    query.step()
+
+    assert (query.has_ended, query.failure, query._running) == (False, None, None)
+    assert query._not_before > 0
+
+
 @pytest.mark.parametrize("is_stopped", [False, True], ids=["let run", "stopped meanwhile"])
 @pytest.mark.parametrize("is_told", [True, False], ids=["told", "not told"])
 def test_what_stands_behind_the_end_of_a_query_is_looked_for_beside_the_others(

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from stream_merge.errors import ConfigError, StreamMergeError
 from stream_merge.jobs.kafka import control
-from stream_merge.jobs.kafka.exit_codes import is_outage, is_refusal, refused, verdict
+from stream_merge.jobs.kafka.exit_codes import is_of_report, is_outage, is_refusal, refused, verdict
 from stream_merge.jobs.kafka.first_look import Look
 from stream_merge.jobs.kafka.replay import Replayed, Request
 from stream_merge.jobs.kafka.settings import QuerySettings
@@ -198,7 +198,7 @@ class Supervised:
             return
         if running.has_delivered:
             self._outage_since, self._restarts, self._refusals = None, 0, 0
-        if isinstance(error, StreamMergeError) or is_outage(error) or is_refusal(error):
+        if isinstance(error, StreamMergeError) or is_refusal(error) or _can_go_on(error):
             self._failed(error)
         else:
             self._unexplained = error
@@ -212,7 +212,7 @@ class Supervised:
             return
         now = time.monotonic()
         self._outage_since = now if self._outage_since is None else self._outage_since
-        if not (is_outage(error) or is_refused) or now - self._outage_since > _LONGEST_OUTAGE_SECONDS:
+        if not (_can_go_on(error) or is_refused) or now - self._outage_since > _LONGEST_OUTAGE_SECONDS:
             self._keep(error)
             self.has_ended = True
             return
@@ -224,6 +224,11 @@ class Supervised:
     def _keep(self, error: Exception | None) -> None:
         if error is not None and self.failure is None:
             self.failure = error
+
+
+def _can_go_on(error: Exception) -> bool:
+    """Whether the query only has to be started again, now or later."""
+    return is_outage(error) or is_of_report(error)
 
 
 def _named(error: Exception, found: Exception | None, query: str) -> Exception:
