@@ -112,12 +112,12 @@ def test_a_query_that_fails_when_it_reports_on_a_recorded_batch_is_started_again
     class Reporting(Ended):
         failure = RuntimeError("query 'orders' failed")
 
-    cause = RuntimeError("[STREAM_FAILED] Query orders terminated with exception")
-    cause._stackTrace = (  # type: ignore[attr-defined]
-        "java.lang.NullPointerException\n"
-        "\tat org.apache.spark.sql.kafka010.KafkaMicroBatchStream$.metrics(KafkaMicroBatchStream.scala:520)"
-    )
-    Reporting.failure.__cause__ = cause
+    ended, cause = RuntimeError("the query ended"), RuntimeError("java.lang.NullPointerException")
+    ended._stackTrace = "org.apache.spark.sql.execution.streaming.runtime.StreamExecution.runStream(…)"  # type: ignore[attr-defined]
+    ended._cause = cause  # type: ignore[attr-defined]
+    source = "org.apache.spark.sql.kafka010.KafkaMicroBatchStream$.metrics(KafkaMicroBatchStream.scala:520)"
+    cause._stackTrace = source  # type: ignore[attr-defined]
+    Reporting.failure.__cause__ = ended
     query = Supervised(settings, BrokerAway(), SimpleQueue(), once=False)
     query._running = Reporting()  # type: ignore[assignment]
 

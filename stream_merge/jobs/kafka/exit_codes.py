@@ -92,12 +92,7 @@ def is_of_report(error: BaseException) -> bool:
     Kafka's source of Spark 4.1.0 and 4.1.1 does so once, where the first batch of a query comes again: what it reports
     is set when a batch is planned, which this one was before the restart (SPARK-57438).
     """
-    found: BaseException | None = error
-    while found is not None:
-        if _REPORT_OF_SOURCE in f"{captured(found, 'stackTrace')}{found}":
-            return True
-        found = found.__cause__
-    return False
+    return any(_REPORT_OF_SOURCE in str(captured(one, "stackTrace")) for one in _with_causes(error))
 
 
 def _comes_from(error: BaseException, is_it: Callable[[BaseException], bool], class_names: tuple[str, ...]) -> bool:
@@ -135,9 +130,15 @@ def _reason(error: Exception) -> str:
 
 def _told(error: BaseException) -> Iterator[str]:
     """Class and message of the Java exceptions behind an error that PySpark has no class for, outermost first."""
-    found: BaseException | None = error
-    while found is not None:
-        said = captured(found, "desc")
+    for one in _with_causes(error):
+        said = captured(one, "desc")
         if said:
             yield str(said)
+
+
+def _with_causes(error: BaseException) -> Iterator[BaseException]:
+    """An error and those that have caused it, in Python and as PySpark holds those of the JVM."""
+    found: BaseException | None = error
+    while found is not None:
+        yield found
         found = found.__cause__ or captured(found, "cause")
