@@ -14,7 +14,7 @@ from stream_merge.engines.memory import Promise
 from stream_merge.model import names
 from stream_merge.model.results import Refusal
 from stream_merge.model.settings import MergeSpec
-from stream_merge.model.snapshot import CommitRecord, TableSnapshot
+from stream_merge.model.snapshot import CommitRecord, TableSnapshot, expect_not_replaced
 from stream_merge.shapes import shape_of
 from stream_merge.shapes.clauses import Clause, Delete, Newer
 from stream_merge.shapes.key_bounds import KeyBounds
@@ -72,6 +72,7 @@ def started(
                 layout=job.layout,
                 events=events,
                 bounds=job.batch.bounds,
+                prepared_for=job.target.table_id,
                 chosen_at=version,
                 promise=promise,
             ),
@@ -124,6 +125,7 @@ class DriverMerger(ABC):
         layout: how the batch's columns map onto it.
         events: `Rows.arrow` of the batch, one row per key.
         bounds: least and greatest keys.
+        prepared_for: Delta table id of the target when the batch was prepared.
         chosen_at: version of the target for which the engine was found eligible.
         promise: of the memory that it may take.
     """
@@ -136,6 +138,7 @@ class DriverMerger(ABC):
         layout: Layout,
         events: pa.Table,
         bounds: KeyBounds,
+        prepared_for: str,
         chosen_at: int,
         promise: Promise,
     ) -> None:
@@ -144,6 +147,7 @@ class DriverMerger(ABC):
         self._layout = layout
         self._events = events
         self._bounds = bounds
+        self._prepared_for = prepared_for
         self._chosen_at = chosen_at
         self._promise = promise
         self._has_tried = False
@@ -168,13 +172,18 @@ class DriverMerger(ABC):
     def _commit(self, source: pa.Table, clauses: Sequence[Clause], tag: CommitTag) -> MergeReport:
         """Merge on the newest version of the table, in one commit; any other commit meanwhile makes it lose."""
 
-    def _bring_up_to_date(self) -> None:
-        """Before an attempt. Where a look takes requests, the first one makes do with that at the batch's beginning."""
+    def _bring_up_to_date(self, batch_id: int) -> None:
+        """Before an attempt. Where a look takes requests, the first one makes do with that at the batch's beginning.
+
+        Raises:
+            ConfigError: the table is another one now.
+        """
         if self._has_tried:
             self._table.follow()
         else:
             self._table.refresh_if_free()
         self._has_tried = True
+        expect_not_replaced(self._prepared_for, self._table.table_id, target=self._spec.target, batch_id=batch_id)
 
     def _has_moved(self) -> bool:
         """Whether there is a newer version than the one that an attempt has looked at; the handle is then at it.

@@ -21,6 +21,7 @@ from stream_merge.microbatch.ledger import landed_as
 from stream_merge.model import names
 from stream_merge.model.logs import tell
 from stream_merge.model.results import Tidied
+from stream_merge.model.snapshot import expect_not_replaced
 from stream_merge.shapes.batch import Batch
 from stream_merge.spark.errors import reason
 from stream_merge.spark.versions import KEEPS_NULL_STRUCTS
@@ -79,18 +80,21 @@ class Executor:
 
         A column that another writer has added with another type meanwhile would be cast into, without a word.
 
-        Cost: a look at the table's log at each attempt but the first; and at that one where a column is nested, or the
-        schema is about to change.
+        Cost: a look at the table's log at each attempt but the first; and at that one where Spark merges, a column is
+        nested, or the schema is about to change.
 
         Raises:
-            ConfigError: the events do not fit the table any more.
+            ConfigError: the events do not fit the table any more, or it is another one now.
         """
         call, spec, before = self._call, self._call.spec, self._job.target
         layout = self._job.layout
-        if not is_retry and layout.is_indifferent_to_columns:
-            return
+        if not is_retry and layout.is_indifferent_to_columns and self._execution.in_driver:
+            return  # which looks for itself whether the table is the same
         found = call.store.find(call.session, spec.target)
-        if found is None or found.has_columns_of(before):
+        if found is None:
+            return
+        expect_not_replaced(before.table_id, found.table_id, target=spec.target, batch_id=call.batch_id)
+        if found.has_columns_of(before):
             return
         layout = call.layouts.plan(self._source, found)
         fitness.check_target(call.session, found, spec, layout)

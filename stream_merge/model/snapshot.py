@@ -9,6 +9,7 @@ from typing import Any
 
 from pyspark.sql.types import StructField, StructType
 
+from stream_merge.errors import ConfigError
 from stream_merge.model import names
 
 VECTORS_PROPERTY = "delta.enableDeletionVectors"
@@ -52,6 +53,23 @@ class TableSnapshot:
     def has_columns_of(self, other: TableSnapshot) -> bool:
         """Whether all columns, with their types and what Delta generates them from, and partitions are the same."""
         return (_columns(self), self.partition_columns) == (_columns(other), other.partition_columns)
+
+
+def expect_not_replaced(before: str, now: str, *, target: str, batch_id: int) -> None:
+    """Stop where a table's Delta table id is another one than when the batch was prepared for it.
+
+    CREATE OR REPLACE TABLE goes on with the log and makes a new id (Delta 4.4); a table that is made anew has one, too.
+
+    Raises:
+        ConfigError: it is.
+    """
+    if before != now:
+        msg = (
+            f"target {target!r} was replaced by another table while batch {batch_id} was being merged (its Delta table"
+            f" id was {before}, now it is {now}), which lacks what was merged before; bring the table back, or"
+            " start a new checkpoint, which builds the table from the source again"
+        )
+        raise ConfigError(msg, target=target, batch_id=batch_id)
 
 
 def _columns(found: TableSnapshot) -> list[tuple[str, str, str | None]]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructType
+from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructField, StructType
 
 from stream_merge.model import names
 from stream_merge.model.results import Refusal
@@ -154,3 +154,14 @@ def _parts(dtype: DataType) -> list[DataType]:
     if isinstance(dtype, MapType):
         return [dtype.keyType, dtype.valueType]
     return [field.dataType for field in dtype.fields] if isinstance(dtype, StructType) else []
+
+
+def with_inner(field: StructField) -> Iterable[StructField]:
+    """A field, and all fields inside its type."""
+    yield field
+    inner: list[DataType] = [field.dataType]
+    while inner:
+        dtype = inner.pop()
+        if isinstance(dtype, StructType):
+            yield from dtype.fields
+        inner.extend(_parts(dtype))

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import engines
 import pytest
 import scenario
 from prometheus_client import CollectorRegistry
@@ -18,13 +19,13 @@ from pyspark.sql import functions as F
 from since import since
 from traces import USER_METADATA_CONF, commits, transactions, user_metadata
 
-from stream_merge import MergeMetrics, MergeSinks
-from stream_merge.microbatch import after
+from stream_merge import ConfigError, MergeMetrics, MergeSinks
+from stream_merge.microbatch import after, merging
 from stream_merge.model.names import TOMBSTONE_TABLE_PREFIX, sibling
 from stream_merge.model.source_batch import Intake, Undecodable
 from stream_merge.tables.delta_rs import data_files
 from stream_merge.tables.quarantine import SCHEMA
-from stream_merge.testing import table_version, target_rows
+from stream_merge.testing import run, table_version, target_rows
 
 ENGINES = pytest.mark.parametrize("engine", ["auto", "spark"])
 
@@ -111,6 +112,37 @@ def test_a_table_that_was_replaced_in_its_place_is_noticed(query: Query):
     query.add("(1, 20, 'u', 'uno')")
 
     query.is_refused(r"has merged into .*Delta table id .*holds none of them: the table was dropped or replaced")
+
+
+@since((4, 0), "CREATE OR REPLACE of a path")
+@pytest.mark.parametrize("engine", engines.NAMES)
+def test_a_table_that_is_replaced_while_a_batch_is_merged_gets_nothing_of_it(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
+):
+    """Needs a JVM: each engine in turn finds another table under the log that it has looked at."""
+    table, begin = str(tmp_path / "table"), merging.merged
+    vectors = str(engine == engines.ON_READ).lower()
+    sink = scenario.sink(table, app_id="orders", table_properties={"delta.enableDeletionVectors": vectors})
+    sink = sink._under(costs=engines.Only(engine))
+    run(sink, scenario.events(spark, "(1, 10, 'c', 'one'), (2, 10, 'c', 'two')"), 0)
+    (made,) = spark.sql(f"SHOW TBLPROPERTIES delta.`{table}`").where("key = 'delta.enableDeletionVectors'").collect()
+    properties = spark.sql(f"SHOW TBLPROPERTIES delta.`{table}`").where("key LIKE 'stream_merge.%'").collect()
+    said = ", ".join(f"'{key}' = '{value}'" for key, value in [*properties, made])
+
+    def replaced(*args: Any, **more: Any) -> merging.Merged:
+        spark.sql(
+            f"CREATE OR REPLACE TABLE delta.`{table}` USING delta TBLPROPERTIES ({said})"
+            " AS SELECT 9 AS id, 1 AS lsn, 'nine' AS name"
+        )
+        return begin(*args, **more)
+
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(merging, "merged", replaced)
+        with pytest.raises(ConfigError, match="was replaced by another table while batch 1 was being merged"):
+            run(sink, scenario.events(spark, "(1, 20, 'u', 'uno')"), 1)
+
+    assert sink.last_result.engine == engine
+    assert target_rows(spark, table) == [(9, 1, "nine")]
 
 
 def test_a_table_whose_rows_somebody_has_overwritten_is_the_same_table(query: Query):

@@ -10,6 +10,7 @@ import struct
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,7 @@ from pyspark.sql.types import (
 from stream_merge.model.snapshot import HIVE_NULL
 from stream_merge.shapes.key_bounds import KeyBound, KeyBounds
 from stream_merge.spark.versions import arrow_type
+from stream_merge.tables.delta_rs import eligibility as of_delta_rs
 from stream_merge.tables.delta_rs.held_columns import is_readable
 from stream_merge.tables.delta_rs.table import open_table
 from stream_merge.tables.live_files import UnreadableLogError
@@ -948,6 +950,23 @@ def test_a_physical_name_that_the_reader_of_files_uses_is_refused(root):
 
     assert refused is not None
     assert refused.reason == "column"
+
+
+def test_an_invariant_inside_a_struct_is_left_to_spark_by_both_engines_of_the_driver(root):
+    """delta-rs checks it, in DataFusion, where 7/10 is 0."""
+    rule = {"delta.invariants": '{"expression": {"expression": "s.a >= 7/10"}}'}
+    inner = StructType([StructField("a", IntegerType(), nullable=True, metadata=rule)])
+    Table(root, schema(id=LONG, s=inner), **{"delta.enableDeletionVectors": "true"})
+    native = open_table(str(root))
+    assert native is not None
+    vectored, plain = native.snapshot(), replace(native.snapshot(), properties={})
+
+    for refused in (
+        eligibility.of_table(native, vectored, "the target"),
+        of_delta_rs.of_table(native, plain, "the target"),
+    ):
+        assert refused is not None
+        assert "column 's' of the target has an invariant" in refused.detail
 
 
 def test_columns_that_only_their_ids_tell(root):

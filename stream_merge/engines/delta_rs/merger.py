@@ -32,7 +32,7 @@ class DeltaRsMerger(DriverMerger):
 
     def _commit(self, source: pa.Table, clauses: Sequence[Clause], tag: CommitTag) -> MergeReport:
         table = self._table
-        self._bring_up_to_date()
+        self._bring_up_to_date(tag.batch_id)
         if is_applied(table.transaction, tag.app_id, tag.batch_id):
             return MergeReport(already_applied=True)
         before = table.version

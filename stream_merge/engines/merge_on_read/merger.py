@@ -48,7 +48,7 @@ class MergeOnReadMerger(DriverMerger):
     def _commit(self, source: pa.Table, clauses: Sequence[Clause], tag: CommitTag) -> MergeReport:
         started = time.perf_counter()
         native = self._table
-        self._bring_up_to_date()
+        self._bring_up_to_date(tag.batch_id)
         if is_applied(native.transaction, tag.app_id, tag.batch_id):
             return MergeReport(already_applied=True)
         snapshot = native.snapshot()

@@ -52,6 +52,7 @@ from stream_merge.tables.whitelist import (
     of_shape,
     of_structs,
     recorded_columns,
+    with_inner,
 )
 
 CALENDAR_CONF = "spark.sql.parquet.datetimeRebaseModeInRead"
@@ -257,7 +258,7 @@ def _of_constraints(snapshot: TableSnapshot, what: str) -> Ineligible | None:
 def _of_fields(snapshot: TableSnapshot, what: str) -> Ineligible | None:
     for field in snapshot.schema.fields:
         for key, meaning in ENFORCED_BY_SPARK.items():
-            if key in field.metadata:
+            if any(key in one.metadata for one in with_inner(field)):
                 return Ineligible(reason="column", detail=f"column {field.name!r} of {what} {meaning}")
         places: list[Place] = ["carried"]
         if field.name in snapshot.partition_columns:

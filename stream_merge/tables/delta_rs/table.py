@@ -157,6 +157,11 @@ class NativeTable:
             read_by="native",
         )
 
+    @property
+    def table_id(self) -> str:
+        """Delta's, at the handle's version."""
+        return self._described()[0]
+
     def _described(self) -> tuple[str, StructType, dict[str, str], tuple[str, ...]]:
         if self._metadata is None or self._metadata[0] != self.version:
             metadata = self._table.metadata()

@@ -20,7 +20,6 @@ from pyspark.sql.types import (
     MapType,
     ShortType,
     StringType,
-    StructField,
     StructType,
     TimestampNTZType,
     TimestampType,
@@ -48,6 +47,7 @@ from stream_merge.tables.whitelist import (
     of_shape,
     of_structs,
     recorded_columns,
+    with_inner,
 )
 
 PROVEN: Mapping[type[DataType], frozenset[Place]] = {
@@ -158,25 +158,10 @@ def _of_fields(snapshot: TableSnapshot, what: str) -> Ineligible | None:
         )
     for field in snapshot.schema.fields:
         for key, meaning in ENFORCED_BY_SPARK.items():
-            if any(key in one.metadata for one in _with_inner(field)):
+            if any(key in one.metadata for one in with_inner(field)):
                 return Ineligible(reason="column", detail=f"column {field.name!r} of {what} {meaning}")
         placed: list[Place] = ["carried", *(("partition",) if field.name in snapshot.partition_columns else ())]
         refused = _of_columns((field.name, field.dataType, place) for place in placed)
         if refused is not None:
             return refused
     return None
-
-
-def _with_inner(field: StructField) -> Iterable[StructField]:
-    """A field, and all fields inside its type."""
-    yield field
-    inner: list[DataType] = [field.dataType]
-    while inner:
-        dtype = inner.pop()
-        if isinstance(dtype, StructType):
-            yield from dtype.fields
-            inner.extend(one.dataType for one in dtype.fields)
-        elif isinstance(dtype, ArrayType):
-            inner.append(dtype.elementType)
-        elif isinstance(dtype, MapType):
-            inner.extend((dtype.keyType, dtype.valueType))
