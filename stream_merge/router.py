@@ -13,7 +13,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import IntegralType, StringType
 
-from stream_merge.errors import CommitStateUnknownError, ConfigError, ContractError, RoutedMergeError
+from stream_merge.errors import CommitStateUnknownError, ConfigError, ContractError, MergeFailedError, RoutedMergeError
 from stream_merge.metrics.instruments import MergeMetrics, default_metrics
 from stream_merge.microbatch.own_session import OwnSession
 from stream_merge.model import names
@@ -44,6 +44,7 @@ OnFailure = Literal["fail", "quarantine"]
 
 _SHOWN = 5
 """So many unknown values are named in an error."""
+_SET_ASIDE_BEFORE = "the batch was set aside for this table before, and has come again with more events"
 
 
 class MergeSinks:
@@ -197,8 +198,6 @@ class MergeSinks:
     def _keep_unrouted(self, routed: DataFrame, batch_id: int, who: Caller, count: int) -> None:
         """Events without a sink: refused, or committed to the quarantine table before any table is merged."""
         lost = routed.where(self._is_unrouted())
-        corrupt = contract.corrupt_because(lost.columns)
-        unreadable = lost.where(corrupt.isNotNull()).count() if names.CORRUPT_COLUMN in lost.columns else 0
         values = [row[0] for row in lost.select(names.ROUTE_COLUMN).distinct().limit(_SHOWN + 1).collect()]
         shown = ", ".join(map(repr, values[:_SHOWN])) + (", ..." if len(values) > _SHOWN else "")
         if self._on_failure == "fail" or self._quarantine_target is None:
@@ -206,6 +205,8 @@ class MergeSinks:
                 f"{count} events of batch {batch_id} have a route that no sink takes ({shown}); add a sink for it,"
                 " or use on_failure='quarantine'"
             )
+            corrupt = contract.corrupt_because(lost.columns)
+            unreadable = lost.where(corrupt.isNotNull()).count() if names.CORRUPT_COLUMN in lost.columns else 0
             if unreadable == count:
                 why, where = lost.select(corrupt, contract.origin(lost.columns)["topic"]).first() or ("", "")
                 msg = (
@@ -230,10 +231,8 @@ class MergeSinks:
                 user=routed.sparkSession.conf.get(USER_METADATA_CONF, None),
             ),
         )
-        if written:
-            for kind, events in ((UNKNOWN_ROUTE, count - unreadable), (UNDECODABLE, unreadable)):
-                if events:
-                    (self._metrics or default_metrics()).set_aside(who.query, self._name, kind, events)
+        for kind, events in written.items():
+            (self._metrics or default_metrics()).set_aside(who.query, self._name, kind, events)
 
     def _merge(self, routed: DataFrame, batch_id: int, routes: list[Route], may_be_replay: bool) -> None:
         """Each sink its events, side by side; failures are dealt with when all have ended."""
@@ -264,8 +263,9 @@ class MergeSinks:
     def _merge_one(self, routed: DataFrame, batch_id: int, route: Route, may_be_replay: bool) -> MergeResult | None:
         sink, events = self._sinks[route], self._of(routed, route)
         if self._on_failure == "quarantine" and may_be_replay and sink._is_set_aside(events, batch_id):
+            self._tell_set_aside(sink, batch_id, events, MergeFailedError(_SET_ASIDE_BEFORE))
             return None
-        sink._merge(events, batch_id, Intake(calls="routed"))
+        sink._merge(events, batch_id, Intake(calls="routed", route=route))
         return sink.last_result
 
     def _of(self, routed: DataFrame, route: Route) -> DataFrame:
@@ -279,19 +279,24 @@ class MergeSinks:
         if isinstance(error, CommitStateUnknownError) or sink._may_hold(events, batch_id):
             return error  # a replay finds out, and does what was left undone
         try:
-            count = sink._set_aside(events, batch_id, error)
+            self._tell_set_aside(sink, batch_id, events, error)
         except Exception as again:
             again.add_note(f"while events were quarantined that could not be merged: {reason(error)}")
             return again
-        tell(
-            log.error,
-            "events_of_a_failed_table_quarantined",
-            target=sink._spec.label,
-            batch_id=batch_id,
-            events=count,
-            error=reason(error),
-        )
         return None
+
+    def _tell_set_aside(self, sink: MergeSink, batch_id: int, events: DataFrame, error: Exception) -> None:
+        """Quarantine a batch of a table, as far as it is not there, and say how much of it that was."""
+        count = sink._set_aside(events, batch_id, error)
+        if count:
+            tell(
+                log.error,
+                "events_of_a_failed_table_quarantined",
+                target=sink._spec.label,
+                batch_id=batch_id,
+                events=count,
+                error=reason(error),
+            )
 
     def _failure(self, lost: Mapping[Route, Exception], batch_id: int, tables: int) -> RoutedMergeError:
         listed = "; ".join(f"{route!r} ({self._sinks[route]._spec.target}): {reason(e)}" for route, e in lost.items())

@@ -291,7 +291,7 @@ class MergeSink:
     ) -> BatchCall:
         session = self._session.of(batch_df)
         spec = filters.of_call(session, self._spec)
-        delivery = of_query(spec, who, batch_id, session, location=location, noted=self._noted, calls=intake.calls)
+        delivery = of_query(spec, who, batch_id, session, location=location, noted=self._noted, intake=intake)
         attempts = Attempts(
             spec.retry,
             clock=clock,
@@ -381,14 +381,14 @@ class MergeSink:
         return self._failed_late or set_aside.may_hold(batch_df, batch_id, self._spec, self._session, self._store)
 
     def _set_aside(self, batch_df: DataFrame, batch_id: int, error: Exception) -> int:
-        """Commit all events of a batch to the quarantine table instead of merging them, once per batch.
+        """Commit all events of a batch to the quarantine table instead of merging them, each once.
 
-        Returns: how many there are.
+        Returns: how many this call has written.
         """
         spec, session = self._spec, self._session.of(batch_df)
-        counts, written = set_aside.write(batch_df, batch_id, spec, session, error=error, sleep=self._sleep)
+        counts = set_aside.write(batch_df, batch_id, spec, session, error=error, sleep=self._sleep)
         query, metrics = caller(batch_df, spec).query, self._metrics or default_metrics()
-        for why, count in counts.items() if written else ():
+        for why, count in counts.items():
             metrics.set_aside(query, spec.label, why, count)
         return sum(counts.values())
 

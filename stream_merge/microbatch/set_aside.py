@@ -11,10 +11,9 @@ from stream_merge.errors import ConfigError
 from stream_merge.microbatch.own_session import OwnSession
 from stream_merge.model import names
 from stream_merge.model.logs import tell
-from stream_merge.model.results import TARGET_FAILED, UNDECODABLE
+from stream_merge.model.results import TARGET_FAILED
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import is_applied
-from stream_merge.shapes import contract
 from stream_merge.spark.confs import USER_METADATA_CONF
 from stream_merge.spark.errors import reason
 from stream_merge.spark.identity import caller
@@ -52,28 +51,24 @@ def write(
     *,
     error: Exception,
     sleep: Callable[[float], None],
-) -> tuple[Mapping[str, int], bool]:
+) -> Mapping[str, int]:
     """Commit all events of a batch to the quarantine table, once per batch.
 
+    A batch that comes again may have more of them, from a stream or settings that were repaired since: these are added.
     An event that also breaks the contract may be there already, for that reason.
 
-    Returns: how many there are by reason, and whether this call has written them.
-    Cost: two Spark jobs over the batch, one append; a third where its source has records that cannot be read.
+    Returns: how many this call has written, by reason.
+
+    Cost: two Spark jobs over the batch, one append.
     """
-    events = in_session(batch_df, session)
-    unreadable = 0
-    if names.CORRUPT_COLUMN in events.columns:
-        unreadable = events.where(contract.corrupt_because(events.columns).isNotNull()).count()
-    counts = {TARGET_FAILED: events.count() - unreadable, UNDECODABLE: unreadable}
-    written = quarantine.write_whole(
-        events,
+    return quarantine.write_whole(
+        in_session(batch_df, session),
         spec.quarantine_table,
         reason=TARGET_FAILED,
         error=reason(error),
         query=caller(batch_df, spec).query,
         commit=_commit_of(batch_df, batch_id, spec, session, sleep),
     )
-    return {why: count for why, count in counts.items() if count}, written
 
 
 def may_hold(batch_df: DataFrame, batch_id: int, spec: MergeSpec, sessions: OwnSession, store: Store) -> bool:

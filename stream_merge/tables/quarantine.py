@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -122,8 +123,10 @@ def _is_replayed(at: Column | None) -> Column:
     return F.col("replayed_at").isNull() if at is None else F.col("replayed_at") == at
 
 
-def write_whole(events: DataFrame, table: str, *, reason: str, error: str, query: str, commit: SideCommit) -> bool:
-    """Append all events of a batch as they came, valid or not; False where this batch was the last one written.
+def write_whole(
+    events: DataFrame, table: str, *, reason: str, error: str, query: str, commit: SideCommit
+) -> Mapping[str, int]:
+    """Append all events of a batch as they came, valid or not; where it was the last one written, what it has beyond.
 
     A record that could not be read at all is there for that reason.
 
@@ -138,12 +141,16 @@ def write_whole(events: DataFrame, table: str, *, reason: str, error: str, query
         error: what happened, in one sentence.
         query: label of the query, kept with each event.
         commit: application id of the role, batch id and fingerprint, a retry policy.
+
+    Returns: how many events this call has written, by reason.
+
+    Cost: two Spark jobs over the batch, one append.
     """
-    if is_written(events.sparkSession, table, commit):
-        return False
-    found = spark_table.find(events.sparkSession, table)
-    if found is not None and is_applied(found.transaction, commit.app_id, commit.batch_id):
-        commit = replace(commit, app_id=None)
+    session = events.sparkSession
+    if not is_written(session, table, commit):
+        found = spark_table.find(session, table)
+        if found is not None and is_applied(found.transaction, commit.app_id, commit.batch_id):
+            commit = replace(commit, app_id=None)
     corrupt = contract.corrupt_because(events.columns)
     kept = events.select(
         F.array(F.when(corrupt.isNull(), F.lit(reason)).otherwise(F.lit(UNDECODABLE))).alias(names.REASONS_COLUMN),
@@ -152,8 +159,10 @@ def write_whole(events: DataFrame, table: str, *, reason: str, error: str, query
         contract.origin(events.columns).alias(names.ORIGIN_COLUMN),
     )
     why = F.coalesce(columns.column(names.CORRUPT_COLUMN), F.lit(error))
-    _append(kept, table, error=why, query=query, recorded_at=F.current_timestamp(), commit=commit)
-    return True
+    written = _append(kept, table, error=why, query=query, recorded_at=F.current_timestamp(), commit=commit)
+    if written is None:
+        return {}
+    return {row[0]: row[1] for row in written.groupBy(F.col("reasons")[0]).count().collect()}
 
 
 def is_written(session: SparkSession, table: str, commit: SideCommit) -> bool:
@@ -165,7 +174,9 @@ def is_written(session: SparkSession, table: str, commit: SideCommit) -> bool:
     return not is_other(commit.fingerprint, then)
 
 
-def _append(rows: DataFrame, table: str, *, error: Column, query: str, recorded_at: Column, commit: SideCommit) -> None:
+def _append(
+    rows: DataFrame, table: str, *, error: Column, query: str, recorded_at: Column, commit: SideCommit
+) -> DataFrame | None:
     origin = columns.column(names.ORIGIN_COLUMN)
     known: dict[str, Column] = {field.name: origin[field.name] for field in source_batch.ORIGIN_TYPE.fields}
     known |= {
@@ -177,10 +188,10 @@ def _append(rows: DataFrame, table: str, *, error: Column, query: str, recorded_
         "error": error,
     }
     selected = rows.select(*(known.get(f.name, F.lit(None)).cast(f.dataType).alias(f.name) for f in SCHEMA.fields))
-    _append_missing(selected, table, commit)
+    return _append_missing(selected, table, commit)
 
 
-def _append_missing(rows: DataFrame, table: str, commit: SideCommit) -> None:
+def _append_missing(rows: DataFrame, table: str, commit: SideCommit) -> DataFrame | None:
     """Append rows once per batch, and those that a batch has beyond what an earlier try of it has written.
 
     The table is created when it is missing.
@@ -188,6 +199,8 @@ def _append_missing(rows: DataFrame, table: str, commit: SideCommit) -> None:
     A batch that could not be merged comes again, by a stream or settings that have been repaired since. What is here
     then is what was wrong with it before: a record of a topic or file is known by its place there, anything else by
     what it says. What another query has written under the same id is none of this one's.
+
+    Returns: the rows that were appended; None where there were none.
 
     Cost: a look at the table; one or two Spark jobs more where the batch has been here.
     """
@@ -197,12 +210,14 @@ def _append_missing(rows: DataFrame, table: str, commit: SideCommit) -> None:
         found = spark_table.create(session, table, SCHEMA.fields, properties=PROPERTIES)
     if not is_applied(found.transaction, commit.app_id, commit.batch_id):
         append_once(rows, table, commit)
-        return
+        return rows
     commit.expect_own(found.transaction, found.version, spark_table.history_of(session, table))
     stored = spark_table.rows(session, table).where(F.col("batch_id") == commit.batch_id)
-    missing = _beyond(rows, stored)
-    if not missing.isEmpty():
-        append_once(missing, table, replace(commit, app_id=None, judge=None))
+    missing = _beyond(rows, stored).localCheckpoint(eager=True)
+    if missing.isEmpty():
+        return None
+    append_once(missing, table, replace(commit, app_id=None, judge=None))
+    return missing
 
 
 def _beyond(rows: DataFrame, stored: DataFrame) -> DataFrame:
