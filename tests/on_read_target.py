@@ -90,6 +90,7 @@ def merger(
         layout=layout(),
         events=given,
         bounds=KeyBounds(),
+        prepared_for=native.table_id,
         chosen_at=native.version,
         promise=Granted(None),
     )
