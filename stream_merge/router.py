@@ -265,7 +265,7 @@ class MergeSinks:
         if self._on_failure == "quarantine" and may_be_replay and sink._is_set_aside(events, batch_id):
             self._tell_set_aside(sink, batch_id, events, MergeFailedError(_SET_ASIDE_BEFORE))
             return None
-        sink._merge(events, batch_id, Intake(calls="routed", route=route))
+        sink._merge(events, batch_id, Intake(calls="routed"))
         return sink.last_result
 
     def _of(self, routed: DataFrame, route: Route) -> DataFrame:

@@ -291,7 +291,7 @@ class MergeSink:
     ) -> BatchCall:
         session = self._session.of(batch_df)
         spec = filters.of_call(session, self._spec)
-        delivery = of_query(spec, who, batch_id, session, location=location, noted=self._noted, intake=intake)
+        delivery = of_query(spec, who, batch_id, session, location=location, noted=self._noted, calls=intake.calls)
         attempts = Attempts(
             spec.retry,
             clock=clock,

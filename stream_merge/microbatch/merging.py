@@ -102,6 +102,7 @@ class Executor:
         prepared = spark_table.prepared(call.session, spec.target, found, layout, properties)
         if prepared is not found:
             found = call.store.find(call.session, spec.target) or prepared
+            expect_not_replaced(before.table_id, found.table_id, target=spec.target, batch_id=call.batch_id)
         held = {column.name: column.dtype for column in self._job.layout.stored}
         grown = [c.name for c in layout.stored if c.lacks_fields and c.dtype != held.get(c.name, c.dtype)]
         if grown and not KEEPS_NULL_STRUCTS:
@@ -141,7 +142,15 @@ class Executor:
             if not self._take_over(err):
                 msg = f"reading or writing the remembered deletes of {spec.target!r} failed: {reason(err)}"
                 raise MergeFailedError(msg, target=spec.target, batch_id=batch_id) from err
+        self._expect_same_table()
         return None if self._execution.tombstones is None else action(self._execution.tombstones)
+
+    def _expect_same_table(self) -> None:
+        """Before Spark takes over: it does not look for itself, as the engines of the driver do."""
+        call, before = self._call, self._job.target
+        found = call.store.find(call.session, call.spec.target)
+        if found is not None:
+            expect_not_replaced(before.table_id, found.table_id, target=call.spec.target, batch_id=call.batch_id)
 
     @property
     def batch(self) -> Batch:

@@ -22,7 +22,7 @@ from stream_merge.microbatch.call import BatchCall
 from stream_merge.microbatch.merging import Executor, Merged
 from stream_merge.microbatch.values import Applied, Done, Prepared, Ready
 from stream_merge.model.logs import tell
-from stream_merge.model.snapshot import TableSnapshot
+from stream_merge.model.snapshot import TableSnapshot, expect_not_replaced
 from stream_merge.shapes.batch import Batch, evaluate_at_hand, evaluate_in_driver
 from stream_merge.shapes.batch import evaluate as evaluate_on_spark
 from stream_merge.shapes.layout import Layout
@@ -231,6 +231,7 @@ def prepare_target(call: BatchCall, source: DataFrame, prepared: Prepared, batch
         found = spark_table.prepared(session, spec.target, found, layout, properties)
         if found is not before:  # delta-rs, too, has to see what has become of the table
             found = call.store.find(session, spec.target) or found
+            expect_not_replaced(before.table_id, found.table_id, target=spec.target, batch_id=call.batch_id)
     return Ready(layout=layout, target=found, batch=batch, source=source, inside_at=inside_at)
 
 

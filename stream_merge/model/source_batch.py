@@ -64,8 +64,6 @@ class Intake:
     """The events once more, for an evaluation without Spark; None where they are not in the driver."""
     calls: Calls = "some"
     """For which batches of its query the sink is called."""
-    route: str | int | None = None
-    """Where it is called for a part of each batch: which."""
     expect_whole: Callable[[], None] = _cannot_change
     """Asked before the events are read and again when they have been, before anything is written; raises where they
     are not all of one state of the source."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 from uuid import uuid4
@@ -53,8 +53,6 @@ class Destination:
     """The sink's name."""
     table_id: str | None = None
     """Delta table id; None while nothing was merged."""
-    route: str | int | None = None
-    """Of a sink among several, whose events it gets; None where it gets all, or nobody has noted it."""
 
     @property
     def is_merged(self) -> bool:
@@ -251,9 +249,8 @@ class Checkpoint:
         noted = _json(self._read(f"{_TARGETS}/{name}")) if name in self._names(_TARGETS) else None
         if noted is not None and noted.get("table_id") == destination.table_id:
             return
-        values = {one.name: getattr(destination, one.name) for one in fields(destination)}
-        known = {name: value for name, value in values.items() if value is not None}
-        self._files.write(f"{self.path}/{_TARGETS}/{name}", json.dumps(known))
+        values = {field: getattr(destination, field) for field in ("identity", "location", "label", "table_id")}
+        self._files.write(f"{self.path}/{_TARGETS}/{name}", json.dumps(values))
 
     def last_commit(self, identity: str, location: str) -> dict[str, Any] | None:
         """What was kept of the newest commit to a table; None where nothing was."""

@@ -14,7 +14,7 @@ from stream_merge.model.locations import canonical
 from stream_merge.model.logs import tell
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import FINGERPRINT, History, TableSnapshot, is_other, recorded_fingerprint
-from stream_merge.model.source_batch import Calls, Intake
+from stream_merge.model.source_batch import Calls
 from stream_merge.spark.checkpoint import Checkpoint, Destination
 from stream_merge.spark.errors import reason
 from stream_merge.spark.identity import Caller
@@ -44,8 +44,6 @@ class Delivery:
     """The sink's name."""
     calls: Calls
     """For which batches of its query the sink is called."""
-    route: str | int | None = None
-    """Whose events it gets, where it is one of several sinks."""
     noted: set[Noted] = field(default_factory=set)
     """What the checkpoint was told before, by this sink."""
 
@@ -93,7 +91,6 @@ class Delivery:
                 location=self.location,
                 label=self.label,
                 table_id=None if merged is None else merged.table_id,
-                route=self.route,
             )
         )
         self.noted.add(told)
@@ -137,21 +134,12 @@ class Delivery:
         if ids:
             self._refuse(found, self._merged_into(ids))
         ours = [one for one in known if one.identity == self.identity]
-        others = [one for one in ours if one.is_merged and self._was_given_to(one)]
+        others = [one for one in ours if one.is_merged and (self.calls != "routed" or one.label == self.label)]
         if others:
             places = ", ".join(repr(one.location) for one in others[:_SHOWN])
             self._refuse(found, f"merged into {places}", hint=_SECOND_SINK if self.calls == "some" else "")
         if self.calls == "every" and not ours:
             self._refuse(found, "run batches that were not given to this sink")
-
-    def _was_given_to(self, one: Destination) -> bool:
-        """Whether a table has got the events that are this one's: all, or those of the same route.
-
-        Of a note without a route the sink's name tells, which is that of its table where nobody has given another one.
-        """
-        if self.calls != "routed":
-            return True
-        return one.label == self.label if one.route is None else one.route == self.route
 
     def _expect_not_replaced(self, found: TableSnapshot) -> None:
         """Stop where the table has the ids of the query's batches and another one's rows.
@@ -239,7 +227,7 @@ def of_query(
     *,
     location: str,
     noted: set[Noted],
-    intake: Intake,
+    calls: Calls,
 ) -> Delivery | None:
     """The way of a caller's batches to a sink's target; None outside of a streaming query, and for ids of another kind.
 
@@ -254,8 +242,7 @@ def of_query(
         target=spec.target,
         location=location,
         label=spec.label,
-        calls=intake.calls,
-        route=intake.route,
+        calls=calls,
         noted=noted,
     )
 

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 from py4j.protocol import Py4JJavaError
-from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from traces import jobs_so_far, transactions
@@ -387,30 +386,6 @@ def test_a_streaming_query_feeds_all_tables_and_a_restart_repeats_nothing(fleet:
     again = fleet.sinks()
     query(again)
     assert {result.outcome for result in again.last_results.values()} == {"skipped_duplicate"}
-
-
-def test_a_changed_target_of_one_route_is_noticed(fleet: Fleet, tmp_path: Path):
-    """Needs a query: its checkpoint says where the events of a route went. A route that is new may begin anywhere."""
-    source = tmp_path / "source"
-
-    def query(*keys: int, **tables: str) -> None:
-        for key in keys:
-            fleet.batch(*(event(route, key) for route in tables)).coalesce(1).write.mode("append").json(str(source))
-        sinks = fleet.sinks({route: fleet.sink(table, app_id=None) for route, table in tables.items()}, app_id=None)
-        stream = fleet.spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).json(str(source))
-        writer = stream.writeStream.foreachBatch(sinks).option("checkpointLocation", str(tmp_path / "checkpoint"))
-        writer.trigger(availableNow=True).start().awaitTermination()
-
-    query(2, a="of_a", b="of_b")
-    with pytest.raises(StreamingQueryException, match=r"merged into '.*of_a'.*there is no table at '.*elsewhere'"):
-        query(3, a="elsewhere", b="of_b")
-    assert not Path(fleet.path("elsewhere")).exists()
-    query(a="of_a", b="of_b")
-    query(4, a="of_a", b="of_b", c="of_c")
-
-    assert [key for key, *_ in fleet.rows("of_a")] == [2, 3, 4]
-    assert [key for key, *_ in fleet.rows("of_b")] == [2, 3, 4]
-    assert [key for key, *_ in fleet.rows("of_c")] == [4]
 
 
 def test_upkeep_waits_while_the_stream_of_several_tables_is_behind(fleet: Fleet, tmp_path: Path):
