@@ -388,6 +388,27 @@ def test_a_streaming_query_feeds_all_tables_and_a_restart_repeats_nothing(fleet:
     assert {result.outcome for result in again.last_results.values()} == {"skipped_duplicate"}
 
 
+def test_two_routers_of_one_query_may_share_a_route_that_comes_later(fleet: Fleet, tmp_path: Path):
+    """Needs a query: its checkpoint says where events went, and those of a route may go to several tables."""
+    source = tmp_path / "source"
+    for routes in (["a"], ["a", "b"]):
+        fleet.batch(*(event(route, 2) for route in routes)).coalesce(1).write.mode("append").json(str(source))
+    routers = [
+        fleet.sinks({route: fleet.sink(f"{route}_{copy}", app_id=None) for route in ("a", "b")}, app_id=None)
+        for copy in ("here", "there")
+    ]
+
+    def both(batch_df: DataFrame, batch_id: int) -> None:
+        for router in routers:
+            router(batch_df, batch_id)
+
+    stream = fleet.spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).json(str(source))
+    writer = stream.writeStream.foreachBatch(both).option("checkpointLocation", str(tmp_path / "checkpoint"))
+    writer.trigger(availableNow=True).start().awaitTermination()
+
+    assert [fleet.rows(f"b_{copy}") for copy in ("here", "there")] == [[(2, 1, "good")]] * 2
+
+
 def test_upkeep_waits_while_the_stream_of_several_tables_is_behind(fleet: Fleet, tmp_path: Path):
     """The time of other tables, and what Spark does around a batch, is no pause of the stream."""
     source = tmp_path / "source"
