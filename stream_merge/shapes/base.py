@@ -14,8 +14,8 @@ from stream_merge.errors import ContractError
 from stream_merge.model import names
 from stream_merge.model.settings import MergeSpec
 from stream_merge.shapes.clauses import Always, Assignments, Clause, Condition
-from stream_merge.shapes.greatest_sequence import GreatestSequence
 from stream_merge.shapes.layout import Layout
+from stream_merge.shapes.surely_changes import GreatestSequence
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

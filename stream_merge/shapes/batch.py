@@ -24,11 +24,11 @@ from pyspark.sql.types import (
 from stream_merge.model import names, source_batch
 from stream_merge.model.results import REASONS
 from stream_merge.model.source_batch import AtHand
-from stream_merge.shapes import arrow_text, contract, greatest_sequence, latest_spark
-from stream_merge.shapes.greatest_sequence import GreatestSequence
+from stream_merge.shapes import arrow_text, contract, latest_spark, surely_changes
 from stream_merge.shapes.key_bounds import KeyBounds, bound_aggregates, boundable, key_bounds
 from stream_merge.shapes.latest_arrow import latest
 from stream_merge.shapes.layout import Layout
+from stream_merge.shapes.surely_changes import GreatestSequence
 from stream_merge.spark import columns
 from stream_merge.spark.errors import exceeds_driver_results
 from stream_merge.spark.evaluate_once import materialised, release
@@ -149,7 +149,7 @@ class _DriverRows:
         return self.events.select(_keys(self.layout))
 
     def greatest(self) -> GreatestSequence | None:
-        return greatest_sequence.of_table(self.events, self.layout)
+        return surely_changes.of_table(self.events, self.layout)
 
     def release(self) -> None:
         """Nothing is held outside this object."""
@@ -182,7 +182,7 @@ class _LargeRows:
         return self.events.select(_keys(self.layout))
 
     def greatest(self) -> GreatestSequence | None:
-        return greatest_sequence.of_table(self.events, self.layout)
+        return surely_changes.of_table(self.events, self.layout)
 
     def release(self) -> None:
         for batch in self._evaluated:
@@ -339,7 +339,7 @@ def evaluate(source: DataFrame, layout: Layout) -> Batch:
         keep=lambda observed: observed.where(first).drop(*latest_spark.ADDED_COLUMNS, names.ALONE_COLUMN),
     )
     return Batch(
-        rows=_SparkRows(frame=rows, layout=layout, observed=greatest_sequence.observed(layout, counts)),
+        rows=_SparkRows(frame=rows, layout=layout, observed=surely_changes.observed(layout, counts)),
         received=counts["received"],
         quarantined=counts["quarantined"],
         reasons={reason: n for reason in REASONS if (n := counts[f"reason_{reason}"])},
@@ -371,7 +371,7 @@ def _counts(layout: Layout) -> list[Column]:
         F.count_if(valid & delete).alias("delete_events"),
         *(F.count_if(F.array_contains(reasons, reason)).alias(f"reason_{reason}") for reason in REASONS),
         *bound_aggregates(layout.key_fields, valid),
-        *greatest_sequence.aggregates(layout, valid & first & ~delete),
+        *surely_changes.aggregates(layout, valid & first & ~delete),
         *(_tied(layout, columns.column(latest_spark.TIE_COLUMN)) if _is_unordered(layout) else ()),
         *(_tied(layout, valid & ~first) if layout.is_whole else ()),
     ]

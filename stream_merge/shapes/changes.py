@@ -23,8 +23,8 @@ from stream_merge.shapes.clauses import (
     SameSequence,
     Update,
 )
-from stream_merge.shapes.greatest_sequence import GreatestSequence
 from stream_merge.shapes.layout import Layout
+from stream_merge.shapes.surely_changes import GreatestSequence
 
 DELETES: Condition = And(IsDelete(), Newer())
 """A delete takes the row away unless the row is as new as itself."""

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from stream_merge.model.settings import MergeSpec
 from stream_merge.shapes.base import Shape, assignments
 from stream_merge.shapes.clauses import Always, Clause, Insert
-from stream_merge.shapes.greatest_sequence import GreatestSequence
 from stream_merge.shapes.layout import Layout
+from stream_merge.shapes.surely_changes import GreatestSequence
 
 
 class InsertOnly(Shape):

@@ -30,8 +30,8 @@ from stream_merge.shapes.clauses import (
     Update,
     UpdateMissing,
 )
-from stream_merge.shapes.greatest_sequence import GreatestSequence
 from stream_merge.shapes.layout import Layout
+from stream_merge.shapes.surely_changes import GreatestSequence
 from stream_merge.shapes.written import plain_name
 
 

@@ -8,9 +8,9 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import LongType, StringType, StructField
 
-from stream_merge.shapes import greatest_sequence
-from stream_merge.shapes.greatest_sequence import GreatestSequence
+from stream_merge.shapes import surely_changes
 from stream_merge.shapes.key_bounds import key_bounds
+from stream_merge.shapes.surely_changes import GreatestSequence
 
 
 def test_what_is_beyond_a_bound():
@@ -57,11 +57,11 @@ def test_statistics_that_are_missing_bound_nothing():
     def bound(greatest: list[int | None], nulls: list[int | None]) -> GreatestSequence | None:
         columns = {"max.lsn": greatest, "null_count.lsn": nulls, "num_records": [5] * len(greatest)}
         files = pa.table({name: pa.array(values, pa.int64()) for name, values in columns.items()})
-        return greatest_sequence.stored(files, layout)
+        return surely_changes.stored(files, layout)
 
     assert bound([7, 9], [0, 0]) == GreatestSequence(components=(9,))
     assert bound([7, None], [0, 5]) == GreatestSequence(components=(7,))
     assert bound([7, None], [0, 4]) is None
     assert bound([7, None], [0, None]) is None
     assert bound([], []) == GreatestSequence(components=(), is_empty=True)
-    assert greatest_sequence.stored(pa.table({"path": ["a"], "num_records": [1]}), layout) is None
+    assert surely_changes.stored(pa.table({"path": ["a"], "num_records": [1]}), layout) is None

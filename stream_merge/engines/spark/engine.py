@@ -12,8 +12,8 @@ from stream_merge.engines.spark.pruning import Pruning
 from stream_merge.model.results import Refusal
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import TableSnapshot
-from stream_merge.shapes.greatest_sequence import GreatestSequence, stored
 from stream_merge.shapes.layout import Layout
+from stream_merge.shapes.surely_changes import GreatestSequence, stored
 from stream_merge.spark.versions import VECTOR_COLUMNS
 from stream_merge.tables.reader import Store
 

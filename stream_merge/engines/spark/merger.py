@@ -19,8 +19,8 @@ from stream_merge.model.snapshot import TableSnapshot, is_applied
 from stream_merge.shapes import shape_of
 from stream_merge.shapes.batch import Batch
 from stream_merge.shapes.clauses import Clause, Delete, Newer, Update
-from stream_merge.shapes.greatest_sequence import GreatestSequence
 from stream_merge.shapes.layout import Layout
+from stream_merge.shapes.surely_changes import GreatestSequence
 from stream_merge.spark import columns
 from stream_merge.spark.evaluate_once import held_bytes
 from stream_merge.tables import spark_table

@@ -1,4 +1,4 @@
-"""The greatest sequence among a batch's upserts, and in a table: a batch with a greater one surely changes a row."""
+"""Whether a batch surely changes a row: its greatest sequence beside the greatest one that a table may hold."""
 
 from __future__ import annotations
 
