@@ -24,9 +24,9 @@ from pyspark.sql.types import (
 from stream_merge.model import names, source_batch
 from stream_merge.model.results import REASONS
 from stream_merge.model.source_batch import AtHand
-from stream_merge.shapes import arrow_text, contract, latest_spark, surely_changes
+from stream_merge.shapes import arrow_text, contract, latest_per_key_spark, surely_changes
 from stream_merge.shapes.key_bounds import KeyBounds, bound_aggregates, boundable, key_bounds
-from stream_merge.shapes.latest_arrow import latest
+from stream_merge.shapes.latest_per_key_arrow import latest
 from stream_merge.shapes.layout import Layout
 from stream_merge.shapes.surely_changes import GreatestSequence
 from stream_merge.spark import columns
@@ -331,12 +331,12 @@ def evaluate(source: DataFrame, layout: Layout) -> Batch:
 
     Cost: one Spark job with one shuffle (adaptive execution submits the shuffle as a job of its own).
     """
-    ranked = contract.checked(source, layout).transform(lambda events: latest_spark.ranked(events, layout))
-    first = layout.once("first", lambda: columns.column(latest_spark.RANK_COLUMN) == 1)
+    ranked = contract.checked(source, layout).transform(lambda events: latest_per_key_spark.ranked(events, layout))
+    first = layout.once("first", lambda: columns.column(latest_per_key_spark.RANK_COLUMN) == 1)
     rows, counts = materialised(
         ranked,
         *layout.once("counts", lambda: _counts(layout)),
-        keep=lambda observed: observed.where(first).drop(*latest_spark.ADDED_COLUMNS, names.ALONE_COLUMN),
+        keep=lambda observed: observed.where(first).drop(*latest_per_key_spark.ADDED_COLUMNS, names.ALONE_COLUMN),
     )
     return Batch(
         rows=_SparkRows(frame=rows, layout=layout, observed=surely_changes.observed(layout, counts)),
@@ -358,21 +358,21 @@ _TIED = ("least_tied", "greatest_tied")
 
 def _counts(layout: Layout) -> list[Column]:
     valid = columns.column(names.REASONS_COLUMN).isNull()
-    first = columns.column(latest_spark.RANK_COLUMN) == 1
+    first = columns.column(latest_per_key_spark.RANK_COLUMN) == 1
     delete = columns.column(names.DELETE_COLUMN)
     reasons = columns.column(names.REASONS_COLUMN)
     return [
         F.count(F.lit(1)).alias("received"),
         F.count_if(~valid).alias("quarantined"),
         F.count_if(valid & ~first).alias("collapsed"),
-        F.count_if(columns.column(latest_spark.TIE_COLUMN)).alias("ties"),
+        F.count_if(columns.column(latest_per_key_spark.TIE_COLUMN)).alias("ties"),
         F.count_if(valid & first & ~delete).alias("upserts"),
         F.count_if(valid & first & delete).alias("deletes"),
         F.count_if(valid & delete).alias("delete_events"),
         *(F.count_if(F.array_contains(reasons, reason)).alias(f"reason_{reason}") for reason in REASONS),
         *bound_aggregates(layout.key_fields, valid),
         *surely_changes.aggregates(layout, valid & first & ~delete),
-        *(_tied(layout, columns.column(latest_spark.TIE_COLUMN)) if _is_unordered(layout) else ()),
+        *(_tied(layout, columns.column(latest_per_key_spark.TIE_COLUMN)) if _is_unordered(layout) else ()),
         *(_tied(layout, valid & ~first) if layout.is_whole else ()),
     ]
 

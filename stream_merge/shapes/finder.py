@@ -191,7 +191,7 @@ class Finder:
         """Components, where they are stored, how they are read, and the definition to record."""
         by_source = {c.source_name: c for c in stored}
         if not isinstance(self.spec.sequence_by, Column) and not self.spec.sequence_by:
-            # All events of a key are of one sequence: which of them counts is left to the order of `latest_spark`.
+            # All events of a key are of one sequence: which one counts is left to `latest_per_key_spark`.
             return [StructField("c1", ByteType())], (), [F.lit(0).cast(ByteType())], without_sequence(self.spec)
         if isinstance(self.spec.sequence_by, Column):
             text = str(self.spec.sequence_by).removeprefix("Column<'").removesuffix("'>")

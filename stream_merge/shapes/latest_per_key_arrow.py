@@ -1,4 +1,4 @@
-"""Which event of a key wins inside a batch, on Arrow: the order of `latest_spark`, for batches that fit the driver.
+"""Which event of a key wins inside a batch, on Arrow: `latest_per_key_spark` for batches that fit the driver.
 
 A second definition of one rule, worth its upkeep: a window in Spark costs 0.1 to 0.2 s per batch
 however small it is, this costs milliseconds. The random histories of the tests hold both to one oracle.
@@ -29,7 +29,7 @@ class Latest:
 
 
 def latest(events: pa.Table, layout: Layout) -> Latest:
-    """The latest of the valid events of each key; see `latest_spark.ranked` for the order.
+    """The latest of the valid events of each key; see `latest_per_key_spark.ranked` for the order.
 
     Args:
         events: rows of `contract.checked` without reasons.
