@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql.types import BinaryType, StringType
 
 from stream_merge.model import names, source_batch
 from stream_merge.model.snapshot import HIVE_NULL
@@ -80,6 +83,21 @@ def origin(source_names: list[str]) -> Column:
     """Where an event stood in its topic or file; NULL where the source does not say."""
     known = columns.column(names.ORIGIN_COLUMN) if names.ORIGIN_COLUMN in source_names else F.lit(None)
     return known.cast(source_batch.ORIGIN_TYPE)
+
+
+def breaks_key(events: DataFrame, keys: Sequence[str], partition_columns: Sequence[str]) -> Column:
+    """Whether an event lacks a key, or has one that the target would not keep; for events without a layout.
+
+    Args:
+        events: of the source; names that it does not have are left out.
+        keys: of the target.
+        partition_columns: of the target, in whatever spelling.
+    """
+    types = {field.name: field.dataType for field in events.schema.fields}
+    found, partitions = (columns.resolved(events, listed) for listed in (keys, partition_columns))
+    texts = [name for name in found if name in partitions and isinstance(types[name], StringType | BinaryType)]
+    lacking = [columns.holds_null(columns.column(name), types[name]) for name in found]
+    return columns.any_of([*lacking, *(_is_lost_in_partitions(columns.column(name)) for name in texts)])
 
 
 def _is_lost_in_partitions(key: Column) -> Column:

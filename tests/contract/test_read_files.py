@@ -216,6 +216,24 @@ def test_quarantined_records_of_files_are_replayed_with_another_schema(world: Wo
     assert str(kept) == SCHEMA.replace(",lsn", ", lsn")  # later runs read as before
 
 
+def test_a_replayed_record_whose_key_no_partition_keeps_stays_in_quarantine(world: World) -> None:
+    """Where it is: merged, it would come back to the quarantine as another row."""
+    sql = "CREATE TABLE delta.`{}` (kind STRING, id BIGINT, lsn BIGINT, price DECIMAL(10,3)) USING delta"
+    world.spark.sql(f"{sql.format(world.target)} PARTITIONED BY (KIND)")
+    file = world.put("a.json", GOOD, ROUNDED.replace(b'"a"', b'""'), ROUNDED.replace(b'"a"', b'"b"'))
+    world.files(keys=("kind", "id"))
+    wider = SCHEMA.replace("decimal(9,2)", "decimal(10,3)")
+
+    said = world.replay(schema=wider, keys=("kind", "id"))
+
+    assert said.startswith("1 of 2 records replayed (1 rows changed, ")
+    assert [row[0] for row in target_rows(world.spark, world.target)] == ["a", "b"]
+    assert [(where, line, replayed) for _, where, line, _, _, replayed in world.quarantined()] == [
+        (file, 2, False),
+        (file, 3, True),
+    ]
+
+
 def test_records_of_a_csv_are_replayed_only_with_the_columns_of_its_header(world: World) -> None:
     """They have none of their own, and with another order values would change places; nor do they make a table."""
     schema, swapped = "id bigint, lsn bigint, price decimal(9,2)", "lsn bigint, id bigint, price decimal(9,2)"

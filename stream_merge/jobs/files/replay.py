@@ -12,6 +12,7 @@ from pyspark.sql import functions as F
 
 from stream_merge.errors import ContractError
 from stream_merge.model import names
+from stream_merge.shapes.contract import breaks_key
 from stream_merge.sink import MergeSink
 from stream_merge.sources.files.reader import Folder
 from stream_merge.sources.files.schema import Schema
@@ -47,6 +48,28 @@ class Replayed:
         return f"{done}; {still:,} still cannot be merged" if still else done
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Contract:
+    """What a sink asks of events: those that break it would come back to the quarantine as new rows."""
+
+    keys: tuple[str, ...]
+    sequence_by: tuple[str, ...]
+    partitioned_by: tuple[str, ...]
+    """Columns of the target."""
+
+    def holds(self, events: DataFrame) -> Column:
+        """Whether the sink would merge an event; names that are not there are left for it to refuse."""
+        types = {field.name: field.dataType for field in events.schema.fields}
+        sequence = columns.resolved(events, self.sequence_by)
+        return ~columns.any_of(
+            [
+                columns.column(names.CORRUPT_COLUMN).isNotNull(),
+                breaks_key(events, self.keys, self.partitioned_by),
+                *(columns.holds_null(columns.column(name), types[name]) for name in sequence),
+            ]
+        )
+
+
 def replay(
     session: SparkSession,
     folder: Folder,
@@ -57,8 +80,7 @@ def replay(
     quarantine_table: str,
     target: str,
     checkpoint: str,
-    keys: tuple[str, ...],
-    sequence_by: tuple[str, ...],
+    contract: Contract,
 ) -> Replayed:
     """Merge quarantined records that can be read by now, and mark them; the others stay as they are.
 
@@ -74,8 +96,7 @@ def replay(
         quarantine_table: where the records lie.
         target: of the sink.
         checkpoint: of the runs.
-        keys: of the sink; records that lack one stay.
-        sequence_by: likewise.
+        contract: records that break it stay.
 
     Raises:
         ContractError: a CSV file has other columns than the schema, or the same ones in another order.
@@ -90,13 +111,13 @@ def replay(
             if kept is not None:
                 _expect_order(session, folder, schema, files, before)
                 events = _decoded(kept, files, folder, schema)
-                sink_of(left.app_id)(events.where(_is_mergeable(events, keys, sequence_by)), 0)
+                sink_of(left.app_id)(events.where(contract.holds(events)), 0)
     kept, files = _records(session, folder, quarantine_table)
     if kept is None:
         return Replayed()
     _expect_order(session, folder, schema, files, before)
     events = _decoded(kept, files, folder, schema)
-    good = events.where(_is_mergeable(events, keys, sequence_by))
+    good = events.where(contract.holds(events))
     found, marked = events.count(), good.count()
     if not marked:
         return Replayed(records=found)
@@ -140,17 +161,6 @@ def _decoded(kept: DataFrame, files: list[str], folder: Folder, schema: Schema) 
     wanted = kept.where(F.col("topic").isin(files)).select(*(F.col(name).alias(place[name]) for name in _PLACE))
     records = wanted.distinct().withColumn("file", F.lit(None).cast("bigint"))
     return folder.decoded(records, schema, has_header=False).localCheckpoint(eager=True)
-
-
-def _is_mergeable(events: DataFrame, keys: tuple[str, ...], sequence_by: tuple[str, ...]) -> Column:
-    """What the contract lets through: the others would come back to the quarantine as new rows."""
-    case_sensitive = str(events.sparkSession.conf.get("spark.sql.caseSensitive")).lower() == "true"
-    lacking = [columns.column(names.CORRUPT_COLUMN).isNotNull()]
-    for name in (*keys, *sequence_by):
-        found = columns.resolve(name, events.columns, case_sensitive=case_sensitive)
-        if found is not None:  # else the sink says what is wrong
-            lacking.append(columns.holds_null(columns.column(found), events.schema[found].dataType))
-    return ~columns.any_of(lacking)
 
 
 def _files_of(kept: DataFrame, session: SparkSession, folder: Folder) -> list[str]:

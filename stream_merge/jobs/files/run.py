@@ -13,7 +13,7 @@ from rich.console import Console
 from stream_merge.errors import ConfigError
 from stream_merge.jobs.files import whole
 from stream_merge.jobs.files.planned import PlannedRead
-from stream_merge.jobs.files.replay import Replayed, replay
+from stream_merge.jobs.files.replay import Contract, Replayed, replay
 from stream_merge.jobs.watch import queries, report, screen
 from stream_merge.jobs.watch.text import escape_line
 from stream_merge.model import locations, names
@@ -133,7 +133,8 @@ def replay_quarantine(
             session = start_session()
         preflight.refuse_forgetful_catalog(session, settings.target)
         _hold_named(session, settings, held)
-        if _expect_table(session, settings) is None:
+        into = _expect_table(session, settings)
+        if into is None:
             msg = (
                 f"there is no table {settings.target!r} to replay into, and quarantined records alone would make one"
                 " that lacks all others; merge the files first (with a new checkpoint, if the table was dropped)"
@@ -151,8 +152,9 @@ def replay_quarantine(
                 quarantine_table=settings.quarantine,
                 target=settings.target,
                 checkpoint=settings.checkpoint,
-                keys=settings.keys,
-                sequence_by=settings.sequence_by,
+                contract=Contract(
+                    keys=settings.keys, sequence_by=settings.sequence_by, partitioned_by=into.partition_columns
+                ),
             )
     say("replayed", found.said())
     return found

@@ -35,7 +35,9 @@ from stream_merge.jobs.kafka.settings import QuerySettings
 from stream_merge.metrics.instruments import MergeMetrics
 from stream_merge.model import names
 from stream_merge.model.results import MergeResult
+from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.model.source_batch import Intake
+from stream_merge.shapes.contract import breaks_key
 from stream_merge.sources.decode.events import PLACE
 from stream_merge.sources.envelopes.base import Kind
 from stream_merge.spark import columns
@@ -230,10 +232,8 @@ def _decoded(
     batch = decode.evaluate(_in_order(records, settings), rows, settings.limits.max_value_bytes)
     try:
         decode.refuse_unknown_keys(batch)
-        yield (
-            batch,
-            _mergeable(batch, session, settings, placing=origin.placing_of_others, epoch_since=origin.epoch_since()),
-        )
+        events = _mergeable(batch, session, settings, target, origin)
+        yield batch, events
     finally:
         batch.release()
 
@@ -247,14 +247,15 @@ def _merge(
 
 
 def _mergeable(
-    batch: DecodedBatch, session: SparkSession, settings: QuerySettings, *, placing: Placing, epoch_since: int
+    batch: DecodedBatch, session: SparkSession, settings: QuerySettings, target: TableSnapshot | None, origin: Origin
 ) -> DataFrame | None:
     """The events that the contract lets through: the others stay where they are, and do not come back as new rows."""
     if not batch.row.fields:
         return None
-    events = change_events(batch, session, settings, placing=placing, epoch_since=epoch_since)
+    placing, partitions = origin.placing_of_others, () if target is None else target.partition_columns
+    events = change_events(batch, session, settings, placing=placing, epoch_since=origin.epoch_since())
     events = _behind_what_followed(events, session, settings, placing=placing)
-    has_keys = columns.all_of(columns.column(key).isNotNull() for key in settings.keys)
+    has_keys = ~breaks_key(events, settings.keys, partitions)
     events = events.where(has_keys & columns.column(names.UNAVAILABLE_COLUMN).isNull()).localCheckpoint(eager=True)
     batch.hold(events)
     return events
