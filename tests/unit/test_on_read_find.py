@@ -771,6 +771,8 @@ def test_values_of_partitions_as_texts(dtype, value, text):
     ("dtype", "text"),
     [
         (LONG, "1.0"),
+        (LONG, "1_0"),
+        (LONG, "\u0661"),
         (ByteType(), "300"),
         (BooleanType(), "True"),
         (DateType(), "2024-02-30"),

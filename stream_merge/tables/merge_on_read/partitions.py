@@ -44,7 +44,12 @@ def typed(text: str | None, dtype: DataType) -> pa.Scalar:
         return pa.scalar(text == "true", wanted)
     if isinstance(dtype, DateType):
         return pa.scalar(_days(text), pa.int32()).cast(wanted)
-    return pa.scalar(text if isinstance(dtype, StringType) else int(text), wanted)
+    if isinstance(dtype, StringType):
+        return pa.scalar(text, wanted)
+    if _WHOLE.fullmatch(text) is None:
+        msg = f"partition value {text!r} is no whole number"
+        raise ValueError(msg)
+    return pa.scalar(int(text), wanted)
 
 
 def text_of(value: Any) -> str | None:
@@ -62,7 +67,10 @@ def text_of(value: Any) -> str | None:
     return str(value) or None
 
 
-_DATE = re.compile(r"([+-]?\d{4,})-(\d\d)-(\d\d)")
+_WHOLE = re.compile(r"[+-]?[0-9]+")
+"""Python's `int` takes more than that."""
+
+_DATE = re.compile(r"([+-]?\d{4,})-(\d\d)-(\d\d)", re.ASCII)
 _EPOCH = datetime.date(1970, 1, 1)
 _CYCLE_YEARS, _CYCLE_DAYS = 400, 146_097
 """After which the calendar repeats; Python knows no year beyond 9999, Spark writes `+12000-02-29`."""
