@@ -15,7 +15,7 @@ from stream_merge.engines import choose
 from stream_merge.engines.base import Choice, CommitTag, Execution, MergeJob, MergeReport
 from stream_merge.engines.spark.commit import SparkCommits, record
 from stream_merge.errors import MergeFailedError, StreamMergeError
-from stream_merge.microbatch import landed
+from stream_merge.microbatch import commit_fate
 from stream_merge.microbatch.call import BatchCall
 from stream_merge.microbatch.ledger import landed_as
 from stream_merge.model import names
@@ -202,7 +202,7 @@ class Executor:
             report: MergeReport = merger.repair(late, tag)
         except Exception as err:
             since = self._job.target.version
-            return landed.decide(err, merger, spec.target, tag, since=since, is_repair=True)
+            return commit_fate.decide(err, merger, spec.target, tag, since=since, is_repair=True)
         return report
 
     def counted_as(self, late: Hits, version: int) -> Mapping[str, int]:
@@ -249,7 +249,7 @@ class Executor:
 
     def _fate(self, err: Exception, tag: CommitTag) -> MergeReport:
         merger, target = self._execution.merger, self._call.spec.target
-        return landed.decide(err, merger, target, tag, since=self._job.target.version)
+        return commit_fate.decide(err, merger, target, tag, since=self._job.target.version)
 
     def _take_over(self, err: Exception) -> bool:
         other = choose.take_over(self._job, self._execution, err)
@@ -385,6 +385,6 @@ def record_first(call: BatchCall, *, since: int) -> int | None:
         try:
             return record(session, target, tag)
         except Exception as err:
-            return landed.decide(err, commits, target, tag, since=since)
+            return commit_fate.decide(err, commits, target, tag, since=since)
 
     return call.attempts.run(attempt).version

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from stream_merge import CommitStateUnknownError, ConfigError, MergeFailedError, MergeMetrics, MergeResult, MergeSink
 from stream_merge.metrics.delta_merge import DELTA_MERGE_METRICS
-from stream_merge.microbatch import after, landed
+from stream_merge.microbatch import after, commit_fate
 from stream_merge.microbatch.call import BatchCall
 from stream_merge.model import names
 from stream_merge.model.results import FATES
@@ -161,14 +161,14 @@ def test_a_lost_commit_is_found_below_later_commits(spark, events, log_faults, f
     """Another writer may commit before the table is asked."""
     mine, other = writer(faulty_table, "mine"), writer(faulty_table, "other")
     run(mine, events((1, 1, "ann", "u")), 0)
-    ask = landed.landed
+    ask = commit_fate.landed
 
     def late(*args: Any, **kwargs: Any) -> Any:
-        monkeypatch.setattr(landed, "landed", ask)
+        monkeypatch.setattr(commit_fate, "landed", ask)
         run(other, events((3, 1, "cid", "u")), 0)
         return ask(*args, **kwargs)
 
-    monkeypatch.setattr(landed, "landed", late)
+    monkeypatch.setattr(commit_fate, "landed", late)
     log_faults.lose_answer(LOG)
 
     result = run(mine, events((2, 1, "bob", "u")), 1)
