@@ -33,7 +33,7 @@ from stream_merge.model.source_batch import Intake
 from stream_merge.shapes import Changes, Shape, checked
 from stream_merge.shapes import target_filter as filters
 from stream_merge.shapes.matching import Layouts
-from stream_merge.spark import catalog
+from stream_merge.spark import catalog, places
 from stream_merge.spark.confs import USER_METADATA_CONF
 from stream_merge.spark.errors import spark_errors_unlogged
 from stream_merge.spark.identity import Caller, caller
@@ -373,6 +373,7 @@ class MergeSink:
             return self._place
         target = names.normal_path(self._spec.target)
         found = self._store.location(session, target)
+        places.expect_scheme(self._spec.target, found)
         self._place = found if names.is_path(target) else None
         return found
 

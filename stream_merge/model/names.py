@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 from typing import Literal
 
@@ -69,6 +70,7 @@ Role = Literal[
 
 _NEEDS_COLUMN_MAPPING = re.compile(r"[ ,;{}()\n\t=]")
 _EMPTY_AUTHORITY = re.compile(r"^(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):///")
+_IN_STORE = re.compile(r"^(?P<store>[A-Za-z][A-Za-z0-9+.-]*://[^/]+)(?P<path>/.*)$", re.DOTALL)
 _S3 = re.compile(r"^s3[an]?(?=://)", re.IGNORECASE)
 _QUOTED = re.compile(r"`(?:[^`]|``)*`")
 _PATH_IDENTIFIER = re.compile(r"^delta\.`(?P<path>.+)`$", re.IGNORECASE)
@@ -104,7 +106,20 @@ def normal_path(target: str) -> str:
     path = wrapped.group("path").replace("``", "`") if wrapped else target
     # Delta 4.4 takes file:///a and file:/a for two locations and refuses to create the table.
     found = _EMPTY_AUTHORITY.sub(r"\g<scheme>:/", hadoop_uri(path)).rstrip("/") or "/"
+    found = _IN_STORE.sub(_resolved, found)
     return f"./{found}" if is_path(target) and not is_path(found) else found
+
+
+def _resolved(uri: re.Match[str]) -> str:
+    """A URI without `.`, `..` and double slashes in its path, as Hadoop's `Path` makes it one."""
+    inside = posixpath.normpath(f"/{uri['path'].lstrip('/')}").rstrip("/")
+    return f"{uri['store']}{inside}"
+
+
+def is_root(target: str) -> bool:
+    """Whether a target is a bucket, a container or a file system as a whole, beside which nothing can lie."""
+    found = _IN_STORE.fullmatch(f"{normal_path(target)}/") if is_path(target) else None
+    return found is not None and not found["path"].strip("/")
 
 
 def hadoop_uri(path: str) -> str:

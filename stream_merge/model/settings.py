@@ -316,8 +316,12 @@ def _text_problems(setting: str, given: object) -> Iterable[str]:
 
 
 def _place_problems(spec: MergeSpec) -> Iterable[str]:
-    """Side tables that are another of the sink's tables."""
-    if not isinstance(spec.target, str) or not spec.target.strip() or not isinstance(spec.quarantine_target, str):
+    """A target without a place beside it, and side tables that are another of the sink's tables."""
+    if not isinstance(spec.target, str) or not spec.target.strip():
+        return
+    if names.is_root(spec.target):
+        yield f"target={spec.target!r} is a store as a whole, beside which no other table can lie; name a folder in it"
+    if not isinstance(spec.quarantine_target, str):
         return
     place = locations.place(spec.quarantine_target)
     for whose, other in (("the target", spec.target), ("the table of deletes", spec.tombstone_target)):

@@ -15,9 +15,13 @@ from urllib.parse import urlsplit
 from pyspark.sql import SparkSession
 
 from stream_merge.spark.defaults import JARS, PACKAGES, REPOSITORIES, in_effect, listed
+from stream_merge.spark.jvm import java_class
 from stream_merge.spark.versions import SPARK
 
 STORE_CONF = "spark.delta.logStore.s3a.impl"
+_OF_S3 = "spark.delta.logStore.s3.impl"
+_S3_FILES = "spark.hadoop.fs.s3.impl"
+_S3A_FILES = "org.apache.hadoop.fs.s3a.S3AFileSystem"
 ANY_STORE_CONF = "spark.delta.logStore.class"
 CONDITIONAL_PUT = "streammerge.ConditionalPutLogStore"
 REPOSITORY = Path(__file__).with_name("maven")
@@ -38,8 +42,8 @@ def log_store_confs(own: Mapping[str, str]) -> dict[str, str]:
         return dict(own)
     named = listed(JARS, own)
     if _is_among(named):
-        return {**own, STORE_CONF: CONDITIONAL_PUT}
-    return {**own, STORE_CONF: CONDITIONAL_PUT, JARS: ",".join([*named, str(JAR)])} if JAR.is_file() else dict(own)
+        return {**own, **_named(own)}
+    return {**own, **_named(own), JARS: ",".join([*named, str(JAR)])} if JAR.is_file() else dict(own)
 
 
 def log_store_packages(own: Mapping[str, str]) -> dict[str, str]:
@@ -52,7 +56,7 @@ def log_store_packages(own: Mapping[str, str]) -> dict[str, str]:
     told = os.environ.get("PYSPARK_SUBMIT_ARGS", "")
     if not _is_wanted(own) or not JAR.is_file() or "--repositories" in told:
         return log_store_confs(own)
-    confs = {**own, STORE_CONF: CONDITIONAL_PUT}
+    confs = {**own, **_named(own)}
     named = listed(PACKAGES, own)
     if _is_among([*named, *listed(JARS, own)]):
         return confs
@@ -68,7 +72,24 @@ def log_store_of_jvm(jvm: Any, own: Mapping[str, str]) -> dict[str, str]:
     """The same for a JVM that runs already, but for the jar; nothing where that is not among those it was given."""
     loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
     is_there = loader.getResource(f"{CONDITIONAL_PUT.replace('.', '/')}.class") is not None
-    return {STORE_CONF: CONDITIONAL_PUT} if is_there and _is_wanted(own) else {}
+    return _named(own) if is_there and _is_wanted(own) else {}
+
+
+def expect_condition(session: SparkSession, location: str) -> None:
+    """Try, once for a bucket and JVM, whether the store respects the condition that commits are put on.
+
+    Cost: two puts and a delete beside the table's log, the first time.
+
+    Args:
+        session: Spark's, with the log store's jar.
+        location: of a table on S3.
+
+    Raises:
+        Py4JError: it ignores the condition, the trial failed, or the jar is an older one.
+    """
+    file = java_class(session, "org.apache.hadoop.fs.Path")(f"{location}/_delta_log/_trial")
+    conf = session._jsparkSession.sessionState().newHadoopConf()
+    java_class(session, CONDITIONAL_PUT).expectCondition(file, conf)
 
 
 def log_stores(session: SparkSession, location: str) -> list[str]:
@@ -78,8 +99,19 @@ def log_stores(session: SparkSession, location: str) -> list[str]:
     that a catalog keeps at `s3:`.
     """
     conf = session._jsparkSession.sparkContext().conf()
-    named = (ANY_STORE_CONF, f"spark.delta.logStore.{urlsplit(location).scheme}.impl")
+    named = (ANY_STORE_CONF, store_conf(location))
     return [store for store in (str(conf.get(name, "")) for name in named) if store]
+
+
+def store_conf(location: str) -> str:
+    """The conf that names the log store of tables there."""
+    return f"spark.delta.logStore.{urlsplit(location).scheme}.impl"
+
+
+def _named(own: Mapping[str, str]) -> dict[str, str]:
+    """The log store for `s3a:`, and for the `s3:` of catalogs where S3A is told to serve that."""
+    serves_s3 = in_effect(_S3_FILES, own) == _S3A_FILES and not in_effect(_OF_S3, own)
+    return {STORE_CONF: CONDITIONAL_PUT} | ({_OF_S3: CONDITIONAL_PUT} if serves_s3 else {})
 
 
 def _is_wanted(own: Mapping[str, str]) -> bool:

@@ -9,12 +9,15 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+from stream_merge.errors import ConfigError
 from stream_merge.model import names
 from stream_merge.model.locations import canonical, local_path
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import TableSnapshot
 
 _ESCAPE = re.compile(r"%[0-9A-Fa-f]{2}")
+_OF_URLS = re.compile(r"%[0-9A-Fa-f]{2}|[#?\\\x00-\x1f]|\s\Z")
+"""What a URL does not keep in its path: the end of it, a blank at its end, what is left out or means a slash."""
 
 
 def permission_problems(spec: MergeSpec, found: TableSnapshot | None) -> list[str]:
@@ -55,12 +58,30 @@ def _nearest(location: str) -> Path | None:
     return None if local is None else nearest_existing(local)
 
 
+def expect_scheme(target: str, location: str) -> None:
+    """Refuse a path without a scheme that Hadoop (`fs.defaultFS`) takes for one of another file system than this disk.
+
+    Locks, permissions and delta-rs' look at the table would be those of a local folder.
+
+    Args:
+        target: as the user names it.
+        location: what Hadoop takes it for.
+
+    Raises:
+        ConfigError: it is one.
+    """
+    if names.is_path(target) and local_path(names.normal_path(target)) is not None and local_path(location) is None:
+        msg = f"target {target!r} names no file system, and by fs.defaultFS lies at {location!r}; name that"
+        raise ConfigError(msg, target=target)
+
+
 def escape_in(location: str) -> str | None:
     """The first `%20` or the like in a path or URI, which Hadoop takes as it is and delta-rs (1.6) for a blank.
 
-    In a local path, too: it opens the folder and looks for its files in the other one.
+    In a local path, too: it opens the folder and looks for its files in the other one. Of a URI it opens
+    `s3a://lake/orders` for `s3a://lake/orders#eu`.
     """
-    found = _ESCAPE.search(location)
+    found = (_ESCAPE if local_path(location) is not None else _OF_URLS).search(location)
     return None if found is None else found.group()
 
 

@@ -5,6 +5,7 @@ Read from Hadoop 3.5.0 (core-default.xml, S3AUtils) and Delta 4.4 (DelegatingLog
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -12,11 +13,15 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
+from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from stream_merge.model.locations import is_on_s3
+from stream_merge.model.logs import tell
 from stream_merge.spark.hadoop_settings import NotTranslatedError, hadoop_settings
-from stream_merge.spark.log_store import CONDITIONAL_PUT, log_stores
+from stream_merge.spark.log_store import CONDITIONAL_PUT, expect_condition, log_stores
+
+log = logging.getLogger(__name__)
 
 _DEFAULT_REGION = "us-east-1"
 """Where an endpoint of one's own has none, for the signature alone; Hadoop takes the same."""
@@ -45,8 +50,12 @@ _ONLY_SPARK = (
     "encryption.algorithm",
     "server-side-encryption-algorithm",
     "proxy.host",
+    "security.credential.provider.path",
 )
-"""Settings that delta-rs is not told: without them it would write elsewhere, or otherwise, than Spark does."""
+"""Settings that delta-rs is not told: without them it would write elsewhere, otherwise or as somebody else than Spark.
+
+The last one names credential stores that S3A alone looks into.
+"""
 
 
 _LOOKS_THEN_PUTS = frozenset(
@@ -168,7 +177,8 @@ def excludes_delta_rs(session: SparkSession, location: str, options: Mapping[str
     """Whether Spark's commits there and those of delta-rs exclude each other, in whatever processes.
 
     delta-rs puts a version on condition that there is none, unless it was told otherwise (1.6); of Spark's log stores
-    the one of this package does (`ConditionalPutLogStore`).
+    the one of this package does (`ConditionalPutLogStore`). A store may ignore the condition, which delta-rs does not
+    find out: it is tried before, once for a bucket and JVM.
 
     Args:
         session: Spark's.
@@ -178,7 +188,14 @@ def excludes_delta_rs(session: SparkSession, location: str, options: Mapping[str
     if not is_on_s3(location) or log_stores(session, location) != [CONDITIONAL_PUT]:
         return False
     told = {*(name.lower() for name in options or ()), *(name.lower() for name in os.environ)}
-    return told.isdisjoint(_COMMITS_OTHERWISE)
+    if not told.isdisjoint(_COMMITS_OTHERWISE):
+        return False
+    try:
+        expect_condition(session, location)
+    except Py4JError as err:  # Spark's own commit says what is wrong
+        tell(log.info, "table_left_to_spark", table=location, error=type(err).__name__)
+        return False
+    return True
 
 
 def _is_address(host: str) -> bool:

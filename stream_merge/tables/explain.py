@@ -136,8 +136,8 @@ def find(target: str, storage_options: Mapping[str, str] | None = None) -> Nativ
     escape = places.escape_in(place)
     if escape is not None:
         msg = (
-            f"{target!r} has {escape!r} in it, which Spark takes as it is and delta-rs for another character; where it"
-            " stands for one, as in a location of DESCRIBE DETAIL, write the folder's path without file:, else"
+            f"{target!r} has {escape!r} in it, which Spark takes as it is and delta-rs otherwise; where it stands"
+            " for another character, as in a location of DESCRIBE DETAIL, write the folder's path without file:, else"
             " DESCRIBE HISTORY in Spark shows the table's commits"
         )
         raise ConfigError(msg, target=target)

@@ -18,13 +18,11 @@ from stream_merge.shapes.matching import plan_layout
 from stream_merge.shapes.recorded import filled_as
 from stream_merge.spark import columns, object_stores, places
 from stream_merge.spark.jvm import zones
-from stream_merge.spark.log_store import CONDITIONAL_PUT, STORE_CONF
+from stream_merge.spark.log_store import CONDITIONAL_PUT, store_conf
 from stream_merge.spark.versions import SHIFTS_PARTITION_TIMES
 from stream_merge.tables import spark_table
 from stream_merge.tables.delta_rs.eligibility import of_batch
 from stream_merge.tables.merge_on_read import eligibility
-
-_OR_LOG_STORE = f", or {STORE_CONF}={CONDITIONAL_PUT} (stream_merge.session.s3_packages)"
 
 
 def check_target(session: SparkSession, found: TableSnapshot | None, spec: MergeSpec, layout: Layout) -> None:
@@ -120,10 +118,11 @@ def _unpromised_problems(session: SparkSession, spec: MergeSpec, found: TableSna
         return
     if object_stores.excludes_delta_rs(session, location, spec.storage_options):
         return
+    log_store = f", or {store_conf(location)}={CONDITIONAL_PUT} (stream_merge.session.s3_packages)"
     yield (
         f"engine='native' cannot merge into {spec.target!r}: on this object store delta-rs' and Spark's commits do not"
         " exclude each other; set single_writer=True where nobody else writes to the table, or engine='auto'"
-        f"{_OR_LOG_STORE if locations.is_on_s3(location) else ''}"
+        f"{log_store if locations.is_on_s3(location) else ''}"
     )
 
 

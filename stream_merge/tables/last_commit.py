@@ -14,7 +14,7 @@ from stream_merge.model.logs import tell
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.spark.hadoop_files import read_text
-from stream_merge.spark.log_store import CONDITIONAL_PUT, STORE_CONF
+from stream_merge.spark.log_store import CONDITIONAL_PUT, store_conf
 from stream_merge.spark.object_stores import may_lose_commits
 from stream_merge.tables.delivery import Delivery
 
@@ -26,7 +26,7 @@ _RISK = (
 )
 _REMEDY = (
     "give all of them a log store whose commits exclude each other"
-    f" ({STORE_CONF}={CONDITIONAL_PUT}, which stream_merge.session.s3_packages sets), or let one process write to the"
+    f" ({{}}={CONDITIONAL_PUT}; stream_merge.session.s3_packages brings it), or let one process write to the"
     " table and say so with single_writer=True"
 )
 
@@ -149,5 +149,6 @@ class LastCommit:
             beside_delta_rs = spec.single_writer and spec.engine != "spark"
             self._is_guarded = not may_lose_commits(session, place, beside_delta_rs=beside_delta_rs)
             if not self._is_guarded and not spec.single_writer:
-                tell(log.warning, "commits_not_kept_apart", target=spec.label, risk=_RISK, remedy=_REMEDY)
+                remedy = _REMEDY.format(store_conf(place))
+                tell(log.warning, "commits_not_kept_apart", target=spec.label, risk=_RISK, remedy=remedy)
         return self._is_guarded

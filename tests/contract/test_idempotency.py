@@ -18,6 +18,7 @@ from traces import USER_METADATA_CONF, commits, transactions, user_metadata
 
 from stream_merge import ConfigError, MergeFailedError, MergeSink
 from stream_merge.microbatch import steps
+from stream_merge.model.locations import is_on_s3
 from stream_merge.model.results import EventCounts
 from stream_merge.tables import spark_table
 from stream_merge.testing import assert_replay_stable, run, target_rows
@@ -69,12 +70,16 @@ def test_every_commit_of_a_batch_has_an_id_of_its_own(spark: SparkSession, tmp_t
         [("orders/target", 1)],
         [("orders/recheck", 1)],
     ]
+    # On an object store what is forgotten comes along with the next deletes.
+    with_their_own_commit = (
+        [[(f"orders/tombstones-forget/{table_id(tmp_table)}", 1)]] if not is_on_s3(tmp_table) else []
+    )
     assert transactions(sibling(tmp_table, "tombstones")) == [
         [],
         [(f"orders/tombstones-add/{table_id(tmp_table)}", 0)],
         [(f"orders/tombstones-add/{table_id(tmp_table)}", 1)],
         [(f"rival/tombstones-add/{table_id(tmp_table)}", 0)],
-        [(f"orders/tombstones-forget/{table_id(tmp_table)}", 1)],
+        *with_their_own_commit,
     ]
     assert transactions(sibling(tmp_table, "quarantine")) == [
         [],

@@ -124,6 +124,8 @@ def test_a_store_that_ignores_the_condition_is_refused(spark: SparkSession, buck
 
         with pytest.raises(Exception, match=r"s3a://careless ignores If-None-Match, so that commits"):
             put_commit(spark, "s3a://careless/t", 0, "{}\n")
+        # delta-rs puts its commits itself, and would not find out.
+        assert not excludes_delta_rs(spark, "s3a://careless/t", None)
 
 
 @since((4, 1), "a file system that puts on a condition")

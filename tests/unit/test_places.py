@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from stream_merge.errors import ConfigError
 from stream_merge.model.locations import canonical, local_path, place
-from stream_merge.spark.places import escape_in
+from stream_merge.spark.places import escape_in, expect_scheme
 
 
 @pytest.mark.parametrize(
@@ -32,11 +33,31 @@ def test_two_folders_are_two_tables() -> None:
 
 
 @pytest.mark.parametrize(
-    ("location", "escape"), [("/lake/a%20b", "%20"), ("s3a://lake/a%2fb/t", "%2f"), ("/lake/50%/a b#?", None)]
+    ("location", "escape"),
+    [
+        ("/lake/a%20b", "%20"),
+        ("s3a://lake/a%2fb/t", "%2f"),
+        ("/lake/50%/a b#?", None),
+        ("s3a://lake/a b/ü+:", None),
+        ("s3a://lake/orders#eu", "#"),
+        ("gs://lake/orders?eu", "?"),
+        ("s3a://lake/a\tb", "\t"),
+        ("s3a://lake/a\\b", "\\"),
+        ("abfss://c@a.dfs.core.windows.net/orders ", " "),
+    ],
 )
 def test_what_delta_rs_would_decode_is_told(location: str, escape: str | None) -> None:
     assert escape_in(location) == escape
     assert canonical("file:/lake/a%20b") != canonical("file:/lake/a b")
+
+
+def test_a_path_without_a_scheme_is_one_of_this_disk_or_refused() -> None:
+    """Its lock, and delta-rs' look at the table, would be those of a local folder."""
+    expect_scheme("/user/x/orders", "file:/user/x/orders")
+    expect_scheme("hdfs://nn/user/x/orders", "hdfs://nn/user/x/orders")
+    expect_scheme("shop.orders", "hdfs://nn/warehouse/orders")
+    with pytest.raises(ConfigError, match=r"'x/orders' names no file system, .* 'hdfs://nn/user/x/orders'; name that"):
+        expect_scheme("x/orders", "hdfs://nn/user/x/orders")
 
 
 def test_two_tables_of_a_catalog_are_two_places() -> None:

@@ -108,6 +108,7 @@ def test_an_endpoint_is_reached_as_spark_reaches_it(settings: Mapping[str, str],
         ("acl.default", "BucketOwnerFullControl", "fs.s3a.acl.default is set"),
         ("accesspoint.arn", "arn:aws:s3:…", "fs.s3a.accesspoint.arn is set"),
         ("proxy.host", "proxy", "fs.s3a.proxy.host is set"),
+        ("security.credential.provider.path", "jceks://…", "fs.s3a.security.credential.provider.path is set"),
         ("aws.credentials.provider", "x.AssumedRoleCredentialProvider", "names AssumedRoleCredentialProvider, which"),
         (
             "aws.credentials.provider",
@@ -128,7 +129,13 @@ def test_a_bucket_with_its_secrets_shows_nothing() -> None:
     assert "hunter2" not in repr(access)
 
 
-@pytest.mark.parametrize("spelling", ["s3://lake/a/t", "s3n://lake/a/t/", "S3A://lake/a/t", "delta.`s3://lake/a/t`"])
+@pytest.mark.parametrize(
+    "spelling",
+    [
+        *("s3://lake/a/t", "s3n://lake/a/t/", "S3A://lake/a/t", "delta.`s3://lake/a/t`"),
+        *("s3://lake/a/t/.", "s3://lake//a/t", "s3://lake/a/./b/../t/"),
+    ],
+)
 def test_every_spelling_of_a_place_on_s3_is_one_place(spelling: str) -> None:
     """Two would be two logs and two locks in Spark."""
     assert names.normal_path(spelling) == "s3a://lake/a/t"
@@ -167,6 +174,10 @@ def test_the_log_store_for_s3_is_set_where_none_is(monkeypatch: pytest.MonkeyPat
 
     assert log_store_confs(own) == {"spark.jars": f"/jars/a.jar,{JAR}", STORE_CONF: CONDITIONAL_PUT}
     assert log_store_confs({"spark.jars": f"/x/{JAR.name}"})["spark.jars"] == f"/x/{JAR.name}"
+    serving = {**own, "spark.hadoop.fs.s3.impl": "org.apache.hadoop.fs.s3a.S3AFileSystem"}
+    of_s3 = "spark.delta.logStore.s3.impl"
+    assert {log_store_confs(serving)[conf] for conf in (STORE_CONF, of_s3)} == {CONDITIONAL_PUT}
+    assert log_store_confs({**serving, of_s3: "x.Other"})[of_s3] == "x.Other"
     for conf in (STORE_CONF, ANY_STORE_CONF):
         theirs = {**own, conf: "io.delta.storage.S3DynamoDBLogStore"}
         assert log_store_confs(theirs) == theirs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from stream_merge import ConfigError, MergeSink
 from stream_merge.model import names
 
 
@@ -25,6 +26,18 @@ def test_a_folder_beside_the_process_is_a_path_without_its_slash_too(target: str
     """Else its table of deletes would be one of a catalog, which need not know it after a restart."""
     assert names.normal_path(target) == "./t"
     assert names.sibling(target, "x_") == "./x_t"
+
+
+@pytest.mark.parametrize("target", ["s3://lake", "s3a://lake/", "abfss://c@a.dfs.core.windows.net//", "gs://b/x/.."])
+def test_a_store_as_a_whole_has_no_place_beside_it(target: str) -> None:
+    assert names.is_root(target)
+    with pytest.raises(ConfigError, match=r"is a store as a whole, .*; name a folder in it"):
+        MergeSink(target=target, keys="id", sequence_by="n")
+
+
+@pytest.mark.parametrize("target", ["s3://lake/t", "file:///t", "t", "/", "gs://b/a%2e", "hdfs://nn:8020/t"])
+def test_a_folder_has_one(target: str) -> None:
+    assert not names.is_root(target)
 
 
 def test_side_tables_of_a_quoted_name_lie_in_its_schema() -> None:

@@ -169,6 +169,18 @@ public class ConditionalPutLogStore extends S3SingleDriverLogStore {
     return false;
   }
 
+  /**
+   * Try, once for a bucket and process, whether the store puts a file only where there is none; for those who commit to
+   * tables there by the same condition, but not by this class.
+   *
+   * @param file of a table's log, whether it is there or not.
+   * @throws IOException it does not, or the trial failed.
+   */
+  public static void expectCondition(Path file, Configuration conf) throws IOException {
+    FileSystem fs = file.getFileSystem(conf);
+    expectCondition(fs, fs.makeQualified(file));
+  }
+
   private static void expectCondition(FileSystem fs, Path file) throws IOException {
     String bucket = fs.getUri().toString();
     if (RESPECT_CONDITION.contains(bucket)) {
