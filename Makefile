@@ -138,7 +138,7 @@ clean:  ## remove everything that make and the tools made
 	rm -rf .venv .venv-* .jars .docs .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist spark-warehouse metastore_db derby.log
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.jars/spark/.copied: $(INSTALLED)
+.jars/spark/.copied: $(INSTALLED) $(wildcard stream_merge/spark/maven/local/stream-merge/*/*/*.jar)
 	@$(WITH_JAVA) .venv/bin/stream-merge jars --s3 --azure $(@D)
 	@touch $@
 

@@ -85,7 +85,8 @@ def expect_condition(session: SparkSession, location: str) -> None:
         location: of a table on S3.
 
     Raises:
-        Py4JError: it ignores the condition, the trial failed, or the jar is an older one.
+        Py4JJavaError: it ignores the condition, or the trial failed.
+        Py4JError: the jar is of an older version of this package, which has no such trial.
     """
     file = java_class(session, "org.apache.hadoop.fs.Path")(f"{location}/_delta_log/_trial")
     conf = session._jsparkSession.sessionState().newHadoopConf()

@@ -10,10 +10,11 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
-from py4j.protocol import Py4JError
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.sql import SparkSession
 
 from stream_merge.model.locations import is_on_s3
@@ -192,10 +193,20 @@ def excludes_delta_rs(session: SparkSession, location: str, options: Mapping[str
         return False
     try:
         expect_condition(session, location)
-    except Py4JError as err:  # Spark's own commit says what is wrong
-        tell(log.info, "table_left_to_spark", table=location, error=type(err).__name__)
+    except Py4JError as err:
+        if isinstance(err, Py4JJavaError):  # Spark's own commit says what is wrong
+            tell(log.info, "table_left_to_spark", table=location, error=type(err).__name__)
+        else:
+            _warn_of_older_jar(urlsplit(location).netloc)
         return False
     return True
+
+
+@cache
+def _warn_of_older_jar(bucket: str) -> None:
+    """Once for a bucket, as long as the process lives."""
+    remedy = "put the jar of this version of stream_merge on Spark's class path ('stream-merge jars --s3')"
+    tell(log.warning, "log_store_of_another_version", bucket=bucket, remedy=remedy)
 
 
 def _is_address(host: str) -> bool:
