@@ -2,6 +2,7 @@
 
     StreamMergeError
     ├── ConfigError (ValueError)    the job is set up wrongly: a person changes the configuration
+    │   └── HeldError               another process has the table or the checkpoint: run again when it has ended
     ├── ContractError               the data breaks the contract and on_invalid="fail": a person looks at the data
     ├── CommitConflictError         other writers won every attempt: run the batch again
     ├── CommitStateUnknownError     nobody can say whether the commit landed: look before running again
@@ -43,6 +44,10 @@ class ConfigError(StreamMergeError, ValueError):
     ) -> None:
         self.problems: tuple[str, ...] = (problems,) if isinstance(problems, str) else tuple(problems)
         super().__init__("; ".join(self.problems), target=target, batch_id=batch_id)
+
+
+class HeldError(ConfigError):
+    """Another process has the table or the checkpoint for itself; when it has ended the same call can go on."""
 
 
 class ContractError(StreamMergeError):

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 
-from stream_merge.errors import ConfigError
+from stream_merge.errors import HeldError
 from stream_merge.model import names
 from stream_merge.model.locations import local_path
 from stream_merge.model.logs import tell
@@ -74,7 +74,7 @@ def only_writer(target: str, by: str, location: str | None = None) -> Iterator[N
         location: where the table lies whose name `target` is; None while nobody knows, and then nobody is kept apart.
 
     Raises:
-        ConfigError: another process has the table.
+        HeldError: another process has the table.
     """
     path = _lock_of(target, location)
     if path is None or path in _ours:
@@ -101,7 +101,7 @@ def expect_no_other(target: str, location: str | None = None) -> None:
     Args: as of `only_writer`.
 
     Raises:
-        ConfigError: naming that process.
+        HeldError: naming that process.
     """
     path = _lock_of(target, location)
     holder = None if path is None or path in _ours else _holder_of(path)
@@ -115,7 +115,7 @@ def enter(target: str, by: str, location: str | None = None) -> None:
     Args: as of `only_writer`.
 
     Raises:
-        ConfigError: naming that process.
+        HeldError: naming that process.
     """
     warn_of_others(target, by, location)
     expect_no_other(target, location)
@@ -127,7 +127,7 @@ def expect_alone(target: str, location: str | None = None) -> None:
     Args: as of `only_writer`.
 
     Raises:
-        ConfigError: naming that process.
+        HeldError: naming that process.
     """
     path = _lock_of(target, location)
     if path is None:
@@ -234,12 +234,12 @@ def _holder_of(path: Path, *, remove: bool = False) -> str | None:
     return None
 
 
-def _taken(target: str, holder: str) -> ConfigError:
+def _taken(target: str, holder: str) -> HeldError:
     msg = (
         f"{holder} is writing to {target!r}, and on a local disk the commits of two processes can overwrite each other;"
         " end that one first, or give this one a target of its own"
     )
-    return ConfigError(msg, target=target)
+    return HeldError(msg, target=target)
 
 
 def _lock_of(target: str, location: str | None) -> Path | None:

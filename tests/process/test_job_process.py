@@ -172,7 +172,7 @@ def test_sigterm_and_a_stop_request_end_it_after_the_running_batch(shop: Shop) -
         answers = ("still cannot be merged", "no such record is in quarantine")
         assert any(answer in replayed.output for answer in answers), replayed.output
         beside = CliRunner().invoke(cli.app, ["quarantine", "replay", str(shop.copy_with_another_checkpoint())])
-        assert beside.exit_code == 2
+        assert beside.exit_code == 4
         assert f"process {process.pid} (query 'orders') is writing to {str(shop.target)!r}" in beside.output
         ask(process)
         said, _ = process.communicate(timeout=60)

@@ -25,6 +25,7 @@ from stream_merge.errors import (
     CommitStateUnknownError,
     ConfigError,
     ContractError,
+    HeldError,
     MergeFailedError,
     RoutedMergeError,
     StreamMergeError,
@@ -43,6 +44,7 @@ METRICS_PORT = 9108
 FAILED, CONFIGURATION, DATA, AGAIN, INTERRUPTED = 1, 2, 3, 4, 130
 
 EXIT_CODES: dict[type[Exception], int] = {
+    HeldError: AGAIN,
     ConfigError: CONFIGURATION,
     ContractError: DATA,
     MergeFailedError: DATA,

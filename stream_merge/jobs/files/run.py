@@ -10,7 +10,7 @@ from functools import partial
 from pyspark.sql import SparkSession
 from rich.console import Console
 
-from stream_merge.errors import ConfigError
+from stream_merge.errors import ConfigError, HeldError
 from stream_merge.jobs.files import whole
 from stream_merge.jobs.files.planned import PlannedRead
 from stream_merge.jobs.files.replay import Contract, Replayed, replay
@@ -172,7 +172,7 @@ def _alone(settings: FilesSettings) -> Iterator[ExitStack]:
                     f"{holder} is using the checkpoint {settings.checkpoint!r}, and by one checkpoint one process reads"
                     " at a time; end that one first, or give this one a checkpoint of its own"
                 )
-                raise ConfigError(msg, target=settings.target)
+                raise HeldError(msg, target=settings.target)
         held.enter_context(locks.only_writer(settings.target, who))
         yield held
 

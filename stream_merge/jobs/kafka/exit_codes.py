@@ -8,7 +8,7 @@ from enum import Enum
 
 from kafka.errors import KafkaError
 
-from stream_merge.errors import CommitConflictError, CommitStateUnknownError, ConfigError, StreamMergeError
+from stream_merge.errors import CommitConflictError, CommitStateUnknownError, ConfigError, HeldError, StreamMergeError
 from stream_merge.jobs.watch.queries import QueryFailedError
 from stream_merge.sources.kafka import connection
 from stream_merge.spark import environment
@@ -34,6 +34,12 @@ _REFUSALS = (
 )
 """Java errors of a client that is not let in, does not trust the broker, or cannot read its own PEM files."""
 _REPORT_OF_SOURCE = "org.apache.spark.sql.kafka010.KafkaMicroBatchStream$.metrics("
+_PART_LOST = re.compile(
+    r"ExecutorLostFailure|FetchFailed\(|SparkContext (?:was|has been) (?:shut down|stopped|shutdown)"
+    r"|stopped SparkContext|Python worker exited unexpectedly"
+)
+"""What Spark 4.2 says of executors, helpers and contexts that are gone (DAGScheduler, SparkContext, PythonRunner)."""
+_SAY_SO = ("org.apache.spark.", "java.lang.IllegalStateException")
 _JAVA_CLASS = re.compile(r"^[\w.$]+(Exception|Error): ")
 
 
@@ -64,13 +70,13 @@ def verdict(error: Exception) -> Verdict:
     """What has to change after an error."""
     if environment.said(error) is None and environment.away(error) is not None:
         return Verdict.AGAIN
+    if isinstance(error, HeldError | CommitConflictError | CommitStateUnknownError):
+        return Verdict.AGAIN
     if isinstance(error, ConfigError):
         return Verdict.CONFIGURATION
-    if isinstance(error, CommitConflictError | CommitStateUnknownError):
-        return Verdict.AGAIN
     if environment.said(error) is not None:
         return Verdict.CONFIGURATION
-    if is_outage(error):
+    if is_outage(error) or is_of_cluster(error):
         return Verdict.AGAIN
     return Verdict.DATA if isinstance(error, StreamMergeError) else Verdict.AGAIN
 
@@ -78,6 +84,15 @@ def verdict(error: Exception) -> Verdict:
 def is_outage(error: BaseException) -> bool:
     """Whether the broker was away: the same offsets can be read later."""
     return _comes_from(error, lambda one: isinstance(one, KafkaError | TimeoutError | ConnectionError), _OUTAGES)
+
+
+def is_of_cluster(error: BaseException) -> bool:
+    """Whether Spark itself came to an end, or lost a part of itself for good: a merge is not to blame for that."""
+    return any(
+        name.startswith(_SAY_SO) and _PART_LOST.search(said)
+        for one in _with_causes(error)
+        for name, said in java_causes(one)
+    )
 
 
 def is_refusal(error: BaseException) -> bool:
