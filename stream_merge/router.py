@@ -7,6 +7,8 @@ import os
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
 from pyspark.sql import Column, DataFrame
@@ -15,7 +17,9 @@ from pyspark.sql.types import IntegralType, StringType
 
 from stream_merge.errors import CommitStateUnknownError, ConfigError, ContractError, MergeFailedError, RoutedMergeError
 from stream_merge.metrics.instruments import MergeMetrics, default_metrics
+from stream_merge.microbatch.clock import PhaseClock
 from stream_merge.microbatch.own_session import OwnSession
+from stream_merge.microbatch.report import failures_told
 from stream_merge.model import names
 from stream_merge.model.locations import canonical
 from stream_merge.model.logs import tell
@@ -45,6 +49,24 @@ OnFailure = Literal["fail", "quarantine"]
 _SHOWN = 5
 """So many unknown values are named in an error."""
 _SET_ASIDE_BEFORE = "the batch was set aside for this table before, and has come again with more events"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _All:
+    """The tables together, to those who tell what became of a batch."""
+
+    label: str
+    target: None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Turn:
+    """One batch."""
+
+    batch_id: int
+    began: float
+    """`time.perf_counter()` when its evaluation did."""
+    may_be_replay: bool
 
 
 class MergeSinks:
@@ -133,21 +155,28 @@ class MergeSinks:
         last, self._last = self._last, (who.identity, batch_id)
         may_be_replay = last is None or last[0] != who.identity or batch_id <= last[1]
         self._last_results, self._last_failures = {}, {}
-        routed, found = self._evaluated(batch_df)
-        try:
-            if not self._announced:
-                self._expect_different_places(routed)
-                (self._metrics or default_metrics()).prepare(who.query, self._name)
-                for sink in self._sinks.values():
-                    sink._announce(batch_df, at_most=found["received"])
-                self._announced = True
-            if found["unrouted"]:
-                self._keep_unrouted(routed, batch_id, who, found["unrouted"])
-            self._merge(routed, batch_id, sorted(found["routes"], key=list(self._sinks).index), may_be_replay)
-        finally:
-            release(routed)
+        metrics, began = self._metrics or default_metrics(), time.perf_counter()
+        metrics.prepare(who.query, self._name)
+        clock = PhaseClock(began, current="read")
+        with ExitStack() as held:
+            with failures_told(_All(label=self._name), metrics, clock, query=who.query, batch_id=batch_id):
+                routed, found = self._evaluated(batch_df)
+                held.callback(release, routed)
+                self._before_the_first(routed, at_most=found["received"])
+                if found["unrouted"]:
+                    self._keep_unrouted(routed, batch_id, who, found["unrouted"])
+            routes = sorted(found["routes"], key=list(self._sinks).index)
+            self._merge(routed, _Turn(batch_id=batch_id, began=began, may_be_replay=may_be_replay), routes)
 
     # -- how ---------------------------------------------------------------------------------
+
+    def _before_the_first(self, routed: DataFrame, *, at_most: int) -> None:
+        if self._announced:
+            return
+        self._expect_different_places(routed)
+        for sink in self._sinks.values():
+            sink._announce(routed, at_most=at_most)
+        self._announced = True
 
     def _evaluated(self, batch_df: DataFrame) -> tuple[DataFrame, dict[str, Any]]:
         """The batch, evaluated once, with the route as a column; how many events it has and for whom."""
@@ -234,13 +263,14 @@ class MergeSinks:
         for kind, events in written.items():
             (self._metrics or default_metrics()).set_aside(who.query, self._name, kind, events)
 
-    def _merge(self, routed: DataFrame, batch_id: int, routes: list[Route], may_be_replay: bool) -> None:
+    def _merge(self, routed: DataFrame, turn: _Turn, routes: list[Route]) -> None:
         """Each sink its events, side by side; failures are dealt with when all have ended."""
+        batch_id = turn.batch_id
         running: dict[Route, Future[MergeResult | None]] = {}
         try:
             for route in routes:
                 task = for_thread(routed.sparkSession, self._merge_one)
-                running[route] = self._pool.submit(task, routed, batch_id, route, may_be_replay)
+                running[route] = self._pool.submit(task, routed, turn, route)
             wait(running.values())
         except BaseException:
             for future in running.values():
@@ -260,12 +290,12 @@ class MergeSinks:
         if lost:
             raise self._failure(lost, batch_id, len(routes))
 
-    def _merge_one(self, routed: DataFrame, batch_id: int, route: Route, may_be_replay: bool) -> MergeResult | None:
+    def _merge_one(self, routed: DataFrame, turn: _Turn, route: Route) -> MergeResult | None:
         sink, events = self._sinks[route], self._of(routed, route)
-        if self._on_failure == "quarantine" and may_be_replay and sink._is_set_aside(events, batch_id):
-            self._tell_set_aside(sink, batch_id, events, MergeFailedError(_SET_ASIDE_BEFORE))
+        if self._on_failure == "quarantine" and turn.may_be_replay and sink._is_set_aside(events, turn.batch_id):
+            self._tell_set_aside(sink, turn.batch_id, events, MergeFailedError(_SET_ASIDE_BEFORE))
             return None
-        sink._merge(events, batch_id, Intake(calls="routed"))
+        sink._merge(events, turn.batch_id, Intake(calls="routed", began=turn.began))
         return sink.last_result
 
     def _of(self, routed: DataFrame, route: Route) -> DataFrame:

@@ -341,7 +341,7 @@ class MergeSink:
         locks.warn_of_others(target, f"query {call.caller.query!r}", self._store.known_location(target))
 
     def _reading(
-        self, batch_df: DataFrame, batch_id: int, began: float, passes: Callable[[Exception], bool]
+        self, batch_df: DataFrame, batch_id: int, began: float, passes: Callable[[Exception], bool] = lambda _: False
     ) -> AbstractContextManager[None]:
         """What a source does before a call: counted and logged as the call's where it raises what does not pass."""
         query, metrics = caller(batch_df, self._spec).query, self._metrics or default_metrics()

@@ -61,7 +61,8 @@ BATCH_DURATION = Instrument(
     name="stream_merge_batch_duration_seconds",
     type="histogram",
     unit="seconds",
-    help="Wall time of a call of the sink, whatever its outcome; of a Kafka job with fetching and decoding.",
+    help="Wall time of a call of the sink, whatever its outcome; of a Kafka job with fetching and decoding, of"
+    " `MergeSinks` with the evaluation of the source.",
 )
 RECEIVED = Instrument(
     name="stream_merge_events_received_total",
@@ -132,7 +133,8 @@ PHASE_SECONDS = Instrument(
     name="stream_merge_phase_seconds_total",
     type="counter",
     unit="seconds",
-    help="Wall time of calls by phase; the phases add up to the whole call. read: of a Kafka job, before the call.",
+    help="Wall time of calls by phase; the phases add up to the whole call. read: before it, of a Kafka job and of"
+    " `MergeSinks`, whose tables share it.",
     label="phase",
     values=PHASES,
 )

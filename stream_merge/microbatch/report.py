@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 from stream_merge.engines.base import Choice
 from stream_merge.engines.choose import without_work
@@ -23,9 +24,21 @@ from stream_merge.spark.errors import reason
 log = logging.getLogger(__name__)
 
 
+class Named(Protocol):
+    """A sink, by its settings, or several of them."""
+
+    @property
+    def label(self) -> str:
+        """In metrics and logs."""
+
+    @property
+    def target(self) -> str | None:
+        """The table; None of several."""
+
+
 @contextmanager
 def failures_told(
-    spec: MergeSpec,
+    of: Named,
     metrics: MergeMetrics,
     clock: PhaseClock,
     *,
@@ -37,7 +50,7 @@ def failures_told(
     """Count and log what the block raises.
 
     Args:
-        spec: of the sink.
+        of: whose batch it is.
         metrics: where to count.
         clock: of the call.
         query: label.
@@ -56,21 +69,23 @@ def failures_told(
             raise
         error = type(err).__name__
         metrics.observe_failure(
-            FailedBatch(target=spec.label, query=query, batch_id=batch_id, error=error, seconds=clock.seconds())
+            FailedBatch(target=of.label, query=query, batch_id=batch_id, error=error, seconds=clock.seconds())
         )
-        where = {"target": spec.label, "query": query, "batch_id": batch_id}
+        where = {"target": of.label, "query": query, "batch_id": batch_id}
         tell(log.warning, "micro_batch_failed", **where, error=error, reason=reason(err))
         if isinstance(err, StreamMergeError):
             raise
         refused, away = environment.said(err), environment.away(err)
         if refused is None and away is None:
             raise
-        msg = f"batch {batch_id} for {spec.target!r} could not be merged: {refused or away}"
+        target = of.target
+        table = "" if target is None else f" for {target!r}"
+        msg = f"batch {batch_id}{table} could not be merged: {refused or away}"
         if landed():
-            msg = f"batch {batch_id} is in {spec.target!r}, and what comes behind its commit failed: {refused or away}"
+            msg = f"batch {batch_id} is in {target!r}, and what comes behind its commit failed: {refused or away}"
         if refused is None:
-            raise MergeFailedError(msg, target=spec.target, batch_id=batch_id) from err
-        raise ConfigError(msg, target=spec.target, batch_id=batch_id) from err
+            raise MergeFailedError(msg, target=target, batch_id=batch_id) from err
+        raise ConfigError(msg, target=target, batch_id=batch_id) from err
 
 
 def result_of(call: BatchCall, done: Done) -> MergeResult:

@@ -42,8 +42,8 @@ REFUSALS: tuple[Refusal, ...] = get_args(Refusal)
 
 Phase = Literal["read", "prepare", "quarantine", "tombstones", "plan", "merge", "recheck", "backoff", "upkeep", "other"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
-"""Where the wall time of a call goes; together they are the whole call. `read`: of a Kafka job, fetching and decoding
-the records, before the sink has them."""
+"""Where the wall time of a call goes; together they are the whole call. `read`: before the sink has the events, of a
+Kafka job fetching and decoding the records, of `MergeSinks` the evaluation of the source."""
 
 
 UpkeepOutcome = Literal["done", "nothing", "over_budget", "behind", "lost", "failed"]

@@ -302,6 +302,18 @@ def test_events_without_a_sink_fail_the_batch_before_anything_is_written(fleet: 
     assert "'invoices'" in str(raised.value)
     assert "None" in str(raised.value)
     assert fleet.rows("orders") == [(1, 1, "good")]
+    labels = {"query": "direct", "target": "unrouted", "outcome": "failed"}
+    assert fleet.registry.get_sample_value("stream_merge_batches_total", labels) == 1
+
+
+def test_the_evaluation_of_the_source_belongs_to_the_calls_of_all_its_tables(fleet: Fleet):
+    """Else a stream that cannot keep up would seem to be idle while it reads."""
+    sinks = fleet.sinks()
+
+    sinks(fleet.batch(*(event(table, 2) for table in TABLES)), 1)
+
+    assert len(sinks.last_results) == len(TABLES)
+    assert all(result.seconds["read"] > 0 for result in sinks.last_results.values())
 
 
 def test_by_policy_events_without_a_sink_are_quarantined_once(fleet: Fleet):

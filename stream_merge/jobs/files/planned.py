@@ -7,6 +7,7 @@ had noted, and those that came since.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -63,15 +64,17 @@ class PlannedRead:
             ConfigError: there are folders beside files that are snapshots; or Spark does not tell which files the batch
                 reads.
         """
-        session = batch_df.sparkSession
-        if self._snapshots is not None:
-            self._snapshots.kind()  # Spark would read what is in folders, too
-        read = files_of(batch_df)
-        lacking = refuse_other_types(session, read, self._schema) if self._is_parquet and read else []
+        began = time.perf_counter()
+        with self._sink._reading(batch_df, batch_id, began):
+            if self._snapshots is not None:
+                self._snapshots.kind()  # Spark would read what is in folders, too
+            read = files_of(batch_df)
+            is_typed = self._is_parquet and bool(read)
+            lacking = refuse_other_types(batch_df.sparkSession, read, self._schema) if is_typed else []
         # Looked at once, however often it is asked for: what Spark has planned does not change.
         expect_whole = cache(partial(self._expect_whole, batch_df, batch_id, read, lacking))
         # `foreachBatch` calls nothing but this.
-        self._sink._merge(batch_df, batch_id, Intake(calls="every", expect_whole=expect_whole))
+        self._sink._merge(batch_df, batch_id, Intake(calls="every", began=began, expect_whole=expect_whole))
 
     def _expect_whole(self, batch_df: DataFrame, batch_id: int, read: Sequence[str], lacking: Sequence[str]) -> None:
         session = batch_df.sparkSession

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -46,18 +47,19 @@ class FolderRead:
         Raises:
             ContractError: it is not whole, or a Parquet file in it has a type that the schema's does not hold.
         """
-        session = batch_df.sparkSession
-        ((note,),) = batch_df.select("value").collect()
-        found = self._snapshots.opened(note, lambda path: self._folder.rows(session, self._schema, path))
-        files = found.rows.inputFiles() if found.is_there and self._folder.format == "parquet" else []
-        lacking = refuse_other_types(session, files, self._schema) if files else []
+        session, began = batch_df.sparkSession, time.perf_counter()
+        with self._sink._reading(batch_df, batch_id, began):
+            ((note,),) = batch_df.select("value").collect()
+            found = self._snapshots.opened(note, lambda path: self._folder.rows(session, self._schema, path))
+            files = found.rows.inputFiles() if found.is_there and self._folder.format == "parquet" else []
+            lacking = refuse_other_types(session, files, self._schema) if files else []
 
         def expect_whole() -> None:
             found.expect_whole()
             refuse_without(session, self._sink._spec.target, lacking, files)
 
         # The sink asks whether it is whole, since it knows what the table holds already; that folder may be gone.
-        self._sink._merge(found.rows, batch_id, Intake(calls="every", expect_whole=expect_whole))
+        self._sink._merge(found.rows, batch_id, Intake(calls="every", began=began, expect_whole=expect_whole))
 
 
 def run(
