@@ -51,3 +51,24 @@ def test_the_newest_merged_event_grows_no_older() -> None:
         shown.append(registry.get_sample_value("stream_merge_topic_newest_event_timestamp_seconds", LABELS))
 
     assert shown == [5, 5, 7]
+
+
+def test_a_query_that_is_run_again_in_one_process_has_not_failed() -> None:
+    """Its series would say so for ever, while it runs."""
+    registry = CollectorRegistry()
+
+    def shown() -> float | None:
+        of_query = {name: LABELS[name] for name in ("query", "target")}
+        return registry.get_sample_value("stream_merge_query_failed", of_query)
+
+    first, second = (
+        Progress(query="orders", target="orders", topics=("t",), group=None, metrics=MergeMetrics(registry))
+        for _ in range(2)
+    )
+    first.begin()
+    first.failed()
+    assert shown() == 1
+    second.begin()
+    assert shown() == 0
+    second.failed()
+    assert shown() == 1

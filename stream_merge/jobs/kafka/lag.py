@@ -63,8 +63,9 @@ class Progress:
     mirrored_at: float = 0.0
 
     def begin(self) -> None:
-        """Let the series exist."""
+        """Let the series exist, and the query run: a run before this one in the process may have failed."""
         self._numbers.prepare_topics(self.query, self.target, self.topics)
+        self._numbers.observe_topics(self.query, self.target, store=[(QUERY_FAILED, (), 0.0)])
 
     def failed(self) -> None:
         """The query has ended with an error, and what it merges stands still, while the job may go on."""
