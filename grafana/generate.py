@@ -279,8 +279,9 @@ ROWS = (
             ),
             Panel(
                 title="Delay",
-                description="From the source's commit of the newest event of the last micro-batch to the table's, and "
-                "how old the newest merged event is now. The second one alone grows while the source is idle.",
+                description="From the source's commit of the newest event to the table's, of the last micro-batch that "
+                "committed, and how old the newest merged event is now. The second one alone grows while the source is "
+                "idle.",
                 unit="s",
                 queries=(
                     (per_topic("delay"), f"max by ({TOPIC}) ({series('topic_delay_seconds')})"),

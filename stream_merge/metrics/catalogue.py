@@ -232,7 +232,8 @@ TOPIC_DELAY = Instrument(
     name="stream_merge_topic_delay_seconds",
     type="gauge",
     unit="seconds",
-    help="From the source's commit of the newest event of the last micro-batch to the table's commit.",
+    help="From the source's commit of the newest event to the table's, of the last micro-batch that committed; absent"
+    " before the first one.",
     label="topic",
 )
 TOPIC_NEWEST = Instrument(

@@ -5,10 +5,12 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
 from prometheus_client import CollectorRegistry
 
 from stream_merge.jobs.kafka.lag import Progress
 from stream_merge.metrics.instruments import MergeMetrics
+from stream_merge.model.results import EventCounts, MergeResult, Outcome
 from stream_merge.sources.kafka.connection import TopicState
 
 LABELS = {"query": "orders", "target": "orders", "topic": "t"}
@@ -47,7 +49,7 @@ def test_the_newest_merged_event_grows_no_older() -> None:
     shown = []
     for millis in (5_000, 3_000, 7_000):
         batch = cast(Any, SimpleNamespace(kinds=dict, newest_millis={"t": millis}))
-        progress.merged({}, batch, {}, seconds_ago=0)
+        progress.merged({}, batch, {}, None)
         shown.append(registry.get_sample_value("stream_merge_topic_newest_event_timestamp_seconds", LABELS))
 
     assert shown == [5, 5, 7]
@@ -72,3 +74,41 @@ def test_a_query_that_is_run_again_in_one_process_has_not_failed() -> None:
     assert shown() == 0
     second.failed()
     assert shown() == 1
+
+
+def test_only_a_commit_has_a_delay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch that is delivered again after hours of downtime was in the table all the time."""
+    registry = CollectorRegistry()
+    progress = Progress(query="orders", target="orders", topics=("t",), group=None, metrics=MergeMetrics(registry))
+    shown = []
+
+    def merged(at: float, result: MergeResult | None) -> None:
+        monkeypatch.setattr("stream_merge.jobs.kafka.lag.time.time", lambda: at)
+        progress.merged({}, cast(Any, SimpleNamespace(kinds=dict, newest_millis={"t": 1_000_000})), {}, result)
+        shown.append(registry.get_sample_value("stream_merge_topic_delay_seconds", LABELS))
+
+    progress.begin()
+    merged(8_000, None)
+    merged(8_000, result("skipped_duplicate", version=None))
+    merged(1_020, result("committed", version=7))
+    merged(9_000, result("skipped_duplicate", version=None))
+    merged(9_000, result("no_change", version=None))
+
+    assert shown == [None, None, 5, 5, 5]
+
+
+def result(outcome: Outcome, *, version: int | None) -> MergeResult:
+    """Of a batch with a quarter of a minute of upkeep."""
+    return MergeResult(
+        target="orders",
+        query="orders",
+        batch_id=3,
+        outcome=outcome,
+        engine="spark",
+        version=version,
+        attempts=1,
+        conflicts={},
+        plan="the only engine",
+        events=EventCounts(),
+        seconds={"upkeep": 15},
+    )

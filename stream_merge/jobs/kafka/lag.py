@@ -28,6 +28,7 @@ from stream_merge.metrics.catalogue import (
 )
 from stream_merge.metrics.instruments import MergeMetrics, default_metrics
 from stream_merge.model.logs import tell
+from stream_merge.model.results import MergeResult
 from stream_merge.sources.kafka.connection import Cluster, Connection, Offsets, TopicState, is_refusal
 
 log = logging.getLogger(__name__)
@@ -78,8 +79,15 @@ class Progress:
         self.ends.update(_flat(ends))
         self.starts = starts
 
-    def merged(self, ranges: Ranges, batch: DecodedBatch, lost: Ranges, *, seconds_ago: float) -> None:
-        """Count a batch that has been in the target for so many seconds."""
+    def merged(self, ranges: Ranges, batch: DecodedBatch, lost: Ranges, result: MergeResult | None) -> None:
+        """Count a batch that is in the target; only of one that was committed now is there a delay.
+
+        Args:
+            ranges: what it covers.
+            batch: what it brought.
+            lost: what of the ranges the broker had removed.
+            result: of the merge; None where there was none.
+        """
         kinds = [(TOPIC_RECORDS, (kind,), number) for kind, number in batch.kinds().items()]
         gaps, gone = [], []
         for topic, partitions in ranges.items():
@@ -103,11 +111,14 @@ class Progress:
                         remedy="set 'transactional: true' if producers of the topic use transactions",
                     )
         self._numbers.observe_topics(self.query, self.target, add=[*kinds, *gaps, *gone])
-        now, skewed, store = time.time() - seconds_ago, [], []
+        is_committed = result is not None and result.version is not None
+        now, skewed, store = time.time() - (0.0 if result is None else result.seconds.get("upkeep", 0.0)), [], []
         for topic, millis in batch.newest_millis.items():
             delay = now - millis / 1000
             newest = self.newest_millis[topic] = max(millis, self.newest_millis.get(topic, millis))
-            store += [(TOPIC_DELAY, (topic,), max(0.0, delay)), (TOPIC_NEWEST, (topic,), newest / 1000)]
+            store.append((TOPIC_NEWEST, (topic,), newest / 1000))
+            if is_committed:
+                store.append((TOPIC_DELAY, (topic,), max(0.0, delay)))
             if delay < 0:
                 skewed.append((TOPIC_SKEW, (topic,), 1.0))
         self._numbers.observe_topics(self.query, self.target, add=skewed, store=store)
