@@ -29,13 +29,15 @@ from stream_merge.metrics.catalogue import (
 from stream_merge.metrics.instruments import MergeMetrics, default_metrics
 from stream_merge.model.logs import tell
 from stream_merge.model.results import MergeResult
-from stream_merge.sources.kafka.connection import Cluster, Connection, Offsets, TopicState, is_refusal
+from stream_merge.sources.kafka.connection import Cluster, Offsets, TopicState, is_refusal
 
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 2.0
 _RENEW_SECONDS = 600.0
 """A group without members is forgotten by the broker after `offsets.retention.minutes`, a week by default."""
+_REFUSED_SECONDS = 60.0
+"""Until offsets are mirrored again that could not be: a missing ACL is not there two seconds later either."""
 
 
 @dataclass(kw_only=True)
@@ -62,6 +64,8 @@ class Progress:
     """Topics whose offsets need not all have a record; None: nobody knows, so there is no alarm."""
     mirrored: dict[tuple[str, int], int] = field(default_factory=dict)
     mirrored_at: float = 0.0
+    mirror_failed_at: float | None = None
+    """None: the offsets could be mirrored, or nobody has tried."""
 
     def begin(self) -> None:
         """Let the series exist, and the query run: a run before this one in the process may have failed."""
@@ -163,11 +167,19 @@ class Lookout:
     """A thread that asks the broker for the ends of all topics of a job, and mirrors offsets to consumer groups.
 
     Everything here is best effort: a failure is counted or logged, and never fails a batch.
+
+    Args:
+        cluster: asked by nobody else; closed at the end.
+        progress: of each query.
+        now: seconds on a clock that never goes back.
     """
 
-    def __init__(self, connection: Connection, progress: Iterable[Progress]) -> None:
-        self._cluster = Cluster(connection)
+    def __init__(
+        self, cluster: Cluster, progress: Iterable[Progress], *, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._cluster = cluster
         self._progress = list(progress)
+        self._now = now
         self._over = threading.Event()
         self._away_since: float | None = None
         self._thread = threading.Thread(target=self._run, name="stream-merge-lookout", daemon=True)
@@ -206,25 +218,30 @@ class Lookout:
     def _is_away(self, error: Exception) -> None:
         """Say so, once in an outage; a broker that refuses the job ends its queries, which say it themselves."""
         if self._away_since is None and not self._over.is_set() and not is_refusal(error):
-            self._away_since = time.monotonic()
+            self._away_since = self._now()
             tell(log.warning, "broker_away", error=type(error).__name__)
 
     def _is_back(self) -> None:
         if self._away_since is not None:
-            tell(log.warning, "broker_back", seconds=round(time.monotonic() - self._away_since))
+            tell(log.warning, "broker_back", seconds=round(self._now() - self._away_since))
             self._away_since = None
 
     def _mirror(self, progress: Progress) -> None:
+        """Write the offsets of a query's group, if they have moved; what fails is told once until it succeeds."""
         ends = dict(progress.ends)
-        now = time.monotonic()
+        now, failed_at = self._now(), progress.mirror_failed_at
         if progress.group is None or not ends:
             return
         if ends == progress.mirrored and now - progress.mirrored_at < _RENEW_SECONDS:
             return
+        if failed_at is not None and now - failed_at < _REFUSED_SECONDS and not self._over.is_set():
+            return
         try:
             self._cluster.commit(progress.group, ends)
         except (KafkaError, OSError, TimeoutError) as err:
-            tell(log.warning, "offsets_not_mirrored", group=progress.group, error=type(err).__name__)
+            if failed_at is None:
+                tell(log.warning, "offsets_not_mirrored", group=progress.group, error=type(err).__name__)
+            progress.mirror_failed_at = now
             progress.mirror_failed()
             return
-        progress.mirrored, progress.mirrored_at = ends, now
+        progress.mirrored, progress.mirrored_at, progress.mirror_failed_at = ends, now, None

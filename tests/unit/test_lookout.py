@@ -1,0 +1,118 @@
+"""What a job's look at its broker makes of answers and of none. No broker: one look after the other, by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import pytest
+from kafka.errors import GroupAuthorizationFailedError, KafkaError
+from prometheus_client import CollectorRegistry
+
+from stream_merge.jobs.kafka.lag import Lookout, Progress
+from stream_merge.metrics.instruments import MergeMetrics
+from stream_merge.sources.kafka.connection import TopicState
+
+
+class Broker:
+    """Topics with 100 records each, and what it refuses."""
+
+    def __init__(self) -> None:
+        self.refuses_groups: dict[str, type[KafkaError]] = {}
+        self.asked: list[list[str]] = []
+        self.committed: list[tuple[float, str]] = []
+        self.tried: list[tuple[float, str]] = []
+        self.seconds = 0.0
+        self.is_closed = False
+
+    def topics(self, names: Sequence[str]) -> dict[str, TopicState]:
+        self.asked.append(list(names))
+        return {name: TopicState(topic_id=name, starts={0: 0}, ends={0: 100}) for name in names}
+
+    def commit(self, group: str, offsets: Mapping[tuple[str, int], int]) -> None:
+        self.tried.append((self.seconds, group))
+        if group in self.refuses_groups:
+            raise self.refuses_groups[group]
+        self.committed.append((self.seconds, group))
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class Job:
+    """Queries `a`, `b` and `c`, each of a topic of its own, of which they have merged 90 records."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        metrics = MergeMetrics(self.registry)
+        self.broker = Broker()
+        self.queries = {
+            name: Progress(query=name, target=name, topics=(f"of_{name}",), group=f"group_{name}", metrics=metrics)
+            for name in "abc"
+        }
+        self.lookout = Lookout(cast(Any, self.broker), self.queries.values(), now=lambda: self.broker.seconds)
+        for name, progress in self.queries.items():
+            progress.goes_on_from({f"of_{name}": {0: 90}}, dict)
+
+    def looks_at(self, *seconds: float) -> None:
+        """One look at each of these times."""
+        for at in seconds:
+            self.broker.seconds = at
+            self.lookout._look()
+
+    def number(self, metric: str, query: str) -> float | None:
+        labels = {"query": query, "target": query, "topic": f"of_{query}"}
+        return self.registry.get_sample_value(f"stream_merge_topic_{metric}", labels)
+
+
+@pytest.fixture
+def job() -> Job:
+    return Job()
+
+
+def test_all_topics_are_asked_for_at_once(job: Job) -> None:
+    job.looks_at(0, 2)
+
+    assert job.broker.asked == [["of_a", "of_b", "of_c"]] * 2
+    assert [job.number("lag_events", query) for query in "abc"] == [10, 10, 10]
+    assert job.broker.committed == [(0, "group_a"), (0, "group_b"), (0, "group_c")]
+
+
+def test_a_group_that_refuses_its_offsets_is_told_of_once_and_tried_once_a_minute(
+    job: Job, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without its ACL a job for weeks would fill the log, and the broker's."""
+    job.broker.refuses_groups["group_b"] = GroupAuthorizationFailedError
+    job.looks_at(*range(0, 121, 2))
+
+    assert [at for at, group in job.broker.tried if group == "group_b"] == [0, 60, 120]
+    assert job.number("mirror_failures_total", "b") == 3
+    assert [record.getMessage() for record in caplog.records] == [
+        "offsets_not_mirrored group=group_b error=GroupAuthorizationFailedError"
+    ]
+    assert [group for _, group in job.broker.committed] == ["group_a", "group_c"]
+
+
+def test_a_group_that_took_its_offsets_meanwhile_is_told_of_again(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    refused = {"group_b": GroupAuthorizationFailedError}
+    job.broker.refuses_groups = dict(refused)
+    job.looks_at(0)
+    job.broker.refuses_groups = {}
+    job.looks_at(60)
+    job.broker.refuses_groups = dict(refused)
+    job.queries["b"].ends["of_b", 0] = 95
+    job.looks_at(62, 64)
+
+    assert [at for at, group in job.broker.tried if group == "group_b"] == [0, 60, 62]
+    assert len(caplog.records) == 2
+
+
+def test_the_last_look_tries_a_group_again_that_has_refused(job: Job) -> None:
+    """What was merged last would not be shown to lag tools for as long as the job is down."""
+    job.broker.refuses_groups["group_b"] = GroupAuthorizationFailedError
+    job.looks_at(0)
+    job.broker.refuses_groups = {}
+    job.lookout._over.set()
+    job.looks_at(2)
+
+    assert (2, "group_b") in job.broker.committed
