@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -24,9 +25,17 @@ class Broker:
         self.tried: list[tuple[float, str]] = []
         self.seconds = 0.0
         self.is_closed = False
+        self.breaks = 0
+        """So many questions more end with an error of another kind."""
+        self.has_answered = threading.Event()
 
     def topics(self, names: Sequence[str]) -> dict[str, TopicState]:
         self.asked.append(list(names))
+        if self.breaks:
+            self.breaks -= 1
+            msg = "a mistake in a library"
+            raise KeyError(msg)
+        self.has_answered.set()
         return {name: TopicState(topic_id=name, starts={0: 0}, ends={0: 100}) for name in names}
 
     def commit(self, group: str, offsets: Mapping[tuple[str, int], int]) -> None:
@@ -37,6 +46,9 @@ class Broker:
 
     def close(self) -> None:
         self.is_closed = True
+        if self.breaks:
+            msg = "a mistake in a library"
+            raise KeyError(msg)
 
 
 class Job:
@@ -116,3 +128,30 @@ def test_the_last_look_tries_a_group_again_that_has_refused(job: Job) -> None:
     job.looks_at(2)
 
     assert (2, "group_b") in job.broker.committed
+
+
+def test_what_nobody_expects_does_not_end_the_looking(
+    job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The lag would stand still for as long as the job runs, and nothing would say so."""
+    monkeypatch.setattr("stream_merge.jobs.kafka.lag.POLL_SECONDS", 0.001)
+    job.broker.breaks = 3
+    with job.lookout:
+        assert job.broker.has_answered.wait(10)
+
+    assert job.number("lag_events", "c") == 10
+    assert [record.getMessage() for record in caplog.records] == ["lookout_failed"]
+    assert caplog.records[0].exc_info is not None
+
+
+def test_what_the_last_look_stumbles_over_is_not_the_jobs_result(job: Job) -> None:
+    def run() -> None:
+        with job.lookout:
+            job.broker.breaks = 1_000_000
+            msg = "of the job"
+            raise ValueError(msg)
+
+    with pytest.raises(ValueError, match="of the job"):
+        run()
+    assert job.broker.is_closed
+    assert not job.lookout._thread.is_alive()

@@ -182,6 +182,7 @@ class Lookout:
         self._now = now
         self._over = threading.Event()
         self._away_since: float | None = None
+        self._has_stumbled = False
         self._thread = threading.Thread(target=self._run, name="stream-merge-lookout", daemon=True)
 
     def __enter__(self) -> Lookout:
@@ -195,13 +196,28 @@ class Lookout:
         """Look once more, so that what was merged last is mirrored, and end."""
         self._over.set()
         self._thread.join()
-        self._look()
-        self._cluster.close()
+        self._guarded(self._look)
+        self._guarded(self._cluster.close)
 
     def _run(self) -> None:
         while not self._over.is_set():
-            self._look()
+            self._guarded(self._look)
             self._over.wait(POLL_SECONDS)
+
+    def _guarded(self, step: Callable[[], None]) -> None:
+        """Log what nobody expects, once until it is over.
+
+        It would end the thread, and the lag would stand still without a word; at the end it would take the place of
+        what the job has to say.
+        """
+        try:
+            step()
+        except Exception:
+            if not self._has_stumbled:
+                tell(log.error, "lookout_failed", exc_info=True)
+            self._has_stumbled = True
+        else:
+            self._has_stumbled = False
 
     def _look(self) -> None:
         wanted = sorted({topic for progress in self._progress for topic in progress.topics})
