@@ -7,7 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import pytest
-from kafka.errors import GroupAuthorizationFailedError, KafkaError
+from kafka.errors import (
+    GroupAuthorizationFailedError,
+    KafkaConnectionError,
+    KafkaError,
+    TopicAuthorizationFailedError,
+    UnknownBrokerIdError,
+)
 from prometheus_client import CollectorRegistry
 
 from stream_merge.jobs.kafka.lag import Lookout, Progress
@@ -19,6 +25,8 @@ class Broker:
     """Topics with 100 records each, and what it refuses."""
 
     def __init__(self) -> None:
+        self.is_away = False
+        self.refuses_topics: dict[str, type[KafkaError]] = {}
         self.refuses_groups: dict[str, type[KafkaError]] = {}
         self.asked: list[list[str]] = []
         self.committed: list[tuple[float, str]] = []
@@ -35,6 +43,11 @@ class Broker:
             self.breaks -= 1
             msg = "a mistake in a library"
             raise KeyError(msg)
+        if self.is_away:
+            raise KafkaConnectionError
+        for name in names:
+            if name in self.refuses_topics:
+                raise self.refuses_topics[name]
         self.has_answered.set()
         return {name: TopicState(topic_id=name, starts={0: 0}, ends={0: 100}) for name in names}
 
@@ -88,6 +101,90 @@ def test_all_topics_are_asked_for_at_once(job: Job) -> None:
     assert job.broker.asked == [["of_a", "of_b", "of_c"]] * 2
     assert [job.number("lag_events", query) for query in "abc"] == [10, 10, 10]
     assert job.broker.committed == [(0, "group_a"), (0, "group_b"), (0, "group_c")]
+
+
+@pytest.mark.parametrize("error", [TopicAuthorizationFailedError, UnknownBrokerIdError])
+def test_topics_that_are_not_described_take_the_lag_from_their_query_alone(
+    job: Job, error: type[KafkaError], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The broker is there, and what is wrong is said of the query that it concerns: once, not at each look."""
+    job.broker.refuses_topics["of_b"] = error
+    job.looks_at(0, 2, 4)
+
+    assert [job.number("lag_events", query) for query in "abc"] == [10, None, 10]
+    assert [bool(job.number("polled_timestamp_seconds", query)) for query in "abc"] == [True, False, True]
+    assert job.broker.committed == [(0, "group_a"), (0, "group_c")]
+    assert [record.getMessage().split(" remedy")[0] for record in caplog.records] == [
+        f"topics_not_described query=b topics=of_b error={error.__name__}"
+    ]
+
+
+def test_queries_that_have_an_answer_go_on_sharing_one_question(job: Job) -> None:
+    """A broker's answers cost; only the query concerned has a question of its own, until it is answered."""
+    job.broker.refuses_topics["of_b"] = TopicAuthorizationFailedError
+    job.looks_at(0)
+    job.broker.asked.clear()
+    job.looks_at(2)
+    refused = [names for names in job.broker.asked if names]
+    job.broker.refuses_topics.clear()
+    job.looks_at(4)
+    job.broker.asked.clear()
+    job.looks_at(6)
+
+    assert refused == [["of_a", "of_c"], ["of_b"]]
+    assert job.number("lag_events", "b") == 10
+    assert job.broker.asked == [["of_a", "of_b", "of_c"]]
+
+
+def test_topics_that_were_described_meanwhile_are_told_of_again(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    for refused in ({"of_b": TopicAuthorizationFailedError}, {}, {"of_b": UnknownBrokerIdError}):
+        job.broker.refuses_topics = dict(refused)
+        job.looks_at(0, 2)
+
+    assert [record.error for record in caplog.records] == [  # type: ignore[attr-defined]
+        "TopicAuthorizationFailedError",
+        "UnknownBrokerIdError",
+    ]
+
+
+def test_a_broker_that_is_away_is_told_of_once_and_of_no_query(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    """Nobody waits for one question per query: each takes as long as the broker is given to answer."""
+    job.broker.is_away = True
+    job.looks_at(0, 20)
+    asked = list(job.broker.asked)
+    job.broker.is_away = False
+    job.looks_at(40)
+
+    assert asked == [["of_a", "of_b", "of_c"], [], []]
+    assert [record.getMessage() for record in caplog.records] == [
+        "broker_away error=KafkaConnectionError",
+        "broker_back seconds=40",
+    ]
+    assert [job.number("lag_events", query) for query in "abc"] == [10, 10, 10]
+
+
+def test_a_broker_that_comes_back_without_one_topic_is_back(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    job.broker.is_away = True
+    job.looks_at(0)
+    job.broker.is_away = False
+    job.broker.refuses_topics["of_b"] = UnknownBrokerIdError
+    job.looks_at(10)
+
+    assert [record.event for record in caplog.records] == [  # type: ignore[attr-defined]
+        "broker_away",
+        "broker_back",
+        "topics_not_described",
+    ]
+    assert [job.number("lag_events", query) for query in "abc"] == [10, None, 10]
+
+
+def test_a_job_whose_only_topics_are_not_described_has_a_broker(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    job.broker.refuses_topics = dict.fromkeys(("of_a", "of_b", "of_c"), TopicAuthorizationFailedError)
+    job.looks_at(0, 2)
+
+    assert [(record.event, record.query) for record in caplog.records] == [  # type: ignore[attr-defined]
+        ("topics_not_described", query) for query in "abc"
+    ]
 
 
 def test_a_group_that_refuses_its_offsets_is_told_of_once_and_tried_once_a_minute(

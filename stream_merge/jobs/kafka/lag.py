@@ -38,6 +38,8 @@ _RENEW_SECONDS = 600.0
 """A group without members is forgotten by the broker after `offsets.retention.minutes`, a week by default."""
 _REFUSED_SECONDS = 60.0
 """Until offsets are mirrored again that could not be: a missing ACL is not there two seconds later either."""
+_FAILURES = (KafkaError, OSError, TimeoutError)
+"""Of a broker that is away, or refuses."""
 
 
 @dataclass(kw_only=True)
@@ -60,6 +62,8 @@ class Progress:
     """The same of each topic and partition."""
     newest_millis: dict[str, int] = field(default_factory=dict)
     """Topic -> when the source committed the newest merged event; a batch may bring older ones alone."""
+    is_unanswered: bool = False
+    """Whether the broker, which is there, does not describe the query's topics."""
     may_have_gaps: frozenset[str] | None = None
     """Topics whose offsets need not all have a record; None: nobody knows, so there is no alarm."""
     mirrored: dict[tuple[str, int], int] = field(default_factory=dict)
@@ -220,16 +224,61 @@ class Lookout:
             self._has_stumbled = False
 
     def _look(self) -> None:
-        wanted = sorted({topic for progress in self._progress for topic in progress.topics})
-        try:
-            topics = self._cluster.topics(wanted)
-        except (KafkaError, OSError, TimeoutError) as err:
-            self._is_away(err)
+        """Ask for the topics of all queries at once, and for those of a query on their own while they have no answer.
+
+        The broker answers for all topics of a question or for none: one without an ACL, or with a partition without a
+        leader, takes the answer from the others.
+        """
+        together = [progress for progress in self._progress if not progress.is_unanswered]
+        alone = [progress for progress in self._progress if progress.is_unanswered]
+        if self._away_since is not None and not self._is_there():
             return
+        try:
+            topics = self._cluster.topics(sorted({topic for progress in together for topic in progress.topics}))
+        except _FAILURES:
+            if self._over.is_set() or not self._is_there():
+                return
+            together, alone = [], self._progress
+        else:
+            for progress in together:
+                self._answered(progress, topics)
+        for progress in alone:
+            try:
+                topics = self._cluster.topics(progress.topics)
+            except _FAILURES as err:
+                if not self._is_there():
+                    return
+                self._not_answered(progress, err)
+            else:
+                self._answered(progress, topics)
+
+    def _answered(self, progress: Progress, topics: dict[str, TopicState]) -> None:
+        progress.is_unanswered = False
+        progress.seen(topics)
+        self._mirror(progress)
+
+    def _not_answered(self, progress: Progress, error: Exception) -> None:
+        """Say so, once until there is an answer."""
+        if not progress.is_unanswered:
+            tell(
+                log.warning,
+                "topics_not_described",
+                query=progress.query,
+                topics=progress.topics,
+                error=type(error).__name__,
+                remedy="look for a missing ACL (Describe) and for partitions without a leader",
+            )
+        progress.is_unanswered = True
+
+    def _is_there(self) -> bool:
+        """Whether the broker answers at all: to a question about no topic."""
+        try:
+            self._cluster.topics(())
+        except _FAILURES as err:
+            self._is_away(err)
+            return False
         self._is_back()
-        for progress in self._progress:
-            progress.seen(topics)
-            self._mirror(progress)
+        return True
 
     def _is_away(self, error: Exception) -> None:
         """Say so, once in an outage; a broker that refuses the job ends its queries, which say it themselves."""
@@ -254,7 +303,7 @@ class Lookout:
             return
         try:
             self._cluster.commit(progress.group, ends)
-        except (KafkaError, OSError, TimeoutError) as err:
+        except _FAILURES as err:
             if failed_at is None:
                 tell(log.warning, "offsets_not_mirrored", group=progress.group, error=type(err).__name__)
             progress.mirror_failed_at = now
