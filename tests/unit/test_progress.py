@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from stream_merge.jobs.kafka.lag import Progress
 from stream_merge.metrics.instruments import MergeMetrics
-from stream_merge.model.results import EventCounts, MergeResult, Outcome
+from stream_merge.model.results import OUTCOMES, EventCounts, MergeResult, Outcome
 from stream_merge.sources.kafka.connection import TopicState
 
 LABELS = {"query": "orders", "target": "orders", "topic": "t"}
@@ -40,6 +40,20 @@ def test_there_is_no_lag_before_it_is_known_where_the_query_goes_on() -> None:
     progress.goes_on_from({"t": {0: 4_998}}, lambda: started)
     progress.seen(topics)
     assert shown() == (2, True)
+
+
+def test_batches_are_counted_from_0_on_before_there_is_a_lag() -> None:
+    """Who asks for a query that is behind and ends no batch would not hear of one that has never ended any."""
+    registry = CollectorRegistry()
+    progress = Progress(query="orders", target="orders", topics=("t",), group=None, metrics=MergeMetrics(registry))
+    progress.begin()
+
+    of_query = {name: LABELS[name] for name in ("query", "target")}
+    shown = [
+        registry.get_sample_value("stream_merge_batches_total", {**of_query, "outcome": outcome})
+        for outcome in OUTCOMES
+    ]
+    assert shown == [0, 0, 0, 0]
 
 
 def test_the_newest_merged_event_grows_no_older() -> None:
