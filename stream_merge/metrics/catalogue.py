@@ -172,8 +172,9 @@ LAST_VERSION = Instrument(
     name="stream_merge_last_committed_version",
     type="gauge",
     unit="version",
-    help="Version of the target that this process' last batch with a change committed; 0 before it. Compaction, and a"
-    " look that finds late deletes, commit newer ones.",
+    help="Version of the target that this process' last batch with a commit made; 0 before it. A query's first batch"
+    " at a table commits also where it changes no row. Compaction, and a look that finds late deletes, commit newer"
+    " ones.",
 )
 LAST_COMMIT = Instrument(
     name="stream_merge_last_commit_timestamp_seconds",
