@@ -126,7 +126,8 @@ ROWS = (
             ),
             Panel(
                 title="Last committed version",
-                description="Delta version of the target that the last batch with a change committed.",
+                description="Delta version of the target that the last batch with a commit made; a query's first "
+                "one commits also where it changes no row.",
                 unit="none",
                 kind="stat",
                 width=6,
@@ -279,8 +280,9 @@ ROWS = (
             ),
             Panel(
                 title="Delay",
-                description="From the source's commit of the newest event of the last micro-batch to the table's, and "
-                "how old the newest merged event is now. The second one alone grows while the source is idle.",
+                description="From the source's commit of the newest event to the table's, of the last micro-batch that "
+                "committed, and how old the newest merged event is now. The second one alone grows while the source is "
+                "idle.",
                 unit="s",
                 queries=(
                     (per_topic("delay"), f"max by ({TOPIC}) ({series('topic_delay_seconds')})"),
@@ -456,8 +458,7 @@ ROWS = (
             ),
             Panel(
                 title="Bytes added and removed",
-                description="Bytes of the data files that merges added to and removed from the target; delta-rs does "
-                "not count them.",
+                description="Bytes of the data files that merges added to and removed from the target.",
                 unit="Bps",
                 queries=(
                     (per_sink("added"), rate("target_added_bytes_total")),
@@ -476,8 +477,7 @@ ROWS = (
             ),
             Panel(
                 title="Mean size of an added file",
-                description="Bytes added per data file added; small files make every later read and merge slower. "
-                "Delta-rs counts files and no bytes: where it merges, the mean is too low.",
+                description="Bytes added per data file added; small files make every later read and merge slower.",
                 unit="bytes",
                 queries=((SINK_LEGEND, ratio(rate("target_added_bytes_total"), rate("target_files_added_total"))),),
             ),
@@ -563,15 +563,13 @@ ROWS = (
             ),
             Panel(
                 title="Change data feed files",
-                description="Files that merges added for readers of the change data feed; delta-rs does not count "
-                "them.",
+                description="Files that merges added for readers of the change data feed.",
                 unit="cpm",
                 queries=((SINK_LEGEND, per_minute("target_change_files_added_total")),),
             ),
             Panel(
                 title="Change data feed bytes",
-                description="Bytes that merges added for readers of the change data feed; delta-rs does not count "
-                "them.",
+                description="Bytes that merges added for readers of the change data feed.",
                 unit="Bps",
                 queries=((SINK_LEGEND, rate("target_change_file_bytes_total")),),
             ),
@@ -617,7 +615,7 @@ ROWS = (
             ),
             Panel(
                 title="Committed version, over time",
-                description="Version of the target that the last batch with a change committed. A fall is a recreated "
+                description="Version of the target that the last batch with a commit made. A fall is a recreated "
                 "table.",
                 unit="none",
                 width=12,

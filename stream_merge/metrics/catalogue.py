@@ -174,8 +174,9 @@ LAST_VERSION = Instrument(
     name="stream_merge_last_committed_version",
     type="gauge",
     unit="version",
-    help="Version of the target that this process' last batch with a change committed; 0 before it. Compaction, and a"
-    " look that finds late deletes, commit newer ones.",
+    help="Version of the target that this process' last batch with a commit made; 0 before it. A query's first batch"
+    " at a table commits also where it changes no row. Compaction, and a look that finds late deletes, commit newer"
+    " ones.",
 )
 LAST_COMMIT = Instrument(
     name="stream_merge_last_commit_timestamp_seconds",
@@ -234,7 +235,8 @@ TOPIC_DELAY = Instrument(
     name="stream_merge_topic_delay_seconds",
     type="gauge",
     unit="seconds",
-    help="From the source's commit of the newest event of the last micro-batch to the table's commit.",
+    help="From the source's commit of the newest event to the table's, of the last micro-batch that committed; absent"
+    " before the first one.",
     label="topic",
 )
 TOPIC_NEWEST = Instrument(

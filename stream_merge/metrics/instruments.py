@@ -43,6 +43,7 @@ from stream_merge.metrics.catalogue import (
     QUARANTINED,
     RECEIVED,
     TIES,
+    TOPIC_DELAY,
     TOPIC_LAG,
     UNKNOWN_DELTA_METRICS,
     UPKEEP,
@@ -154,8 +155,8 @@ class MergeMetrics:
 
     @_never_fails_a_batch
     def prepare_topics(self, query: str, target: str, topics: Iterable[str]) -> None:
-        """Make the series of a job's topics exist at 0; not the lag: 0 would say that there is none."""
-        per_topic = [row for row in CATALOGUE if row.label == "topic" and row is not TOPIC_LAG]
+        """Make the series of a job's topics exist at 0; not lag and delay: 0 would say that there is none."""
+        per_topic = [row for row in CATALOGUE if row.label == "topic" and row not in (TOPIC_LAG, TOPIC_DELAY)]
         add = [(instrument, (topic,), 0.0) for instrument in per_topic for topic in topics]
         self._numbers.change(query, target, add=add)
 

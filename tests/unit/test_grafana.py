@@ -14,7 +14,7 @@ import pytest
 from dashboards import GRAFANA, dashboard, panels
 from prometheus_client import CollectorRegistry
 
-from stream_merge.metrics.catalogue import CATALOGUE, TOPIC_LAG
+from stream_merge.metrics.catalogue import CATALOGUE, TOPIC_DELAY, TOPIC_LAG
 from stream_merge.metrics.instruments import MergeMetrics
 
 SCRAPE_LABELS = {"job", "instance"}
@@ -87,7 +87,8 @@ def exported() -> dict[str, set[str]]:
     metrics = MergeMetrics(registry=registry)
     metrics.prepare("q", "t")
     metrics.prepare_topics("q", "t", ["topic"])
-    metrics.observe_topics("q", "t", store=[(TOPIC_LAG, ("topic",), 0)])  # absent until it is known
+    unknown_at_first = TOPIC_LAG, TOPIC_DELAY
+    metrics.observe_topics("q", "t", store=[(instrument, ("topic",), 0) for instrument in unknown_at_first])
     return {sample.name: set(sample.labels) for family in registry.collect() for sample in family.samples}
 
 

@@ -389,6 +389,17 @@ def test_a_commit_moves_version_and_time_and_nothing_else_does(
     assert value(registry, "last_commit_timestamp_seconds") == 1_800_000_000.5
 
 
+def test_a_first_batch_that_commits_and_changes_no_row_moves_them_too(
+    registry: CollectorRegistry, merge_metrics: MergeMetrics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A query's first batch at a table commits its id alone where there is nothing to change."""
+    monkeypatch.setattr("stream_merge.metrics.instruments.time.time", lambda: 1_800_000_000.5)
+    merge_metrics.observe(result(outcome="no_change", version=8))
+
+    assert value(registry, "last_committed_version") == 8
+    assert value(registry, "last_commit_timestamp_seconds") == 1_800_000_000.5
+
+
 def test_what_readers_pay_is_as_after_the_last_merge_on_read(
     registry: CollectorRegistry, merge_metrics: MergeMetrics
 ) -> None:

@@ -121,8 +121,7 @@ class TopicSink:
                 self._sink._account(batch_df, batch_id, intake)
             result = None if read.events is None else self._sink.last_result
             self._known_origin().committed(read.ranges, read.batch, read.lost, result)
-            after_commit = 0.0 if result is None else result.seconds["upkeep"]
-            self._progress.merged(read.ranges, read.batch, read.lost, seconds_ago=after_commit)
+            self._progress.merged(read.ranges, read.batch, read.lost, result)
             if self._rows.columns != known:
                 self.look_again()
 

@@ -28,13 +28,18 @@ from stream_merge.metrics.catalogue import (
 )
 from stream_merge.metrics.instruments import MergeMetrics, default_metrics
 from stream_merge.model.logs import tell
-from stream_merge.sources.kafka.connection import Cluster, Connection, Offsets, TopicState, is_refusal
+from stream_merge.model.results import MergeResult
+from stream_merge.sources.kafka.connection import Cluster, Offsets, TopicState, is_refusal
 
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 2.0
 _RENEW_SECONDS = 600.0
 """A group without members is forgotten by the broker after `offsets.retention.minutes`, a week by default."""
+_REFUSED_SECONDS = 60.0
+"""Until offsets are mirrored again that could not be: a missing ACL is not there two seconds later either."""
+_FAILURES = (KafkaError, OSError, TimeoutError)
+"""Of a broker that is away, or refuses."""
 
 
 @dataclass(kw_only=True)
@@ -57,14 +62,19 @@ class Progress:
     """The same of each topic and partition."""
     newest_millis: dict[str, int] = field(default_factory=dict)
     """Topic -> when the source committed the newest merged event; a batch may bring older ones alone."""
+    is_unanswered: bool = False
+    """Whether the broker, which is there, does not describe the query's topics."""
     may_have_gaps: frozenset[str] | None = None
     """Topics whose offsets need not all have a record; None: nobody knows, so there is no alarm."""
     mirrored: dict[tuple[str, int], int] = field(default_factory=dict)
     mirrored_at: float = 0.0
+    mirror_failed_at: float | None = None
+    """None: the offsets could be mirrored, or nobody has tried."""
 
     def begin(self) -> None:
-        """Let the series exist."""
+        """Let the series exist, and the query run: a run before this one in the process may have failed."""
         self._numbers.prepare_topics(self.query, self.target, self.topics)
+        self._numbers.observe_topics(self.query, self.target, store=[(QUERY_FAILED, (), 0.0)])
 
     def failed(self) -> None:
         """The query has ended with an error, and what it merges stands still, while the job may go on."""
@@ -77,8 +87,15 @@ class Progress:
         self.ends.update(_flat(ends))
         self.starts = starts
 
-    def merged(self, ranges: Ranges, batch: DecodedBatch, lost: Ranges, *, seconds_ago: float) -> None:
-        """Count a batch that has been in the target for so many seconds."""
+    def merged(self, ranges: Ranges, batch: DecodedBatch, lost: Ranges, result: MergeResult | None) -> None:
+        """Count a batch that is in the target; only of one that was committed now is there a delay.
+
+        Args:
+            ranges: what it covers.
+            batch: what it brought.
+            lost: what of the ranges the broker had removed.
+            result: of the merge; None where there was none.
+        """
         kinds = [(TOPIC_RECORDS, (kind,), number) for kind, number in batch.kinds().items()]
         gaps, gone = [], []
         for topic, partitions in ranges.items():
@@ -102,11 +119,14 @@ class Progress:
                         remedy="set 'transactional: true' if producers of the topic use transactions",
                     )
         self._numbers.observe_topics(self.query, self.target, add=[*kinds, *gaps, *gone])
-        now, skewed, store = time.time() - seconds_ago, [], []
+        is_committed = result is not None and result.version is not None
+        now, skewed, store = time.time() - (0.0 if result is None else result.seconds.get("upkeep", 0.0)), [], []
         for topic, millis in batch.newest_millis.items():
             delay = now - millis / 1000
             newest = self.newest_millis[topic] = max(millis, self.newest_millis.get(topic, millis))
-            store += [(TOPIC_DELAY, (topic,), max(0.0, delay)), (TOPIC_NEWEST, (topic,), newest / 1000)]
+            store.append((TOPIC_NEWEST, (topic,), newest / 1000))
+            if is_committed:
+                store.append((TOPIC_DELAY, (topic,), max(0.0, delay)))
             if delay < 0:
                 skewed.append((TOPIC_SKEW, (topic,), 1.0))
         self._numbers.observe_topics(self.query, self.target, add=skewed, store=store)
@@ -151,13 +171,22 @@ class Lookout:
     """A thread that asks the broker for the ends of all topics of a job, and mirrors offsets to consumer groups.
 
     Everything here is best effort: a failure is counted or logged, and never fails a batch.
+
+    Args:
+        cluster: asked by nobody else; closed at the end.
+        progress: of each query.
+        now: seconds on a clock that never goes back.
     """
 
-    def __init__(self, connection: Connection, progress: Iterable[Progress]) -> None:
-        self._cluster = Cluster(connection)
+    def __init__(
+        self, cluster: Cluster, progress: Iterable[Progress], *, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._cluster = cluster
         self._progress = list(progress)
+        self._now = now
         self._over = threading.Event()
         self._away_since: float | None = None
+        self._has_stumbled = False
         self._thread = threading.Thread(target=self._run, name="stream-merge-lookout", daemon=True)
 
     def __enter__(self) -> Lookout:
@@ -171,48 +200,113 @@ class Lookout:
         """Look once more, so that what was merged last is mirrored, and end."""
         self._over.set()
         self._thread.join()
-        self._look()
-        self._cluster.close()
+        self._guarded(self._look)
+        self._guarded(self._cluster.close)
 
     def _run(self) -> None:
         while not self._over.is_set():
-            self._look()
+            self._guarded(self._look)
             self._over.wait(POLL_SECONDS)
 
-    def _look(self) -> None:
-        wanted = sorted({topic for progress in self._progress for topic in progress.topics})
+    def _guarded(self, step: Callable[[], None]) -> None:
+        """Log what nobody expects, once until it is over.
+
+        It would end the thread, and the lag would stand still without a word; at the end it would take the place of
+        what the job has to say.
+        """
         try:
-            topics = self._cluster.topics(wanted)
-        except (KafkaError, OSError, TimeoutError) as err:
-            self._is_away(err)
+            step()
+        except Exception:
+            if not self._has_stumbled:
+                tell(log.error, "lookout_failed", exc_info=True)
+            self._has_stumbled = True
+        else:
+            self._has_stumbled = False
+
+    def _look(self) -> None:
+        """Ask for the topics of all queries at once, and for those of a query on their own while they have no answer.
+
+        The broker answers for all topics of a question or for none: one without an ACL, or with a partition without a
+        leader, takes the answer from the others.
+        """
+        together = [progress for progress in self._progress if not progress.is_unanswered]
+        alone = [progress for progress in self._progress if progress.is_unanswered]
+        if self._away_since is not None and not self._is_there():
             return
+        try:
+            topics = self._cluster.topics(sorted({topic for progress in together for topic in progress.topics}))
+        except _FAILURES:
+            if self._over.is_set() or not self._is_there():
+                return
+            together, alone = [], self._progress
+        else:
+            for progress in together:
+                self._answered(progress, topics)
+        for progress in alone:
+            try:
+                topics = self._cluster.topics(progress.topics)
+            except _FAILURES as err:
+                if not self._is_there():
+                    return
+                self._not_answered(progress, err)
+            else:
+                self._answered(progress, topics)
+
+    def _answered(self, progress: Progress, topics: dict[str, TopicState]) -> None:
+        progress.is_unanswered = False
+        progress.seen(topics)
+        self._mirror(progress)
+
+    def _not_answered(self, progress: Progress, error: Exception) -> None:
+        """Say so, once until there is an answer."""
+        if not progress.is_unanswered:
+            tell(
+                log.warning,
+                "topics_not_described",
+                query=progress.query,
+                topics=progress.topics,
+                error=type(error).__name__,
+                remedy="look for a missing ACL (Describe) and for partitions without a leader",
+            )
+        progress.is_unanswered = True
+
+    def _is_there(self) -> bool:
+        """Whether the broker answers at all: to a question about no topic."""
+        try:
+            self._cluster.topics(())
+        except _FAILURES as err:
+            self._is_away(err)
+            return False
         self._is_back()
-        for progress in self._progress:
-            progress.seen(topics)
-            self._mirror(progress)
+        return True
 
     def _is_away(self, error: Exception) -> None:
         """Say so, once in an outage; a broker that refuses the job ends its queries, which say it themselves."""
         if self._away_since is None and not self._over.is_set() and not is_refusal(error):
-            self._away_since = time.monotonic()
+            self._away_since = self._now()
             tell(log.warning, "broker_away", error=type(error).__name__)
 
     def _is_back(self) -> None:
         if self._away_since is not None:
-            tell(log.warning, "broker_back", seconds=round(time.monotonic() - self._away_since))
+            tell(log.warning, "broker_back", seconds=round(self._now() - self._away_since))
             self._away_since = None
 
     def _mirror(self, progress: Progress) -> None:
+        """Write the offsets of a query's group, if they have moved; what fails is told once until it succeeds."""
         ends = dict(progress.ends)
-        now = time.monotonic()
+        now, failed_at = self._now(), progress.mirror_failed_at
         if progress.group is None or not ends:
             return
         if ends == progress.mirrored and now - progress.mirrored_at < _RENEW_SECONDS:
             return
+        if failed_at is not None and now - failed_at < _REFUSED_SECONDS and not self._over.is_set():
+            return
         try:
             self._cluster.commit(progress.group, ends)
-        except (KafkaError, OSError, TimeoutError) as err:
-            tell(log.warning, "offsets_not_mirrored", group=progress.group, error=type(err).__name__)
+        except _FAILURES as err:
+            if failed_at is None:
+                tell(log.warning, "offsets_not_mirrored", group=progress.group, error=type(err).__name__)
+            progress.mirror_failed_at = now
             progress.mirror_failed()
             return
-        progress.mirrored, progress.mirrored_at = ends, now
+        progress.mirrored, progress.mirrored_at, progress.mirror_failed_at = ends, now, None

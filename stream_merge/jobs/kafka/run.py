@@ -105,7 +105,7 @@ class Job:
         result = JobResult()
         arrived: SimpleQueue[tuple[str, MergeResult]] = SimpleQueue()
         queries = [Supervised(query, self, arrived, once=once) for query in self._settings.queries]
-        lookout = Lookout(self._settings.kafka.connection(), self._progress.values())
+        lookout = Lookout(Cluster(self._settings.kafka.connection()), self._progress.values())
 
         def hand_over() -> None:
             for name, merged in drained(arrived):

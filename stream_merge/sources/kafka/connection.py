@@ -219,7 +219,7 @@ class Cluster:
         """The state of topics; a topic that does not exist is left out.
 
         Raises:
-            kafka.errors.KafkaError: the broker cannot be reached, or refuses.
+            kafka.errors.KafkaError: the broker cannot be reached, or does not describe one of them; so for all.
         """
         try:
             return self._topics(names)
