@@ -24,6 +24,7 @@ from stream_merge.jobs.kafka import run
 from stream_merge.jobs.kafka.check import check
 from stream_merge.jobs.kafka.run import Job
 from stream_merge.sources.envelopes.base import Kind
+from stream_merge.sources.kafka.connection import Cluster
 from stream_merge.spark.confs import WHOLE_READS
 
 HEARTBEAT = {"ts_ms": 1}
@@ -282,3 +283,14 @@ def test_a_job_reads_its_tables_whole_whatever_its_session_ignores(make: Make) -
 
     assert {conf: stream.events.sparkSession.conf.get(conf) for conf in WHOLE_READS} == WHOLE_READS
     assert {session.conf.get(conf) for conf in WHOLE_READS} == {"true"}
+
+
+def test_a_broker_that_is_there_answers_a_question_about_no_topic(make: Make) -> None:
+    """By which a job tells a broker that is away from one that does not describe a topic."""
+    job = make()
+    job.send(1, job.event("c", 1))
+    cluster = Cluster(job.settings().kafka.connection())
+
+    assert cluster.topics(()) == {}
+    assert list(cluster.topics([job.topic, "not-there"])) == [job.topic]
+    cluster.close()
