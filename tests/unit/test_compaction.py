@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any, cast
@@ -72,6 +73,19 @@ def test_files_with_many_removed_rows_are_written_again() -> None:
     assert not due([few, whole], most_bytes=PLENTY).purge
     found = due([half, *files(*[KB] * 5, deleted=0.5)], most_bytes=PLENTY)
     assert (found.files, found.purge, found.bytes) == (5, True, 5 * KB + 200 * MB)
+
+
+@pytest.mark.parametrize("most_bytes", [PLENTY, 0.0])
+def test_what_is_due_on_a_table_of_many_files_is_known_at_once(most_bytes: float) -> None:
+    """It is found outside of a round's budget, and all files may have removed rows."""
+    rng = random.Random(1)
+    table = [
+        DataFile(f"p{n % 50}", rng.randrange(KB, 60 * MB), rng.random(), is_clustered=False) for n in range(20_000)
+    ]
+    started = time.process_time()
+    found = due(table, most_bytes=most_bytes)
+    assert time.process_time() - started < 2
+    assert (found.files > 19_000, found.beyond > 0) == (bool(most_bytes), not most_bytes)
 
 
 @pytest.mark.parametrize("seed", range(50))
