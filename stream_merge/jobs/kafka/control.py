@@ -49,10 +49,7 @@ def stop_request(query: QuerySettings) -> Path | None:
 def is_running(query: QuerySettings) -> bool:
     """Whether a process holds the query; where there is no lock of it, none has ever run there."""
     path = _beside(query, "lock")
-    if path is None or not path.exists():
-        return False
-    with held(query) as is_ours:
-        return not is_ours
+    return path is not None and locks.holder_of(path) is not None
 
 
 def request_stop(settings: JobSettings) -> list[tuple[str, Path]]:
