@@ -292,6 +292,15 @@ def test_a_stop_is_asked_for_beside_the_checkpoint(read: Read, tmp_path: Path) -
         request_stop(remote)
 
 
+def test_a_query_is_one_by_whatever_name_its_checkpoint_is_reached(read: Read, tmp_path: Path) -> None:
+    (tmp_path / "linked").symlink_to(tmp_path / "orders")
+    named, linked = (read(GOOD.replace("c/orders", str(tmp_path / name))) for name in ("orders", "linked"))
+
+    with held(named.queries[0]), held(linked.queries[0]) as is_theirs:
+        assert not is_theirs
+        assert request_stop(linked) == [("orders", tmp_path / "orders.stop")]
+
+
 def test_who_looks_whether_a_query_runs_does_not_pass_for_its_process(read: Read, tmp_path: Path) -> None:
     """Neither to another one who looks, nor to a process that starts at that moment."""
     (query,) = read(GOOD.replace("c/orders", str(tmp_path / "orders"))).queries
