@@ -69,6 +69,11 @@ def due(files: Sequence[DataFile], *, most_bytes: float, target_bytes: int = TAR
     )
 
 
+def put_together(files: Sequence[DataFile], *, target_bytes: int = TARGET_BYTES) -> list[DataFile]:
+    """The small files that are due where nothing limits what may be written again."""
+    return _small(files, max(_ends(files, target_bytes), default=0))
+
+
 def _bytes(files: Iterable[DataFile]) -> int:
     return sum(file.bytes for file in files)
 
