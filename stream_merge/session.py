@@ -54,8 +54,11 @@ _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _DEFAULT_JAVA_OPTIONS = "spark.driver.defaultJavaOptions"
 _DELTA_JAR = "delta-spark_"
 _JAVA_OPTIONS_OF_ENVIRONMENT = ("SPARK_SUBMIT_OPTS", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
-_SECRET = re.compile(r"(?i)secret|password|token|(?:access|account|provided|private)[.-]?key")
-"""In names of confs that nobody is shown: as spark.redaction.regex (4.2) has it, and of keys for Azure and Google."""
+_SECRET = re.compile(
+    r"(?i)secret|password|token|(?:access|account|provided|private)[.-]?key"
+    r"|encryption[.-]key\b|[.-]credential$|azure\.sas\."
+)
+"""In names of confs that nobody is shown: as spark.redaction.regex (4.2) has it, and keys and signatures of stores."""
 _NAMES_COLLECTOR = re.compile(r"-XX:\+Use\w+GC\b")
 
 

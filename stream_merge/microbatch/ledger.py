@@ -14,6 +14,8 @@ from stream_merge.shapes.batch import Batch
 
 log = logging.getLogger(__name__)
 
+_SURPLUS = "the target holds keys twice, or Spark ran a stage of the merge again and counted its rows once more"
+
 
 def all_reasons(batch: Batch | None, undecodable: int) -> Counter[str]:
     """Quarantined events by reason, those included that are not in the batch."""
@@ -28,6 +30,22 @@ def _by_events(report: MergeReport) -> tuple[int, int]:
     missing = (report.metrics.get(f"numTargetRowsNotMatchedBySource{what}", 0) for what in ("Updated", "Deleted"))
     updated, deleted = missing
     return report.updated - updated, report.deleted - deleted
+
+
+def _within(merged: int, report: MergeReport) -> tuple[int, int, int]:
+    """Events that have inserted, updated and deleted a row, where the merge tells of more rows than it had events.
+
+    Rows of a key that the target holds twice were updated or deleted; Spark's accumulators count any of them again
+    with a stage that is run again.
+    """
+    inserted, updated, deleted = report.inserted, *_by_events(report)
+    surplus = inserted + updated + deleted - merged
+    if surplus <= 0:
+        return inserted, updated, deleted
+    tell(log.warning, "more_rows_than_events", surplus_rows=surplus, events=merged, cause=_SURPLUS)
+    inserted = min(inserted, merged)
+    deleted = min(deleted, merged - inserted)
+    return inserted, merged - inserted - deleted, deleted
 
 
 def landed_as(
@@ -60,15 +78,9 @@ def settle(
     if batch is None:
         return EventCounts(received=undecodable, quarantined=undecodable)
     merged = batch.upserts + batch.deletes - refused
-    inserted, updated, deleted = report.inserted, *_by_events(report)
-    surplus = inserted + updated + deleted - merged
-    if surplus > 0:
-        # Only a target that holds a key twice has more affected rows than events.
-        tell(log.warning, "target_holds_duplicate_keys", surplus_rows=surplus)
-        less = min(surplus, updated)
-        updated, deleted = updated - less, deleted - (surplus - less)
+    inserted, updated, deleted = _within(merged, report)
     unaffected = merged - inserted - updated - deleted
-    undone = min(repaired.get("total", 0), merged)
+    undone = min(repaired.get("total", 0), merged - deleted)  # of a deleted row the re-check finds none
     less_inserted = min(repaired.get("inserted", 0), inserted, undone)
     less_updated = min(repaired.get("updated", 0), updated, undone - less_inserted)
     less_unaffected = min(unaffected, undone - less_inserted - less_updated)

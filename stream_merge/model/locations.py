@@ -60,3 +60,12 @@ def place(target: str) -> str:
 def folder(path: str) -> str:
     """One spelling per folder of a checkpoint; without a slash, too, it is a path."""
     return canonical(path if names.is_path(path) else f"./{path}")
+
+
+def beside_folder(path: str, suffix: str) -> Path | None:
+    """A file beside a checkpoint's folder, the same however that is spelled; None where it is not on a local disk."""
+    local = local_path(path)
+    if local is None:
+        return None
+    resolved = Path(os.path.realpath(local))
+    return resolved.with_name(f"{resolved.name}.{suffix}")

@@ -74,7 +74,7 @@ class TableFacts:
     rows: int
     """0 where the log does not tell."""
     small_files: int
-    """Those below `SMALL_BYTES`."""
+    """Those below `SMALL_BYTES` that upkeep would put together now (`compaction.put_together`)."""
     is_partitioned: bool = False
     is_native: bool = False
     """Whether the native engine may write the table, which a clustered one is not for."""

@@ -13,7 +13,9 @@ from pyspark.sql.types import StructField
 from stream_merge.model import names
 from stream_merge.model.snapshot import CommitRecord, TableSnapshot, name_in_files
 from stream_merge.shapes.key_bounds import boundable
+from stream_merge.spark.data_files import DataFile
 from stream_merge.tables.advice import SMALL_BYTES, KeySpread, MergedRows, TableFacts
+from stream_merge.tables.compaction import put_together
 from stream_merge.tables.delta_rs.changed_keys import changed_bounds, spread_of
 from stream_merge.tables.delta_rs.data_files import ambiguous
 from stream_merge.tables.delta_rs.panics import NativePanicError
@@ -46,7 +48,7 @@ def facts_of(
         files=files.num_rows,
         bytes=size,
         rows=rows,
-        small_files=int(pc.sum(pc.less(files["size_bytes"], SMALL_BYTES)).as_py() or 0),
+        small_files=sum(file.bytes < SMALL_BYTES for file in put_together(_data_files(files))),
         is_partitioned=bool(snapshot.partition_columns),
         is_native=is_native,
         keys=tuple(key.name for key in keys),
@@ -55,6 +57,18 @@ def facts_of(
         without_statistics={key.name: missing for key in keys if (missing := _without_statistics(files, key))},
         spreads=_spreads(table, keys, commits),
     )
+
+
+def _data_files(files: pa.Table) -> list[DataFile]:
+    """As upkeep sees them, with what deletion vectors have removed left out of account."""
+    columns = (files[name] for name in files.column_names if name.startswith("partition."))
+    # By number: Python cannot hold every value.
+    numbered = (column.combine_chunks().dictionary_encode().indices.to_pylist() for column in columns)
+    sizes = files["size_bytes"].to_pylist()
+    return [
+        DataFile(str(partition), size, deleted_share=0.0, is_clustered=False)
+        for size, *partition in zip(sizes, *numbered, strict=True)
+    ]
 
 
 def merged_rows(commits: Sequence[CommitRecord]) -> MergedRows:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 from uuid import uuid4
 
 from stream_merge.errors import HeldError
@@ -24,7 +25,7 @@ _LOCK_PREFIX = f"{names.RESERVED_PREFIX}lock_"
 _WRITERS_PREFIX = f"{names.RESERVED_PREFIX}writers_"
 """Folder with a file of each process that writes to a table."""
 _LOOKS, _LOOK_SECONDS = 5, 0.05
-"""Somebody who only looks holds the lock for a moment."""
+"""Somebody who only looks (`holder_of`) keeps others from the lock for a moment."""
 _ours: set[Path] = set()
 """Held by this process, in which sinks and Spark know of each other."""
 
@@ -47,18 +48,31 @@ def locked(path: Path, by: str) -> Iterator[str | None]:
         return
     with file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            yield file.read() or "another process"
-            return
+            is_taken = _is_taken(file)
         except OSError:
             yield None
+            return
+        if is_taken:
+            file.seek(0)
+            yield file.read() or "another process"
             return
         file.truncate(0)
         file.write(f"process {os.getpid()} ({by})")
         file.flush()
         yield None
+
+
+def _is_taken(file: IO[str]) -> bool:
+    """Whether somebody else has the lock; if not, this file has it from now on."""
+    for look in range(_LOOKS):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if look < _LOOKS - 1:
+                time.sleep(_LOOK_SECONDS)
+        else:
+            return False
+    return True
 
 
 @contextmanager
@@ -80,19 +94,15 @@ def only_writer(target: str, by: str, location: str | None = None) -> Iterator[N
     if path is None or path in _ours:
         yield
         return
-    for look in range(_LOOKS):
-        with locked(path, by) as holder:
-            if holder is None:
-                _ours.add(path)
-                try:
-                    warn_of_others(target, by, location)
-                    yield
-                finally:
-                    _ours.discard(path)
-                return
-        if look == _LOOKS - 1:
+    with locked(path, by) as holder:
+        if holder is not None:
             raise _taken(target, holder)
-        time.sleep(_LOOK_SECONDS)
+        _ours.add(path)
+        try:
+            warn_of_others(target, by, location)
+            yield
+        finally:
+            _ours.discard(path)
 
 
 def expect_no_other(target: str, location: str | None = None) -> None:
@@ -104,7 +114,7 @@ def expect_no_other(target: str, location: str | None = None) -> None:
         HeldError: naming that process.
     """
     path = _lock_of(target, location)
-    holder = None if path is None or path in _ours else _holder_of(path)
+    holder = None if path is None or path in _ours else holder_of(path)
     if holder is not None:
         raise _taken(target, holder)
 
@@ -136,7 +146,7 @@ def expect_alone(target: str, location: str | None = None) -> None:
     folder, ours = place.with_name(f"{_WRITERS_PREFIX}{place.name}"), _present.get(place)
     with suppress(FileNotFoundError):
         for name in os.listdir(folder):  # not by process number: that of another container may be the same
-            holder = None if ours is not None and ours.is_own(name) else _holder_of(folder / name)
+            holder = None if ours is not None and ours.is_own(name) else holder_of(folder / name)
             if holder is not None:
                 raise _taken(target, holder)
 
@@ -161,10 +171,10 @@ class _Present:
         """Processes that write to the table and have not been named here before."""
         if self._file is None:
             self._enter()
-        found = [] if self._job in _ours else [_holder_of(self._job)]
+        found = [] if self._job in _ours else [holder_of(self._job)]
         added = set(os.listdir(self._folder)) - self._looked_at
         self._looked_at |= added
-        found += [_holder_of(self._folder / name, remove=True) for name in added]
+        found += [holder_of(self._folder / name, remove=True) for name in added]
         new = dict.fromkeys(name for name in found if name is not None and name not in self._known)
         self._known.update(new)
         return list(new)
@@ -214,8 +224,10 @@ def warn_of_others(target: str, by: str, location: str | None = None) -> None:
             tell(log.warning, "another_writer", target=target, by=by, other=other, remedy=remedy)
 
 
-def _holder_of(path: Path, *, remove: bool = False) -> str | None:
+def holder_of(path: Path, *, remove: bool = False) -> str | None:
     """What a process has written into a file that it holds locked; None where nobody does.
+
+    A look keeps no other look away, and for a moment whoever wants the lock (`locked` waits for that).
 
     Args:
         path: of the file.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -79,7 +79,8 @@ def write(invalid: DataFrame, table: str, *, query: str, recorded_at: Column, co
         commit: application id of the quarantine role, batch id, the sink's retry policy.
     """
     error = columns.column(names.CORRUPT_COLUMN)
-    _append(invalid, table, error=error, query=query, recorded_at=recorded_at, commit=commit)
+    rows = _as_stored(invalid, error=error, query=query, recorded_at=recorded_at, commit=commit)
+    _append_missing(rows, table, commit)
 
 
 def undecodable_id(caller: Caller, target: str) -> str | None:
@@ -135,7 +136,7 @@ def write_whole(
     be nowhere. Such a batch is not recognised when it comes again.
 
     Args:
-        events: as the source delivered them.
+        events: as the source delivered them, evaluated: a failure leaves nothing uncounted that is written.
         table: catalog name or path; created when it is missing.
         reason: one of `results.ROUTING_REASONS`.
         error: what happened, in one sentence.
@@ -159,10 +160,14 @@ def write_whole(
         contract.origin(events.columns).alias(names.ORIGIN_COLUMN),
     )
     why = F.coalesce(columns.column(names.CORRUPT_COLUMN), F.lit(error))
-    written = _append(kept, table, error=why, query=query, recorded_at=F.current_timestamp(), commit=commit)
-    if written is None:
+    rows = _as_stored(kept, error=why, query=query, recorded_at=F.current_timestamp(), commit=commit)
+    missing = _missing(rows, table, commit)
+    if missing is None:
         return {}
-    return {row[0]: row[1] for row in written.groupBy(F.col("reasons")[0]).count().collect()}
+    # Before the append: behind it a job that fails would leave rows uncounted that no replay finds missing.
+    counts = {row[0]: row[1] for row in missing.rows.groupBy(F.col("reasons")[0]).count().collect()}
+    append_once(missing.rows, table, missing.commit)
+    return counts
 
 
 def is_written(session: SparkSession, table: str, commit: SideCommit) -> bool:
@@ -174,9 +179,7 @@ def is_written(session: SparkSession, table: str, commit: SideCommit) -> bool:
     return not is_other(commit.fingerprint, then)
 
 
-def _append(
-    rows: DataFrame, table: str, *, error: Column, query: str, recorded_at: Column, commit: SideCommit
-) -> DataFrame | None:
+def _as_stored(rows: DataFrame, *, error: Column, query: str, recorded_at: Column, commit: SideCommit) -> DataFrame:
     origin = columns.column(names.ORIGIN_COLUMN)
     known: dict[str, Column] = {field.name: origin[field.name] for field in source_batch.ORIGIN_TYPE.fields}
     known |= {
@@ -187,12 +190,25 @@ def _append(
         "event": columns.column(names.EVENT_COLUMN),
         "error": error,
     }
-    selected = rows.select(*(known.get(f.name, F.lit(None)).cast(f.dataType).alias(f.name) for f in SCHEMA.fields))
-    return _append_missing(selected, table, commit)
+    return rows.select(*(known.get(f.name, F.lit(None)).cast(f.dataType).alias(f.name) for f in SCHEMA.fields))
 
 
-def _append_missing(rows: DataFrame, table: str, commit: SideCommit) -> DataFrame | None:
-    """Append rows once per batch, and those that a batch has beyond what an earlier try of it has written.
+def _append_missing(rows: DataFrame, table: str, commit: SideCommit) -> None:
+    missing = _missing(rows, table, commit)
+    if missing is not None:
+        append_once(missing.rows, table, missing.commit)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Missing:
+    """Rows that a table lacks, and how they are written there."""
+
+    rows: DataFrame
+    commit: SideCommit
+
+
+def _missing(rows: DataFrame, table: str, commit: SideCommit) -> _Missing | None:
+    """Of the rows of a batch all, once per batch, and those that it has beyond what an earlier try of it has written.
 
     The table is created when it is missing.
 
@@ -200,7 +216,7 @@ def _append_missing(rows: DataFrame, table: str, commit: SideCommit) -> DataFram
     then is what was wrong with it before: a record of a topic or file is known by its place there, anything else by
     what it says. What another query has written under the same id is none of this one's.
 
-    Returns: the rows that were appended; None where there were none.
+    Returns: what is to be appended; None where nothing is.
 
     Cost: a look at the table; one or two Spark jobs more where the batch has been here.
     """
@@ -209,15 +225,11 @@ def _append_missing(rows: DataFrame, table: str, commit: SideCommit) -> DataFram
     if found is None:
         found = spark_table.create(session, table, SCHEMA.fields, properties=PROPERTIES)
     if not is_applied(found.transaction, commit.app_id, commit.batch_id):
-        append_once(rows, table, commit)
-        return rows
+        return _Missing(rows=rows, commit=commit)
     commit.expect_own(found.transaction, found.version, spark_table.history_of(session, table))
     stored = spark_table.rows(session, table).where(F.col("batch_id") == commit.batch_id)
-    missing = _beyond(rows, stored).localCheckpoint(eager=True)
-    if missing.isEmpty():
-        return None
-    append_once(missing, table, replace(commit, app_id=None, judge=None))
-    return missing
+    beyond = _beyond(rows, stored).localCheckpoint(eager=True)
+    return None if beyond.isEmpty() else _Missing(rows=beyond, commit=replace(commit, app_id=None, judge=None))
 
 
 def _beyond(rows: DataFrame, stored: DataFrame) -> DataFrame:

@@ -12,6 +12,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pyarrow as pa
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from stream_merge.errors import ConfigError
@@ -83,7 +84,8 @@ class Store:
     def _is_reached_as_before(self, session: SparkSession, kept: NativeTable) -> bool:
         if locations.local_path(kept.location) is not None:
             return False
-        with suppress(NotTranslatedError):
+        # Hadoop fails on a credential store that is being written anew; who reads the table next says what that means.
+        with suppress(NotTranslatedError, Py4JJavaError):
             return kept.is_at(kept.location, self._options(session, kept.location))
         return False
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 from py4j.protocol import Py4JJavaError
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, GroupedData, SparkSession
 from pyspark.sql import functions as F
 from traces import jobs_so_far, transactions
 
@@ -351,6 +351,30 @@ def test_what_a_batch_that_was_set_aside_has_beyond_that_is_set_aside_too(fleet:
     ]
     assert (fleet.rows("orders"), fleet.rows("refunds")) == ([(1, 1, "good")], [(1, 1, "good"), (5, 1, "good")])
     assert (fleet.events_total("orders", "quarantined"), fleet.events_total("unrouted", "quarantined")) == (3, 2)
+
+
+@pytest.mark.parametrize(("route", "label"), [("orders", "orders"), ("invoices", "unrouted")])
+def test_a_count_that_fails_leaves_no_event_in_quarantine_uncounted(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, route: str, label: str
+):
+    """The batch comes again, and has nothing beyond what it had written."""
+    fleet.break_table("orders")
+    events = fleet.batch(event(route, 2, "bad"))
+
+    def lost(_: GroupedData) -> DataFrame:
+        msg = "the job was lost"
+        raise RuntimeError(msg)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(GroupedData, "count", lost)
+        with pytest.raises((RuntimeError, RoutedMergeError), match="the job was lost"):
+            fleet.tolerant()(events, 1)
+    for _ in range(2):
+        fleet.tolerant()(events, 1)
+
+    table = fleet.path("unrouted") if label == "unrouted" else sibling(fleet.path(label), "__stream_merge_quarantine_")
+    assert [found["id"] for _, _, found in fleet.quarantined(table)] == [2]
+    assert fleet.events_total(label, "quarantined") == 1
 
 
 def test_two_routers_of_one_batch_share_a_quarantine_under_names_of_their_own(fleet: Fleet):

@@ -5,13 +5,17 @@ from __future__ import annotations
 import datetime
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 
 from stream_merge.model.snapshot import CommitRecord
+from stream_merge.tables import advice as advice_module
 from stream_merge.tables.advice import KeySpread, MergedRows, TableFacts, advice
 from stream_merge.tables.delta_rs.changed_keys import spread_of
+from stream_merge.tables.explain import explain
 from stream_merge.tables.facts import merged_rows
 
 MB = 10**6
@@ -106,6 +110,25 @@ def test_a_table_of_small_files_asks_for_upkeep():
         "400 of 412 files are smaller than 16 MB: stream-merge maintain /data/orders puts them together now, and"
         " maintenance=Maintenance() from time to time"
     )
+
+
+@pytest.mark.parametrize("partitioned_by", [[], ["day"], ["day", "region"]])
+@pytest.mark.parametrize(("files", "is_advised"), [(1, False), (3, False), (4, True)])
+def test_upkeep_is_advised_where_it_would_find_something(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, partitioned_by: list[str], files: int, *, is_advised: bool
+):
+    """It leaves three files of a partition as they are, however many partitions there are."""
+    monkeypatch.setattr(advice_module, "MANY_SMALL_FILES", 2)
+    days = [datetime.date(2026, 1, 1), datetime.date(2026, 1, 2), None]
+    rows = pa.table({"id": range(6), "day": 2 * days, "region": 3 * ["north"] + 3 * ["south"]})
+    for _ in range(files):
+        write_deltalake(str(tmp_path / "table"), rows, partition_by=partitioned_by, mode="append")
+
+    found = explain(str(tmp_path / "table"))
+    assert found.files == files * (1, 3, 6)[len(partitioned_by)]
+    assert [sentence.partition(" smaller")[0] for sentence in found.advice] == [
+        f"{found.files} of {found.files} files are"
+    ] * is_advised
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,27 @@ def test_files_with_many_removed_rows_are_written_again() -> None:
     assert (found.files, found.purge, found.bytes) == (5, True, 5 * KB + 200 * MB)
 
 
+@pytest.mark.parametrize("most_bytes", [PLENTY, 0.0])
+def test_what_is_due_is_found_without_comparing_each_file_with_all_others(
+    most_bytes: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is found outside of a round's budget, and all files may have removed rows."""
+    rng = random.Random(1)
+    table = [DataFile(f"p{n % 50}", rng.randrange(KB, 60 * MB), rng.random(), is_clustered=False) for n in range(2_000)]
+    compared, equal = [0], DataFile.__eq__
+
+    def counted(one: DataFile, other: object) -> bool:
+        compared[0] += 1
+        return equal(one, other)
+
+    monkeypatch.setattr(DataFile, "__eq__", counted)
+
+    found = due(table, most_bytes=most_bytes)
+
+    assert compared[0] < len(table)
+    assert (found.files > 1_900, found.beyond > 0) == (bool(most_bytes), not most_bytes)
+
+
 @pytest.mark.parametrize("seed", range(50))
 def test_random_tables_never_cost_more_than_allowed(seed: int) -> None:
     """By Delta's own rules: OPTIMIZE takes files below the limit in partitions that hold two of them."""

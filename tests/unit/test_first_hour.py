@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pydoc
 import re
 import shutil
@@ -16,6 +17,7 @@ from stream_merge import ConfigError, MergeSink, cli
 from stream_merge.cli.commands import jobs, shared
 from stream_merge.jobs.kafka.run import JobResult
 from stream_merge.jobs.kafka.settings import load
+from stream_merge.tables import locks
 
 JOB = """
 kafka: {bootstrap: "127.0.0.1:1"}
@@ -85,6 +87,16 @@ def test_stop_without_a_running_job_says_so_and_leaves_no_file(invoke: Invoke) -
             " working folder\n"
         )
         assert sorted(Path().iterdir()) == before
+
+
+def test_a_checkpoint_that_is_used_by_another_name_is_said_before_spark_starts(invoke: Invoke) -> None:
+    Path("linked").symlink_to("checkpoint")
+    with locks.locked(Path("checkpoint.lock"), "query 'other'"):
+        result = invoke(f"{FILES.replace('checkpoint checkpoint', 'checkpoint linked')} --metrics-port 0")
+
+    assert result.exit_code == 2
+    assert f"process {os.getpid()} (query 'other') is using the checkpoint 'linked'" in result.stderr
+    assert not Path("linked.lock").exists()
 
 
 @pytest.mark.parametrize("line", ["run job.yaml", f"{FILES} --metrics-port 0"])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import re
+import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +15,7 @@ import yaml
 
 from stream_merge import ConfigError
 from stream_merge.jobs.kafka import JobSettings, load
-from stream_merge.jobs.kafka.control import held, request_stop, stop_request
+from stream_merge.jobs.kafka.control import held, is_running, request_stop, stop_request
 from stream_merge.jobs.kafka.formats import DebeziumFormat, JsonFormat
 
 GOOD = """
@@ -288,6 +290,33 @@ def test_a_stop_is_asked_for_beside_the_checkpoint(read: Read, tmp_path: Path) -
     assert stop_request(remote.queries[0]) is None
     with pytest.raises(ConfigError, match="send SIGTERM"):
         request_stop(remote)
+
+
+def test_a_query_is_one_by_whatever_name_its_checkpoint_is_reached(read: Read, tmp_path: Path) -> None:
+    (tmp_path / "linked").symlink_to(tmp_path / "orders")
+    named, linked = (read(GOOD.replace("c/orders", str(tmp_path / name))) for name in ("orders", "linked"))
+
+    with held(named.queries[0]), held(linked.queries[0]) as is_theirs:
+        assert not is_theirs
+        assert request_stop(linked) == [("orders", tmp_path / "orders.stop")]
+
+
+def test_who_looks_whether_a_query_runs_does_not_pass_for_its_process(read: Read, tmp_path: Path) -> None:
+    """Neither to another one who looks, nor to a process that starts at that moment."""
+    (query,) = read(GOOD.replace("c/orders", str(tmp_path / "orders"))).queries
+    assert not is_running(query)
+    assert not (tmp_path / "orders.lock").exists()
+    with held(query):
+        assert is_running(query)
+
+    with (tmp_path / "orders.lock").open() as look:
+        fcntl.flock(look, fcntl.LOCK_SH)
+        end = threading.Timer(0.1, lambda: fcntl.flock(look, fcntl.LOCK_UN))
+        end.start()
+        assert not is_running(query)
+        with held(query) as is_ours:
+            assert is_ours
+        end.join()
 
 
 @pytest.mark.parametrize(

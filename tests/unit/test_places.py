@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stream_merge.errors import ConfigError
-from stream_merge.model.locations import canonical, local_path, place
+from stream_merge.model.locations import beside_folder, canonical, local_path, place
 from stream_merge.spark.places import escape_in, expect_scheme
 
 
@@ -63,3 +63,21 @@ def test_a_path_without_a_scheme_is_one_of_this_disk_or_refused() -> None:
 def test_two_tables_of_a_catalog_are_two_places() -> None:
     assert len({place(name) for name in ("a.b", "`a.b`", "a.`b`", "A.B", "b", "a/b")}) == 4
     assert len({place(name) for name in ("b", "b/", "B/", "./b", "delta.`b/`")}) == 3
+
+
+@pytest.mark.parametrize(
+    "spelled", ["{}/c/orders", "file://{}/c/orders/", "{}/c/../c/orders", "{}/linked", "{}/same/orders"]
+)
+def test_a_file_beside_a_folder_is_one_however_the_folder_is_spelled(tmp_path: Path, spelled: str) -> None:
+    """Also while the folder is not there yet."""
+    (tmp_path / "c").mkdir()
+    (tmp_path / "same").symlink_to(tmp_path / "c")
+    (tmp_path / "linked").symlink_to(tmp_path / "c" / "orders")
+
+    assert beside_folder(spelled.format(tmp_path), "lock") == tmp_path.resolve() / "c" / "orders.lock"
+    assert beside_folder("s3a://bucket/orders", "lock") is None
+
+
+def test_a_file_beside_a_folder_is_one_from_wherever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert beside_folder("orders", "stop") == beside_folder("./orders", "stop") == tmp_path.resolve() / "orders.stop"

@@ -163,10 +163,10 @@ def replay_quarantine(
 @contextmanager
 def _alone(settings: FilesSettings) -> Iterator[ExitStack]:
     """Keep other processes from the checkpoint and, on a local disk, from the table; one of a catalog comes later."""
-    who, place = _who(settings), locations.local_path(settings.checkpoint)
+    who, lock = _who(settings), locations.beside_folder(settings.checkpoint, "lock")
     with ExitStack() as held:
-        if place is not None:
-            holder = held.enter_context(locks.locked(place.with_name(f"{place.name}.lock"), who))
+        if lock is not None:
+            holder = held.enter_context(locks.locked(lock, who))
             if holder is not None:
                 msg = (
                     f"{holder} is using the checkpoint {settings.checkpoint!r}, and by one checkpoint one process reads"

@@ -11,7 +11,7 @@ from pathlib import Path
 from stream_merge.errors import ConfigError
 from stream_merge.jobs.kafka.replay import Replayed, Request
 from stream_merge.jobs.kafka.settings import JobSettings, QuerySettings
-from stream_merge.model.locations import local_path
+from stream_merge.model.locations import beside_folder
 from stream_merge.model.logs import tell
 from stream_merge.tables import locks
 
@@ -21,16 +21,10 @@ _left: set[Path] = set()
 """Requests that cannot be read and must not be removed: said once."""
 
 
-def _beside(query: QuerySettings, suffix: str) -> Path | None:
-    """A file beside the checkpoint folder; None where that is not on a disk."""
-    place = local_path(query.checkpoint)
-    return None if place is None else place.with_name(f"{place.name}.{suffix}")
-
-
 @contextmanager
 def held(query: QuerySettings) -> Iterator[bool]:
     """Whether this process may run the query: on a disk one at a time may, until it ends, however it ends."""
-    path = _beside(query, "lock")
+    path = beside_folder(query.checkpoint, "lock")
     if path is None:
         yield True
         return
@@ -43,16 +37,13 @@ def held(query: QuerySettings) -> Iterator[bool]:
 
 def stop_request(query: QuerySettings) -> Path | None:
     """The file whose presence stops a query; None where its checkpoint is not on a disk."""
-    return _beside(query, "stop")
+    return beside_folder(query.checkpoint, "stop")
 
 
 def is_running(query: QuerySettings) -> bool:
     """Whether a process holds the query; where there is no lock of it, none has ever run there."""
-    path = _beside(query, "lock")
-    if path is None or not path.exists():
-        return False
-    with held(query) as is_ours:
-        return not is_ours
+    path = beside_folder(query.checkpoint, "lock")
+    return path is not None and locks.holder_of(path) is not None
 
 
 def request_stop(settings: JobSettings) -> list[tuple[str, Path]]:
@@ -85,7 +76,7 @@ def expect_askable(queries: Iterable[QuerySettings]) -> None:
     Raises:
         ConfigError: a checkpoint is not on this disk.
     """
-    remote = [query.name for query in queries if _beside(query, "lock") is None]
+    remote = [query.name for query in queries if beside_folder(query.checkpoint, "lock") is None]
     if remote:
         msg = (
             f"the checkpoints of {remote!r} are not on this disk, so nothing tells whether a process runs them, and a"
@@ -96,7 +87,7 @@ def expect_askable(queries: Iterable[QuerySettings]) -> None:
 
 def ask_for_replay(query: QuerySettings, request: Request) -> None:
     """Leave a request for the job that runs the query, which `held` has told of."""
-    _write(_beside(query, "replay"), request.to_json())
+    _write(beside_folder(query.checkpoint, "replay"), request.to_json())
 
 
 def replay_request(query: QuerySettings) -> Request | None:
@@ -105,7 +96,7 @@ def replay_request(query: QuerySettings) -> Request | None:
     One that cannot be read, as of another version, of another user, or after a crash of the machine, is removed where
     that is allowed: whoever waits for it asks again (`replay_is_asked`).
     """
-    path = _beside(query, "replay")
+    path = beside_folder(query.checkpoint, "replay")
     text = _read(path)
     found = None if text is None else Request.from_json(text)
     if path is not None and text is not None and found is None and path not in _left:
@@ -125,22 +116,22 @@ def replay_is_asked(query: QuerySettings, request: Request) -> bool:
 
 def answer_replay(query: QuerySettings, answer: Replayed) -> None:
     """Say what became of a request, which is then done with; one that has come since is left to be answered."""
-    _write(_beside(query, "replayed"), answer.to_json())
-    path, waiting = _beside(query, "replay"), _asked(query)
+    _write(beside_folder(query.checkpoint, "replayed"), answer.to_json())
+    path, waiting = beside_folder(query.checkpoint, "replay"), _asked(query)
     if path is not None and (waiting is None or waiting.id == answer.id):
         path.unlink(missing_ok=True)
 
 
 def replay_answer(query: QuerySettings, request: Request) -> Replayed | None:
     """The answer to a request, once it is there."""
-    text = _read(_beside(query, "replayed"))
+    text = _read(beside_folder(query.checkpoint, "replayed"))
     answer = None if text is None else Replayed.from_json(text)
     return answer if answer is not None and answer.id == request.id else None
 
 
 def _asked(query: QuerySettings) -> Request | None:
     """What the file of a request says; None where there is none, or nobody can read it."""
-    text = _read(_beside(query, "replay"))
+    text = _read(beside_folder(query.checkpoint, "replay"))
     return None if text is None else Request.from_json(text)
 
 
