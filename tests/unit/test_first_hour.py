@@ -94,7 +94,7 @@ def test_a_checkpoint_that_is_used_by_another_name_is_said_before_spark_starts(i
     with locks.locked(Path("checkpoint.lock"), "query 'other'"):
         result = invoke(f"{FILES.replace('checkpoint checkpoint', 'checkpoint linked')} --metrics-port 0")
 
-    assert result.exit_code == 2
+    assert result.exit_code == 4
     assert f"process {os.getpid()} (query 'other') is using the checkpoint 'linked'" in result.stderr
     assert not Path("linked.lock").exists()
 
