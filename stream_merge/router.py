@@ -64,8 +64,8 @@ class _Turn:
     """One batch."""
 
     batch_id: int
-    began: float
-    """`time.perf_counter()` when its evaluation did."""
+    seconds: float
+    """Of its evaluation."""
     may_be_replay: bool
 
 
@@ -162,11 +162,12 @@ class MergeSinks:
             with failures_told(_All(label=self._name), metrics, clock, query=who.query, batch_id=batch_id):
                 routed, found = self._evaluated(batch_df)
                 held.callback(release, routed)
+                seconds = time.perf_counter() - began
                 self._before_the_first(routed, at_most=found["received"])
                 if found["unrouted"]:
                     self._keep_unrouted(routed, batch_id, who, found["unrouted"])
             routes = sorted(found["routes"], key=list(self._sinks).index)
-            self._merge(routed, _Turn(batch_id=batch_id, began=began, may_be_replay=may_be_replay), routes)
+            self._merge(routed, _Turn(batch_id=batch_id, seconds=seconds, may_be_replay=may_be_replay), routes)
 
     # -- how ---------------------------------------------------------------------------------
 
@@ -292,10 +293,14 @@ class MergeSinks:
 
     def _merge_one(self, routed: DataFrame, turn: _Turn, route: Route) -> MergeResult | None:
         sink, events = self._sinks[route], self._of(routed, route)
-        if self._on_failure == "quarantine" and turn.may_be_replay and sink._is_set_aside(events, turn.batch_id):
-            self._tell_set_aside(sink, turn.batch_id, events, MergeFailedError(_SET_ASIDE_BEFORE))
-            return None
-        sink._merge(events, turn.batch_id, Intake(calls="routed", began=turn.began))
+        began = time.perf_counter() - turn.seconds
+        if self._on_failure == "quarantine" and turn.may_be_replay:
+            with sink._reading(events, turn.batch_id, began):
+                is_set_aside = sink._is_set_aside(events, turn.batch_id)
+            if is_set_aside:
+                self._tell_set_aside(sink, turn.batch_id, events, MergeFailedError(_SET_ASIDE_BEFORE))
+                return None
+        sink._merge(events, turn.batch_id, Intake(calls="routed", began=began))
         return sink.last_result
 
     def _of(self, routed: DataFrame, route: Route) -> DataFrame:

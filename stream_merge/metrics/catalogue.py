@@ -134,7 +134,7 @@ PHASE_SECONDS = Instrument(
     type="counter",
     unit="seconds",
     help="Wall time of calls by phase; the phases add up to the whole call. read: before it, of a Kafka job and of"
-    " `MergeSinks`, whose tables share it.",
+    " `MergeSinks`, each of whose tables has the whole of the evaluation that they share.",
     label="phase",
     values=PHASES,
 )

@@ -117,7 +117,7 @@ def _resolved(uri: re.Match[str]) -> str:
 
 
 def is_root(target: str) -> bool:
-    """Whether a target is a bucket, a container or a file system as a whole, beside which nothing can lie."""
+    """Whether a target is a bucket, a container or another store as a whole, beside which nothing can lie."""
     found = _IN_STORE.fullmatch(f"{normal_path(target)}/") if is_path(target) else None
     return found is not None and not found["path"].strip("/")
 

@@ -319,7 +319,9 @@ def _place_problems(spec: MergeSpec) -> Iterable[str]:
     """A target without a place beside it, and side tables that are another of the sink's tables."""
     if not isinstance(spec.target, str) or not spec.target.strip():
         return
-    if names.is_root(spec.target):
+    if names.is_root(spec.target) and (
+        spec.tombstones or (spec.on_invalid == "quarantine" and not spec.quarantine_target)
+    ):
         yield f"target={spec.target!r} is a store as a whole, beside which no other table can lie; name a folder in it"
     if not isinstance(spec.quarantine_target, str):
         return

@@ -96,7 +96,7 @@ def breaks_key(events: DataFrame, keys: Sequence[str], partition_columns: Sequen
     types = {field.name: field.dataType for field in events.schema.fields}
     found, partitions = (columns.resolved(events, listed) for listed in (keys, partition_columns))
     texts = [name for name in found if name in partitions and isinstance(types[name], StringType | BinaryType)]
-    lacking = [columns.holds_null(columns.column(name), types[name]) for name in found]
+    lacking = [columns.column(name).isNull() for name in found]
     return columns.any_of([*lacking, *(_is_lost_in_partitions(columns.column(name)) for name in texts)])
 
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from pyspark.sql import SparkSession
 
-from stream_merge.model.locations import is_on_azure
-from stream_merge.spark import azure, s3
+from stream_merge.model.locations import is_on_azure, is_on_s3
+from stream_merge.spark import azure, log_store, s3
 
 
 def storage_options(session: SparkSession, location: str) -> Mapping[str, str] | None:
@@ -33,6 +33,17 @@ def may_lose_commits(session: SparkSession, location: str, *, beside_delta_rs: b
     if s3.keeps_one_process_apart_only(session, location):
         return True
     return beside_delta_rs and is_on_azure(location) and not azure.excludes_delta_rs(session, location)
+
+
+def expect_condition(session: SparkSession, location: str) -> None:
+    """As `log_store.expect_condition`, where commits of a table rely on it; elsewhere nothing is to be tried.
+
+    Raises:
+        Py4JJavaError: the store ignores the condition, or the trial failed.
+        ConfigError: nothing can be tried.
+    """
+    if is_on_s3(location):
+        log_store.expect_condition(session, location)
 
 
 def excludes_delta_rs(session: SparkSession, location: str, options: Mapping[str, str] | None) -> bool:

@@ -5,24 +5,18 @@ Read from Hadoop 3.5.0 (core-default.xml, S3AUtils) and Delta 4.4 (DelegatingLog
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
-from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.sql import SparkSession
 
 from stream_merge.model.locations import is_on_s3
-from stream_merge.model.logs import tell
 from stream_merge.spark.hadoop_settings import NotTranslatedError, hadoop_settings
-from stream_merge.spark.log_store import CONDITIONAL_PUT, expect_condition, log_stores
-
-log = logging.getLogger(__name__)
+from stream_merge.spark.log_store import CONDITIONAL_PUT, log_stores
 
 _DEFAULT_REGION = "us-east-1"
 """Where an endpoint of one's own has none, for the signature alone; Hadoop takes the same."""
@@ -178,8 +172,8 @@ def excludes_delta_rs(session: SparkSession, location: str, options: Mapping[str
     """Whether Spark's commits there and those of delta-rs exclude each other, in whatever processes.
 
     delta-rs puts a version on condition that there is none, unless it was told otherwise (1.6); of Spark's log stores
-    the one of this package does (`ConditionalPutLogStore`). A store may ignore the condition, which delta-rs does not
-    find out: it is tried before, once for a bucket and JVM.
+    the one of this package does (`ConditionalPutLogStore`). Whether the store respects the condition, which delta-rs
+    does not find out, says `log_store.expect_condition`.
 
     Args:
         session: Spark's.
@@ -189,24 +183,7 @@ def excludes_delta_rs(session: SparkSession, location: str, options: Mapping[str
     if not is_on_s3(location) or log_stores(session, location) != [CONDITIONAL_PUT]:
         return False
     told = {*(name.lower() for name in options or ()), *(name.lower() for name in os.environ)}
-    if not told.isdisjoint(_COMMITS_OTHERWISE):
-        return False
-    try:
-        expect_condition(session, location)
-    except Py4JError as err:
-        if isinstance(err, Py4JJavaError):  # Spark's own commit says what is wrong
-            tell(log.info, "table_left_to_spark", table=location, error=type(err).__name__)
-        else:
-            _warn_of_older_jar(urlsplit(location).netloc)
-        return False
-    return True
-
-
-@cache
-def _warn_of_older_jar(bucket: str) -> None:
-    """Once for a bucket, as long as the process lives."""
-    remedy = "put the jar of this version of stream_merge on Spark's class path ('stream-merge jars --s3')"
-    tell(log.warning, "log_store_of_another_version", bucket=bucket, remedy=remedy)
+    return told.isdisjoint(_COMMITS_OTHERWISE)
 
 
 def _is_address(host: str) -> bool:

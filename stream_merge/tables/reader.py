@@ -23,6 +23,7 @@ from stream_merge.model.snapshot import CommitRecord, TableSnapshot
 from stream_merge.spark import catalog, delta, environment, object_stores, places
 from stream_merge.spark.catalog import Entry
 from stream_merge.spark.delta import commit_lock, put_commit, write_checkpoint
+from stream_merge.spark.errors import reason
 from stream_merge.spark.hadoop_settings import NotTranslatedError
 from stream_merge.spark.jvm import pins_threads
 from stream_merge.tables import spark_table
@@ -53,7 +54,11 @@ class Store:
         self._reached: dict[str, Mapping[str, str] | None] = {}
         """How delta-rs reaches buckets, in this call: keys may be renewed after it."""
         self._excluding: dict[str, bool] = {}
-        """In which buckets commits of all exclude each other, as this call has found."""
+        """In which buckets commits of all exclude each other by their settings, as this call has found."""
+        self._warned: set[str] = set()
+        """Tables of which a person should know that they are left to Spark, and was told."""
+        self._respecting: set[str] = set()
+        """Buckets whose store has shown that it respects what these rely on."""
         self._begun: dict[NativeTable, Future[None]] = {}
         """Looks at logs with which the batch has begun, until somebody wants to know what they have found."""
         self._missed_by_delta_rs: set[str] = set()
@@ -238,14 +243,17 @@ class Store:
             else:
                 found = open_table(place, options)
             if found is not None:
+                self._expect_excluding(session, place)
                 self._looked_at.add(found)
                 found.snapshot()  # reads the log's file list, too
         except Exception as err:
-            if must_read or (self._spec.engine == "native" and _is_of_store(err)):
+            if must_read or (self._spec.engine == "native" and (_is_of_store(err) or isinstance(err, ConfigError))):
                 raise
             # Whatever delta-rs cannot read, Spark may: it decides what is wrong with the table.
-            why = str(err) if isinstance(err, NotTranslatedError) else type(err).__name__
-            tell(log.info, "table_left_to_spark", table=table, error=why)
+            why = str(err) if isinstance(err, NotTranslatedError | ConfigError) else type(err).__name__
+            is_told = table in self._warned or not isinstance(err, ConfigError)
+            tell(log.info if is_told else log.warning, "table_left_to_spark", table=table, error=why)
+            self._warned |= set() if is_told else {table}
             return None
         if found is not None:
             if found is not kept:
@@ -279,6 +287,24 @@ class Store:
         if local is not None:
             return str(local) if _is_table(local) and pins_threads(session) else None
         return location if self._spec.single_writer or self._excludes(session, location) else None
+
+    def _expect_excluding(self, session: SparkSession, place: str) -> None:
+        """Once for a bucket: a store that ignores the condition of commits loses some, and delta-rs does not see it.
+
+        Raises:
+            ConfigError: it ignores it, or cannot be asked.
+            Exception: the store is away.
+        """
+        bucket = urlsplit(place).netloc
+        if self._spec.single_writer or locations.local_path(place) is not None or bucket in self._respecting:
+            return
+        try:
+            object_stores.expect_condition(session, place)
+        except Py4JJavaError as err:
+            if _is_of_store(err):
+                raise
+            raise ConfigError(reason(err)) from err
+        self._respecting.add(bucket)
 
     def _excludes(self, session: SparkSession, location: str) -> bool:
         bucket = "://".join(urlsplit(location)[:2])

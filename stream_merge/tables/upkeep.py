@@ -20,12 +20,12 @@ from stream_merge.model.results import Upkeep, UpkeepOutcome
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.shapes.layout import Layout
-from stream_merge.spark import columns
+from stream_merge.spark import columns, places
 from stream_merge.spark.confs import TIMESTAMP_CONF, TIMESTAMP_MICROS, WHOLE_READS, holding
 from stream_merge.spark.console import silent
 from stream_merge.spark.data_files import DataFile, data_files
 from stream_merge.spark.errors import reason
-from stream_merge.tables import compaction, locks, retry
+from stream_merge.tables import compaction, locks, retry, spark_table
 from stream_merge.tables.compaction import TARGET_BYTES, Compaction
 from stream_merge.tables.spark_table import delta_table, find, named_location, newest
 from stream_merge.tables.tombstones import place
@@ -338,6 +338,8 @@ def maintained(session: SparkSession, target: str, wanted: Maintenance) -> Upkee
             may need.
     """
     location = named_location(session, target)
+    if location is None:
+        places.expect_scheme(target, spark_table.location(session, target))
     with locks.only_writer(target, "stream-merge maintain", location):
         locks.expect_alone(target, location)
         return _maintained(session, target, wanted)

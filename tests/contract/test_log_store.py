@@ -23,6 +23,7 @@ from story import commit_at_once
 from stream_merge.spark import log_store
 from stream_merge.spark.delta import put_commit
 from stream_merge.spark.jvm import java_class
+from stream_merge.spark.log_store import expect_condition
 from stream_merge.spark.s3 import excludes_delta_rs, keeps_one_process_apart_only
 
 SOURCES = ROOT / "deployments" / "log-store" / "src" / "main" / "java"
@@ -125,7 +126,8 @@ def test_a_store_that_ignores_the_condition_is_refused(spark: SparkSession, buck
         with pytest.raises(Exception, match=r"s3a://careless ignores If-None-Match, so that commits"):
             put_commit(spark, "s3a://careless/t", 0, "{}\n")
         # delta-rs puts its commits itself, and would not find out.
-        assert not excludes_delta_rs(spark, "s3a://careless/t", None)
+        with pytest.raises(Exception, match=r"s3a://careless ignores If-None-Match, so that commits"):
+            expect_condition(spark, "s3a://careless/t")
 
 
 @since((4, 1), "a file system that puts on a condition")

@@ -120,26 +120,30 @@ def test_topics_that_are_not_described_take_the_lag_from_their_query_alone(
 
 
 def test_queries_that_have_an_answer_go_on_sharing_one_question(job: Job) -> None:
-    """A broker's answers cost; only the query concerned has a question of its own, until it is answered."""
+    """A broker's answers cost; only the query concerned has a question of its own, now and then, until it is answered.
+
+    Each that fails costs a connection.
+    """
     job.broker.refuses_topics["of_b"] = TopicAuthorizationFailedError
     job.looks_at(0)
     job.broker.asked.clear()
-    job.looks_at(2)
+    job.looks_at(2, 16)
     refused = [names for names in job.broker.asked if names]
     job.broker.refuses_topics.clear()
-    job.looks_at(4)
+    job.looks_at(32)
     job.broker.asked.clear()
-    job.looks_at(6)
+    job.looks_at(34)
 
-    assert refused == [["of_a", "of_c"], ["of_b"]]
+    assert refused == [["of_a", "of_c"], ["of_a", "of_c"], ["of_b"]]
     assert job.number("lag_events", "b") == 10
     assert job.broker.asked == [["of_a", "of_b", "of_c"]]
 
 
 def test_topics_that_were_described_meanwhile_are_told_of_again(job: Job, caplog: pytest.LogCaptureFixture) -> None:
-    for refused in ({"of_b": TopicAuthorizationFailedError}, {}, {"of_b": UnknownBrokerIdError}):
+    answers = ({"of_b": TopicAuthorizationFailedError}, {}, {"of_b": UnknownBrokerIdError})
+    for minute, refused in enumerate(answers):
         job.broker.refuses_topics = dict(refused)
-        job.looks_at(0, 2)
+        job.looks_at(60 * minute, 60 * minute + 20)
 
     assert [record.error for record in caplog.records] == [  # type: ignore[attr-defined]
         "TopicAuthorizationFailedError",

@@ -33,6 +33,7 @@ def test_a_store_as_a_whole_has_no_place_beside_it(target: str) -> None:
     assert names.is_root(target)
     with pytest.raises(ConfigError, match=r"is a store as a whole, .*; name a folder in it"):
         MergeSink(target=target, keys="id", sequence_by="n")
+    MergeSink(target=target, keys="id", sequence_by="n", tombstones=False, on_invalid="fail")
 
 
 @pytest.mark.parametrize("target", ["s3://lake/t", "file:///t", "t", "/", "gs://b/a%2e", "hdfs://nn:8020/t"])

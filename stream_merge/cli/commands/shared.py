@@ -31,6 +31,7 @@ from stream_merge.errors import (
     StreamMergeError,
 )
 from stream_merge.jobs.kafka import jars
+from stream_merge.jobs.kafka.exit_codes import is_of_cluster
 from stream_merge.jobs.watch.queries import QueryFailedError, innermost_message
 from stream_merge.jobs.watch.text import escape
 from stream_merge.metrics.server import MetricsServer, serve
@@ -201,7 +202,7 @@ def complain(error: Exception, sentence: str | None = None, *, about: str = "", 
 
 def _exit_code(error: Exception) -> int:
     is_said = environment.said(error) is not None
-    if not is_said and environment.away(error) is not None:
+    if not is_said and (environment.away(error) is not None or is_of_cluster(error)):
         return AGAIN
     if is_said and not isinstance(error, CommitStateUnknownError):
         return CONFIGURATION

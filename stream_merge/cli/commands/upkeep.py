@@ -67,8 +67,8 @@ def maintain(
 ) -> None:
     """Put a table's small files together and delete those that it no longer needs, once, while no sink writes to it.
 
-    Exit codes: 0 done, or nothing was worth it; 1 not done, the sentence says why; 2 an option has to change, or a
-    process that writes to the table has to end first; 4 the store is away, run it again.
+    Exit codes: 0 done, or nothing was worth it; 1 not done, the sentence says why; 2 an option has to change; 4 a
+    process that writes to the table has to end first, or the store is away: run it again.
     """
     log_to_screen(logging.ERROR)
     with errors_as_sentences(debug=debug):

@@ -293,6 +293,7 @@ def _expect_table(session: SparkSession, settings: FilesSettings) -> TableSnapsh
 
     Returns: the table; None where it is not there.
     """
+    places.expect_scheme(settings.target, spark_table.location(session, settings.target))
     checkpoint = Checkpoint.in_session(session, settings.checkpoint)
     _expect_files(checkpoint)
     found = spark_table.find(session, settings.target)

@@ -38,6 +38,8 @@ _RENEW_SECONDS = 600.0
 """A group without members is forgotten by the broker after `offsets.retention.minutes`, a week by default."""
 _REFUSED_SECONDS = 60.0
 """Until offsets are mirrored again that could not be: a missing ACL is not there two seconds later either."""
+_ASK_AGAIN_SECONDS = 15.0
+"""Until topics are asked for again that were not described."""
 _FAILURES = (KafkaError, OSError, TimeoutError)
 """Of a broker that is away, or refuses."""
 
@@ -62,8 +64,8 @@ class Progress:
     """The same of each topic and partition."""
     newest_millis: dict[str, int] = field(default_factory=dict)
     """Topic -> when the source committed the newest merged event; a batch may bring older ones alone."""
-    is_unanswered: bool = False
-    """Whether the broker, which is there, does not describe the query's topics."""
+    not_answered_at: float | None = None
+    """When the broker, which is there, did not describe the query's topics; None: it does, or nobody has asked."""
     may_have_gaps: frozenset[str] | None = None
     """Topics whose offsets need not all have a record; None: nobody knows, so there is no alarm."""
     mirrored: dict[tuple[str, int], int] = field(default_factory=dict)
@@ -229,8 +231,8 @@ class Lookout:
         The broker answers for all topics of a question or for none: one without an ACL, or with a partition without a
         leader, takes the answer from the others.
         """
-        together = [progress for progress in self._progress if not progress.is_unanswered]
-        alone = [progress for progress in self._progress if progress.is_unanswered]
+        together = [progress for progress in self._progress if progress.not_answered_at is None]
+        alone = [progress for progress in self._progress if self._is_to_be_asked_again(progress)]
         if self._away_since is not None and not self._is_there():
             return
         try:
@@ -238,7 +240,7 @@ class Lookout:
         except _FAILURES:
             if self._over.is_set() or not self._is_there():
                 return
-            together, alone = [], self._progress
+            alone = [*together, *alone]
         else:
             for progress in together:
                 self._answered(progress, topics)
@@ -252,14 +254,19 @@ class Lookout:
             else:
                 self._answered(progress, topics)
 
+    def _is_to_be_asked_again(self, progress: Progress) -> bool:
+        """Not each time: a question that fails takes the connection with it."""
+        since = progress.not_answered_at
+        return since is not None and (self._now() - since >= _ASK_AGAIN_SECONDS or self._over.is_set())
+
     def _answered(self, progress: Progress, topics: dict[str, TopicState]) -> None:
-        progress.is_unanswered = False
+        progress.not_answered_at = None
         progress.seen(topics)
         self._mirror(progress)
 
     def _not_answered(self, progress: Progress, error: Exception) -> None:
         """Say so, once until there is an answer."""
-        if not progress.is_unanswered:
+        if progress.not_answered_at is None:
             tell(
                 log.warning,
                 "topics_not_described",
@@ -268,7 +275,7 @@ class Lookout:
                 error=type(error).__name__,
                 remedy="look for a missing ACL (Describe) and for partitions without a leader",
             )
-        progress.is_unanswered = True
+        progress.not_answered_at = self._now()
 
     def _is_there(self) -> bool:
         """Whether the broker answers at all: to a question about no topic."""
