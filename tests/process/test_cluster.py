@@ -102,6 +102,7 @@ queries:
             "spark.ui.enabled": "false",
             "spark.scheduler.minRegisteredResourcesRatio": "1.0",
             "spark.eventLog.enabled": "true",
+            "spark.eventLog.rolling.enabled": "true",  # Spark 3.5 asks for it
             "spark.eventLog.compress": "false",
             "spark.eventLog.dir": (self.folder / "events").as_uri(),
         }
