@@ -121,6 +121,12 @@ def store_conf(location: str) -> str:
     return f"spark.delta.logStore.{urlsplit(location).scheme}.impl"
 
 
+def remedy(location: str) -> str | None:
+    """What gives Spark's commits to tables there a condition; None where its file system has none (before 4.1)."""
+    named = f"{store_conf(location)}={CONDITIONAL_PUT}"
+    return f"{named}, which stream_merge.session.s3_packages brings" if SPARK >= (4, 1) else None
+
+
 def _named(own: Mapping[str, str]) -> dict[str, str]:
     """The log store for `s3a:`, and for the `s3:` of catalogs where S3A is told to serve that."""
     serves_s3 = in_effect(_S3_FILES, own) == _S3A_FILES and not in_effect(_OF_S3, own)

@@ -18,7 +18,7 @@ from stream_merge.shapes.matching import plan_layout
 from stream_merge.shapes.recorded import filled_as
 from stream_merge.spark import columns, object_stores, places
 from stream_merge.spark.jvm import zones
-from stream_merge.spark.log_store import CONDITIONAL_PUT, store_conf
+from stream_merge.spark.log_store import remedy
 from stream_merge.spark.versions import SHIFTS_PARTITION_TIMES
 from stream_merge.tables import spark_table
 from stream_merge.tables.delta_rs.eligibility import of_batch
@@ -118,11 +118,11 @@ def _unpromised_problems(session: SparkSession, spec: MergeSpec, found: TableSna
         return
     if object_stores.excludes_delta_rs(session, location, spec.storage_options):
         return
-    log_store = f", or {store_conf(location)}={CONDITIONAL_PUT} (stream_merge.session.s3_packages)"
+    log_store = remedy(location) if locations.is_on_s3(location) else None
     yield (
         f"engine='native' cannot merge into {spec.target!r}: on this object store delta-rs' and Spark's commits do not"
         " exclude each other; set single_writer=True where nobody else writes to the table, or engine='auto'"
-        f"{log_store if locations.is_on_s3(location) else ''}"
+        f"{'' if log_store is None else f', or {log_store}'}"
     )
 
 

@@ -13,8 +13,8 @@ from stream_merge.model import locations, names
 from stream_merge.model.logs import tell
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import TableSnapshot
+from stream_merge.spark import log_store
 from stream_merge.spark.hadoop_files import read_text
-from stream_merge.spark.log_store import CONDITIONAL_PUT, store_conf
 from stream_merge.spark.object_stores import may_lose_commits
 from stream_merge.tables.delivery import Delivery
 
@@ -25,9 +25,8 @@ _RISK = (
     " moment is overwritten, or overwrites ours"
 )
 _REMEDY = (
-    "give all of them a log store whose commits exclude each other"
-    f" ({{}}={CONDITIONAL_PUT}; stream_merge.session.s3_packages brings it), or let one process write to the"
-    " table and say so with single_writer=True"
+    "give all of them a log store whose commits exclude each other{}, or let one process write to the table and say so"
+    " with single_writer=True"
 )
 
 
@@ -149,6 +148,7 @@ class LastCommit:
             beside_delta_rs = spec.single_writer and spec.engine != "spark"
             self._is_guarded = not may_lose_commits(session, place, beside_delta_rs=beside_delta_rs)
             if not self._is_guarded and not spec.single_writer:
-                remedy = _REMEDY.format(store_conf(place))
+                named = log_store.remedy(place)
+                remedy = _REMEDY.format("" if named is None else f" ({named})")
                 tell(log.warning, "commits_not_kept_apart", target=spec.label, risk=_RISK, remedy=remedy)
         return self._is_guarded
