@@ -22,6 +22,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from services import command_lines, running, s3
+from since import since
 from story import lose_no_commit_of_two_handles, tell
 from typer.testing import CliRunner
 
@@ -38,6 +39,9 @@ from stream_merge.tables.upkeep import maintained
 from stream_merge.testing import batch, run
 
 PROMISED = {"single_writer": True}
+WHERE_NEEDED = {} if SPARK >= (4, 1) else PROMISED
+"""Older file systems for S3 know no condition, by which the store would keep commits apart."""
+CONDITION = since((4, 1), "a file system for S3 that puts on a condition")
 THEIRS = '{"commitInfo":{"operation":"WRITE"}}\n'
 """A commit of somebody else."""
 
@@ -62,8 +66,7 @@ def stream(request: pytest.FixtureRequest, spark: SparkSession, bucket: s3.Bucke
     """Merged by one engine; the store keeps commits of all apart, so that nobody has to promise anything."""
     engine = request.param
     settings: dict[str, Any] = {} if engine == "spark" else {"table_properties": {"delta.checkpointInterval": "2"}}
-    if SPARK < (4, 1):  # whose file system for S3 knows no condition
-        settings |= PROMISED
+    settings |= WHERE_NEEDED
     with engines.judged(engine if engine == engines.ON_READ else engines.AS_SHIPPED, "S3"):
         found = OnS3(spark, bucket, engine="spark" if engine == "spark" else "native", **settings)
         found.engine = engine
@@ -161,7 +164,7 @@ def test_engines_in_the_driver_are_refused_without_a_promise(spark: SparkSession
 @pytest.mark.engines("merge_on_read")
 def test_rows_of_files_that_others_wrote_are_merged_on_read(spark: SparkSession, bucket: s3.Bucket) -> None:
     """Spark's files are copied when a batch touches them, with their vectors; partitions, and names with escapes."""
-    stream = OnS3(spark, bucket, partition_by=["name"])
+    stream = OnS3(spark, bucket, partition_by=["name"], **WHERE_NEEDED)
     stream.deliver(*(upsert(key, f"a b%{key % 2}", lsn=1) for key in range(6)))
     stream.sql("DELETE FROM {target} WHERE id = 4").collect()
     stream.sql("INSERT INTO {target} SELECT 9, 1, 'a b%0'").collect()
@@ -182,7 +185,7 @@ def test_rows_of_files_that_others_wrote_are_merged_on_read(spark: SparkSession,
 @pytest.mark.engines("merge_on_read")
 def test_a_file_is_copied_once(spark: SparkSession, bucket: s3.Bucket, caplog: pytest.LogCaptureFixture) -> None:
     """What a merge writes is kept as it is sent; another sink of the process finds it there."""
-    stream = OnS3(spark, bucket, tombstones=False)
+    stream = OnS3(spark, bucket, tombstones=False, **WHERE_NEEDED)
     spark.range(1_000).selectExpr("id", "1L AS lsn", "'x' AS name").repartition(3).write.format("delta").option(
         "delta.enableDeletionVectors", "true"
     ).save(stream.target)
@@ -207,6 +210,7 @@ def test_batches_whose_files_do_not_fit_on_the_disk_are_left_to_others(
     assert stream.rows("id", "lsn") == [(1, 2)]
 
 
+@CONDITION
 @pytest.mark.engines("merge_on_read")
 def test_a_commit_that_comes_second_leaves_nothing(
     spark: SparkSession, bucket: s3.Bucket, monkeypatch: pytest.MonkeyPatch
@@ -279,6 +283,7 @@ def test_a_commit_that_was_tidied_away_is_not_missed(spark: SparkSession, bucket
     assert stream.rows("id", "name") == [(1, "second"), (2, "theirs")]
 
 
+@CONDITION
 @pytest.mark.parametrize("now", ["engine", "log store"])
 def test_a_replay_by_spark_alone_stops_again_where_a_merge_has_left_rows_behind(
     spark: SparkSession, bucket: s3.Bucket, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, now: str
