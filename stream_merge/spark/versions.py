@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar
 import pyarrow as pa
 import pyspark
 from py4j.java_gateway import JavaObject
+from py4j.protocol import Py4JError
 from pyspark import SparkContext, inheritable_thread_target
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
@@ -251,10 +252,12 @@ def observed(observation: Observation, *, within_seconds: float = OBSERVED_WITHI
 def _expect_observed(observation: Observation, within_seconds: float) -> None:
     """Wait until the values have come."""
     java: Any = observation._jo
-    if SPARK >= (4, 0):
-        future = java.future()
+    try:
+        future = java.future()  # 3.5.8 has it, too
         has_come = future.isCompleted
-    else:
+    except Py4JError as err:
+        if SPARK >= (4, 0) or type(err) is not Py4JError:  # there is such a method, or Java has failed
+            raise
         field = java.getClass().getDeclaredField("metrics")
         field.setAccessible(True)
 
