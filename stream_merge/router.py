@@ -157,7 +157,7 @@ class MergeSinks:
         self._last_results, self._last_failures = {}, {}
         metrics, began = self._metrics or default_metrics(), time.perf_counter()
         metrics.prepare(who.query, self._name)
-        clock = PhaseClock(began, current="read")
+        clock = PhaseClock(current="read")
         with ExitStack() as held:
             with failures_told(_All(label=self._name), metrics, clock, query=who.query, batch_id=batch_id):
                 routed, found = self._evaluated(batch_df)

@@ -32,7 +32,7 @@ class Layouts:
             source: a batch, with its own column names.
             found: the target; None while there is none.
         """
-        case_sensitive = columns.is_case_sensitive(source)
+        case_sensitive = columns.is_case_sensitive(source.sparkSession)
         target = None if found is None else found.schema
         partition_columns = self._spec.partition_by if found is None else found.partition_columns
         schemas = (source.schema, target, partition_columns, case_sensitive)
@@ -60,7 +60,7 @@ def plan_layout(
     Raises:
         ConfigError: with every problem found, before anything is written.
     """
-    case_sensitive = columns.is_case_sensitive(source)
+    case_sensitive = columns.is_case_sensitive(source.sparkSession)
     finder = Finder(source, spec, case_sensitive)
     problems = finder.problems
     finder.check_names()

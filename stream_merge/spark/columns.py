@@ -6,7 +6,7 @@ import operator
 import re
 from collections.abc import Callable, Iterable, Sequence
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import (
     ArrayType,
@@ -57,14 +57,14 @@ def resolve(name: str, available: Sequence[str], *, case_sensitive: bool) -> str
 
 def resolved(frame: DataFrame, listed: Iterable[str]) -> list[str]:
     """The frame's columns that these names mean, by the session's rule of case; of others there is no trace."""
-    case_sensitive = is_case_sensitive(frame)
+    case_sensitive = is_case_sensitive(frame.sparkSession)
     found = (resolve(name, frame.columns, case_sensitive=case_sensitive) for name in listed)
     return [name for name in found if name is not None]
 
 
-def is_case_sensitive(frame: DataFrame) -> bool:
-    """Whether its session compares names with case (`spark.sql.caseSensitive`)."""
-    return str(frame.sparkSession.conf.get("spark.sql.caseSensitive")).lower() == "true"
+def is_case_sensitive(session: SparkSession) -> bool:
+    """Whether it compares names with case (`spark.sql.caseSensitive`)."""
+    return str(session.conf.get("spark.sql.caseSensitive")).lower() == "true"
 
 
 def column(name: str, frame: str | None = None) -> Column:

@@ -11,11 +11,18 @@ from contextvars import ContextVar
 from py4j.protocol import Py4JJavaError
 
 from stream_merge.spark import environment
-from stream_merge.spark.versions import error_loggers
+from stream_merge.spark.versions import captured, error_loggers
 
 _LONGEST_CAUSE_CHAIN = 20
 _CANCELLED = re.compile(r"\[SPARK_JOB_CANCELLED\]|Job \d+ cancelled\b")
 """What Spark 4.0 and newer say of a job that somebody cancelled, and what Spark 3.5 says."""
+
+_PART_LOST = re.compile(
+    r"ExecutorLostFailure|FetchFailed\(|SparkContext (?:was|has been) (?:shut down|stopped|shutdown)"
+    r"|stopped SparkContext|Python worker exited unexpectedly"
+)
+"""What Spark 4.2 says of executors, helpers and contexts that are gone (DAGScheduler, SparkContext, PythonRunner)."""
+_SAY_SO = ("org.apache.spark.", "java.lang.IllegalStateException")
 
 
 def java_causes(error: BaseException) -> list[tuple[str, str]]:
@@ -26,6 +33,23 @@ def java_causes(error: BaseException) -> list[tuple[str, str]]:
         chain.append((str(java.getClass().getName()), str(java.getMessage() or "")))
         java = java.getCause()
     return chain
+
+
+def with_causes(error: BaseException) -> Iterator[BaseException]:
+    """An error and those that have caused it, in Python and as PySpark holds those of the JVM."""
+    found: BaseException | None = error
+    while found is not None:
+        yield found
+        found = found.__cause__ or captured(found, "cause")
+
+
+def is_of_cluster(error: BaseException) -> bool:
+    """Whether Spark itself came to an end, or lost a part of itself for good: a merge is not to blame for that."""
+    return any(
+        name.startswith(_SAY_SO) and _PART_LOST.search(said)
+        for one in with_causes(error)
+        for name, said in java_causes(one)
+    )
 
 
 def root_cause(error: BaseException) -> str:

@@ -31,7 +31,6 @@ from stream_merge.errors import (
     StreamMergeError,
 )
 from stream_merge.jobs.kafka import jars
-from stream_merge.jobs.kafka.exit_codes import is_of_cluster
 from stream_merge.jobs.watch.queries import QueryFailedError, innermost_message
 from stream_merge.jobs.watch.text import escape
 from stream_merge.metrics.server import MetricsServer, serve
@@ -39,6 +38,7 @@ from stream_merge.session import is_submitted, local_session, submitted_session
 from stream_merge.spark import environment
 from stream_merge.spark.defaults import in_effect
 from stream_merge.spark.downloads import for_places
+from stream_merge.spark.errors import is_of_cluster
 from stream_merge.spark.versions import error_loggers
 
 METRICS_PORT = 9108

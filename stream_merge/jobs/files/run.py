@@ -293,7 +293,8 @@ def _expect_table(session: SparkSession, settings: FilesSettings) -> TableSnapsh
 
     Returns: the table; None where it is not there.
     """
-    places.expect_scheme(settings.target, spark_table.location(session, settings.target))
+    place = spark_table.location(session, settings.target)
+    places.expect_scheme(settings.target, place)
     checkpoint = Checkpoint.in_session(session, settings.checkpoint)
     _expect_files(checkpoint)
     found = spark_table.find(session, settings.target)
@@ -306,7 +307,7 @@ def _expect_table(session: SparkSession, settings: FilesSettings) -> TableSnapsh
         name=settings.name,
         label=settings.label,
         target=settings.target,
-        location=spark_table.location(session, settings.target) if found is None else found.location,
+        location=place if found is None else found.location,
     )
     return found
 

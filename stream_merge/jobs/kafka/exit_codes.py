@@ -12,7 +12,7 @@ from stream_merge.errors import CommitConflictError, CommitStateUnknownError, Co
 from stream_merge.jobs.watch.queries import QueryFailedError
 from stream_merge.sources.kafka import connection
 from stream_merge.spark import environment
-from stream_merge.spark.errors import java_causes
+from stream_merge.spark.errors import is_of_cluster, java_causes, with_causes
 from stream_merge.spark.versions import captured
 
 _OUTAGES = (
@@ -34,12 +34,6 @@ _REFUSALS = (
 )
 """Java errors of a client that is not let in, does not trust the broker, or cannot read its own PEM files."""
 _REPORT_OF_SOURCE = "org.apache.spark.sql.kafka010.KafkaMicroBatchStream$.metrics("
-_PART_LOST = re.compile(
-    r"ExecutorLostFailure|FetchFailed\(|SparkContext (?:was|has been) (?:shut down|stopped|shutdown)"
-    r"|stopped SparkContext|Python worker exited unexpectedly"
-)
-"""What Spark 4.2 says of executors, helpers and contexts that are gone (DAGScheduler, SparkContext, PythonRunner)."""
-_SAY_SO = ("org.apache.spark.", "java.lang.IllegalStateException")
 _JAVA_CLASS = re.compile(r"^[\w.$]+(Exception|Error): ")
 
 
@@ -86,15 +80,6 @@ def is_outage(error: BaseException) -> bool:
     return _comes_from(error, lambda one: isinstance(one, KafkaError | TimeoutError | ConnectionError), _OUTAGES)
 
 
-def is_of_cluster(error: BaseException) -> bool:
-    """Whether Spark itself came to an end, or lost a part of itself for good: a merge is not to blame for that."""
-    return any(
-        name.startswith(_SAY_SO) and _PART_LOST.search(said)
-        for one in _with_causes(error)
-        for name, said in java_causes(one)
-    )
-
-
 def is_refusal(error: BaseException) -> bool:
     """Whether the broker was there and one side did not accept the other's password or certificate."""
     is_told = any(said.startswith(_REFUSALS) for said in _told(error))
@@ -107,7 +92,7 @@ def is_of_report(error: BaseException) -> bool:
     Kafka's source of Spark 4.1.0 and 4.1.1 does so once, where the first batch of a query comes again: what it reports
     is set when a batch is planned, which this one was before the restart (SPARK-57438).
     """
-    return any(_REPORT_OF_SOURCE in str(captured(one, "stackTrace")) for one in _with_causes(error))
+    return any(_REPORT_OF_SOURCE in str(captured(one, "stackTrace")) for one in with_causes(error))
 
 
 def _comes_from(error: BaseException, is_it: Callable[[BaseException], bool], class_names: tuple[str, ...]) -> bool:
@@ -145,15 +130,7 @@ def _reason(error: Exception) -> str:
 
 def _told(error: BaseException) -> Iterator[str]:
     """Class and message of the Java exceptions behind an error that PySpark has no class for, outermost first."""
-    for one in _with_causes(error):
+    for one in with_causes(error):
         said = captured(one, "desc")
         if said:
             yield str(said)
-
-
-def _with_causes(error: BaseException) -> Iterator[BaseException]:
-    """An error and those that have caused it, in Python and as PySpark holds those of the JVM."""
-    found: BaseException | None = error
-    while found is not None:
-        yield found
-        found = found.__cause__ or captured(found, "cause")

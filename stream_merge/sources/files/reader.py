@@ -215,7 +215,7 @@ class Folder:
             encodings=encodings,
             delimiter=csv_text.delimiter_of(self.delimiter),
             has_header=has_header,
-            case_sensitive=str(session.conf.get("spark.sql.caseSensitive")).lower() == "true",
+            case_sensitive=columns.is_case_sensitive(session),
         )
 
     def _encodings(self, fields: StructType, zone: str, *, keeps_spelling: bool) -> Mapping[str, Encoding]:
