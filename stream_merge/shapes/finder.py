@@ -144,7 +144,10 @@ class Finder:
             self.type_changes += changes
             return wanted
         commands = "; ".join(widening.statements(self.spec.target, changes, {}))
-        self.problems.append(f"{problem}, set schema_evolution='widen', or widen it yourself: {commands}")
+        self.problems.append(
+            f"{problem}, set schema_evolution='widen', or widen it yourself: {commands}; delta-rs and polars then"
+            " cannot read the table"
+        )
         return stored
 
     def refuse_without(self, new: list[str], selected: list[StructField], target: StructType) -> set[str]:

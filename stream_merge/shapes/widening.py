@@ -27,8 +27,8 @@ from stream_merge.spark.versions import ALTERS_SEVERAL_COLUMNS, WIDENS_BEYOND_IN
 
 PROPERTY = "delta.enableTypeWidening"
 COST = (
-    "delta-rs 1.6 does not write a table with type widening: from now on it is merged on read, where it has deletion"
-    " vectors and lies on a local disk, else by Spark"
+    "delta-rs and polars cannot read a table with type widening, until ALTER TABLE … DROP FEATURE typeWidening rewrites"
+    " it; from now on merge-on-read merges it where it has deletion vectors, else Spark"
 )
 _INTEGERS: tuple[type[DataType], ...] = (ByteType, ShortType, IntegerType, LongType)
 _INTEGERS_OF_INT32: set[type[DataType]] = {ByteType, ShortType, IntegerType}

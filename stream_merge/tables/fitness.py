@@ -160,8 +160,8 @@ def _widening_problems(session: SparkSession, found: TableSnapshot, spec: MergeS
     if spec.engine == "native":
         listed = ", ".join(map(str, layout.type_changes))
         yield (
-            f"engine='native' cannot merge into {spec.target!r} once its columns have been widened ({listed}): delta-rs"
-            " 1.6 does not write tables with type widening; use engine='auto', or build the table anew"
+            f"engine='native' cannot merge into {spec.target!r} once its columns are widened ({listed}): delta-rs"
+            " 1.6 neither reads nor writes tables with type widening; use engine='auto', or rebuild the table"
         )
     yield from widening.obstacles(layout.type_changes, found.schema, found.properties, session)
 

@@ -35,7 +35,8 @@ def source(spark: SparkSession) -> DataFrame:
 
 WIDER = (
     ", set schema_evolution='widen', or widen it yourself: ALTER TABLE delta.`{target}` SET TBLPROPERTIES"
-    " ('delta.enableTypeWidening' = 'true'); ALTER TABLE delta.`{target}` ALTER COLUMN `lsn` TYPE decimal(38,0)"
+    " ('delta.enableTypeWidening' = 'true'); ALTER TABLE delta.`{target}` ALTER COLUMN `lsn` TYPE decimal(38,0);"
+    " delta-rs and polars then cannot read the table"
 )
 
 

@@ -99,8 +99,8 @@ def test_all_types_grow_before_the_batch_that_needs_it(
     assert [(record.levelno, record.cost) for record in said] == [
         (
             logging.WARNING,
-            "delta-rs 1.6 does not write a table with type widening: from now on it is merged on read, where it has"
-            " deletion vectors and lies on a local disk, else by Spark",
+            "delta-rs and polars cannot read a table with type widening, until ALTER TABLE … DROP FEATURE typeWidening"
+            " rewrites it; from now on merge-on-read merges it where it has deletion vectors, else Spark",
         )
     ]
 
@@ -124,7 +124,8 @@ def test_without_widen_the_error_has_the_commands_that_help(spark: SparkSession,
     ]
     assert problem == (
         "column 's.n' is bigint in the source and int in the target, which cannot hold it exactly; cast it in the"
-        f" stream to int, set schema_evolution='widen', or widen it yourself: {'; '.join(commands)}"
+        f" stream to int, set schema_evolution='widen', or widen it yourself: {'; '.join(commands)};"
+        " delta-rs and polars then cannot read the table"
     )
     assert stream.data_changes() == before
     for command in commands:

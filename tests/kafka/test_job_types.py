@@ -158,8 +158,9 @@ def test_check_says_which_types_the_first_batch_will_change(source: Source) -> N
     source.write({"id": "int32", "qty": "double"}, id=1, qty=0.5)
 
     assert source.said(schema_evolution="widen")["types"] == (
-        "the first batch changes qty int -> double; delta-rs 1.6 does not write a table with type widening: from now on"
-        " it is merged on read, where it has deletion vectors and lies on a local disk, else by Spark"
+        "the first batch changes qty int -> double; delta-rs and polars cannot read a table with type widening, until"
+        " ALTER TABLE … DROP FEATURE typeWidening rewrites it; from now on merge-on-read merges it where it has"
+        " deletion vectors, else Spark"
     )
 
 
