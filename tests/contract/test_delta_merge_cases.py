@@ -1,6 +1,6 @@
 """What Delta's own suites ask of MERGE and no other file here does: odd sources, odd targets, one clock.
 
-Needs a JVM: Delta merges, and Spark makes the sources. `docs/reference/delta_merge_suites.md` has all of Delta's cases.
+Needs a JVM: Delta merges, and Spark makes the sources. `tests/delta_merge_suites.md` has all of Delta's cases.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs/reference/delta_merge_suites.md"
+PAGE = ROOT / "tests/delta_merge_suites.md"
 
 
 def rows() -> list[list[str]]:
