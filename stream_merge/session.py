@@ -49,6 +49,7 @@ on 2 cores, means of two), most of it without G1's bookkeeping at each write of 
 stop the JVM for about a second per GB that is in use, which is little here.
 """
 
+_MASTER = "spark.master"
 _EXTENSIONS = "spark.sql.extensions"
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _DEFAULT_JAVA_OPTIONS = "spark.driver.defaultJavaOptions"
@@ -146,7 +147,10 @@ def small_batches(builder: SparkSession.Builder) -> SparkSession.Builder:
 
     Works on a plain `SparkSession.builder`. Lists (extensions, JVM options) are added to, every
     other conf of the user stays. JVM options only work when this session starts the JVM.
+    With a local master `PYSPARK_PYTHON` becomes this interpreter, unless it or `spark.pyspark.python` is set: name
+    another master before.
     """
+    _run_workers_like_this_process(builder)
     for setting in SMALL_BATCHES:
         present = _present(builder, setting.conf)
         if present is None:
@@ -159,8 +163,10 @@ def small_batches(builder: SparkSession.Builder) -> SparkSession.Builder:
 def delta_packages(builder: SparkSession.Builder) -> SparkSession.Builder:
     """Have Spark download Delta's jars for the installed delta-spark, beside the packages that it downloads anyway.
 
-    Nothing is downloaded where the builder's `spark.jars` names them already.
+    Nothing is downloaded where the builder's `spark.jars` names them already. `PYSPARK_PYTHON` is set as by
+    `small_batches`.
     """
+    _run_workers_like_this_process(builder)
     if _DELTA_JAR in (_option(builder, JARS) or ""):
         return builder
     configure_spark_with_delta_pip(builder, extra_packages=packages(_confs(builder)))
@@ -205,11 +211,9 @@ def local_session(
         ConfigError: when Java, versions, jars or memory keep Spark from starting.
     """
     preflight.check_environment()
-    # Python workers would otherwise be whatever `python3` is on the PATH, not this environment.
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(app_name).config(
         map={
-            "spark.master": f"local[{'*' if cores is None else cores}]",
+            _MASTER: f"local[{'*' if cores is None else cores}]",
             "spark.driver.memory": memory,
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
@@ -352,6 +356,19 @@ class _JvmOutput:
             stream = getattr(sys, self._output)
             stream.write(line)
             stream.flush()
+
+
+def _run_workers_like_this_process(builder: SparkSession.Builder) -> None:
+    """Set `PYSPARK_PYTHON`, without which a session's Python workers are the PATH's `python3`, where they run here.
+
+    PySpark (4.2) started by plain `python` reads only the environment, not `spark.pyspark.python`.
+    """
+    if is_submitted() or "--master" in os.environ.get("PYSPARK_SUBMIT_ARGS", ""):
+        master = _option(builder, _MASTER) or ""
+    else:
+        master = _present(builder, _MASTER) or os.environ.get("MASTER") or "local[*]"
+    if master.startswith("local"):
+        os.environ.setdefault("PYSPARK_PYTHON", _present(builder, "spark.pyspark.python") or sys.executable)
 
 
 def _options(builder: SparkSession.Builder) -> dict[str, Any]:

@@ -49,6 +49,7 @@ _STORES = {
 _NOTHING_SAID = "no permission"
 
 
+_TRACEBACK = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n)*")
 _ROW_BELOW = "violated by row with values:"
 _TABLE_BELOW = "Preview of invalid data:"
 
@@ -72,8 +73,8 @@ def away(error: BaseException) -> str | None:
 
 
 def first_line(text: str) -> str:
-    """What an error says first, with the row that breaks a constraint, which stands below it."""
-    first, _, rest = text.partition("\n")
+    """An error's first line; with the next one behind a colon: the row that breaks a constraint, Python's own error."""
+    first, _, rest = without_tracebacks(text).partition("\n")
     if first.endswith(_ROW_BELOW):  # Delta 4.4: a line for each value, which may hold lines itself
         values = rest.split("\n\nJVM stacktrace:")[0].removeprefix(" - ").split("\n - ")
         return f"{first} {', '.join(value.replace(' : ', '=', 1) for value in values)}".replace("\n", "\\n")
@@ -81,7 +82,12 @@ def first_line(text: str) -> str:
         header, *rows = ([cell.strip() for cell in line.split("|")[1:-1]] for line in rest.splitlines() if "|" in line)
         found = ["=".join(pair) for row in rows for pair in zip(header, row, strict=False) if pair[1]]
         return f"{first.removesuffix('.')}: {', '.join(found)}"
-    return first
+    return f"{first} {first_line(rest.lstrip())}" if first.endswith(":") and rest.strip() else first
+
+
+def without_tracebacks(text: str) -> str:
+    """An error's text with Python's errors in it, but not with where they were raised."""
+    return _TRACEBACK.sub("", text)
 
 
 def not_writable(path: str, error: OSError) -> str:

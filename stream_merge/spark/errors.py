@@ -55,7 +55,7 @@ def is_of_cluster(error: BaseException) -> bool:
 def root_cause(error: BaseException) -> str:
     """What the innermost cause of an error is called and says, on one line; a cause in the JVM may say nothing."""
     class_name, message = (java_causes(error) or [(type(error).__name__, str(error))])[-1]
-    return (f"{class_name}: {message}" if message else class_name).splitlines()[0]
+    return environment.first_line(f"{class_name}: {message}" if message else class_name)
 
 
 def reason(error: BaseException) -> str:

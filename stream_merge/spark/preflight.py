@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,28 @@ def check_session(session: object) -> None:
             " spark.sql.extensions=io.delta.sql.DeltaSparkSessionExtension"
         )
         raise ConfigError(msg)
+
+
+def expect_workers(session: SparkSession) -> None:
+    """Refuse a running local session whose Python workers lack this package, which decodes records there.
+
+    Cost: a second, once, where they run another interpreter than this process.
+
+    Raises:
+        ConfigError: naming their interpreter.
+    """
+    context = session.sparkContext
+    if context.master.startswith("local") and not _has_this_package(context.pythonExec):
+        msg = (
+            f"Spark's Python workers run {context.pythonExec!r}, which cannot import stream_merge; stop the session and"
+            f" start it again with PYSPARK_PYTHON={sys.executable} in the environment"
+        )
+        raise ConfigError(msg)
+
+
+@cache
+def _has_this_package(python: str) -> bool:
+    return shutil.which(python) == sys.executable or _output(python, "-c", "import stream_merge") is not None
 
 
 def version_problem(pyspark: str | None, delta_spark: str | None) -> str | None:

@@ -168,9 +168,21 @@ def test_the_whole_error_is_shown_when_asked_for(commands: CliRunner, tmp_path: 
             "| 2  | b    |\n+----+------+",
             "1 rows failed validation check: id=2, note=b",
         ),
+        (
+            "An exception was thrown from the Python worker:\nTraceback (most recent call last):\n"
+            "  File \"a.py\", line 1, in <module>\n    import lake\nModuleNotFoundError: No module named 'lake'\n",
+            "An exception was thrown from the Python worker: ModuleNotFoundError: No module named 'lake'",
+        ),
+        (
+            "PythonException: thrown from the Python worker: Traceback (most recent call last):\n"
+            '  File "a.py", line 1\nValueError: no\n SQLSTATE: 38000',
+            "PythonException: thrown from the Python worker: ValueError: no",
+        ),
+        ("Cannot run program:\n\n  error=2\nmore", "Cannot run program: error=2"),
+        ("nothing below:\n", "nothing below:"),
         ("[UNRESOLVED_COLUMN] opp;\n'Project ['opp]\n+- Relation", "[UNRESOLVED_COLUMN] opp;"),
         ("", ""),
     ],
 )
-def test_the_row_that_breaks_a_constraint_is_part_of_the_sentence(text: str, line: str) -> None:
+def test_what_stands_below_a_colon_is_part_of_the_sentence(text: str, line: str) -> None:
     assert environment.first_line(text) == line

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -267,3 +270,23 @@ def test_a_description_without_its_jar_is_named_with_what_to_remove(tmp_path, mo
 
     (folder / "slf4j-api-2.0.13.jar").touch()
     assert "check the network or the mirror" in str(preflight.failed_start(said, "io.delta:d:1"))
+
+
+def test_a_running_session_whose_python_workers_lack_this_package_is_refused(tmp_path):
+    """The `python3` of a PATH without the environment; on a cluster nothing here tells what workers have."""
+    other = tmp_path / "python3"
+    other.write_text("#!/bin/sh\nexit 1\n")
+    other.chmod(0o755)
+
+    def session(master: str, python: str) -> Any:
+        return SimpleNamespace(sparkContext=SimpleNamespace(master=master, pythonExec=python))
+
+    preflight.expect_workers(session("local[2]", sys.executable))
+    preflight.expect_workers(session("spark://lake:7077", str(other)))
+    with pytest.raises(ConfigError) as refused:
+        preflight.expect_workers(session("local[2]", str(other)))
+
+    assert str(refused.value) == (
+        f"Spark's Python workers run {str(other)!r}, which cannot import stream_merge; stop the session and"
+        f" start it again with PYSPARK_PYTHON={sys.executable} in the environment"
+    )

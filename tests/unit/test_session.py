@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
 import pyspark
@@ -89,6 +91,31 @@ def test_what_the_user_has_set_stays():
     changed = options(small_batches(SparkSession.builder.config(map=own)))
 
     assert {conf: changed[conf] for conf in own} == {conf: str(value) for conf, value in own.items()}
+
+
+@pytest.mark.parametrize(
+    ("confs", "environment", "workers"),
+    [
+        ({}, {}, sys.executable),
+        ({"spark.master": "local[2]"}, {}, sys.executable),
+        ({"spark.master": "spark://lake:7077"}, {}, None),
+        ({}, {"MASTER": "yarn"}, None),
+        ({}, {"PYSPARK_SUBMIT_ARGS": "--master yarn pyspark-shell"}, None),
+        ({}, {"PYSPARK_GATEWAY_PORT": "4711"}, None),
+        ({}, {"PYSPARK_PYTHON": "/opt/lake/bin/python"}, "/opt/lake/bin/python"),
+        ({"spark.pyspark.python": "/opt/conf/bin/python"}, {}, "/opt/conf/bin/python"),
+    ],
+)
+@pytest.mark.parametrize("prepare", [small_batches, delta_packages])
+def test_python_workers_of_a_local_master_run_this_interpreter(prepare, confs, environment, workers, monkeypatch):
+    for name in ("PYSPARK_PYTHON", "MASTER", "PYSPARK_SUBMIT_ARGS", "PYSPARK_GATEWAY_PORT"):
+        monkeypatch.setenv(name, environment.get(name, ""))
+        if name not in environment:
+            monkeypatch.delenv(name)
+
+    prepare(SparkSession.builder.config(map=confs))
+
+    assert os.environ.get("PYSPARK_PYTHON") == workers
 
 
 def test_what_the_defaults_say_stays_and_lists_are_added_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

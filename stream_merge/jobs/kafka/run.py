@@ -34,7 +34,7 @@ from stream_merge.sources.kafka.connection import Cluster
 from stream_merge.sources.kafka.connection import records as records_of
 from stream_merge.spark import catalog
 from stream_merge.spark.jvm import owned_session
-from stream_merge.spark.preflight import refuse_forgetful_catalog
+from stream_merge.spark.preflight import expect_workers, refuse_forgetful_catalog
 from stream_merge.tables import fitness, locks, spark_table
 from stream_merge.tables.delivery import expect_same_table
 
@@ -102,6 +102,7 @@ class Job:
     def run(self, *, once: bool, stopping: threading.Event, on_result: Callable[[str, MergeResult], None]) -> JobResult:
         """As `run`."""
         refuse_places(self._settings)
+        expect_workers(self._session)
         result = JobResult()
         arrived: SimpleQueue[tuple[str, MergeResult]] = SimpleQueue()
         queries = [Supervised(query, self, arrived, once=once) for query in self._settings.queries]

@@ -304,8 +304,8 @@ class Running:
 def innermost_message(trace: str) -> str:
     """What the last cause of a Java stack trace says, on one line; the text's first line if there is no cause."""
     causes = _CAUSE.findall(trace)
-    lines = (causes[-1] if causes else trace).strip().splitlines() or ["no message"]
-    return " ".join(line.strip() for line in (lines if causes else lines[:1]))
+    said = environment.without_tracebacks(causes[-1]) if causes else environment.first_line(trace.strip())
+    return " ".join(line.strip() for line in said.strip().splitlines()) or "no message"
 
 
 def drained(queue: SimpleQueue[tuple[str, MergeResult]]) -> Iterator[tuple[str, MergeResult]]:

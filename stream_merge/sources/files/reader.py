@@ -30,7 +30,7 @@ from stream_merge.sources.files.decoding import (
 from stream_merge.sources.files.schema import Schema, parse, said
 from stream_merge.sources.wire.encodings import Encoding
 from stream_merge.sources.wire.strict_json import UndecodableError
-from stream_merge.spark import columns, versions
+from stream_merge.spark import columns, preflight, versions
 from stream_merge.spark.hadoop_files import exactly
 
 Format = Literal["json", "csv", "parquet"]
@@ -92,8 +92,9 @@ def read_files(
         max_files_per_trigger: None: everything that is there makes one micro-batch.
 
     Raises:
-        ConfigError: there is no such folder, or the schema cannot be used.
+        ConfigError: there is no such folder, the schema cannot be used, or Spark's Python workers lack this package.
     """
+    preflight.expect_workers(spark)
     if format not in ("json", "csv"):
         msg = f"format={format!r} is not known; use one of 'json', 'csv' (Parquet has types: use spark.readStream)"
         raise ConfigError(msg)
