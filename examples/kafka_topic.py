@@ -26,9 +26,9 @@ queries:
       type: debezium
       columns: {{id: bigint, item: text, price: "numeric(10,2)"}}
       decimal_handling_mode: string
-    target: {folder}/orders
+    target: ./orders
     keys: id
-    checkpoint: {folder}/checkpoint
+    checkpoint: checkpoint
 """
 
 
@@ -52,7 +52,7 @@ def main(bootstrap: str, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     topic = f"example.{uuid.uuid4()}"
     write_events(bootstrap, topic)
-    (folder / "job.yaml").write_text(JOB.format(bootstrap=bootstrap, topic=topic, folder=folder))
+    (folder / "job.yaml").write_text(JOB.format(bootstrap=bootstrap, topic=topic))
 
     done = run(load(folder / "job.yaml"), spark, once=True)  # without once: until `stopping` is set
     for name, error in done.failures.items():

@@ -25,9 +25,9 @@ queries:
   - name: orders
     topic: shop.public.orders
     value_format: {{type: debezium}}
-    target: {folder}/tables/orders
+    target: tables/orders
     keys: id
-    checkpoint: {folder}/checkpoints/orders
+    checkpoint: checkpoints/orders
 """
 
 
@@ -46,7 +46,7 @@ def main(folder: Path) -> None:
         # By default Debezium tells nobody of a TRUNCATE.
         connector = services.postgres_connector(postgres, tables="public.orders", **{"skipped.operations": "none"})
         with services.running(services.Connect(folder / "connect", broker, connector, schemas=True)):
-            (folder / "job.yaml").write_text(JOB.format(bootstrap=broker.bootstrap, folder=folder))
+            (folder / "job.yaml").write_text(JOB.format(bootstrap=broker.bootstrap))
             print(f"job:        {folder / 'job.yaml'}")
             print(f"database:   psql -h 127.0.0.1 -p {postgres.port} -U postgres")
             print(f"broker:     {broker.bootstrap}, topic shop.public.orders")

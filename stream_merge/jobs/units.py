@@ -1,11 +1,15 @@
-"""How settings of a job file are written: sizes, durations, names."""
+"""How settings of a job file are written: sizes, durations, names, paths."""
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Annotated, Any
+from urllib.parse import urlparse
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationInfo
+
+from stream_merge.model import names
 
 _UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _NUMBER = r"(?P<number>\d+(?:\.\d+)?)\s*"
@@ -55,6 +59,26 @@ Bytes = Annotated[int, BeforeValidator(_bytes)]
 Seconds = Annotated[float, BeforeValidator(_seconds)]
 Retention = Annotated[float, BeforeValidator(seconds_by_unit)]
 Names = Annotated[tuple[str, ...], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
+
+
+def _from_job_folder(location: str, info: ValidationInfo) -> str:
+    """A path without a scheme, made absolute: `~` is the home, and a relative one begins in the job file's folder."""
+    path = os.path.expanduser(location)
+    if not path or urlparse(path).scheme or info.context is None:
+        return path
+    return os.path.normpath(os.path.join(info.context, path))
+
+
+def _target(name: str, info: ValidationInfo) -> str:
+    """A path, made absolute; a catalog name stays."""
+    path = names.normal_path(name)
+    return _from_job_folder(path, info) if names.is_path(name) and not urlparse(path).scheme else name
+
+
+JobPath = Annotated[str, AfterValidator(_from_job_folder)]
+"""Path or URI of a file or folder."""
+Target = Annotated[str, AfterValidator(_target)]
+"""Path, URI or catalog name of a table."""
 
 
 class Model(BaseModel):

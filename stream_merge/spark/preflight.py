@@ -118,7 +118,7 @@ def expect_workers(session: SparkSession) -> None:
         ConfigError: naming their interpreter.
     """
     context = session.sparkContext
-    if context.master.startswith("local") and not _has_this_package(context.pythonExec):
+    if str(context.master).startswith("local") and not _has_this_package(context.pythonExec):
         msg = (
             f"Spark's Python workers run {context.pythonExec!r}, which cannot import stream_merge; stop the session and"
             f" start it again with PYSPARK_PYTHON={sys.executable} in the environment"

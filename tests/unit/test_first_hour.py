@@ -82,10 +82,7 @@ def test_stop_without_a_running_job_says_so_and_leaves_no_file(invoke: Invoke) -
         result = invoke("stop job.yaml")
 
         assert (result.exit_code, result.stdout) == (2, "")
-        assert result.stderr == (
-            "stream-merge: no process runs this job, so there is nothing to stop; paths in the job file begin in the"
-            " working folder\n"
-        )
+        assert result.stderr == "stream-merge: no process runs this job, so there is nothing to stop\n"
         assert sorted(Path().iterdir()) == before
 
 
@@ -112,7 +109,7 @@ def test_something_else_at_the_target_is_said_before_spark_starts(invoke: Invoke
     result = invoke(line)
 
     assert result.exit_code == 2
-    assert result.stderr == (
+    assert result.stderr.replace(str(Path.cwd()), ".") == (
         "stream-merge: target './table' exists but is not a Delta table; convert it (CONVERT TO DELTA) or choose"
         " another\n"
     )
@@ -165,19 +162,23 @@ def test_a_checkpoint_of_another_query_is_refused_before_spark_starts(invoke: In
         (
             '{"logOffset":0}',
             "run job.yaml",
-            "query 'orders': checkpoint 'checkpoint' is that of a query over files",
+            "query 'orders': checkpoint .*/checkpoint. is that of a query over files",
         ),
-        ('{"items":{"0":5}}', "run job.yaml", "query 'orders': checkpoint 'checkpoint' is that of a query over topic"),
+        (
+            '{"items":{"0":5}}',
+            "run job.yaml",
+            "query 'orders': checkpoint .*/checkpoint. is that of a query over topic",
+        ),
         (
             '{"orders":{"0":5},"items":{"0":5}}',
             "run job.yaml",
-            "query 'orders': checkpoint 'checkpoint' is that of a query that has read topic.s. .'items'., too",
+            "query 'orders': checkpoint .*/checkpoint. is that of a query that has read topic.s. .'items'., too",
         ),
         *(
             (
                 other,
                 "run job.yaml",
-                "query 'orders': checkpoint 'checkpoint' is that of a query that reads something else",
+                "query 'orders': checkpoint .*/checkpoint. is that of a query that reads something else",
             )
             for other in ("12", '{"sourceVersion":1,"reservoirId":"4f5c","reservoirVersion":3,"index":-1}')
         ),

@@ -203,7 +203,7 @@ def test_every_problem_is_told_at_once_with_its_place(read: Read) -> None:
         (("keys: id", "keys: id, value_format: {type: avro}"), "queries.0.value_format"),
         (('"b:9092"', '"b:9092", security: {protocol: SASL_SSL}'), "needs mechanism, user and password"),
         (('"b:9092"', '"b:9092", security: {user: me}'), "are used with SASL_PLAINTEXT and SASL_SSL"),
-        (('"b:9092"', '"b:9092", security: {protocol: SSL, ca_file: gone.pem}'), "'gone.pem'] are not there"),
+        (('"b:9092"', '"b:9092", security: {protocol: SSL, ca_file: gone.pem}'), "/gone.pem'] are not there"),
         (("topic: shop.public.orders", "topic: [a, b], start: {0: 1}"), "offsets by partition are for a single topic"),
     ],
 )
@@ -239,6 +239,49 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
 def test_queries_do_not_share_names_tables_and_checkpoints(read: Read) -> None:
     with pytest.raises(ConfigError, match=r"several queries have the same name: \['orders'\]"):
         read(GOOD + GOOD.splitlines()[-1] + "\n")
+
+
+@pytest.mark.parametrize(
+    ("written", "located"),
+    [
+        ("tables/o", "{folder}/tables/o"),
+        ("./o/", "{folder}/o"),
+        ("../o", "{parent}/o"),
+        ("~/o", "/home/lake/o"),
+        ("${LAKE}/o", "{folder}/lake/o"),
+        ("/lake/o", "/lake/o"),
+        ("delta.`tables/o`", "{folder}/tables/o"),
+        ("file:///lake/o", "file:///lake/o"),
+        ("s3a://lake/o", "s3a://lake/o"),
+        ("shop.o", "shop.o"),
+        ("o", "o"),
+        ("`~/a`", "`~/a`"),
+    ],
+)
+def test_paths_begin_in_the_folder_of_the_job_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: str, located: str
+) -> None:
+    """Whatever folder a command runs in; catalog names and URIs stay."""
+    monkeypatch.setenv("HOME", "/home/lake")
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    file, text = Path("../jobs/job.yaml"), GOOD.replace("tables/orders", f"'{written}'")
+    file.write_text(text.replace('"b:9092"', '"b:9092", security: {protocol: SSL, ca_file: ca.pem}'))
+    (tmp_path / "jobs" / "ca.pem").touch()
+
+    settings = load(file, environment={"LAKE": "lake"})
+
+    (query,) = settings.queries
+    assert query.target == located.format(folder=tmp_path / "jobs", parent=tmp_path)
+    assert query.checkpoint == f"{tmp_path}/jobs/c/orders"
+    assert settings.kafka.security.ca_file == f"{tmp_path}/jobs/ca.pem"
+
+
+@pytest.mark.parametrize("setting", ["tables/orders", "c/orders"])
+def test_a_target_and_a_checkpoint_have_a_path(read: Read, setting: str) -> None:
+    with pytest.raises(ConfigError, match="should have at least 1 character"):
+        read(GOOD.replace(setting, "''"))
 
 
 @pytest.mark.parametrize(

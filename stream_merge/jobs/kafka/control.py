@@ -59,7 +59,7 @@ def request_stop(settings: JobSettings) -> list[tuple[str, Path]]:
         raise ConfigError(msg)
     running = {query.name for query in settings.queries if is_running(query)}
     if not running:
-        msg = "no process runs this job, so there is nothing to stop; paths in the job file begin in the working folder"
+        msg = "no process runs this job, so there is nothing to stop"
         raise ConfigError(msg)
     asked = [(name, path) for name, path in requests if path is not None and name in running]
     for _, path in asked:

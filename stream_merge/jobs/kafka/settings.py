@@ -22,7 +22,7 @@ from stream_merge import shapes
 from stream_merge.errors import ConfigError
 from stream_merge.jobs.kafka.formats import DebeziumFormat, KeySettings, ValueFormat
 from stream_merge.jobs.shapes import ClausesSettings, ShapeSettings, problems_of
-from stream_merge.jobs.units import Bytes, Model, Names, Retention, Seconds
+from stream_merge.jobs.units import Bytes, JobPath, Model, Names, Retention, Seconds, Target
 from stream_merge.model import locations, names
 from stream_merge.model.maintenance import Maintenance
 from stream_merge.model.settings import SchemaEvolution
@@ -40,8 +40,8 @@ class SecuritySettings(Model):
     mechanism: Mechanism | None = None
     user: str | None = None
     password: SecretStr | None = None
-    ca_file: str | None = None
-    certificate_file: str | None = None
+    ca_file: JobPath | None = None
+    certificate_file: JobPath | None = None
     """Private key and certificate chain in one PEM."""
 
     @model_validator(mode="after")
@@ -168,9 +168,9 @@ class QuerySettings(Model):
     """Whether the topic is written in transactions, whose markers leave gaps between the offsets."""
     key_format: KeySettings = KeySettings()
     value_format: ValueFormat = DebeziumFormat()
-    target: str = Field(min_length=1)
+    target: Target = Field(min_length=1)
     keys: Names = Field(min_length=1)
-    checkpoint: Annotated[str, AfterValidator(names.hadoop_uri)] = Field(min_length=1)
+    checkpoint: Annotated[JobPath, AfterValidator(names.hadoop_uri)] = Field(min_length=1)
     trigger: Seconds = Field(default=1.0, ge=0)
     """Least time between the starts of two micro-batches."""
     start: Literal["earliest", "latest"] | datetime | Mapping[int, int] | None = None
@@ -279,7 +279,7 @@ class JobSettings(Model):
 
 
 def load(path: str | Path, *, environment: Mapping[str, str] | None = None) -> JobSettings:
-    """Read a job file.
+    """Read a job file; its relative paths begin in its folder.
 
     Args:
         path: YAML.
@@ -309,7 +309,7 @@ def load(path: str | Path, *, environment: Mapping[str, str] | None = None) -> J
     elif not isinstance(defaults, dict):
         problems.append("defaults: holds no settings of queries")
     try:
-        settings = JobSettings.model_validate(filled)
+        settings = JobSettings.model_validate(filled, context=Path(path).parent.resolve())
     except ValidationError as err:
         found = err.errors(include_url=False, include_input=False)
         # A list whose entries are refused counts as too short as well.
