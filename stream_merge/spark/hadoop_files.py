@@ -13,7 +13,8 @@ from pyspark.sql import SparkSession
 from stream_merge.model.locations import is_on_s3
 from stream_merge.spark.errors import java_causes
 
-_GLOB = re.compile(r"[\\\[\]{}*?]")
+GLOB = re.compile(r"[\\\[\]{}*?]")
+"""What makes a path a pattern."""
 
 
 def qualified_path(session: SparkSession, path: str) -> str:
@@ -164,7 +165,7 @@ def matching_paths(session: SparkSession, path: str) -> str:
 
 def exactly(path: str) -> str:
     """The glob that means this path alone."""
-    return _GLOB.sub(r"\\\g<0>", path)
+    return GLOB.sub(r"\\\g<0>", path)
 
 
 def file_system(session: SparkSession, path: str) -> Any:

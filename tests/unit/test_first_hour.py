@@ -41,6 +41,7 @@ def invoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Invoke:
 
     monkeypatch.setattr(shared, "local_session", start)
     Path("job.yaml").write_text(JOB.replace("METRICS", "port: 0"))
+    Path("in").mkdir()
     return lambda line: CliRunner().invoke(cli.app, line.split())
 
 
@@ -94,6 +95,36 @@ def test_a_checkpoint_that_is_used_by_another_name_is_said_before_spark_starts(i
     assert result.exit_code == 4
     assert f"process {os.getpid()} (query 'other') is using the checkpoint 'linked'" in result.stderr
     assert not Path("linked.lock").exists()
+
+
+@pytest.mark.parametrize(
+    ("lock", "said"),
+    [
+        ("checkpoint.lock", r"query 'orders' is being run by another process, .* '{folder}/checkpoint'; end that one"),
+        (
+            "__stream_merge_lock_table",
+            r"query 'orders': process {pid} \(query 'other'\) is writing to '{folder}/table'",
+        ),
+    ],
+)
+def test_a_job_that_runs_already_is_said_before_spark_starts(invoke: Invoke, lock: str, said: str) -> None:
+    with locks.locked(Path(lock), "query 'other'"):
+        result = invoke("run job.yaml")
+
+    assert (result.exit_code, result.stdout) == (4, "")
+    assert re.match(f"stream-merge: {said}".format(folder=Path.cwd(), pid=os.getpid()), result.stderr), result.stderr
+
+
+def test_a_source_that_does_not_exist_is_said_before_spark_starts(invoke: Invoke) -> None:
+    Path("in").rmdir()
+
+    result = invoke(f"{FILES} --metrics-port 0")
+
+    assert result.exit_code == 2
+    assert result.stderr == (
+        "stream-merge: source 'in' does not exist; create the folder first, or name another one, elsewhere by its URI\n"
+    )
+    assert list(Path().iterdir()) == [Path("job.yaml")]
 
 
 @pytest.mark.parametrize("line", ["run job.yaml", f"{FILES} --metrics-port 0"])

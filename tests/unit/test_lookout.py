@@ -100,6 +100,7 @@ def test_all_topics_are_asked_for_at_once(job: Job) -> None:
 
     assert job.broker.asked == [["of_a", "of_b", "of_c"]] * 2
     assert [job.number("lag_events", query) for query in "abc"] == [10, 10, 10]
+    assert [job.queries[query].lag for query in "abc"] == [10, 10, 10]
     assert job.broker.committed == [(0, "group_a"), (0, "group_b"), (0, "group_c")]
 
 

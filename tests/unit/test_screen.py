@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from io import StringIO
 from pathlib import Path
 
 import terminal
+from rich.console import Console
+
+from stream_merge.jobs.watch.screen import Screen
 
 PROGRAM = """
 import logging, sys, time
@@ -58,6 +62,19 @@ def test_a_broker_that_is_back_is_no_trouble_any_more() -> None:
 
     assert "WARNING stream_merge.jobs.kafka.batch broker_back seconds=63" in seen
     assert [line for line in seen if line.startswith("broker:")] == []
+
+
+def test_a_query_is_behind_until_its_first_batch() -> None:
+    """On a terminal below the table; elsewhere in one line."""
+    more = 'shown.behind("p", 9000); shown.behind("r", 1200); shown.behind("r", 1234); shown.add("p", merged(0, 0))'
+    seen = terminal.run(PROGRAM.replace("MORE", more), never="[dim]")
+    plain = Console(file=StringIO(), width=80)
+    with Screen(plain) as shown:
+        shown.behind("r", 1234)
+        shown.behind("r", 1200)
+
+    assert [line for line in seen if "behind" in line] == ["r: 1,234 events behind, no batch yet"]
+    assert plain.file.getvalue() == "r: 1,234 events behind, no batch yet\n"
 
 
 def test_where_errors_go_to_a_file_warnings_are_there_and_not_on_the_screen(tmp_path: Path) -> None:

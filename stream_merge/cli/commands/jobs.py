@@ -39,6 +39,7 @@ from stream_merge.jobs.kafka.control import (
     replay_answer,
     replay_is_asked,
     request_stop,
+    taken,
 )
 from stream_merge.jobs.kafka.exit_codes import Verdict, worst_of
 from stream_merge.jobs.kafka.history import trail
@@ -82,18 +83,20 @@ def run(
     with errors_as_sentences(debug=debug):
         settings = load(job)
         refuse_places(settings)
-        own = confs(conf or [])
-        if not is_submitted():
-            own = for_places(jars.conf(jars_in, own), _places(settings.queries))
-        with (
-            metrics_server(
-                settings.metrics.port,
-                settings.metrics.host,
-                is_wish="port" not in settings.metrics.model_fields_set,
-            ) as server,
-            session_starter(f"stream-merge {job.stem}", own) as start,
-        ):
-            result = _run(settings, start(), once=once, metrics_url=server.url)
+        result = JobResult(failures=taken(settings.queries))
+        if len(result.failures) < len(settings.queries):
+            own = confs(conf or [])
+            if not is_submitted():
+                own = for_places(jars.conf(jars_in, own), _places(settings.queries))
+            with (
+                metrics_server(
+                    settings.metrics.port,
+                    settings.metrics.host,
+                    is_wish="port" not in settings.metrics.model_fields_set,
+                ) as server,
+                session_starter(f"stream-merge {job.stem}", own) as start,
+            ):
+                result = _run(settings, start, once=once, metrics_url=server.url)
     for name, error in result.failures.items():
         named = f"query {name!r}"
         complain(error, about="" if str(error).startswith(named) else f"{named}: ", debug=debug)
@@ -101,11 +104,13 @@ def run(
         raise typer.Exit(result.verdict.value)
 
 
-def _run(settings: JobSettings, session: SparkSession, *, once: bool, metrics_url: str) -> JobResult:
+def _run(settings: JobSettings, start: Callable[[], SparkSession], *, once: bool, metrics_url: str) -> JobResult:
     say = screen.Teller(OUT)
     for query in settings.queries:
         say(query.name, f"{', '.join(query.topic)} into {query.target}")
     say("metrics", metrics_url)
+    say("Spark", "starting")
+    session = start()
     merged = {
         query.name: report.Merged(
             name=query.name,
@@ -123,7 +128,7 @@ def _run(settings: JobSettings, session: SparkSession, *, once: bool, metrics_ur
             merged[name].add(batch)
             shown.add(name, batch)
 
-        result = run_job(settings, session, once=once, stopping=stopping, on_result=arrived)
+        result = run_job(settings, session, once=once, stopping=stopping, on_result=arrived, on_lag=shown.behind)
     for name in result.failures:
         merged[name].has_failed = True
     report.show(list(merged.values()), OUT, was_stopped=stopping.is_set() or not once)

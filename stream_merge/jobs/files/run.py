@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from stream_merge.model import locations, names
 from stream_merge.model.results import MergeResult
 from stream_merge.model.settings import SchemaEvolution
 from stream_merge.model.snapshot import TableSnapshot
+from stream_merge.session import is_submitted
 from stream_merge.shapes import Changes, Shape
 from stream_merge.sink import MergeSink
 from stream_merge.sources.files import reader
@@ -29,6 +31,7 @@ from stream_merge.sources.files.whole import Snapshots
 from stream_merge.spark import places, preflight
 from stream_merge.spark.checkpoint import Checkpoint
 from stream_merge.spark.confs import WHOLE_READS, holding
+from stream_merge.spark.hadoop_files import GLOB
 from stream_merge.tables import fitness, locks, spark_table
 from stream_merge.tables.delivery import expect_same_table
 
@@ -99,6 +102,7 @@ def run(
         raise ConfigError(msg, target=settings.target)
     sink = _sink(settings)  # says what is wrong with the settings before Spark starts
     closed = places.not_writable(settings.checkpoint) or preflight.occupied(settings.target)
+    closed = closed or _missing(settings.folder.path)
     if closed is not None:
         raise ConfigError(closed, target=settings.target)
     if locations.local_path(settings.checkpoint) is not None:
@@ -258,6 +262,14 @@ def _sink(settings: FilesSettings, app_id: str | None = None) -> MergeSink:
         name=settings.name,
         app_id=app_id,
     )
+
+
+def _missing(source: str) -> str | None:
+    """The problem of a source that does not exist; None where only Hadoop can tell: for a pattern, or by its confs."""
+    local = locations.local_path(source)
+    if local is None or local.exists() or GLOB.search(source) or is_submitted() or "HADOOP_CONF_DIR" in os.environ:
+        return None
+    return f"source {source!r} does not exist; create the folder first, or name another one, elsewhere by its URI"
 
 
 def _expect_files(checkpoint: Checkpoint) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from stream_merge.errors import ConfigError
+from stream_merge.errors import ConfigError, HeldError
 from stream_merge.jobs.kafka.replay import Replayed, Request
 from stream_merge.jobs.kafka.settings import JobSettings, QuerySettings
 from stream_merge.model.locations import beside_folder
@@ -30,6 +30,29 @@ def held(query: QuerySettings) -> Iterator[bool]:
         return
     with locks.locked(path, f"query {query.name!r}") as holder:
         yield holder is None
+
+
+def taken(queries: Iterable[QuerySettings]) -> dict[str, Exception]:
+    """Queries that another process runs, or whose table it has for itself, with the error; nothing is locked."""
+    errors: dict[str, Exception] = {}
+    for query in queries:
+        if is_running(query):
+            errors[query.name] = refusal(query)
+            continue
+        try:
+            locks.expect_no_other(query.target)
+        except HeldError as err:
+            errors[query.name] = err
+    return errors
+
+
+def refusal(query: QuerySettings) -> HeldError:
+    """The error for a query that `held` does not let this process run."""
+    msg = (
+        f"query {query.name!r} is being run by another process, which holds the lock beside its checkpoint"
+        f" {query.checkpoint!r}; end that one first ('stream-merge stop')"
+    )
+    return HeldError(msg, target=query.target)
 
 
 # -- stopping ---------------------------------------------------------------------------------

@@ -62,6 +62,8 @@ class Progress:
     """Where the checkpoint started; empty until Spark has written it."""
     started: dict[tuple[str, int], int] = field(default_factory=dict)
     """The same of each topic and partition."""
+    lag: int | None = None
+    """Events in the topics that are not merged; None: not known yet."""
     newest_millis: dict[str, int] = field(default_factory=dict)
     """Topic -> when the source committed the newest merged event; a batch may bring older ones alone."""
     not_answered_at: float | None = None
@@ -136,14 +138,15 @@ class Progress:
     def seen(self, topics: dict[str, TopicState]) -> None:
         """Publish the lag, also when it is 0; and when the broker has answered, also where the lag is not known yet."""
         now = time.time()
-        store = []
         if not self.started:
             with suppress(Exception):  # it is being written, or its place does not answer: at the next look
                 self.started = _flat(self.starts())
-        for topic in self.topics:
-            store.append((TOPIC_POLLED, (topic,), now))  # also of a topic that the broker does not have yet
-            if topic in topics and (self.ends or self.started):
-                store.append((TOPIC_LAG, (topic,), self._lag(topic, topics[topic])))
+        lags: dict[str, int] = {}
+        if self.ends or self.started:
+            lags = {topic: self._lag(topic, topics[topic]) for topic in self.topics if topic in topics}
+        self.lag = sum(lags.values()) if lags else None
+        store = [(TOPIC_POLLED, (topic,), now) for topic in self.topics]  # also of one that the broker lacks
+        store += [(TOPIC_LAG, (topic,), lag) for topic, lag in lags.items()]
         self._numbers.observe_topics(self.query, self.target, store=store)
 
     def mirror_failed(self) -> None:

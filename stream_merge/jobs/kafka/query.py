@@ -8,7 +8,7 @@ import time
 from queue import SimpleQueue
 from typing import Protocol
 
-from stream_merge.errors import HeldError, StreamMergeError
+from stream_merge.errors import StreamMergeError
 from stream_merge.jobs.kafka import control
 from stream_merge.jobs.kafka.exit_codes import is_of_report, is_outage, is_refusal, refused, verdict
 from stream_merge.jobs.kafka.first_look import Look
@@ -86,14 +86,6 @@ class Supervised:
     def forget_old_requests(self) -> None:
         """To stop a run before this one; only for the process that holds the query."""
         self._take_request()
-
-    def refuse(self) -> None:
-        """Do not run it: another process does."""
-        msg = (
-            f"query {self.name!r} is being run by another process, which holds the lock beside its checkpoint"
-            f" {self.settings.checkpoint!r}; end that one first ('stream-merge stop')"
-        )
-        self.end(HeldError(msg, target=self.settings.target))
 
     def end(self, error: Exception) -> None:
         """Do not go on, for this reason."""

@@ -65,6 +65,7 @@ def run(
     once: bool = False,
     stopping: threading.Event | None = None,
     on_result: Callable[[str, MergeResult], None] = lambda *_: None,
+    on_lag: Callable[[str, int], None] = lambda *_: None,
     metrics: MergeMetrics | None = None,
 ) -> JobResult:
     """Run all queries of a job until they end or someone stops them.
@@ -75,13 +76,14 @@ def run(
         once: end when everything that was there at the start has been merged.
         stopping: set it, from any thread, to end after the running micro-batches.
         on_result: called in this thread for each micro-batch, with the query's name.
+        on_lag: called in this thread until a query's first micro-batch, with its name and the events it is behind.
         metrics: where to count; None: one instance on the default Prometheus registry.
 
     Returns:
         What the queries did, and why those failed that did; one that fails does not stop the others.
     """
     return Job(settings, session, metrics=metrics).run(
-        once=once, stopping=stopping or threading.Event(), on_result=on_result
+        once=once, stopping=stopping or threading.Event(), on_result=on_result, on_lag=on_lag
     )
 
 
@@ -99,7 +101,14 @@ class Job:
         self._sinks: dict[str, TopicSink] = {}
         self._targets = Targets(lambda target: _place(owned_session(session), target))
 
-    def run(self, *, once: bool, stopping: threading.Event, on_result: Callable[[str, MergeResult], None]) -> JobResult:
+    def run(
+        self,
+        *,
+        once: bool,
+        stopping: threading.Event,
+        on_result: Callable[[str, MergeResult], None],
+        on_lag: Callable[[str, int], None],
+    ) -> JobResult:
         """As `run`."""
         refuse_places(self._settings)
         expect_workers(self._session)
@@ -112,12 +121,15 @@ class Job:
             for name, merged in drained(arrived):
                 result.results.setdefault(name, deque(maxlen=MOST_KEPT)).append(merged)
                 on_result(name, merged)
+            for name, progress in self._progress.items():
+                if name not in result.results and progress.lag is not None:
+                    on_lag(name, progress.lag)
 
         with lookout, ExitStack() as held:
             try:
                 for query in queries:
                     if not held.enter_context(control.held(query.settings)):
-                        query.refuse()
+                        query.end(control.refusal(query.settings))
                         continue
                     try:
                         held.enter_context(self._only_writer(query.settings))

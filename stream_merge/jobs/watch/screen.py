@@ -133,9 +133,17 @@ class Screen:
         self._recent.append((stream, result))
         self._quarantined += result.events.quarantined
         self.note(_topics(stream), None)
+        self.note(stream, None)
         self._progress.advance(self._task)
         if not self._console.is_terminal:
             self._console.print(self._line(stream, result), highlight=False, soft_wrap=True)
+
+    def behind(self, stream: str, events: int) -> None:
+        """Show how many events a stream without a micro-batch has before it; where nothing is drawn, once."""
+        text = f"{events:,} events behind, no batch yet"
+        if stream not in self._notes and not self._console.is_terminal:
+            self._console.print(f"{escape_line(stream)}: {text}", highlight=False, soft_wrap=True)
+        self.note(stream, text)
 
     def note(self, about: str, text: str | None) -> None:
         """Keep a line below the table until it is replaced, or taken away by None; elsewhere the log has it."""
