@@ -177,6 +177,8 @@ def test_sigterm_and_a_stop_request_end_it_after_the_running_batch(shop: Shop) -
         ask(process)
         said, _ = process.communicate(timeout=60)
         assert process.returncode == 0, said
+        assert re.search(r"^  Spark +starting$", said, flags=re.MULTILINE), said
+        assert re.search(r"^orders: \d+ events behind, no batch yet$", said, flags=re.MULTILINE), said
         # Spark may have planned one more batch by then, which nobody has read.
         assert shop.job.recorded_batch() == shop.merged_batch()
     assert not shop.checkpoint.with_name("checkpoint.stop").exists()
