@@ -152,3 +152,18 @@ def test_a_replay_where_nothing_tells_whether_the_job_runs_wants_a_promise(job: 
 
     assert said.exit_code == 2
     assert "end the job by SIGTERM, then replay with --alone" in " ".join(said.output.split())
+
+
+def test_a_replay_of_a_job_that_has_not_run_starts_no_spark_and_leaves_no_folder(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(
+        "kafka: {bootstrap: b}\nqueries: [{name: a, topic: a, target: tables/a, keys: id, checkpoint: checkpoints/a}]\n"
+    )
+
+    said = CliRunner().invoke(cli.app, ["quarantine", "replay", str(file)])
+
+    assert (said.exit_code, said.output) == (
+        0,
+        "a: no such record is in quarantine with its bytes and not replayed yet\n",
+    )
+    assert list(tmp_path.iterdir()) == [file]

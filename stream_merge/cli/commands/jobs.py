@@ -49,6 +49,7 @@ from stream_merge.jobs.kafka.settings import JobSettings, QuerySettings, load
 from stream_merge.jobs.watch import queries, report, screen
 from stream_merge.jobs.watch.text import escape
 from stream_merge.model import names as table_names
+from stream_merge.model.locations import local_path
 from stream_merge.model.results import MergeResult
 from stream_merge.session import is_submitted
 from stream_merge.spark.downloads import azure_confs, for_places, s3_confs
@@ -230,6 +231,9 @@ def _places(chosen: Sequence[QuerySettings]) -> list[str]:
 
 def _replayed(query: QuerySettings, request: Request, start: Callable[[], SparkSession]) -> Replayed:
     """By the job that runs the query, however long its batch takes; where none does, or it ends before, by this one."""
+    tables = (query.target, table_names.sibling(query.target, table_names.QUARANTINE_TABLE_PREFIX))
+    if not any(map(_may_exist, tables)):  # no folders for locks where nothing has run
+        return Replayed(id=request.id)
     is_asked = False
     while True:
         with held(query) as is_ours:
@@ -253,6 +257,12 @@ def _replayed(query: QuerySettings, request: Request, start: Callable[[], SparkS
         if not is_waiting:  # another command's request took its place, or its answer
             ask_for_replay(query, request)
         time.sleep(_POLL_SECONDS)
+
+
+def _may_exist(table: str) -> bool:
+    """Whether a table is there, unless only Spark or a store can tell."""
+    local = local_path(table_names.normal_path(table)) if table_names.is_path(table) else None
+    return local is None or local.exists()
 
 
 def _tables_of(job_or_table: str, name: str | None) -> Sequence[quarantined.Table]:
