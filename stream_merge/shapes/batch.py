@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -297,18 +298,21 @@ def _bounds(valid: pa.Table, layout: Layout) -> KeyBounds:
     observed: dict[str, Any] = {}
     for i, key in enumerate(boundable(layout.key_fields)):
         values = valid[key.name]
-        if isinstance(key.dataType, StringType) and not arrow_text.is_legible(values):
-            observed |= {f"least_{i}": None, f"greatest_{i}": None, f"legible_{i}": False}
-            continue
-        if isinstance(key.dataType, TimestampType | TimestampNTZType):
+        if isinstance(key.dataType, StringType):
+            values = values.cast(pa.binary())  # not every string of Spark's is UTF-8
+        elif isinstance(key.dataType, TimestampType | TimestampNTZType):
             values = values.cast(pa.int64())
         elif isinstance(key.dataType, DateType):
             values = values.cast(pa.int32())
-        ends = pc.min_max(values).as_py()
-        if isinstance(key.dataType, DecimalType):
-            ends = {end: None if value is None else str(value) for end, value in ends.items()}
-        observed |= {f"least_{i}": ends["min"], f"greatest_{i}": ends["max"]}
+        least, greatest = (pc.min_max(values)[end].as_py() for end in ("min", "max"))
+        if isinstance(key.dataType, StringType | DecimalType) and least is not None:
+            least, greatest = (_text(end) for end in (least, greatest))
+        observed |= {f"least_{i}": least, f"greatest_{i}": greatest}
     return key_bounds(layout.key_fields, observed)
+
+
+def _text(end: bytes | Decimal) -> str:
+    return end.decode(errors="replace") if isinstance(end, bytes) else str(end)
 
 
 def _as_stored(events: pa.Table) -> pa.Table:

@@ -26,11 +26,16 @@ from pyspark.sql.types import (
 
 from stream_merge.spark import columns
 from stream_merge.spark.jvm import exact_literal
-from stream_merge.spark.versions import is_valid_utf8
 
-_FIRST_MICROSECOND = -(2**63)
-_LAST_MICROSECOND = 253_402_300_799_999_999
-"""Of the year 9999."""
+_DAY = 86_400_000_000
+"""Microseconds."""
+_PROVEN_DAYS = (-25_567, 2_932_895)
+"""From 1900-01-01 to 9999-12-30.
+
+Spark pushes a date or time to Parquet as one of `java.sql`, which is another one before 1582 and, in some time zones,
+before 1900, and which does not hold all times (Spark 4.2). In a zone east of UTC statistics spell the last day's times
+with the year 10000.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,11 +60,8 @@ class KeyBound:
         least, greatest = (exact_literal(session, one, self.field.dataType) for one in (self.least, self.greatest))
         return columns.column(self.name, frame).between(least, greatest)
 
-    def to_sql(self) -> tuple[str, str] | None:
-        """Least and greatest value as literals of DataFusion; None beyond the years that it can spell."""
-        is_time = isinstance(self.field.dataType, TimestampType | TimestampNTZType)
-        if is_time and (self.least < -_LAST_MICROSECOND or self.greatest > _LAST_MICROSECOND):
-            return None
+    def to_sql(self) -> tuple[str, str]:
+        """Least and greatest value as literals of DataFusion."""
         return _sql(self.least, self.field.dataType), _sql(self.greatest, self.field.dataType)
 
     def to_arrow(self, like: pa.DataType, *, earlier_by: int = 0) -> tuple[pa.Scalar, pa.Scalar]:
@@ -72,9 +74,8 @@ class KeyBound:
         Raises:
             pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError: it cannot hold them.
         """
-        first = self.least
-        if isinstance(self.field.dataType, TimestampType | TimestampNTZType):
-            first = max(self.least - earlier_by, _FIRST_MICROSECOND)
+        is_time = isinstance(self.field.dataType, TimestampType | TimestampNTZType)
+        first = self.least - earlier_by if is_time else self.least
         least, greatest = (_arrow(one, self.field.dataType).cast(like) for one in (first, self.greatest))
         return least, greatest
 
@@ -134,49 +135,54 @@ def bound_aggregates(keys: tuple[StructField, ...], counted: Column) -> list[Col
         value = F.when(counted, columns.column(field.name))
         found.append(as_transported(F.min(value), field.dataType).alias(f"least_{i}"))
         found.append(as_transported(F.max(value), field.dataType).alias(f"greatest_{i}"))
-        if isinstance(field.dataType, StringType):
-            found.append(F.bool_and(is_valid_utf8(value)).alias(f"legible_{i}"))
     return found
 
 
 def key_bounds(keys: tuple[StructField, ...], observed: Mapping[str, Any]) -> KeyBounds:
     """The bounds from the observed values of `bound_aggregates`; empty when no row was counted.
 
-    A text column of which a key is not valid UTF-8 has none: neither Python nor a file's statistics can express it.
+    A key column has a bound only where its literal, the filter that Spark pushes and the statistics of files are proven
+    to mean the same: a bound that excludes a stored row lets the merge insert its key a second time.
     """
     bounds: list[KeyBound] = []
     for i, field in enumerate(boundable(keys)):
         least, greatest = observed[f"least_{i}"], observed[f"greatest_{i}"]
         if least is None or greatest is None:
-            if observed.get(f"legible_{i}") is not False:
-                return KeyBounds()
-        elif observed.get(f"legible_{i}", True):
-            if isinstance(field.dataType, StringType):
-                least, greatest = _below(least), _above(greatest)
-            bounds.append(KeyBound(field=field, least=least, greatest=greatest))
+            return KeyBounds()
+        ends = _proven(least, greatest, field.dataType)
+        if ends is not None:
+            bounds.append(KeyBound(field=field, least=ends[0], greatest=ends[1]))
     return KeyBounds(columns=tuple(bounds))
 
 
-_REPLACEMENT, _GREATEST = "\ufffd", "\U0010ffff"
+def _proven(least: Any, greatest: Any, dtype: DataType) -> tuple[Any, Any] | None:
+    """Ends that bound the same keys and are proven; None where there are none."""
+    if isinstance(dtype, StringType):
+        above = _above(greatest)
+        return None if above is None else (_ascii(least), above)
+    if isinstance(dtype, DateType | TimestampType | TimestampNTZType):
+        unit = 1 if isinstance(dtype, DateType) else _DAY
+        first, last = _PROVEN_DAYS
+        return (least, greatest) if first <= least // unit and greatest // unit <= last else None
+    return least, greatest
 
 
-def _below(text: str) -> str:
-    """A text that is not above the statistics of a file whose greatest key is `text` or more.
+def _ascii(text: str) -> str:
+    """The beginning of a text up to its first character that is not ASCII.
 
-    In statistics each byte that is not UTF-8 has become U+FFFD (Delta 4.4), which may put them on the other side of
-    keys with characters beyond ASCII.
+    In statistics, and in Python, each byte that is not UTF-8 has become U+FFFD (Delta 4.4), and what follows it may be
+    ordered otherwise.
     """
-    at = next((i for i, character in enumerate(text) if character > _REPLACEMENT), None)
-    return text if at is None else text[:at] + _REPLACEMENT
+    return next((text[:at] for at, character in enumerate(text) if not character.isascii()), text)
 
 
-def _above(text: str) -> str:
-    """A text that is not below the statistics of a file whose least key is `text` or less, nor below `text`.
-
-    See `_below`. Where `text` has U+10FFFF, whatever a smaller key has there is smaller in its statistics, too.
-    """
-    at = next((i for i, character in enumerate(text) if not character.isascii() and character != _GREATEST), None)
-    return text if at is None else text[:at] + _GREATEST
+def _above(text: str) -> str | None:
+    """The text where it is ASCII; else one that is, and is greater than all that begin as it does; or None."""
+    start = _ascii(text)
+    if start == text:
+        return text
+    start = start.rstrip("\x7f")
+    return start[:-1] + chr(ord(start[-1]) + 1) if start else None
 
 
 def boundable(keys: tuple[StructField, ...]) -> tuple[StructField, ...]:

@@ -8,6 +8,7 @@ from typing import Any
 from pyspark.sql import Column, DataFrame, Observation
 
 from stream_merge.spark import versions
+from stream_merge.spark.jvm import without_constraints
 
 
 def materialised(
@@ -29,7 +30,7 @@ def materialised(
     """
     observation = Observation()
     rows = keep(df.observe(observation, *aggregates)).localCheckpoint(eager=True)
-    return rows, versions.observed(observation)
+    return without_constraints(rows), versions.observed(observation)
 
 
 def known_bytes(df: DataFrame) -> int:

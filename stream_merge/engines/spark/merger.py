@@ -160,7 +160,7 @@ class SparkMerger(SparkCommits):
         """One MERGE that only deletes."""
         older = render.condition(Newer(), self._layout)  # the tombstone than the row
         refused = late.refusals(self._session)
-        if not self._pairs(refused, self._has_keys()).where(older).take(1):
+        if self._pairs(refused, self._has_keys()).where(older).isEmpty():
             return self._unchanged(tag)
         with committing(self._session, tag, deletion_vectors=self._deletion_vectors):
             # Whatever the user's filter is by now: what is to be undone lies where the merge has put it.
@@ -209,7 +209,7 @@ class SparkMerger(SparkCommits):
             upserts = events.where(~columns.column(names.DELETE_COLUMN)).count()
         if matched < upserts or not matched or shape.updating(spec) is None:
             return bool(matched < upserts)
-        return bool(self._pairs(events).where(updates).take(1))
+        return not self._pairs(events).where(updates).isEmpty()
 
     def _pairs(self, events: DataFrame, is_match: Column | None = None) -> DataFrame:
         """Events (`s`) and the rows (`t`) of their keys, as the MERGE would match them."""

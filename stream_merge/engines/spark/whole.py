@@ -73,7 +73,7 @@ class Beside:
         if not self._upserts or updating is None:
             return False
         pairs = self._rows.join(self._events, render.same_keys(self._layout))
-        return bool(pairs.where(render.condition(updating, self._layout)).take(1))
+        return not pairs.where(render.condition(updating, self._layout)).isEmpty()
 
     def expect_newest(self, now: TableSnapshot | None) -> None:
         """Whether the look still counts: the table is at the version that it was taken of.

@@ -25,9 +25,9 @@ def text(value: str) -> str:
 
 
 def bounds(found: KeyBounds, frame: str) -> list[str]:
-    """Literal bounds on key columns, for file skipping; none on times beyond the years that delta-rs can spell."""
-    literals = ((column(frame, bound.name), bound.to_sql()) for bound in found.columns)
-    return [f"({name} >= {ends[0]} AND {name} <= {ends[1]})" for name, ends in literals if ends is not None]
+    """Literal bounds on key columns, for file skipping."""
+    literals = ((column(frame, bound.name), *bound.to_sql()) for bound in found.columns)
+    return [f"({name} >= {least} AND {name} <= {greatest})" for name, least, greatest in literals]
 
 
 def matched(layout: Layout, found: KeyBounds) -> str:
