@@ -58,7 +58,7 @@ def started(
         events = _events(job)
         if isinstance(events, pa.Table):
             refused = covered(promise, need(events.nbytes), engine.said)
-            refused = refused or of_events(events, job.target.partition_columns)
+            refused = refused or of_events(events, job.target.partition_columns) or tombstones.obstacle_in(events, job)
         else:
             refused = events
         if refused is not None:

@@ -76,6 +76,13 @@ def obstacle(job: MergeJob) -> Ineligible | None:
     return of_place(names.normal_path(target), "the tombstone table")
 
 
+def obstacle_in(events: pa.Table, job: MergeJob) -> Ineligible | None:
+    """Why delta-rs could not append these events' keys and sequences to the log of deletes."""
+    if not job.spec.tombstones:
+        return None
+    return of_events(events.select([*job.layout.keys, names.SEQUENCE_COLUMN]), ())
+
+
 def quickly(job: MergeJob) -> NativeTombstones | None:
     """By delta-rs for a batch that Spark merges, None where that is not proven; Spark takes a job or two for a look.
 

@@ -19,6 +19,7 @@ from stream_merge.engines.delta_rs.merger import DeltaRsMerger
 from stream_merge.microbatch.own_session import TIMESTAMP_CONF
 from stream_merge.model.names import sql_identifier
 from stream_merge.model.results import MergeResult
+from stream_merge.shapes import Snapshot
 from stream_merge.spark.versions import SHIFTS_PARTITION_TIMES
 from stream_merge.tables.delta_rs import data_files
 from stream_merge.tables.delta_rs.eligibility import PROVEN
@@ -364,18 +365,24 @@ def test_a_key_that_is_not_utf8_is_not_doubled(table: Table, engine: str):
     every = [key for keys in files for key in keys]
     deleted = table.merge(batch(4, "d", every), engine=engine).events.deleted
     late = [table.merge(batch(3, "u", keys), engine=engine).events.stale for keys in (files[0], files[1], every)]
+    alone = [f"SELECT CAST(unhex('61FE') AS string) AS id, {lsn}L AS lsn, 'u' AS op" for lsn in (1, 2)]
+    fates = [ledger(table.merge(one, engine=engine)) for one in alone]  # Spark knows the key from the plan
 
     assert (inserted, updated, deleted, late) == ([1, 2, 2, 3], [1, 1, 1, 1], 8, [1, 2, 8])
-    assert table.rows("id") == []
+    assert fates == [{"received": 1, "inserted": 1}, {"received": 1, "updated": 1}]
+    assert table.rows("hex(id)") == [("61FE",)]
 
 
-@pytest.mark.parametrize("engine", ["spark", "native"])
-def test_keys_beyond_the_years_of_python_are_found(table: Table, engine: str):
-    """Each in a file of its own."""
+@pytest.mark.parametrize("engine", ["spark", "auto"])
+def test_keys_that_python_or_the_calendar_of_java_does_not_have_are_found(table: Table, engine: str):
+    """Each in a file of its own; `java.sql` has no third day, and the last one is PostgreSQL's -infinity."""
     types = ("timestamp_ntz", "timestamp", "date")
     table.settings["keys"] = [f"a {dtype}" for dtype in types]
     table.settings["table_properties"] = {"delta.columnMapping.mode": "name"}
-    ends = "'-0044-03-15'", "'+12000-02-29'", "'+200000-01-01'"
+    ends = (
+        *("TIMESTAMP'-0044-03-15'", "TIMESTAMP'+12000-02-29'", "TIMESTAMP'1582-10-10'"),
+        *("TIMESTAMP'9999-12-31 23:59:59.999999'", "timestamp_micros(-9223372036832400000)"),
+    )
 
     def event(end: str, lsn: int, op: str) -> str:
         keys = ", ".join(f"CAST({end} AS {dtype}) AS `a {dtype}`" for dtype in types)
@@ -388,8 +395,19 @@ def test_keys_beyond_the_years_of_python_are_found(table: Table, engine: str):
     late = table.merge(" UNION ALL ".join(event(end, 2, "u") for end in ends), engine=engine)
 
     assert fates == [{"received": 1, fate: 1} for fate in ("inserted", "updated") for _ in ends]
-    assert (ledger(gone), ledger(late)) == ({"received": 3, "deleted": 3}, {"received": 3, "stale": 3})
-    assert "bounds on a timestamp_ntz, a timestamp, a date" in gone.plan
+    assert (ledger(gone), ledger(late)) == ({"received": 5, "deleted": 5}, {"received": 5, "stale": 5})
+    assert "bounds on no column" in gone.plan
+
+
+def test_rows_that_python_cannot_hold_are_compared(table: Table):
+    """Whether an event with its row's sequence, or a row of a copy, changes something."""
+    row = "SELECT 1L AS id, 1L AS lsn, {} AS v, DATE'+20224-02-25' AS day"
+    copied = Table(table.spark, f"{table.path}-copied", sequence_by=(), shape=Snapshot())
+
+    fates = [ledger(one.merge(row.format(v), engine="spark")) for one in (table, copied) for v in (1, 2)]
+
+    assert fates == [{"received": 1, "inserted": 1}, {"received": 1, "updated": 1}] * 2
+    assert table.rows("v", "day") == copied.rows("v", "day") == [("2", "+20224-02-25")]
 
 
 def test_a_repair_in_a_partition_whose_feed_delta_rs_does_not_find_is_counted(

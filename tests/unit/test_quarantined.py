@@ -71,6 +71,21 @@ def test_an_event_is_shown_with_its_bytes_and_the_reason(job: Path) -> None:
     assert "offset: 7" not in said.output
 
 
+def test_a_record_whose_time_python_does_not_have_is_shown(job: Path) -> None:
+    """A producer has given microseconds for milliseconds."""
+    row = {**dict.fromkeys(SCHEMA.names), "reasons": ["null_key"], "batch_id": 5, "recorded_at": NOW, "offset": 11}
+    table = pa.Table.from_pylist([row], schema=to_arrow_schema(SCHEMA, timezone="UTC"))
+    at = table.column_names.index("timestamp")
+    late = pa.array([1_767_323_045_000_000_000], pa.int64()).cast(table.schema.field(at).type)
+    table = table.set_column(at, table.schema.field(at), late)
+    write_deltalake(str(job.parent / "__stream_merge_quarantine_t"), table, mode="append")
+
+    said = CliRunner().invoke(cli.app, ["quarantine", "show", str(job), "--offset", "11"])
+
+    assert said.exit_code == 0, said.output
+    assert "timestamp: +57974-" in said.output
+
+
 def test_a_reason_selects(job: Path) -> None:
     said = CliRunner().invoke(cli.app, ["quarantine", "show", str(job), "--reason", "null_key"])
 
