@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 
 from stream_merge.engines import choose
 from stream_merge.engines.base import Choice, CommitTag, Execution, MergeJob, MergeReport
-from stream_merge.engines.spark.commit import SparkCommits, record
+from stream_merge.engines.spark.commit import SparkCommits, add_filled, record
 from stream_merge.errors import MergeFailedError, StreamMergeError
 from stream_merge.microbatch import commit_fate
 from stream_merge.microbatch.call import BatchCall
@@ -22,6 +22,7 @@ from stream_merge.model import names
 from stream_merge.model.logs import tell
 from stream_merge.model.results import Tidied
 from stream_merge.model.snapshot import expect_not_replaced
+from stream_merge.shapes import target_filter
 from stream_merge.shapes.batch import Batch
 from stream_merge.spark.errors import reason
 from stream_merge.spark.versions import KEEPS_NULL_STRUCTS
@@ -377,14 +378,33 @@ def record_first(call: BatchCall, *, since: int) -> int | None:
         call: the sink's.
         since: version of the target before.
     """
-    session, target = call.session, call.spec.target
-    commits = SparkCommits(session, target)
     tag = call.marks.tag("target", engine="spark", plan="no row changed; the query's first batch at this table")
+    return _committed(call, tag, partial(record, call.session, call.spec.target, tag), since=since).version
+
+
+def fill_new_columns(call: BatchCall, values: Mapping[str, Column], *, since: int) -> MergeReport:
+    """Add columns to the target with a value in each of its rows, in one commit.
+
+    Args:
+        call: the sink's.
+        values: column -> value, typed.
+        since: version of the target before.
+    """
+    spec = call.spec
+    within = None if spec.target_filter is None else target_filter.inside(spec.target_filter)
+    tag = call.marks.tag("column-default", engine="spark", plan=f"defaults of {sorted(values)!r}")
+    return _committed(call, tag, partial(add_filled, call.session, spec.target, values, within, tag), since=since)
+
+
+def _committed(call: BatchCall, tag: CommitTag, commit: Callable[[], MergeReport], *, since: int) -> MergeReport:
+    """Run one commit of Spark's until it wins, or the policy is exhausted."""
+    target = call.spec.target
+    commits = SparkCommits(call.session, target)
 
     def attempt(_: int) -> MergeReport:
         try:
-            return record(session, target, tag)
+            return commit()
         except Exception as err:
             return commit_fate.decide(err, commits, target, tag, since=since)
 
-    return call.attempts.run(attempt).version
+    return call.attempts.run(attempt)

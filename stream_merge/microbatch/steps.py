@@ -7,9 +7,11 @@ idempotent, and a target that is found committed does not skip those after it.
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 
 from stream_merge.engines import choose
 from stream_merge.engines.base import MergeReport
@@ -149,6 +151,7 @@ def merge_events(call: BatchCall, source: DataFrame, prepared: Prepared) -> Done
     quarantine_invalid(call, ready)
     if not batch.upserts + batch.deletes and not call.spec.is_whole:
         return Done(batch=batch, target=ready.target, recorded_version=record_first_batch(call, ready, None))
+    ready = fill_new_columns(call, ready)
     executor = choose_engine(call, ready)
     remember_deletes(call, executor, ready)
     merged = merge(call, executor, ready)
@@ -285,6 +288,29 @@ def quarantine_invalid(call: BatchCall, ready: Ready) -> None:
             now_micros=call.now_micros,
             commit=call.marks.beside("quarantine", table_id=ready.target.table_id),
         )
+
+
+def fill_new_columns(call: BatchCall, ready: Ready) -> Ready:
+    """Give the rows of the target the source's default in columns that this batch adds.
+
+    One commit adds the columns and fills them. A repeated batch sees that they are there, and no row that is written
+    later is touched.
+    """
+    layout, target, defaults = ready.layout, ready.target, call.intake.column_defaults
+    values = {
+        column.name: F.lit(defaults[column.source_name]).cast(column.dtype)
+        for column in layout.stored
+        if column.name in layout.new_columns and column.source_name in defaults
+    }
+    if not values:
+        return ready
+    with call.clock.phase("merge"):
+        report = merging.fill_new_columns(call, values, since=target.version)
+        found = call.store.find(call.session, call.spec.target) or target
+        expect_not_replaced(target.table_id, found.table_id, target=call.spec.target, batch_id=call.batch_id)
+        layout = layout.onto(call.layouts.plan(ready.source, found))
+    tell(log.info, "new_columns_filled", target=call.spec.label, columns=sorted(values), rows=report.updated)
+    return replace(ready, layout=layout, target=found, inside_at=None)
 
 
 def choose_engine(call: BatchCall, ready: Ready) -> Executor:

@@ -59,6 +59,7 @@ MERGE_COLUMNS = ("_row_id_", "_file_name_", "_target_row_present_", "_source_row
 
 Role = Literal[
     "target",
+    "column-default",
     "tombstones-add",
     "tombstones-forget",
     "recheck",

@@ -69,6 +69,9 @@ class Intake:
     are not all of one state of the source."""
     undecodable: Undecodable | None = None
     """Not among the events; None where there is nothing of the kind."""
+    column_defaults: Mapping[str, str | bytes] = field(default_factory=dict)
+    """Column -> value that the source gave its rows when it added the column, as Spark casts it to the column's type.
+    Where the batch adds the column to the target, the target's rows get it, too."""
     began: float | None = None
     """`time.perf_counter()` when the source began to read the batch; None: with the call."""
 

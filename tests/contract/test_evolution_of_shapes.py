@@ -13,13 +13,14 @@ from log_faults import LogFaults
 from pyspark.sql import SparkSession
 from since import NEW_FIELDS, since
 
-from stream_merge import ConfigError, MergeFailedError
+from stream_merge import ConfigError, MergeFailedError, MergeResult
 from stream_merge.engines.spark.merger import SparkMerger
 from stream_merge.microbatch import steps
+from stream_merge.model.source_batch import Intake
 from stream_merge.shapes import Clauses, InsertOnly, Snapshot, when_matched, when_not_matched
 from stream_merge.spark.versions import from_ddl
 from stream_merge.tables import spark_table
-from stream_merge.testing import batch, run
+from stream_merge.testing import batch, change_rows, run
 
 NARROW = (
     "id bigint, lsn bigint, n int, s struct<a:int>, l array<struct<a:int>>, m map<string,struct<a:int>>, kept string"
@@ -203,6 +204,70 @@ def test_a_column_that_appears_with_another_type_between_look_and_merge_is_refus
         run(sink, batch(spark, "id bigint, lsn bigint, c double", (1, 2, 1.5)), 1)
 
     assert stream.rows() == [(1, 1, None)]
+
+
+def with_default(stream: ChangeStream, batch_id: int, *rows: Any) -> MergeResult | None:
+    """Deliver a batch, as a process of its own, whose source says that rows from before `note` hold 'none'."""
+    sink = stream.sink()
+    frame = batch(stream.spark, "id bigint, lsn bigint, note string", *rows)
+    sink._merge(frame, batch_id, Intake(column_defaults={"note": "none", "id": "9"}))
+    return sink.last_result
+
+
+@pytest.mark.smoke
+def test_the_default_of_a_new_column_fills_earlier_rows_once_wherever_a_call_stops(
+    spark: SparkSession, log_faults: LogFaults, faulty_table: str
+):
+    """Column and default come in one commit: each crash leaves both or none, and a later NULL stays NULL."""
+    stream = stream_of(spark, faulty_table, "changes", schema_evolution=True)
+    run(stream.sink(), batch(spark, "id bigint, lsn bigint", (1, 1), (2, 1), (3, 1)), 0)
+    events = ((1, 2, None), (4, 1, "new"))
+
+    log_faults.refuse_commit("/table/_delta_log")
+    with pytest.raises(MergeFailedError):
+        with_default(stream, 1, *events)
+    before = stream.rows()
+    log_faults.refuse_commit("/table/_delta_log", after=1)
+    with pytest.raises(MergeFailedError):
+        with_default(stream, 1, *events)
+    between = stream.rows()
+    merged = with_default(stream, 1, *events)
+    repeated = with_default(stream, 1, *events)
+    with_default(stream, 2, (2, 2, None))
+
+    assert before == [(1, 1), (2, 1), (3, 1)]
+    assert between == [(1, 1, "none"), (2, 1, "none"), (3, 1, "none")]
+    assert merged is not None
+    assert ledger(merged) == {"received": 2, "inserted": 1, "updated": 1}
+    assert repeated is not None
+    assert repeated.outcome == "skipped_duplicate"
+    assert stream.rows() == [(1, 2, None), (2, 2, None), (3, 1, "none"), (4, 1, "new")]
+    filled = [row for row in change_rows(spark, faulty_table) if row[1] == "update_postimage" and row[-1] == "none"]
+    assert [row[1:] for row in filled] == [("update_postimage", key, 1, "none") for key in (1, 2, 3)]
+    table = spark_table.find(spark, faulty_table)
+    assert table is not None
+    assert table.transaction("test/column-default") == 1
+
+
+def test_a_default_fills_the_rows_that_the_filter_names_and_no_column_that_another_writer_added(
+    spark: SparkSession, log_faults: LogFaults, faulty_table: str, tmp_table: str
+):
+    """A commit that another writer overtakes is tried again, and finds the column."""
+    filtered = stream_of(spark, f"{tmp_table}_filtered", "changes", schema_evolution=True, target_filter="t.id < 10")
+    run(filtered.sink(), batch(spark, "id bigint, lsn bigint", (1, 1)), 0)
+    filtered.sql("INSERT INTO {target} (id, lsn) VALUES (10, 1)")
+    with_default(filtered, 1, (2, 1, "new"))
+    stream = stream_of(spark, faulty_table, "changes", schema_evolution=True)
+    run(stream.sink(), batch(spark, "id bigint, lsn bigint", (1, 1), (2, 1)), 0)
+
+    def theirs() -> None:
+        stream.sql("ALTER TABLE {target} ADD COLUMNS (note string)")
+        stream.sql("UPDATE {target} SET note = 'theirs' WHERE id = 1")
+
+    log_faults.overtake("/table/_delta_log", lambda: with_default(stream, 1, (3, 1, "new")), theirs)
+
+    assert filtered.rows() == [(1, 1, "none"), (10, 1, None), (2, 1, "new")]
+    assert stream.rows() == [(1, 1, "theirs"), (2, 1, None), (3, 1, "new")]
 
 
 @NEW_FIELDS

@@ -165,6 +165,36 @@ def test_check_says_which_types_the_first_batch_will_change(source: Source) -> N
 
 
 @pytest.mark.parametrize(
+    ("setting", "note", "price"), [("warn", None, None), ("fill", "none", Decimal("12.50"))], ids=["warn", "fill"]
+)
+def test_rows_from_before_a_column_get_its_default_or_the_log_says_how(
+    source: Source, caplog: pytest.LogCaptureFixture, setting: str, note: str | None, price: Decimal | None
+) -> None:
+    """Rows of the table and of the same batch; a NULL that an event brings stays NULL, then and later."""
+    old = {"id": "int64"}
+    new = {**old, "note": {"type": "string", "default": "none"}, "price": {**numeric(10, 2), "default": unscaled(1250)}}
+    job = {"value_format": WITH_SCHEMAS, "on_column_default": setting}
+    for key in (1, 2, 3):
+        source.write(old, id=key)
+    source.job.merge(**job)
+    source.write(old, op="u", id=2)
+    source.write(old, id=4)
+    source.write(new, id=5, note=None, price=None)
+
+    source.job.merge(**job)
+    first = source.job.rows("id", "note", "price")
+    source.write(new, op="u", id=1, note=None, price=unscaled(100))
+    source.write(old, op="u", id=3)
+    source.job.merge(**job)
+
+    earlier = [(key, note, price) for key in (1, 2, 3, 4)]
+    assert first == [*earlier, (5, None, None)]
+    assert source.job.rows("id", "note", "price") == [(1, None, Decimal("1.00")), *earlier[1:], (5, None, None)]
+    told = [(record.column, record.default) for record in caplog.records if "column_default_not" in record.message]
+    assert told[:2] == ([("note", "none"), ("price", "12.50")] if setting == "warn" else [])
+
+
+@pytest.mark.parametrize(
     ("brought", "wanted", "stored"),
     [
         ("int32", "bigint", "bigint"),
@@ -220,6 +250,6 @@ def test_types_that_no_type_holds_both_are_told(source: Source) -> None:
     schemas = [canonical(struct({"id": "int64", "n": dtype})) for dtype in ("int64", "string")]
 
     with pytest.raises(
-        ValueError, match=r"'n' of .* is bigint, events now bring string.*no type holds both: let the job"
+        ValueError, match=r"bring column 'n' as bigint and as string; no type holds both: let the job begin behind"
     ):
         RowSchema.of_query(query).admit(*schemas)

@@ -429,7 +429,7 @@ ENDS = [(b"\x80", b"\0"), (b"\x7f", b"\xff"), (b"\xff", b"\xff"), (b"\0", b"\0")
 @pytest.mark.parametrize("most_bytes", [6, 9])
 def test_decimals_of_bytes_are_read_as_one_by_one(most_bytes):
     """Up to six bytes all of them at once, by shifts; a longer one has its batch read otherwise."""
-    encoding = decimal_of_bytes(15, 2)
+    encoding = decimal_of_bytes(15, 2, written=2)
     assert encoding.many is not None
     rng = random.Random(most_bytes)
     kinds = set()
@@ -448,13 +448,13 @@ def test_decimals_of_bytes_are_read_as_one_by_one(most_bytes):
 
 @pytest.mark.parametrize("text", ["", "AMg", "A===", "=AMg", "AM=g", "AMg=\n", "AM g", "AMg\u00e9", "\u00e9==", "****"])
 def test_decimals_that_are_no_base64_are_left_to_be_read_one_by_one(text):
-    encoding = decimal_of_bytes(14, 2)
+    encoding = decimal_of_bytes(14, 2, written=2)
     assert encoding.many is not None
     assert encoding.many(pa.array(["AMg=", text, None], pa.string())) is None
 
 
 def test_bits_behind_a_decimals_last_byte_say_nothing():
-    encoding = decimal_of_bytes(14, 2)
+    encoding = decimal_of_bytes(14, 2, written=2)
     assert encoding.many is not None
     assert encoding.many(pa.array(["AR==", "AMj="], pa.string())).to_pylist() == [Decimal("0.01"), Decimal("2.00")]
     assert decode(encoding, ["AR==", "AMj="]).values.to_pylist() == [Decimal("0.01"), Decimal("2.00")]

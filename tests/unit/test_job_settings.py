@@ -155,6 +155,7 @@ def test_every_default_of_a_query_is_pinned(read: Read) -> None:
         "on_data_loss": "stop",
         "unavailable": "quarantine",
         "schema_evolution": True,
+        "on_column_default": "warn",
         "engine": "auto",
         "shape": "changes",
         "group": None,

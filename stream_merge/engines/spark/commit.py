@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from delta.tables import DeltaMergeBuilder
-from pyspark.sql import SparkSession
+from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 
 from stream_merge.engines.base import CommitTag, MergeReport
 from stream_merge.errors import CommitStateUnknownError, MergeFailedError
+from stream_merge.model import names
 from stream_merge.model.snapshot import CommitRecord, TableSnapshot, is_applied
+from stream_merge.spark import columns
 from stream_merge.spark.confs import committed_as, holding
 from stream_merge.spark.delta import LAST_COMMIT_VERSION_CONF, merge_metrics
 from stream_merge.spark.versions import ANSWERS_MERGE
@@ -48,6 +50,35 @@ def record(session: SparkSession, target: str, tag: CommitTag) -> MergeReport:
     with committing(session, tag):
         nothing = delta_table(session, target).alias("t").merge(session.range(0).alias("s"), F.lit(False))
         return executed(session, target, nothing.whenMatchedDelete(), tag)
+
+
+def add_filled(
+    session: SparkSession, target: str, values: Mapping[str, Column], within: Column | None, tag: CommitTag
+) -> MergeReport:
+    """Add columns and fill them in all rows, in one commit; columns that are there already stay as they are.
+
+    The version that the handle shows is the one that the MERGE changes: Delta refuses it where the table has got a
+    column since (`DELTA_SCHEMA_CHANGE_SINCE_ANALYSIS`, 4.4).
+
+    Args:
+        session: the sink's own.
+        target: catalog name or path.
+        values: column -> its value in each row, typed.
+        within: condition on rows `t` that get the value; None: all.
+        tag: what the commit carries.
+
+    Cost: reads the table and writes these rows again.
+    """
+    table = delta_table(session, target)
+    known = table.toDF().columns
+    new = {name: value for name, value in values.items() if columns.resolve(name, known, case_sensitive=False) is None}
+    if not new:
+        return MergeReport()
+    source = session.range(1).select(*(value.alias(name) for name, value in new.items())).alias("s")
+    with committing(session, tag):
+        builder = table.alias("t").merge(source, F.lit(True) if within is None else within)
+        builder = builder.whenMatchedUpdate(set={names.quote(name): columns.column(name, "s") for name in new})
+        return executed(session, target, builder.withSchemaEvolution(), tag)
 
 
 def executed(session: SparkSession, target: str, builder: DeltaMergeBuilder, tag: CommitTag) -> MergeReport:

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from stream_merge.errors import ContractError
-from stream_merge.jobs.kafka import decode, lost_offsets
+from stream_merge.jobs.kafka import column_defaults, decode, lost_offsets
 from stream_merge.jobs.kafka.batch_offsets import Checkpoint, Ranges
 from stream_merge.jobs.kafka.columns import RowSchema
 from stream_merge.jobs.kafka.commit_section import SECTION
@@ -122,7 +122,7 @@ class TopicSink:
             result = None if read.events is None else self._sink.last_result
             self._known_origin().committed(read.ranges, read.batch, read.lost, result)
             self._progress.merged(read.ranges, read.batch, read.lost, result)
-            if self._rows.columns != known:
+            if self._rows.columns != known or self._rows.defaults:
                 self.look_again()
 
     def _read(self, batch_df: DataFrame, batch_id: int, held: ExitStack) -> _Read:
@@ -176,6 +176,7 @@ class TopicSink:
             recorded={SECTION: origin.recorded(ranges, batch, gone)},
             at_hand=change_events_at_hand(batch, self._settings, placing=placing),
             undecodable=undecodable,
+            column_defaults=column_defaults.fills(batch.defaults, self._settings),
         )
         return _Read(batch=batch, ranges=ranges, lost=gone, events=events, intake=intake)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 
 from pyspark.sql import types as T
 
 from stream_merge.errors import ConfigError
+from stream_merge.jobs.kafka.column_defaults import ColumnDefault
 from stream_merge.jobs.kafka.newest_records import Records
 from stream_merge.jobs.kafka.settings import QuerySettings
 from stream_merge.model import names
@@ -60,6 +62,8 @@ class RowSchema:
         self.columns = T.StructType([])
         self.known: frozenset[str] = frozenset()
         self.broken: dict[str, str] = {}
+        self.defaults: dict[str, ColumnDefault] = {}
+        """Defaults of columns that were met since the last look at the target, or that it lacked then."""
 
     @classmethod
     def of_query(cls, settings: QuerySettings) -> RowSchema:
@@ -79,6 +83,7 @@ class RowSchema:
         if stored is not None:
             own = [field for field in stored.fields if not names.is_reserved(field.name)]
             self._stored = {field.name.lower(): columns.nullable(field.dataType) for field in own}
+            self.defaults = {name: d for name, d in self.defaults.items() if name.lower() not in self._stored}
 
     def look_ahead_in(self, newest: Callable[[], Records]) -> None:
         """Where to see, before a column is made, which type it has by now in the newest records."""
@@ -152,6 +157,18 @@ class RowSchema:
             [T.StructField(name, have[name]) for name in dict.fromkeys([*ours, *dict(brought)])]
         )
         self.known |= found.keys()
+        for encodings in found.values():
+            self._note_defaults({name: one for name, one in encodings.items() if name not in ours})
+
+    def _note_defaults(self, new: Mapping[str, Encoding]) -> None:
+        for name, encoding in new.items():
+            if encoding.default is None:
+                continue
+            adds = self._stored is not None and name.lower() not in self._stored
+            default = ColumnDefault.from_encoding(encoding, self.columns[name].dataType, adds_column=adds)
+            known = self.defaults.setdefault(name, default)
+            if known.value != default.value:  # it was changed since, and which one came first is not known
+                self.defaults[name] = replace(default, shown=f"{known.shown} or {default.shown}", value=None)
 
     def _types_of_new(
         self, new: set[str], brought: list[tuple[str, T.DataType]], *, ahead: bool
@@ -181,21 +198,26 @@ class RowSchema:
         found = widening.widest(brought, held) if stored is None else widening.alterable(brought, held)
         if found is not None and not _cannot_hold(name, brought, found) and (stored is None or self._widens):
             return found
-        said = (
-            f"column {name!r} of {self._target!r} is {held.simpleString()}, events now bring {brought.simpleString()},"
-            " which it cannot hold exactly; "
-        )
+        now, then = brought.simpleString(), held.simpleString()
+        said = f"column {name!r} of {self._target!r} is {then}, events now bring {now}, which it cannot hold exactly; "
+        anew = "point the job at a new table and a new checkpoint"
+        # A numeric without digits comes as text; 'types' has text and decimals of it stored alike.
+        as_text, as_number = f"'types: {{{name}: string}}'", f"'types: {{{name}: \"decimal(38,10)\"}}'"
+        both_ways = {type(brought), type(held)} == {T.DecimalType, T.StringType}
         if stored is None:
-            msg = f"{said}no type holds both: let the job begin behind the change ('start' in the job file)"
+            said = f"events for {self._target!r} bring column {name!r} as {then} and as {now}; "
+            remedy = "no type holds both: let the job begin behind the change ('start' in the job file)"
+            remedy = f"set {as_text} or {as_number}, which hold both" if both_ways else remedy
+        elif found is None and both_ways:
+            remedy = f"set {as_number} and 'schema_evolution: widen', or {as_text} and {anew}"
+            remedy = f"set {as_text}, which holds both" if isinstance(held, T.StringType) else remedy
         elif found is None:
-            msg = f"{said}change the column's type, or point the job at a new table and a new checkpoint"
+            remedy = f"change the column's type, or {anew}"
         else:
             changes = list(widening.changes(stored, found, name))
             commands = "; ".join(widening.statements(self._target, changes, {}))
-            msg = (
-                f"{said}set 'schema_evolution: widen', widen it in Spark ({commands}), or point the job at a new table"
-                " and a new checkpoint"
-            )
+            remedy = f"set 'schema_evolution: widen', widen it in Spark ({commands}), or {anew}"
+        msg = f"{said}{remedy}"
         raise ConfigError(msg, target=self._target)
 
     def _schemas(self, records: Records) -> set[str]:

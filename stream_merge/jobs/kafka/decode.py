@@ -14,6 +14,7 @@ from pyspark.sql import types as T
 
 from stream_merge.errors import ConfigError
 from stream_merge.jobs.kafka.batch_offsets import Range
+from stream_merge.jobs.kafka.column_defaults import ColumnDefault
 from stream_merge.jobs.kafka.columns import RowSchema
 from stream_merge.jobs.kafka.counts import Counts, Place, Tally, of_frame, of_table
 from stream_merge.jobs.kafka.ordering import PARTITION, TOPIC
@@ -53,6 +54,8 @@ class DecodedBatch:
     """What the batch's records were read with in the end."""
     missing: list[str]
     """Columns that some event does not carry."""
+    defaults: Mapping[str, ColumnDefault]
+    """As `RowSchema.defaults`."""
     at_hand: pa.Table | None = None
     """The records once more, in the driver; None where they are not there, or some are not whole rows."""
     _held: list[DataFrame] = field(default_factory=list)
@@ -245,6 +248,7 @@ def _batch(
         row=rows.columns,
         decoder=decoder,
         missing=sorted(tally.missing),
+        defaults=dict(rows.defaults),
         at_hand=at_hand,
         _held=held,
         _spool=spool,

@@ -8,6 +8,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from stream_merge.errors import ConfigError, ContractError
+from stream_merge.jobs.kafka import column_defaults
 from stream_merge.jobs.kafka.batch_offsets import Ranges
 from stream_merge.jobs.kafka.decode import DecodedBatch, counted_by_place
 from stream_merge.jobs.kafka.missing_values import (
@@ -92,10 +93,12 @@ def change_events(
         batch.null_values_are_deletes(resolved)
         batch.hold(found)
         events = events.unionByName(found)
-    if batch.missing and batch.old_keys:
-        events = fill_across_key_changes(events, known, batch.missing, batch.hold, unread=unread, unread_keys=former)
-    elif batch.missing:
-        events = fill(events, known, batch.missing, unread)
+    column_defaults.warn(batch.defaults, batch.missing, settings)
+    missing = {name: column_defaults.fills(batch.defaults, settings).get(name) for name in batch.missing}
+    if missing and batch.old_keys:
+        events = fill_across_key_changes(events, known, missing, batch.hold, unread=unread, unread_keys=former)
+    elif missing:
+        events = fill(events, known, missing, unread)
     if settings.unavailable == "null":
         events = events.withColumn(UNAVAILABLE, F.lit(None).cast("array<string>"))
     elif settings.unavailable == "fail" and batch.missing:

@@ -91,7 +91,11 @@ class Known:
         return bounded.join(wanted.select(*_columns(self.keys)).distinct(), list(self.keys), "left_semi")
 
 
-def fill(events: DataFrame, known: Known, missing: list[str], unread: DataFrame | None = None) -> DataFrame:
+Missing = Mapping[str, str | bytes | None]
+"""Columns that some event does not carry -> value of an event from before the column, for Spark to cast; None: NULL."""
+
+
+def fill(events: DataFrame, known: Known, missing: Missing, unread: DataFrame | None = None) -> DataFrame:
     """Give events the values that they do not carry, from the newest version of their row before them.
 
     That is the newest one, among the batch's events of the key, the stored row and up to the newest
@@ -101,13 +105,13 @@ def fill(events: DataFrame, known: Known, missing: list[str], unread: DataFrame 
     Args:
         events: the row's columns, `SEQUENCE`, `DELETE`, `UNAVAILABLE` and `ABSENT` (names of columns, or NULL).
         known: where rows and deletes are stored.
-        missing: all columns that some event does not carry.
+        missing: as `Missing`.
         unread: `unread_before` of the batch. What stood before such a record does not supply a value: the record may
             have brought another one.
 
     Returns:
         The same columns; `UNAVAILABLE` names those that no source supplies, and is NULL where there are none.
-        Those that are absent and have no source are NULL.
+        Those that are absent and have no source have the value of `missing`.
     """
     lacks = F.col(UNAVAILABLE).isNotNull() | F.col(ABSENT).isNotNull()
     keys = list(known.keys)
@@ -131,7 +135,13 @@ def fill(events: DataFrame, known: Known, missing: list[str], unread: DataFrame 
         lives = lives.join(unread, list(_PLACE), "left").withColumns(
             {_CARRIED + name: _carried_after_unread(name) for name in missing}
         )
-    filled = lives.withColumns({name: columns.column(_CARRIED + name).getField("value") for name in missing})
+    values = {}
+    for name, default in missing.items():
+        carried = columns.column(_CARRIED + name)
+        is_older = carried.isNull() & F.array_contains(columns.or_empty(F.col(ABSENT)), name)
+        otherwise = F.lit(default).cast(events.schema[name].dataType)
+        values[name] = F.when(is_older, otherwise).otherwise(carried.getField("value"))
+    filled = lives.withColumns(values)
     unsupplied = [F.when(columns.column(_CARRIED + name).isNull(), F.lit(name)) for name in missing]
     left = F.array_intersect(columns.or_empty(F.col(UNAVAILABLE)), F.array_compact(F.array(*unsupplied)))
     filled = filled.withColumn(UNAVAILABLE, F.when(~F.col(DELETE) & ~F.col(_OVERTAKEN) & (F.size(left) > 0), left))
@@ -154,7 +164,7 @@ _MOST_KEY_CHANGES = 20
 def fill_across_key_changes(
     events: DataFrame,
     known: Known,
-    missing: list[str],
+    missing: Missing,
     hold: Callable[[DataFrame], None],
     *,
     unread: DataFrame | None = None,
@@ -188,7 +198,7 @@ def fill_across_key_changes(
 
 
 def _from_old_keys(
-    events: DataFrame, lacking: DataFrame, known: Known, missing: list[str], unread_keys: DataFrame | None
+    events: DataFrame, lacking: DataFrame, known: Known, missing: Missing, unread_keys: DataFrame | None
 ) -> DataFrame:
     """Those of the lacking events that get a value from the row that their old key had before them."""
     own_names = (*missing, UNAVAILABLE, DELETE)

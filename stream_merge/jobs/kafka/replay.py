@@ -13,7 +13,7 @@ from typing import Self
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from stream_merge.jobs.kafka import decode
+from stream_merge.jobs.kafka import column_defaults, decode
 from stream_merge.jobs.kafka.batch import merge_sink
 from stream_merge.jobs.kafka.columns import RowSchema
 from stream_merge.jobs.kafka.commit_section import REPLAY_SECTION
@@ -195,7 +195,8 @@ def _replayed(
             with claims.taken(done) as app_id:
                 if events is not None and merged:
                     recorded = {REPLAY_SECTION: {"id": request.id, "records": merged}}
-                    result = _merge(events, Intake(recorded=recorded), settings, app_id, metrics)
+                    intake = Intake(recorded=recorded, column_defaults=column_defaults.fills(batch.defaults, settings))
+                    result = _merge(events, intake, settings, app_id, metrics)
     return Replayed(
         id=request.id,
         records=found,
@@ -215,9 +216,10 @@ def _finish(left: Unfinished, session: SparkSession, settings: QuerySettings, pl
         return
     origin = Origin.of_table(session, spark_table.find(session, settings.target), None, settings)
     records = _newest_of_each_offset(_wanted(kept, settings, Request())).localCheckpoint(eager=True)
-    with _decoded(records, session, settings, origin) as (_, events):
+    with _decoded(records, session, settings, origin) as (batch, events):
         if events is not None and not events.isEmpty():
-            _merge(events, Intake(), settings, left.app_id, None)
+            intake = Intake(column_defaults=column_defaults.fills(batch.defaults, settings))
+            _merge(events, intake, settings, left.app_id, None)
 
 
 @contextmanager

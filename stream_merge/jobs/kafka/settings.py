@@ -181,6 +181,8 @@ class QuerySettings(Model):
     on_data_loss: Literal["stop", "continue"] = "stop"
     unavailable: Literal["quarantine", "null", "fail"] = "quarantine"
     schema_evolution: SchemaEvolution = True
+    on_column_default: Literal["warn", "fill"] = "warn"
+    """What rows from before a new column get where its schema block has a default."""
     engine: Literal["auto", "spark", "native"] = "auto"
     table_properties: Mapping[str, str] = Field(default_factory=dict)
     """Of a target that the job creates."""

@@ -26,7 +26,7 @@ _LAST_COMMIT = r'\A\["(?P<lsn>[0-9]{1,18})",'
 """In `sequence`; Python and Arrow (RE2) read it alike."""
 _MILLIS_DIGITS = 3
 _DECLARED = re.compile(
-    r"\s*(?P<name>[a-z][a-z0-9_ ]*?)\s*(?:\(\s*(?P<first>\d+)\s*(?:,\s*(?P<second>\d+)\s*)?\))?"
+    r"\s*(?P<name>[a-z][a-z0-9_ ]*?)\s*(?:\(\s*(?P<first>\d+)\s*(?:,\s*(?P<second>-?\d+)\s*)?\))?"
     r"\s*(?P<zone>with time zone|without time zone)?\s*(?P<array>\[\])?\s*",
     re.IGNORECASE,
 )
@@ -266,11 +266,10 @@ def _money(modes: Modes, text: str) -> Schema:
 
 
 def _decimal(precision: int, scale: int, text: str) -> Schema:
-    if precision > 38:  # noqa: PLR2004 - digits of Delta's widest decimal
-        msg = f"{text!r} has more digits than Delta's decimals (38); declare 'numeric', which is stored as a string"
-        raise AmbiguousTypeError(msg)
-    if not 0 <= scale <= precision:
-        msg = f"{text!r} has more digits after the point than in all; declare 'numeric', which is stored as a string"
+    if max(precision, scale, precision - scale) > 38:  # noqa: PLR2004 - digits of Delta's widest decimal
+        msg = (
+            f"{text!r} has more digits than Delta's decimals (38); set the connector's decimal.handling.mode to string"
+        )
         raise AmbiguousTypeError(msg)
     parameters = {"scale": str(scale), "connect.decimal.precision": str(precision)}
     return {"type": "bytes", "name": DECIMAL, "parameters": parameters}

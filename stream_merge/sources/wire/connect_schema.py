@@ -80,6 +80,7 @@ def encoding(
         found,
         is_optional=bool(schema.get("optional", False)),
         placeholders=_placeholders(schema, placeholder),
+        default=schema.get("default"),
     )
 
 
@@ -125,10 +126,17 @@ def _scaled(schema: Mapping[str, Any], wanted: T.DataType | None) -> Encoding | 
     if isinstance(wanted, T.StringType):
         return E.text_of_bytes(scale)
     precision = _number(parameters.get("connect.decimal.precision", _MOST_PRECISE), "precision")
-    if not 0 <= scale <= precision <= _MOST_PRECISE:
-        msg = f"a decimal of {precision} digits, {scale} of them after the point, has no Delta type; declare a string"
-        raise UndecodableError(msg)
-    return E.decimal_of_bytes(precision, scale)
+    # PostgreSQL 15 has numeric(5,-2), whole hundreds of seven digits, and numeric(2,4), of which Delta needs four.
+    stored = T.DecimalType(max(precision, scale, precision - scale), max(scale, 0))
+    if stored.precision > _MOST_PRECISE:
+        if not isinstance(wanted, T.DecimalType):
+            msg = (
+                f"numeric({precision},{scale}) has no Delta type; in 'types' declare a string, or a decimal that holds"
+                " its values"
+            )
+            raise UndecodableError(msg)
+        stored = wanted
+    return E.decimal_of_bytes(stored.precision, stored.scale, written=scale)
 
 
 def _number(value: Any, what: str) -> int:

@@ -44,6 +44,8 @@ class Encoding:
     """Whether null is a value."""
     placeholders: tuple[Any, ...] = ()
     """The JSON values that say "not in this event" (Debezium's unavailable values); compared exactly."""
+    default: Any = None
+    """The column's default as a JSON value, from the schema block; None where it has none."""
     wire: pa.DataType | None = None
     """What Arrow's JSON reader reads such values as, exactly; None where it cannot."""
     many: M.Many | None = None
@@ -180,15 +182,22 @@ def binary() -> Encoding:
 # -- numbers with a scale ----------------------------------------------------------------------
 
 
-def decimal_of_bytes(precision: int, scale: int) -> Encoding:
-    """Connect's Decimal: base64 of the unscaled value, two's complement, big-endian (Kafka 4.1, `data.Decimal`)."""
+def decimal_of_bytes(precision: int, scale: int, *, written: int) -> Encoding:
+    """Connect's Decimal: base64 of the unscaled value, two's complement, big-endian (Kafka 4.1, `data.Decimal`).
+
+    Args:
+        precision: of the column.
+        scale: of the column.
+        written: scale of the values.
+    """
     raw = binary()
 
     def one(value: str) -> Decimal:
-        return _fitting(_unscaled(raw.one(value), scale), precision, scale)
+        return _fitting(_unscaled(raw.one(value), written), precision, scale)
 
     dtype, arrow = T.DecimalType(precision, scale), pa.decimal128(precision, scale)
-    return scalar(dtype, arrow, one, str, wire=pa.string(), many=M.decimals_of_bytes(precision, scale))
+    many = M.decimals_of_bytes(precision, scale) if written == scale else None
+    return scalar(dtype, arrow, one, str, wire=pa.string(), many=many)
 
 
 def text_of_bytes(scale: int) -> Encoding:
