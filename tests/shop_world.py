@@ -92,6 +92,7 @@ class World:
                 "trigger": "100 ms",
                 "limits": {"max_events_per_batch": events_per_batch, **limits},
                 "value_format": formats[table],
+                "on_column_default": "fill",
             }
             for table in CAPTURED
         ]
@@ -162,8 +163,8 @@ class World:
         frame = self.spark.read.format("delta").load(str(self.folder / "orders")).selectExpr(*TARGET)
         return sorted((row.asDict(recursive=True) for row in frame.collect()), key=lambda row: row["id"])
 
-    def feed(self) -> list[tuple[int, str, Stored]]:
-        """The change feed of the orders, with the stored order: an update may advance nothing else.
+    def feed(self, *more: str) -> list[tuple[int, str, Stored]]:
+        """The change feed of the orders, with more columns and the stored order: an update may advance nothing else.
 
         Delta 4.4 reads the feed through `java.sql.Date`, which shows 5 to 14 October 1582 as the 15th, whoever wrote
         the file; with Java 8's dates it does not.
@@ -171,13 +172,13 @@ class World:
         java8 = "spark.sql.datetime.java8API.enabled"
         self.spark.conf.set(java8, "true")
         try:
-            return self._feed()
+            return self._feed(*more)
         finally:
             self.spark.conf.unset(java8)
 
-    def _feed(self) -> list[tuple[int, str, Stored]]:
+    def _feed(self, *more: str) -> list[tuple[int, str, Stored]]:
         reader = self.spark.read.format("delta").option("readChangeFeed", "true").option("startingVersion", 0)
-        wanted = [*TARGET, "cast(__stream_merge_sequence AS string) position"]
+        wanted = [*TARGET, *more, "cast(__stream_merge_sequence AS string) position"]
         changes = reader.load(str(self.folder / "orders")).selectExpr("_commit_version", "_change_type", *wanted)
         return [
             (row[0], row[1], {k: v for k, v in row.asDict(True).items() if k[0] != "_"}) for row in changes.collect()

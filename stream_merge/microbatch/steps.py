@@ -1,7 +1,7 @@
 """The steps of one call, in the order that makes a crash at any point harmless: each from value to value.
 
-Order of writes: quarantine, remembered deletes, target, re-check, forgotten tombstones. Every one of them is
-idempotent, and a target that is found committed does not skip those after it.
+Order of writes: quarantine, defaults of new columns, remembered deletes, target, re-check, forgotten tombstones. Every
+one of them is idempotent, and a target that is found committed does not skip those after it.
 """
 
 from __future__ import annotations

@@ -98,5 +98,11 @@ def test_defaults_are_those_of_columns_that_the_target_lacked_at_the_last_look(
         ' \'{"data-collections": ["public.orders"], "type": "incremental"}\')'
     )
 
+    caplog.clear()
+    new = RowSchema.of_query(query())
+    new.admit(block(**first))
+    warn(new.defaults, ["note"], query())
+    assert [record.column for record in caplog.records] == ["note"]
+
     rows.start_from(T.StructType([*stored, T.StructField("note", T.StringType()), T.StructField("n", T.LongType())]))
     assert list(rows.defaults) == ["day"]

@@ -13,6 +13,7 @@ from stream_merge.jobs.kafka.settings import QuerySettings
 from stream_merge.model.logs import tell
 from stream_merge.sources.wire.encodings import Encoding, decode
 from stream_merge.spark.versions import arrow_type
+from stream_merge.tables.delta_rs.sql import quote
 
 log = logging.getLogger(__name__)
 
@@ -29,11 +30,11 @@ class ColumnDefault:
     """For a person."""
     value: str | bytes | None
     """As Spark casts it to the column's type; None where the block does not tell the value of earlier rows."""
-    adds_column: bool
-    """Whether the target exists and lacks the column."""
+    adds_column: bool | None
+    """Whether the target lacks the column; None: there is no target yet."""
 
     @classmethod
-    def from_encoding(cls, encoding: Encoding, dtype: T.DataType, *, adds_column: bool) -> ColumnDefault:
+    def from_encoding(cls, encoding: Encoding, dtype: T.DataType, *, adds_column: bool | None) -> ColumnDefault:
         """Decode a default by the logical type of its column.
 
         Args:
@@ -68,10 +69,10 @@ def warn(defaults: Mapping[str, ColumnDefault], missing: Collection[str], settin
     tables = [".".join(topic.split(".")[-2:]) for topic in settings.topic]
     listed = ", ".join(f'"{table}"' for table in tables)
     for name, default in defaults.items():
-        if name in filled or not (default.adds_column or name in missing):
+        has_earlier_rows = name in missing if default.adds_column is None else default.adds_column
+        if name in filled or not has_earlier_rows:
             continue
-        quoted = '"' + name.replace('"', '""') + '"'
-        updates = "; ".join(f"UPDATE {table} SET {quoted} = {quoted}" for table in tables)
+        updates = "; ".join(f"UPDATE {table} SET {quote(name)} = {quote(name)}" for table in tables)
         tell(
             log.warning,
             "column_default_not_applied",

@@ -164,7 +164,7 @@ class RowSchema:
         for name, encoding in new.items():
             if encoding.default is None:
                 continue
-            adds = self._stored is not None and name.lower() not in self._stored
+            adds = None if self._stored is None else name.lower() not in self._stored
             default = ColumnDefault.from_encoding(encoding, self.columns[name].dataType, adds_column=adds)
             known = self.defaults.setdefault(name, default)
             if known.value != default.value:  # it was changed since, and which one came first is not known
