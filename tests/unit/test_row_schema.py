@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from typing import Any
 
 import pytest
@@ -10,7 +11,9 @@ from pyspark.sql import types as T
 from stream_merge import ConfigError
 from stream_merge.jobs.kafka.columns import RowSchema
 from stream_merge.jobs.kafka.settings import QuerySettings
+from stream_merge.sources.wire import connect_schema
 from stream_merge.sources.wire.connect_schema import canonical
+from stream_merge.sources.wire.encodings import decode
 
 VARIABLE = {"type": "struct", "name": "io.debezium.data.VariableScaleDecimal", "fields": []}
 SAID = "column 'c' of '/t' is {}, events now bring {}, which it cannot hold exactly; "
@@ -90,9 +93,9 @@ def test_these_types_hold_both(stored: T.DataType | None, wanted: str) -> None:
 @pytest.mark.parametrize(
     ("brought", "wanted", "stored"),
     [
-        (numeric(5, -2), None, "decimal(7,0)"),
-        (numeric(5, -2), "decimal(10,0)", "decimal(10,0)"),
-        (numeric(5, -2), "string", "string"),
+        (numeric(5, 2046), None, "decimal(7,0)"),
+        (numeric(5, 2046), "decimal(10,0)", "decimal(10,0)"),
+        (numeric(5, 2046), "string", "string"),
         (numeric(2, 4), None, "decimal(4,4)"),
         (numeric(50, 2), "decimal(38,2)", "decimal(38,2)"),
     ],
@@ -100,12 +103,19 @@ def test_these_types_hold_both(stored: T.DataType | None, wanted: str) -> None:
 def test_a_numeric_with_more_or_fewer_digits_than_a_decimal_says_is_stored(
     brought: dict[str, Any], wanted: str | None, stored: str
 ) -> None:
-    """Of numeric(50,2) the values that have more digits than the wanted type are quarantined."""
+    """numeric(5,-2) comes with the scale 2046. Values of numeric(50,2) that the wanted type cannot hold are quarantined."""
     rows = rows_of(None, {} if wanted is None else {"c": wanted})
 
     rows.admit(block(brought))
 
     assert rows.columns["c"].dataType.simpleString() == stored
+
+
+def test_whole_hundreds_are_texts_without_the_zeros_that_the_connector_adds() -> None:
+    encoding = connect_schema.encoding(numeric(5, 2046), wanted=T.StringType())
+    written = base64.b64encode((-1200 * 10**2046).to_bytes(900, "big", signed=True)).decode()
+
+    assert decode(encoding, [written]).values.to_pylist() == ["-1200"]
 
 
 def test_a_numeric_that_no_decimal_holds_wants_a_declared_type() -> None:

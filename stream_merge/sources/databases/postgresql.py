@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stream_merge.sources.wire.connect_schema import DECIMAL, VARIABLE_SCALE_DECIMAL
+from stream_merge.sources.wire.connect_schema import DECIMAL, NEGATIVE_SCALES, VARIABLE_SCALE_DECIMAL
 from stream_merge.sources.wire.encodings import refuse
 from stream_merge.sources.wire.strict_json import parse
 
@@ -271,7 +271,8 @@ def _decimal(precision: int, scale: int, text: str) -> Schema:
             f"{text!r} has more digits than Delta's decimals (38); set the connector's decimal.handling.mode to string"
         )
         raise AmbiguousTypeError(msg)
-    parameters = {"scale": str(scale), "connect.decimal.precision": str(precision)}
+    written = scale if scale >= 0 else scale + NEGATIVE_SCALES
+    parameters = {"scale": str(written), "connect.decimal.precision": str(precision)}
     return {"type": "bytes", "name": DECIMAL, "parameters": parameters}
 
 

@@ -20,6 +20,9 @@ from stream_merge.sources.wire.strict_json import UndecodableError
 
 _MOST_PRECISE = 38
 """Digits of Delta's widest decimal."""
+_MOST_SCALE, NEGATIVE_SCALES = 1000, 2048
+"""PostgreSQL's largest scale; and what the JDBC driver adds to a negative one (42.7), which takes it for eleven bits:
+Debezium 3.4 writes the values of numeric(5,-2) with 2046 digits after the point."""
 DECIMAL = "org.apache.kafka.connect.data.Decimal"
 VARIABLE_SCALE_DECIMAL = "io.debezium.data.VariableScaleDecimal"
 PLACEHOLDER = "__debezium_unavailable_value"
@@ -122,11 +125,12 @@ def _scaled(schema: Mapping[str, Any], wanted: T.DataType | None) -> Encoding | 
     if schema.get("name") != DECIMAL:
         return None
     parameters = schema.get("parameters") or {}
-    scale = _number(parameters.get("scale"), "scale")
-    if isinstance(wanted, T.StringType):
-        return E.text_of_bytes(scale)
-    precision = _number(parameters.get("connect.decimal.precision", _MOST_PRECISE), "precision")
+    written = _number(parameters.get("scale"), "scale")
     # PostgreSQL 15 has numeric(5,-2), whole hundreds of seven digits, and numeric(2,4), of which Delta needs four.
+    scale = written - NEGATIVE_SCALES if written > _MOST_SCALE else written
+    if isinstance(wanted, T.StringType):
+        return E.text_of_bytes(max(scale, 0), written=written)
+    precision = _number(parameters.get("connect.decimal.precision", _MOST_PRECISE), "precision")
     stored = T.DecimalType(max(precision, scale, precision - scale), max(scale, 0))
     if stored.precision > _MOST_PRECISE:
         if not isinstance(wanted, T.DecimalType):
@@ -136,7 +140,7 @@ def _scaled(schema: Mapping[str, Any], wanted: T.DataType | None) -> Encoding | 
             )
             raise UndecodableError(msg)
         stored = wanted
-    return E.decimal_of_bytes(stored.precision, stored.scale, written=scale)
+    return E.decimal_of_bytes(stored.precision, stored.scale, written=written)
 
 
 def _number(value: Any, what: str) -> int:

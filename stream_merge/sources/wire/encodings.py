@@ -200,12 +200,14 @@ def decimal_of_bytes(precision: int, scale: int, *, written: int) -> Encoding:
     return scalar(dtype, arrow, one, str, wire=pa.string(), many=many)
 
 
-def text_of_bytes(scale: int) -> Encoding:
-    """Connect's Decimal as the text of the number: exact whatever its size."""
+def text_of_bytes(scale: int, *, written: int) -> Encoding:
+    """Connect's Decimal as the text of the number: exact whatever its size. Arguments as `decimal_of_bytes`."""
     raw = binary()
-    return scalar(
-        T.StringType(), pa.string(), lambda v: format(_unscaled(raw.one(v), scale), "f"), str, wire=pa.string()
-    )
+
+    def one(value: str) -> str:
+        return format(_fitting(_unscaled(raw.one(value), written), _MOST_DIGITS, scale), "f")
+
+    return scalar(T.StringType(), pa.string(), one, str, wire=pa.string())
 
 
 def decimal_of_text(precision: int, scale: int) -> Encoding:
