@@ -34,7 +34,7 @@ STATEMENTS = 3_000
 ADDED = {
     "extra": "integer DEFAULT 5",
     "cents": "numeric(8,2) DEFAULT 1.5",
-    "hundreds": "numeric(5,-2) DEFAULT 1234",
+    "hundreds": "numeric(5,-2) DEFAULT 1200",
     "opened": "date DEFAULT '2024-02-29'",
 }
 

@@ -17,6 +17,7 @@ from topic_job import TopicJob, raw
 from stream_merge import ConfigError
 from stream_merge.jobs.kafka.check import check
 from stream_merge.jobs.kafka.columns import RowSchema
+from stream_merge.microbatch import steps
 from stream_merge.model.names import TOMBSTONE_TABLE_PREFIX, sql_identifier
 from stream_merge.sources.wire.connect_schema import canonical
 from stream_merge.spark.versions import from_ddl
@@ -165,12 +166,16 @@ def test_check_says_which_types_the_first_batch_will_change(source: Source) -> N
 
 
 @pytest.mark.parametrize(
-    ("setting", "note", "price"), [("warn", None, None), ("fill", "none", Decimal("12.50"))], ids=["warn", "fill"]
+    ("setting", "earlier"), [("warn", (None, None)), ("fill", ("none", Decimal("12.50")))], ids=["warn", "fill"]
 )
 def test_rows_from_before_a_column_get_its_default_or_the_log_says_how(
-    source: Source, caplog: pytest.LogCaptureFixture, setting: str, note: str | None, price: Decimal | None
+    source: Source,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    setting: str,
+    earlier: tuple[Any, ...],
 ) -> None:
-    """Rows of the table and of the same batch; a NULL that an event brings stays NULL, then and later."""
+    """Rows of the table and of the same batch, which comes again; a NULL that an event brings stays NULL."""
     old = {"id": "int64"}
     new = {**old, "note": {"type": "string", "default": "none"}, "price": {**numeric(10, 2), "default": unscaled(1250)}}
     job = {"value_format": WITH_SCHEMAS, "on_column_default": setting}
@@ -181,15 +186,19 @@ def test_rows_from_before_a_column_get_its_default_or_the_log_says_how(
     source.write(old, id=4)
     source.write(new, id=5, note=None, price=None)
 
+    with monkeypatch.context() as killed:
+        killed.setattr(steps, "choose_engine", lambda *_: 1 / 0)
+        assert source.job.run(**job).failures.keys() == {"rows"}
+    caplog.clear()
     source.job.merge(**job)
     first = source.job.rows("id", "note", "price")
     source.write(new, op="u", id=1, note=None, price=unscaled(100))
     source.write(old, op="u", id=3)
     source.job.merge(**job)
 
-    earlier = [(key, note, price) for key in (1, 2, 3, 4)]
-    assert first == [*earlier, (5, None, None)]
-    assert source.job.rows("id", "note", "price") == [(1, None, Decimal("1.00")), *earlier[1:], (5, None, None)]
+    rest = [*((key, *earlier) for key in (2, 3, 4)), (5, None, None)]
+    assert first == [(1, *earlier), *rest]
+    assert source.job.rows("id", "note", "price") == [(1, None, Decimal("1.00")), *rest]
     told = [(record.column, record.default) for record in caplog.records if "column_default_not" in record.message]
     assert told == ([("note", "none"), ("price", "12.50")] if setting == "warn" else [])
 

@@ -103,7 +103,7 @@ def test_these_types_hold_both(stored: T.DataType | None, wanted: str) -> None:
 def test_a_numeric_with_more_or_fewer_digits_than_a_decimal_says_is_stored(
     brought: dict[str, Any], wanted: str | None, stored: str
 ) -> None:
-    """numeric(5,-2) comes with the scale 2046. Values of numeric(50,2) that the wanted type cannot hold are quarantined."""
+    """numeric(5,-2) comes with the scale 2046. Larger values than wanted are quarantined."""
     rows = rows_of(None, {} if wanted is None else {"c": wanted})
 
     rows.admit(block(brought))
