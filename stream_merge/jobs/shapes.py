@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import Discriminator, Field, Tag, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 
 from stream_merge import shapes
 from stream_merge.errors import ConfigError
@@ -98,14 +99,26 @@ def read_clauses(path: str | Path) -> Clauses:
     return settings.shape()
 
 
-def problems_of(error: Mapping[str, Any]) -> list[str]:
+_SAID = {
+    "extra_forbidden": "is not a setting",
+    "missing": "is missing",
+    "model_type": "must hold settings",
+    "model_attributes_type": "must hold settings",
+    "too_short": "must not be empty",
+    "string_too_short": "must not be empty",
+    "union_tag_not_found": "type is missing",
+    "union_tag_invalid": "type {tag!r} is not known; use one of {expected_tags}",
+}
+"""Kind of pydantic's error -> what to say in its place."""
+
+
+def problems_of(error: ErrorDetails) -> list[str]:
     """A sentence for each problem that pydantic found, with its place."""
-    place = ".".join(str(part) for part in error["loc"] if part not in ("by_name", "in_words"))
-    said = str(error["msg"]).removeprefix("Value error, ").replace("valid tuple", "list")
-    if error["type"] == "extra_forbidden":
-        said = "is not a setting"
-    elif error["type"] == "missing":
-        said = "is missing"
-    elif error["type"] == "model_type":
-        said = "holds no settings"
+    place = ".".join(map(str, error["loc"]))
+    said = _SAID.get(error["type"])
+    if said is None:
+        said = str(error["msg"]).removeprefix("Value error, ").replace("Input should be", "must be")
+        said = said.replace("valid tuple", "list").replace("valid dictionary", "mapping")
+    else:
+        said = said.format(**error.get("ctx", {}))
     return [f"{place}: {line}" if place else line for line in said.splitlines()]

@@ -53,11 +53,11 @@ def test_the_errors_of_a_job_file_come_one_per_line(invoke: Invoke) -> None:
 
     assert result.exit_code == 2
     assert result.stderr.splitlines() == [
-        "stream-merge: job.yaml: metrics.port: Input should be a valid integer, unable to parse string as an integer",
+        "stream-merge: job.yaml: metrics.port: must be a valid integer, unable to parse string as an integer",
         "stream-merge: job.yaml: metrics.prot: is not a setting",
-        "stream-merge: job.yaml: queries.0.keys: is missing",
-        "stream-merge: job.yaml: queries.0.epoch: Input should be greater than or equal to 0",
-        "stream-merge: job.yaml: queries.0.key: is not a setting",
+        "stream-merge: job.yaml: queries.orders.keys: is missing",
+        "stream-merge: job.yaml: queries.orders.epoch: must be greater than or equal to 0",
+        "stream-merge: job.yaml: queries.orders.key: is not a setting",
     ]
 
 
@@ -70,7 +70,7 @@ def test_problems_of_one_query_come_one_per_line_as_well(invoke: Invoke) -> None
 
     result = invoke("check job.yaml")
 
-    assert [line.split(":")[2] for line in result.stderr.splitlines()] == [" queries.0"] * 3
+    assert [line.split(":")[2] for line in result.stderr.splitlines()] == [" queries.orders"] * 3
 
 
 def test_stop_without_a_running_job_says_so_and_leaves_no_file(invoke: Invoke) -> None:

@@ -99,7 +99,7 @@ def test_what_is_no_duration_or_size_is_told_with_what_would_be(read: Read, sett
 
 
 def test_a_shape_that_is_not_known_is_refused_with_those_that_are(read: Read) -> None:
-    with pytest.raises(ConfigError, match=r"shape 'changed' is not known; use one of changes"):
+    with pytest.raises(ConfigError, match=r"shape: 'changed' is not known; use one of changes"):
         read(GOOD.replace("keys: id", "keys: id, shape: changed"))
 
 
@@ -117,26 +117,29 @@ def test_clauses_are_a_shape_and_every_rule_of_theirs_is_told_with_its_place(rea
     with pytest.raises(ConfigError) as raised:
         read(shape("{when: matched, then: delete, set: {v: s.v}}", "{when: matched, then: insert}"))
     assert [problem.split(": ", 1)[1] for problem in raised.value.problems] == [
-        "queries.0.shape: clause 1, when_matched().delete(): a delete assigns no columns; leave them out",
-        "queries.0.shape: clause 2, when_matched().insert_all(): a matched clause cannot insert; it can update or"
+        "queries.orders.shape: clause 1, when_matched().delete(): a delete assigns no columns; leave them out",
+        "queries.orders.shape: clause 2, when_matched().insert_all(): a matched clause cannot insert; it can update or"
         " delete",
-        "queries.0.shape: clause 2, when_matched().insert_all() is never reached: clause 1 has no condition and takes"
+        "queries.orders.shape: clause 2, when_matched().insert_all() is never reached: clause 1 has no condition and takes"
         " all that is matched; give that one a condition, or put it last",
     ]
-    with pytest.raises(ConfigError, match=r"queries.0.shape.clauses.0.set.v: Input should be a valid string"):
+    with pytest.raises(ConfigError, match=r"queries.orders.shape.clauses.0.set.v: must be a valid string"):
         read(shape("{when: matched, then: update, set: {v: 1}}"))
     with pytest.raises(ConfigError, match=r"a not_matched_by_source clause would change nearly every row; leave it"):
         read(shape("{when: not_matched_by_source, then: delete}"))
 
 
 def test_a_topic_is_no_snapshot(read: Read) -> None:
-    with pytest.raises(ConfigError, match=r"shape 'snapshot': a micro-batch of a topic is no snapshot, and every row"):
+    with pytest.raises(
+        ConfigError,
+        match=r"queries.orders.shape: 'snapshot' would delete every row that a micro-batch of a topic lacks",
+    ):
         read(GOOD.replace("keys: id", "keys: id, shape: snapshot"))
 
 
 @pytest.mark.parametrize("name", ["keys", "topic"])
 def test_an_empty_list_is_refused(read: Read, name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"queries\.0\.{name}: .*at least 1 item"):
+    with pytest.raises(ConfigError, match=rf"queries\.orders\.{name}: must not be empty"):
         read(re.sub(rf"{name}: [\w.]+", f"{name}: []", GOOD))
 
 
@@ -181,14 +184,40 @@ def test_every_problem_is_told_at_once_with_its_place(read: Read) -> None:
 
     said = str(raised.value)
     for part in (
-        "queries.0.keys: is missing",
-        "queries.0.key: is not a setting",
-        "queries.0.trigger",
-        "queries.1.epoch",
+        "queries.orders.keys: is missing",
+        "queries.orders.key: is not a setting",
+        "queries.orders.trigger",
+        "queries.two.epoch",
         "${WHERE} is not set in the environment",
     ):
         assert part in said
     assert "at least 1 item" not in said
+
+
+def test_what_two_queries_share_is_told_beside_what_is_wrong_in_one(read: Read) -> None:
+    """A query whose name is not the only one of its kind goes by its number."""
+    with pytest.raises(ConfigError) as raised:
+        read(
+            GOOD.replace("keys: id", "keys: [], shape: changed")
+            + "  - {name: orders, topic: t, target: ./tables/orders, keys: id, checkpoint: c/orders/, start: soon}\n"
+            + "  - {name: three, topic: t, target: t, keys: id, checkpoint: c, value_format: {type: avro}}\n"
+            + "  - {name: four, topic: t, target: f, keys: id, checkpoint: f, value_format: {type: xml}, key_format: avro}"
+        )
+
+    json = "org.apache.kafka.connect.json.JsonConverter in the connector"
+    assert [problem.split(": ", 1)[1] for problem in raised.value.problems] == [
+        "several queries have the same name: ['orders']; give each its own",
+        "several queries have the same target: ['./tables/orders', 'tables/orders']; give each its own",
+        "several queries have the same checkpoint: ['c/orders', 'c/orders/']; give each its own",
+        "queries.0.keys: must not be empty",
+        "queries.0.shape: 'changed' is not known; use one of changes, insert-only, snapshot, or clauses",
+        "queries.1.start: must be 'earliest' or 'latest'",
+        "queries.1.start: must be a valid datetime or date, input is too short",
+        "queries.1.start: must be a mapping",
+        f"queries.three.value_format: avro is not supported yet; set value.converter to {json}",
+        f"queries.four.key_format: avro is not supported yet; set key.converter to {json}",
+        "queries.four.value_format: type 'xml' is not known; use one of 'debezium', 'flattened', 'json'",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -201,7 +230,7 @@ def test_every_problem_is_told_at_once_with_its_place(read: Read) -> None:
         ),
         (("keys: id", "keys: id, value_format: {type: json, columns: {a: blob}}"), "'blob' is not a type"),
         (("keys: id", "keys: id, value_format: {type: json, columns: {a: int}, position: b}"), "position names 'b'"),
-        (("keys: id", "keys: id, value_format: {type: avro}"), "queries.0.value_format"),
+        (("keys: id", "keys: id, value_format: {type: avro}"), "queries.orders.value_format"),
         (('"b:9092"', '"b:9092", security: {protocol: SASL_SSL}'), "needs mechanism, user and password"),
         (('"b:9092"', '"b:9092", security: {user: me}'), "are used with SASL_PLAINTEXT and SASL_SSL"),
         (('"b:9092"', '"b:9092", security: {protocol: SSL, ca_file: gone.pem}'), "/gone.pem'] are not there"),

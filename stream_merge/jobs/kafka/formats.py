@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 from pyspark.sql import types as T
 
 from stream_merge.jobs.kafka.ordering import BY_LOG_POSITION, BY_OFFSET
@@ -238,4 +238,29 @@ class KeySettings(Model):
         return self
 
 
-ValueFormat = Annotated[DebeziumFormat | FlattenedFormat | JsonFormat, Field(discriminator="type")]
+def _written_as_json(converter: str) -> BeforeValidator:
+    """Refuses records in a binary format.
+
+    Args:
+        converter: the setting of Kafka Connect that has them written in JSON.
+    """
+
+    def check(given: Any) -> Any:
+        kind = given.get("type") if isinstance(given, Mapping) else given
+        if kind in ("avro", "protobuf"):
+            msg = (
+                f"{kind} is not supported yet; set {converter} to org.apache.kafka.connect.json.JsonConverter in the"
+                " connector"
+            )
+            raise ValueError(msg)
+        return given
+
+    return BeforeValidator(check)
+
+
+ValueFormat = Annotated[
+    DebeziumFormat | FlattenedFormat | JsonFormat,
+    Field(discriminator="type"),
+    _written_as_json("value.converter"),
+]
+KeyFormatSettings = Annotated[KeySettings, _written_as_json("key.converter")]

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,13 +14,14 @@ from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import AfterValidator, Field, SecretStr, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 from yaml.error import MarkedYAMLError
 from yaml.parser import ParserError
 from yaml.scanner import ScannerError
 
 from stream_merge import shapes
 from stream_merge.errors import ConfigError
-from stream_merge.jobs.kafka.formats import DebeziumFormat, KeySettings, ValueFormat
+from stream_merge.jobs.kafka.formats import DebeziumFormat, KeyFormatSettings, KeySettings, ValueFormat
 from stream_merge.jobs.shapes import ClausesSettings, ShapeSettings, problems_of
 from stream_merge.jobs.units import Bytes, JobPath, Model, Names, Retention, Seconds, Target
 from stream_merge.model import locations, names
@@ -157,6 +158,27 @@ class Beginning:
         return json.dumps([self.offsets, self.millis])
 
 
+def _shape_of_changes(shape: str | ClausesSettings) -> str | ClausesSettings:
+    """Refuses a shape that is not known, and one that takes a micro-batch for all rows of the table."""
+    if isinstance(shape, ClausesSettings):
+        if shape.shape().concerns_missing:
+            msg = (
+                "a micro-batch of a topic never has all keys of the table, so a not_matched_by_source clause would"
+                " change nearly every row; leave it out"
+            )
+            raise ValueError(msg)
+    elif shape not in shapes.known_shapes():
+        msg = f"{shape!r} is not known; use one of {', '.join(shapes.known_shapes())}, or clauses"
+        raise ValueError(msg)
+    elif shapes.of_name(shape).is_whole:
+        msg = (
+            f"{shape!r} would delete every row that a micro-batch of a topic lacks; merge snapshots with 'stream-merge"
+            " files --shape snapshot' or in Python"
+        )
+        raise ValueError(msg)
+    return shape
+
+
 class QuerySettings(Model):
     """One of `queries`: one topic into one table."""
 
@@ -166,7 +188,7 @@ class QuerySettings(Model):
     """Key column that the job fills with the topic's name, so that rows of several topics are told apart."""
     transactional: bool = False
     """Whether the topic is written in transactions, whose markers leave gaps between the offsets."""
-    key_format: KeySettings = KeySettings()
+    key_format: KeyFormatSettings = KeySettings()
     value_format: ValueFormat = DebeziumFormat()
     target: Target = Field(min_length=1)
     keys: Names = Field(min_length=1)
@@ -190,7 +212,7 @@ class QuerySettings(Model):
     """SQL over the row `t`: the only part of the target that is looked through for a batch's keys."""
     single_writer: bool = False
     """Promise that nobody else writes to the target, without which object stores are left to Spark."""
-    shape: ShapeSettings = shapes.Changes.name
+    shape: Annotated[ShapeSettings, AfterValidator(_shape_of_changes)] = shapes.Changes.name
     """What a batch means for the table: one of `shapes.known_shapes`, or clauses."""
     group: str | None = None
     """Consumer group that shows what is merged to ordinary lag tools; None: `stream-merge-<name>`. "" for none."""
@@ -235,19 +257,6 @@ class QuerySettings(Model):
         return self
 
     def _problems(self) -> Iterator[str]:
-        if not isinstance(self.shape, ClausesSettings):
-            if self.shape not in shapes.known_shapes():
-                yield f"shape {self.shape!r} is not known; use one of {', '.join(shapes.known_shapes())}, or clauses"
-            elif shapes.of_name(self.shape).is_whole:
-                yield (
-                    f"shape {self.shape!r}: a micro-batch of a topic is no snapshot, and every row that it lacks would"
-                    " be deleted; merge snapshots with 'stream-merge files --shape snapshot' or in Python"
-                )
-        elif self.shape.shape().concerns_missing:
-            yield (
-                "shape: a micro-batch of a topic never has all keys of the table, so a not_matched_by_source clause"
-                " would change nearly every row; leave it out"
-            )
         if self.key_format.type == "text" and len(self.event_keys) > 1:
             yield f"key_format: text is the value of one key column, and there are {len(self.event_keys)}; use json"
         if self.topic_column is not None and (self.topic_column not in self.keys or not self.event_keys):
@@ -267,17 +276,6 @@ class JobSettings(Model):
     kafka: KafkaSettings
     metrics: MetricsSettings = MetricsSettings()
     queries: tuple[QuerySettings, ...] = Field(min_length=1)
-
-    @model_validator(mode="after")
-    def _apart(self) -> JobSettings:
-        for what, spelled in (("name", str), ("target", locations.place), ("checkpoint", locations.folder)):
-            values = [getattr(query, what) for query in self.queries]
-            same = [spelled(value) for value in values]
-            twice = sorted({value for value, one in zip(values, same, strict=True) if same.count(one) > 1})
-            if twice:
-                msg = f"several queries have the same {what}: {twice!r}; give each its own"
-                raise ValueError(msg)
-        return self
 
 
 def load(path: str | Path, *, environment: Mapping[str, str] | None = None) -> JobSettings:
@@ -310,16 +308,56 @@ def load(path: str | Path, *, environment: Mapping[str, str] | None = None) -> J
         filled["queries"] = [_with(defaults, q) if isinstance(q, dict) else q for q in filled["queries"]]
     elif not isinstance(defaults, dict):
         problems.append("defaults: holds no settings of queries")
+    queries = _queries(filled)
+    problems += _shared(queries)
     try:
         settings = JobSettings.model_validate(filled, context=Path(path).parent.resolve())
     except ValidationError as err:
         found = err.errors(include_url=False, include_input=False)
-        # A list whose entries are refused counts as too short as well.
-        others = [error for error in found if error["type"] != "too_short"]
-        problems += [problem for error in others or found for problem in problems_of(error)]
+        for error in found:
+            # A list whose entries are refused counts as too short as well.
+            is_inside = [other["loc"][: len(error["loc"])] == error["loc"] for other in found if other != error]
+            if error["type"] != "too_short" or not any(is_inside):
+                problems += problems_of(_by_name(error, queries))
     if problems:
         raise ConfigError([f"{path}: {problem}" for problem in problems])
     return settings
+
+
+def _queries(settings: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The queries before they are checked; an empty mapping for what is not one."""
+    given = settings.get("queries")
+    return [query if isinstance(query, dict) else {} for query in given] if isinstance(given, list) else []
+
+
+def _shared(queries: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """A problem for each name, target and checkpoint that several queries have."""
+    for setting, spelled in (
+        ("name", str),
+        ("target", locations.place),
+        ("checkpoint", lambda path: locations.folder(names.hadoop_uri(path))),
+    ):
+        values = [query[setting] for query in queries if isinstance(query.get(setting), str) and query[setting]]
+        same = [spelled(value) for value in values]
+        twice = sorted({value for value, one in zip(values, same, strict=True) if same.count(one) > 1})
+        if twice:
+            yield f"several queries have the same {setting}: {twice!r}; give each its own"
+
+
+_UNIONS = ("schema_evolution", "shape", "start", "value_format")
+"""Settings of a query behind which pydantic names the member of the union that it tried."""
+
+
+def _by_name(error: ErrorDetails, queries: Sequence[Mapping[str, Any]]) -> ErrorDetails:
+    """The same error with its query's name in place of the number, where no other query has that name."""
+    match error["loc"]:
+        case ("queries", int(number), *rest):
+            if rest and rest[0] in _UNIONS:
+                del rest[1:2]
+            named = [query.get("name") for query in queries]
+            is_known = bool(named[number]) and named.count(named[number]) == 1
+            return {**error, "loc": ("queries", str(named[number]) if is_known else number, *rest)}
+    return error
 
 
 def _no_yaml(error: Exception) -> str:
