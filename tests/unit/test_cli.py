@@ -126,9 +126,9 @@ def test_help_tells_every_option(invoke: Invoke, words: str, command: Any) -> No
         ("demo --metrics-port 70000", "--metrics-port"),
         (f"{FILES} --format xml", "--format"),
         ("files --format json", "--source"),
-        (f"{FILES} --keys id,id", "keys names ['id'] more than once"),
-        (f"{FILES} --keys lsn", "sequence_by='lsn' is also a key"),
-        (f"{FILES} --columns id --except-columns lsn", "column_list and except_column_list are both given"),
+        (f"{FILES} --keys id,id", "--keys names ['id'] more than once"),
+        (f"{FILES} --keys lsn", "--sequence-by 'lsn' is also a key"),
+        (f"{FILES} --columns id --except-columns lsn", "--columns and --except-columns are both given"),
         (f'{FILES} --keys "id', "--keys '\"id' is not a list of column names"),
         (f"{FILES} --conf driver.memory=4g", "--conf 'driver.memory=…' is not a Spark conf"),
         (f"{FILES} --conf driver.memory", "--conf 'driver.memory' is not a Spark conf"),
@@ -191,7 +191,7 @@ def test_a_snapshot_is_told_all_that_it_is_told_in_python(
         ),
         (
             f"{SNAPSHOTS} --no-delete-missing --missing a=1",
-            "--no-delete-missing leaves missing rows as they are, and --missing flags them; leave one of them out",
+            "--missing is given, and --no-delete-missing leaves missing rows as they are; leave one of them out",
         ),
         (
             f"{SNAPSHOTS} --no-delete-missing --max-delete-share 0.5",
@@ -213,12 +213,12 @@ def test_a_snapshot_is_told_all_that_it_is_told_in_python(
         ),
         (
             f"{SNAPSHOTS} --sequence-by lsn",
-            "sequence_by is given, and shape=Snapshot(…) keeps no sequence: a snapshot has each key once, and the"
+            "--sequence-by is given, and --shape snapshot keeps no sequence: a snapshot has each key once, and the"
             " later one counts; leave it out",
         ),
         (
             f"{SNAPSHOTS} --missing id=1",
-            "missing sets ['id'], which are keys; a flag is a column of its own",
+            "--missing sets ['id'], which are keys; a flag is a column of its own",
         ),
     ],
 )

@@ -120,8 +120,8 @@ def test_clauses_are_a_shape_and_every_rule_of_theirs_is_told_with_its_place(rea
         "queries.orders.shape: clause 1, when_matched().delete(): a delete assigns no columns; leave them out",
         "queries.orders.shape: clause 2, when_matched().insert_all(): a matched clause cannot insert; it can update or"
         " delete",
-        "queries.orders.shape: clause 2, when_matched().insert_all() is never reached: clause 1 has no condition and takes"
-        " all that is matched; give that one a condition, or put it last",
+        "queries.orders.shape: clause 2, when_matched().insert_all() is never reached: clause 1 has no condition and"
+        " takes all that is matched; give that one a condition, or put it last",
     ]
     with pytest.raises(ConfigError, match=r"queries.orders.shape.clauses.0.set.v: must be a valid string"):
         read(shape("{when: matched, then: update, set: {v: 1}}"))
@@ -201,7 +201,8 @@ def test_what_two_queries_share_is_told_beside_what_is_wrong_in_one(read: Read) 
             GOOD.replace("keys: id", "keys: [], shape: changed")
             + "  - {name: orders, topic: t, target: ./tables/orders, keys: id, checkpoint: c/orders/, start: soon}\n"
             + "  - {name: three, topic: t, target: t, keys: id, checkpoint: c, value_format: {type: avro}}\n"
-            + "  - {name: four, topic: t, target: f, keys: id, checkpoint: f, value_format: {type: xml}, key_format: avro}"
+            + "  - {name: four, topic: t, target: f, keys: id, checkpoint: f, value_format: {type: xml},"
+            + " key_format: avro}"
         )
 
     json = "org.apache.kafka.connect.json.JsonConverter in the connector"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -46,6 +47,7 @@ from stream_merge.jobs.kafka.history import trail
 from stream_merge.jobs.kafka.replay import Replayed, Request, replay
 from stream_merge.jobs.kafka.run import JobResult
 from stream_merge.jobs.kafka.settings import JobSettings, QuerySettings, load
+from stream_merge.jobs.spelling import as_settings
 from stream_merge.jobs.watch import queries, report, screen
 from stream_merge.jobs.watch.text import escape
 from stream_merge.model import names as table_names
@@ -100,7 +102,12 @@ def run(
                 result = _run(settings, start, once=once, metrics_url=server.url)
     for name, error in result.failures.items():
         named = f"query {name!r}"
-        complain(error, about="" if str(error).startswith(named) else f"{named}: ", debug=debug)
+        complain(
+            error,
+            about="" if str(error).startswith(named) else f"{named}: ",
+            debug=debug,
+            spell=partial(as_settings, name),
+        )
     if result.verdict.value:
         raise typer.Exit(result.verdict.value)
 
@@ -219,7 +226,11 @@ def replay_quarantined(
                 answer = _replayed(one, request, start)
                 if answer.error is not None:
                     failed.add(Verdict(answer.exit_code or CONFIGURATION))
-                OUT.print(f"{escape(one.name)}: {escape(answer.said())}", highlight=False, soft_wrap=True)
+                OUT.print(
+                    f"{escape(one.name)}: {escape(as_settings(one.name, answer.said()))}",
+                    highlight=False,
+                    soft_wrap=True,
+                )
     if failed:
         raise typer.Exit(worst_of(failed).value)
 

@@ -159,16 +159,17 @@ def metrics_server(port: int, host: str = "127.0.0.1", *, is_wish: bool) -> Iter
 
 
 @contextmanager
-def errors_as_sentences(*, debug: bool = False) -> Iterator[None]:
+def errors_as_sentences(*, debug: bool = False, spell: Callable[[str], str] = str) -> Iterator[None]:
     """Turn every error that a person can act on into one sentence and an exit code.
 
     Args:
         debug: show all of it behind the sentence.
+        spell: names options or settings where a sentence of the sink names Python arguments.
     """
     try:
         yield
     except tuple(EXIT_CODES) as err:
-        complain(err, debug=debug)
+        complain(err, debug=debug, spell=spell)
         raise typer.Exit(_exit_code(err)) from err
     except (PySparkException, Py4JError) as err:
         from_outside = environment.said(err)
@@ -184,18 +185,26 @@ def errors_as_sentences(*, debug: bool = False) -> Iterator[None]:
         raise typer.Exit(INTERRUPTED) from None
 
 
-def complain(error: Exception, sentence: str | None = None, *, about: str = "", debug: bool = False) -> None:
-    """Say what went wrong.
+def complain(
+    error: Exception,
+    sentence: str | None = None,
+    *,
+    about: str = "",
+    debug: bool = False,
+    spell: Callable[[str], str] = str,
+) -> None:
+    """Print what went wrong.
 
     Args:
         error: what was raised.
         sentence: what it means; None: what it says.
         about: what it concerns, with a colon behind.
         debug: show all of it, with where it was raised and what Spark said.
+        spell: names options or settings where a sentence of the sink names Python arguments.
     """
     said = (sentence,) if sentence else error.problems if isinstance(error, ConfigError) else (str(error),)
     for line in said:
-        ERR.print(f"stream-merge: {escape(about + line)}", highlight=False, soft_wrap=True)
+        ERR.print(f"stream-merge: {escape(about + spell(line))}", highlight=False, soft_wrap=True)
     if debug:
         ERR.print("".join(traceback.format_exception(error)), highlight=False, markup=False, soft_wrap=True)
 

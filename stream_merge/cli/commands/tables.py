@@ -37,6 +37,7 @@ from stream_merge.jobs.files.run import FilesSettings
 from stream_merge.jobs.files.run import replay_quarantine as replay_files
 from stream_merge.jobs.files.run import run as run_files
 from stream_merge.jobs.shapes import read_clauses
+from stream_merge.jobs.spelling import as_options
 from stream_merge.model.names import hadoop_uri
 from stream_merge.shapes import Changes, Shape, Snapshot, known_shapes, of_name
 from stream_merge.shapes.written import plain_name
@@ -123,14 +124,12 @@ def _meaning(context: typer.Context, shape: str, clauses: Path | None, of_snapsh
 
 def _snapshot(given: Mapping[str, Any]) -> Snapshot:
     """As its options say it."""
-    if given.get("delete_missing") is False:
-        for name, does in (("missing", "flags them"), ("max_delete_share", "limits how many may go")):
-            if name in given:
-                msg = (
-                    f"--no-delete-missing leaves missing rows as they are, and --{name.replace('_', '-')} {does}; leave"
-                    " one of them out"
-                )
-                raise ConfigError(msg)
+    if given.get("delete_missing") is False and "max_delete_share" in given:
+        msg = (
+            "--no-delete-missing leaves missing rows as they are, and --max-delete-share limits how many may go; leave"
+            " one of them out"
+        )
+        raise ConfigError(msg)
     flags = given.get("missing")
     return Snapshot(**{**given, "missing": None if flags is None else _assignments("--missing", flags)})
 
@@ -311,7 +310,7 @@ def files(
     again.
     """
     log_to_screen(logging.WARNING)
-    with errors_as_sentences(debug=debug):
+    with errors_as_sentences(debug=debug, spell=as_options):
         settings = FilesSettings(
             folder=Folder(path=hadoop_uri(source), format=format.value, header=header, delimiter=delimiter),
             target=target,

@@ -1,0 +1,85 @@
+"""Names options or settings, as the reader has written them, where a sentence of the sink names Python arguments."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping
+
+from stream_merge.model.maintenance import Maintenance
+from stream_merge.shapes import Changes, Clauses, InsertOnly, Snapshot
+from stream_merge.sink import MergeSink
+
+_ARGUMENTS = {name for one in (MergeSink, Snapshot, Maintenance) for name in inspect.signature(one).parameters}
+_ANY = "|".join(sorted(_ARGUMENTS, key=len, reverse=True))
+_SINK = re.compile(
+    rf"""
+    (?<!\w)'[^']*' | (?<!\w)"[^"]*" | `[^`]*`                               # names and values of the user's
+    | (?<![\w.-]) (?P<name>{_ANY}) =
+        (?P<value> '[^']*' | "[^"]*" | \[[^]]*] | (?P<call>\w+)\((?P<inside>[^()]*)\) | [\w.…-]+ )?
+    | (?<![\w.-]) (?P<word>{"|".join(name for name in sorted(_ARGUMENTS) if "_" in name)}) (?![\w`.-])
+    | (?:^|(?<=;[ ])) (?P<first>{_ANY}) (?=[ ](?:is|holds|names|sets)\b)   # other words mean an argument only here
+    """,
+    re.VERBOSE,
+)
+_SHAPES: Mapping[str, str] = {shape.__name__: shape.name for shape in (Changes, InsertOnly, Clauses, Snapshot)}
+_OPTIONS: Mapping[str, str] = {
+    "column_list": "--columns",
+    "except_column_list": "--except-columns",
+    "table_properties": "--table-property",
+} | {
+    name: f"--{name.replace('_', '-')}"
+    for name in (
+        *("apply_as_deletes", "keys", "name", "quarantine_target", "schema_evolution", "sequence_by", "shape"),
+        *("single_writer", "target", "target_filter", *inspect.signature(Snapshot).parameters),
+    )
+}
+"""Argument -> option of `stream-merge files`."""
+_SETTINGS: Mapping[str, str] = {
+    "tombstone_retention_seconds": "tombstone_retention",
+    "zorder_by": "maintenance.zorder_by",
+} | {
+    name: name
+    for name in (
+        *("engine", "keys", "maintenance", "name", "schema_evolution", "shape", "single_writer", "table_properties"),
+        *("target", "target_filter"),
+    )
+}
+"""Argument -> setting of a query in a job file."""
+
+
+def as_options(text: str) -> str:
+    """The sentence with options of `stream-merge files`."""
+    return _spelled(text, _OPTIONS, _option)
+
+
+def as_settings(query: str, text: str) -> str:
+    """The sentence with settings of a query in a job file."""
+    return _spelled(text, {name: f"queries.{query}.{setting}" for name, setting in _SETTINGS.items()}, _setting)
+
+
+def _spelled(text: str, names: Mapping[str, str], write: Callable[[str, str], str]) -> str:
+    def replaced(found: re.Match[str]) -> str:
+        value = found["value"] or ""
+        name = found["name"] or found["word"] or found["first"]
+        if name is None:
+            return found.group()
+        if name not in names:  # what only Python has
+            return f"{found.group()} (in Python)" if value else found.group()
+        if found["call"] in _SHAPES:
+            inside = found["inside"] if found["inside"] != "…" else ""
+            return " ".join(filter(None, (write(names[name], _SHAPES[found["call"]]), _spelled(inside, names, write))))
+        return write(names[name], value)
+
+    return _SINK.sub(replaced, text)
+
+
+def _option(name: str, value: str) -> str:
+    if value == Clauses.name and name == "--shape":
+        return "--clauses"
+    return {"True": name, "False": f"--no-{name[2:]}"}.get(value, f"{name} {value}".rstrip())
+
+
+def _setting(name: str, value: str) -> str:
+    value = {"True": "true", "False": "false", "None": "null", "Maintenance()": "{}"}.get(value, value)
+    return f"'{name}: {value.strip(chr(39))}'" if value else name
