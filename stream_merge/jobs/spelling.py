@@ -81,5 +81,6 @@ def _option(name: str, value: str) -> str:
 
 
 def _setting(name: str, value: str) -> str:
-    value = {"True": "true", "False": "false", "None": "null", "Maintenance()": "{}"}.get(value, value)
-    return f"'{name}: {value.strip(chr(39))}'" if value else name
+    value = {"True": "true", "False": "false", "None": "null", "Maintenance()": "{}"}.get(value, value.strip("'"))
+    quote = "" if "'" in value else "'"
+    return f"{quote}{name}: {value}{quote}" if value else name

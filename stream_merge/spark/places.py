@@ -32,23 +32,27 @@ def permission_problems(spec: MergeSpec, found: TableSnapshot | None) -> list[st
     wanted.extend(names.normal_path(table) for table in siblings if table is not None and names.is_path(table))
     problems: dict[Path | None, str] = {}
     for location in wanted:
-        problem = not_writable(location)
+        problem = not_writable(location) or not_writable(f"{location}/_delta_log")
         if problem is not None:
             problems.setdefault(_nearest(location), problem)
     return list(problems.values())
 
 
 def not_writable(location: str) -> str | None:
-    """Why this process cannot make or write a folder at a place on a local disk, or None."""
+    """Why this process cannot make or write a folder at a place on a local disk, or None; tried with a file."""
     nearest = _nearest(location)
     if nearest is None:
         return None
     if not nearest.is_dir():
         return f"{str(nearest)!r} is a file, where {location!r} needs a folder; name another path"
-    if not os.access(nearest, os.R_OK | os.W_OK | os.X_OK):
+    try:
+        with tempfile.TemporaryFile(dir=nearest):  # permissions do not tell of quotas, nor of what a server refuses
+            os.scandir(nearest).close()
+    except OSError as err:
+        where = "" if str(nearest) == location else f", where {location!r} is located"
         return (
-            f"this process (uid {os.geteuid()}) may not write to {str(nearest)!r}, where {location!r} lies;"
-            " grant it write permission or choose another path"
+            f"this process (uid {os.geteuid()}) cannot write to {str(nearest)!r} ({err.strerror}){where}; grant it"
+            " write permission or choose another path"
         )
     return None
 

@@ -239,7 +239,7 @@ def test_check_says_whether_the_broker_lets_the_job_in(job: TopicJob, secured: S
     strange = findings(job, secured.with_password(ca_file=str(secured.stranger.root)))
 
     assert not any(finding.is_problem for finding in good.values())
-    assert good["security"].said == "SASL_SSL, SCRAM-SHA-512: Spark and kafka-python can both take it"
+    assert good["security"].said == "SASL_SSL, SCRAM-SHA-512: both Spark and kafka-python accept this"
     assert good["records"].said == "1 tried, 0 undecodable"
     assert wrong["broker"].is_problem
     assert "does not let the job in" in wrong["broker"].said

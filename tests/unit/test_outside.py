@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 from stream_merge import cli
 from stream_merge.jobs.kafka.exit_codes import Verdict, verdict
 from stream_merge.jobs.watch.queries import QueryFailedError
+from stream_merge.sources.kafka import connection
 from stream_merge.spark import environment
 
 FULL = (
@@ -124,13 +126,55 @@ def test_a_checkpoint_that_cannot_be_written_is_said_before_spark_starts(
     checkpoint = closed_disk / "checkpoint"
     files = "files --source in --format json --keys id --sequence-by lsn --target t --metrics-port 0 --checkpoint"
     sentence = (
-        f"stream-merge: this process (uid {os.geteuid()}) may not write to {str(closed_disk)!r}, where"
-        f" {str(checkpoint)!r} lies; grant it write permission or choose another path\n"
+        f"stream-merge: this process (uid {os.geteuid()}) cannot write to {str(closed_disk)!r} (Read-only file"
+        f" system), where {str(checkpoint)!r} is located; grant it write permission or choose another path\n"
     )
 
     for line in (["run", job_file(checkpoint)], [*files.split(), str(checkpoint)]):
         result = commands.invoke(cli.app, line)
         assert (result.exit_code, result.output) == (2, sentence)
+
+
+def test_check_tells_every_problem_of_a_job_whose_broker_is_away(
+    commands: CliRunner, closed_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Folders are tried by writing, the metrics port by listening; nothing is left behind."""
+    monkeypatch.setattr(connection, "_ADMIN_TIMEOUT_MILLIS", 300)
+    (closed_log := tmp_path / "logs" / "_delta_log").parent.mkdir()
+    closed_log.symlink_to(closed_disk)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        Path("job.yaml").write_text(
+            f"""
+kafka: {{bootstrap: "127.0.0.1:1"}}
+metrics: {{port: {port}}}
+queries:
+  - {{name: a, topic: a, target: {closed_disk}/deep/a, keys: id, checkpoint: c/a}}
+  - {{name: b, topic: b, target: t/b, keys: [id, id], checkpoint: {closed_disk}/b, engine: native, target_filter: t.x}}
+  - {{name: c, topic: c, target: {closed_log.parent}, keys: id, checkpoint: c/c}}
+"""
+        )
+        before = sorted(tmp_path.rglob("*"))
+        result = commands.invoke(cli.app, ["check", "job.yaml"])
+
+    cannot = f"this process (uid {os.geteuid()}) cannot write to"
+    closed = f"{cannot} {str(closed_disk)!r} (Read-only file system), where"
+    remedy = "is located; grant it write permission or choose another path"
+    assert [line.removeprefix("problem ") for line in result.stdout.splitlines() if line.startswith("problem")] == [
+        f"job, metrics: cannot serve metrics on 127.0.0.1:{port}: Address already in use; choose another port, or 0 for"
+        " a free one",
+        "job, broker: 127.0.0.1:1 does not answer: 111 ECONNREFUSED",
+        f"a, storage: {closed} '{closed_disk}/deep/a' {remedy}",
+        f"b, checkpoint: {closed} '{closed_disk}/b' {remedy}",
+        "b, settings: queries.b.keys names ['id'] more than once; name each column once",
+        "b, settings: queries.b.target_filter is given, and 'queries.b.engine: native' executes no SQL; leave one of"
+        " them out",
+        f"c, storage: {cannot} '{closed_log}' (Read-only file system); {remedy.removeprefix('is located; ')}",
+    ]
+    assert result.exit_code == 2
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_file_in_place_of_the_checkpoint_is_said(commands: CliRunner, tmp_path: Path) -> None:

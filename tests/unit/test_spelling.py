@@ -39,7 +39,7 @@ from stream_merge.jobs.spelling import _OPTIONS, _SETTINGS, as_options, as_setti
         (
             "target 'x' is merged by keys ['a'], now keys=['b']",
             "target 'x' is merged by keys ['a'], now --keys ['b']",
-            "target 'x' is merged by keys ['a'], now 'queries.a.keys: ['b']'",
+            "target 'x' is merged by keys ['a'], now queries.a.keys: ['b']",
         ),
         *(
             (said, said, said)

@@ -1,4 +1,4 @@
-"""What keeps a job from running, told without writing anything: the broker, topics, tables, checkpoints, jars."""
+"""What would keep a job from running: checks jars, port, broker, topics, folders and tables, and leaves nothing."""
 
 from __future__ import annotations
 
@@ -10,19 +10,23 @@ from kafka.errors import KafkaError
 
 from stream_merge.errors import ConfigError
 from stream_merge.jobs.kafka import jars
+from stream_merge.jobs.kafka.batch import merge_sink
 from stream_merge.jobs.kafka.batch_offsets import Checkpoint
 from stream_merge.jobs.kafka.columns import RowSchema
+from stream_merge.jobs.kafka.control import is_running
 from stream_merge.jobs.kafka.newest_records import Records, newest
 from stream_merge.jobs.kafka.settings import JobSettings, QuerySettings
+from stream_merge.jobs.spelling import as_settings
+from stream_merge.metrics.server import serve
 from stream_merge.model import names
 from stream_merge.model.locations import local_path
 from stream_merge.shapes import widening
 from stream_merge.sources.envelopes.base import Kind
 from stream_merge.sources.kafka import certificates
-from stream_merge.sources.kafka.connection import Cluster, Connection, Security, TopicState, is_refusal
+from stream_merge.sources.kafka.connection import Cluster, Connection, Security, TopicState, is_refusal, message
 from stream_merge.sources.wire.strict_json import UndecodableError
 from stream_merge.spark import columns
-from stream_merge.spark.places import nearest_existing, not_writable
+from stream_merge.spark.places import not_writable, permission_problems
 from stream_merge.spark.preflight import occupied
 from stream_merge.tables.delivery import expect_same_table
 from stream_merge.tables.explain import find
@@ -31,7 +35,7 @@ from stream_merge.tables.fitness import keys_problem
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """One thing that was looked at."""
+    """What a check of one thing says."""
 
     query: str | None
     """None: it concerns the whole job."""
@@ -41,28 +45,50 @@ class Finding:
 
 
 def check(settings: JobSettings, *, jars_in: str | None) -> Iterator[Finding]:
-    """Look at everything that a run would need; nothing is written, and no Spark is started.
+    """Check everything that a run needs, without Spark; nothing is left behind.
 
     Args:
         settings: the job.
         jars_in: folder of the Kafka connector's jars; None where Spark has it or downloads it.
     """
     yield _jars(jars_in)
-    yield from _security(settings.kafka.connection().security)
-    cluster = Cluster(settings.kafka.connection())
+    yield _metrics(settings)
+    connection = settings.kafka.connection()
+    yield from _security(connection.security)
+    broker, topics = _broker(settings, connection)
+    yield broker
+    for query in settings.queries:
+        for finding in _query(query, topics, connection):
+            yield replace(finding, said=as_settings(query.name, finding.said))
+
+
+def _metrics(settings: JobSettings) -> Finding:
+    """Whether the port is free; where none is set, `run` takes another one in its place."""
+    metrics = settings.metrics
     try:
-        wanted = sorted({topic for query in settings.queries for topic in query.topic})
-        topics = cluster.topics(wanted)
+        serve(metrics.port, metrics.host).close()
+    except ConfigError as err:
+        is_ours = any(is_running(query) for query in settings.queries)
+        said = f"port {metrics.port} is in use by this job, which is running" if is_ours else str(err)
+        is_problem = not is_ours and "port" in metrics.model_fields_set
+        return Finding(query=None, about="metrics", said=said, is_problem=is_problem)
+    return Finding(query=None, about="metrics", said=f"port {metrics.port} is free")
+
+
+def _broker(settings: JobSettings, connection: Connection) -> tuple[Finding, dict[str, TopicState] | None]:
+    """Whether the broker answers, and the topics that it has; None where it does not."""
+    cluster = Cluster(connection)
+    try:
+        topics = cluster.topics(sorted({topic for query in settings.queries for topic in query.topic}))
     except (KafkaError, OSError, TimeoutError) as err:
-        does = "does not let the job in, or is not trusted" if is_refusal(err) else "does not answer"
-        said = f"{settings.kafka.bootstrap} {does}: {type(err).__name__}: {err}"
-        yield Finding(query=None, about="broker", said=said, is_problem=True)
-        return
+        said = message(err)
+        if not said.startswith(connection.bootstrap):
+            does = "refuses the job, or is not trusted" if is_refusal(err) else "does not answer"
+            said = f"{connection.bootstrap} {does}: {said or type(err).__name__}"
+        return Finding(query=None, about="broker", said=said, is_problem=True), None
     finally:
         cluster.close()
-    yield Finding(query=None, about="broker", said=f"{settings.kafka.bootstrap} answers")
-    for query in settings.queries:
-        yield from _query(query, topics, settings.kafka.connection())
+    return Finding(query=None, about="broker", said=f"{connection.bootstrap} answers"), topics
 
 
 def _jars(folder: str | None) -> Finding:
@@ -82,33 +108,51 @@ def _security(security: Security) -> Iterator[Finding]:
         yield Finding(query=None, about="security", said=said, is_problem=True)
     if not found:
         how = security.protocol if security.mechanism is None else f"{security.protocol}, {security.mechanism}"
-        said = certificates.remark(security) or "Spark and kafka-python can both take it"
+        said = certificates.remark(security) or "both Spark and kafka-python accept this"
         yield Finding(query=None, about="security", said=f"{how}: {said}")
 
 
-def _query(query: QuerySettings, topics: dict[str, TopicState], connection: Connection) -> Iterator[Finding]:
-    missing = [topic for topic in query.topic if topic not in topics]
+def _query(query: QuerySettings, topics: Mapping[str, TopicState] | None, connection: Connection) -> Iterator[Finding]:
+    """Args: topics: those of the broker; None where it does not answer."""
+    missing = [topic for topic in query.topic if topics is not None and topic not in topics]
     if missing:
-        said = f"the broker has no topic {missing!r}; fix 'topic', or let the connector make it first"
+        said = f"the broker has no topic {missing!r}; fix 'topic', or let the connector create it first"
         yield Finding(query=query.name, about="topic", said=said, is_problem=True)
-    yield from _checkpoint(query, topics)
-    yield _storage(query)
+    yield from _checkpoint(query, topics or {})
+    yield from _sink(query)
     rows = RowSchema.of_query(query)
     yield from _table(query, rows)
     yield from _lineage(query)
-    if not missing:
+    if topics is not None and not missing:
         yield from _sample(query, rows, topics, connection)
 
 
+def _sink(query: QuerySettings) -> Iterator[Finding]:
+    """What the sink does not accept of the settings, and whether the folders of its tables can be written."""
+    refused = _refused(query)
+    for said in refused:
+        yield Finding(query=query.name, about="settings", said=said, is_problem=True)
+    if refused:
+        return
+    if not names.is_path(query.target) or local_path(names.normal_path(query.target)) is None:
+        yield Finding(query=query.name, about="storage", said=f"{query.target} is not on this disk; not checked")
+        return
+    problems = permission_problems(merge_sink(query)._spec, None)
+    for said in problems:
+        yield Finding(query=query.name, about="storage", said=said, is_problem=True)
+    if not problems:
+        yield Finding(query=query.name, about="storage", said=f"{query.target} and its side tables can be written")
+
+
 def _checkpoint(query: QuerySettings, topics: Mapping[str, TopicState]) -> Iterator[Finding]:
-    if local_path(query.checkpoint) is None:
+    local = local_path(query.checkpoint)
+    if local is None:
         for found in _start(query, topics):  # of a checkpoint that goes on it says nothing
             yield replace(found, said=f"with a new checkpoint: {found.said}", is_problem=False)
-        yield Finding(
-            query=query.name, about="checkpoint", said=f"{query.checkpoint} is not on this disk; not looked at"
-        )
+        yield Finding(query=query.name, about="checkpoint", said=f"{query.checkpoint} is not on this disk; not checked")
         return
-    closed = not_writable(query.checkpoint)
+    places = (local, local.parent, local / "offsets", local / "commits")  # locks are located beside it
+    closed = next(filter(None, (not_writable(str(place)) for place in places)), None)
     if closed is not None:
         yield Finding(query=query.name, about="checkpoint", said=closed, is_problem=True)
         return
@@ -120,6 +164,9 @@ def _checkpoint(query: QuerySettings, topics: Mapping[str, TopicState]) -> Itera
         checkpoint.expect_one_of(query.topic, may_lack=query.on_data_loss == "continue")
     except ConfigError as err:
         yield Finding(query=query.name, about="checkpoint", said=str(err), is_problem=True)
+        return
+    said = f"{query.checkpoint} {'goes on where it ended' if checkpoint.has_begun else 'is new'}"
+    yield Finding(query=query.name, about="checkpoint", said=said)
 
 
 def _start(query: QuerySettings, topics: Mapping[str, TopicState]) -> Iterator[Finding]:
@@ -130,18 +177,28 @@ def _start(query: QuerySettings, topics: Mapping[str, TopicState]) -> Iterator[F
 
 
 def refuse_places(settings: JobSettings) -> None:
-    """Spark would be started for nothing, and say so late, or in a trace.
+    """Stop before Spark starts, which would say so late, or in a trace.
 
     Raises:
-        ConfigError: checkpoints that this process cannot write or that are another query's, targets where something
-            else lies.
+        ConfigError: settings that the sink does not accept, checkpoints that this process cannot write or that are
+            another query's, targets where something else is located.
     """
-    problems = [
-        not_writable(query.checkpoint) or _foreign(query) or occupied(query.target) for query in settings.queries
-    ]
-    found = [problem for problem in problems if problem is not None]
-    if found:
-        raise ConfigError(found)
+    problems = [as_settings(query.name, said) for query in settings.queries for said in _refused(query)]
+    for query in settings.queries:
+        problem = not_writable(query.checkpoint) or _foreign(query) or occupied(query.target)
+        if problem is not None:
+            problems.append(problem)
+    if problems:
+        raise ConfigError(problems)
+
+
+def _refused(query: QuerySettings) -> tuple[str, ...]:
+    """What the sink does not accept of the settings."""
+    try:
+        merge_sink(query)
+    except ConfigError as err:
+        return err.problems
+    return ()
 
 
 def _foreign(query: QuerySettings) -> str | None:
@@ -187,26 +244,15 @@ def refuse_start_elsewhere(query: QuerySettings, topics: Mapping[str, TopicState
         raise ConfigError(msg, target=query.target)
 
 
-def _storage(query: QuerySettings) -> Finding:
-    place = local_path(names.normal_path(query.target)) if names.is_path(query.target) else None
-    there = place and nearest_existing(place)
-    if there is None:
-        return Finding(query=query.name, about="storage", said=f"{query.target} is not on this disk; not looked at")
-    closed = not_writable(names.normal_path(query.target))
-    if closed is not None:
-        return Finding(query=query.name, about="storage", said=closed, is_problem=True)
-    return Finding(query=query.name, about="storage", said=f"{there} can be written")
-
-
 def _table(query: QuerySettings, rows: RowSchema) -> Iterator[Finding]:
     try:
         table = find(query.target)
     except ConfigError as err:
-        yield Finding(query=query.name, about="table", said=f"not looked at: {err}")
+        yield Finding(query=query.name, about="table", said=f"not checked: {err}")
         return
     if table is None:
         said = occupied(query.target)
-        is_problem, said = said is not None, said or "will be made from the first batch"
+        is_problem, said = said is not None, said or "is created from the first batch"
         yield Finding(query=query.name, about="table", said=said, is_problem=is_problem)
         return
     snapshot = table.snapshot()
@@ -216,7 +262,9 @@ def _table(query: QuerySettings, rows: RowSchema) -> Iterator[Finding]:
     if others is not None:
         yield Finding(query=query.name, about="table", said=others, is_problem=True)
     elif absent:
-        yield Finding(query=query.name, about="table", said=f"it has no key column(s) {absent!r}", is_problem=True)
+        yield Finding(
+            query=query.name, about="table", said=f"the table has no key column(s) {absent!r}", is_problem=True
+        )
     else:
         yield Finding(query=query.name, about="table", said=f"version {snapshot.version}, keys {list(query.keys)!r}")
     rows.start_from(snapshot.schema)
@@ -247,18 +295,18 @@ def _lineage(query: QuerySettings) -> Iterator[Finding]:
 
 
 def _sample(
-    query: QuerySettings, rows: RowSchema, topics: dict[str, TopicState], connection: Connection
+    query: QuerySettings, rows: RowSchema, topics: Mapping[str, TopicState], connection: Connection
 ) -> Iterator[Finding]:
     """Decode the newest records as the job would."""
     try:
         found = newest(connection, {topic: topics[topic] for topic in query.topic})
     except (KafkaError, OSError, TimeoutError) as err:
-        said = f"no record could be read: {type(err).__name__}: {err}"
+        said = f"no record could be read: {message(err) or type(err).__name__}"
         yield Finding(query=query.name, about="records", said=said, is_problem=True)
         return
     count = len(found.values)
     if not count:
-        yield Finding(query=query.name, about="records", said="the topic holds none to try")
+        yield Finding(query=query.name, about="records", said="the topic is empty")
         return
     try:
         kinds, example = _decoded(query, rows, found)

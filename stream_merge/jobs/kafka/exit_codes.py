@@ -122,7 +122,7 @@ def refused(query: str, error: Exception) -> ConfigError:
 
 def _reason(error: Exception) -> str:
     """What the refusal and its causes say, on one line."""
-    said = [error.reason if isinstance(error, QueryFailedError) else str(error)]
+    said = [error.reason if isinstance(error, QueryFailedError) else connection.message(error)]
     told = list(_told(error))
     said = next((told[i:] for i, one in enumerate(told) if one.startswith(_REFUSALS)), said)
     return " ".join(": ".join(_JAVA_CLASS.sub("", one) for one in said).split())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import ssl
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,10 @@ from typing import Any, Literal
 from kafka import KafkaAdminClient
 from kafka.admin import ConfigResource, ConfigResourceType, OffsetSpec
 from kafka.errors import (
+    IllegalSaslStateError,
+    InvalidReceiveError,
+    KafkaConnectionError,
+    KafkaTimeoutError,
     NoError,
     SaslAuthenticationFailedError,
     UnknownTopicOrPartitionError,
@@ -149,13 +154,46 @@ for _name in ("py4j.clientserver", "py4j.java_gateway"):
     logging.getLogger(_name).addFilter(_holds_no_password)
 
 
+_SASL = IllegalSaslStateError | SaslAuthenticationFailedError | UnsupportedSaslMechanismError
+
+
 def is_refusal(error: BaseException) -> bool:
     """Whether the broker was there and one side did not accept how the other proves who it is."""
-    if isinstance(error, SaslAuthenticationFailedError | UnsupportedSaslMechanismError):
+    if isinstance(error, _SASL):
         return True
     # kafka-python 3 turns errors of TLS into those of the connection. The subclasses left out are lost connections.
     found = (error, error.__context__, *error.args)
     return any(type(one) in (ssl.SSLError, ssl.SSLCertVerificationError) for one in found)
+
+
+_NAMES = re.compile(r"\A(?:\[Error \d+\] )?(?:\w+Error: )*")
+"""What kafka-python's errors put before what they say, some of them twice."""
+
+
+def message(error: BaseException) -> str:
+    """What an error of kafka-python says, without the names of its classes."""
+    return _NAMES.sub("", str(error))
+
+
+def _explained(security: Security, error: Exception) -> str:
+    """Why a connection was not made, with the setting of the job file to change where one is wrong."""
+    said = message(error)
+    if isinstance(error, UnsupportedSaslMechanismError):
+        return (
+            f"the broker does not offer SASL mechanism {security.mechanism}; set 'kafka.security.mechanism' to one of"
+            " its sasl.enabled.mechanisms"
+        )
+    if isinstance(error, SaslAuthenticationFailedError):
+        return f"{said}; check 'kafka.security.user' and 'password'"
+    if isinstance(error, IllegalSaslStateError):
+        return f"this listener does not use SASL; set 'kafka.security.protocol' to {security.protocol[5:]}"
+    is_closed = isinstance(error, KafkaConnectionError) and ("socket disconnected" in said or "EOF" in said)
+    if is_closed or isinstance(error, InvalidReceiveError):
+        return (
+            f"this listener does not accept 'kafka.security.protocol: {security.protocol}'; use SASL_PLAINTEXT or"
+            " SASL_SSL if it requires a login, SSL or SASL_SSL if it requires TLS"
+        )
+    return said
 
 
 class _Manager(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python ships no types
@@ -167,12 +205,15 @@ class _Manager(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python sh
     def __init__(self, net: NetworkSelector, **settings: Any) -> None:
         super().__init__(net, **settings)
         self._refused: Exception | None = None
+        self.last_failure: Exception | None = None
+        """Why the newest connection was not made, or was closed."""
 
     def get_connection(self, *args: Any, **options: Any) -> Any:
         if self._refused is not None:
             raise self._refused
         connection = super().get_connection(*args, **options)
         connection.init_future.add_errback(self._note)
+        connection.close_future.add_errback(self._note)
         return connection
 
     async def _build_transport(self, *args: Any, **options: Any) -> Any:
@@ -182,6 +223,7 @@ class _Manager(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python sh
         return transport
 
     def _note(self, error: Exception) -> None:
+        self.last_failure = error
         if is_refusal(error):
             self._refused = error
 
@@ -294,10 +336,15 @@ class Cluster:
 
             try:
                 self._client = KafkaAdminClient(**self.connection.client_options() | {"kafka_client": client})
-            except Exception:
+            except Exception as err:
                 for one in opened:  # kafka-python leaves its thread running
                     one.close()
-                raise
+                if not isinstance(err, _SASL | KafkaTimeoutError):
+                    raise
+                does = "refuses the job" if isinstance(err, _SASL) else "does not answer"
+                why = next((one._manager.last_failure for one in opened), None) or err
+                msg = f"{self.connection.bootstrap} {does}: {_explained(self.connection.security, why)}"
+                raise type(err)(msg) from why
         return self._client
 
     def close(self) -> None:
