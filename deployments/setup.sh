@@ -120,15 +120,17 @@ need_maven() { # what for
     fi
 }
 
+# A repository of its own: in ~/.m2 Maven leaves descriptions of jars that it did not need, and Spark, which looks
+# there first for spark.jars.packages, takes them for the whole and fails. Jansi resets colors in a pipe, too.
+maven() { MAVEN_OPTS="${MAVEN_OPTS:-} -Djansi.noreset=true" mvn -q -B -Dmaven.repo.local="$PWD/.jars/maven" "$@"; }
+
 copy_jars() {
     local pom=$1 folder=$2
     need_maven "gets the jars of $pom"
     say "getting the jars of $pom (a minute the first time)"
     mkdir -p "$folder"
     rm -f "$folder"/*.jar # of a POM before this one: two versions of a jar would be on the class path
-    # A repository of its own: in ~/.m2 Maven leaves descriptions of jars that it did not need, and Spark, which looks
-    # there first for spark.jars.packages, takes them for the whole and fails.
-    mvn -q -B -f "$pom" -Dmaven.repo.local="$PWD/.jars/maven" dependency:copy-dependencies -DoutputDirectory="$(cd "$folder" && pwd)" -DincludeScope=runtime \
+    maven -f "$pom" dependency:copy-dependencies -DoutputDirectory="$(cd "$folder" && pwd)" -DincludeScope=runtime \
         || fail "mvn could not get the jars of $pom; what it said is above."
 }
 
@@ -138,7 +140,7 @@ build_jar() {
     name=stream-merge-$(basename "$project")
     # Other sources, another version: Ivy never looks again at one that it has.
     version=1.$(cat "$project/pom.xml" $(find "$project/src" -name '*.java' | sort) | { sha256sum 2>/dev/null || shasum -a 256; } | cut -c1-12)
-    mvn -q -B -f "$project/pom.xml" -Dmaven.repo.local="$PWD/.jars/maven" clean package || fail "mvn could not build $project; what it said is above."
+    maven -f "$project/pom.xml" clean package || fail "mvn could not build $project; what it said is above."
     # No group that anybody could publish under: Ivy asks public repositories, too.
     rm -rf "$repository/local"
     folder=$repository/local/stream-merge/$name/$version

@@ -21,6 +21,7 @@ from stream_merge.microbatch.clock import PhaseClock
 from stream_merge.microbatch.own_session import OwnSession
 from stream_merge.microbatch.report import failures_told
 from stream_merge.model import names
+from stream_merge.model.counted import counted
 from stream_merge.model.locations import canonical
 from stream_merge.model.logs import tell
 from stream_merge.model.results import UNDECODABLE, UNKNOWN_ROUTE, MergeResult
@@ -240,8 +241,8 @@ class MergeSinks:
             if unreadable == count:
                 why, where = lost.select(corrupt, contract.origin(lost.columns)["topic"]).first() or ("", "")
                 msg = (
-                    f"{count} records of batch {batch_id} cannot be read, so no sink takes them (one of them, in"
-                    f" {where}: {why}); fix the source or its schema, or use on_failure='quarantine'"
+                    f"{counted(count, 'record')} of batch {batch_id} cannot be read, so no sink takes them (one of"
+                    f" them, in {where}: {why}); fix the source or its schema, or use on_failure='quarantine'"
                 )
             reasons = {UNKNOWN_ROUTE: count - unreadable, UNDECODABLE: unreadable}
             raise ContractError(msg, reasons={r: n for r, n in reasons.items() if n}, batch_id=batch_id)

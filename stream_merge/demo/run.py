@@ -18,6 +18,7 @@ from stream_merge.demo.events import SCHEMA, Disorder, Event, History, cut, deli
 from stream_merge.errors import ConfigError
 from stream_merge.jobs.watch import queries, screen
 from stream_merge.model import names
+from stream_merge.model.counted import counted
 from stream_merge.model.results import MergeResult
 from stream_merge.model.settings import RetryPolicy
 from stream_merge.sink import MergeSink
@@ -76,9 +77,9 @@ def run(
             with screen.Screen(console, batches=batches, several_streams=len(streams) > 1) as shown:
                 results = queries.run(streams, once=True, stopping=stopping, on_result=shown.add)
             if stopping.is_set():
-                say("stopped", f"after {screen.micro_batches(len(results))}; the table was not compared")
+                say("stopped", f"after {counted(len(results), 'micro-batch')}; the table was not compared")
                 return True
-            report = _Report(session, folder, results, console)
+            report = _Report(session, folder, results, console, keeps=settings.keep is not None)
             as_expected = report.show(None if continued else len(delivered))
             say("metrics", metrics_url)
             if settings.keep is None:
@@ -197,9 +198,12 @@ def _stream(session: SparkSession, folder: _Folder, writer: str) -> queries.Stre
 class _Report:
     """What is shown and checked after the end."""
 
-    def __init__(self, session: SparkSession, folder: _Folder, results: list[MergeResult], console: Console) -> None:
+    def __init__(
+        self, session: SparkSession, folder: _Folder, results: list[MergeResult], console: Console, *, keeps: bool
+    ) -> None:
         self._session = session
         self._folder = folder
+        self._quarantined_in = folder.quarantine if keeps else "quarantine"
         self._results = results
         self._console = console
         self._say = screen.Teller(console)
@@ -220,7 +224,9 @@ class _Report:
         self._console.print(screen.ledger(counts))
         self._console.print()
         complete = delivered is None or counts.received == delivered
-        text = f"{counts.received:,} events in {screen.micro_batches(len(self._results))}, each with one fate"
+        text = (
+            f"{counted(counts.received, 'event')} in {counted(len(self._results), 'micro-batch')}, each with one fate"
+        )
         if not complete:
             text += f", but {delivered:,} were delivered"
         self._say("ledger", text, good=complete)
@@ -244,7 +250,7 @@ class _Report:
             reasons = self._read(self._folder.quarantine).groupBy(F.array_sort("reasons").alias("reasons"))
             found = {tuple(row[0]): int(row[1]) for row in reasons.count().collect()}
         listed = ", ".join(f"{number} {' and '.join(kind)}" for kind, number in sorted(found.items()))
-        text = f"{sum(found.values())} broken events ({listed or 'none'}) in {self._folder.quarantine}"
+        text = f"{counted(sum(found.values()), 'broken event')} ({listed or 'none'}) in {self._quarantined_in}"
         if found != wanted:
             text += f", but {sum(wanted.values())} were delivered: {dict(wanted)!r}"
         self._say("quarantine", text, good=found == wanted)
@@ -253,9 +259,9 @@ class _Report:
     def _table(self) -> bool:
         rows = [tuple(row) for row in self._read(self._folder.table).select(*oracle.STORED).collect()]
         difference = oracle.compare(self._expected, rows)
-        apart = f"computed apart from the sink from {self._expected.received:,} events"
+        apart = f"computed apart from the sink from {counted(self._expected.received, 'event')}"
         if not difference:
-            self._say("table", f"equal to the expected state: {len(rows):,} rows ({apart})", good=True)
+            self._say("table", f"equal to the expected state: {counted(len(rows), 'row')} ({apart})", good=True)
             return True
         self._say("table", f"NOT equal to the expected state ({apart}):", good=False)
         for kind, examples in (

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from stream_merge.model import names
+from stream_merge.model.counted import counted
 from stream_merge.model.snapshot import VECTORS_PROPERTY
 from stream_merge.tables.compaction import TARGET_BYTES
 
@@ -100,7 +101,7 @@ def _is_copying(merged: MergedRows) -> bool:
 
 def _did(merged: MergedRows) -> str:
     each = round(merged.copied / max(merged.changed, 1))
-    return f"{_merges(merged.merges)} wrote {each:,} rows again for each row changed"
+    return f"{_merges(merged.merges)} wrote {counted(each, 'row')} again for each row changed"
 
 
 def _merges(count: int) -> str:
@@ -118,8 +119,8 @@ def _statistics(facts: TableFacts) -> Iterable[str]:
     keys = " and ".join(f"{files:,} of key {key!r}" for key, files in lacking.items())
     if not to_come:
         yield (
-            f"of {facts.files:,} files some have no statistics, {keys}, so a merge reads them whatever its keys are;"
-            f" files written from now on have them, and these do once they are written again:"
+            f"of {counted(facts.files, 'file')} some have no statistics, {keys}, so a merge reads them whatever its"
+            f" keys are; files written from now on have them, and these do once they are written again:"
             f" {_ordered(facts, next(iter(lacking)))}"
         )
         return
@@ -130,8 +131,8 @@ def _statistics(facts: TableFacts) -> Iterable[str]:
         why = "" if indexed is None else f" ({INDEXED_COLUMNS_PROPERTY}={indexed})"
         set_to = f"{INDEXED_COLUMNS_PROPERTY}' = '-1"
     yield (
-        f"of {facts.files:,} files some have no statistics, {keys}{why}, so a merge reads them whatever its keys are:"
-        f" {_alter(facts)} SET TBLPROPERTIES ('{set_to}'); files written from then on have them"
+        f"of {counted(facts.files, 'file')} some have no statistics, {keys}{why}, so a merge reads them whatever its"
+        f" keys are: {_alter(facts)} SET TBLPROPERTIES ('{set_to}'); files written from then on have them"
     )
 
 
@@ -154,9 +155,9 @@ def _clustering(facts: TableFacts) -> Iterable[str]:
     if now - then < SPARED_FILES or then > (1 - SPARED_SHARE) * now:
         return
     yield (
-        f"{_did(facts.merged)}, and by their statistics {now:,} of {facts.files:,} files may hold the keys of the"
-        f" newest one; ordered by {spread.key!r} they would lie in about {then:,} (rows between its least and its"
-        f" greatest key over rows per file, and one): {_ordered(facts, spread.key)}"
+        f"{_did(facts.merged)}, and by their statistics {now:,} of {counted(facts.files, 'file')} may hold the keys"
+        f" of the newest one; ordered by {spread.key!r} they would lie in about {then:,} (rows between its least and"
+        f" its greatest key over rows per file, and one): {_ordered(facts, spread.key)}"
     )
 
 
@@ -208,9 +209,9 @@ def _written_files(facts: TableFacts) -> Iterable[str]:
     mean = merged.added_bytes / merged.added_files
     if mean < SMALL_BYTES:
         yield (
-            f"{merged.by_spark:,} merges by Spark added {merged.added_files:,} files of {mean / 1e6:,.1f} MB on"
-            f" average, {merged.added_files / merged.by_spark:.0f} each; a shuffle before the write puts them together:"
-            f" {_alter(facts)} SET TBLPROPERTIES ('{OPTIMIZE_WRITE_PROPERTY}' = 'true')"
+            f"{counted(merged.by_spark, 'merge')} by Spark added {counted(merged.added_files, 'file')} of"
+            f" {mean / 1e6:,.1f} MB on average, {merged.added_files / merged.by_spark:.0f} each; a shuffle before"
+            f" the write combines them: {_alter(facts)} SET TBLPROPERTIES ('{OPTIMIZE_WRITE_PROPERTY}' = 'true')"
         )
 
 
@@ -219,7 +220,7 @@ def _small_files(facts: TableFacts) -> Iterable[str]:
     if facts.small_files >= MANY_SMALL_FILES:
         yield (
             f"{facts.small_files:,} of {facts.files:,} files are smaller than {SMALL_BYTES / 1e6:,.0f} MB:"
-            f" stream-merge maintain {facts.target} puts them together now, and maintenance=Maintenance() from time to"
+            f" stream-merge maintain {facts.target} compacts them now, and maintenance=Maintenance() from time to"
             " time"
         )
 

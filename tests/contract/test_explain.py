@@ -57,7 +57,7 @@ def test_the_command_says_it_without_spark(target: str, monkeypatch: pytest.Monk
     assert "native engine: may write this table" in told.output
     assert "merge-on-read: may write this table" in told.output
     assert "spark: asked for" in told.output
-    assert "2 of the newest 3 versions were merged by a sink" in told.output
+    assert "a sink merged 2 of the newest 3 versions" in told.output
 
 
 def test_a_table_that_delta_rs_must_not_write_is_named_with_the_reason(spark: SparkSession, tmp_table: str):

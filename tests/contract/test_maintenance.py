@@ -300,7 +300,7 @@ def test_by_hand(spark: SparkSession, tmp_table: str) -> None:
     grown(stream, 6)
     command = CliRunner()
 
-    assert command.invoke(cli.app, ["maintain", tmp_table]).output == "6 files became 1\n"
+    assert command.invoke(cli.app, ["maintain", tmp_table]).output == "compacted 6 files into 1\n"
     assert command.invoke(cli.app, ["maintain", tmp_table]).output == "nothing to do\n"
     refused = command.invoke(cli.app, ["maintain", tmp_table, "--vacuum-after", "3 days"])
     assert (refused.exit_code, "vacuum_after=3 days, 0:00:00 is shorter than" in refused.output) == (2, True)

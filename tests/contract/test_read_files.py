@@ -179,7 +179,7 @@ def test_a_router_quarantines_what_it_cannot_read(world: World) -> None:
     file = world.put("a.json", GOOD, ROUNDED)
     sinks = {kind: world.sink(kind) for kind in ("a", "b")}
 
-    with pytest.raises(StreamingQueryException, match=r"1 records of batch 0 cannot be read.*a\.json.*10\.505"):
+    with pytest.raises(StreamingQueryException, match=r"1 record of batch 0 cannot be read.*a\.json.*10\.505"):
         world.merge(MergeSinks(sinks, route_by="kind"))
 
     lost = str(world.root / "__stream_merge_quarantine_lost")
@@ -200,7 +200,7 @@ def test_quarantined_records_of_files_are_replayed_with_another_schema(world: Wo
     wider = SCHEMA.replace("decimal(9,2)", "decimal(10,3)")
 
     assert world.replay(schema=wider) == (
-        "2 of 3 records replayed (1 rows changed, version 4); 1 still cannot be merged"
+        "2 of 3 records replayed (1 row changed, version 4); 1 still cannot be merged"
     )
     assert [str(row[3]) for row in target_rows(world.spark, world.target)] == ["10.505"]
     assert [(line, replayed) for _, where, line, _, _, replayed in world.quarantined() if where == file] == [
@@ -210,7 +210,7 @@ def test_quarantined_records_of_files_are_replayed_with_another_schema(world: Wo
     ]
     assert (
         world.replay(schema=wider)
-        == "0 of 1 records replayed (0 rows changed, nothing to commit); 1 still cannot be merged"
+        == "0 of 1 record replayed (0 rows changed, nothing to commit); 1 still cannot be merged"
     )
     kept = recorded(world.spark, str(world.root / "checkpoint"))
     assert str(kept) == SCHEMA.replace(",lsn", ", lsn")  # later runs read as before
@@ -226,7 +226,7 @@ def test_a_replayed_record_whose_key_no_partition_keeps_stays_in_quarantine(worl
 
     said = world.replay(schema=wider, keys=("kind", "id"))
 
-    assert said.startswith("1 of 2 records replayed (1 rows changed, ")
+    assert said.startswith("1 of 2 records replayed (1 row changed, ")
     assert [row[0] for row in target_rows(world.spark, world.target)] == ["a", "b"]
     assert [(where, line, replayed) for _, where, line, _, _, replayed in world.quarantined()] == [
         (file, 2, False),
@@ -245,7 +245,7 @@ def test_records_of_a_csv_are_replayed_only_with_the_columns_of_its_header(world
     (world.source / "a.csv").unlink()
     with pytest.raises(ContractError, match=r"a\.csv cannot be replayed: .*it has id, lsn, price; the schema lsn, id"):
         world.replay(format="csv", schema=swapped)
-    assert world.replay(format="csv", schema=schema).startswith("0 of 1 records replayed")
+    assert world.replay(format="csv", schema=schema).startswith("0 of 1 record replayed")
 
     shutil.rmtree(world.target)
     with pytest.raises(ConfigError, match=r"merged into"):

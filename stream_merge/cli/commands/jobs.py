@@ -51,6 +51,7 @@ from stream_merge.jobs.spelling import as_settings
 from stream_merge.jobs.watch import queries, report, screen
 from stream_merge.jobs.watch.text import escape
 from stream_merge.model import names as table_names
+from stream_merge.model.counted import counted
 from stream_merge.model.locations import local_path
 from stream_merge.model.results import MergeResult
 from stream_merge.session import is_submitted
@@ -65,7 +66,7 @@ _POLL_SECONDS = 0.2
 
 JobFile = Annotated[Path, typer.Argument(metavar="JOB", help="The job file (YAML).")]
 JobOrTable = Annotated[
-    str, typer.Argument(metavar="JOB_OR_TABLE", help="The job file (YAML), or a table that 'files' or a sink fills.")
+    str, typer.Argument(metavar="JOB_OR_TABLE", help="The job file (YAML), or a table written by 'files' or by a sink.")
 ]
 
 
@@ -73,14 +74,14 @@ JobOrTable = Annotated[
 def run(
     job: JobFile,
     *,
-    once: Annotated[bool, typer.Option("--once", help="End when everything that is there has been merged.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Merge everything that is available, then exit.")] = False,
     jars_in: Jars = None,
     conf: Confs = None,
     debug: Debug = False,
 ) -> None:
-    """Merge topics into tables as a job file says, until Ctrl-C, SIGTERM or 'stream-merge stop'.
+    """Run the queries of a job file until Ctrl-C, SIGTERM or 'stream-merge stop'.
 
-    Exit codes: 0 stopped or done; 2 the job file or the environment has to change; 3 the data; 4 run it again.
+    Exit codes: 0 stopped or done; 2 fix the job file or the environment; 3 fix the data; 4 run it again.
     """
     log_to_screen(logging.WARNING)
     with errors_as_sentences(debug=debug):
@@ -145,9 +146,10 @@ def _run(settings: JobSettings, start: Callable[[], SparkSession], *, once: bool
 
 @app.command()
 def check(job: JobFile, *, jars_in: Jars = None) -> None:
-    """Look at broker, topics, tables, checkpoints and the newest records; nothing is written. Needs no Java.
+    """Check settings, broker, topics, tables, checkpoints, folders, the metrics port and the newest records.
 
-    Of a folder of jars it says whether 'run' finds in it what it needs.
+    Reports every problem at once and leaves nothing behind. With --jars it checks that the folder has the jars that
+    'run' needs. Needs no Java. Exit codes: 0 no problem; 2 problems.
     """
     with errors_as_sentences():
         findings = list(look(load(job), jars_in=jars_in))
@@ -163,7 +165,7 @@ def check(job: JobFile, *, jars_in: Jars = None) -> None:
 
 @quarantine.command(name="list")
 def list_quarantined(job: JobOrTable) -> None:
-    """Count what is in quarantine, by reason, topic (or file) and partition. Needs no Java."""
+    """Count quarantined events by reason, topic (or file) and partition. Needs no Java."""
     with errors_as_sentences():
         for query in _tables_of(job, None):
             quarantined.show_summary(query, quarantined.summary(query), quarantined.replayable(query), console=OUT)
@@ -173,12 +175,14 @@ def list_quarantined(job: JobOrTable) -> None:
 def show(
     job: JobOrTable,
     *,
-    query: Annotated[str | None, typer.Option(help="One of the job's queries; the first if not given.")] = None,
+    query: Annotated[str | None, typer.Option(help="Name of a query; by default the first one.")] = None,
     reason: Annotated[str | None, typer.Option(help="Only events with this reason.")] = None,
     offset: Annotated[int | None, typer.Option(help="Only the record at this offset.")] = None,
-    last: Annotated[int, typer.Option(min=1, max=1_000_000, metavar="NUMBER", help="So many, newest first.")] = 10,
+    last: Annotated[
+        int, typer.Option(min=1, max=1_000_000, metavar="NUMBER", help="Number of events, newest first.")
+    ] = 10,
 ) -> None:
-    """Show events in quarantine with their bytes and the reason. Needs no Java."""
+    """Show quarantined events with their bytes and reasons. Needs no Java."""
     with errors_as_sentences():
         (one, *_) = _tables_of(job, query)
         quarantined.show_events(quarantined.events(one, reason=reason, offset=offset, most=last), console=OUT)
@@ -188,7 +192,7 @@ def show(
 def replay_quarantined(
     job: JobFile,
     *,
-    query: Annotated[str | None, typer.Option(help="One of the job's queries; all if not given.")] = None,
+    query: Annotated[str | None, typer.Option(help="Name of a query; by default all of them.")] = None,
     reason: Annotated[str | None, typer.Option(help="Only records with this reason.")] = None,
     partition: Annotated[int | None, typer.Option(help="Only records of this partition.")] = None,
     offset: Annotated[int | None, typer.Option(help="Only the record at this offset.")] = None,
@@ -196,22 +200,22 @@ def replay_quarantined(
         bool,
         typer.Option(
             "--force",
-            help="Also records older than tombstone_retention or than the epoch, and those that may be older than"
-            " what is stored, which 'unchanged: skip' and rows of other topics leave open.",
+            help="Also replay records older than tombstone_retention or the epoch, and those that may be older than the"
+            " stored row, which cannot be told with 'unchanged: skip' or with rows of several topics.",
         ),
     ] = False,
     alone: Annotated[
         bool,
-        typer.Option("--alone", help="No process runs the query; nothing else can tell where its checkpoint is on S3."),
+        typer.Option("--alone", help="No other process runs the query. Required with checkpoints on object stores."),
     ] = False,
     jars_in: Jars = None,
     conf: Confs = None,
     debug: Debug = False,
 ) -> None:
-    """Run quarantined records through decoder and sink again, as the job file is now, and mark those that are done.
+    """Decode and merge quarantined records again with the current job file, and mark those that succeed.
 
-    A running job does it between two micro-batches; else this command starts Spark and does it itself. Events that are
-    older than what is stored change nothing. Exit codes as those of run.
+    A running job does this between two micro-batches; otherwise this command starts Spark. Events older than the stored
+    row change nothing. Exit codes are those of 'run'.
     """
     log_to_screen(logging.WARNING)
     failed: set[Verdict] = set()
@@ -257,7 +261,7 @@ def _replayed(query: QuerySettings, request: Request, start: Callable[[], SparkS
                 return answer
         if not is_asked:
             OUT.print(
-                f"{escape(query.name)}: asking the running job, which does it between two batches", highlight=False
+                f"{escape(query.name)}: asking the running job to replay between two micro-batches", highlight=False
             )
             is_asked = True
             ask_for_replay(query, request)
@@ -295,9 +299,9 @@ def _chosen(settings: JobSettings, name: str | None) -> list[QuerySettings]:
 def history(
     job: JobFile,
     *,
-    query: Annotated[str | None, typer.Option(help="One of the job's queries; all if not given.")] = None,
+    query: Annotated[str | None, typer.Option(help="Name of a query; by default all of them.")] = None,
 ) -> None:
-    """Say which version of each table accounts for which offsets; the tail is planned and not committed. No Java."""
+    """Show which offsets each table version contains; the last line is planned, not committed. Needs no Java."""
     with errors_as_sentences():
         for one in _chosen(load(job), query):
             versions.show(trail(one), one, console=OUT)
@@ -305,7 +309,7 @@ def history(
 
 @app.command()
 def stop(job: JobFile) -> None:
-    """Ask a running job to end after the micro-batches that are running, by files beside its checkpoints on a disk."""
+    """Stop a running job after its current micro-batches, through files next to its checkpoints on a local disk."""
     with errors_as_sentences():
         for name, path in request_stop(load(job)):
             OUT.print(f"asked {escape(name)} to stop ({escape(str(path))})", highlight=False)
@@ -313,23 +317,23 @@ def stop(job: JobFile) -> None:
 
 @app.command(name="jars")
 def fetch_jars(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the jars go; is made where it is missing.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Target folder; created if it is missing.")],
     *,
     s3: Annotated[
         bool,
-        typer.Option("--s3", help="Those of Spark's file system for S3 as well."),
+        typer.Option("--s3", help="Also download Spark's file system for S3."),
     ] = False,
     azure: Annotated[
         bool,
-        typer.Option("--azure", help="Those of Spark's file system for Azure as well."),
+        typer.Option("--azure", help="Also download Spark's file system for Azure."),
     ] = False,
     conf: Confs = None,
     debug: Debug = False,
 ) -> None:
-    """Download the jars that jobs need beside Spark's own: those of Delta and of Spark's Kafka connector.
+    """Download the jars that jobs need: Delta and Spark's Kafka connector.
 
-    For machines without network ('run --jars DIR') and clusters ('spark-submit.sh'); elsewhere 'run' has Spark download
-    them by itself. Needs Java.
+    For machines without network ('run --jars DIR') and for clusters ('spark-submit.sh'); elsewhere Spark downloads them
+    when 'run' starts. Needs Java.
     """
     with errors_as_sentences(debug=debug):
         wanted = jars.conf_to_fetch(confs(conf or []))
@@ -337,4 +341,4 @@ def fetch_jars(
             wanted = stores_confs(wanted) if is_wanted else wanted
         with session_starter("stream-merge jars", wanted) as start:
             copies = jars.fetch(start(), folder)
-        OUT.print(f"{len(copies)} jars in {escape(str(folder))}", highlight=False, soft_wrap=True)
+        OUT.print(f"{counted(len(copies), 'jar')} in {escape(str(folder))}", highlight=False, soft_wrap=True)

@@ -61,10 +61,10 @@ OUT = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 
 ERR = Console(stderr=True)
 MetricsPort = Annotated[
     int,
-    typer.Option(min=0, max=65535, metavar="PORT", help="Serve /metrics on this loopback port; 0 takes a free one."),
+    typer.Option(min=0, max=65535, metavar="PORT", help="Serve /metrics on this loopback port; 0 picks a free one."),
 ]
 Debug = Annotated[
-    bool, typer.Option("--debug", help="Show an error whole: where it was raised, and all that Spark said.")
+    bool, typer.Option("--debug", help="Show the full error: the Python stack trace and what Spark reported.")
 ]
 Confs = Annotated[
     list[str] | None, typer.Option(metavar="KEY=VALUE", help="A Spark conf, as for spark-submit; repeatable.")
@@ -76,7 +76,7 @@ Jars = Annotated[
         "--jars",
         envvar="STREAM_MERGE_JARS",
         metavar="DIR",
-        help="Folder that 'stream-merge jars' has filled; Spark downloads the jars if not given.",
+        help="Folder filled by 'stream-merge jars'; by default Spark downloads the jars.",
     ),
 ]
 
@@ -153,7 +153,7 @@ def metrics_server(port: int, host: str = "127.0.0.1", *, is_wish: bool) -> Iter
         if not is_wish:
             raise
         server = serve(0, host)
-        ERR.print(f"port {port} is taken, so /metrics is on port {server.port}", highlight=False)
+        ERR.print(f"port {port} is in use, so /metrics is served on port {server.port}", highlight=False)
     with server:
         yield server
 
@@ -181,7 +181,7 @@ def errors_as_sentences(*, debug: bool = False, spell: Callable[[str], str] = st
         complain(err, environment.not_writable(str(err.filename), err), debug=debug)
         raise typer.Exit(CONFIGURATION) from err
     except KeyboardInterrupt:
-        ERR.print("stream-merge: interrupted; what was merged stays, the rest comes with the next run")
+        ERR.print("stream-merge: interrupted; what was merged stays, the next run merges the rest")
         raise typer.Exit(INTERRUPTED) from None
 
 

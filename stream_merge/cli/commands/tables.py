@@ -154,25 +154,25 @@ def _assignments(option: str, pairs: Sequence[str]) -> dict[str, str]:
 def demo(
     context: typer.Context,
     *,
-    seed: Annotated[int, typer.Option(help="The same seed makes the same events.")] = _DEMO.seed,
+    seed: Annotated[int, typer.Option(help="The same seed generates the same events.")] = _DEMO.seed,
     events: Annotated[int, typer.Option(min=10, help="Events to deliver.")] = _DEMO.events,
-    keys: Annotated[int, typer.Option(min=1, help="How many different orders there may be.")] = _DEMO.keys,
-    batches: Annotated[int, typer.Option(min=1, help="Micro-batches, per writer.")] = _DEMO.batches,
+    keys: Annotated[int, typer.Option(min=1, help="Number of distinct orders.")] = _DEMO.keys,
+    batches: Annotated[int, typer.Option(min=1, help="Micro-batches per writer.")] = _DEMO.batches,
     conflict: Annotated[
         bool, typer.Option("--conflict", help="Let a second query merge half of the events at the same time.")
     ] = _DEMO.conflict,
     keep: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Leave table and checkpoint there; a second run over them continues."),
+        typer.Option(metavar="DIR", help="Keep table and checkpoint in this folder; the next run continues there."),
     ] = _DEMO.keep,
     metrics_port: MetricsPort = METRICS_PORT,
     hold: Annotated[
         float, typer.Option(min=0, metavar="SECONDS", help="Keep table and /metrics up after the end.")
     ] = _DEMO.hold_seconds,
 ) -> None:
-    """Merge a made-up change stream and say whether the table is what it must be.
+    """Merge a generated change stream and compare the table with the expected state.
 
-    Needs nothing but Java. The stream comes late, twice, out of order and in parts broken.
+    Needs only Java. The stream has late, duplicate, out-of-order and broken events.
     """
     log_to_screen(logging.CRITICAL)
     settings = DemoSettings(
@@ -200,9 +200,11 @@ def files(
     *,
     source: Annotated[str, typer.Option(metavar="DIR", help="Folder of change files, read at any depth.")],
     format: Annotated[Format, typer.Option(help="json: one object per line; csv: RFC 4180.")],
-    keys: Annotated[str, typer.Option(metavar="COLUMNS", help="Columns that identify a row, with commas between.")],
-    target: Annotated[str, typer.Option(metavar="PATH", help="The Delta table; made from the first files if missing.")],
-    checkpoint: Annotated[str, typer.Option(metavar="DIR", help="What has been merged; one for each target.")],
+    keys: Annotated[str, typer.Option(metavar="COLUMNS", help="Columns that identify a row, separated by commas.")],
+    target: Annotated[
+        str, typer.Option(metavar="PATH", help="The Delta table; created from the first files if it is missing.")
+    ],
+    checkpoint: Annotated[str, typer.Option(metavar="DIR", help="Checkpoint folder; use one per target.")],
     sequence_by: Annotated[
         str | None, typer.Option(metavar="COLUMNS", help="Columns that order the changes of a row; the greatest wins.")
     ] = None,
@@ -218,24 +220,25 @@ def files(
         float | None,
         typer.Option(
             metavar="SHARE",
-            help="Of --shape snapshot: stop if more of the rows are missing, from 0 to 1; 0.2 if not given.",
+            help="With --shape snapshot: fail if a larger share of rows is missing, from 0 to 1; by default 0.2.",
         ),
     ] = None,
     min_rows: Annotated[
-        int | None, typer.Option(metavar="NUMBER", help="Of --shape snapshot: stop if it has fewer; 1 if not given.")
+        int | None,
+        typer.Option(metavar="NUMBER", help="With --shape snapshot: fail if it has fewer rows; by default 1."),
     ] = None,
     delete_missing: Annotated[
         bool | None,
         typer.Option(
             "--delete-missing/--no-delete-missing",
-            help="Of --shape snapshot: whether rows that it lacks are deleted; they are if not given.",
+            help="With --shape snapshot: delete rows that are missing from it; on by default.",
         ),
     ] = None,
     missing: Annotated[
         list[str] | None,
         typer.Option(
             metavar="COLUMN=SQL",
-            help="Of --shape snapshot: set this in rows that it lacks, in place of deleting them; repeatable, and the"
+            help="With --shape snapshot: set this in rows missing from it instead of deleting them; repeatable, and the"
             " first is the flag, such as deleted_at=current_timestamp().",
         ),
     ] = None,
@@ -243,7 +246,7 @@ def files(
         str | None,
         typer.Option(
             metavar="SQL",
-            help="Of --shape snapshot: the part of the table that it is a copy of, such as \"t.day = '2024-06-01'\".",
+            help="With --shape snapshot: the part of the table that it copies, such as \"t.day = '2024-06-01'\".",
         ),
     ] = None,
     apply_as_deletes: Annotated[
@@ -251,7 +254,7 @@ def files(
     ] = None,
     columns: Annotated[str | None, typer.Option(metavar="COLUMNS", help="The only columns to store.")] = None,
     except_columns: Annotated[str | None, typer.Option(metavar="COLUMNS", help="Columns not to store.")] = None,
-    once: Annotated[bool, typer.Option("--once", help="End when everything that is there has been merged.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Merge everything that is available, then exit.")] = False,
     schema: Annotated[
         str | None,
         typer.Option(metavar="DDL", help="Types, such as 'id BIGINT, at TIMESTAMP'; else inferred once, then kept."),
@@ -272,7 +275,7 @@ def files(
         bool,
         typer.Option(
             "--single-writer",
-            help="Nobody else writes to the table: small batches may be merged in the driver on an object store, too.",
+            help="No other process writes to the table; lets the driver merge small batches on object stores.",
         ),
     ] = False,
     table_property: Annotated[
@@ -283,19 +286,20 @@ def files(
         ),
     ] = None,
     header: Annotated[bool, typer.Option("--header/--no-header", help="CSV: files start with column names.")] = True,
-    delimiter: Annotated[str, typer.Option(help="CSV: what separates fields.")] = ",",
+    delimiter: Annotated[str, typer.Option(help="CSV: field separator.")] = ",",
     max_files_per_trigger: Annotated[
         int | None,
-        typer.Option(min=1, metavar="NUMBER", help="Files per micro-batch; all that are there if not given."),
+        typer.Option(min=1, metavar="NUMBER", help="Files per micro-batch; by default all that are available."),
     ] = None,
     quarantine_target: Annotated[
-        str | None, typer.Option(metavar="PATH", help="Where broken events go; beside the target if not given.")
+        str | None,
+        typer.Option(metavar="PATH", help="Quarantine table for broken events; by default next to the target."),
     ] = None,
-    name: Annotated[str | None, typer.Option(help="Label of metrics; the name of the table if not given.")] = None,
+    name: Annotated[str | None, typer.Option(help="Label of metrics; by default the name of the table.")] = None,
     replay_quarantine: Annotated[
         bool,
         typer.Option(
-            "--replay-quarantine", help="Merge quarantined records of these files that can be read by now, then end."
+            "--replay-quarantine", help="Merge quarantined records of these files that are readable now, then exit."
         ),
     ] = False,
     metrics_port: MetricsPort = METRICS_PORT,
@@ -305,9 +309,8 @@ def files(
 ) -> None:
     """Merge a folder of change files into a Delta table, until it is stopped or --once.
 
-    Lines that cannot be read go to the quarantine table. Put files into the folder by renaming: a file is read once.
-    Exit codes: 0 stopped or done; 1 Spark failed; 2 an option or the environment has to change; 3 the data; 4 run it
-    again.
+    Unreadable lines go to the quarantine table. Move files into the folder with a rename: each file is read once.
+    Exit codes: 0 stopped or done; 1 Spark failed; 2 fix an option or the environment; 3 fix the data; 4 run it again.
     """
     log_to_screen(logging.WARNING)
     with errors_as_sentences(debug=debug, spell=as_options):
@@ -358,12 +361,12 @@ def explain(
     target: Annotated[str, typer.Argument(metavar="TABLE", help="Path or URI of a sink's target.")],
     *,
     last: Annotated[
-        int, typer.Option(min=1, max=1_000_000, metavar="NUMBER", help="So many versions, newest first.")
+        int, typer.Option(min=1, max=1_000_000, metavar="NUMBER", help="How many versions to read, newest first.")
     ] = 20,
 ) -> None:
-    """Say which engine merged a table's newest batches, why, what each did, and what would make merges cheaper.
+    """Show which engine merged the newest batches of a table, why, what changed, and how to make merges cheaper.
 
-    Reads the table's log, and of a merge's change files the footers; needs no Java.
+    Reads the table's log and the footers of change files. Needs no Java.
     """
     with errors_as_sentences():
         show_explained(explain_table(target, last=last), target, console=OUT)

@@ -21,6 +21,7 @@ from stream_merge.cli.commands.shared import (
     session_starter,
 )
 from stream_merge.jobs.units import seconds_by_unit
+from stream_merge.model.counted import counted
 from stream_merge.model.maintenance import Maintenance
 from stream_merge.model.results import Upkeep
 from stream_merge.tables.upkeep import maintained
@@ -43,17 +44,15 @@ def maintain(
     target: Annotated[str, typer.Argument(metavar="TABLE", help="Path, URI or catalog name of a sink's target.")],
     *,
     optimize: Annotated[
-        bool, typer.Option("--optimize/--no-optimize", help="Put small files together, within the budget.")
+        bool, typer.Option("--optimize/--no-optimize", help="Compact small files, within the budget.")
     ] = _DEFAULT.optimize,
-    zorder_by: Annotated[
-        str | None, typer.Option(metavar="COLUMNS", help="Columns by which rows are to lie together.")
-    ] = None,
+    zorder_by: Annotated[str | None, typer.Option(metavar="COLUMNS", help="Columns to Z-order by.")] = None,
     vacuum_after: Annotated[
         timedelta | None,
-        typer.Option(parser=_age, metavar="TIME", help="Delete files not needed for so long, such as '7 days'."),
+        typer.Option(parser=_age, metavar="TIME", help="Delete files unused for this long, such as '7 days'."),
     ] = None,
     budget_seconds: Annotated[
-        float, typer.Option(min=0.001, metavar="SECONDS", help="What it may take; files are picked accordingly.")
+        float, typer.Option(min=0.001, metavar="SECONDS", help="Time budget; files are selected to fit it.")
     ] = 3600.0,
     force: Annotated[
         bool,
@@ -65,10 +64,10 @@ def maintain(
     conf: Confs = None,
     debug: Debug = False,
 ) -> None:
-    """Put a table's small files together and delete those that it no longer needs, once, while no sink writes to it.
+    """Compact a table's small files and delete files it no longer needs, once, while no sink writes to it.
 
-    Exit codes: 0 done, or nothing was worth it; 1 not done, the sentence says why; 2 an option has to change; 4 a
-    process that writes to the table has to end first, or the store is away: run it again.
+    Exit codes: 0 done, or nothing to do; 1 not done, with the reason; 2 fix an option; 4 another process writes to the
+    table, or the store is unavailable: run it again later.
     """
     log_to_screen(logging.ERROR)
     with errors_as_sentences(debug=debug):
@@ -90,9 +89,9 @@ def _sentence(found: Upkeep) -> str:
     vacuumed = "; files that it no longer needs are deleted" if found.vacuumed else ""
     match found.outcome:
         case "done" if found.removed_files:
-            return f"{found.removed_files:,} files became {found.added_files:,}{vacuumed}"
+            return f"{_compacted(found)}{vacuumed}"
         case "done":
-            return f"no files are worth putting together{vacuumed}"
+            return f"no files are worth compacting{vacuumed}"
         case "nothing":
             return "nothing to do"
         case "over_budget":
@@ -103,8 +102,12 @@ def _sentence(found: Upkeep) -> str:
             return f"failed: {found.detail}{_all_the_same(found)}"
 
 
+def _compacted(found: Upkeep) -> str:
+    return f"compacted {counted(found.removed_files, 'file')} into {found.added_files:,}"
+
+
 def _all_the_same(found: Upkeep) -> str:
     """What a round has done beside the part that did not come off."""
-    done = [f"{found.removed_files:,} files became {found.added_files:,}"] if found.removed_files else []
+    done = [_compacted(found)] if found.removed_files else []
     done += ["files that the table no longer needs are deleted"] if found.vacuumed else []
     return f"; what was done: {', and '.join(done)}" if done else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 
 from stream_merge.jobs.watch.text import escape
+from stream_merge.model.counted import counted
 from stream_merge.tables.explain import Explained, MergedVersion
 
 
@@ -12,8 +13,8 @@ def show(explained: Explained, target: str, *, console: Console) -> None:
     """Print the table's state, each merge in a line, newest first, with its reason below, and advice."""
     megabytes = explained.bytes / 1e6
     console.print(
-        f"{escape(target)}: version {explained.version:,}, {explained.files:,} files, {megabytes:,.1f} MB, keys"
-        f" {escape(explained.keys or 'not recorded')}{_as(explained.shape)}",
+        f"{escape(target)}: version {explained.version:,}, {counted(explained.files, 'file')}, {megabytes:,.1f} MB,"
+        f" keys {escape(explained.keys or 'not recorded')}{_as(explained.shape)}",
         highlight=False,
         soft_wrap=True,
     )
@@ -23,7 +24,9 @@ def show(explained: Explained, target: str, *, console: Console) -> None:
     for merge in explained.merges:
         console.print(escape(_lines(merge)), highlight=False, soft_wrap=True)
     looked_at = len(explained.merges) + explained.others
-    console.print(f"{len(explained.merges)} of the newest {looked_at} versions were merged by a sink", highlight=False)
+    console.print(
+        f"a sink merged {len(explained.merges):,} of the newest {counted(looked_at, 'version')}", highlight=False
+    )
     for sentence in explained.advice:
         console.print(escape(f"advice: {sentence}"), highlight=False, soft_wrap=True)
 

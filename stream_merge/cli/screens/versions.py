@@ -9,6 +9,7 @@ from stream_merge.jobs.kafka.history import Step
 from stream_merge.jobs.kafka.settings import QuerySettings
 from stream_merge.jobs.watch.screen import whole_table
 from stream_merge.jobs.watch.text import escape_line
+from stream_merge.model.counted import counted
 
 
 def show(steps: list[Step], query: QuerySettings, *, console: Console) -> None:
@@ -25,8 +26,8 @@ def show(steps: list[Step], query: QuerySettings, *, console: Console) -> None:
     console.print(f"{escape_line(query.name)}: {escape_line(query.target)}", highlight=False, soft_wrap=True)
     console.print(table)
     accounted, lost = sum(step.offsets for step in steps), sum(step.lost for step in steps)
-    gone = f", of which {lost:,} were lost" if lost else ""
-    console.print(f"{accounted:,} offsets in all{gone}", highlight=False)
+    gone = f", {lost:,} of them lost" if lost else ""
+    console.print(f"{counted(accounted, 'offset')} in all{gone}", highlight=False)
 
 
 def _offsets(step: Step) -> str:

@@ -12,6 +12,7 @@ from pyspark.sql import functions as F
 
 from stream_merge.errors import ContractError
 from stream_merge.model import names
+from stream_merge.model.counted import counted
 from stream_merge.shapes.contract import breaks_key
 from stream_merge.sink import MergeSink
 from stream_merge.sources.files.reader import Folder
@@ -43,7 +44,8 @@ class Replayed:
         if not self.records:
             return "no record of these files is in quarantine with its bytes and not replayed yet"
         where = "nothing to commit" if self.version is None else f"version {self.version}"
-        done = f"{self.marked:,} of {self.records:,} records replayed ({self.changed:,} rows changed, {where})"
+        changed = counted(self.changed, "row")
+        done = f"{self.marked:,} of {counted(self.records, 'record')} replayed ({changed} changed, {where})"
         still = self.records - self.marked
         return f"{done}; {still:,} still cannot be merged" if still else done
 

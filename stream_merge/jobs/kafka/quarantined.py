@@ -12,6 +12,7 @@ from stream_merge.jobs.kafka.settings import QuerySettings
 from stream_merge.jobs.watch.screen import whole_table
 from stream_merge.jobs.watch.text import escape_line
 from stream_merge.model import names
+from stream_merge.model.counted import counted
 from stream_merge.sources.decode.events import PLACE
 from stream_merge.tables import explain, quarantine
 from stream_merge.tables.delta_rs import sql
@@ -176,8 +177,7 @@ def show_summary(query: Table, found: list[dict[str, Any]], replayable: int | No
     console.print(table)
     if replayable is None:
         return
-    records = "record" if replayable == 1 else "records"
-    said = f"{replayable:,} {records} to replay; above, one counts for each of its reasons and deliveries"
+    said = f"{counted(replayable, 'record')} to replay; above, one counts for each of its reasons and deliveries"
     console.print(said, highlight=False)
 
 

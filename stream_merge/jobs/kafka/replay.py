@@ -34,6 +34,7 @@ from stream_merge.jobs.kafka.recorded_offsets import Origin
 from stream_merge.jobs.kafka.settings import QuerySettings
 from stream_merge.metrics.instruments import MergeMetrics
 from stream_merge.model import names
+from stream_merge.model.counted import counted
 from stream_merge.model.results import MergeResult
 from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.model.source_batch import Intake
@@ -122,7 +123,8 @@ class Replayed(_Message):
         if not self.records:
             return "no such record is in quarantine with its bytes and not replayed yet"
         where = "nothing to commit" if self.version is None else f"version {self.version}"
-        parts = [f"{self.marked:,} of {self.records:,} records replayed ({self.changed:,} rows changed, {where})"]
+        changed = counted(self.changed, "row")
+        parts = [f"{self.marked:,} of {counted(self.records, 'record')} replayed ({changed} changed, {where})"]
         if self.still:
             parts.append(f"{self.still:,} still cannot be merged")
         if self.unsure:
@@ -132,7 +134,7 @@ class Replayed(_Message):
             )
         if self.too_old:
             parts.append(
-                f"{self.too_old:,} are older than tombstone_retention or than the epoch, so that they might win over"
+                f"{self.too_old:,} older than tombstone_retention or than the epoch, so that they might win over"
                 " what came after them (--force replays them)"
             )
         return "; ".join(parts)

@@ -11,6 +11,7 @@ from rich.table import Column, Table
 
 from stream_merge.jobs.watch import queries, screen
 from stream_merge.jobs.watch.text import escape_line
+from stream_merge.model.counted import counted
 from stream_merge.model.results import FATES, EventCounts, MergeResult
 
 
@@ -55,11 +56,11 @@ def show(merged: Sequence[Merged], console: Console, *, was_stopped: bool) -> No
     for one in merged:
         of_query = "" if alone else f"{one.name}: "
         how = "failed" if one.has_failed else "stopped" if was_stopped else "done"
-        batches = screen.micro_batches(one.micro_batches)
-        say(how, f"{of_query}{one.events.received:,} events in {batches} merged into {one.target}")
+        batches = counted(one.micro_batches, "micro-batch")
+        say(how, f"{of_query}{counted(one.events.received, 'event')} in {batches} merged into {one.target}")
         if one.events.quarantined:
             reasons = ", ".join(f"{number:,} {reason}" for reason, number in sorted(one.reasons.items()))
-            say("quarantine", f"{of_query}{one.events.quarantined:,} events ({reasons}) in {one.quarantine}")
+            say("quarantine", f"{of_query}{counted(one.events.quarantined, 'event')} ({reasons}) in {one.quarantine}")
         if one.lost.by_class:
             say("conflicts", f"{of_query}{one.lost.said()}")
 

@@ -18,6 +18,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from stream_merge.jobs.watch.text import escape_line
+from stream_merge.model.counted import counted
 from stream_merge.model.results import FATES, PHASES, EventCounts, MergeResult
 
 _LOG = logging.getLogger("stream_merge")
@@ -155,7 +156,7 @@ class Screen:
     def _render(self) -> RenderableType:
         notes = dict(self._notes)
         if self._quarantined:
-            notes["quarantine"] = f"holds {self._quarantined:,} events of this run, with the reasons"
+            notes["quarantine"] = f"holds {counted(self._quarantined, 'event')} of this run, with the reasons"
         lines = (Text(f"{about}: {text}", style="bold yellow") for about, text in notes.items())
         return Group(self._table(), *lines, self._progress)
 
@@ -182,9 +183,9 @@ class Screen:
     def _line(self, stream: str, result: MergeResult) -> str:
         where = f"{escape_line(stream)} batch" if self._several_streams else "batch"
         fates = ", ".join(f"{getattr(result.events, fate):,} {fate}" for fate in FATES if getattr(result.events, fate))
-        conflicts = f", {sum(result.conflicts.values())} lost commits" if result.conflicts else ""
+        conflicts = f", {counted(sum(result.conflicts.values()), 'lost commit')}" if result.conflicts else ""
         return (
-            f"{where} {result.batch_id}: {result.events.received:,} events ({fates or 'nothing to do'}),"
+            f"{where} {result.batch_id}: {counted(result.events.received, 'event')} ({fates or 'nothing to do'}),"
             f" {result.outcome}, version {_version(result)}, {result.duration_seconds:.1f} s"
             f" ({_phases(result)}){conflicts}"
         )
@@ -231,11 +232,6 @@ def ledger(counts: EventCounts) -> Table:
     return table
 
 
-def micro_batches(number: int) -> str:
-    """How many, with the noun."""
-    return f"{number:,} micro-batch{'' if number == 1 else 'es'}"
-
-
 @dataclass(kw_only=True, slots=True)
 class LostCommits:
     """How often other writers won."""
@@ -256,7 +252,8 @@ class LostCommits:
             return "no commit was lost to another writer"
         named = ", ".join(f"{times} {name}" for name, times in sorted(self.by_class.items()))
         return (
-            f"{self.by_class.total()} lost commits ({named}) in {micro_batches(self.micro_batches)}, retried after"
+            f"{counted(self.by_class.total(), 'lost commit')} ({named}) in"
+            f" {counted(self.micro_batches, 'micro-batch')}, retried after"
             f" {self.waited_seconds:.1f} s of waiting in all"
         )
 

@@ -341,10 +341,10 @@ class Cluster:
                     one.close()
                 if not isinstance(err, _SASL | KafkaTimeoutError):
                     raise
-                does = "refuses the job" if isinstance(err, _SASL) else "does not answer"
-                why = next((one._manager.last_failure for one in opened), None) or err
-                msg = f"{self.connection.bootstrap} {does}: {_explained(self.connection.security, why)}"
-                raise type(err)(msg) from why
+                last = next((one._manager.last_failure for one in opened), None) or err
+                who, why = self.connection.bootstrap, _explained(self.connection.security, last)
+                msg = f"{who} refuses the job: {why}" if isinstance(err, _SASL) else f"{who} does not answer: {why}"
+                raise type(err)(msg) from last
         return self._client
 
     def close(self) -> None:
