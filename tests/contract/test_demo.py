@@ -54,4 +54,6 @@ def test_a_demo_with_two_writers_ends_in_the_expected_state(spark: SparkSession)
     assert "400 events in 4 micro-batches" in said
     assert "one batch 0" in said
     assert "two batch 0" in said
-    assert "temporary and removed at the end" in said
+    *_, report = said.rpartition("received")
+    assert "/stream-merge-demo-" not in report  # the folder is gone when it is read
+    assert "temporary and removed at the end" in report

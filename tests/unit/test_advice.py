@@ -107,7 +107,7 @@ def test_a_table_of_small_files_asks_for_upkeep():
     assert advice(replace(CALM, small_files=99)) == ()
     (sentence,) = advice(replace(CALM, files=412, small_files=400))
     assert sentence == (
-        "400 of 412 files are smaller than 16 MB: stream-merge maintain /data/orders puts them together now, and"
+        "400 of 412 files are smaller than 16 MB: stream-merge maintain /data/orders compacts them now, and"
         " maintenance=Maintenance() from time to time"
     )
 
