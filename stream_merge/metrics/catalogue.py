@@ -84,6 +84,12 @@ TIES = Instrument(
     unit="events",
     help="Events of the same key and sequence, beyond the first, that differ in operation or stored columns.",
 )
+UNKNOWN_FIELDS = Instrument(
+    name="stream_merge_events_with_unknown_fields_total",
+    type="counter",
+    unit="events",
+    help="Records of JSON files with fields that the given schema lacks; these fields are left out.",
+)
 QUARANTINED = Instrument(
     name="stream_merge_quarantined_events_total",
     type="counter",
@@ -298,6 +304,7 @@ CATALOGUE: tuple[Instrument, ...] = (
     RECEIVED,
     EVENTS,
     TIES,
+    UNKNOWN_FIELDS,
     QUARANTINED,
     MERGES,
     NATIVE_REFUSALS,

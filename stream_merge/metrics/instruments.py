@@ -46,6 +46,7 @@ from stream_merge.metrics.catalogue import (
     TOPIC_DELAY,
     TOPIC_LAG,
     UNKNOWN_DELTA_METRICS,
+    UNKNOWN_FIELDS,
     UPKEEP,
     UPKEEP_ADDED,
     UPKEEP_REMOVED,
@@ -278,6 +279,7 @@ class _Numbers(Collector):
 def _events(events: EventCounts, reasons: Mapping[str, int]) -> list[Change]:
     found: list[Change] = [(EVENTS, (fate,), getattr(events, fate)) for fate in FATES]
     found += [(RECEIVED, (), events.received), (TIES, (), events.ties)]
+    found += [(UNKNOWN_FIELDS, (), events.with_unknown_fields)]
     return found + [(QUARANTINED, (reason,), number) for reason, number in reasons.items()]
 
 

@@ -96,4 +96,5 @@ def settle(
         updated=updated - less_updated - (rest - more_inserted),
         deleted=deleted,
         ties=batch.ties,
+        with_unknown_fields=0 if batch.left_out is None else batch.left_out.events,
     )

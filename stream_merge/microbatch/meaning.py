@@ -6,11 +6,15 @@ from pyspark.sql import functions as F
 
 from stream_merge.errors import ContractError
 from stream_merge.microbatch.ledger import all_reasons
+from stream_merge.model import names
+from stream_merge.model.results import UNDECODABLE
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import TableSnapshot
+from stream_merge.model.source_batch import MostUndecodable
 from stream_merge.shapes import shape_of
 from stream_merge.shapes.batch import Batch
 from stream_merge.shapes.layout import Layout
+from stream_merge.spark import columns
 
 
 def refuse(batch: Batch, layout: Layout, spec: MergeSpec, *, undecodable: int, batch_id: int) -> None:
@@ -73,6 +77,25 @@ def refuse_invalid_if_told_to(batch: Batch, spec: MergeSpec, *, batch_id: int) -
             f" break the contract ({reasons}); fix the source, or use on_invalid='quarantine'"
         )
         raise ContractError(msg, reasons=batch.reasons, target=spec.target, batch_id=batch_id)
+
+
+def refuse_undecodable(batch: Batch, spec: MergeSpec, most: MostUndecodable, *, batch_id: int) -> None:
+    """Stop for too many records that cannot be read.
+
+    Cost: nothing unless there are; then a look for one of them.
+
+    Raises:
+        ContractError: there are.
+    """
+    undecodable = batch.reasons.get(UNDECODABLE, 0)
+    if not most.is_exceeded(undecodable, batch.received):
+        return
+    invalid, corrupt = batch.rows.invalid(), columns.column(names.CORRUPT_COLUMN)
+    place = columns.column(names.ORIGIN_COLUMN)
+    row = invalid.where(corrupt.isNotNull()).select(place["topic"], place["offset"], corrupt).first()
+    line = "" if row is None or row[1] is None else f", line {row[1]}"
+    example = "" if row is None else f"; {row[0]}{line}: {row[2]}"
+    raise most.error(undecodable, batch.received, target=spec.target, batch_id=batch_id, example=example)
 
 
 def expect_newest(found: TableSnapshot, spec: MergeSpec, *, app_id: str | None, batch_id: int) -> None:

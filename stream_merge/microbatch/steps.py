@@ -6,6 +6,7 @@ one of them is idempotent, and a target that is found committed does not skip th
 
 from __future__ import annotations
 
+import functools
 import logging
 from dataclasses import replace
 from typing import Any
@@ -174,7 +175,16 @@ def evaluate(call: BatchCall, source: DataFrame, layout: Layout, target: TableSn
         batch = _evaluated_in_driver(call, source, layout, target) or evaluate_on_spark(source, layout)
         call.resources.callback(batch.rows.release)
         call.costs.last_events = batch.received
+    if batch.left_out is not None and batch.left_out.events:
+        _warn_of_left_out(call.spec.label, call.caller.query, batch.left_out.fields)
     return batch
+
+
+@functools.lru_cache(maxsize=1_000)
+def _warn_of_left_out(target: str, query: str, fields: tuple[str, ...]) -> None:
+    """Once for the same fields."""
+    remedy = "add them to the schema to store them"
+    tell(log.warning, "fields_left_out", target=target, query=query, fields=fields, remedy=remedy)
 
 
 def _evaluated_in_driver(
@@ -199,6 +209,9 @@ def refuse_invalid_if_told_to(call: BatchCall, batch: Batch, layout: Layout) -> 
     undecodable = call.intake.undecodable_events
     meaning.refuse(batch, layout, call.spec, undecodable=undecodable, batch_id=call.batch_id)
     meaning.refuse_invalid_if_told_to(batch, call.spec, batch_id=call.batch_id)
+    most = call.intake.most_undecodable
+    if most is not None:
+        meaning.refuse_undecodable(batch, call.spec, most, batch_id=call.batch_id)
 
 
 def prepare_target(call: BatchCall, source: DataFrame, prepared: Prepared, batch: Batch) -> Ready:

@@ -24,12 +24,14 @@ STORED_COLUMN = "__stream_merge_stored_{}"
 ROUTE_COLUMN = "__stream_merge_route"
 CORRUPT_COLUMN = "__stream_merge_corrupt"
 """Why a record of a file could not be read; only `stream_merge.sources.files` hands it to the sink."""
+LEFT_OUT_COLUMN = "__stream_merge_left_out"
+"""Names of a record's fields that the given schema lacks; only `stream_merge.sources.files` hands it to the sink."""
 UNAVAILABLE_COLUMN = "__stream_merge_unavailable"
 """Columns whose value nobody has; only jobs hand it to the sink."""
 ORIGIN_COLUMN = "__stream_merge_origin"
 """Where an event stood in its topic or file, and its bytes where they were kept; only sources of this package hand it
 to the sink."""
-SOURCE_COLUMNS = frozenset({CORRUPT_COLUMN, UNAVAILABLE_COLUMN, ORIGIN_COLUMN})
+SOURCE_COLUMNS = frozenset({CORRUPT_COLUMN, LEFT_OUT_COLUMN, UNAVAILABLE_COLUMN, ORIGIN_COLUMN})
 SOURCE_METADATA = "stream_merge.source"
 """Field metadata that marks `SOURCE_COLUMNS` as this package's own, in frames that users pass on themselves."""
 

@@ -117,6 +117,8 @@ class EventCounts:
     """Removed a row."""
     ties: int = 0
     """Outside the sum: same key, same sequence, but another operation or other stored columns than the one before."""
+    with_unknown_fields: int = 0
+    """Outside the sum: records of files with fields that the given schema lacks, which are left out."""
 
     def __post_init__(self) -> None:
         accounted = sum(getattr(self, fate) for fate in FATES)

@@ -10,6 +10,9 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
+from stream_merge.errors import ContractError
+from stream_merge.model.results import UNDECODABLE
+
 ORIGIN_TYPE = StructType(
     [
         StructField("topic", StringType()),
@@ -55,6 +58,30 @@ class Undecodable:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class MostUndecodable:
+    """The share of a batch's records that may be undecodable; above it the format is set wrong rather than the data."""
+
+    share: float
+    setting: str
+    """Where it is set."""
+
+    def is_exceeded(self, undecodable: int, records: int) -> bool:
+        """Whether a batch is to be refused; a small one never is."""
+        return records >= _SHARE_COUNTS_FROM and undecodable > self.share * records
+
+    def error(self, undecodable: int, records: int, *, target: str, batch_id: int, example: str) -> ContractError:
+        """Of a batch that is refused."""
+        msg = (
+            f"{undecodable} of {records} records of batch {batch_id} for {target!r} are undecodable, more than"
+            f" {self.setting} ({self.share:g}); correct the format or the schema, or raise the limit{example}"
+        )
+        return ContractError(msg, reasons={UNDECODABLE: undecodable}, target=target, batch_id=batch_id)
+
+
+_SHARE_COUNTS_FROM = 1_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Intake:
     """Passed along with the events of one batch; nothing of it reaches the target's rows."""
 
@@ -72,6 +99,8 @@ class Intake:
     column_defaults: Mapping[str, str | bytes] = field(default_factory=dict)
     """Column -> value that the source gave its rows when it added the column, as Spark casts it to the column's type.
     Where the batch adds the column to the target, the target's rows get it, too."""
+    most_undecodable: MostUndecodable | None = None
+    """Of the events; None: the source has looked itself, or any number may be."""
     began: float | None = None
     """`time.perf_counter()` when the source began to read the batch; None: with the call."""
 

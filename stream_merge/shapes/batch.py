@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -68,6 +68,15 @@ class Rows(Protocol):
         ...
 
 
+class LeftOut(NamedTuple):
+    """Fields of records that the schema given for them lacks."""
+
+    events: int
+    """How many have such fields, with a value."""
+    fields: tuple[str, ...]
+    """Some of their names."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
     """The evaluated events of one batch: nothing after this reads the source again."""
@@ -86,6 +95,8 @@ class Batch:
     """Valid events that are deletes, the latest of their key or not."""
     bounds: KeyBounds
     """None at all where rows without an event are concerned: they may lie anywhere."""
+    left_out: LeftOut | None = None
+    """None where the source does not say."""
     tied_keys: tuple[str, ...] = ()
     """As JSON, two at most, of keys with several different events, where no sequence says which of them counts; of a
     whole copy with several events, different or not."""
@@ -236,7 +247,12 @@ def evaluate_in_driver(source: DataFrame, layout: Layout) -> Batch | None:
     broken = judged[names.REASONS_COLUMN].is_valid()
     refused = judged.filter(broken).select(_QUARANTINED.names)
     valid = _as_stored(judged.filter(pc.invert(broken)).select(_merged(layout)))
-    return _in_driver(source.sparkSession, layout, valid, refused)
+    found = _in_driver(source.sparkSession, layout, valid, refused)
+    if names.LEFT_OUT_COLUMN not in source.columns:
+        return found
+    left_out = judged[names.LEFT_OUT_COLUMN]
+    ends = pc.min_max(left_out).as_py()
+    return replace(found, left_out=_left_out(len(left_out) - left_out.null_count, ends["min"], ends["max"]))
 
 
 def evaluate_at_hand(source: DataFrame, at_hand: AtHand, layout: Layout) -> Batch | None:
@@ -337,10 +353,13 @@ def evaluate(source: DataFrame, layout: Layout) -> Batch:
     """
     ranked = contract.checked(source, layout).transform(lambda events: latest_per_key_spark.ranked(events, layout))
     first = layout.once("first", lambda: columns.column(latest_per_key_spark.RANK_COLUMN) == 1)
+    tells_left_out = names.LEFT_OUT_COLUMN in source.columns
+    unkept = (*latest_per_key_spark.ADDED_COLUMNS, names.ALONE_COLUMN, names.LEFT_OUT_COLUMN)
     rows, counts = materialised(
         ranked,
         *layout.once("counts", lambda: _counts(layout)),
-        keep=lambda observed: observed.where(first).drop(*latest_per_key_spark.ADDED_COLUMNS, names.ALONE_COLUMN),
+        *(_left_out_counts() if tells_left_out else ()),
+        keep=lambda observed: observed.where(first).drop(*unkept),
     )
     return Batch(
         rows=_SparkRows(frame=rows, layout=layout, observed=surely_changes.observed(layout, counts)),
@@ -353,11 +372,24 @@ def evaluate(source: DataFrame, layout: Layout) -> Batch:
         deletes=counts["deletes"],
         delete_events=counts["delete_events"],
         bounds=KeyBounds() if layout.concerns_missing else key_bounds(layout.key_fields, counts),
+        left_out=_left_out(*(counts[name] for name in _LEFT_OUT)) if tells_left_out else None,
         tied_keys=tuple(sorted({counts[end] for end in _TIED if counts.get(end) is not None})),
     )
 
 
 _TIED = ("least_tied", "greatest_tied")
+_LEFT_OUT = ("left_out", "least_left_out", "greatest_left_out")
+
+
+def _left_out_counts() -> list[Column]:
+    """Two of the lists of names: an aggregate of all could exceed the driver."""
+    listed = columns.column(names.LEFT_OUT_COLUMN)
+    return [end(listed).alias(name) for end, name in zip((F.count, F.min, F.max), _LEFT_OUT, strict=True)]
+
+
+def _left_out(events: int, least: str | None, greatest: str | None) -> LeftOut:
+    listed = (text.split(", ") for text in (least, greatest) if text is not None)
+    return LeftOut(events, tuple(sorted({name for fields in listed for name in fields})))
 
 
 def _counts(layout: Layout) -> list[Column]:

@@ -54,6 +54,7 @@ def _projection(source_names: list[str], layout: Layout) -> list[Column]:
     reasons = _reasons(layout, source_names, corrupt)
     event = event_text(source_names)
     carried = () if layout.whole is None else layout.whole.carried
+    left_out = [columns.column(name) for name in source_names if name == names.LEFT_OUT_COLUMN]
     return [
         *layout.stored_values,
         *(columns.column(one.name).alias(one.travels_as) for one in carried),
@@ -63,6 +64,7 @@ def _projection(source_names: list[str], layout: Layout) -> list[Column]:
         F.when(reasons.isNotNull() & corrupt.isNull(), event).alias(names.EVENT_COLUMN),
         corrupt.alias(names.CORRUPT_COLUMN),
         F.when(reasons.isNotNull(), origin(source_names)).alias(names.ORIGIN_COLUMN),
+        *left_out,
     ]
 
 

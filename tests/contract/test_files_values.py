@@ -32,13 +32,26 @@ def at(text: str) -> datetime:
 
 
 JSON: dict[str, dict[str, Any]] = {
-    "tinyint": {"127": 127, "-128": -128, "200": Refused("200"), "1.0": Refused("tinyint"), '"1"': Refused("tinyint")},
+    "tinyint": {
+        "127": 127,
+        "-128": -128,
+        "200": Refused("200"),
+        "1.0": 1,
+        "1.5": Refused("1.5 is not how tinyint"),
+        '"1"': Refused("tinyint"),
+    },
     "smallint": {"32767": 32767, "32768": Refused("32768")},
-    "int": {"2147483647": 2147483647, "-2147483649": Refused("-2147483649"), "1e2": Refused("int"), "null": None},
+    "int": {
+        "2147483647": 2147483647,
+        "-2147483649": Refused("-2147483649"),
+        "1e2": 100,
+        "1e1000000": Refused("out of range"),
+        "null": None,
+    },
     "bigint": {
         "9223372036854775807": 9223372036854775807,
         "9223372036854775808": Refused("9223372036854775808"),
-        "true": Refused("True"),
+        "true": Refused("true is not"),
     },
     "decimal(10,2)": {
         "1.23": Decimal("1.23"),
@@ -171,22 +184,34 @@ CASES = [
 ]
 
 
-def read(kind: str, ddl: str, records: list[bytes], *, zone: str = "UTC", is_inferred: bool = False) -> list[Any]:
+def read(kind: str, ddl: str, records: list[bytes], **options: Any) -> list[Any]:
     """What becomes of records with a column `v`: its value, or why they are refused."""
+    rows = events(kind, ddl, records, **options)
+    return [Refused(row["fatal"] or row["error"]) if row["fatal"] or row["error"] else row["row"]["v"] for row in rows]
+
+
+def events(
+    kind: str,
+    ddl: str,
+    records: list[bytes],
+    *,
+    zone: str = "UTC",
+    is_inferred: bool = False,
+    case_sensitive: bool = False,
+) -> list[dict[str, Any]]:
+    """What becomes of records with a column `v`."""
     fields: T.StructType = parse(f"v {ddl}" if " " not in ddl else ddl).fields
     lines: Any
     if kind == "json":
         encodings = {f.name: values.of_json(f.dataType, zone) for f in fields.fields}
-        lines = JsonLines(encodings=encodings, fields=fields, is_inferred=is_inferred)
+        lines = JsonLines(encodings=encodings, fields=fields, is_inferred=is_inferred, case_sensitive=case_sensitive)
     else:
         encodings = {f.name: values.of_csv(f.dataType, zone) for f in fields.fields}
         lines = CsvRecords(encodings=encodings, delimiter=",", has_header=False, case_sensitive=False)
     batch = (pa.array(records, pa.binary()), pa.array([1] * len(records), pa.int64()))
     (found,) = Decoder(lines=lines, fields=fields)(iter([batch]))
-    return [
-        Refused(row["fatal"] or row["error"]) if row["fatal"] or row["error"] else row["row"]["v"]
-        for row in found.to_pylist()
-    ]
+    rows: list[dict[str, Any]] = found.to_pylist()
+    return rows
 
 
 def same(one: Any, other: Any) -> bool:
@@ -230,7 +255,7 @@ def test_one_bad_line_spoils_no_other() -> None:
     found = read("json", "bigint", good)
 
     assert {i: str(one) for i, one in enumerate(found) if isinstance(one, Refused)} == {
-        1_234: "column 'v': Decimal('1.5') is not how bigint is written",
+        1_234: "column 'v': 1.5 is not how bigint is written",
         2_999: "byte 7 is not UTF-8",
     }
     assert [one for one in found if not isinstance(one, Refused)] == [
@@ -269,3 +294,46 @@ def test_a_nested_field_that_an_inferred_schema_lacks_is_refused() -> None:
 
     assert read("json", "struct<a:int>", [line]) == [{"a": 1}]
     assert read("json", "struct<a:int>", [line], is_inferred=True) == ["a line has field(s) that the schema lacks: v.b"]
+
+
+@pytest.mark.usefixtures("spark")
+def test_a_field_is_the_column_of_its_name_in_any_case() -> None:
+    """Alone and among many, nested or not; two of one name are refused, unless names are compared with case."""
+    ddl, twice = "v struct<a:int>, w int", "field 'w' is there twice, in two cases"
+    cases = {
+        b'{"V": {"A": 1}, "w": 2}': ({"v": {"a": 1}, "w": 2}, None),
+        b'{"v": {"a": 1}, "W": 2}': ({"v": {"a": 1}, "w": 2}, None),
+        b'{"v": null, "W": 2, "w": 2}': ({"v": None, "w": None}, twice),
+    }
+
+    for record, expected in cases.items():
+        for count in (1, MANY):
+            found = [(row["row"], row["error"]) for row in events("json", ddl, [record] * count)]
+            assert found == [expected] * count
+    assert [(row["row"], row["error"]) for row in events("json", ddl, [*cases] * MANY)] == [*cases.values()] * MANY
+    for count in (1, MANY):
+        found = events("json", ddl, [b'{"v": {"A": 1}, "W": 2, "w": 3}'] * count, case_sensitive=True)
+        assert [(row["row"], row["left_out"]) for row in found] == [({"v": {"a": None}, "w": 3}, "W, v.A")] * count
+
+
+@pytest.mark.usefixtures("spark")
+def test_fields_that_a_given_schema_lacks_are_named_where_they_have_a_value() -> None:
+    records = [b'{"v": 1, "x": "a", "y": {"z": 1}}', b'{"v": 2, "x": null}', b'{"v": 3}', b'{"v": 4, "y": {"z": 2}}']
+
+    for count in (1, MANY):
+        found = events("json", "int", records * count)
+        assert [(row["row"]["v"], row["left_out"]) for row in found] == [
+            (1, "x, y"),
+            (2, None),
+            (3, None),
+            (4, "y"),
+        ] * count
+
+
+@pytest.mark.usefixtures("spark")
+def test_a_file_of_an_array_or_of_an_object_on_several_lines_is_refused() -> None:
+    """Its single lines are no events; a later line like that is a broken one."""
+    for first in (b"[", b'[{"v": 1},', b" { "):
+        found = events("json", "int", [first, b'{"v": 1}'])
+        assert found[0]["fatal"].startswith("the file does not hold one JSON object per line")
+    assert [row["fatal"] for row in events("json", "int", [b'{"v": 1}', b"["])] == [None, None]

@@ -61,7 +61,7 @@ OUT = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 
 ERR = Console(stderr=True)
 MetricsPort = Annotated[
     int,
-    typer.Option(min=0, max=65535, metavar="PORT", help="Serve /metrics on this loopback port; 0 picks a free one."),
+    typer.Option(min=0, max=65535, metavar="PORT", help="Serve /metrics on this port; 0 picks a free one."),
 ]
 Debug = Annotated[
     bool, typer.Option("--debug", help="Show the full error: the Python stack trace and what Spark reported.")

@@ -302,7 +302,19 @@ def files(
             "--replay-quarantine", help="Merge quarantined records of these files that are readable now, then exit."
         ),
     ] = False,
+    max_quarantine_share: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            max=1,
+            metavar="SHARE",
+            help="Stop if more of the records of a batch of 1,000 or more are undecodable.",
+        ),
+    ] = 0.5,
     metrics_port: MetricsPort = METRICS_PORT,
+    metrics_host: Annotated[
+        str, typer.Option(metavar="HOST", help="Serve /metrics on this address; 0.0.0.0 is every one of the machine.")
+    ] = "127.0.0.1",
     jars_in: Jars = None,
     conf: Confs = None,
     debug: Debug = False,
@@ -343,11 +355,12 @@ def files(
             name=name,
             schema=schema,
             max_files_per_trigger=max_files_per_trigger,
+            max_quarantine_share=max_quarantine_share,
             once=once,
         )
         places = (source, target, checkpoint, quarantine_target or target)
         with (
-            metrics_server(metrics_port, is_wish=is_default(context, "metrics_port")) as server,
+            metrics_server(metrics_port, metrics_host, is_wish=is_default(context, "metrics_port")) as server,
             session_starter(f"stream-merge files {settings.label}", session_confs(conf, jars_in, places)) as start,
         ):
             if replay_quarantine:

@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from stream_merge.errors import ConfigError, ContractError
 from stream_merge.jobs.files.parquet import refuse_other_types, refuse_without
 from stream_merge.model.results import MergeResult
-from stream_merge.model.source_batch import Intake
+from stream_merge.model.source_batch import Intake, MostUndecodable
 from stream_merge.sink import MergeSink
 from stream_merge.sources.files.schema import Schema
 from stream_merge.sources.files.whole import Snapshots
@@ -38,17 +38,27 @@ class PlannedRead:
         schema: what to read.
         is_parquet: whether the files have types of their own.
         snapshots: of the source, where each file is one; None: files are changes.
+        most_undecodable: of a batch.
 
     Cost: the names of the batch's files, from Spark's plan; of a batch that is not merged yet three small files of the
     checkpoint, and a look at each file that Spark does not read; the footers of Parquet files. Of a snapshot also a
     look at the file, and Spark's log of all files.
     """
 
-    def __init__(self, sink: MergeSink, schema: Schema, *, is_parquet: bool, snapshots: Snapshots | None) -> None:
+    def __init__(
+        self,
+        sink: MergeSink,
+        schema: Schema,
+        *,
+        is_parquet: bool,
+        snapshots: Snapshots | None,
+        most_undecodable: MostUndecodable,
+    ) -> None:
         self._sink = sink
         self._schema = schema
         self._is_parquet = is_parquet
         self._snapshots = snapshots
+        self._most_undecodable = most_undecodable
 
     @property
     def last_result(self) -> MergeResult | None:
@@ -74,7 +84,8 @@ class PlannedRead:
         # Looked at once, however often it is asked for: what Spark has planned does not change.
         expect_whole = cache(partial(self._expect_whole, batch_df, batch_id, read, lacking))
         # `foreachBatch` calls nothing but this.
-        self._sink._merge(batch_df, batch_id, Intake(calls="every", began=began, expect_whole=expect_whole))
+        intake = Intake(calls="every", began=began, expect_whole=expect_whole, most_undecodable=self._most_undecodable)
+        self._sink._merge(batch_df, batch_id, intake)
 
     def _expect_whole(self, batch_df: DataFrame, batch_id: int, read: Sequence[str], lacking: Sequence[str]) -> None:
         session = batch_df.sparkSession

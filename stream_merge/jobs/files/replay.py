@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +11,6 @@ from urllib.parse import unquote
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from stream_merge.errors import ContractError
 from stream_merge.model import names
 from stream_merge.model.counted import counted
 from stream_merge.shapes.contract import breaks_key
@@ -101,7 +101,7 @@ def replay(
         contract: records that break it stay.
 
     Raises:
-        ContractError: a CSV file has other columns than the schema, or the same ones in another order.
+        ContractError: a CSV file has other columns than the schema.
     """
     claims = claims_of(session, quarantine_table, target, owner=checkpoint)
     if claims is None:
@@ -111,14 +111,12 @@ def replay(
         with claims.finishing(left):
             kept, files = _records(session, folder, quarantine_table, replayed_at=left.moment)
             if kept is not None:
-                _expect_order(session, folder, schema, files, before)
-                events = _decoded(kept, files, folder, schema)
+                events = _decoded(kept, files, folder, schema, before)
                 sink_of(left.app_id)(events.where(contract.holds(events)), 0)
     kept, files = _records(session, folder, quarantine_table)
     if kept is None:
         return Replayed()
-    _expect_order(session, folder, schema, files, before)
-    events = _decoded(kept, files, folder, schema)
+    events = _decoded(kept, files, folder, schema, before)
     good = events.where(contract.holds(events))
     found, marked = events.count(), good.count()
     if not marked:
@@ -146,23 +144,27 @@ def _records(
     return (kept if files else None), files
 
 
-def _expect_order(
-    session: SparkSession, folder: Folder, schema: Schema, files: list[str], before: Schema | None
-) -> None:
-    """Columns of CSV files are told by the order that their headers have, and records have none."""
-    for file in files if folder.format == "csv" and folder.header else ():
-        problem = folder.header_problem(session, schema, unquote(file), before=before)
-        if problem is not None:
-            msg = f"records of {file} cannot be replayed: {problem}; pass --schema with the file's columns in its order"
-            raise ContractError(msg, reasons={})
+def _decoded(kept: DataFrame, files: list[str], folder: Folder, schema: Schema, before: Schema | None) -> DataFrame:
+    """The records of these files, read once, as the schema has them now.
 
-
-def _decoded(kept: DataFrame, files: list[str], folder: Folder, schema: Schema) -> DataFrame:
-    """The records of these files, read once, as the schema has them now."""
+    Records of CSV files have no names: the header tells their order, which is in `raw_key` where it was not the
+    schema's.
+    """
     place = {"topic": "path", "offset": "line", "timestamp": "modified", "raw_value": "value"}
-    wanted = kept.where(F.col("topic").isin(files)).select(*(F.col(name).alias(place[name]) for name in _PLACE))
-    records = wanted.distinct().withColumn("file", F.lit(None).cast("bigint"))
-    return folder.decoded(records, schema, has_header=False).localCheckpoint(eager=True)
+    of_files = kept.where(F.col("topic").isin(files))
+    alike: dict[tuple[tuple[int, ...] | None, bytes | None], list[str]] = {(None, None): files}
+    if folder.format == "csv" and folder.header:
+        alike = {}
+        for file, header in of_files.select("topic", "raw_key").distinct().collect():
+            order = folder.header_order(kept.sparkSession, schema, unquote(file), header=header, before=before)
+            alike.setdefault((order, header), []).append(file)
+    parts = []
+    for (order, header), theirs in alike.items():
+        of_these = of_files.where(F.col("topic").isin(theirs) & F.col("raw_key").eqNullSafe(F.lit(header)))
+        wanted = of_these.select(*(F.col(name).alias(place[name]) for name in _PLACE))
+        records = wanted.distinct().withColumn("file", F.lit(None).cast("bigint"))
+        parts.append(folder.decoded(records, schema, has_header=False, order=order))
+    return functools.reduce(DataFrame.unionByName, parts).localCheckpoint(eager=True)
 
 
 def _files_of(kept: DataFrame, session: SparkSession, folder: Folder) -> list[str]:

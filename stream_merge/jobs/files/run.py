@@ -21,6 +21,7 @@ from stream_merge.model import locations, names
 from stream_merge.model.results import MergeResult
 from stream_merge.model.settings import SchemaEvolution
 from stream_merge.model.snapshot import TableSnapshot
+from stream_merge.model.source_batch import MostUndecodable
 from stream_merge.session import is_submitted
 from stream_merge.shapes import Changes, Shape
 from stream_merge.sink import MergeSink
@@ -61,6 +62,8 @@ class FilesSettings:
     """Spark DDL. None: as recorded with the checkpoint, else inferred from the files that are there."""
     max_files_per_trigger: int | None = None
     """None: everything that is there makes one micro-batch."""
+    max_quarantine_share: float = 0.5
+    """The share of a batch's records that may be undecodable."""
     once: bool = False
     """End when everything that is there has been merged."""
 
@@ -218,7 +221,13 @@ def _run(
             record(session, settings.checkpoint, schema)
     say("schema", f"{schema} ({origin})")
     say("metrics", metrics_url)
-    each = PlannedRead(sink, schema, is_parquet=settings.folder.format == "parquet", snapshots=snapshots)
+    each = PlannedRead(
+        sink,
+        schema,
+        is_parquet=settings.folder.format == "parquet",
+        snapshots=snapshots,
+        most_undecodable=MostUndecodable(share=settings.max_quarantine_share, setting="--max-quarantine-share"),
+    )
     run_all: Callable[..., list[MergeResult]] = queries.run
     if snapshots is not None:
         of_folders = whole.FolderRead(sink, snapshots, settings.folder, schema)

@@ -30,7 +30,7 @@ from stream_merge.jobs.shapes import of_settings
 from stream_merge.model import names
 from stream_merge.model.logs import tell
 from stream_merge.model.results import MergeResult
-from stream_merge.model.source_batch import Intake, Undecodable
+from stream_merge.model.source_batch import Intake, MostUndecodable, Undecodable
 from stream_merge.sink import MergeSink
 from stream_merge.sources.decode.arrow_files import workers_are_here
 from stream_merge.sources.envelopes.base import Kind
@@ -50,7 +50,6 @@ _EVENT_BYTES = 300
 """Of a decoded event, until a batch has told."""
 _COPIES = 4
 """Of a batch in the driver while the latest event of each key is looked for."""
-_SHARE_COUNTS_FROM = 1_000
 """Records of a batch; in smaller ones a few bad records are a large share."""
 
 
@@ -272,18 +271,15 @@ class TopicSink:
         raise ContractError(msg, reasons={"truncate": 1}, target=self._settings.target, batch_id=batch_id)
 
     def _stop_for_share(self, batch: DecodedBatch, batch_id: int) -> None:
-        bad, records, most = batch.total(Kind.UNDECODABLE), batch.records, self._settings.limits.max_quarantine_share
-        if records < _SHARE_COUNTS_FROM or bad <= most * records:
+        bad, records = batch.total(Kind.UNDECODABLE), batch.records
+        most = MostUndecodable(share=self._settings.limits.max_quarantine_share, setting="max_quarantine_share")
+        if not most.is_exceeded(bad, records):
             return
         example = batch.of_kinds(Kind.UNDECODABLE).select("topic", "partition", "offset", "note").first()
         where = (
             "" if example is None else f"; {example[0]!r}, partition {example[1]}, offset {example[2]}: {example[3]}"
         )
-        msg = (
-            f"{bad} of {records} records of batch {batch_id} for {self._settings.target!r} are undecodable, more than"
-            f" max_quarantine_share ({most:g}), so the format is set wrong rather than the data{where}"
-        )
-        raise ContractError(msg, reasons={"undecodable": bad}, target=self._settings.target, batch_id=batch_id)
+        raise most.error(bad, records, target=self._settings.target, batch_id=batch_id, example=where)
 
     # -- what goes where ---------------------------------------------------------------------
 

@@ -141,7 +141,7 @@ def total(results: Iterable[MergeResult]) -> EventCounts:
 
 def sum_of(counts: Iterable[EventCounts]) -> EventCounts:
     """Several ledgers as one."""
-    sums = dict.fromkeys(("received", *FATES, "ties"), 0)
+    sums = dict.fromkeys(("received", *FATES, "ties", "with_unknown_fields"), 0)
     for one in counts:
         for name in sums:
             sums[name] += getattr(one, name)

@@ -61,6 +61,9 @@ def show(merged: Sequence[Merged], console: Console, *, was_stopped: bool) -> No
         if one.events.quarantined:
             reasons = ", ".join(f"{number:,} {reason}" for reason, number in sorted(one.reasons.items()))
             say("quarantine", f"{of_query}{counted(one.events.quarantined, 'event')} ({reasons}) in {one.quarantine}")
+        if one.events.with_unknown_fields:
+            left_out = counted(one.events.with_unknown_fields, "event")
+            say("left out", f"{of_query}fields that the schema lacks, of {left_out}")
         if one.lost.by_class:
             say("conflicts", f"{of_query}{one.lost.said()}")
 

@@ -22,7 +22,7 @@ from stream_merge.sources.decode.null_values import Records
 from stream_merge.sources.envelopes.base import Kind, Read
 from stream_merge.sources.wire import connect_schema
 from stream_merge.sources.wire.connect_json import DECLARED
-from stream_merge.sources.wire.encodings import Encoding, decode
+from stream_merge.sources.wire.encodings import Encoding, decode, folded
 from stream_merge.sources.wire.json_table import FEWEST
 from stream_merge.sources.wire.keys import JsonKey
 from stream_merge.sources.wire.strict_json import UndecodableError
@@ -139,7 +139,7 @@ class Decoder(Reading):
             own = own and connect_schema.part(own, self.keys)
             if not self.known:
                 return Read(Kind.OTHER_SCHEMA, note=own and null_values.schema_of_key(own))
-            return Read(Kind.NULL_VALUE, self.format.key.fields(key), own or "")
+            return Read(Kind.NULL_VALUE, folded(self.format.key.fields(key), set(self.keys)), own or "")
         if len(value) > self.max_value_bytes:
             msg = f"the value has {len(value)} bytes, more than max_value_bytes ({self.max_value_bytes})"
             raise UndecodableError(msg)
@@ -238,7 +238,7 @@ class Decoder(Reading):
 
     def _old_key(self, raw: bytes, encodings: Mapping[str, Encoding]) -> dict[str, Any] | None:
         try:
-            fields = _HEADER_KEY.fields(raw)
+            fields = folded(_HEADER_KEY.fields(raw), set(self.keys))
         except UndecodableError:
             return None
         decoded = {name: decode(encodings[name], [fields.get(name)]) for name in self.keys}

@@ -15,7 +15,7 @@ from stream_merge.sources.envelopes.about import SNAPSHOT_READS, are_snapshot_re
 from stream_merge.sources.envelopes.base import Kind, Read, ReadMany
 from stream_merge.sources.wire import connect_schema, json_table
 from stream_merge.sources.wire.base import Payloads, Wire
-from stream_merge.sources.wire.encodings import Encoding, refuse
+from stream_merge.sources.wire.encodings import Encoding, refuse, shown
 from stream_merge.sources.wire.keys import JsonKey, KeyFormat
 
 UPSERTS = frozenset("cur")
@@ -57,7 +57,7 @@ class Debezium:
             return Read(Kind.TRUNCATE)
         reason = base.MESSAGE if op == "m" else _side_record(payload)
         if reason is None:
-            refuse(f"op is {op!r}, which is none of c, u, d, r, t, m")
+            refuse(f"op is {shown(op)}, which is none of c, u, d, r, t, m")
         return Read(Kind.FILTERED, note=reason)
 
     def _row_event(self, op: str, payload: Mapping[str, Any], key: bytes | None, schema_id: str | None) -> Read:
@@ -68,10 +68,12 @@ class Debezium:
         if schema_id is None:
             refuse("the event has no schema block, and the job declares no columns")
         image = payload.get("before" if op == "d" else "after")
+        fields: Mapping[str, Any]
         if op == "d":
-            fields = {**self.key.fields(key), **{n: v for n, v in (image or {}).items() if v is not None}}
+            of_key, of_row = (self.wire.named(part, schema_id) for part in (self.key.fields(key), image or {}))
+            fields = {**of_key, **{n: v for n, v in of_row.items() if v is not None}}
         elif isinstance(image, dict):
-            fields = image
+            fields = self.wire.named(image, schema_id)
         else:
             refuse(f"an event with op {op!r} has no row in `after`")
         millis, name = source.get("ts_ms"), source.get("name")
@@ -85,7 +87,7 @@ class Debezium:
             millis if type(millis) is int else None,
             name if isinstance(name, str) else None,
             self.database.last_commit(source.get(self.database.last_commit_field)),
-            before=before if isinstance(before, dict) else {},
+            before=self.wire.named(before, schema_id) if isinstance(before, dict) else {},
         )
 
     def read_many(self, values: pa.BinaryArray) -> Iterator[ReadMany]:

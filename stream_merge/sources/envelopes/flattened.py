@@ -14,7 +14,7 @@ from stream_merge.sources.envelopes.about import SNAPSHOT_READS, are_snapshot_re
 from stream_merge.sources.envelopes.base import Kind, Read, ReadMany
 from stream_merge.sources.wire import json_table
 from stream_merge.sources.wire.base import Payloads, Wire
-from stream_merge.sources.wire.encodings import Encoding, refuse
+from stream_merge.sources.wire.encodings import Encoding, refuse, shown
 from stream_merge.sources.wire.keys import JsonKey, KeyFormat
 from stream_merge.sources.wire.strict_json import UndecodableError
 
@@ -80,10 +80,11 @@ class Flattened:
         if schema_id is None:
             refuse("the event has no schema block, and the job declares no columns")
         about = {n.removeprefix(self.added.prefix): v for n, v in payload.items() if self.added.has(n)}
-        row = {name: v for name, v in payload.items() if not self.added.has(name)}
+        row = self.wire.named({name: v for name, v in payload.items() if not self.added.has(name)}, schema_id)
         is_delete = about.get("deleted") == "true" or about.get("op") == "d"
         if is_delete:
-            row = {**self.key.fields(key), **{name: v for name, v in row.items() if v is not None}}
+            of_key = self.wire.named(self.key.fields(key), schema_id)
+            row = {**of_key, **{name: v for name, v in row.items() if v is not None}}
         millis, database = about.get("source_ts_ms"), self.database
         return Read(
             Kind.DELETE if is_delete else Kind.UPSERT,
@@ -156,7 +157,7 @@ class Flattened:
             others = [f"source.{other}" for other in ("ts_ms", *database.position_told_by) if other != name]
             added = ",".join(["op", name, *others])
             refuse(
-                f"{self.added.prefix}{name} is {source[name]!r}, not a position in {database.log}; set"
+                f"{self.added.prefix}{name} is {shown(source[name])}, not a position in {database.log}; set"
                 f" 'add.fields={added}' in the connector, or 'position: offset' in the job"
             )
 

@@ -14,7 +14,7 @@ from stream_merge.sources.envelopes.base import Kind, Read, ReadMany
 from stream_merge.sources.wire import encodings as E
 from stream_merge.sources.wire import json_table, times
 from stream_merge.sources.wire.connect_json import DECLARED
-from stream_merge.sources.wire.encodings import Encoding, refuse
+from stream_merge.sources.wire.encodings import Encoding, folded, refuse, shown
 from stream_merge.sources.wire.json_table import shape_of
 from stream_merge.sources.wire.keys import JsonKey, KeyFormat
 from stream_merge.sources.wire.strict_json import parse, text_of
@@ -105,17 +105,19 @@ class PlainJson:
         found = parse(text_of(value), exact=True)
         if not isinstance(found, dict):
             refuse("the value is not an object")
+        names = self.declared.keys() | ({} if self.deletes is None else {self.deletes[0]})
+        found = folded(found, names)
         if self.key_completes:
-            found = {**self.key.fields(key), **found}
+            found = {**folded(self.key.fields(key), names), **found}
         is_delete = False
         if self.deletes is not None:
             name, says = self.deletes
             is_delete = name in found and _are_the_same(found[name], says)
             if name not in self.declared:
-                found.pop(name, None)
+                found = {field: value for field, value in found.items() if field != name}
         position: Any = 0 if self.position is None else found.get(self.position)
         if type(position) is not int:
-            refuse(f"{self.position} is {position!r}, not an integer that orders the event")
+            refuse(f"{self.position} is {shown(position)}, not an integer that orders the event")
         return Read(Kind.DELETE if is_delete else Kind.UPSERT, found, DECLARED, position)
 
     def encodings(self, schema_id: str) -> Mapping[str, Encoding]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
@@ -12,12 +13,14 @@ from pyspark.sql import types as T
 
 from stream_merge.sources.files import csv_text
 from stream_merge.sources.wire import json_table
-from stream_merge.sources.wire.encodings import Encoding, decode
+from stream_merge.sources.wire.encodings import Encoding, decode, folded
 from stream_merge.sources.wire.strict_json import UndecodableError, parse, text_of
+from stream_merge.spark.columns import resolve
 from stream_merge.spark.versions import arrow_type
 
 UNKNOWN_FIELDS = "a line has field(s) that the schema lacks: "
 OTHER_HEADER = "CSV header does not conform to the schema: "
+NOT_LINES = "the file does not hold one JSON object per line, but an array, or an object on several lines"
 _BOM = b"\xef\xbb\xbf"
 _SPACES = b" \t\r\n"
 _FEWEST = json_table.FEWEST
@@ -33,6 +36,8 @@ class Rows(NamedTuple):
     """Place in these rows -> why its record cannot be read; its values mean nothing."""
     fatal: dict[int, str]
     """Place -> why no file like that may be merged."""
+    left_out: pa.StringArray | None = None
+    """Names of the fields that have a value and no column; NULL for records without such a field."""
 
 
 class Lines(Protocol):
@@ -52,12 +57,17 @@ class Lines(Protocol):
         """Which records are none."""
         ...
 
+    @property
+    def header(self) -> bytes | None:
+        """The header of the file, where its columns are in another order than the schema's."""
+        ...
+
     def read(self, records: pa.BinaryArray) -> Iterator[Rows]:
         """Read the records of a batch, each in one of the parts."""
         ...
 
-    def refuse_header(self, record: bytes) -> str | None:
-        """Why a file with this header may not be merged, or None."""
+    def of_file(self, first: bytes) -> tuple[Lines, str | None]:
+        """Reads the file that begins with this record; and why it may not be merged, or None."""
         ...
 
 
@@ -79,39 +89,58 @@ class Decoder:
 
     def __call__(self, batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
         """Read what one task reads: records, and for each a number that tells its file (NULL: the middle of one)."""
-        counted = _Counted()
+        counted, readers = _Counted(), [self.lines]
         for records, files in batches:
-            yield self._decoded(records, *counted.lines(files))
+            lines, starts = counted.lines(files)
+            records, fatal, opened = self._without_beginnings(records, starts)  # noqa: PLW2901
+            begins = [0, *(start for start in opened if start)]
+            readers = [opened.get(0, readers[-1]), *(reader for start, reader in opened.items() if start)]
+            ends = itertools.pairwise([*begins, len(records)])
+            runs = [(begin, end, reader) for (begin, end), reader in zip(ends, readers, strict=True)]
+            yield self._decoded(records, lines, starts, fatal, runs)
 
-    def _decoded(self, records: pa.BinaryArray, lines: pa.Int64Array, starts: list[int]) -> pa.StructArray:
-        headers: dict[int, str | None] = {}
-        if starts:
-            records, headers = self._without_beginnings(records, starts)
+    def _decoded(
+        self,
+        records: pa.BinaryArray,
+        lines: pa.Int64Array,
+        starts: list[int],
+        fatal: dict[int, str],
+        runs: list[tuple[int, int, Lines]],
+    ) -> pa.StructArray:
         count = len(records)
         is_event = pc.invert(self.lines.are_blank(records))
-        if headers:
-            is_event = pc.and_(is_event, pc.invert(_mask(count, headers)))
+        if self.lines.has_header:
+            is_event = pc.and_(is_event, pc.invert(_mask(count, starts)))
         given = pc.indices_nonzero(is_event).cast(pa.int64())
-        parts = list(self.lines.read(records if len(given) == count else records.take(given))) if len(given) else []
+        parts: list[tuple[pa.Int64Array, Rows]] = []
+        for begin, end, reader in runs:
+            wanted = given.filter(pc.and_(pc.greater_equal(given, begin), pc.less(given, end)))
+            if len(wanted):
+                read = reader.read(records if len(wanted) == count else records.take(wanted))
+                parts += [(wanted.take(part.indexes), part) for part in read]
         errors: dict[int, str] = {}
-        fatal = {i: said for i, said in headers.items() if said is not None}
-        for part in parts:
-            indexes = given.take(part.indexes)
+        for indexes, part in parts:
             errors |= {indexes[i].as_py(): said for i, said in part.errors.items()}
             fatal |= {indexes[i].as_py(): said for i, said in part.fatal.items()}
-        read = pa.concat_arrays([given.take(part.indexes) for part in parts] or [pa.array([], pa.int64())])
-        place = _places(read, count)
         is_row = pc.and_(is_event, pc.invert(_mask(count, errors)))
-        rows = self._rows([part.columns for part in parts], place, is_row)
-        is_kept = pc.or_(is_event, _mask(count, fatal))
-        if not self.lines.are_counted:
-            lines = pa.nulls(count, pa.int64())
-        return pa.StructArray.from_arrays(
-            [is_kept, _texts(count, errors), _texts(count, fatal), lines, rows], names=[*_META.names, "row"]
-        )
-
-    def _rows(self, parts: list[list[pa.Array]], place: pa.Int64Array, is_row: pa.BooleanArray) -> pa.StructArray:
+        place = _places(pa.concat_arrays([indexes for indexes, _ in parts] or [pa.array([], pa.int64())]), count)
         place = pc.if_else(is_row, place, pa.scalar(None, pa.int64()))
+        left_out = [
+            pa.nulls(len(part.indexes), pa.string()) if part.left_out is None else part.left_out for _, part in parts
+        ]
+        headers = [pa.repeat(pa.scalar(reader.header, pa.binary()), end - begin) for begin, end, reader in runs]
+        found = {
+            "is_event": pc.or_(is_event, _mask(count, fatal)),
+            "error": _texts(count, errors),
+            "fatal": _texts(count, fatal),
+            "line": lines if self.lines.are_counted else pa.nulls(count, pa.int64()),
+            "left_out": pa.concat_arrays(left_out or [pa.array([], pa.string())]).take(place),
+            "header": pa.concat_arrays(headers),
+            "row": self._rows([part.columns for _, part in parts], place),
+        }
+        return pa.StructArray.from_arrays(list(found.values()), names=list(found))
+
+    def _rows(self, parts: list[list[pa.Array]], place: pa.Int64Array) -> pa.StructArray:
         columns, fields = [], []
         for n, one in enumerate(self.fields.fields):
             dtype = arrow_type(one.dataType)
@@ -122,20 +151,28 @@ class Decoder:
 
     def _without_beginnings(
         self, records: pa.BinaryArray, starts: list[int]
-    ) -> tuple[pa.BinaryArray, dict[int, str | None]]:
-        """The records without byte order marks before them; the headers among them, and what is wrong with those."""
-        headers: dict[int, str | None] = {}
+    ) -> tuple[pa.BinaryArray, dict[int, str], dict[int, Lines]]:
+        """The records without byte order marks before them.
+
+        Returns: also the places of files that may not be merged, with the reason, and of those that another reader
+            reads than the files before them.
+        """
+        fatal: dict[int, str] = {}
+        readers: dict[int, Lines] = {}
         changed: dict[int, bytes] = {}
         for start in starts:
             first: bytes = records[start].as_py()
             if first.startswith(_BOM):
                 first = changed[start] = without_mark(first)
-            if self.lines.has_header:
-                headers[start] = self.lines.refuse_header(first)
+            reader, problem = self.lines.of_file(first)
+            if problem is not None:
+                fatal[start] = problem
+            if not readers or reader.header != next(reversed(readers.values())).header:
+                readers[start] = reader
         if changed:
             mask = _mask(len(records), changed)
             records = pc.replace_with_mask(records, mask, pa.array([changed[i] for i in sorted(changed)], pa.binary()))
-        return records, headers
+        return records, fatal, readers
 
 
 _META = T.StructType(
@@ -144,6 +181,8 @@ _META = T.StructType(
         T.StructField("error", T.StringType()),
         T.StructField("fatal", T.StringType()),
         T.StructField("line", T.LongType()),
+        T.StructField("left_out", T.StringType()),
+        T.StructField("header", T.BinaryType()),
     ]
 )
 
@@ -189,6 +228,8 @@ class JsonLines:
     fields: T.StructType
     is_inferred: bool
     """Whether a field that the schema lacks is a surprise; else it is left out."""
+    case_sensitive: bool
+    header: bytes | None = field(default=None, init=False)
     has_header: bool = field(default=False, init=False)
     are_counted: bool = field(default=True, init=False)
 
@@ -202,43 +243,53 @@ class JsonLines:
     def read(self, records: pa.BinaryArray) -> Iterator[Rows]:
         """As `Lines.read`."""
         done: list[tuple[int, int]] = []
-        for first, table in self._at_once(records):
+        spelled, others = self._seen(records)
+        for first, table in self._at_once(records, spelled, others):
             indexes = pa.arange(first, first + len(table))
             errors: dict[int, str] = {}
             columns: list[pa.Array] = []
             for name, encoding in self.encodings.items():
-                found = _column(encoding, table.field(name), errors, name)
+                found = _column(encoding, table.field(spelled.get(name, name)), errors, name)
                 if found is None:
                     break
                 columns.append(found)
             else:
                 done.append((first, first + len(table)))
-                yield Rows(indexes, columns, errors, {})
+                yield Rows(indexes, columns, errors, {}, _left_out(table, others))
         begin = 0
         for first, end in [*done, (len(records), len(records))]:
             if begin < first:
                 yield self._one_by_one(records.slice(begin, first - begin), begin)
             begin = end
 
-    def _at_once(self, records: pa.BinaryArray) -> Iterator[tuple[int, pa.StructArray]]:
-        types = {name: encoding.wire for name, encoding in self.encodings.items()}
-        if len(records) < _FEWEST or None in types.values():
-            return
-        if not self.is_inferred:
-            samples = [records[i].as_py() for i in (0, len(records) // 2, len(records) - 1)]
-            types = {**_others_in(samples), **types}
-        yield from json_table.read_parts(records, pa.schema(list(types.items())))
+    def _seen(self, records: pa.BinaryArray) -> tuple[dict[str, str], dict[str, pa.DataType]]:
+        """How some of the records spell columns in another case, and the types of their fields that are none."""
+        others = _others_in([records[i].as_py() for i in (0, len(records) // 2, len(records) - 1)])
+        others = {name: dtype for name, dtype in others.items() if name not in self.encodings}
+        meant = {name: resolve(name, list(self.encodings), case_sensitive=self.case_sensitive) for name in others}
+        spelled = {column: name for name, column in meant.items() if column is not None}
+        left_out = {} if self.is_inferred else {name: others[name] for name, column in meant.items() if column is None}
+        return spelled, left_out
+
+    def _at_once(
+        self, records: pa.BinaryArray, spelled: Mapping[str, str], others: Mapping[str, pa.DataType]
+    ) -> Iterator[tuple[int, pa.StructArray]]:
+        types = {spelled.get(name, name): encoding.wire for name, encoding in self.encodings.items()}
+        if len(records) >= _FEWEST and None not in types.values():
+            yield from json_table.read_parts(records, pa.schema(list({**others, **types}.items())))
 
     def _one_by_one(self, records: pa.BinaryArray, first: int) -> Rows:
         errors: dict[int, str] = {}
         fatal: dict[int, str] = {}
+        left_out: dict[int, str] = {}
         objects: list[dict[str, Any]] = []
         for i, record in enumerate(records.to_pylist()):
             found: dict[str, Any] = {}
+            known = _Known(case_sensitive=self.case_sensitive, is_inferred=self.is_inferred)
             try:
-                found, unknown = _known(_object(record), self.fields, "")
-                if unknown and self.is_inferred:
-                    fatal[i] = UNKNOWN_FIELDS + ", ".join(unknown)
+                found = known.value(_object(record), self.fields)
+                if known.others:
+                    (fatal if self.is_inferred else left_out)[i] = ", ".join(sorted(known.others))
             except UndecodableError as err:
                 errors[i] = str(err)
             except Exception as err:
@@ -250,11 +301,13 @@ class JsonLines:
             decoded = decode(encoding, [found.get(name) for found in objects])
             _note(errors, decoded.errors, name)
             columns.append(decoded.values)
-        return Rows(pa.arange(first, first + len(records)), columns, errors, fatal)
+        fatal = {i: UNKNOWN_FIELDS + said for i, said in fatal.items()}
+        return Rows(pa.arange(first, first + len(records)), columns, errors, fatal, _texts(len(records), left_out))
 
-    def refuse_header(self, record: bytes) -> str | None:
-        """There is none."""
-        return None
+    def of_file(self, first: bytes) -> tuple[Lines, str | None]:
+        """As `Lines.of_file`."""
+        begun = first.strip(_SPACES)
+        return self, NOT_LINES if begun == b"{" or begun.startswith(b"[") else None
 
 
 def _object(record: bytes) -> dict[str, Any]:
@@ -265,32 +318,47 @@ def _object(record: bytes) -> dict[str, Any]:
     return found
 
 
-def _known(value: Any, dtype: T.DataType, path: str) -> tuple[Any, list[str]]:
-    """The value without the fields that its type lacks, and the names of these."""
-    unknown: list[str] = []
-    if isinstance(value, dict) and isinstance(dtype, T.StructType):
-        types = {field.name: field.dataType for field in dtype.fields}
-        found: Any = {}
-        for name, inner in value.items():
-            if name in types:
-                found[name], more = _known(inner, types[name], f"{path}{name}.")
-                unknown += more
-            else:
-                unknown.append(path + name)
-        return found, unknown
-    if isinstance(value, list) and isinstance(dtype, T.ArrayType):
-        return _each(value, dtype.elementType, path)
-    if isinstance(value, dict) and isinstance(dtype, T.MapType):
-        values, unknown = _each(list(value.values()), dtype.valueType, path)
-        return dict(zip(value, values, strict=True)), unknown
-    return value, unknown
+@dataclass(kw_only=True, slots=True)
+class _Known:
+    """Brings values to the fields that their types have."""
+
+    case_sensitive: bool
+    is_inferred: bool
+    """Whether also a field without a value is a surprise."""
+    others: set[str] = field(default_factory=set)
+    """Dotted names of the fields that a type lacks."""
+
+    def value(self, value: Any, dtype: T.DataType, path: str = "") -> Any:
+        """The value, without other fields.
+
+        Raises:
+            UndecodableError: two fields of an object have one name.
+        """
+        match dtype:
+            case T.StructType() if isinstance(value, dict):
+                types = {field.name: field.dataType for field in dtype.fields}
+                fields = value if self.case_sensitive else folded(value, types.keys())
+                others = fields.keys() - types.keys()
+                self.others |= {path + name for name in others if self.is_inferred or fields[name] is not None}
+                return {
+                    name: self.value(inner, types[name], f"{path}{name}.")
+                    for name, inner in fields.items()
+                    if name not in others
+                }
+            case T.ArrayType() if isinstance(value, list):
+                return [self.value(inner, dtype.elementType, path) for inner in value]
+            case T.MapType() if isinstance(value, dict):
+                return {name: self.value(inner, dtype.valueType, path) for name, inner in value.items()}
+        return value
 
 
-def _each(values: list[Any], dtype: T.DataType, path: str) -> tuple[list[Any], list[str]]:
-    if not isinstance(dtype, T.StructType | T.ArrayType | T.MapType):
-        return values, []
-    found = [_known(value, dtype, path) for value in values]
-    return [value for value, _ in found], list(dict.fromkeys(name for _, unknown in found for name in unknown))
+def _left_out(table: pa.StructArray, others: Iterable[str]) -> pa.StringArray | None:
+    """As `Rows.left_out`, of records that Arrow has read."""
+    given = [pc.if_else(table.field(name).is_valid(), f"{name}, ", "") for name in sorted(others)]
+    if not given:
+        return None
+    joined = pc.utf8_slice_codeunits(pc.binary_join_element_wise(*given, ""), 0, -2)
+    return pc.if_else(pc.equal(joined, ""), pa.scalar(None, pa.string()), joined)
 
 
 def _others_in(samples: list[bytes]) -> dict[str, pa.DataType]:
@@ -316,6 +384,9 @@ class CsvRecords:
     delimiter: str
     has_header: bool
     case_sensitive: bool
+    order: tuple[int, ...] | None = None
+    """Where in a record each column of the schema is; None: in the schema's order."""
+    header: bytes | None = None
     are_counted: bool = field(default=False, init=False)
     """A record may have several lines, and Spark's reader leaves out empty ones."""
 
@@ -328,24 +399,28 @@ class CsvRecords:
         split = csv_text.split(records, self.delimiter, len(self.encodings))
         errors = dict(split.errors)
         columns = []
-        for (name, encoding), texts in zip(self.encodings.items(), split.columns, strict=True):
+        fields = split.columns if self.order is None else [split.columns[place] for place in self.order]
+        for (name, encoding), texts in zip(self.encodings.items(), fields, strict=True):
             if not isinstance(encoding.dtype, T.StringType):
                 texts = pc.if_else(pc.equal(texts, ""), pa.scalar(None, pa.string()), texts)  # noqa: PLW2901
             found = _column(encoding, texts, errors, name)
             columns.append(texts if found is None else found)
         yield Rows(pa.arange(0, len(records)), columns, errors, {})
 
-    def refuse_header(self, record: bytes) -> str | None:
-        """By position values would land in the wrong columns."""
-        fold: Callable[[str], str] = str if self.case_sensitive else str.lower
+    def of_file(self, first: bytes) -> tuple[Lines, str | None]:
+        """As `Lines.of_file`: columns are read by their names in the header."""
+        if not self.has_header:
+            return self, None
         wanted = list(self.encodings)
         try:
-            found: list[str | None] = csv_text.fields_of(text_of(record), self.delimiter)
+            header = [name or "" for name in csv_text.fields_of(text_of(first), self.delimiter)]
         except UndecodableError as err:
-            return f"{OTHER_HEADER}{err}"
-        if [fold(name or "") for name in found] == [fold(name) for name in wanted]:
-            return None
-        return f"{OTHER_HEADER}it has {', '.join(name or '' for name in found)}; the schema {', '.join(wanted)}"
+            return self, f"{OTHER_HEADER}{err}"
+        named = [resolve(name, header, case_sensitive=self.case_sensitive) for name in wanted]
+        order = tuple(header.index(name) for name in named if name is not None)
+        if len(set(order)) != len(wanted) or len(header) != len(wanted):
+            return self, f"{OTHER_HEADER}it has {', '.join(header)}; the schema {', '.join(wanted)}"
+        return (self if order == tuple(range(len(wanted))) else replace(self, order=order, header=first)), None
 
 
 # -- both --------------------------------------------------------------------------------------
@@ -368,7 +443,7 @@ def _note(errors: dict[int, str], more: dict[int, str], name: str) -> None:
         errors.setdefault(i, f"column {name!r}: {said}")
 
 
-def _mask(count: int, places: Mapping[int, Any]) -> pa.BooleanArray:
+def _mask(count: int, places: Collection[int]) -> pa.BooleanArray:
     if not places:
         return pa.repeat(pa.scalar(False), count)
     return pc.is_in(pa.arange(0, count), value_set=pa.array(list(places), pa.int64()))

@@ -19,12 +19,12 @@ from stream_merge.errors import ConfigError, ContractError
 from stream_merge.model import names, source_batch
 from stream_merge.sources.files import csv_text, values
 from stream_merge.sources.files.decoding import (
+    NOT_LINES,
     OTHER_HEADER,
     UNKNOWN_FIELDS,
     CsvRecords,
     Decoder,
     JsonLines,
-    Lines,
     without_mark,
 )
 from stream_merge.sources.files.schema import Schema, parse, said
@@ -59,6 +59,9 @@ _READ_FAILURES = {
     re.compile(f"{_RAISED}.*?{re.escape(UNKNOWN_FIELDS)}.*?{_END}", re.MULTILINE): NEW_FIELD_REMEDY,
     re.compile(f"{_RAISED}.*?{re.escape(OTHER_HEADER)}.*?{_END}", re.MULTILINE): (
         "fix the file, or put an empty one in its place, or pass --schema with the columns that all files have"
+    ),
+    re.compile(f"{_RAISED}.*?{re.escape(NOT_LINES)}.*?{_END}", re.MULTILINE): (
+        "write one object per line, as 'jq -c .[]' does, and put that file in its place"
     ),
     re.compile(f"(?<=reading file ).*?{_END}", re.MULTILINE): "fix the file, or put one without rows in its place",
 }
@@ -165,8 +168,8 @@ class Folder:
         """The folder as a stream.
 
         Returns:
-            The fields of the schema and, for text formats, two columns that only the sink looks at: why a record cannot
-            be read, NULL for all others, and where it stands.
+            The fields of the schema and, for text formats, columns that only the sink looks at: why a record cannot be
+            read, NULL for all others; which of its fields the schema lacks; and where it stands.
         """
         stream = session.readStream.options(**_FILE_OPTIONS, **_STREAM_OPTIONS)
         if max_files_per_trigger is not None:
@@ -194,7 +197,9 @@ class Folder:
                 return reader.schema(schema.fields).parquet(path)
         return self.decoded(lines, schema, has_header=self.header)
 
-    def decoded(self, records: DataFrame, schema: Schema, *, has_header: bool) -> DataFrame:
+    def decoded(
+        self, records: DataFrame, schema: Schema, *, has_header: bool, order: tuple[int, ...] | None = None
+    ) -> DataFrame:
         """Records as events, as `events` gives them.
 
         Args:
@@ -202,21 +207,35 @@ class Folder:
                 whose records come from its beginning and in order, else NULL).
             schema: what to read.
             has_header: CSV: whether each file's first record is none.
+            order: CSV without headers: see `header_order`.
         """
         fields = StructType([StructField(f.name, columns.nullable(f.dataType)) for f in schema.fields.fields])
-        decoder = Decoder(lines=self._lines(records.sparkSession, schema, fields, has_header), fields=fields)
+        decoder = Decoder(lines=self._lines(records.sparkSession, schema, fields, has_header, order), fields=fields)
         return _events(records, decoder)
 
-    def _lines(self, session: SparkSession, schema: Schema, fields: StructType, has_header: bool) -> Lines:
+    def _lines(
+        self,
+        session: SparkSession,
+        schema: Schema,
+        fields: StructType,
+        has_header: bool,
+        order: tuple[int, ...] | None = None,
+    ) -> JsonLines | CsvRecords:
         zone = str(session.conf.get("spark.sql.session.timeZone"))
         encodings = self._encodings(fields, zone, keeps_spelling=schema.keeps_spelling)
         if self.format == "json":
-            return JsonLines(encodings=encodings, fields=fields, is_inferred=schema.is_inferred)
+            return JsonLines(
+                encodings=encodings,
+                fields=fields,
+                is_inferred=schema.is_inferred,
+                case_sensitive=columns.is_case_sensitive(session),
+            )
         return CsvRecords(
             encodings=encodings,
             delimiter=csv_text.delimiter_of(self.delimiter),
             has_header=has_header,
             case_sensitive=columns.is_case_sensitive(session),
+            order=order,
         )
 
     def _encodings(self, fields: StructType, zone: str, *, keeps_spelling: bool) -> Mapping[str, Encoding]:
@@ -233,28 +252,38 @@ class Folder:
                 raise ConfigError(msg) from err
         return found
 
-    def header_problem(self, session: SparkSession, schema: Schema, file: str, *, before: Schema | None) -> str | None:
-        """Why records of a CSV file, without its header, must not be read with a schema; None where they may.
+    def header_order(
+        self, session: SparkSession, schema: Schema, file: str, *, header: bytes | None, before: Schema | None
+    ) -> tuple[int, ...] | None:
+        """Where in the records of a CSV file, without its header, each column of a schema is; None: in its order.
 
         Args:
             session: reads the file's first record.
             schema: what to read.
             file: of this folder.
+            header: of the file; None: it was in the order of `before`, and the file may tell it.
             before: what the file was read with; it stands for a header that is gone.
+
+        Raises:
+            ContractError: the file has other columns, or is gone.
         """
         reader = session.read.schema(_RECORD).options(**self._csv_options(), **_AS_TEXT)
         try:
-            first = reader.csv(exactly(file)).select(_record_text()).head()
+            first = None if header is not None else reader.csv(exactly(file)).select(_record_text()).head()
         except AnalysisException:
             first = None
+        problem: str | None = "the file is gone, and with it the order of its columns"
         if first is not None:
             header = without_mark(bytes(first[0]))
-        elif before is not None:
+        elif before is not None and header is None:
             quoted = ('"' + name.replace('"', '""') + '"' for name in before.fields.names)
             header = csv_text.delimiter_of(self.delimiter).join(quoted).encode()
-        else:
-            return "the file is gone, and with it the order of its columns"
-        return self._lines(session, schema, schema.fields, has_header=True).refuse_header(header)
+        if header is not None:
+            lines, problem = self._lines(session, schema, schema.fields, has_header=True).of_file(header)
+            if problem is None and isinstance(lines, CsvRecords):
+                return lines.order
+        msg = f"records of {file} cannot be replayed: {problem}; pass --schema with the columns of the file"
+        raise ContractError(msg, reasons={})
 
     def refuse_unknown_columns(
         self, session: SparkSession, schema: Schema, *, only: Sequence[str] | None = None
@@ -296,6 +325,7 @@ def _events(records: DataFrame, decoder: Decoder) -> DataFrame:
         "topic": F.col("path"),
         "offset": F.coalesce("line", decoded["line"]),
         "timestamp": F.col("modified"),
+        "raw_key": decoded["header"],
         "raw_value": F.col("value"),
     }
     origin = F.struct(
@@ -305,6 +335,7 @@ def _events(records: DataFrame, decoder: Decoder) -> DataFrame:
     return found.select(
         *(decoded["row"][f.name].alias(f.name) for f in decoder.fields.fields),
         corrupt.alias(names.CORRUPT_COLUMN, metadata=own),
+        decoded["left_out"].alias(names.LEFT_OUT_COLUMN, metadata=own),
         origin.alias(names.ORIGIN_COLUMN, metadata=own),
     )
 

@@ -7,7 +7,6 @@ one digit, any JSON value as text, and numbers that are text.
 from __future__ import annotations
 
 import functools
-import json
 import re
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta, timezone, tzinfo
@@ -21,7 +20,7 @@ from pyspark.sql import types as T
 
 from stream_merge.sources.wire import encodings as E
 from stream_merge.sources.wire import many as M
-from stream_merge.sources.wire.encodings import Encoding, refuse, scalar, shown
+from stream_merge.sources.wire.encodings import Encoding, json_text, refuse, scalar, shown
 from stream_merge.sources.wire.strict_json import UndecodableError
 
 _R = TypeVar("_R")
@@ -123,18 +122,10 @@ def _json_text() -> Encoding:
     """A JSON string; any other value as its JSON text, numbers with all their digits."""
 
     def one(value: Any) -> str:
-        return value if isinstance(value, str) else _as_json(value)
+        return value if isinstance(value, str) else json_text(value)
 
     kinds = (str, int, float, Decimal, bool, list, dict)
     return scalar(T.StringType(), pa.string(), one, *kinds, wire=pa.string(), many=M.as_they_are)
-
-
-def _as_json(value: Any) -> str:
-    if isinstance(value, dict):
-        return "{" + ",".join(f"{json.dumps(key, ensure_ascii=False)}:{_as_json(v)}" for key, v in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ",".join(map(_as_json, value)) + "]"
-    return str(value) if isinstance(value, Decimal) else json.dumps(value, ensure_ascii=False)
 
 
 # -- numbers in text ---------------------------------------------------------------------------

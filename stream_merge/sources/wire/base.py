@@ -45,6 +45,14 @@ class Wire(Protocol):
         """
         ...
 
+    def named(self, fields: Mapping[str, Any], schema_id: str | None) -> Mapping[str, Any]:
+        """The fields of a row by the names of its schema.
+
+        Raises:
+            UndecodableError: two fields have one name.
+        """
+        ...
+
     def payloads(self, values: pa.BinaryArray) -> Iterator[Payloads]:
         """The payloads of records, by the schema of their row; without those that `parse` has yet to tell.
 

@@ -14,7 +14,7 @@ from pyspark.sql import types as T
 
 from stream_merge.sources.wire import connect_schema, json_table
 from stream_merge.sources.wire.base import Payloads, RowOf
-from stream_merge.sources.wire.encodings import Encoding, refuse
+from stream_merge.sources.wire.encodings import Encoding, folded, refuse
 from stream_merge.sources.wire.keys import WITH_BLOCK
 from stream_merge.sources.wire.strict_json import UndecodableError, parse, text_of
 
@@ -54,6 +54,10 @@ class ConnectJson:
         if not isinstance(payload, dict):
             refuse("the value is not an object")
         return payload, schema_id
+
+    def named(self, fields: Mapping[str, Any], schema_id: str | None) -> Mapping[str, Any]:
+        """As `Wire.named`; a schema block spells them as its row does."""
+        return fields if self.declared is None or schema_id != DECLARED else folded(fields, self.declared.keys())
 
     def _unwrapped(self, text: str) -> tuple[Any, str | None]:
         for start, schema_id in self._known_starts.items():

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
 import math
 import re
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Any, NoReturn
@@ -79,7 +80,7 @@ def decode(encoding: Encoding, values: Sequence[Any]) -> Decoded:
     kinds.discard(type(None))
     if kinds <= encoding.json_types:
         try:
-            if encoding.is_as_written:
+            if encoding.is_as_written and Decimal not in kinds:
                 return Decoded(pa.array(values, encoding.arrow), {})
             return Decoded(pa.array([None if v is None else encoding.one(v) for v in values], encoding.arrow), {})
         except (UndecodableError, pa.ArrowException, UnicodeEncodeError, OverflowError, ValueError):
@@ -115,7 +116,7 @@ def boolean() -> Encoding:
 
 
 def integer(bits: int) -> Encoding:
-    """A JSON integer of 8, 16, 32 or 64 bits."""
+    """A JSON number without a fraction, such as 1 or 1.0, of 8, 16, 32 or 64 bits."""
     dtype, arrow = {
         8: (T.ByteType(), pa.int8()),
         16: (T.ShortType(), pa.int16()),
@@ -124,12 +125,14 @@ def integer(bits: int) -> Encoding:
     }[bits]
     least, most = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
 
-    def one(value: int) -> int:
+    def one(value: int | Decimal) -> int:
         if not least <= value <= most:
             refuse(f"{value} is out of range for {dtype.simpleString()}")
-        return value
+        if value != int(value):
+            refuse(f"{value} is not how {dtype.simpleString()} is written")
+        return int(value)
 
-    return scalar(dtype, arrow, one, int, is_as_written=True, wire=arrow, many=M.as_they_are)
+    return scalar(dtype, arrow, one, int, Decimal, is_as_written=True, wire=arrow, many=M.as_they_are)
 
 
 def floating(bits: int) -> Encoding:
@@ -322,15 +325,34 @@ def struct_of(fields: dict[str, Encoding]) -> Encoding:
     """A JSON object with these fields and no others."""
 
     def one(value: dict[str, Any]) -> dict[str, Any]:
-        more = value.keys() - fields.keys()
+        known = folded(value, fields.keys())
+        more = known.keys() - fields.keys()
         if more:
             refuse(f"field(s) {sorted(more)!r} are not declared")
-        return {name: _optional(inner, value.get(name), f"field {name!r}") for name, inner in fields.items()}
+        return {name: _optional(inner, known.get(name), f"field {name!r}") for name, inner in fields.items()}
 
     dtype = T.StructType([T.StructField(name, inner.dtype) for name, inner in fields.items()])
     arrow = pa.struct([pa.field(name, inner.arrow) for name, inner in fields.items()])
     wire = _wire_of(fields.values(), lambda *inner: pa.struct(list(zip(fields, inner, strict=True))))
     return scalar(dtype, arrow, one, dict, wire=wire)
+
+
+def folded(fields: Mapping[str, Any], names: Set[str]) -> Mapping[str, Any]:
+    """The fields of an object by the names of a schema: one that none equals has that which differs in case alone.
+
+    Raises:
+        UndecodableError: two fields have one name.
+    """
+    if fields.keys() <= names:
+        return fields
+    found: dict[str, Any] = {}
+    by_fold = {name.lower(): name for name in names}
+    for name, value in fields.items():
+        known = name if name in names else by_fold.get(name.lower(), name)
+        if known in found:
+            refuse(f"field {known!r} is there twice, in two cases")
+        found[known] = value
+    return found
 
 
 def _wire_of(inner: Iterable[Encoding], outer: Callable[..., pa.DataType]) -> pa.DataType | None:
@@ -387,9 +409,18 @@ def scalar(
     )
 
 
+def json_text(value: Any) -> str:
+    """A JSON value as its text, numbers with all their digits."""
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{json.dumps(key, ensure_ascii=False)}:{json_text(v)}" for key, v in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(json_text, value)) + "]"
+    return str(value) if isinstance(value, Decimal) else json.dumps(value, ensure_ascii=False)
+
+
 def shown(value: Any) -> str:
-    """A value for an error's text, cut where it is long."""
-    text = repr(value)
+    """A JSON value for an error's text, cut where it is long."""
+    text = repr(value) if isinstance(value, str) else json_text(value)
     return text if len(text) <= 60 else f"{text[:57]}..."  # noqa: PLR2004
 
 
