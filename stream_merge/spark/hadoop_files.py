@@ -44,7 +44,7 @@ def write_text(session: SparkSession, path: str, text: str) -> None:
     is_put = is_on_s3(path)  # where an object shows when it is whole, and a rename is a copy and a delete
     unfinished = hadoop_path
     if not is_put:
-        unfinished = _hadoop(session, "Path")(hadoop_path.getParent(), f".{hadoop_path.getName()}.{uuid4().hex}")
+        unfinished = hadoop_class(session, "Path")(hadoop_path.getParent(), f".{hadoop_path.getName()}.{uuid4().hex}")
     stream = files.create(unfinished, True)
     try:
         stream.write(bytearray(text.encode("utf-8")))
@@ -160,7 +160,7 @@ def remove_begun(session: SparkSession, path: str) -> bool:
 
 def matching_paths(session: SparkSession, path: str) -> str:
     """A regular expression for the full paths that a path or glob means to Spark, as `scheme:/...`."""
-    return str(_hadoop(session, "GlobPattern")(qualified_path(session, path).rstrip("/")).compiled().pattern())
+    return str(hadoop_class(session, "GlobPattern")(qualified_path(session, path).rstrip("/")).compiled().pattern())
 
 
 def exactly(path: str) -> str:
@@ -175,10 +175,10 @@ def file_system(session: SparkSession, path: str) -> Any:
 
 def _located(session: SparkSession, path: str) -> tuple[Any, Any]:
     """Hadoop's path, and the file system that it is on."""
-    hadoop_path = _hadoop(session, "Path")(path)
+    hadoop_path = hadoop_class(session, "Path")(path)
     return hadoop_path, hadoop_path.getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
 
 
-def _hadoop(session: SparkSession, name: str) -> Any:
+def hadoop_class(session: SparkSession, name: str) -> Any:
     """A class by its whole name: Py4J would ask the JVM for each package on the way, a millisecond in all."""
     return getattr(session.sparkContext._jvm, f"org.apache.hadoop.fs.{name}")

@@ -142,12 +142,75 @@ def test_a_field_that_an_inferred_schema_lacks_is_refused_until_a_schema_decides
     assert job.rows("id", "lsn", "extra") == [(1, 1, None), (2, 1, "x")]
 
 
-def test_a_csv_with_other_columns_is_refused_by_name(job: Job) -> None:
-    """By position its values would land in the wrong columns."""
-    job.put("swapped.csv", "lsn,id\n1,2\n")
+def test_columns_of_a_csv_are_read_by_the_names_of_its_header(job: Job) -> None:
+    """By position the values of another order, or of another column, would land in the wrong columns."""
+    job.put("a.csv", "id,lsn,name\n1,1,a\n")
+    job("csv")
+    job.put("b.csv", "NAME,id,lsn\nb,2,1\n,3,1\n")
+    job("csv")
+    assert job.rows("id", "lsn", "name") == [(1, 1, "a"), (2, 1, "b"), (3, 1, None)]
 
-    with pytest.raises(ContractError, match=r"swapped\.csv: CSV header does not conform.*fix the file"):
-        job("csv", schema="id bigint, lsn bigint")
+    job.put("other.csv", "lsn,id,names\n1,2,x\n")
+    with pytest.raises(ContractError, match=r"other\.csv: CSV header does not conform.*fix the file"):
+        job("csv")
+
+
+def test_types_of_csv_files_in_several_orders_are_not_guessed(job: Job) -> None:
+    """Spark infers them by position: a sequence that shares its place with a name would be compared as text."""
+    job.put("a.csv", "id,lsn,name\n1,9,a\n")
+    job.put("b.csv", "id,name,lsn\n1,b,10\n")
+
+    with pytest.raises(ConfigError, match=r"have their columns in different orders; pass --schema"):
+        job("csv")
+    job("csv", schema="id bigint, lsn bigint, name string")
+    assert job.rows("id", "lsn", "name") == [(1, 10, "b")]
+
+
+def test_a_field_of_json_is_the_column_of_its_name_in_any_case(job: Job) -> None:
+    """With a given schema and with an inferred one; two that are one are undecodable."""
+    job.put("a.json", '{"id": 1, "qty": 5, "lsn": 1}\n{"id": 1, "Qty": 6, "lsn": 2}\n')
+    job(schema="id bigint, qty int, lsn bigint")
+    job.put("b.json", '{"id": 2, "QTY": 7, "lsn": 1.0}\n{"id": 3, "qty": 7, "Qty": 8, "lsn": 1}\n')
+
+    (result,) = job()
+
+    assert job.rows("id", "qty", "lsn") == [(1, 6, 2), (2, 7, 1)]
+    assert result.reasons == {"undecodable": 1}
+    assert job.undecodable() == ['{"id": 3, "qty": 7, "Qty": 8, "lsn": 1}']
+
+
+def test_fields_that_a_given_schema_lacks_are_counted_and_named_once(
+    job: Job, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Left out, but not without a word: in the result, on the screen and in the log."""
+    options = {"schema": "id bigint, lsn bigint"}
+    job.put("a.json", '{"id": 1, "lsn": 1, "extra": "x"}\n{"id": 2, "lsn": 1, "extra": null}\n')
+    (first,) = job(**options)
+    job.put("b.json", '{"id": 3, "lsn": 1, "extra": "x"}\n{"id": 4, "extra": 5}\n')
+    (second,) = job(**options)
+
+    assert [(one.events.received, one.events.with_unknown_fields) for one in (first, second)] == [(2, 1), (2, 2)]
+    assert "fields that the schema lacks, of 2 events" in job.said
+    (warning,) = [record for record in caplog.records if getattr(record, "event", "") == "fields_left_out"]
+    assert warning.__dict__["fields"] == ("extra",)
+    assert job.rows() == [(1, 1), (2, 1), (3, 1)]
+
+
+def test_files_in_another_format_than_it_is_said_stop_the_job(job: Job) -> None:
+    """An array is no line of JSON; of a large batch a share of undecodable records is too much, of a small one none."""
+    job.put("a.json", '[\n{"id": 1, "lsn": 1},\n{"id": 2, "lsn": 1}\n]\n')
+    with pytest.raises(ContractError, match=r"a\.json: the file does not hold one JSON object per line.*; write one"):
+        job(schema="id bigint, lsn bigint")
+    job.put("a.json", '{"id": 1, "lsn": 1}\n' * 401 + "x\n" * 600)
+    with pytest.raises(
+        ContractError, match=r"600 of 1001 records .* more than --max-quarantine-share \(0\.5\); .*a\.json"
+    ):
+        job(schema="id bigint, lsn bigint")
+    assert not Path(job.target).exists()
+
+    (result,) = job(schema="id bigint, lsn bigint", max_quarantine_share=0.6)
+
+    assert (result.reasons, job.rows()) == ({"undecodable": 600}, [(1, 1)])
 
 
 def test_parquet_files_are_merged_and_a_new_column_is_refused(job: Job) -> None:

@@ -6,7 +6,8 @@ date, and a time for a number (Spark 4.2, `ParquetVectorUpdaterFactory`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from functools import partial
 from urllib.parse import unquote
 
 from py4j.protocol import Py4JJavaError
@@ -15,6 +16,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from stream_merge.errors import ContractError
+from stream_merge.sources.files import parquet_columns
 from stream_merge.sources.files.reader import NEW_FIELD_REMEDY
 from stream_merge.sources.files.schema import Schema, said
 from stream_merge.spark import columns
@@ -37,22 +39,25 @@ def refuse_other_types(session: SparkSession, files: Sequence[str], schema: Sche
     Raises:
         ContractError: a file has a type that the schema's does not hold, or one that Spark does not know.
     """
-    paths = [unquote(file) for file in files]
+    paths, case_sensitive = [unquote(file) for file in files], columns.is_case_sensitive(session)
     try:
         found = _types_in(session, paths)
     except (PySparkException, Py4JJavaError):  # they differ among each other, or there is a type of another world
         found = None
-    if found is not None and _problem(found, schema) is None:
-        return columns.new_fields(schema.fields, found, case_sensitive=False)
+    if found is not None and _problem(found, schema, case_sensitive=case_sensitive) is None:
+        return columns.new_fields(schema.fields, found, case_sensitive=case_sensitive)
     lacking: set[str] | None = None
     for path in paths:
         try:
             found = _types_in(session, [path])
         except (PySparkException, Py4JJavaError) as err:
-            problem: str | None = f"{said(err)}; {_REMEDY}"
+            problem: str | None = parquet_columns.unread(session, path) or f"{said(err)}; {_REMEDY}"
         else:
-            problem = _problem(found, schema)
-            theirs = set(columns.new_fields(schema.fields, found, case_sensitive=False))
+            problem = _problem(found, schema, case_sensitive=case_sensitive)
+            if problem is not None:
+                untyped = [name for name, _ in parquet_columns.untyped(session, [path])]
+                problem = _problem(found, schema, case_sensitive=case_sensitive, untyped=untyped)
+            theirs = set(columns.new_fields(schema.fields, found, case_sensitive=case_sensitive))
             lacking = theirs if lacking is None else lacking & theirs
         if problem is not None:
             msg = f"a file cannot be read: {path}: {problem}"
@@ -97,29 +102,33 @@ def _types_in(session: SparkSession, paths: list[str]) -> StructType:
     return session.read.option("mergeSchema", "true").parquet(*map(exactly, paths)).schema
 
 
-def _problem(found: StructType, wanted: Schema) -> str | None:
+def _problem(found: StructType, wanted: Schema, *, case_sensitive: bool, untyped: Collection[str] = ()) -> str | None:
     """What is wrong with the types of a file, and what to do."""
-    types = {f.name.lower(): f.dataType for f in found.fields}
     for field in wanted.fields.fields:
-        theirs = types.get(field.name.lower())
-        if theirs is not None and not _holds(field.dataType, theirs):
-            return (
-                f"column {field.name!r} is {theirs.simpleString()} there, and the schema's"
-                f" {field.dataType.simpleString()} does not hold each of its values; {_REMEDY}"
-            )
-    more = columns.new_fields(found, wanted.fields, case_sensitive=False) if wanted.is_inferred else []
+        name = columns.resolve(field.name, found.names, case_sensitive=case_sensitive)
+        if name is None or _holds(field.dataType, found[name].dataType, case_sensitive=case_sensitive):
+            continue
+        without = [column for column in untyped if column.split(".")[0] == name]
+        if without:
+            return parquet_columns.untyped_problem(without[0])
+        return (
+            f"column {field.name!r} is {found[name].dataType.simpleString()} there, and the schema's"
+            f" {field.dataType.simpleString()} does not hold each of its values; {_REMEDY}"
+        )
+    more = columns.new_fields(found, wanted.fields, case_sensitive=case_sensitive) if wanted.is_inferred else []
     return f"it has column(s) {more!r} that the schema lacks; {NEW_FIELD_REMEDY}" if more else None
 
 
-def _holds(wanted: DataType, theirs: DataType) -> bool:
+def _holds(wanted: DataType, theirs: DataType, *, case_sensitive: bool) -> bool:
     """Whether a type holds each value of another one; fields of structs may be missing on either side."""
+    holds = partial(_holds, case_sensitive=case_sensitive)
     match wanted, theirs:
         case StructType(), StructType():
-            types = {f.name.lower(): f.dataType for f in theirs.fields}
-            return all(_holds(f.dataType, types[f.name.lower()]) for f in wanted.fields if f.name.lower() in types)
+            names = ((f, columns.resolve(f.name, theirs.names, case_sensitive=case_sensitive)) for f in wanted.fields)
+            return all(name is None or holds(f.dataType, theirs[name].dataType) for f, name in names)
         case ArrayType(), ArrayType():
-            return _holds(wanted.elementType, theirs.elementType)
+            return holds(wanted.elementType, theirs.elementType)
         case MapType(), MapType():
-            return _holds(wanted.keyType, theirs.keyType) and _holds(wanted.valueType, theirs.valueType)
+            return holds(wanted.keyType, theirs.keyType) and holds(wanted.valueType, theirs.valueType)
         case _:
             return columns.refusal("", theirs, wanted) is None

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
+from urllib.parse import unquote
 
 from py4j.protocol import Py4JJavaError
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.readwriter import DataStreamReader
@@ -17,7 +18,7 @@ from pyspark.sql.types import DateType, IntegerType, LongType, NumericType, Stri
 
 from stream_merge.errors import ConfigError, ContractError
 from stream_merge.model import names, source_batch
-from stream_merge.sources.files import csv_text, values
+from stream_merge.sources.files import csv_text, parquet_columns, values
 from stream_merge.sources.files.decoding import (
     NOT_LINES,
     OTHER_HEADER,
@@ -151,18 +152,57 @@ class Folder:
                 case "json":
                     found = reader.option("mode", "DROPMALFORMED").json(paths).schema
                 case "csv":
+                    self._expect_one_order(session, paths)
                     reader = reader.options(**self._csv_options(), header=str(self.header).lower())
                     inferred = reader.option("inferSchema", "true").csv(paths).schema
                     found = _inferred(reader.option("inferSchema", "false").csv(paths), inferred)
                 case "parquet":
-                    found = reader.option("mergeSchema", "true").parquet(*paths).schema
-        except (AnalysisException, Py4JJavaError) as err:
-            msg = f"source {self.path!r} gives no schema: {said(err)}; put a {self.format} file there, or pass --schema"
+                    frame = reader.option("mergeSchema", "true").parquet(*paths)
+                    found = frame.schema
+                    without = parquet_columns.untyped(
+                        session, list(map(unquote, frame.inputFiles())), parquet_columns.leaves(found)
+                    )
+                    for name, file in without:
+                        msg = f"source {self.path!r} gives no schema: {file}: {parquet_columns.untyped_problem(name)}"
+                        raise ConfigError(msg)
+        except (PySparkException, Py4JJavaError) as err:
+            problem = f"{said(err)}; put a {self.format} file there, or pass --schema"
+            if self.format == "parquet":
+                problem = self._column_problem(session, paths) or problem
+            msg = f"source {self.path!r} gives no schema: {problem}"
             raise ConfigError(msg) from err
         if not found.fields:
             msg = f"source {self.path!r} holds no {self.format} events to infer types from; pass --schema"
             raise ConfigError(msg)
         return Schema(fields=found, is_inferred=True, keeps_spelling=True)
+
+    def _expect_one_order(self, session: SparkSession, paths: str | list[str]) -> None:
+        """Spark infers types by position.
+
+        Cost: one Spark job that reads the files, where there are several.
+
+        Raises:
+            ConfigError: some have the same columns in different orders.
+        """
+        reader = session.read.schema(_RECORD).options(**_FILE_OPTIONS, **self._csv_options(), **_AS_TEXT)
+        records = reader.csv(paths)
+        if not self.header or len(records.inputFiles()) <= 1:
+            return
+        of_file = records.groupBy("_metadata.file_path").agg(F.first(_record_text()).alias("header"))
+        orders: dict[tuple[str, ...], tuple[str, ...]] = {}
+        for (header,) in of_file.select("header").distinct().collect():
+            text = without_mark(bytes(header)).decode("utf-8", "replace").lower()
+            names = tuple(text.split(csv_text.delimiter_of(self.delimiter)))
+            if orders.setdefault(tuple(sorted(names)), names) != names:
+                msg = f"CSV files in {self.path!r} have their columns in different orders; pass --schema"
+                raise ConfigError(msg)
+
+    def _column_problem(self, session: SparkSession, paths: str | list[str]) -> str | None:
+        try:
+            files = session.read.options(**_FILE_OPTIONS).text(paths).inputFiles()
+        except AnalysisException:
+            return None
+        return parquet_columns.difference(session, files)
 
     def events(self, session: SparkSession, schema: Schema, *, max_files_per_trigger: int | None) -> DataFrame:
         """The folder as a stream.
@@ -297,7 +337,8 @@ class Folder:
         """
         if self.format != "parquet" or not schema.is_inferred or only == []:
             return
-        more = [name for name in self.infer(session, only=only).fields.names if name not in schema.fields.names]
+        found = self.infer(session, only=only).fields
+        more = columns.new_fields(found, schema.fields, case_sensitive=columns.is_case_sensitive(session))
         if more:
             msg = f"files in {self.path!r} have column(s) {more!r} that the schema lacks; {NEW_FIELD_REMEDY}"
             raise ContractError(msg, reasons={})
