@@ -595,6 +595,14 @@ ROWS = (
                 queries=((SINK_LEGEND, per_minute("ties_total")),),
             ),
             Panel(
+                title="Records with unknown fields",
+                description="JSON records of files with fields that the given schema lacks: they are left out, and the "
+                "log names them.",
+                unit="cpm",
+                look="bars",
+                queries=((SINK_LEGEND, per_minute("events_with_unknown_fields_total")),),
+            ),
+            Panel(
                 title="Numbers of Delta that are not exported",
                 description="Not 0: Delta reports numbers that this version of stream_merge does not know; the log "
                 "names them.",
