@@ -338,6 +338,23 @@ def test_a_parquet_column_that_spark_does_not_read_is_named(world: World, column
         world.files(format="parquet", schema="id bigint, lsn bigint, v string")
 
 
+def test_a_parquet_column_is_that_of_its_name_in_any_case(world: World) -> None:
+    """Nested ones as well, in a schema that is given and in one that was inferred from other files."""
+    row = pa.array([{"a": 1}], pa.struct([("a", pa.int32())]))
+    pq.write_table(pa.table({"id": [1], "lsn": [1], "v": row}), world.source / "a.parquet")
+    world.files(format="parquet", schema=None)
+    pq.write_table(
+        pa.table({"ID": [2], "Lsn": [1], "V": pa.array([{"A": 1}], pa.struct([("A", pa.int32())]))}),
+        world.source / "b.parquet",
+    )
+    world.files(format="parquet", schema=None)
+
+    assert [(*row[:2], row[2].asDict()) for row in target_rows(world.spark, world.target)] == [
+        (1, 1, {"a": 1}),
+        (2, 1, {"a": 1}),
+    ]
+
+
 def test_a_column_without_a_type_in_one_parquet_file_has_that_of_another(world: World) -> None:
     """And where it is text there, the file without a type is named; `nanosAsLong` and a schema without it help."""
     ids = {"id": pa.array([1], pa.int64()), "lsn": pa.array([1], pa.int64())}

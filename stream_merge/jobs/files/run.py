@@ -214,7 +214,6 @@ def _run(
     with console.status(f"looking at the files in {escape_line(settings.folder.path)}"):
         only = snapshots.whole() if snapshots is not None and snapshots.kind() == "folders" else None
         schema, origin = _schema(session, settings, only=only)
-        settings.folder.refuse_unknown_columns(session, schema, only=only)
         events = settings.folder.events(session, schema, max_files_per_trigger=settings.files_per_trigger)
         fitness.expect_fitting(events, sink._spec, found)
         if schema != recorded(session, settings.checkpoint):

@@ -325,24 +325,6 @@ class Folder:
         msg = f"records of {file} cannot be replayed: {problem}; pass --schema with the columns of the file"
         raise ContractError(msg, reasons={})
 
-    def refuse_unknown_columns(
-        self, session: SparkSession, schema: Schema, *, only: Sequence[str] | None = None
-    ) -> None:
-        """Compare an inferred schema with the Parquet files of now: Spark leaves out columns that it was not told of.
-
-        Text formats are compared line by line or header by header, while they are read.
-
-        Raises:
-            ContractError: the files have more columns.
-        """
-        if self.format != "parquet" or not schema.is_inferred or only == []:
-            return
-        found = self.infer(session, only=only).fields
-        more = columns.new_fields(found, schema.fields, case_sensitive=columns.is_case_sensitive(session))
-        if more:
-            msg = f"files in {self.path!r} have column(s) {more!r} that the schema lacks; {NEW_FIELD_REMEDY}"
-            raise ContractError(msg, reasons={})
-
     def _csv_options(self) -> dict[str, str]:
         quoting = {"quote": '"', "escape": '"', "multiLine": "true"}
         return {"sep": self.delimiter, **quoting, "mode": "PERMISSIVE", "maxColumns": _MOST_FIELDS}
