@@ -53,7 +53,11 @@ TOMBSTONES_PROPERTY = "stream_merge.tombstones"
 """Of the target: where its deletes are remembered."""
 FORMAT_VERSION = "1"
 
-CHANGE_FEED_COLUMNS = ("_change_type", "_commit_version", "_commit_timestamp")
+SCAN_COLUMNS = ("_tmp_metadata_row_index", "__delta_internal_is_row_deleted")
+"""Spark's Parquet reader and Delta's fill these themselves; no table that has one can be read (Delta 4.4)."""
+VECTOR_SCAN_COLUMNS = ("_metadata", "__delta_internal_row_index")
+"""A table with deletion vectors is read by these (Delta 4.4, PreprocessTableWithDVs)."""
+CHANGE_FEED_COLUMNS = ("_change_type", "_commit_version", "_commit_timestamp", "__is_cdc")
 """Delta's change data feed adds these; a table with the feed on cannot have them (Delta 4.4, CDCReader)."""
 
 MERGE_COLUMNS = ("_row_id_", "_file_name_", "_target_row_present_", "_source_row_present_", "_row_dropped_")

@@ -323,12 +323,32 @@ def _place_problems(spec: MergeSpec) -> Iterable[str]:
         spec.tombstones or (spec.on_invalid == "quarantine" and not spec.quarantine_target)
     ):
         yield f"target={spec.target!r} is a store as a whole, beside which no other table can lie; name a folder in it"
+    yield from _length_problems(spec)
     if not isinstance(spec.quarantine_target, str):
         return
     place = locations.place(spec.quarantine_target)
     for whose, other in (("the target", spec.target), ("the table of deletes", spec.tombstone_target)):
         if place == locations.place(other):
             yield f"quarantine_target={spec.quarantine_target!r} is {whose} itself; name a table of its own"
+
+
+def _length_problems(spec: MergeSpec) -> Iterable[str]:
+    """The target's folder on a local disk, whose name the side tables repeat behind a prefix."""
+    wanted = [spec.target]
+    wanted += [spec.tombstone_target] if spec.tombstones else []
+    wanted += [spec.quarantine_table] if spec.on_invalid == "quarantine" and not spec.quarantine_target else []
+    folders = [names.table_name(table) for table in wanted if locations.local_path(table) is not None]
+    longest = max((len(folder.encode()) for folder in folders), default=0)
+    if longest > _LONGEST_FOLDER:
+        own, most = len(folders[0].encode()), _LONGEST_FOLDER - (longest - len(folders[0].encode()))
+        yield (
+            f"target={spec.target!r} has a folder name of {own} bytes; side tables are created next to it as"
+            f" '__stream_merge_…_<name>', so it must have at most {most} bytes: choose a shorter name"
+        )
+
+
+_LONGEST_FOLDER = 255
+"""Bytes of one name on the file systems of Linux and macOS."""
 
 
 def _filter_problems(spec: MergeSpec) -> list[str]:

@@ -13,7 +13,7 @@ from stream_merge.errors import ConfigError
 from stream_merge.model import names
 
 VECTORS_PROPERTY = "delta.enableDeletionVectors"
-_FEED_PROPERTY = "delta.enableChangeDataFeed"
+FEED_PROPERTY = "delta.enableChangeDataFeed"
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 """The folder of NULL in a partition column; as a text Spark keeps it as NULL there."""
 
@@ -43,16 +43,21 @@ class TableSnapshot:
     @property
     def has_vectors(self) -> bool:
         """Whether rows may be marked as removed (Delta's deletion vectors)."""
-        return self.properties.get(VECTORS_PROPERTY, "false").lower() == "true"
+        return is_on(self.properties, VECTORS_PROPERTY)
 
     @property
     def has_feed(self) -> bool:
         """Whether commits keep what they change (Delta's change data feed)."""
-        return self.properties.get(_FEED_PROPERTY, "false").lower() == "true"
+        return is_on(self.properties, FEED_PROPERTY)
 
     def has_columns_of(self, other: TableSnapshot) -> bool:
         """Whether all columns, with their types and what Delta generates them from, and partitions are the same."""
         return (_columns(self), self.partition_columns) == (_columns(other), other.partition_columns)
+
+
+def is_on(properties: Mapping[str, str], name: str) -> bool:
+    """Whether a Delta table property that defaults to false is true."""
+    return properties.get(name, "false").lower() == "true"
 
 
 def expect_not_replaced(before: str, now: str, *, target: str, batch_id: int) -> None:

@@ -72,12 +72,6 @@ class Finder:
             selected = [f for f in self.fields if f not in dropped]
         else:
             selected = list(self.fields)
-        clashing = [f.name for f in selected if f.name.lower() in names.CHANGE_FEED_COLUMNS]
-        if clashing and spec.change_data_feed:
-            self.problems.append(
-                f"the source has column(s) {clashing!r}, which Delta's change data feed reserves; rename them in the"
-                " stream, leave them out with except_column_list, or set change_data_feed=False"
-            )
         travelling = self.fields if spec.shape is not None and spec.shape.needs_whole_events else selected
         own = {*(f.name for f in travelling), *target_names}
         taken = sorted(name for name in own if name.lower() in names.MERGE_COLUMNS)
@@ -113,22 +107,26 @@ class Finder:
         known = target.names if target is not None else []
         name = columns.resolve(field.name, known, case_sensitive=self.case_sensitive)
         if target is None or name is None or isinstance(field.dataType, NullType):
-            self._refuse_untyped(field.name, field.dataType, None)
+            self._refuse_unstorable(field.name, field.dataType, None)
             kept = StructField(field.name, columns.nullable(field.dataType), True)
             return StoredColumn(name=field.name, source_name=field.name, source_type=field.dataType, field=kept)
         theirs = target[name]
         may_lack = field.name not in self._compared
         held = self._held(field.name, field.dataType, theirs.dataType, name, may_lack=may_lack)
         dtype = columns.merged(field.dataType, held)
-        self._refuse_untyped(name, dtype, theirs.dataType)
+        self._refuse_unstorable(name, dtype, theirs.dataType)
         kept = StructField(name, dtype, theirs.nullable, theirs.metadata)
         return StoredColumn(name=name, source_name=field.name, source_type=field.dataType, field=kept)
 
-    def _refuse_untyped(self, name: str, dtype: DataType, before: DataType | None) -> None:
-        """A column or a new field that could hold nothing ever; where the target knows the type, NULL is of that."""
-        untyped = columns.untyped(name, dtype)
-        if untyped and (before is None or not columns.untyped(name, before)):
-            self.problems.append(f"column(s) {untyped!r} have no type (void); cast them in the stream")
+    def _refuse_unstorable(self, name: str, dtype: DataType, before: DataType | None) -> None:
+        """Refuse a column or a new field of a type that Delta does not store; what the target has already stays."""
+        present = {} if before is None else columns.unstorable(name, before)
+        self.problems.extend(
+            f"column {path!r} is {what}, which Delta does not store; cast it in the stream to a type such as string,"
+            " or leave it out"
+            for path, what in columns.unstorable(name, dtype).items()
+            if path not in present
+        )
 
     def _held(self, what: str, source: DataType, stored: DataType, *path: str, may_lack: bool = False) -> DataType:
         """The stored type, widened where it is to be; a problem where it cannot hold the source's values."""
@@ -237,6 +235,8 @@ class Finder:
                     continue
             else:
                 target_type = columns.nullable(dtype)
+                if stored_columns is None:
+                    self._refuse_unstorable(name, dtype, None)
             components.append(StructField(f"c{i + 1}", target_type))
             read = columns.conform(value, dtype, target_type)
             sources.append(read if kept_in is None else columns.as_stored_text(read, kept_in.field))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import NullType, StructField, StructType
+from pyspark.sql.types import StructField, StructType
 
 from stream_merge.model import names
 from stream_merge.model.settings import MergeSpec
@@ -67,8 +67,11 @@ def fields(
                 f" {rows.names!r}"
             )
             continue
-        if isinstance(dtype, NullType):
-            problems.append(f"missing sets {name!r} to {written!r}, which has no type; cast it")
+        if columns.unstorable(name, dtype):
+            problems.append(
+                f"missing sets {name!r} to {written!r}, which is {dtype.simpleString()}; Delta does not store it, so"
+                " cast it"
+            )
             continue
         found.append(StructField(name, columns.nullable(dtype)))
         if target is not None and not spec.schema_evolution:

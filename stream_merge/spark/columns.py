@@ -24,6 +24,7 @@ from pyspark.sql.types import (
     StringType,
     StructField,
     StructType,
+    UserDefinedType,
     VarcharType,
 )
 
@@ -217,32 +218,41 @@ def nullable(dtype: DataType) -> DataType:
     return dtype
 
 
-def untyped(name: str, dtype: DataType) -> list[str]:
-    """What of a column has no type (void), by dotted names."""
-    if isinstance(dtype, NullType):
-        return [name]
-    if isinstance(dtype, StructType):
-        return [found for f in dtype.fields for found in untyped(f"{name}.{f.name}", f.dataType)]
-    if isinstance(dtype, ArrayType):
-        return untyped(f"{name}.element", dtype.elementType)
-    if isinstance(dtype, MapType):
-        return untyped(f"{name}.key", dtype.keyType) + untyped(f"{name}.value", dtype.valueType)
-    return []
+_STORABLE = re.compile(
+    r"boolean|tinyint|smallint|int|bigint|float|double|decimal\(.*\)|string|(var)?char\(.*\)|binary|date|timestamp"
+    r"|timestamp_ntz|variant"
+)
+
+
+def unstorable(name: str, dtype: DataType) -> dict[str, str]:
+    """Dotted name and type of each part of a column that Delta does not store (4.4).
+
+    Delta creates a table with a struct without fields, but no write succeeds on it.
+    """
+    if isinstance(dtype, UserDefinedType):
+        return unstorable(name, dtype.sqlType())
+    parts = _parts(name, dtype)
+    if not parts and not _STORABLE.fullmatch(dtype.simpleString()):
+        return {name: dtype.simpleString()}
+    return {path: what for part in parts for path, what in unstorable(*part).items()}
 
 
 def twins(name: str, dtype: DataType) -> list[str]:
     """Nested fields, by dotted names, that differ from one beside them in case alone."""
+    seen: dict[str, str] = {}
+    fields = dtype.names if isinstance(dtype, StructType) else []
+    found = [f"{name}.{field}" for field in fields if seen.setdefault(field.lower(), field) != field]
+    return found + [one for part in _parts(name, dtype) for one in twins(*part)]
+
+
+def _parts(name: str, dtype: DataType) -> list[tuple[str, DataType]]:
+    """Dotted names and types of what is directly inside a nested type."""
     if isinstance(dtype, StructType):
-        seen: dict[str, str] = {}
-        found = []
-        for f in dtype.fields:
-            if seen.setdefault(f.name.lower(), f.name) != f.name:
-                found.append(f"{name}.{f.name}")
-        return found + [one for f in dtype.fields for one in twins(f"{name}.{f.name}", f.dataType)]
+        return [(f"{name}.{f.name}", f.dataType) for f in dtype.fields]
     if isinstance(dtype, ArrayType):
-        return twins(f"{name}.element", dtype.elementType)
+        return [(f"{name}.element", dtype.elementType)]
     if isinstance(dtype, MapType):
-        return twins(f"{name}.key", dtype.keyType) + twins(f"{name}.value", dtype.valueType)
+        return [(f"{name}.key", dtype.keyType), (f"{name}.value", dtype.valueType)]
     return []
 
 

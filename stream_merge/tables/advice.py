@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from stream_merge.model import names
 from stream_merge.model.counted import counted
-from stream_merge.model.snapshot import VECTORS_PROPERTY
+from stream_merge.model.snapshot import VECTORS_PROPERTY, is_on
 from stream_merge.tables.compaction import TARGET_BYTES
 
 OPTIMIZE_WRITE_PROPERTY = "delta.autoOptimize.optimizeWrite"
@@ -174,7 +174,7 @@ def _ordered(facts: TableFacts, key: str) -> str:
 def _vectors(facts: TableFacts) -> Iterable[str]:
     """Spark writes whole files again where it may not mark rows as removed."""
     merged = facts.merged
-    if facts.properties.get(VECTORS_PROPERTY, "false").lower() == "true" or not _is_copying(merged):
+    if is_on(facts.properties, VECTORS_PROPERTY) or not _is_copying(merged):
         return
     if merged.copied_by_spark >= COPIED_PER_MERGE * max(merged.by_spark, 1):
         yield (
@@ -203,8 +203,11 @@ def _file_size(facts: TableFacts) -> Iterable[str]:
 def _written_files(facts: TableFacts) -> Iterable[str]:
     """Spark writes a file for each task of its last shuffle, and for each partition of the table in it."""
     merged = facts.merged
-    is_on = facts.properties.get(OPTIMIZE_WRITE_PROPERTY, "false").lower() == "true"
-    if is_on or not merged.by_spark or merged.added_files < MANY_ADDED_FILES * merged.by_spark:
+    if (
+        is_on(facts.properties, OPTIMIZE_WRITE_PROPERTY)
+        or not merged.by_spark
+        or merged.added_files < MANY_ADDED_FILES * merged.by_spark
+    ):
         return
     mean = merged.added_bytes / merged.added_files
     if mean < SMALL_BYTES:

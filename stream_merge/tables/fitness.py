@@ -11,7 +11,7 @@ from pyspark.sql.types import StructType, TimestampType
 from stream_merge.errors import ConfigError
 from stream_merge.model import locations, names
 from stream_merge.model.settings import MergeSpec
-from stream_merge.model.snapshot import TableSnapshot
+from stream_merge.model.snapshot import FEED_PROPERTY, VECTORS_PROPERTY, TableSnapshot, is_on
 from stream_merge.shapes import required, shape_of, target_filter, widening
 from stream_merge.shapes.layout import Layout
 from stream_merge.shapes.matching import plan_layout
@@ -53,7 +53,7 @@ def check_target(session: SparkSession, found: TableSnapshot | None, spec: Merge
         )
     else:
         problems.extend(_recorded_problems(found, spec, layout, case_sensitive=case_sensitive))
-        if not spec.only_inserts and found.properties.get("delta.appendOnly", "false").lower() == "true":
+        if not spec.only_inserts and is_on(found.properties, "delta.appendOnly"):
             problems.append(
                 f"target {spec.target!r} is append-only (delta.appendOnly); a merge updates and deletes,"
                 " unset the property"
@@ -75,6 +75,7 @@ def check_target(session: SparkSession, found: TableSnapshot | None, spec: Merge
     problems.extend(shape_of(spec).misfits(session, layout, schema))
     if spec.target_filter is not None:
         problems.extend(target_filter.misfits(session, spec.target_filter, layout, schema))
+    problems.extend(_reserved_by_delta(found, spec, layout))
     problems.extend(_shifted_times(session, found, spec, schema))
     problems.extend(places.permission_problems(spec, found))
     problems.extend(_unpromised_problems(session, spec, found))
@@ -92,6 +93,32 @@ def expect_fitting(events: DataFrame, spec: MergeSpec, found: TableSnapshot | No
     """
     layout = plan_layout(events, spec, None if found is None else found.schema)
     check_target(events.sparkSession, found, spec, layout)
+
+
+def _reserved_by_delta(found: TableSnapshot | None, spec: MergeSpec, layout: Layout) -> Iterable[str]:
+    """Columns of the target, as it is or would be, whose names Delta needs for its own when it reads the table."""
+    properties = {**spark_table.NEW_TARGETS, **spec.table_properties} if found is None else found.properties
+    has_feed = spec.change_data_feed or is_on(properties, FEED_PROPERTY)
+    reserved = {
+        "the reader": names.SCAN_COLUMNS,
+        "deletion vectors": names.VECTOR_SCAN_COLUMNS if is_on(properties, VECTORS_PROPERTY) else (),
+        "the change data feed": names.CHANGE_FEED_COLUMNS if has_feed else (),
+    }
+    table = names.sql_identifier(spec.target)
+    for what, taken in reserved.items():
+        for name in [] if found is None else found.schema.names:
+            if name.lower() in taken:
+                yield (
+                    f"target {spec.target!r} has a column {name!r}, a name that Delta reserves for {what}; rename it"
+                    f" there and in the stream: ALTER TABLE {table} SET TBLPROPERTIES ('delta.columnMapping.mode' ="
+                    f" 'name'); ALTER TABLE {table} RENAME COLUMN {names.quote(name)} TO …"
+                )
+        for field in layout.target_fields:
+            if field.name.lower() in taken and (found is None or field.name not in found.schema.names):
+                yield (
+                    f"column {field.name!r} has a name that Delta reserves for {what}; rename it in the stream:"
+                    f" withColumnRenamed({field.name!r}, …), or leave it out with except_column_list"
+                )
 
 
 def _shifted_times(

@@ -18,7 +18,14 @@ from stream_merge.errors import ConfigError
 from stream_merge.model import names
 from stream_merge.model.logs import tell
 from stream_merge.model.settings import MergeSpec
-from stream_merge.model.snapshot import VECTORS_PROPERTY, CommitRecord, History, TableSnapshot, metrics_of_history
+from stream_merge.model.snapshot import (
+    FEED_PROPERTY,
+    VECTORS_PROPERTY,
+    CommitRecord,
+    History,
+    TableSnapshot,
+    metrics_of_history,
+)
 from stream_merge.shapes import widening
 from stream_merge.shapes.layout import Layout
 from stream_merge.spark import catalog, columns, delta, places
@@ -257,7 +264,7 @@ of a few rows writes whole files anew."""
 
 def target_properties(spec: MergeSpec, layout: Layout) -> dict[str, str]:
     """What the sink records with the target, and the feed it needs."""
-    feed = {"delta.enableChangeDataFeed": "true"} if spec.change_data_feed else {}
+    feed = {FEED_PROPERTY: "true"} if spec.change_data_feed else {}
     return {**feed, **recorded_properties(layout)}
 
 

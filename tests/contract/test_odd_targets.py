@@ -101,7 +101,7 @@ def test_columns_that_differ_in_case_alone_are_refused(spark: SparkSession, tmp_
 @pytest.mark.parametrize(
     ("name", "engine"),
     [
-        *((name, "spark") for name in ("FilePath", "rowIndexCol", "deletionVectorId", "_metadata", "path")),
+        *((name, "spark") for name in ("FilePath", "rowIndexCol", "deletionVectorId", "path")),
         ("filePath", "auto"),
     ],
 )
@@ -132,6 +132,47 @@ def test_so_may_columns_of_the_source_be_called_that_are_not_stored(
         run(own, batch(spark, f"id bigint, lsn bigint, `{name}` string", (0, number, "x"), (2, number, "y")), number)
 
     assert target_rows(spark, table, "id", "lsn") == [(0, 1), (2, 0)]
+
+
+def test_names_that_delta_reserves_for_its_reader_are_refused(spark: SparkSession, tmp_path: Path) -> None:
+    """With any of them Spark could not read the table, sooner or later; what the error recommends works."""
+    table, other = str(tmp_path / "table"), str(tmp_path / "other")
+    reserved = {
+        "the reader": ["_tmp_metadata_row_index", "__delta_internal_is_row_deleted"],
+        "deletion vectors": ["_METADATA", "__delta_internal_row_index"],
+        "the change data feed": ["__is_cdc", "_change_type", "_commit_timestamp", "_commit_version"],
+    }
+    taken = [(name, what) for what, listed in reserved.items() for name in listed]
+    events = spark.sql("SELECT 1L AS id, 1L AS lsn," + ", ".join(f"'a' AS `{name}`" for name, _ in taken))
+
+    with pytest.raises(ConfigError) as caught:
+        run(spark_sink(table, sequence_by="lsn"), events, 0)
+
+    assert caught.value.problems == tuple(
+        f"column {name!r} has a name that Delta reserves for {what}; rename it in the stream:"
+        f" withColumnRenamed({name!r}, …), or leave it out with except_column_list"
+        for name, what in taken
+    )
+    assert not (tmp_path / "table").exists()
+
+    plain = {"table_properties": {"delta.enableDeletionVectors": "false"}, "change_data_feed": False}
+    first = spark.sql("SELECT 1L AS id, 1L AS lsn, named_struct('file_path', 'f') AS _metadata, 'own' AS _change_type")
+    run(spark_sink(other, sequence_by="lsn", **plain), first, 0)
+    spark.sql(f"ALTER TABLE delta.`{other}` SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')")
+    with pytest.raises(ConfigError) as refused:
+        run(spark_sink(other, sequence_by="lsn", **plain), first, 1)
+    mapping = f"ALTER TABLE delta.`{other}` SET TBLPROPERTIES ('delta.columnMapping.mode' = 'name')"
+    rename = f"ALTER TABLE delta.`{other}` RENAME COLUMN `_metadata` TO"
+    assert refused.value.problems == (
+        f"target {other!r} has a column '_metadata', a name that Delta reserves for deletion vectors; rename it there"
+        f" and in the stream: {mapping}; {rename} …",
+    )
+
+    spark.sql(mapping)
+    spark.sql(f"{rename} source_file")
+    run(spark_sink(other, sequence_by="lsn", **plain), first.withColumnRenamed("_metadata", "source_file"), 2)
+
+    assert target_rows(spark, other, "id", "source_file") == [(1, ("f",))]
 
 
 def test_a_file_that_is_gone_is_no_reason_to_insert_its_rows_again(spark: SparkSession, tmp_path: Path) -> None:

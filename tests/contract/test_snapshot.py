@@ -500,7 +500,7 @@ def test_what_does_not_fit_is_one_error_before_anything_is_written(spark: SparkS
         "within='rand\\(\\) < 1' over the table is not deterministic": Snapshot(within="rand() < 1"),
         "missing sets column 'deleted_at', which .* lacks; set schema_evolution=True": Snapshot(missing=FLAG),
         "missing sets column 'name', which the source has, too": Snapshot(missing={"name": "'x'"}),
-        "missing sets 'x' to 'NULL', which has no type": Snapshot(missing={"x": "NULL"}),
+        "missing sets 'x' to 'NULL', which is void": Snapshot(missing={"x": "NULL"}),
         "missing sets 'x' to 't.nix', which does not fit": Snapshot(missing={"x": "t.nix"}),
     }.items():
         with pytest.raises(ConfigError, match=wanted):

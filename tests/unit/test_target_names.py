@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from stream_merge import ConfigError, MergeSink
@@ -34,6 +36,25 @@ def test_a_store_as_a_whole_has_no_place_beside_it(target: str) -> None:
     with pytest.raises(ConfigError, match=r"is a store as a whole, .*; name a folder in it"):
         MergeSink(target=target, keys="id", sequence_by="n")
     MergeSink(target=target, keys="id", sequence_by="n", tombstones=False, on_invalid="fail")
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "most"),
+    [
+        ("t" * 230, {}, 229),
+        ("é" * 115, {}, 229),
+        ("t" * 230, {"quarantine_target": "/lake/q"}, 229),
+        ("t" * 256, {"tombstones": False, "on_invalid": "fail"}, 255),
+    ],
+)
+def test_a_folder_name_on_a_disk_leaves_room_for_those_of_the_side_tables(
+    name: str, settings: dict[str, Any], most: int
+) -> None:
+    expected = f"has a folder name of {len(name.encode())} bytes; .* must have at most {most} bytes"
+    with pytest.raises(ConfigError, match=expected):
+        MergeSink(target=f"/lake/{name}", keys="id", sequence_by="n", **settings)
+    MergeSink(target=f"/lake/{'t' * most}", keys="id", sequence_by="n", **settings)
+    MergeSink(target=f"s3://lake/{name}", keys="id", sequence_by="n", **settings)
 
 
 @pytest.mark.parametrize("target", ["s3://lake/t", "file:///t", "t", "/", "gs://b/a%2e", "hdfs://nn:8020/t"])

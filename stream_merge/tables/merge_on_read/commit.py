@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from stream_merge.model.snapshot import TableSnapshot
+from stream_merge.model.snapshot import TableSnapshot, is_on
 from stream_merge.tables.live_files import Log
 
 ICT_PROPERTY = "delta.enableInCommitTimestamps"
@@ -129,7 +129,7 @@ def timestamp_after(snapshot: TableSnapshot, log: Log, now_ms: int) -> int | Non
     Raises:
         UndatedCommitError: as `next_timestamp`.
     """
-    if snapshot.properties.get(ICT_PROPERTY, "false").lower() != "true":
+    if not is_on(snapshot.properties, ICT_PROPERTY):
         return None
     return next_timestamp(log, snapshot.version, now_ms)
 

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from stream_merge.model.snapshot import VECTORS_PROPERTY
+from stream_merge.model.snapshot import VECTORS_PROPERTY, is_on
 from stream_merge.tables.whitelist import CONSTRAINT, OTHER_READERS
 
 
@@ -114,7 +114,7 @@ def refusal(
         return f"the target has protocol {versions}, which is newer than Delta 4.4's {_NAMED_FEATURES}"
     if versions != _NAMED_FEATURES or DELETION_VECTORS not in features:
         return f"the target's deletion vectors are off (its protocol {versions} does not have {DELETION_VECTORS})"
-    if properties.get(VECTORS_PROPERTY, _OFF).lower() != "true":
+    if not is_on(properties, VECTORS_PROPERTY):
         return f"the target's deletion vectors are off ({VECTORS_PROPERTY} is not true)"
     unproven = [f"{name} ({why})" for name, why in _unproven(features)]
     if unproven:

@@ -29,7 +29,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from stream_merge.model.snapshot import VECTORS_PROPERTY, mapping_mode
+from stream_merge.model.snapshot import VECTORS_PROPERTY, is_on, mapping_mode
 
 _DEFAULT_COLUMNS = 32
 _DEFAULT_PREFIX = 32
@@ -86,7 +86,7 @@ def statistics(rows: pa.Table, schema: StructType, properties: Mapping[str, str]
         parts |= {"minValues": least, "maxValues": greatest}
     if _has_leaves(indexed):
         parts["nullCount"] = nulls
-    if properties.get(VECTORS_PROPERTY, "false").lower() == "true":
+    if is_on(properties, VECTORS_PROPERTY):
         parts["tightBounds"] = "true"
     return _json(parts)
 
