@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import StructType, TimestampType
+from pyspark.sql.types import DataType, StructType, TimestampType
 
 from stream_merge.errors import ConfigError
 from stream_merge.model import locations, names
@@ -65,6 +65,7 @@ def check_target(session: SparkSession, found: TableSnapshot | None, spec: Merge
             problems.append(f"engine='native' cannot merge this batch: {refused.detail}; use engine='auto' or 'spark'")
         if layout.type_changes:
             problems.extend(_widening_problems(session, found, spec, layout))
+        problems.extend(_unwritable_problems(spec, layout))
         odd = [name for name in layout.new_columns if names.needs_column_mapping(name)]
         if odd and not found.maps_columns:
             problems.append(
@@ -119,6 +120,33 @@ def _reserved_by_delta(found: TableSnapshot | None, spec: MergeSpec, layout: Lay
                     f"column {field.name!r} has a name that Delta reserves for {what}; rename it in the stream:"
                     f" withColumnRenamed({field.name!r}, …), or leave it out with except_column_list"
                 )
+
+
+def _unwritable_problems(spec: MergeSpec, layout: Layout) -> Iterable[str]:
+    """Columns of an existing target that Delta's MERGE cannot write from events (4.4)."""
+    table = names.sql_identifier(spec.target)
+    for stored in layout.stored:
+        required = list(_not_null_inside(names.quote(stored.name), stored.dtype))
+        if required:
+            statements = "; ".join(f"ALTER TABLE {table} ALTER COLUMN {path} DROP NOT NULL" for path in required)
+            yield (
+                f"column {stored.name!r} of target {spec.target!r} has fields that are NOT NULL, which Delta's MERGE"
+                f" cannot write; allow NULL: {statements}"
+            )
+        if names.IDENTITY in stored.field.metadata and not (spec.only_inserts or layout.whole):
+            yield (
+                f"column {stored.name!r} of target {spec.target!r} is an identity column, which Delta fills itself;"
+                " leave it out with except_column_list"
+            )
+
+
+def _not_null_inside(path: str, dtype: DataType) -> Iterable[str]:
+    """Quoted paths of the NOT NULL fields in a column; Delta has none inside arrays and maps."""
+    for field in dtype.fields if isinstance(dtype, StructType) else ():
+        inner = f"{path}.{names.quote(field.name)}"
+        if not field.nullable:
+            yield inner
+        yield from _not_null_inside(inner, field.dataType)
 
 
 def _shifted_times(

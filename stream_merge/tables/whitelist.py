@@ -31,7 +31,7 @@ _AS: Mapping[Place, str] = {
 }
 COMPUTED_BY_SPARK: Mapping[str, str] = {
     names.GENERATED_FROM: "is generated",
-    "delta.identity.start": "is an identity column",
+    names.IDENTITY: "is an identity column",
     "CURRENT_DEFAULT": "has a default",
     CHAR_VARCHAR_METADATA: "is char(n) or varchar(n), whose length only Spark checks",
 }
