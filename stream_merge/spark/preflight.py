@@ -1,4 +1,4 @@
-"""Can Spark and Delta start here? What stands in the way is said in one sentence, before a stack trace would.
+"""Checks that Spark and Delta can start here; each obstacle is one sentence instead of a stack trace.
 
 Spark 4 needs Java 17 or newer with the module `jdk.incubator.vector`; Delta's Python package, its
 jar and PySpark must belong together.
@@ -30,7 +30,7 @@ from stream_merge.spark.places import no_table
 from stream_merge.spark.versions import DELTA_PACKAGE, NEEDS_VECTOR_MODULE, NEWEST, PARTS, Parts
 
 OLDEST_JAVA = 17
-"""Spark 4 is compiled for it, and the sink is run on no older one."""
+"""Spark 4 requires it, and the sink is not tested on older ones."""
 
 VECTOR_MODULE = "jdk.incubator.vector"
 """Spark 4 starts every JVM with `--add-modules` of it; a JVM without it does not start."""
@@ -228,7 +228,7 @@ def describe_java(command: str) -> Java | None:
 
 
 def refuse_forgetful_catalog(session: SparkSession, target: str) -> None:
-    """A table that only the catalog of this process knows would be lost with it, and the checkpoint would stay.
+    """Refuse a table in a catalog that ends with this process: the table would be lost, and its checkpoint would stay.
 
     Raises:
         ConfigError: the target is the name of such a table.
@@ -242,9 +242,9 @@ def refuse_forgetful_catalog(session: SparkSession, target: str) -> None:
 
 
 def occupied(target: str) -> str | None:
-    """As the error of `spark_table.find`, without Spark: what is said of a taken place on a local disk, or None.
+    """The error of `spark_table.find` for a local folder that holds something else, without Spark; None if it is free.
 
-    An empty folder is free, and one that this process may not look into is not judged.
+    An empty folder is free; one that this process may not read is not checked.
     """
     local = local_path(normal_path(target)) if is_path(target) else None
     try:
@@ -276,12 +276,12 @@ def failed_start(output: str, packages: str) -> ConfigError:
             found = match.group(match.lastindex or 0).strip()
             return ConfigError(sentence.format(found=found, packages=packages))
     said = [line.strip() for line in output.splitlines() if line.strip() and not line.lstrip().startswith("at ")]
-    last = f"; the last thing it said: {said[-1][:300]!r}" if said else " and said nothing"
+    last = f"; its last line of output: {said[-1][:300]!r}" if said else " and wrote no output"
     return ConfigError(f"Spark's JVM did not start{last}; run `java -version` and check JAVA_HOME, memory and disk")
 
 
 def _without_jar(output: str) -> dict[str, Path]:
-    """Artifacts whose download failed because ~/.m2 has their description alone: Ivy (2.5) then looks nowhere else."""
+    """Artifacts whose download failed because ~/.m2 has only their POM: Ivy (2.5) then tries no other repository."""
     found = {}
     for group, name, version in set(re.findall(r"download failed: ([\w.-]+)#([\w.-]+);([\w.-]+)!", output)):
         folder = Path.home() / ".m2" / "repository" / Path(*group.split(".")) / name / version
@@ -291,7 +291,7 @@ def _without_jar(output: str) -> dict[str, Path]:
 
 
 def _remains(halves: Mapping[str, Path]) -> list[str]:
-    """What has to go: Maven's folders, and those in which Ivy has noted what it found there."""
+    """Folders to remove: Maven's, and those of Ivy's cache for the same artifacts."""
     noted = []
     for artifact in halves:
         group, name, _ = artifact.split(":")
@@ -323,11 +323,11 @@ _START_PROBLEMS = (
     ),
     (r"No space left on device.*", "the disk is full ({found}); free space or set spark.local.dir to another disk"),
 )
-"""What the JVM or Ivy writes -> what to say; the first that matches wins."""
+"""Pattern in the output of the JVM or Ivy -> error sentence; the first match wins."""
 
 
 def _pins(parts: Parts) -> str:
-    """How the packages of a version of Spark are installed together."""
+    """The pip command that installs the packages of one version of Spark."""
     pair = f"'pyspark{parts.pyspark}' 'delta-spark=={parts.delta}'"
     return f"install the versions that belong together: pip install {pair}"
 
@@ -346,7 +346,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _output(command: str, *arguments: str) -> str | None:
-    """Both outputs of a command that ended well, or None."""
+    """Stdout and stderr of a command that succeeded, or None."""
     try:
         done = subprocess.run([command, *arguments], capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired):

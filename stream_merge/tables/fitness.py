@@ -1,4 +1,4 @@
-"""Whether a sink may merge a source into a target: by schemas and properties alone, before anything is written."""
+"""Checks that a sink can merge a source into a target, by schemas and properties alone, before any write."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def check_target(session: SparkSession, found: TableSnapshot | None, spec: Merge
 
 
 def expect_fitting(events: DataFrame, spec: MergeSpec, found: TableSnapshot | None) -> None:
-    """Before a query starts: stop for what its first batch would stop for, by columns and types alone.
+    """Check before a query starts what its first batch would be refused for, by columns and types alone.
 
     Requires: `events` is what the query reads. Writes nothing.
 
@@ -152,7 +152,7 @@ def _not_null_inside(path: str, dtype: DataType) -> Iterable[str]:
 def _shifted_times(
     session: SparkSession, found: TableSnapshot | None, spec: MergeSpec, schema: StructType
 ) -> Iterable[str]:
-    """Times as partitions, where Delta would write other ones."""
+    """Refuse timestamps as partition columns where Delta would shift them."""
     parts = {name.lower() for name in (spec.partition_by if found is None else found.partition_columns)}
     times = [f.name for f in schema.fields if f.name.lower() in parts and isinstance(f.dataType, TimestampType)]
     differ = zones(session) if times and SHIFTS_PARTITION_TIMES else None
@@ -166,7 +166,7 @@ def _shifted_times(
 
 
 def _unpromised_problems(session: SparkSession, spec: MergeSpec, found: TableSnapshot | None) -> Iterable[str]:
-    """Where engines in the driver are asked for and delta-rs must not write."""
+    """Refuse engine='native' on an object store where delta-rs must not write."""
     location = names.normal_path(spec.target) if found is None and names.is_path(spec.target) else None
     location = location if found is None else found.location
     if spec.engine != "native" or spec.single_writer or location is None or locations.local_path(location) is not None:
@@ -222,7 +222,7 @@ def _widening_problems(session: SparkSession, found: TableSnapshot, spec: MergeS
 
 
 def keys_problem(found: TableSnapshot, target: str, keys: Iterable[str], *, case_sensitive: bool) -> str | None:
-    """Why rows cannot be matched by these keys in a table that others are recorded with, or None."""
+    """Why these keys do not match the keys recorded in the table; None if they do."""
 
     def folded(keys: Iterable[str]) -> set[str]:
         return {key if case_sensitive else key.lower() for key in keys}

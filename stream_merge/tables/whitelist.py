@@ -1,4 +1,4 @@
-"""For which types an engine in the driver is proven, by what a value is to a merge; and why a batch is not for it."""
+"""Column types that an engine in the driver supports, by role of the column, and reasons to use another engine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stream_merge.shapes.sequence import leaves
 from stream_merge.spark.columns import CHAR_VARCHAR_METADATA
 
 Place = Literal["key", "sequence", "payload", "nested", "carried", "partition"]
-"""What a value is to a merge; `nested`: inside another type of the payload, `carried`: of a column without events."""
+"""Role of a column in a merge; `nested`: inside another type of the payload, `carried`: a column without events."""
 
 EVERYWHERE: frozenset[Place] = frozenset(get_args(Place))
 IN_FILES = EVERYWHERE - {"partition"}
@@ -35,17 +35,17 @@ COMPUTED_BY_SPARK: Mapping[str, str] = {
     "CURRENT_DEFAULT": "has a default",
     CHAR_VARCHAR_METADATA: "is char(n) or varchar(n), whose length only Spark checks",
 }
-"""Metadata of columns that are not simply what an event says."""
+"""Field metadata -> what it means, for columns whose values Spark computes."""
 ENFORCED_BY_SPARK: Mapping[str, str] = {**COMPUTED_BY_SPARK, "delta.invariants": "has an invariant"}
-"""The same, and of columns whose values are conditions in SQL."""
+"""Field metadata -> what it means, for columns that only Spark writes correctly."""
 CONSTRAINT = "delta.constraints."
-"""How properties begin that hold a CHECK constraint, in SQL; in lower case."""
+"""Prefix, in lower case, of the table properties that hold CHECK constraints in SQL."""
 
 OTHER_READERS: Mapping[str, tuple[str, str]] = {
     "delta.compatibility.symlinkformatmanifest.enabled": ("false", "demands manifests, made by Spark alone"),
     "delta.universalformat.enabledformats": ("", "demands that readers of other formats see each commit"),
 }
-"""Properties, in lower case, for which Spark does more than to commit: the value that asks for nothing; the demand."""
+"""Table properties, in lower case, for which Spark does more than commit -> the value that turns it off, the reason."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,16 +60,16 @@ class Ineligible:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Whitelist:
-    """What one engine is proven for."""
+    """Column types that one engine supports."""
 
     engine: str
     """For people."""
     proven: Mapping[type[DataType], frozenset[Place]]
     also: Callable[[DataType], str | None] = lambda _: None
-    """What speaks against a type beside its kind, its own parts not looked into."""
+    """Further reason against a type; does not check the types inside it."""
 
     def problem(self, dtype: DataType, place: Place) -> str | None:
-        """Why the engine is not proven for values of this type at this place; None where it is."""
+        """Why the engine does not support this type in this role; None if it does."""
         # Other collations order otherwise.
         is_plain = not isinstance(dtype, StringType) or dtype.simpleString() == "string"
         if place not in self.proven.get(type(dtype), frozenset()) or not is_plain:
@@ -80,10 +80,10 @@ class Whitelist:
 
 
 def of_mapping(snapshot: TableSnapshot, what: str) -> Ineligible | None:
-    """Whether a table's columns stand in its files under their physical names.
+    """Refuse a table whose files do not have its columns under their physical names.
 
-    By ids they may stand under any: a table that Delta has taken over from Iceberg keeps files from before a column was
-    renamed there (`CONVERT TO DELTA iceberg`, Delta 4.4).
+    With mapping by id the names in files are arbitrary: a table converted from Iceberg keeps files written before a
+    column was renamed (`CONVERT TO DELTA iceberg`, Delta 4.4).
     """
     if mapping_mode(snapshot.properties) in ("none", "name"):
         return None
@@ -92,7 +92,7 @@ def of_mapping(snapshot: TableSnapshot, what: str) -> Ineligible | None:
 
 
 def of_readers(snapshot: TableSnapshot, what: str) -> Ineligible | None:
-    """Whether readers beside Delta's are to see each commit of a table, for which Spark does more than to commit."""
+    """Refuse a table that Spark also publishes to readers of other formats at each commit."""
     for name, value in sorted(snapshot.properties.items()):
         nothing, demand = OTHER_READERS.get(name.lower(), (None, ""))
         if nothing is not None and value.strip().lower() != nothing:
@@ -101,14 +101,14 @@ def of_readers(snapshot: TableSnapshot, what: str) -> Ineligible | None:
 
 
 def of_shape(layout: Layout) -> Ineligible | None:
-    """Whether the shape's clauses are for Spark alone."""
+    """Refuse a shape whose clauses only Spark can execute."""
     if layout.whole is not None:
         return Ineligible(reason="shape", detail="the shape's clauses are SQL, which only Spark executes")
     return None
 
 
 def of_structs(layout: Layout) -> Ineligible | None:
-    """Whether a struct of the events would have to keep fields of the row's."""
+    """Refuse structs in the events that lack fields of the target's, which an update keeps."""
     lacking = next((stored.name for stored in layout.stored if stored.lacks_fields), None)
     if lacking is None:
         return None
@@ -117,19 +117,19 @@ def of_structs(layout: Layout) -> Ineligible | None:
 
 
 def keys_of(layout: Layout) -> Iterator[tuple[str, DataType, Place]]:
-    """Name, type and place of what rows are matched and ordered by."""
+    """Name, type and role of the key and sequence columns."""
     yield from ((field.name, field.dataType, "key") for field in layout.key_fields)
     yield from ((field.name, field.dataType, "sequence") for _, field in leaves(layout.sequence_type))
 
 
 def columns_of(layout: Layout) -> Iterator[tuple[str, DataType, Place]]:
-    """The same of all that events bring."""
+    """Name, type and role of all columns of the events."""
     yield from ((stored.name, stored.dtype, "payload") for stored in layout.stored)
     yield from keys_of(layout)
 
 
 def recorded_columns(snapshot: TableSnapshot) -> Iterator[tuple[str, DataType, Place]]:
-    """The same of what events will bring, as far as a table tells: by the keys and sequence recorded with it."""
+    """Name, type and role of a table's columns, by the keys and sequence recorded in its properties."""
     keys = _recorded(snapshot.properties.get(names.KEYS_PROPERTY, "[]"))
     sequence = _recorded(snapshot.properties.get(names.SEQUENCE_PROPERTY, "{}"))
     for field in snapshot.schema.fields:
@@ -143,7 +143,7 @@ def recorded_columns(snapshot: TableSnapshot) -> Iterator[tuple[str, DataType, P
 
 
 def _recorded(text: str) -> frozenset[str]:
-    """Columns that a property names, in lower case, by which a sink finds them; one calculated names none."""
+    """Columns, in lower case, that a recorded property names; a computed sequence names none."""
     found = json.loads(text)
     return frozenset(name.lower() for name in (found if isinstance(found, list) else found.get("columns", [])))
 
@@ -157,7 +157,7 @@ def _parts(dtype: DataType) -> list[DataType]:
 
 
 def with_inner(field: StructField) -> Iterable[StructField]:
-    """A field, and all fields inside its type."""
+    """The field and all fields nested in its type."""
     yield field
     inner: list[DataType] = [field.dataType]
     while inner:

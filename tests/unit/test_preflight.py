@@ -242,8 +242,8 @@ def test_a_connect_session_is_refused():
         ),
         ("JAVA_HOME is not set", "no java was found"),
         ("Invalid maximum heap size: -Xmx9x", "the JVM could not get its memory (Invalid maximum heap size: -Xmx9x)"),
-        ("a\n  at b.C(D.java:1)\nwhatever\n", "Spark's JVM did not start; the last thing it said: 'whatever'"),
-        ("", "Spark's JVM did not start and said nothing"),
+        ("a\n  at b.C(D.java:1)\nwhatever\n", "Spark's JVM did not start; its last line of output: 'whatever'"),
+        ("", "Spark's JVM did not start and wrote no output"),
     ],
 )
 def test_what_a_dying_jvm_wrote_decides_the_sentence(output, start):

@@ -1,6 +1,6 @@
-"""Which tables merge-on-read may write: a word on every table feature of Delta 4.4, and on the properties that matter.
+"""Tables that merge-on-read may write, by table feature (all of Delta 4.4) and table property.
 
-The protocol lets nobody write a table with a feature that is unknown to them: what is not named here is refused.
+The Delta protocol forbids writing a table with an unknown feature, so features that are not listed here are refused.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from stream_merge.tables.whitelist import CONSTRAINT, OTHER_READERS
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """Whether merge-on-read may write a table that has a feature."""
+    """Whether merge-on-read may write a table with a feature."""
 
     may: bool
     why: str
-    """What makes it right, or what would go wrong; for people."""
+    """The reason, for error messages."""
 
 
 DELETION_VECTORS = "deletionVectors"
@@ -35,15 +35,15 @@ def _no(why: str) -> Support:
 
 FEATURES: Mapping[str, Support] = MappingProxyType(
     {
-        DELETION_VECTORS: _yes("this is how rows go"),
-        # Legacy features are all named by a table that was raised from an older protocol, in use or not.
-        "appendOnly": _yes("the property is looked at"),
-        "invariants": _yes("the columns are looked at"),
-        "checkConstraints": _yes("the properties are looked at"),
-        "generatedColumns": _yes("the columns are looked at"),
-        "identityColumns": _yes("the columns are looked at"),
-        "allowColumnDefaults": _yes("the columns are looked at"),
-        "changeDataFeed": _yes("each commit brings a change file"),
+        DELETION_VECTORS: _yes("rows are removed by them"),
+        # A table upgraded from an older protocol lists all legacy features, used or not.
+        "appendOnly": _yes("the property is checked"),
+        "invariants": _yes("the columns are checked"),
+        "checkConstraints": _yes("the properties are checked"),
+        "generatedColumns": _yes("the columns are checked"),
+        "identityColumns": _yes("the columns are checked"),
+        "allowColumnDefaults": _yes("the columns are checked"),
+        "changeDataFeed": _yes("each commit adds change files"),
         "columnMapping": _yes("files have physical names and field ids"),
         "timestampNtz": _yes("a type like others"),
         "typeWidening": _yes("old files are read in the table's types; only new files are written"),
@@ -51,8 +51,8 @@ FEATURES: Mapping[str, Support] = MappingProxyType(
         "v2Checkpoint": _yes("a form of checkpoints, not of commits"),
         "clustering": _yes("new files are unclustered, with statistics; others keep their `clusteringProvider`"),
         "domainMetadata": _yes("a merge changes no domain"),
-        "inCommitTimestamp": _yes("each commit bears its time"),
-        "vacuumProtocolCheck": _yes("a duty of VACUUM only"),
+        "inCommitTimestamp": _yes("each commit records its time"),
+        "vacuumProtocolCheck": _yes("concerns VACUUM only"),
         "rowTracking": _no("updated rows would lose their ids"),
         "icebergCompatV1": _no("Iceberg readers know no vectors of Delta"),
         "icebergCompatV2": _no("Iceberg readers know no vectors of Delta"),
@@ -72,10 +72,10 @@ FEATURES: Mapping[str, Support] = MappingProxyType(
         "redirectWriterOnly-preview": _no("the data is elsewhere"),
     }
 )
-"""By name, all in the code of Delta 4.4; tests/contract/test_table_features.py compares them with Delta's own list."""
+"""All features of Delta 4.4 by name; tests/contract/test_table_features.py compares them with Delta's own list."""
 
 _NAMED_FEATURES = 3, 7
-"""The reader and writer version that name their features; older ones have no vectors, newer ones nobody knows."""
+"""Reader and writer version with named features; older ones have no deletion vectors, newer ones are unknown."""
 
 _ON_ELSE_REFUSED: Mapping[str, str] = {
     "delta.appendonly": "forbids to delete or update rows",
@@ -83,14 +83,14 @@ _ON_ELSE_REFUSED: Mapping[str, str] = {
     "delta.randomizefileprefixes": "demands paths that merge-on-read does not give",
     "delta.enablematerializepartitioncolumnsfeature": "demands partition columns in data files",
 }
-"""Properties that default to false, in lower case: Delta finds them in any case when they are set."""
+"""Properties that default to false, in lower case: Delta ignores their case."""
 _EXPECTED: Mapping[str, tuple[str, str]] = {
     "delta.checkpoint.writestatsasjson": ("true", "takes from checkpoints the statistics that commits must repeat"),
     "delta.parquet.compression.codec": ("snappy", "demands files of another compression"),
     "delta.parquet.format.version": ("1.0.0", "demands files of another format"),
     **OTHER_READERS,
 }
-"""Properties for which one value only is proven."""
+"""Properties of which only one value is supported -> that value, and what another one means."""
 _ICEBERG = "delta.enableiceberg"
 _COORDINATED = "delta.coordinatedcommits."
 _OFF = "false"
@@ -101,7 +101,7 @@ def refusal(
 ) -> str | None:
     """Why merge-on-read may not write a table, as a clause; None where protocol and properties allow it.
 
-    Columns, their types and the files are not looked at. All reasons of a kind are told at once.
+    Does not check columns, types or files. Reports all reasons of one kind at once.
 
     Args:
         reader_version: `minReaderVersion` of the table's protocol.
@@ -133,7 +133,7 @@ def _unproven(features: Collection[str]) -> Iterator[tuple[str, str]]:
 
 
 def _demands(properties: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """The properties that merge-on-read would not obey, and what they ask for."""
+    """Properties that merge-on-read does not support, and what they require."""
     for name, value in sorted(properties.items()):
         key, given = name.lower(), value.strip().lower()
         if key.startswith(CONSTRAINT):
