@@ -295,7 +295,8 @@ def test_every_command_that_starts_spark_takes_the_folder_of_jars(
     folder.mkdir()
     for name in (*CONNECTOR, "delta-spark_4.2_2.13"):
         (folder / f"{name}-1.0.jar").touch()
-    (tmp_path / "in").mkdir()
+    for name in ("in", "orders"):
+        (tmp_path / name).mkdir()
     job = tmp_path / "job.yaml"
     query = {"name": "orders", "topic": "t", "value_format": {"type": "debezium"}, "keys": "id"}
     query |= {"target": str(tmp_path / "orders"), "checkpoint": str(tmp_path / "c")}
