@@ -381,7 +381,7 @@ def test_the_default_metrics_port_gives_way(invoke: Invoke, monkeypatch: pytest.
     result = invoke(FILES.removesuffix(" --metrics-port 0"))
 
     assert result.exit_code == 0
-    assert "port 9108 is taken, so /metrics is on port " in result.stderr
+    assert "port 9108 is in use, so /metrics is served on port " in result.stderr
     assert urls[0].startswith("http://127.0.0.1:")
 
 

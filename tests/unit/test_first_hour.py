@@ -172,7 +172,7 @@ def test_run_takes_a_free_port_where_none_was_asked_for(
 
     if gives_way:
         assert result.exit_code == 0
-        assert result.stderr.startswith("port 9108 is taken, so /metrics is on port ")
+        assert result.stderr.startswith("port 9108 is in use, so /metrics is served on port ")
         assert len(urls) == 1
     else:
         assert result.exit_code == 2

@@ -311,7 +311,7 @@ def test_paths_begin_in_the_folder_of_the_job_file(
 
 @pytest.mark.parametrize("setting", ["tables/orders", "c/orders"])
 def test_a_target_and_a_checkpoint_have_a_path(read: Read, setting: str) -> None:
-    with pytest.raises(ConfigError, match="should have at least 1 character"):
+    with pytest.raises(ConfigError, match="must not be empty"):
         read(GOOD.replace(setting, "''"))
 
 
