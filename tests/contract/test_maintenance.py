@@ -305,7 +305,7 @@ def test_by_hand(spark: SparkSession, tmp_table: str) -> None:
     refused = command.invoke(cli.app, ["maintain", tmp_table, "--vacuum-after", "3 days"])
     assert (refused.exit_code, "vacuum_after=3 days, 0:00:00 is shorter than" in refused.output) == (2, True)
     done = command.invoke(cli.app, ["maintain", tmp_table, "--vacuum-after", "1 hour", "--force"])
-    assert done.output == "no files are worth putting together; files that it no longer needs are deleted\n"
+    assert done.output == "no files are worth compacting; files that it no longer needs are deleted\n"
     too_short = command.invoke(cli.app, ["maintain", tmp_table, "--vacuum-after", "0 s", "--force"])
     assert (too_short.exit_code, "give an hour or more" in too_short.output) == (2, True)
     wrong = command.invoke(cli.app, ["maintain", tmp_table, "--vacuum-after", "3"])
