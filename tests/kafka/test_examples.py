@@ -136,7 +136,7 @@ def test_a_topic(script: Script, broker: services.Broker) -> None:
 def test_the_first_steps_of_the_documentation(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The commands of the page `Install and first table`, as they are printed there; the JVM runs in another folder than this test."""
+    """The commands of `Install and first table`, as printed there; the JVM runs in another folder than this test."""
     monkeypatch.setattr(shared, "local_session", lambda *_, **__: spark)
     page = (EXAMPLES.parent / "docs" / "index.md").read_text().split("## 3. ")[1].split("## 4. ")[0]
     blocks = "\n".join(re.findall(r"```\n(.*?)```", page, flags=re.S)).replace("\\\n", "")
