@@ -155,7 +155,8 @@ def _decoded(kept: DataFrame, files: list[str], folder: Folder, schema: Schema, 
     alike: dict[tuple[tuple[int, ...] | None, bytes | None], list[str]] = {(None, None): files}
     if folder.format == "csv" and folder.header:
         alike = {}
-        for file, header in of_files.select("topic", "raw_key").distinct().collect():
+        for file, raw in of_files.select("topic", "raw_key").distinct().collect():
+            header = None if raw is None else bytes(raw)  # a bytearray until Spark 4.1, which is no key of a dict
             order = folder.header_order(kept.sparkSession, schema, unquote(file), header=header, before=before)
             alike.setdefault((order, header), []).append(file)
     parts = []
