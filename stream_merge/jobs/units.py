@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlparse
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationInfo
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
 
 from stream_merge.model import names
 
@@ -61,23 +62,23 @@ Retention = Annotated[float, BeforeValidator(seconds_by_unit)]
 Names = Annotated[tuple[str, ...], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
 
 
-def _from_job_folder(location: str, info: ValidationInfo) -> str:
+def absolute_path(location: str, folder: Path | None) -> str:
     """A path without a scheme, made absolute: `~` is the home, and a relative one begins in the job file's folder."""
     path = os.path.expanduser(location)
-    if not path or urlparse(path).scheme or info.context is None:
+    if not path or urlparse(path).scheme or folder is None:
         return path
-    return os.path.normpath(os.path.join(info.context, path))
+    return os.path.normpath(os.path.join(folder, path))
 
 
-def _target(name: str, info: ValidationInfo) -> str:
+def absolute_target(name: str, folder: Path | None) -> str:
     """A path, made absolute; a catalog name stays."""
     path = names.normal_path(name)
-    return _from_job_folder(path, info) if names.is_path(name) and not urlparse(path).scheme else name
+    return absolute_path(path, folder) if names.is_path(name) and not urlparse(path).scheme else name
 
 
-JobPath = Annotated[str, AfterValidator(_from_job_folder)]
+JobPath = Annotated[str, AfterValidator(lambda path, info: absolute_path(path, info.context))]
 """Path or URI of a file or folder."""
-Target = Annotated[str, AfterValidator(_target)]
+Target = Annotated[str, AfterValidator(lambda name, info: absolute_target(name, info.context))]
 """Path, URI or catalog name of a table."""
 
 

@@ -323,14 +323,17 @@ def test_a_target_and_a_checkpoint_have_a_path(read: Read, setting: str) -> None
         ("s3://b/o", "s3a://b/o"),
         ("shop.o", "SHOP.`o`"),
         ("delta.`tables/o`", "tables/o"),
+        ("tables/o", "{folder}/tables/o"),
+        ("~/o", f"file:{Path.home()}/o"),
     ],
 )
-def test_nor_under_two_spellings(read: Read, one: str, other: str) -> None:
+def test_nor_under_two_spellings(read: Read, tmp_path: Path, one: str, other: str) -> None:
     """Equal keys of two topics would overwrite each other."""
     query = "  - {{name: {0}, topic: {0}, target: {1!r}, keys: id, checkpoint: c/{0}}}\n"
+    both = query.format("a", one) + query.format("b", other.format(folder=tmp_path))
 
     with pytest.raises(ConfigError, match="several queries have the same target"):
-        read(GOOD.replace(GOOD.splitlines()[-1] + "\n", query.format("a", one) + query.format("b", other)))
+        read(GOOD.replace(GOOD.splitlines()[-1] + "\n", both))
 
 
 def test_a_secret_is_used_and_never_shown(read: Read) -> None:

@@ -23,7 +23,17 @@ from stream_merge import shapes
 from stream_merge.errors import ConfigError
 from stream_merge.jobs.kafka.formats import DebeziumFormat, KeyFormatSettings, KeySettings, ValueFormat
 from stream_merge.jobs.shapes import ClausesSettings, ShapeSettings, problems_of
-from stream_merge.jobs.units import Bytes, JobPath, Model, Names, Retention, Seconds, Target
+from stream_merge.jobs.units import (
+    Bytes,
+    JobPath,
+    Model,
+    Names,
+    Retention,
+    Seconds,
+    Target,
+    absolute_path,
+    absolute_target,
+)
 from stream_merge.model import locations, names
 from stream_merge.model.maintenance import Maintenance
 from stream_merge.model.settings import SchemaEvolution
@@ -309,9 +319,10 @@ def load(path: str | Path, *, environment: Mapping[str, str] | None = None) -> J
     elif not isinstance(defaults, dict):
         problems.append("defaults: holds no settings of queries")
     queries = _queries(filled)
-    problems += _shared(queries)
+    folder = Path(path).parent.resolve()
+    problems += _shared(queries, folder)
     try:
-        settings = JobSettings.model_validate(filled, context=Path(path).parent.resolve())
+        settings = JobSettings.model_validate(filled, context=folder)
     except ValidationError as err:
         found = err.errors(include_url=False, include_input=False)
         for error in found:
@@ -330,12 +341,12 @@ def _queries(settings: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [query if isinstance(query, dict) else {} for query in given] if isinstance(given, list) else []
 
 
-def _shared(queries: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """A problem for each name, target and checkpoint that several queries have."""
+def _shared(queries: Sequence[Mapping[str, Any]], folder: Path) -> Iterator[str]:
+    """A problem for each name, target and checkpoint that several queries have; relative paths begin in the folder."""
     for setting, spelled in (
         ("name", str),
-        ("target", locations.place),
-        ("checkpoint", lambda path: locations.folder(names.hadoop_uri(path))),
+        ("target", lambda target: locations.place(absolute_target(target, folder))),
+        ("checkpoint", lambda path: locations.folder(names.hadoop_uri(absolute_path(path, folder)))),
     ):
         values = [query[setting] for query in queries if isinstance(query.get(setting), str) and query[setting]]
         same = [spelled(value) for value in values]
