@@ -199,7 +199,7 @@ def test_fields_that_a_given_schema_lacks_are_counted_and_named_once(
 def test_files_in_another_format_than_it_is_said_stop_the_job(job: Job) -> None:
     """An array is no line of JSON; of a large batch a share of undecodable records is too much, of a small one none."""
     job.put("a.json", '[\n{"id": 1, "lsn": 1},\n{"id": 2, "lsn": 1}\n]\n')
-    with pytest.raises(ContractError, match=r"a\.json: the file does not hold one JSON object per line.*; write one"):
+    with pytest.raises(ContractError, match=r"a\.json: the file is a JSON array or .*; write one"):
         job(schema="id bigint, lsn bigint")
     job.put("a.json", '{"id": 1, "lsn": 1}\n' * 401 + "x\n" * 600)
     with pytest.raises(

@@ -37,7 +37,7 @@ JSON: dict[str, dict[str, Any]] = {
         "-128": -128,
         "200": Refused("200"),
         "1.0": 1,
-        "1.5": Refused("1.5 is not how tinyint"),
+        "1.5": Refused("1.5 is not a valid tinyint"),
         '"1"': Refused("tinyint"),
     },
     "smallint": {"32767": 32767, "32768": Refused("32768")},
@@ -255,7 +255,7 @@ def test_one_bad_line_spoils_no_other() -> None:
     found = read("json", "bigint", good)
 
     assert {i: str(one) for i, one in enumerate(found) if isinstance(one, Refused)} == {
-        1_234: "column 'v': 1.5 is not how bigint is written",
+        1_234: "column 'v': 1.5 is not a valid bigint",
         2_999: "byte 7 is not UTF-8",
     }
     assert [one for one in found if not isinstance(one, Refused)] == [
@@ -299,7 +299,7 @@ def test_a_nested_field_that_an_inferred_schema_lacks_is_refused() -> None:
 @pytest.mark.usefixtures("spark")
 def test_a_field_is_the_column_of_its_name_in_any_case() -> None:
     """Alone and among many, nested or not; two of one name are refused, unless names are compared with case."""
-    ddl, twice = "v struct<a:int>, w int", "field 'w' is there twice, in two cases"
+    ddl, twice = "v struct<a:int>, w int", "field 'w' appears twice, in different case"
     cases = {
         b'{"V": {"A": 1}, "w": 2}': ({"v": {"a": 1}, "w": 2}, None),
         b'{"v": {"a": 1}, "W": 2}': ({"v": {"a": 1}, "w": 2}, None),
@@ -335,5 +335,5 @@ def test_a_file_of_an_array_or_of_an_object_on_several_lines_is_refused() -> Non
     """Its single lines are no events; a later line like that is a broken one."""
     for first in (b"[", b'[{"v": 1},', b" { "):
         found = events("json", "int", [first, b'{"v": 1}'])
-        assert found[0]["fatal"].startswith("the file does not hold one JSON object per line")
+        assert found[0]["fatal"].startswith("the file is a JSON array or")
     assert [row["fatal"] for row in events("json", "int", [b'{"v": 1}', b"["])] == [None, None]

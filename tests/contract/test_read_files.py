@@ -318,13 +318,13 @@ def test_a_parquet_file_whose_types_the_schema_does_not_hold_is_refused(
     [
         pytest.param(
             pa.array([1], pa.timestamp("ns")),
-            r"column 'v' is int64 \(TIMESTAMP\(NANOS,false\)\), which Spark does not read; write it with"
+            r"column 'v' is int64 \(TIMESTAMP\(NANOS,false\)\), which Spark cannot read; write it with"
             r' coerce_timestamps="us".*nanosAsLong=true$',
             id="nanoseconds",
         ),
         pytest.param(pa.array([1], pa.time64("us")), r"column 'v' is int64 \(TIME\(MICROS.*; write it as", id="time"),
         pytest.param(pa.array([1.5], pa.float16()), r"column 'v' is fixed.*FLOAT16\).*; write it as FLOAT$", id="half"),
-        pytest.param(pa.nulls(1), r"column 'v' is NULL in each row and has no type there", id="void"),
+        pytest.param(pa.nulls(1), r"column 'v' has only NULLs and no type in this file", id="void"),
     ],
 )
 def test_a_parquet_column_that_spark_does_not_read_is_named(world: World, column: pa.Array, said: str) -> None:

@@ -56,7 +56,7 @@ REJECTED: dict[str, tuple[list[bytes], str]] = {
             raw(event(1, small="2")),
             raw(event(1, small=2.0)),
         ],
-        r"column '(id|small|name)': .* is not how (bigint|smallint|string) is written",
+        r"column '(id|small|name)': .* is not a valid (bigint|smallint|string)",
     ),
     "no envelope": (
         [

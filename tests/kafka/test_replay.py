@@ -334,7 +334,7 @@ def test_a_run_beside_another_one_is_refused_and_leaves_its_stop_request_alone(j
         refused = job.run().failures["rows"]
 
     assert isinstance(refused, ConfigError)
-    assert "is being run by another process" in str(refused)
+    assert "is already running in another process" in str(refused)
     assert asked.exists()
     with locks.locked(job.folder / "__stream_merge_lock_rows", "query 'copied'"):
         beside = job.run(checkpoint=f"{job.checkpoint}2").failures["rows"]

@@ -93,7 +93,7 @@ def test_defaults_are_those_of_columns_that_the_target_lacked_at_the_last_look(
         warn(rows.defaults, ["note"], settings)
     assert [(record.column, record.default) for record in caplog.records] == [("day", "1970-01-01"), ("n", "1 or 2")]
     assert caplog.records[0].remedy == (
-        'in the source run: UPDATE public.orders SET "day" = "day"; or have Debezium read the table again: INSERT INTO'
+        'run in the source: UPDATE public.orders SET "day" = "day"; or trigger an incremental snapshot: INSERT INTO'
         " <signal table> (id, type, data) VALUES (gen_random_uuid()::text, 'execute-snapshot',"
         ' \'{"data-collections": ["public.orders"], "type": "incremental"}\')'
     )

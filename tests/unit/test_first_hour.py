@@ -100,7 +100,7 @@ def test_a_checkpoint_that_is_used_by_another_name_is_said_before_spark_starts(i
 @pytest.mark.parametrize(
     ("lock", "said"),
     [
-        ("checkpoint.lock", r"query 'orders' is being run by another process, .* '{folder}/checkpoint'; end that one"),
+        ("checkpoint.lock", r"query 'orders' is already running in another process, .* '{folder}/checkpoint'; stop"),
         (
             "__stream_merge_lock_table",
             r"query 'orders': process {pid} \(query 'other'\) is writing to '{folder}/table'",
@@ -122,7 +122,7 @@ def test_a_source_that_does_not_exist_is_said_before_spark_starts(invoke: Invoke
 
     assert result.exit_code == 2
     assert result.stderr == (
-        "stream-merge: source 'in' does not exist; create the folder first, or name another one, elsewhere by its URI\n"
+        "stream-merge: source 'in' does not exist; create the folder, or pass another path or a URI\n"
     )
     assert list(Path().iterdir()) == [Path("job.yaml")]
 

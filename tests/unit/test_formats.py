@@ -142,11 +142,11 @@ def test_a_value_is_stored_exactly(declared: str, written: Any, stored: Any) -> 
 @pytest.mark.parametrize(
     ("declared", "written", "why"),
     [
-        ("boolean", 1, "1 is not how boolean is written"),
+        ("boolean", 1, "1 is not a valid boolean"),
         ("integer", 2147483648, "2147483648 is out of range for int"),
-        ("integer", 1.0, "1.0 is not how int is written"),
-        ("integer", "1", "'1' is not how int is written"),
-        ("integer", True, "true is not how int is written"),
+        ("integer", 1.0, "1.0 is not a valid int"),
+        ("integer", "1", "'1' is not a valid int"),
+        ("integer", True, "true is not a valid int"),
         ("bigint", 2**63, "is out of range for bigint"),
         ("real", 3.4028236e38, "is out of range for float"),
         ("real", 10**400, "is out of range for float"),
@@ -168,7 +168,7 @@ def test_a_value_is_stored_exactly(declared: str, written: Any, stored: Any) -> 
         ("timestamptz", "2020-01-01T00:00:00.1234567Z", "not a whole number of microseconds"),
         ("timestamptz", "2020-02-30T00:00:00Z", "is not a time within"),
         ("time(6)", -1, "is not a time of day"),
-        ("text[]", ["a", 1], "an element: 1 is not how string is written"),
+        ("text[]", ["a", 1], "an element: 1 is not a valid string"),
     ],
 )
 def test_a_value_that_the_type_cannot_hold_is_refused(declared: str, written: Any, why: str) -> None:
@@ -369,7 +369,7 @@ def test_an_update_of_a_key_that_the_record_key_lacks_is_refused() -> None:
         (raw(envelope("c", {"id": 1, "name": "a"}, lsn=None)), "source.lsn is None"),
         (raw(envelope("c", {"id": 1, "name": "a"}, lsn="7")), "source.lsn is '7'"),
         (raw({"op": "c", "after": {}}), "the event has no source"),
-        (raw(envelope("c", {"id": "1", "name": "a"})), "column 'id': '1' is not how bigint is written"),
+        (raw(envelope("c", {"id": "1", "name": "a"})), "column 'id': '1' is not a valid bigint"),
         (
             raw(envelope("c", {"id": 1, "name": "a", "more": 1})),
             r"column\(s\) \['more'\] are in the row but in no schema",
@@ -665,17 +665,17 @@ def test_a_field_is_the_column_of_its_name_in_any_case() -> None:
     ]
     assert enveloped[0]["row"] == {"id": 1, "name": "a"}
     assert enveloped[3]["note"].startswith("an update changes key column(s)")
-    assert enveloped[4]["note"] == "field 'id' is there twice, in two cases"
+    assert enveloped[4]["note"] == "field 'id' appears twice, in different case"
     assert [(row["kind"], row["note"]) for row in flattened] == [
         (Kind.UPSERT, None),
         (Kind.DELETE, None),
-        (Kind.UNDECODABLE, "field 'name' is there twice, in two cases"),
+        (Kind.UNDECODABLE, "field 'name' appears twice, in different case"),
     ]
     assert flattened[0]["row"] == {"id": 1, "name": "a"}
     assert [(row["kind"], row["position"], row["note"]) for row in bare] == [
         (Kind.UPSERT, 3, None),
         (Kind.DELETE, 4, None),
-        (Kind.UNDECODABLE, None, "column 'name': field 'first' is there twice, in two cases"),
+        (Kind.UNDECODABLE, None, "column 'name': field 'first' appears twice, in different case"),
     ]
     assert bare[0]["row"] == {"id": 1, "name": {"first": "a"}, "at": 3}
 

@@ -277,7 +277,7 @@ def _missing(source: str) -> str | None:
     local = locations.local_path(source)
     if local is None or local.exists() or GLOB.search(source) or is_submitted() or "HADOOP_CONF_DIR" in os.environ:
         return None
-    return f"source {source!r} does not exist; create the folder first, or name another one, elsewhere by its URI"
+    return f"source {source!r} does not exist; create the folder, or pass another path or a URI"
 
 
 def _expect_files(checkpoint: Checkpoint) -> None:

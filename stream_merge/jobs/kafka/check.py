@@ -165,7 +165,7 @@ def _checkpoint(query: QuerySettings, topics: Mapping[str, TopicState]) -> Itera
     except ConfigError as err:
         yield Finding(query=query.name, about="checkpoint", said=str(err), is_problem=True)
         return
-    said = f"{query.checkpoint} {'goes on where it ended' if checkpoint.has_begun else 'is new'}"
+    said = f"{query.checkpoint} {'resumes where it ended' if checkpoint.has_begun else 'is new'}"
     yield Finding(query=query.name, about="checkpoint", said=said)
 
 

@@ -1,4 +1,4 @@
-"""What a column that the source adds holds in rows from before: CDC sends no events for them, only a default."""
+"""Defaults of columns that the source adds: CDC sends no events for existing rows, only the default."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ColumnDefault:
     """The default of a column in the schema block of its events."""
 
     shown: str
-    """For a person."""
+    """For log messages."""
     value: str | bytes | None
     """As Spark casts it to the column's type; None where the block does not tell the value of earlier rows."""
     adds_column: bool | None
@@ -51,14 +51,14 @@ class ColumnDefault:
 
 
 def fills(defaults: Mapping[str, ColumnDefault], settings: QuerySettings) -> dict[str, str | bytes]:
-    """Column -> value of rows from before the column, where the job sets it."""
+    """Column -> value for existing rows, if the job fills defaults."""
     if settings.on_column_default == "warn":
         return {}
     return {name: default.value for name, default in defaults.items() if default.value is not None}
 
 
 def warn(defaults: Mapping[str, ColumnDefault], missing: Collection[str], settings: QuerySettings) -> None:
-    """Name each new column whose default the rows from before do not get, and the statements that bring it.
+    """Warn of each new column whose default existing rows do not get, with the statements that bring it.
 
     Args:
         defaults: column -> default.
@@ -79,8 +79,8 @@ def warn(defaults: Mapping[str, ColumnDefault], missing: Collection[str], settin
             query=settings.name,
             column=name,
             default=default.shown,
-            effect="rows from before the column was added stay NULL: the source sends no events for them",
-            remedy=f"in the source run: {updates}; or have Debezium read the table again: INSERT INTO"
+            effect="existing rows stay NULL: the source sends no events for them",
+            remedy=f"run in the source: {updates}; or trigger an incremental snapshot: INSERT INTO"
             " <signal table> (id, type, data) VALUES (gen_random_uuid()::text, 'execute-snapshot',"
             f' \'{{"data-collections": [{listed}], "type": "incremental"}}\')',
         )

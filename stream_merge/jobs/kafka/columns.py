@@ -206,7 +206,7 @@ class RowSchema:
         both_ways = {type(brought), type(held)} == {T.DecimalType, T.StringType}
         if stored is None:
             said = f"events for {self._target!r} bring column {name!r} as {then} and as {now}; "
-            remedy = "no type holds both: let the job begin behind the change ('start' in the job file)"
+            remedy = "no type holds both: start the job after the change ('start' in the job file)"
             remedy = f"set {as_text} or {as_number}, which hold both" if both_ways else remedy
         elif found is None and both_ways:
             remedy = f"set {as_number} and 'schema_evolution: widen', or {as_text} and {anew}"

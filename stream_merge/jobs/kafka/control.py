@@ -49,8 +49,8 @@ def taken(queries: Iterable[QuerySettings]) -> dict[str, Exception]:
 def refusal(query: QuerySettings) -> HeldError:
     """The error for a query that `held` does not let this process run."""
     msg = (
-        f"query {query.name!r} is being run by another process, which holds the lock beside its checkpoint"
-        f" {query.checkpoint!r}; end that one first ('stream-merge stop')"
+        f"query {query.name!r} is already running in another process, which holds the lock next to its checkpoint"
+        f" {query.checkpoint!r}; stop that process first ('stream-merge stop')"
     )
     return HeldError(msg, target=query.target)
 

@@ -20,7 +20,7 @@ from stream_merge.spark.versions import arrow_type
 
 UNKNOWN_FIELDS = "a line has field(s) that the schema lacks: "
 OTHER_HEADER = "CSV header does not conform to the schema: "
-NOT_LINES = "the file does not hold one JSON object per line, but an array, or an object on several lines"
+NOT_LINES = "the file is a JSON array or a multi-line object, not one JSON object per line"
 _BOM = b"\xef\xbb\xbf"
 _SPACES = b" \t\r\n"
 _FEWEST = json_table.FEWEST

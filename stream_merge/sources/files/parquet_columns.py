@@ -1,4 +1,4 @@
-"""Parquet columns that Spark does not read, or only as another type: each is named, with what to do."""
+"""Names Parquet columns that Spark cannot read, or reads as another type, with the remedy."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ _UNREAD = {
     "FLOAT16": "write it as FLOAT",
     "TIME(": "write it as a string or a number",
 }
-"""What Parquet calls types that Spark has not, or Delta (Spark 4.2, Delta 4.4) -> what to do."""
+"""Parquet types that Spark 4.2 or Delta 4.4 lacks -> remedy."""
 _UNTYPED = "UNKNOWN"
-"""Parquet's word for Arrow's null type, of a column without a value. Spark reads it as an int (4.2)."""
+"""Parquet's name for Arrow's null type, of a column with only NULLs; Spark 4.2 reads it as INT."""
 
 
 def unread(session: SparkSession, path: str) -> str | None:
-    """Which column of a file Spark does not read, and what to do; None where none is known."""
+    """The first column of a file that Spark cannot read, with the remedy; None if there is none."""
     try:
         types = parquet_footers.columns(session, path)
-    except Py4JJavaError:  # it is no Parquet file, which Spark says
+    except Py4JJavaError:  # not a Parquet file, which Spark reports
         return None
     for name, written in types.items():
         for kind, remedy in _UNREAD.items():
             if kind in written:
-                return f"column {name!r} is {written}, which Spark does not read; {remedy}"
+                return f"column {name!r} is {written}, which Spark cannot read; {remedy}"
     return None
 
 
 def untyped(session: SparkSession, files: Sequence[str], leaves: int = 0) -> Iterator[tuple[str, str]]:
-    """Columns that have no type in any of these files, each with the first file.
+    """Columns that have no type in any of these files, each with the first such file.
 
     Args:
         session: reads footers, until each column has been seen with a type.
@@ -60,15 +60,15 @@ def untyped(session: SparkSession, files: Sequence[str], leaves: int = 0) -> Ite
 
 
 def untyped_problem(name: str) -> str:
-    """What to do about one of them."""
+    """The error sentence for a column without a type."""
     return (
-        f"column {name!r} is NULL in each row and has no type there (Arrow's null), which Spark reads as INT; write it"
-        " with its type, or pass --schema without it"
+        f"column {name!r} has only NULLs and no type in this file (Arrow's null type), so Spark reads it as INT; write"
+        " it with a type, or pass --schema without it"
     )
 
 
 def difference(session: SparkSession, files: Sequence[str]) -> str | None:
-    """Why these files have no schema together: the first column that is at fault; None where none is found."""
+    """The first column that keeps these files from having one schema, and why; None if there is none."""
     seen: dict[str, tuple[DataType, str]] = {}
     for file in sorted(map(unquote, files)):
         problem = unread(session, file)
@@ -85,13 +85,13 @@ def difference(session: SparkSession, files: Sequence[str]) -> str | None:
             for name, where in (*untyped(session, [other]), *untyped(session, [file])):
                 if name == field.name:
                     return f"{where}: {untyped_problem(name)}"
-            both = f"{before.simpleString()} in {other} and {field.dataType.simpleString()} in {file}"
-            return f"column {field.name!r} is {both}; write it with one type"
+            both = f"{before.simpleString()} in {other} but {field.dataType.simpleString()} in {file}"
+            return f"column {field.name!r} is {both}; write it with the same type in all files"
     return None
 
 
 def leaves(dtype: DataType) -> int:
-    """How many columns Parquet has for a type."""
+    """The number of Parquet columns that store a type."""
     match dtype:
         case StructType():
             return sum(leaves(field.dataType) for field in dtype.fields)

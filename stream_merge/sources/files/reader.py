@@ -62,7 +62,7 @@ _READ_FAILURES = {
         "fix the file, or put an empty one in its place, or pass --schema with the columns that all files have"
     ),
     re.compile(f"{_RAISED}.*?{re.escape(NOT_LINES)}.*?{_END}", re.MULTILINE): (
-        "write one object per line, as 'jq -c .[]' does, and put that file in its place"
+        "write one object per line, for example with jq -c '.[]', and replace the file"
     ),
     re.compile(f"(?<=reading file ).*?{_END}", re.MULTILINE): "fix the file, or put one without rows in its place",
 }
@@ -312,7 +312,7 @@ class Folder:
             first = None if header is not None else reader.csv(exactly(file)).select(_record_text()).head()
         except AnalysisException:
             first = None
-        problem: str | None = "the file is gone, and with it the order of its columns"
+        problem: str | None = "the file no longer exists, so the order of its columns is unknown"
         if first is not None:
             header = without_mark(bytes(first[0]))
         elif before is not None and header is None:

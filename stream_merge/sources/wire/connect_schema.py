@@ -135,8 +135,8 @@ def _scaled(schema: Mapping[str, Any], wanted: T.DataType | None) -> Encoding | 
     if stored.precision > _MOST_PRECISE:
         if not isinstance(wanted, T.DecimalType):
             msg = (
-                f"numeric({precision},{scale}) has no Delta type; in 'types' declare a string, or a decimal that holds"
-                " its values"
+                f"numeric({precision},{scale}) exceeds the 38 digits of Delta's decimals; in 'types' declare string, or"
+                " a decimal that holds its values"
             )
             raise UndecodableError(msg)
         stored = wanted

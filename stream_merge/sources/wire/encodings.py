@@ -96,7 +96,7 @@ def _one_by_one(encoding: Encoding, values: Sequence[Any]) -> Decoded:
         if value is not None:
             try:
                 if type(value) not in encoding.json_types:
-                    refuse(f"{shown(value)} is not how {encoding.dtype.simpleString()} is written")
+                    refuse(f"{shown(value)} is not a valid {encoding.dtype.simpleString()}")
                 read = encoding.one(value)
                 pa.array([read], encoding.arrow)
             except UndecodableError as err:
@@ -129,7 +129,7 @@ def integer(bits: int) -> Encoding:
         if not least <= value <= most:
             refuse(f"{value} is out of range for {dtype.simpleString()}")
         if value != int(value):
-            refuse(f"{value} is not how {dtype.simpleString()} is written")
+            refuse(f"{value} is not a valid {dtype.simpleString()}")
         return int(value)
 
     return scalar(dtype, arrow, one, int, Decimal, is_as_written=True, wire=arrow, many=M.as_they_are)
@@ -350,7 +350,7 @@ def folded(fields: Mapping[str, Any], names: Set[str]) -> Mapping[str, Any]:
     for name, value in fields.items():
         known = name if name in names else by_fold.get(name.lower(), name)
         if known in found:
-            refuse(f"field {known!r} is there twice, in two cases")
+            refuse(f"field {known!r} appears twice, in different case")
         found[known] = value
     return found
 
@@ -367,7 +367,7 @@ def _optional(encoding: Encoding, value: Any, where: str) -> Any:
             refuse(f"{where} is missing")
         return None
     if type(value) not in encoding.json_types:
-        refuse(f"{where}: {shown(value)} is not how {encoding.dtype.simpleString()} is written")
+        refuse(f"{where}: {shown(value)} is not a valid {encoding.dtype.simpleString()}")
     return encoding.one(value)
 
 
