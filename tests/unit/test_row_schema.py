@@ -124,6 +124,6 @@ def test_a_numeric_that_no_decimal_holds_wants_a_declared_type() -> None:
     rows.admit(block(numeric(50, 2)))
 
     assert list(rows.broken.values()) == [
-        "numeric(50,2) exceeds the 38 digits of Delta's decimals; in 'types' declare string, or a decimal that holds its"
-        " values"
+        "numeric(50,2) exceeds the 38 digits of Delta's decimals; in 'types' declare string, or a decimal that holds"
+        " its values"
     ]
