@@ -167,7 +167,7 @@ class Decoder(Reading):
         if not changed:
             return
         try:
-            of_record = self.format.key.fields(record_key)
+            of_record = folded(self.format.key.fields(record_key), set(self.keys))
         except UndecodableError:
             of_record = {}
         changed = [name for name in changed if name not in of_record]
