@@ -79,6 +79,7 @@ class MostUndecodable:
 
 
 _SHARE_COUNTS_FROM = 1_000
+"""Records of a batch; in smaller ones a few bad records are a large share."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

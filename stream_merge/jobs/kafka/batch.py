@@ -50,7 +50,6 @@ _EVENT_BYTES = 300
 """Of a decoded event, until a batch has told."""
 _COPIES = 4
 """Of a batch in the driver while the latest event of each key is looked for."""
-"""Records of a batch; in smaller ones a few bad records are a large share."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
