@@ -51,7 +51,7 @@ def session() -> str:
 PARTS: dict[str, tuple[str, Callable[[], str]]] = {
     "metrics": ("reference/metrics.md", metrics),
     "commands": ("reference/commands.md", commands),
-    "session": ("reference/session.md", session),
+    "session": ("reference/sink.md", session),
 }
 """Name of the part -> page, and what stands there."""
 

@@ -198,7 +198,7 @@ UNKNOWN_DELTA_METRICS = Instrument(
 )
 
 RECORD_KINDS = ("upsert", "delete", "redundant", "filtered", "undecodable", "truncate")
-"""What a job's records turn out to be (`sources.formats.base.Kind`)."""
+"""What a job's records turn out to be (`sources.envelopes.base.Kind`)."""
 
 TOPIC_RECORDS = Instrument(
     name="stream_merge_topic_records_total",

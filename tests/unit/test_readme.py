@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 PAGES = {str(path.relative_to(ROOT)): path.read_text() for path in sorted((ROOT / "docs").rglob("*.md"))}
 JOB_FILE = PAGES["docs/reference/job-file.md"]
-SINK_SETTINGS, SINKS_SETTINGS = PAGES["docs/reference/settings.md"].split("\n## MergeSinks\n")
+SINK_SETTINGS, SINKS_SETTINGS = PAGES["docs/reference/sink.md"].split("\n## MergeSinks\n")
 QUERY = {"name": "a", "topic": "a", "target": "a", "keys": "a", "checkpoint": "a"}
 
 

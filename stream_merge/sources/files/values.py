@@ -1,6 +1,6 @@
 """How a column of a Spark type is written in a JSON line and in a CSV field, and read exactly or refused.
 
-The rules are those of topics (`sources.formats`); what only files have is here: times without a zone, dates with
+The rules are those of topics (`sources.wire.encodings`); what only files have is here: times without a zone, dates with
 one digit, any JSON value as text, and numbers that are text.
 """
 
