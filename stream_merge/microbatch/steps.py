@@ -25,7 +25,7 @@ from stream_merge.microbatch.call import BatchCall
 from stream_merge.microbatch.merging import Executor, Merged
 from stream_merge.microbatch.values import Applied, Done, Prepared, Ready
 from stream_merge.model.logs import tell
-from stream_merge.model.snapshot import TableSnapshot, expect_not_replaced
+from stream_merge.model.snapshot import TableSnapshot, expect_not_replaced, is_on
 from stream_merge.shapes.batch import Batch, evaluate_at_hand, evaluate_in_driver
 from stream_merge.shapes.batch import evaluate as evaluate_on_spark
 from stream_merge.shapes.layout import Layout
@@ -315,7 +315,7 @@ def fill_new_columns(call: BatchCall, ready: Ready) -> Ready:
         for column in layout.stored
         if column.name in layout.new_columns and column.source_name in defaults
     }
-    if not values:
+    if not values or is_on(target.properties, "delta.appendOnly"):
         return ready
     with call.clock.phase("merge"):
         report = merging.fill_new_columns(call, values, since=target.version)

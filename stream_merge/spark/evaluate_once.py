@@ -8,7 +8,12 @@ from typing import Any
 from pyspark.sql import Column, DataFrame, Observation
 
 from stream_merge.spark import versions
-from stream_merge.spark.jvm import without_constraints
+from stream_merge.spark.confs import holding
+
+_CONSTRAINTS_CONF = "spark.sql.constraintPropagation.enabled"
+"""With it a checkpoint keeps what its plan tells of the values, such as a column that is a literal there. Spark makes
+filters of that for the rows that are joined to it and pushes them to Parquet, where text that is not UTF-8, and dates
+and times of other calendars, are other values (Spark 4.2)."""
 
 
 def materialised(
@@ -29,8 +34,9 @@ def materialised(
     Cost: one evaluation, one Spark job (adaptive execution submits each shuffle as one more).
     """
     observation = Observation()
-    rows = keep(df.observe(observation, *aggregates)).localCheckpoint(eager=True)
-    return without_constraints(rows), versions.observed(observation)
+    with holding(df.sparkSession, {_CONSTRAINTS_CONF: "false"}):
+        rows = keep(df.observe(observation, *aggregates)).localCheckpoint(eager=True)
+    return rows, versions.observed(observation)
 
 
 def known_bytes(df: DataFrame) -> int:

@@ -103,21 +103,6 @@ def in_session(df: DataFrame, session: SparkSession) -> DataFrame:
     return DataFrame(dataset.ofRows(session._jsparkSession, df._jdf.logicalPlan()), session)
 
 
-def without_constraints(checkpoint: DataFrame) -> DataFrame:
-    """The rows of a local checkpoint, without what Spark knows of their values from the plan that they come from.
-
-    From a column that is a literal there, or filtered by one, Spark makes a filter on the rows that are joined to it,
-    and pushes it to Parquet, where text that is not UTF-8, and dates and times of other calendars, are other values.
-    """
-    session, plan = checkpoint.sparkSession, checkpoint._jdf.logicalPlan()
-    *others, _ = each(plan.otherCopyArgs())  # the last ones are the constraints
-    parts = [plan.productElement(i) for i in range(plan.productArity())]
-    rows = java_class(session, "org.apache.spark.sql.execution.LogicalRDD")
-    nothing = java_class(session, "scala.Option").empty()
-    dataset = java_class(session, versions.DATASET)
-    return DataFrame(dataset.ofRows(session._jsparkSession, rows(*parts, *others, nothing)), session)
-
-
 def caches_nothing(session: SparkSession) -> bool:
     """Whether no frame and no table is cached (`cache`, `persist`) in any session of this process."""
     return bool(session._jsparkSession.sharedState().cacheManager().isEmpty())

@@ -307,7 +307,8 @@ class JsonLines:
     def of_file(self, first: bytes) -> tuple[Lines, str | None]:
         """As `Lines.of_file`."""
         begun = first.strip(_SPACES)
-        return self, NOT_LINES if begun == b"{" or begun.startswith(b"[") else None
+        is_array_of_objects = begun[:1] == b"[" and begun[1:].lstrip(_SPACES)[:1] == b"{"
+        return self, NOT_LINES if is_array_of_objects or begun in (b"{", b"[") else None
 
 
 def _object(record: bytes) -> dict[str, Any]:

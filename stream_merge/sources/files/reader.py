@@ -188,7 +188,9 @@ class Folder:
         records = reader.csv(paths)
         if not self.header or len(records.inputFiles()) <= 1:
             return
-        of_file = records.groupBy("_metadata.file_path").agg(F.first(_record_text()).alias("header"))
+        of_file = records.groupBy("_metadata.file_path").agg(
+            F.min_by(_record_text(), F.monotonically_increasing_id()).alias("header")
+        )
         orders: dict[tuple[str, ...], tuple[str, ...]] = {}
         for (header,) in of_file.select("header").distinct().collect():
             text = without_mark(bytes(header)).decode("utf-8", "replace").lower()
