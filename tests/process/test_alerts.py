@@ -1,4 +1,4 @@
-"""What the page about watching says to be woken for, over hours of a job's numbers. Needs promtool, no JVM: seconds."""
+"""The alerts of the monitoring page, over an hour of a job's metrics. Needs promtool, no JVM: seconds."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ FRESH = {POLLED: "1+15x240"}
 """The broker answers before each scrape."""
 
 
-def of_watching() -> dict[str, str]:
-    page = (services.ROOT / "docs" / "guides" / "watching.md").read_text(encoding="utf-8")
-    (block,) = re.findall(r"```promql\n(.*?)```", page, re.DOTALL)
+def alert_expressions() -> dict[str, str]:
+    page = (services.ROOT / "docs" / "operate" / "monitoring.md").read_text(encoding="utf-8")
+    alerts = page.split("\n## Alerts\n")[1].split("\n## ")[0]
     names = (GONE, RESTARTS, ENDED, STUCK, BROKER, FAILED, BROKEN, MISSING)
-    return dict(zip(names, filter(None, block.splitlines()), strict=True))
+    return dict(zip(names, re.findall(r"^\| \w+ \| `(.+?)` \|", alerts, re.MULTILINE), strict=True))
 
 
 def every_five(first: int, last: int) -> list[int]:
@@ -140,6 +140,6 @@ CASES: dict[str, tuple[dict[str, str], dict[str, list[int]]]] = {
 def test_one_is_woken_for_what_needs_somebody_and_for_nothing_else(case: str, tmp_path: Path) -> None:
     prometheus.need()
     series, fires = CASES[case]
-    rules = of_watching()
+    rules = alert_expressions()
 
     assert prometheus.asked(rules, series, minutes={name: fires.get(name, []) for name in rules}, folder=tmp_path) == ""

@@ -282,9 +282,9 @@ def test_every_query_of_the_dashboard_has_data_while_a_job_runs(
                     wrong.append((panel["title"], query, min(values), max(values)))
         assert silent == []
         assert wrong == []
-        # Of what one is to be woken for, this job has records that nobody can read.
+        # Of the alerts one fires: this job has records that nobody can read.
         broken = "stream_merge_quarantined_events_total"
-        assert [asked for asked in of_watching() if scraper.instant(asked)] == [
+        assert [asked for asked in alert_expressions() if scraper.instant(asked)] == [
             f"increase({broken}[10m]) > 0 or ({broken} > 0 unless {broken} offset 10m)"
         ]
         assert counted(scraper) == source.sent
@@ -299,11 +299,11 @@ def test_every_query_of_the_dashboard_has_data_while_a_job_runs(
         assert by_engine == {"orders": "native", "tagged": "spark"}
 
 
-def of_watching() -> list[str]:
-    """The queries of the page that says what to be woken for."""
-    page = (services.ROOT / "docs" / "guides" / "watching.md").read_text(encoding="utf-8")
-    (block,) = re.findall(r"```promql\n(.*?)```", page, re.DOTALL)
-    return [line for line in block.splitlines() if line]
+def alert_expressions() -> list[str]:
+    """The expressions of the alerts in the monitoring page."""
+    page = (services.ROOT / "docs" / "operate" / "monitoring.md").read_text(encoding="utf-8")
+    alerts = page.split("\n## Alerts\n")[1].split("\n## ")[0]
+    return re.findall(r"^\| \w+ \| `(.+?)` \|", alerts, re.MULTILINE)
 
 
 def counted(scraper: Prometheus) -> Counter[str]:
