@@ -13,7 +13,7 @@ from stream_merge.engines.costs import DRIVER_EVENTS
 from stream_merge.model import names
 from stream_merge.model.logs import tell
 from stream_merge.spark.errors import exceeds_driver_results, reason
-from stream_merge.tables.delta_rs.eligibility import of_calendar, of_events, of_log, of_place
+from stream_merge.tables.delta_rs.eligibility import of_calendar, of_events, of_keys, of_log, of_place
 from stream_merge.tables.tombstones.delta_rs import NativeLog, NativeTombstones
 from stream_merge.tables.tombstones.spark import Tombstones
 from stream_merge.tables.tombstones.spark_batch import SparkTombstones
@@ -67,13 +67,12 @@ def obstacle(job: MergeJob) -> Ineligible | None:
     That one would be made, and then nothing could be appended to it.
     """
     refused = _of_calendar(job)
-    if refused is not None:
+    begins = job.spec.tombstones and job.batch.deletes > 0 and job.log_snapshot is None
+    if refused is not None or not begins:
         return refused
     target = job.spec.tombstone_target
-    begins = job.spec.tombstones and job.batch.deletes > 0 and job.log_snapshot is None
-    if not begins or not names.is_path(target):
-        return None
-    return of_place(names.normal_path(target), "the tombstone table")
+    refused = of_place(names.normal_path(target), "the tombstone table") if names.is_path(target) else None
+    return refused or of_keys(job.layout)
 
 
 def obstacle_in(events: pa.Table, job: MergeJob) -> Ineligible | None:

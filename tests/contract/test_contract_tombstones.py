@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Any
 from uuid import uuid4
 
@@ -50,6 +51,21 @@ def test_an_upsert_older_than_the_delete_is_refused_in_whatever_batch_it_arrives
         ("insert", 1, 1, "row"),
         ("insert", 1, 6, "back"),
     ]
+
+
+def test_a_delete_of_a_decimal_key_with_many_digits_is_remembered(spark: SparkSession, tmp_table: str):
+    """delta-rs (1.6) writes statistics through a float or a long, by which Spark would skip the file of the delete."""
+    columns = "k decimal(38,18), n decimal(20,0), lsn bigint, op string"
+    settings = {"keys": ["k", "n"], "sequence_by": "lsn", "apply_as_deletes": "op = 'd'", "except_column_list": ["op"]}
+    stream = ChangeStream(spark, tmp_table, columns, **settings)
+    key = Decimal("12345678901234567890.123456789012345678"), Decimal("18446744073709551615")
+
+    stream.deliver((*key, 1, "c"))
+    stream.deliver((*key, 4, "d"))
+    late = stream.deliver((*key, 3, "u"))
+
+    assert ledger(late) == {"received": 1, "stale": 1}
+    assert stream.rows() == []
 
 
 def test_a_delete_of_a_key_never_seen_is_remembered(stream: ChangeStream):

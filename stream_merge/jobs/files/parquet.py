@@ -51,7 +51,8 @@ def refuse_other_types(session: SparkSession, files: Sequence[str], schema: Sche
         try:
             found = _types_in(session, [path])
         except (PySparkException, Py4JJavaError) as err:
-            problem: str | None = parquet_columns.unread(session, path) or f"{said(err)}; {_REMEDY}"
+            remedy = "rename one of the two" if "COLUMN_ALREADY_EXISTS" in str(err) else _REMEDY
+            problem: str | None = parquet_columns.unread(session, path) or f"{said(err)}; {remedy}"
         else:
             problem = _problem(found, schema, case_sensitive=case_sensitive)
             if problem is not None:

@@ -420,7 +420,7 @@ class CsvRecords:
         named = [resolve(name, header, case_sensitive=self.case_sensitive) for name in wanted]
         order = tuple(header.index(name) for name in named if name is not None)
         if len(set(order)) != len(wanted) or len(header) != len(wanted):
-            return self, f"{OTHER_HEADER}it has {', '.join(header)}; the schema {', '.join(wanted)}"
+            return self, f"{OTHER_HEADER}it has {header!r}; the schema has {wanted!r}"
         return (self if order == tuple(range(len(wanted))) else replace(self, order=order, header=first)), None
 
 

@@ -62,7 +62,7 @@ _READ_FAILURES = {
         "fix the file, or put an empty one in its place, or pass --schema with the columns that all files have"
     ),
     re.compile(f"{_RAISED}.*?{re.escape(NOT_LINES)}.*?{_END}", re.MULTILINE): (
-        "write one object per line, for example with jq -c '.[]', and replace the file"
+        "write one object per line, for example with jq -c '.[]' for an array or jq -c . for an object"
     ),
     re.compile(f"(?<=reading file ).*?{_END}", re.MULTILINE): "fix the file, or put one without rows in its place",
 }
@@ -194,7 +194,10 @@ class Folder:
         orders: dict[tuple[str, ...], tuple[str, ...]] = {}
         for (header,) in of_file.select("header").distinct().collect():
             text = without_mark(bytes(header)).decode("utf-8", "replace").lower()
-            names = tuple(text.split(csv_text.delimiter_of(self.delimiter)))
+            try:
+                names = tuple(name or "" for name in csv_text.fields_of(text, csv_text.delimiter_of(self.delimiter)))
+            except UndecodableError:  # the file is refused when it is read
+                continue
             if orders.setdefault(tuple(sorted(names)), names) != names:
                 msg = f"CSV files in {self.path!r} have their columns in different orders; pass --schema"
                 raise ConfigError(msg)

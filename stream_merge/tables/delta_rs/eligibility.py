@@ -200,9 +200,13 @@ def _of_layout(layout: Layout) -> Ineligible | None:
 
 def of_log(layout: Layout, log: NativeTable, snapshot: TableSnapshot) -> Ineligible | None:
     """Whether delta-rs can keep the remembered deletes, of which it sees keys and sequences only."""
-    refused = layout.once("ineligible_keys", lambda: _of_columns(keys_of(layout)))
-    refused = refused or of_table(log, snapshot, "the tombstone table")
+    refused = of_keys(layout) or of_table(log, snapshot, "the tombstone table")
     return refused or of_files(log, snapshot, "the tombstone table")
+
+
+def of_keys(layout: Layout) -> Ineligible | None:
+    """Whether delta-rs can carry keys and sequences, which are all that a tombstone has of an event."""
+    return layout.once("ineligible_keys", lambda: _of_columns(keys_of(layout)))
 
 
 def of_calendar(session: SparkSession, schema: StructType) -> Ineligible | None:
