@@ -66,14 +66,17 @@ def files_of_one_event(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ("--keys idd", "keys names column 'idd', which the source does not have; its columns are .'id', 'lsn', 'op'.$"),
-        ("--sequence-by lsnn", "sequence_by names column 'lsnn', which the source does not have; its columns are "),
-        ("--columns id,lsn,nmae", "column_list names column 'nmae', which the source does not have; its columns are "),
-        ("--except-columns opp", "except_column_list names column 'opp', which the source does not have; its columns"),
-        ("--apply-as-deletes opp='d'", "apply_as_deletes=.*`opp` cannot be resolved"),
-        ("--target-filter t.opp='d'", "target_filter=.*`opp` cannot be resolved"),
+        (
+            "--keys idd",
+            "--keys names column 'idd', which the source does not have; its columns are .'id', 'lsn', 'op'.$",
+        ),
+        ("--sequence-by lsnn", "--sequence-by names column 'lsnn', which the source does not have; its columns are "),
+        ("--columns id,lsn,nmae", "--columns names column 'nmae', which the source does not have; its columns are "),
+        ("--except-columns opp", "--except-columns names column 'opp', which the source does not have; its columns"),
+        ("--apply-as-deletes opp='d'", "--apply-as-deletes .*`opp` cannot be resolved"),
+        ("--target-filter t.opp='d'", "--target-filter .*`opp` cannot be resolved"),
         ("--schema id|bigit", "--schema 'id bigit' is not a list of columns like 'id BIGINT, name STRING': .*BIGIT"),
-        ("--schema idd|bigint,lsn|bigint", "keys names column 'id', which the source does not have; .*'idd', 'lsn'"),
+        ("--schema idd|bigint,lsn|bigint", "--keys names column 'id', which the source does not have; .*'idd', 'lsn'"),
     ],
 )
 def test_a_typo_in_a_column_is_one_sentence_and_nothing_of_it_is_kept(

@@ -153,6 +153,7 @@ class Rows:
 
     def __init__(self, decoder: Decoder) -> None:
         self.columns = decoder.columns
+        self.defaults: dict[str, Any] = {}
         self._decoder = decoder
 
     def decoder(self, _: int) -> Decoder:
