@@ -242,7 +242,9 @@ def test_records_of_a_csv_are_replayed_by_the_names_of_its_header(world: World) 
     world.files(schema="id bigint, lsn bigint, note int", **options)
     assert target_rows(world.spark, world.target) == [(1, 1), (4, 9)]
 
-    with pytest.raises(ContractError, match=r"cannot be replayed: .*it has .*; the schema lsn, id; pass --schema"):
+    with pytest.raises(
+        ContractError, match=r"cannot be replayed: .*it has .*; the schema has \['lsn', 'id'\]; pass --schema"
+    ):
         world.replay(schema="lsn bigint, id bigint", **options)
     for file in world.source.iterdir():
         file.unlink()
@@ -364,7 +366,7 @@ def test_a_column_without_a_type_in_one_parquet_file_has_that_of_another(world: 
 
     assert str(folder.infer(world.spark)) == "id bigint, lsn bigint, v int"
     pq.write_table(pa.table({**ids, "v": pa.array(["x"])}), world.source / "b.parquet")
-    with pytest.raises(ConfigError, match=r"a\.parquet: column 'v' is NULL in each row"):
+    with pytest.raises(ConfigError, match=r"a\.parquet: column 'v' has only NULLs and no type"):
         folder.infer(world.spark)
     pq.write_table(pa.table({**ids, "v": pa.array([1.5])}), world.source / "a.parquet")
     with pytest.raises(ConfigError, match=r"column 'v' is double in .*a\.parquet and string in .*b\.parquet; write it"):

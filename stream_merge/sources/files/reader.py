@@ -188,9 +188,12 @@ class Folder:
         records = reader.csv(paths)
         if not self.header or len(records.inputFiles()) <= 1:
             return
-        of_file = records.groupBy("_metadata.file_path").agg(
-            F.min_by(_record_text(), F.monotonically_increasing_id()).alias("header")
+        records = records.select(
+            F.col("_metadata.file_path").alias("file"),
+            F.monotonically_increasing_id().alias("place"),
+            _record_text().alias("text"),
         )
+        of_file = records.groupBy("file").agg(F.min_by("text", "place").alias("header"))
         orders: dict[tuple[str, ...], tuple[str, ...]] = {}
         for (header,) in of_file.select("header").distinct().collect():
             text = without_mark(bytes(header)).decode("utf-8", "replace").lower()
