@@ -369,7 +369,7 @@ def test_a_column_without_a_type_in_one_parquet_file_has_that_of_another(world: 
     with pytest.raises(ConfigError, match=r"a\.parquet: column 'v' has only NULLs and no type"):
         folder.infer(world.spark)
     pq.write_table(pa.table({**ids, "v": pa.array([1.5])}), world.source / "a.parquet")
-    with pytest.raises(ConfigError, match=r"column 'v' is double in .*a\.parquet and string in .*b\.parquet; write it"):
+    with pytest.raises(ConfigError, match=r"column 'v' is double in .*a\.parquet but string in .*b\.parquet; write it"):
         folder.infer(world.spark)
 
 
