@@ -124,7 +124,7 @@ def test_records_from_before_the_epoch_are_left_alone_unless_forced(job: TopicJo
     answer = run_again(job, epoch=1)
 
     assert (answer.records, answer.too_old, answer.marked) == (2, 1, 1)
-    assert "1 are older than tombstone_retention or than the epoch" in answer.said()
+    assert "1 older than tombstone_retention or than the epoch" in answer.said()
     assert [(key, name[:3]) for key, name in job.rows()] == [(1, "now"), (2, "n"), (3, "xxx")]
     assert marked(job) == [(0, False), (late, True)]
     assert run_again(job, Request(force=True), epoch=1).marked == 1
