@@ -315,7 +315,11 @@ def fill_new_columns(call: BatchCall, ready: Ready) -> Ready:
         for column in layout.stored
         if column.name in layout.new_columns and column.source_name in defaults
     }
-    if not values or is_on(target.properties, "delta.appendOnly"):
+    if not values:
+        return ready
+    if is_on(target.properties, "delta.appendOnly"):
+        why = "delta.appendOnly forbids the update; existing rows stay NULL"
+        tell(log.warning, "new_columns_not_filled", target=call.spec.label, columns=sorted(values), reason=why)
         return ready
     with call.clock.phase("merge"):
         report = merging.fill_new_columns(call, values, since=target.version)

@@ -94,7 +94,8 @@ def change_events(
         batch.hold(found)
         events = events.unionByName(found)
     column_defaults.warn(batch.defaults, batch.missing, settings)
-    missing = {name: column_defaults.fills(batch.defaults, settings).get(name) for name in batch.missing}
+    filled = column_defaults.fills(batch.defaults, settings)
+    missing = {name: filled.get(name) for name in batch.missing}
     if missing and batch.old_keys:
         events = fill_across_key_changes(events, known, missing, batch.hold, unread=unread, unread_keys=former)
     elif missing:

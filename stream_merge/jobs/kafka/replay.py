@@ -134,7 +134,7 @@ class Replayed(_Message):
             )
         if self.too_old:
             parts.append(
-                f"{self.too_old:,} older than tombstone_retention or than the epoch, so that they might win over"
+                f"{self.too_old:,} older than tombstone_retention or than the epoch, which could win over"
                 " what came after them (--force replays them)"
             )
         return "; ".join(parts)
