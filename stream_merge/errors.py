@@ -11,12 +11,16 @@
 
 Every error means that the caller's micro-batch is not known to be applied, so a streaming query
 must fail and let Spark deliver the batch again.
+
+A message begins with a stable code in brackets, `[TARGET_REPLACED] …`. The troubleshooting page has a section per code.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
+_CODE = re.compile(r"\[([A-Z][A-Z0-9_]+)\] ")
 
 class StreamMergeError(Exception):
     """Base of every error that the sink raises on purpose.
@@ -24,6 +28,7 @@ class StreamMergeError(Exception):
     Attributes:
         target: the table that the error is about, the sink's target or a side table of it; None where none is.
         batch_id: the micro-batch, or None outside a batch.
+        code: the code that the message begins with, without its brackets; None of a message without a code.
     """
 
     def __init__(self, message: str, *, target: str | None = None, batch_id: int | None = None) -> None:
@@ -31,12 +36,18 @@ class StreamMergeError(Exception):
         self.target = target
         self.batch_id = batch_id
 
+    @property
+    def code(self) -> str | None:
+        """See the class."""
+        code = _CODE.match(str(self))
+        return code[1] if code else None
+
 
 class ConfigError(StreamMergeError, ValueError):
     """The sink, the table or the environment cannot work as configured.
 
     Attributes:
-        problems: every problem found, one sentence each with its remedy.
+        problems: every problem found, each a sentence with its code and its remedy.
     """
 
     def __init__(

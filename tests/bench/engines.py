@@ -55,27 +55,42 @@ class Side:
         return statistics.median(self.seconds)
 
 
+BY_HAND, BY_SINK = "by hand", "auto"
+VECTORS, PLAIN = "vectors", "plain"
+BASELINE = {VECTORS: f"{BY_HAND}, {VECTORS}", PLAIN: f"{BY_HAND}, {PLAIN}"}
+"""Kind of table -> the hand-written MERGE with default confs on such a table."""
+ON_SPARK = f"spark, no tombstones, {PLAIN}"
+
+
 def sides_of(bench: Bench, table: Path) -> list[Side]:
-    """Hand-written with default confs and with the preset, `auto`, and the Spark engine without tombstones."""
+    """By hand with default confs and with the preset, and `auto`: each on a table with vectors and on one without.
+
+    Beside them the Spark engine without tombstones, on a table without vectors.
+    """
+
+    def copied(label: str) -> str:
+        target = bench.copy(table, label.replace(" ", "_").replace(",", ""))
+        return bench.with_vectors(target) if label.endswith(VECTORS) else target
 
     def by_hand(label: str, confs: dict[str, str]) -> Side:
         session = owned_session(bench.spark)
         for key, value in confs.items():
             session.conf.set(key, value)
-        target = bench.copy(table, label)
+        target = copied(label)
         return Side(name=label, merge=lambda df, _: hand_written(session, target, deduped(in_session(df, session))))
 
     def by_sink(label: str, engine: str, *, tombstones: bool) -> Side:
-        sink = sink_on(bench.copy(table, label.replace(" ", "_")), engine=engine, tombstones=tombstones)
+        sink = sink_on(copied(label), engine=engine, tombstones=tombstones)
         return Side(name=label, merge=lambda df, batch_id: (sink(df, batch_id), sink.last_result)[1])
 
-    return [
-        by_hand("naive", DEFAULT_CONFS),
-        by_hand("naive, preset", {}),
-        by_sink("auto", "auto", tombstones=True),
-        by_sink("spark", "spark", tombstones=True),
-        by_sink("spark, no tombstones", "spark", tombstones=False),
-    ]
+    sides = []
+    for kind, baseline in BASELINE.items():
+        sides += [
+            by_hand(baseline, DEFAULT_CONFS),
+            by_hand(f"{BY_HAND}, preset, {kind}", {}),
+            by_sink(f"{BY_SINK}, {kind}", "auto", tombstones=True),
+        ]
+    return [*sides, by_sink(ON_SPARK, "spark", tombstones=False)]
 
 
 def measure(bench: Bench, case: Case, table: Path, *, runs: int, warm_up: int) -> dict[str, Side]:
@@ -93,23 +108,23 @@ def measure(bench: Bench, case: Case, table: Path, *, runs: int, warm_up: int) -
 
 
 def rows_of(case: Case, sides: dict[str, Side]) -> list[Comparison]:
-    """The case as rows of the bench's table: everything beside the hand-written merge with default confs."""
-    naive = sides["naive"].median
-    bounds = {"auto": case.bound, "spark, no tombstones": case.spark_bound}
+    """The case as rows of the bench's table: each beside the hand-written merge with default confs on such a table."""
+    bounds = {f"{BY_SINK}, {kind}": case.bound for kind in BASELINE} | {ON_SPARK: case.spark_bound}
     found = []
     for side in sides.values():
-        if side.name == "naive":
+        baseline = next(sides[by_hand] for kind, by_hand in BASELINE.items() if side.name.endswith(kind))
+        if side is baseline:
             continue
         bound = bounds.get(side.name)
         found.append(
             Comparison(
                 case=case.name,
-                baseline="hand-written, default confs",
-                baseline_seconds=naive,
+                baseline=baseline.name,
+                baseline_seconds=baseline.median,
                 candidate=side.name,
                 candidate_seconds=side.median,
                 bound="" if bound is None else f"at least {bound:g} x faster",
-                holds=bound is None or naive >= bound * side.median,
+                holds=bound is None or baseline.median >= bound * side.median,
             )
         )
     return found

@@ -156,7 +156,7 @@ def engines(bench: Bench, args: argparse.Namespace) -> list[Comparison]:
             continue
         long = case.events >= LONG_EVENTS
         table = bench.table(case.rows, case.files)
-        sides = measure(bench, case, table, runs=3 if long else args.runs, warm_up=1 if long else 4)
+        sides = measure(bench, case, table, runs=3 if long else args.runs, warm_up=1 if long else 2)
         measured = rows_of(case, sides)
         show(measured)
         found += measured
