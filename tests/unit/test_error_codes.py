@@ -52,20 +52,36 @@ def test_the_troubleshooting_page_has_a_section_for_each_code_and_for_no_other()
     assert sorted(sections) == sorted({code[1] for _, message in _messages() if (code := CODE.match(message))})
 
 
-def test_a_literal_that_is_raised_begins_with_a_code() -> None:
-    without = [
-        f"{path.relative_to(ROOT)}:{node.lineno}"
-        for path, module in _modules()
-        for node in ast.walk(module)
-        if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Name)
-        and node.func.id in CLASSES
-        and node.args
-        and (text := _text(node.args[0])) is not None
-        and not CODE.match(text)
+def _raised(function: ast.AST) -> Iterator[tuple[int, str]]:
+    """(line, message) of the literals that a function gives to an error, itself or by a variable."""
+    given = [
+        node.args[0]
+        for node in ast.walk(function)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in CLASSES and node.args
     ]
+    names = {argument.id for argument in given if isinstance(argument, ast.Name)}
+    given += [
+        node.value
+        for node in ast.walk(function)
+        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id in names for t in node.targets)
+    ]
+    for argument in given:
+        text = _text(argument)
+        if text is not None:
+            yield argument.lineno, text
 
-    assert without == []
+
+def test_a_literal_that_is_raised_begins_with_a_code() -> None:
+    without = {
+        f"{path.relative_to(ROOT)}:{line}: {message}"
+        for path, module in _modules()
+        for function in ast.walk(module)
+        if isinstance(function, ast.FunctionDef)
+        for line, message in _raised(function)
+        if not CODE.match(message)
+    }
+
+    assert sorted(without) == []
 
 
 def test_a_message_is_short() -> None:
