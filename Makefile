@@ -49,8 +49,8 @@ shop: $(INSTALLED) .jars/spark/.copied .jars/services/.copied  ## PostgreSQL, Ka
 unit: $(INSTALLED)  ## the tests that need neither Spark nor Java; ARGS="-k name" selects
 	@$(PYTEST) tests/unit $(ARGS)
 
-test: $(INSTALLED) .jars/classes.jsa  ## unit, and what a sink does on Spark as it is shipped, in three processes; ARGS="-k name" selects, ARGS="-n 0" takes one
-	@$(WITH_JAVA) $(PYTEST) tests/unit tests/contract --engines shipped $(ARGS)
+test: $(INSTALLED) .jars/classes.jsa  ## unit, and the core of what a sink does on Spark, in three processes; ARGS="-k name" selects, ARGS="-n 0" takes one
+	@$(WITH_JAVA) $(PYTEST) tests/unit tests/contract --engines shipped --core $(ARGS)
 
 SERVERS := .jars/classes.jsa .jars/spark/.copied .jars/services/.copied .jars/prometheus/.found .jars/s3/.found .jars/azurite/.found
 
@@ -132,7 +132,7 @@ log-store: $(INSTALLED)  ## build the log store for S3 from its sources, into th
 
 lock:  ## write requirements.lock again from pyproject.toml (needs uv); a release of this week is left alone
 	uv pip compile --quiet --upgrade --no-strip-extras --exclude-newer "1 week" --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url \
-		--extra dev --output-file requirements.lock pyproject.toml
+		--extra cli --extra dev --output-file requirements.lock pyproject.toml
 
 clean:  ## remove everything that make and the tools made
 	rm -rf .venv .venv-* .jars .docs .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist spark-warehouse metastore_db derby.log

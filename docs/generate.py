@@ -68,7 +68,7 @@ def _help_of_all() -> None:
     import typer  # noqa: PLC0415  # only this process of the two needs it
     from typer.testing import CliRunner  # noqa: PLC0415
 
-    from stream_merge.cli import app  # noqa: PLC0415
+    from stream_merge.cli.app import app  # noqa: PLC0415
 
     def paths(group: Any, before: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
         for name, command in group.commands.items():

@@ -20,7 +20,7 @@ from log_faults import LogFaults, class_path, compile_log_store
 from pyspark.sql import SparkSession
 from services import gcs, s3
 from spared import spare_lookups, spare_processes
-from turns import Turn, rank
+from turns import Turn, is_core, rank
 
 from stream_merge.jobs.kafka import jars
 from stream_merge.session import SMALL_BATCHES, local_session
@@ -56,6 +56,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="all",
         help="tests that are for several engines: on each of them and from batch to batch on another (all; with each"
         " that is for random histories alone), or as a sink chooses",
+    )
+    parser.addoption(
+        "--core", action="store_true", help="only the tests that `make test` has (tests/turns.py), started states copied"
     )
     parser.addoption(
         "--turn",
@@ -97,7 +100,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(specname="pytest_collection_modifyitems", trylast=True)
 def pytest_take_turns(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With `--turn` the tests of this turn, of those that everything else has left."""
+    """With `--core` the core tests, with `--turn` those of this turn, of those that everything else has left."""
+    if config.option.core:
+        config.hook.pytest_deselected(items=[item for item in items if not is_core(item)])
+        items[:] = filter(is_core, items)
     if config.option.turn is not None:
         turn = Turn(config.option.turn, items, engines.PARAMETER)
         config.hook.pytest_deselected(items=[item for item in items if not turn.has(item)])

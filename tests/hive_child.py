@@ -22,7 +22,7 @@ from services import SPARK_JARS
 from typer.testing import CliRunner
 
 from stream_merge import MergeSink
-from stream_merge.cli import app
+from stream_merge.cli.app import app
 from stream_merge.cli.commands.shared import session_starter
 from stream_merge.jobs.kafka import jars
 from stream_merge.metrics.instruments import MergeMetrics

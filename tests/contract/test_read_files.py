@@ -18,7 +18,7 @@ from since import since
 from typer.testing import CliRunner
 
 from stream_merge import ConfigError, ContractError, MergeSink, MergeSinks
-from stream_merge.cli import app
+from stream_merge.cli.app import app
 from stream_merge.cli.commands import shared
 from stream_merge.jobs.files.parquet import refuse_other_types
 from stream_merge.jobs.files.run import FilesSettings, replay_quarantine, run
