@@ -2,7 +2,7 @@
 SHELL := bash
 .DEFAULT_GOAL := help
 .PHONY: help setup demo jars shop unit test test-change test-all soak smoke smoke-change smoke-all next FORCE check lint format types imports collect docs bench bench-versions bench-kafka dashboard reference \
-	log-store lock clean
+	result log-store lock clean
 .SECONDARY: # what a pattern makes for another one is kept
 
 INSTALLED := .venv/.installed
@@ -126,6 +126,9 @@ dashboard: $(INSTALLED)  ## write the Grafana dashboard again from the metrics
 
 reference: $(INSTALLED)  ## write the lists of metrics and commands in docs/reference again from the code
 	.venv/bin/python docs/generate.py
+
+result: $(INSTALLED)  ## draw the picture in README again, from a run of the demo
+	@$(WITH_JAVA) .venv/bin/python docs/result.py
 
 log-store: $(INSTALLED)  ## build the log store for S3 from its sources, into the package
 	@home=$$(deployments/setup.sh java) && JAVA_HOME="$$home" deployments/setup.sh build deployments/log-store stream_merge/spark/maven

@@ -22,6 +22,7 @@ from collections.abc import Mapping, Sequence
 
 _CODE = re.compile(r"\[([A-Z][A-Z0-9_]+)\] ")
 
+
 class StreamMergeError(Exception):
     """Base of every error that the sink raises on purpose.
 

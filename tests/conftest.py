@@ -19,7 +19,7 @@ from disk import keep_bucket
 from log_faults import LogFaults, class_path, compile_log_store
 from pyspark.sql import SparkSession
 from services import gcs, s3
-from spared import spare_lookups, spare_processes
+from spared import spare_creations, spare_lookups, spare_processes
 from turns import Turn, is_core, rank
 
 from stream_merge.jobs.kafka import jars
@@ -58,7 +58,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         " that is for random histories alone), or as a sink chooses",
     )
     parser.addoption(
-        "--core", action="store_true", help="only the tests that `make test` has (tests/turns.py), started states copied"
+        "--core",
+        action="store_true",
+        help="the tests of `make test` alone (tests/turns.py), made quicker (tests/spared.py, tests/deliveries.py)",
     )
     parser.addoption(
         "--turn",
@@ -121,7 +123,7 @@ def seed(request: pytest.FixtureRequest) -> int:
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+def spark(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """Real Spark with real Delta and the preset for small batches; nothing is written outside temporary folders."""
     session = local_session(
         "stream_merge tests",
@@ -143,6 +145,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     )
     spare_lookups()
     spare_processes(session, tmp_path_factory.mktemp("local-files"))
+    if pytestconfig.option.core:
+        spare_creations(tmp_path_factory.mktemp("creations"))
     yield session
     session.stop()
 

@@ -1,9 +1,14 @@
-"""A change stream as tests write it: batches of events, each delivered a second time, as after a crash."""
+"""A change stream as tests write it: batches of events, each delivered a second time, as after a crash.
+
+With `--core` only the last batch of a stream is delivered again, when the test has passed.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +57,30 @@ def from_sql(spark: SparkSession, rows: Iterable[Mapping[str, str]], types: Mapp
     return spark.sql(f"SELECT * FROM VALUES {', '.join(values)} AS t({', '.join(map(quote, found))})")
 
 
+@dataclass
+class _Replays:
+    last_alone: bool = False
+    """Whether only the last batch of each stream is delivered again."""
+
+
+REPLAYS = _Replays()
+_STREAMS: list[ChangeStream] = []
+"""Of the running test."""
+
+
+def forget_streams() -> None:
+    """Of an earlier test."""
+    _STREAMS.clear()
+
+
+def replay_last_batches() -> None:
+    """Deliver the last batch of each of the test's streams again."""
+    streams = list(_STREAMS)
+    _STREAMS.clear()
+    for stream in streams:
+        stream.replay_last()
+
+
 class ChangeStream:
     """Delivers batches to a target and proves of each that a replay changes nothing.
 
@@ -74,6 +103,8 @@ class ChangeStream:
             **settings,
         }
         self.batch_id = -1
+        self._replay: Callable[[], None] = lambda: None
+        _STREAMS.append(self)
 
     def deliver(self, *events: Sequence[Any], schema: str | None = None, **settings: Any) -> MergeResult:
         """Deliver the next batch, and the same batch again; what the first delivery did."""
@@ -86,17 +117,31 @@ class ChangeStream:
         result = run(self.sink(), batch_df, self.batch_id)
         if not result.events.received:
             return result
-        if self.settings["app_id"] is None:
-            before = self.rows(), self.changes()
-            run(self.sink(), batch_df, self.batch_id)
-            assert (self.rows(), self.changes()) == before
-        else:
-            before = self.data_changes()
-            replay = run(self.sink(), batch_df, self.batch_id)
-            assert self.data_changes() == before
-            if result.version is not None:
-                assert (replay.outcome, replay.events) == ("skipped_duplicate", EventCounts())
+        self._replay = partial(self._deliver_again, batch_df, self.batch_id, result, self.versions())
+        if not REPLAYS.last_alone:
+            self.replay_last()
         return result
+
+    def replay_last(self) -> None:
+        """Deliver the last batch again, unless something else has happened to the tables since, or it was done."""
+        replay, self._replay = self._replay, lambda: None
+        replay()
+
+    def _deliver_again(
+        self, batch_df: DataFrame, batch_id: int, result: MergeResult, versions: Mapping[str, int]
+    ) -> None:
+        if self.versions() != versions:
+            return
+        if self.settings["app_id"] is None:
+            rows = self.rows(), self.changes()
+            run(self.sink(), batch_df, batch_id)
+            assert (self.rows(), self.changes()) == rows
+            return
+        changes = self.data_changes()
+        replay = run(self.sink(), batch_df, batch_id)
+        assert self.data_changes() == changes
+        if result.version is not None:
+            assert (replay.outcome, replay.events) == ("skipped_duplicate", EventCounts())
 
     def sink(self) -> MergeSink:
         """A new sink with the stream's settings."""

@@ -1,16 +1,26 @@
-"""What the session of the tests is spared: Hadoop's processes for each file, and questions about classes asked twice.
+"""What tests are spared: Hadoop's processes for each file, lookups of classes, and CREATE TABLE of the same table.
 
-Neither decides what is written or read.
+None of them decides what is written or read.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 from log_faults import JAVA_SOURCES, add_classes, class_path, compile_java
 from py4j.java_gateway import JavaClass, JavaPackage, JVMView
 from pyspark.sql import SparkSession
+from pyspark.sql.types import StructField, StructType
+
+from stream_merge.model import names
+from stream_merge.model.snapshot import TableSnapshot
+from stream_merge.tables import spark_table
 
 LOCAL_FILES = "streammerge.tests.LocalFiles"
 
@@ -45,3 +55,60 @@ def _remembering(ask: Any) -> Any:
         return found
 
     return ask_once
+
+
+def spare_creations(folder: Path) -> None:
+    """Create each kind of empty table once per process, and copy its log for every further one.
+
+    A table is of the same kind if the arguments of `spark_table.create` and the session's defaults of Delta are the
+    same. Tables in catalogs, in object stores and in folders that exist are created by Spark, as ever.
+    """
+    create = spark_table.create
+    templates: dict[str, Path] = {}
+
+    def created(
+        session: SparkSession,
+        target: str,
+        fields: Sequence[StructField],
+        *,
+        properties: Mapping[str, str],
+        partition_by: Sequence[str] = (),
+        cluster_by: Sequence[str] = (),
+    ) -> TableSnapshot:
+        table = Path(names.normal_path(target)) if names.is_path(target) else None
+        is_local = table is not None and table.is_absolute() and not table.exists()
+        kind = json.dumps(
+            [
+                StructType(list(fields)).jsonValue(),
+                sorted(properties.items()),
+                list(partition_by),
+                list(cluster_by),
+                sorted((name, value) for name, value in session.conf.getAll.items() if "delta" in name),
+            ]
+        )
+        template = templates.get(kind)
+        if template is not None and table is not None and is_local and _copied(template, table):
+            found = spark_table.find(session, target)
+            assert found is not None
+            return found
+        found = create(session, target, fields, properties=properties, partition_by=partition_by, cluster_by=cluster_by)
+        if template is None and table is not None and is_local and found.version == 0:
+            templates[kind] = folder / str(len(templates))
+            shutil.copytree(table, templates[kind])
+        return found
+
+    spark_table.create = created
+
+
+def _copied(template: Path, table: Path) -> bool:
+    """Whether the copy appeared, at once and whole; not where somebody else has created the table meanwhile."""
+    table.parent.mkdir(parents=True, exist_ok=True)
+    place = Path(mkdtemp(prefix=".creation-", dir=table.parent))
+    shutil.copytree(template, place, dirs_exist_ok=True)
+    place.chmod(0o755)
+    try:
+        os.rename(place, table)
+    except OSError:
+        shutil.rmtree(place)
+        return False
+    return True

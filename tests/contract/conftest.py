@@ -7,9 +7,11 @@ from pathlib import Path
 
 import engines
 import pytest
+from deliveries import REPLAYS, forget_streams, replay_last_batches
 from delta_log import check_table
 from disk import on_disk
 
+PASSED = pytest.StashKey[bool]()
 HISTORIES = "test_differential"
 
 
@@ -49,6 +51,24 @@ def judged_by(request: pytest.FixtureRequest, seed: int) -> Iterator[str]:
     how = getattr(request, "param", engines.AS_SHIPPED)
     with engines.judged(how, f"{seed} {request.node.nodeid}"):
         yield how
+
+
+@pytest.fixture(autouse=True)
+def last_batches_are_replayed(request: pytest.FixtureRequest, judged_by: str) -> Iterator[None]:
+    """With `--core` the last batch of each stream is delivered again when the test has passed."""
+    REPLAYS.last_alone = request.config.option.core
+    forget_streams()
+    yield
+    if request.node.stash.get(PASSED, False):
+        replay_last_batches()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    report = yield
+    if report.when == "call":
+        item.stash[PASSED] = report.passed
+    return report
 
 
 @pytest.fixture(autouse=True)
