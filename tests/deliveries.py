@@ -117,7 +117,7 @@ class ChangeStream:
         result = run(self.sink(), batch_df, self.batch_id)
         if not result.events.received:
             return result
-        self._replay = partial(self._deliver_again, batch_df, self.batch_id, result, self.versions())
+        self._replay = partial(self._deliver_again, self.sink(), batch_df, result, self.versions())
         if not REPLAYS.last_alone:
             self.replay_last()
         return result
@@ -128,17 +128,17 @@ class ChangeStream:
         replay()
 
     def _deliver_again(
-        self, batch_df: DataFrame, batch_id: int, result: MergeResult, versions: Mapping[str, int]
+        self, sink: MergeSink, batch_df: DataFrame, result: MergeResult, versions: Mapping[str, int]
     ) -> None:
         if self.versions() != versions:
             return
         if self.settings["app_id"] is None:
             rows = self.rows(), self.changes()
-            run(self.sink(), batch_df, batch_id)
+            run(sink, batch_df, result.batch_id)
             assert (self.rows(), self.changes()) == rows
             return
         changes = self.data_changes()
-        replay = run(self.sink(), batch_df, batch_id)
+        replay = run(sink, batch_df, result.batch_id)
         assert self.data_changes() == changes
         if result.version is not None:
             assert (replay.outcome, replay.events) == ("skipped_duplicate", EventCounts())

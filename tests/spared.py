@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
+from uuid import uuid4
 
 from log_faults import JAVA_SOURCES, add_classes, class_path, compile_java
 from py4j.java_gateway import JavaClass, JavaPackage, JVMView
@@ -22,6 +24,7 @@ from stream_merge.model import names
 from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.tables import spark_table
 
+_FIRST = f"{0:020}.json"
 LOCAL_FILES = "streammerge.tests.LocalFiles"
 
 
@@ -104,7 +107,10 @@ def _copied(template: Path, table: Path) -> bool:
     """Whether the copy appeared, at once and whole; not where somebody else has created the table meanwhile."""
     table.parent.mkdir(parents=True, exist_ok=True)
     place = Path(mkdtemp(prefix=".creation-", dir=table.parent))
-    shutil.copytree(template, place, dirs_exist_ok=True)
+    (place / "_delta_log").mkdir()
+    commit = (template / "_delta_log" / _FIRST).read_text()
+    # Another table has another id; Delta's checksums are of the first one.
+    (place / "_delta_log" / _FIRST).write_text(re.sub(r'(?<="metaData":{"id":")[^"]+', str(uuid4()), commit))
     place.chmod(0o755)
     try:
         os.rename(place, table)

@@ -11,7 +11,6 @@ from deliveries import REPLAYS, forget_streams, replay_last_batches
 from delta_log import check_table
 from disk import on_disk
 
-PASSED = pytest.StashKey[bool]()
 HISTORIES = "test_differential"
 
 
@@ -53,22 +52,14 @@ def judged_by(request: pytest.FixtureRequest, seed: int) -> Iterator[str]:
         yield how
 
 
-@pytest.fixture(autouse=True)
-def last_batches_are_replayed(request: pytest.FixtureRequest, judged_by: str) -> Iterator[None]:
-    """With `--core` the last batch of each stream is delivered again when the test has passed."""
-    REPLAYS.last_alone = request.config.option.core
-    forget_streams()
-    yield
-    if request.node.stash.get(PASSED, False):
-        replay_last_batches()
-
-
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-    report = yield
-    if report.when == "call":
-        item.stash[PASSED] = report.passed
-    return report
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[object]:
+    """With `--core` the last batch of each stream is delivered again behind a test that has passed."""
+    REPLAYS.last_alone = pyfuncitem.config.option.core
+    forget_streams()
+    done = yield
+    replay_last_batches()
+    return done
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ import services
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
-from stream_merge import cli
+from stream_merge.cli import app as cli
 from stream_merge.cli.commands import shared
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

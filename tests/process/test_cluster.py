@@ -18,7 +18,7 @@ from delta_log import live_rows
 from kafka import KafkaAdminClient, KafkaProducer
 from typer.testing import CliRunner
 
-from stream_merge import cli
+from stream_merge.cli import app as cli
 from stream_merge.jobs.kafka import load
 from stream_merge.jobs.kafka.history import trail
 from stream_merge.spark.versions import SPARK

@@ -20,7 +20,7 @@ from kafka import KafkaAdminClient, KafkaProducer
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
-from stream_merge import cli
+from stream_merge.cli import app as cli
 from stream_merge.jobs.kafka import load
 from stream_merge.jobs.kafka.history import trail
 from stream_merge.testing import change_rows, target_rows

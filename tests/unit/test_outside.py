@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
-from stream_merge import cli
+from stream_merge.cli import app as cli
 from stream_merge.jobs.kafka.exit_codes import Verdict, verdict
 from stream_merge.jobs.watch.queries import QueryFailedError
 from stream_merge.sources.kafka import connection

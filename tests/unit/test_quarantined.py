@@ -12,7 +12,7 @@ from deltalake import write_deltalake
 from pyspark.sql.pandas.types import to_arrow_schema
 from typer.testing import CliRunner
 
-from stream_merge import cli
+from stream_merge.cli import app as cli
 from stream_merge.cli.commands import shared
 from stream_merge.tables.quarantine import SCHEMA
 

@@ -7,7 +7,7 @@ import re
 import pytest
 from typer.testing import CliRunner
 
-from stream_merge import cli
+from stream_merge.cli import app as cli
 from stream_merge.jobs.kafka.settings import MaintenanceSettings, QuerySettings
 from stream_merge.jobs.spelling import _OPTIONS, _SETTINGS, as_options, as_settings
 
