@@ -115,7 +115,7 @@ def _meaning(context: typer.Context, shape: str, clauses: Path | None, of_snapsh
     if shape == Snapshot.name:
         return _snapshot(given)
     if given:
-        msg = f"[CONFLICTING_SETTINGS] {named} requires --shape {Snapshot.name}, not {shape}; set it, or remove {named}"
+        msg = f"[CONFLICTING_SETTINGS] --shape {shape} excludes {named}; set --shape {Snapshot.name}, or remove {named}"
         raise ConfigError(msg)
     return of_name(shape)
 
