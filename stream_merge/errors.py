@@ -23,6 +23,12 @@ from collections.abc import Mapping, Sequence
 _CODE = re.compile(r"\[([A-Z][A-Z0-9_]+)\] ")
 
 
+def located(where: str, problem: str) -> str:
+    """The problem with its location, which follows the code."""
+    code = _CODE.match(problem)
+    return f"{where}: {problem}" if code is None else f"{code[0]}{where}: {problem[code.end() :]}"
+
+
 class StreamMergeError(Exception):
     """Base of every error that the sink raises on purpose.
 

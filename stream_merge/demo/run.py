@@ -145,12 +145,12 @@ def _folder(keep: Path | None) -> Iterator[_Folder]:
         return
     folder = _Folder(keep.absolute())
     if keep.exists() and not (keep.is_dir() and (folder.has_events or not any(keep.iterdir()))):
-        msg = f"--keep {str(keep)!r} exists and holds no demo; name a new or empty folder, or one that a demo left"
+        msg = f"[INVALID_SETTING] --keep {str(keep)!r} does not contain a demo; use a new, an empty or a demo's folder"
         raise ConfigError(msg)
     try:
         keep.mkdir(parents=True, exist_ok=True)
     except OSError as err:
-        msg = f"--keep {str(keep)!r} cannot be made ({err.strerror}); name a folder that this user may write to"
+        msg = f"[NOT_WRITABLE] --keep {str(keep)!r} cannot be created ({err.strerror}); use a writable folder"
         raise ConfigError(msg) from err
     yield folder
 

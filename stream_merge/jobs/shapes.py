@@ -11,7 +11,7 @@ from pydantic import Discriminator, Field, Tag, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from stream_merge import shapes
-from stream_merge.errors import ConfigError
+from stream_merge.errors import ConfigError, located
 from stream_merge.jobs.units import Model, Names
 from stream_merge.shapes import Clauses, Shape
 from stream_merge.shapes.written import Then
@@ -86,39 +86,41 @@ def read_clauses(path: str | Path) -> Clauses:
     try:
         found = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except OSError as err:
-        msg = f"clause file {str(path)!r} cannot be read: {err.strerror}"
+        msg = f"[CANNOT_READ_FILE] clause file {str(path)!r} cannot be read: {err.strerror}"
         raise ConfigError(msg) from err
     except (yaml.YAMLError, UnicodeDecodeError) as err:
-        msg = f"clause file {str(path)!r} is not YAML: {' '.join(str(err).split())}"
+        msg = f"[CANNOT_READ_FILE] clause file {str(path)!r} is not YAML: {' '.join(str(err).split())}"
         raise ConfigError(msg) from err
     try:
         settings = ClausesSettings.model_validate({"clauses": found} if isinstance(found, list) else found)
     except ValidationError as err:
         problems = [line for error in err.errors(include_url=False, include_input=False) for line in problems_of(error)]
-        raise ConfigError([f"{path}: {problem}" for problem in problems]) from None
+        raise ConfigError([located(str(path), problem) for problem in problems]) from None
     return settings.shape()
 
 
 _SAID = {
-    "extra_forbidden": "is not a setting",
-    "missing": "is missing",
-    "model_type": "must hold settings",
-    "model_attributes_type": "must hold settings",
-    "too_short": "must not be empty",
-    "string_too_short": "must not be empty",
-    "union_tag_not_found": "type is missing",
-    "union_tag_invalid": "type {tag!r} is not known; use one of {expected_tags}",
+    "extra_forbidden": "[UNKNOWN_SETTING] {place} is not a setting",
+    "missing": "[MISSING_SETTING] {place} is missing",
+    "model_type": "[INVALID_SETTING] {place} must contain settings",
+    "model_attributes_type": "[INVALID_SETTING] {place} must contain settings",
+    "too_short": "[INVALID_SETTING] {place} must not be empty",
+    "string_too_short": "[INVALID_SETTING] {place} must not be empty",
+    "union_tag_not_found": "[MISSING_SETTING] {place}.type is missing",
+    "union_tag_invalid": "[INVALID_SETTING] {place}.type {tag!r} must be one of {expected_tags}",
 }
-"""Kind of pydantic's error -> what to say in its place."""
+"""pydantic's error type -> message."""
 
 
 def problems_of(error: ErrorDetails) -> list[str]:
-    """A sentence for each problem that pydantic found, with its place."""
-    place = ".".join(map(str, error["loc"]))
+    """A message for each problem that pydantic found, with the setting's place behind its code."""
+    place = ".".join(map(str, error["loc"])) or "the file"
     said = _SAID.get(error["type"])
-    if said is None:
-        said = str(error["msg"]).removeprefix("Value error, ").replace("Input should be", "must be")
-        said = said.replace("valid tuple", "list").replace("valid dictionary", "mapping")
-    else:
-        said = said.format(**error.get("ctx", {}))
-    return [f"{place}: {line}" if place else line for line in said.splitlines()]
+    if said is not None:
+        return [said.format(place=place, **error.get("ctx", {}))]
+    said = str(error["msg"]).removeprefix("Value error, ").replace("Input should be", "must be")
+    said = said.replace("valid tuple", "list").replace("valid dictionary", "mapping")
+    return [
+        located(place, line) if line.startswith("[") else f"[INVALID_SETTING] {place}: {line}"
+        for line in said.splitlines()
+    ]

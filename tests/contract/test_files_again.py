@@ -171,6 +171,6 @@ def test_clauses_that_are_none_are_refused_with_their_places(
 
     assert [wrong.exit_code, both.exit_code, absent.exit_code] == [2, 2, 2]
     assert "c.yaml: clauses.1.when: must be 'matched', 'not_matched' or 'not_matched_by_source'" in wrong.stderr
-    assert "--shape and --clauses both say what the changes mean for the table" in both.stderr
+    assert "[CONFLICTING_SETTINGS] --shape and --clauses" in both.stderr
     assert "clause file 'd.yaml' cannot be read: No such file or directory" in absent.stderr
     assert not Path("table").exists()

@@ -130,7 +130,7 @@ def test_the_command_takes_a_file_for_a_snapshot_and_says_why_it_refuses_one(
     assert "must not write it: the table is filled as snapshot" in explained
 
     wrong = invoke("--shape insert-only --min-rows 3")
-    assert (wrong.exit_code, "--min-rows is about snapshots, and --shape is insert-only; add" in wrong.stderr) == (
+    assert (wrong.exit_code, "--shape insert-only excludes --min-rows; " in wrong.stderr) == (
         2,
         True,
     )

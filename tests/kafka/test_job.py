@@ -362,7 +362,7 @@ def test_null_value_records_alone_do_not_say_how_their_keys_are_written(shop: Sh
     beside = shop.failure(checkpoint=str(tmp_path / "another"), **described)
 
     assert isinstance(alone, ConfigError)
-    assert "1 null-value records came before any event whose schema" in str(alone)
+    assert "[KEY_SCHEMA_UNKNOWN] keys of 1 null-value records" in str(alone)
     assert isinstance(beside, ContractError)
     assert "1000 of 1001 records of batch 0" in str(beside)
 
@@ -559,7 +559,7 @@ def test_a_type_that_the_target_cannot_hold_stops_the_job_before_writing(shop: S
 
     assert result.verdict is Verdict.CONFIGURATION
     assert "column 'n'" in str(result.failures["orders"])
-    assert "is int, events now bring bigint" in str(result.failures["orders"])
+    assert "is int, new events have bigint" in str(result.failures["orders"])
     assert shop.rows("id", "n") == [(1, 1)]
 
 
@@ -570,7 +570,7 @@ def test_a_truncate_stops_the_job_unless_told_otherwise(shop: Shop):
     result = shop.run()
 
     assert result.verdict is Verdict.DATA
-    assert f"partition 0, offset {offset} says that the source table was truncated" in str(result.failures["orders"])
+    assert f"partition 0, offset {offset} truncates the source table" in str(result.failures["orders"])
     assert not Path(shop.target).exists()
     shop.merge(on_truncate="ignore")
     assert shop.rows() == [(1, "n")]
@@ -584,9 +584,8 @@ def test_a_source_that_fell_back_stops_the_job_until_the_epoch_says_so(shop: Sho
     result = shop.run()
 
     assert result.verdict is Verdict.DATA
-    assert "at position 1000, more than max_position_regression below the highest one merged (2000000000)" in str(
-        result.failures["orders"]
-    )
+    assert "[POSITION_REGRESSED]" in str(result.failures["orders"])
+    assert "went back from position 2000000000 to 1000; " in str(result.failures["orders"])
     shop.merge(epoch=1)
     assert shop.rows() == [(1, "restored")]
     assert isinstance(shop.failure(checkpoint=f"{shop.checkpoint}2"), ConfigError)
@@ -616,9 +615,7 @@ def test_a_long_transaction_is_told_from_a_restored_source_by_the_commit_before_
     assert between == shop.rows() == [(1, "short"), (2, "long")]
     assert shop.recorded()[-1]["topics"][shop.topic]["partitions"]["0"]["position"] == far + 5
     assert result.verdict is Verdict.DATA
-    assert f"at position 2000, more than max_position_regression below the highest one merged ({far + 5})" in str(
-        result.failures["orders"]
-    )
+    assert f"went back from position {far + 5} to 2000; " in str(result.failures["orders"])
 
 
 def test_a_long_transaction_without_a_word_of_the_commit_before_it_wants_a_higher_limit(shop: Shop):
@@ -629,9 +626,7 @@ def test_a_long_transaction_without_a_word_of_the_commit_before_it_wants_a_highe
     failure = shop.failure()
     shop.merge(limits={"max_position_regression": "2048 GiB"})
 
-    assert "its events lack source.sequence and a transaction was open while it wrote more than that: raise" in str(
-        failure
-    )
+    assert "raise max_position_regression" in str(failure)
     assert shop.rows() == [(1, "short"), (2, "long")]
 
 
@@ -705,8 +700,8 @@ def test_a_topic_that_was_made_anew_needs_a_new_checkpoint_and_epoch(shop: Shop)
     result = shop.run()
 
     assert result.verdict is Verdict.DATA
-    assert "was made anew" in str(result.failures["orders"])
-    assert "name a new checkpoint and set 'epoch: 1'" in str(result.failures["orders"])
+    assert "[TOPIC_RECREATED]" in str(result.failures["orders"])
+    assert "use a new checkpoint and set 'epoch: 1'" in str(result.failures["orders"])
     shop.merge(checkpoint=f"{shop.checkpoint}2", epoch=1)
     assert shop.rows() == [(1, "after"), (2, "after")]
 
@@ -855,7 +850,7 @@ def test_a_topic_that_never_existed_is_not_waited_for_by_once(shop: Shop):
     error = shop.failure(topic=f"no_{shop.topic}")
 
     assert isinstance(error, ConfigError)
-    assert str(error).startswith(f"query 'orders' reads topic(s) ['no_{shop.topic}'], which the broker does not have;")
+    assert str(error).startswith(f"[TOPIC_NOT_FOUND] query 'orders' reads topic(s) ['no_{shop.topic}'], which the")
 
 
 def test_other_keys_are_refused_though_nothing_is_new(shop: Shop):

@@ -47,5 +47,5 @@ def test_a_job_goes_on_from_a_checkpoint_on_s3(job: TopicJob, bucket: s3.Bucket)
 
 
 def test_who_cannot_leave_a_request_beside_the_checkpoint_is_told_how_to_stop(job: TopicJob) -> None:
-    with pytest.raises(ConfigError, match="send SIGTERM to the job's process"):
+    with pytest.raises(ConfigError, match="send SIGTERM to the job"):
         request_stop(job.settings())

@@ -266,7 +266,7 @@ def test_two_names_of_one_table_that_is_not_there_yet_are_one_target(
     result = run(both, job.spark, once=True)
 
     (failure,) = result.failures.values()  # of the one that has looked last
-    assert "fill one table (" in str(failure)
+    assert "[DUPLICATE_SETTING] queries " in str(failure)
     assert job.spark.read.format("delta").load(place).count() == 1
     job.spark.sql("DROP TABLE IF EXISTS twice_named")
     shutil.rmtree(place.removeprefix("file:"), ignore_errors=True)

@@ -137,7 +137,7 @@ def test_a_type_that_grows_in_an_existing_table_stops_the_job_or_widens_it(sourc
 
     table = sql_identifier(source.job.target)
     sentence = (
-        f"column 'id' of {source.job.target!r} is int, events now bring bigint, which it cannot hold exactly; set"
+        f"[COLUMN_TYPE_CHANGED] column 'id' of {source.job.target!r} is int, new events have bigint; set"
         f" 'schema_evolution: widen', widen it in Spark (ALTER TABLE {table} SET TBLPROPERTIES"
         f" ('delta.enableTypeWidening' = 'true'); ALTER TABLE {table} ALTER COLUMN `id` TYPE bigint), or point the job"
         " at a new table and a new checkpoint"
@@ -248,9 +248,8 @@ def test_a_type_that_the_job_file_wants_in_vain_is_refused(
         rows.admit(canonical(struct({"id": "int64", "n": brought})))
 
     assert str(caught.value) == (
-        f"types: 'n' is {wanted!r} in the job file, but events for {query.target!r} bring {dtype}, which is not stored"
-        f" as that; it can be a number of which every {dtype} is one, or, for a decimal, 'string'; change it or leave"
-        " it out"
+        f"[INVALID_SETTING] types: 'n' is {wanted!r}, but events for {query.target!r} have {dtype}; use a wider number"
+        " type, 'string' for a decimal, or remove it"
     )
 
 
@@ -258,7 +257,5 @@ def test_types_that_no_type_holds_both_are_told(source: Source) -> None:
     (query,) = source.job.settings(value_format=WITH_SCHEMAS).queries
     schemas = [canonical(struct({"id": "int64", "n": dtype})) for dtype in ("int64", "string")]
 
-    with pytest.raises(
-        ValueError, match=r"bring column 'n' as bigint and as string; no type holds both: start the job after the"
-    ):
+    with pytest.raises(ValueError, match=r"is bigint, new events have string; no type holds both: set 'start'"):
         RowSchema.of_query(query).admit(*schemas)

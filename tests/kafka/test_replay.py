@@ -323,7 +323,7 @@ def test_a_job_that_runs_with_another_job_file_is_not_taken_for_the_new_one(job:
     refused = running.replay(then, Request(settings=now.digest()))
     answer = running.replay(then, Request(settings=then.digest()))
 
-    assert "runs with another job file" in refused.said()
+    assert "[JOB_FILE_CHANGED]" in refused.said()
     assert (answer.error, answer.still) == (None, 1)
 
 

@@ -180,7 +180,7 @@ def refused(result: JobResult) -> str:
     error = result.failures[QUERY]
     assert isinstance(error, ConfigError)
     said = str(error)
-    assert said.startswith(f"query {QUERY!r} and the broker do not accept each other: ")
+    assert said.startswith(f"[BROKER_REFUSED] query {QUERY!r} and the broker do not accept each other: ")
     assert "\n" not in said
     return said
 
@@ -249,25 +249,28 @@ def test_check_says_whether_the_broker_lets_the_job_in(
     for kafka, said in (
         (
             secured.with_password(WRONG),
-            f"{sasl_ssl} refuses the job: Authentication failed during authentication due to invalid credentials with"
-            " SASL mechanism SCRAM-SHA-512; check 'kafka.security.user' and 'password'",
+            f"[BROKER_REFUSED] {sasl_ssl} refuses the job: Authentication failed during authentication due to invalid"
+            " credentials with SASL mechanism SCRAM-SHA-512; check 'kafka.security.user' and 'password'",
         ),
         (
             secured.kafka("SASL_SSL", mechanism="PLAIN", user=USER, password=PASSWORD),
-            f"{sasl_ssl} refuses the job: the broker does not offer SASL mechanism PLAIN; set"
+            f"[BROKER_REFUSED] {sasl_ssl} refuses the job: the broker does not offer SASL mechanism PLAIN; set"
             " 'kafka.security.mechanism' to one of its sasl.enabled.mechanisms",
         ),
         (
             {**secured.kafka("SSL"), "bootstrap": sasl_ssl},
-            f"{sasl_ssl} does not answer: this listener does not accept 'kafka.security.protocol: SSL'; {remedy}",
+            f"[BROKER_UNREACHABLE] {sasl_ssl} does not answer: this listener does not accept"
+            f" 'kafka.security.protocol: SSL'; {remedy}",
         ),
         (
             {"bootstrap": sasl_ssl},
-            f"{sasl_ssl} does not answer: this listener does not accept 'kafka.security.protocol: PLAINTEXT'; {remedy}",
+            f"[BROKER_UNREACHABLE] {sasl_ssl} does not answer: this listener does not accept"
+            f" 'kafka.security.protocol: PLAINTEXT'; {remedy}",
         ),
         (
             {"bootstrap": plain, "security": {"protocol": "SASL_PLAINTEXT", **user}},
-            f"{plain} refuses the job: this listener does not use SASL; set 'kafka.security.protocol' to PLAINTEXT",
+            f"[BROKER_REFUSED] {plain} refuses the job: this listener does not use SASL; set 'kafka.security.protocol'"
+            " to PLAINTEXT",
         ),
     ):
         about = findings(job, kafka)
@@ -275,7 +278,7 @@ def test_check_says_whether_the_broker_lets_the_job_in(
         assert about["table"].said == "is created from the first batch"
     strange = findings(job, secured.with_password(ca_file=str(secured.stranger.root)))["broker"]
     assert strange.is_problem
-    assert strange.said.startswith(f"{sasl_ssl} refuses the job, or is not trusted: Handshake failed")
+    assert strange.said.startswith(f"[BROKER_REFUSED] {sasl_ssl} refuses the job, or is not trusted: Handshake failed")
     assert "CERTIFICATE_VERIFY_FAILED" in strange.said
 
 

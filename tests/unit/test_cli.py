@@ -61,8 +61,8 @@ def test_a_folder_of_something_else_is_not_taken_for_a_demo(invoke: Invoke, tmp_
 
     assert result.exit_code == 2
     assert result.stderr == (
-        f"stream-merge: --keep '{tmp_path}' exists and holds no demo; name a new or empty folder, or one that a demo"
-        " left\n"
+        f"stream-merge: [INVALID_SETTING] --keep '{tmp_path}' does not contain a demo; use a new, an empty or a demo's"
+        " folder\n"
     )
 
 
@@ -129,7 +129,7 @@ def test_help_tells_every_option(invoke: Invoke, words: str, command: Any) -> No
         (f"{FILES} --keys id,id", "--keys names ['id'] more than once"),
         (f"{FILES} --keys lsn", "--sequence-by 'lsn' is also a key"),
         (f"{FILES} --columns id --except-columns lsn", "--columns and --except-columns are both given"),
-        (f'{FILES} --keys "id', "--keys '\"id' is not a list of column names"),
+        (f'{FILES} --keys "id', "--keys '\"id' must be column names"),
         (f"{FILES} --conf driver.memory=4g", "--conf 'driver.memory=…' is not a Spark conf"),
         (f"{FILES} --conf driver.memory", "--conf 'driver.memory' is not a Spark conf"),
         (f"{FILES} --max-files-per-trigger 0", "--max-files-per-trigger"),
@@ -173,21 +173,20 @@ def test_a_snapshot_is_told_all_that_it_is_told_in_python(
     [
         (
             f"{FILES} --min-rows 3",
-            "--min-rows is about snapshots, and --shape is changes; add --shape snapshot, or leave it out",
+            "[CONFLICTING_SETTINGS] --shape changes excludes --min-rows; set --shape snapshot, or remove --min-rows",
         ),
         (
             f"{FILES} --shape insert-only --no-delete-missing --within t.x",
-            "--delete-missing and --within are about snapshots, and --shape is insert-only; add --shape snapshot, or"
-            " leave them out",
+            "[CONFLICTING_SETTINGS] --shape insert-only excludes --delete-missing and --within; set --shape snapshot,"
+            " or remove --delete-missing and --within",
         ),
         (
             f"{FILES} --clauses c.yaml --missing a=1",
-            "--missing is about snapshots, and --clauses says what becomes of missing rows by itself; leave one of them"
-            " out",
+            "[CONFLICTING_SETTINGS] --missing cannot be used with --clauses; remove one of them",
         ),
         (
             f"{SNAPSHOTS} --clauses c.yaml --min-rows 3",
-            "--shape and --clauses both say what the changes mean for the table; leave one of them out",
+            "[CONFLICTING_SETTINGS] --shape and --clauses exclude each other; remove one of them",
         ),
         (
             f"{SNAPSHOTS} --no-delete-missing --missing a=1",
@@ -195,16 +194,16 @@ def test_a_snapshot_is_told_all_that_it_is_told_in_python(
         ),
         (
             f"{SNAPSHOTS} --no-delete-missing --max-delete-share 0.5",
-            "--no-delete-missing leaves missing rows as they are, and --max-delete-share limits how many may go; leave"
-            " one of them out",
+            "[CONFLICTING_SETTINGS] --no-delete-missing keeps missing rows, so --max-delete-share has no effect; remove"
+            " one of them",
         ),
         (
             f"{SNAPSHOTS} --missing gone",
-            "--missing 'gone' sets no column; write it like --missing deleted_at=current_timestamp()",
+            "[INVALID_SETTING] --missing 'gone' sets no column; write --missing deleted_at=current_timestamp()",
         ),
         (
             f"{SNAPSHOTS} --missing gone=1 --missing `gone`=2",
-            "--missing sets 'gone' twice; leave one of the two out",
+            "[INVALID_SETTING] --missing sets 'gone' twice; remove one of the two",
         ),
         (
             f"{SNAPSHOTS} --max-files-per-trigger 2",
@@ -314,7 +313,7 @@ def test_a_wrong_conf_for_the_download_of_jars_is_a_sentence(invoke: Invoke) -> 
     result = invoke("jars x --conf nonsense")
 
     assert result.exit_code == 2
-    assert result.stderr.startswith("stream-merge: --conf 'nonsense' is not a Spark conf")
+    assert result.stderr.startswith("stream-merge: [INVALID_SETTING] --conf 'nonsense' is not a Spark conf")
 
 
 def test_what_a_round_of_upkeep_has_done_is_said_beside_what_it_has_not(

@@ -53,11 +53,12 @@ def test_the_errors_of_a_job_file_come_one_per_line(invoke: Invoke) -> None:
 
     assert result.exit_code == 2
     assert result.stderr.splitlines() == [
-        "stream-merge: job.yaml: metrics.port: must be a valid integer, unable to parse string as an integer",
-        "stream-merge: job.yaml: metrics.prot: is not a setting",
-        "stream-merge: job.yaml: queries.orders.keys: is missing",
-        "stream-merge: job.yaml: queries.orders.epoch: must be greater than or equal to 0",
-        "stream-merge: job.yaml: queries.orders.key: is not a setting",
+        "stream-merge: [INVALID_SETTING] job.yaml: metrics.port: must be a valid integer, unable to parse string as an"
+        " integer",
+        "stream-merge: [UNKNOWN_SETTING] job.yaml: metrics.prot is not a setting",
+        "stream-merge: [MISSING_SETTING] job.yaml: queries.orders.keys is missing",
+        "stream-merge: [INVALID_SETTING] job.yaml: queries.orders.epoch: must be greater than or equal to 0",
+        "stream-merge: [UNKNOWN_SETTING] job.yaml: queries.orders.key is not a setting",
     ]
 
 
@@ -83,7 +84,9 @@ def test_stop_without_a_running_job_says_so_and_leaves_no_file(invoke: Invoke) -
         result = invoke("stop job.yaml")
 
         assert (result.exit_code, result.stdout) == (2, "")
-        assert result.stderr == "stream-merge: no process runs this job, so there is nothing to stop\n"
+        assert result.stderr == (
+            "stream-merge: [JOB_NOT_RUNNING] no process runs this job, so there is nothing to stop\n"
+        )
         assert sorted(Path().iterdir()) == before
 
 
@@ -100,10 +103,13 @@ def test_a_checkpoint_that_is_used_by_another_name_is_said_before_spark_starts(i
 @pytest.mark.parametrize(
     ("lock", "said"),
     [
-        ("checkpoint.lock", r"query 'orders' is already running in another process, .* '{folder}/checkpoint'; stop"),
+        (
+            "checkpoint.lock",
+            r"\[CHECKPOINT_LOCKED\] query 'orders' is already running in another .* '{folder}/checkpoint'; stop",
+        ),
         (
             "__stream_merge_lock_table",
-            r"query 'orders': process {pid} \(query 'other'\) is writing to '{folder}/table'",
+            r"(\[\w+\] )?query 'orders': process {pid} \(query 'other'\) is writing to '{folder}/table'",
         ),
     ],
 )
@@ -193,23 +199,23 @@ def test_a_checkpoint_of_another_query_is_refused_before_spark_starts(invoke: In
         (
             '{"logOffset":0}',
             "run job.yaml",
-            "query 'orders': checkpoint .*/checkpoint. is that of a query over files",
+            "query 'orders': checkpoint .*/checkpoint. belongs to 'stream-merge files'",
         ),
         (
             '{"items":{"0":5}}',
             "run job.yaml",
-            "query 'orders': checkpoint .*/checkpoint. is that of a query over topic",
+            "query 'orders': checkpoint .*/checkpoint. belongs to a query over topic",
         ),
         (
             '{"orders":{"0":5},"items":{"0":5}}',
             "run job.yaml",
-            "query 'orders': checkpoint .*/checkpoint. is that of a query that has read topic.s. .'items'., too",
+            "query 'orders': checkpoint .*/checkpoint. has offsets of topic.s. .'items'.",
         ),
         *(
             (
                 other,
                 "run job.yaml",
-                "query 'orders': checkpoint .*/checkpoint. is that of a query that reads something else",
+                "query 'orders': checkpoint .*/checkpoint. belongs to a query that does not read topics",
             )
             for other in ("12", '{"sourceVersion":1,"reservoirId":"4f5c","reservoirVersion":3,"index":-1}')
         ),
@@ -222,7 +228,8 @@ def test_a_checkpoint_of_another_query_is_refused_before_spark_starts(invoke: In
         result = invoke(f"{line} --metrics-port 0" if line == FILES else line)
 
         assert result.exit_code == 2, result.output
-        assert re.match(f"stream-merge: {said}", result.stderr), result.stderr
+        code = r"(\[\w+\] )?" if line == FILES else r"\[CHECKPOINT_MISMATCH\] "
+        assert re.match(f"stream-merge: {code}{said}", result.stderr), result.stderr
         assert len(result.stderr.splitlines()) == 1
         assert sorted(Path().rglob("*")) == before
 

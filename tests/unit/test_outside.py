@@ -165,7 +165,7 @@ queries:
     assert [line.removeprefix("problem ") for line in result.stdout.splitlines() if line.startswith("problem")] == [
         f"job, metrics: cannot serve metrics on 127.0.0.1:{port}: Address already in use; choose another port, or 0 for"
         " a free one",
-        "job, broker: 127.0.0.1:1 does not answer: 111 ECONNREFUSED",
+        "job, broker: [BROKER_UNREACHABLE] 127.0.0.1:1 does not answer: 111 ECONNREFUSED",
         f"a, storage: {closed} '{closed_disk}/deep/a' {remedy}",
         f"b, checkpoint: {closed} '{closed_disk}/b' {remedy}",
         "b, settings: queries.b.keys names ['id'] more than once; name each column once",

@@ -121,7 +121,7 @@ def test_a_path_without_a_table_is_no_empty_quarantine(job: Path) -> None:
 
     assert clean.output.endswith("nothing in quarantine\n")
     assert (clean.exit_code, mistyped.exit_code) == (0, 2)
-    assert "there is no Delta table at" in mistyped.output
+    assert "is not a Delta table" in mistyped.output
 
 
 def test_a_quarantine_whose_files_are_gone_is_said_in_a_sentence(job: Path) -> None:
@@ -166,7 +166,7 @@ def test_a_replay_where_nothing_tells_whether_the_job_runs_wants_a_promise(job: 
     said = CliRunner().invoke(cli.app, ["quarantine", "replay", str(job)])
 
     assert said.exit_code == 2
-    assert "end the job by SIGTERM, then replay with --alone" in " ".join(said.output.split())
+    assert "stop the job by SIGTERM, then replay with --alone" in " ".join(said.output.split())
 
 
 def test_a_replay_of_a_job_that_has_not_run_starts_no_spark_and_leaves_no_folder(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from stream_merge.sources.wire.connect_schema import canonical
 from stream_merge.sources.wire.encodings import decode
 
 VARIABLE = {"type": "struct", "name": "io.debezium.data.VariableScaleDecimal", "fields": []}
-SAID = "column 'c' of '/t' is {}, events now bring {}, which it cannot hold exactly; "
+SAID = "[COLUMN_TYPE_CHANGED] column 'c' of '/t' is {}, new events have {}; "
 
 
 def numeric(precision: int, scale: int) -> dict[str, Any]:
@@ -46,8 +46,8 @@ def rows_of(stored: T.DataType | None, types: dict[str, str], **query: Any) -> R
         (
             None,
             [numeric(10, 2), VARIABLE],
-            "events for '/t' bring column 'c' as decimal(10,2) and as string; set 'types: {c: string}' or"
-            " 'types: {c: \"decimal(38,10)\"}', which hold both",
+            SAID.format("decimal(10,2)", "string")
+            + "set 'types: {c: string}' or 'types: {c: \"decimal(38,10)\"}', which hold both",
         ),
         (
             T.DecimalType(10, 2),

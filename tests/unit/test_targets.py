@@ -43,7 +43,7 @@ def test_two_names_of_one_place_are_refused_before_anything_is_read() -> None:
         targets.expect_own(query, query)
 
     for query in ("b", "d"):
-        with pytest.raises(ConfigError, match=f"queries '.' and '{query}' fill one table"):
+        with pytest.raises(ConfigError, match=f"queries '.' and '{query}' write to"):
             targets.expect_own(query, query)
 
 
@@ -58,7 +58,7 @@ def test_a_table_that_its_catalog_places_later_is_looked_for_before_each_batch_u
 
     merges(no_rows, 0)
     catalog.places["main.db.t"] = ELSEWHERE  # that batch has made it
-    with pytest.raises(ConfigError, match=rf"queries 'one' and 'other' fill one table \({ELSEWHERE}\)") as refused:
+    with pytest.raises(ConfigError, match=rf"queries 'one' and 'other' write to '{ELSEWHERE}'") as refused:
         too(no_rows, 0)
 
     assert refused.value.target == ELSEWHERE

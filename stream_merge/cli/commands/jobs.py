@@ -27,7 +27,7 @@ from stream_merge.cli.commands.shared import (
     session_starter,
 )
 from stream_merge.cli.screens import versions
-from stream_merge.errors import ConfigError
+from stream_merge.errors import ConfigError, located
 from stream_merge.jobs.kafka import jars, quarantined
 from stream_merge.jobs.kafka import run as run_job
 from stream_merge.jobs.kafka.check import check as look
@@ -105,7 +105,7 @@ def run(
         named = f"query {name!r}"
         complain(
             error,
-            about="" if str(error).startswith(named) else f"{named}: ",
+            about=None if named in str(error) else named,
             debug=debug,
             spell=partial(as_settings, name),
         )
@@ -230,11 +230,8 @@ def replay_quarantined(
                 answer = _replayed(one, request, start)
                 if answer.error is not None:
                     failed.add(Verdict(answer.exit_code or CONFIGURATION))
-                OUT.print(
-                    f"{escape(one.name)}: {escape(as_settings(one.name, answer.said()))}",
-                    highlight=False,
-                    soft_wrap=True,
-                )
+                said = located(one.name, as_settings(one.name, answer.said()))
+                OUT.print(escape(said), highlight=False, soft_wrap=True)
     if failed:
         raise typer.Exit(worst_of(failed).value)
 
@@ -290,7 +287,7 @@ def _tables_of(job_or_table: str, name: str | None) -> Sequence[quarantined.Tabl
 def _chosen(settings: JobSettings, name: str | None) -> list[QuerySettings]:
     wanted = [query for query in settings.queries if name in (None, query.name)]
     if not wanted:
-        msg = f"the job has no query {name!r}; it has {[query.name for query in settings.queries]!r}"
+        msg = f"[INVALID_SETTING] --query {name!r} must be one of {[query.name for query in settings.queries]!r}"
         raise ConfigError(msg)
     return wanted
 

@@ -29,6 +29,7 @@ from stream_merge.errors import (
     MergeFailedError,
     RoutedMergeError,
     StreamMergeError,
+    located,
 )
 from stream_merge.jobs.kafka import jars
 from stream_merge.jobs.watch.queries import QueryFailedError, innermost_message
@@ -86,7 +87,7 @@ def names(option: str, text: str) -> tuple[str, ...]:
     try:
         (row,) = csv.reader([text], skipinitialspace=True, strict=True)
     except (csv.Error, ValueError) as err:
-        msg = f"{option} {text!r} is not a list of column names with commas between: {err}"
+        msg = f"[INVALID_SETTING] {option} {text!r} must be column names separated by commas: {err}"
         raise ConfigError(msg) from err
     return tuple(row)
 
@@ -97,7 +98,7 @@ def confs(pairs: list[str]) -> dict[str, str]:
     if wrong:
         name, equals, _ = wrong[0].partition("=")
         shown = f"{name}{equals and '=…'}"  # the value may be a secret
-        msg = f"--conf {shown!r} is not a Spark conf; write it like --conf spark.driver.memory=4g"
+        msg = f"[INVALID_SETTING] --conf {shown!r} is not a Spark conf; write it like --conf spark.driver.memory=4g"
         raise ConfigError(msg)
     return dict(pair.split("=", 1) for pair in pairs)
 
@@ -117,7 +118,10 @@ def properties(option: str, pairs: list[str]) -> dict[str, str]:
     """Table properties from `NAME=VALUE`."""
     wrong = [pair for pair in pairs if not re.match(r"[^=\s]+=", pair)]
     if wrong:
-        msg = f"{option} {wrong[0]!r} is no property; write it like {option} delta.enableDeletionVectors=false"
+        msg = (
+            f"[INVALID_SETTING] {option} {wrong[0]!r} is not a property; write it like {option}"
+            " delta.enableDeletionVectors=false"
+        )
         raise ConfigError(msg)
     return dict(pair.split("=", 1) for pair in pairs)
 
@@ -189,7 +193,7 @@ def complain(
     error: Exception,
     sentence: str | None = None,
     *,
-    about: str = "",
+    about: str | None = None,
     debug: bool = False,
     spell: Callable[[str], str] = str,
 ) -> None:
@@ -198,13 +202,14 @@ def complain(
     Args:
         error: what was raised.
         sentence: what it means; None: what it says.
-        about: what it concerns, with a colon behind.
+        about: what it concerns; shown behind the code.
         debug: show all of it, with where it was raised and what Spark said.
         spell: names options or settings where a sentence of the sink names Python arguments.
     """
     said = (sentence,) if sentence else error.problems if isinstance(error, ConfigError) else (str(error),)
-    for line in said:
-        ERR.print(f"stream-merge: {escape(about + spell(line))}", highlight=False, soft_wrap=True)
+    for line in map(spell, said):
+        text = located(about, line) if about else line
+        ERR.print(f"stream-merge: {escape(text)}", highlight=False, soft_wrap=True)
     if debug:
         ERR.print("".join(traceback.format_exception(error)), highlight=False, markup=False, soft_wrap=True)
 

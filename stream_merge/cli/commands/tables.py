@@ -104,20 +104,18 @@ def _meaning(context: typer.Context, shape: str, clauses: Path | None, of_snapsh
     """
     given = {name: value for name, value in of_snapshots.items() if value is not None}
     named = " and ".join(f"--{name.replace('_', '-')}" for name in given)
-    theirs = f"{named} {'is' if len(given) == 1 else 'are'} about snapshots"
     if clauses is not None:
         if not is_default(context, "shape"):
-            msg = "--shape and --clauses both say what the changes mean for the table; leave one of them out"
+            msg = "[CONFLICTING_SETTINGS] --shape and --clauses exclude each other; remove one of them"
             raise ConfigError(msg)
         if given:
-            msg = f"{theirs}, and --clauses says what becomes of missing rows by itself; leave one of them out"
+            msg = f"[CONFLICTING_SETTINGS] {named} cannot be used with --clauses; remove one of them"
             raise ConfigError(msg)
         return read_clauses(clauses)
     if shape == Snapshot.name:
         return _snapshot(given)
     if given:
-        them = "it" if len(given) == 1 else "them"
-        msg = f"{theirs}, and --shape is {shape}; add --shape {Snapshot.name}, or leave {them} out"
+        msg = f"[CONFLICTING_SETTINGS] --shape {shape} excludes {named}; set --shape {Snapshot.name}, or remove {named}"
         raise ConfigError(msg)
     return of_name(shape)
 
@@ -126,8 +124,8 @@ def _snapshot(given: Mapping[str, Any]) -> Snapshot:
     """As its options say it."""
     if given.get("delete_missing") is False and "max_delete_share" in given:
         msg = (
-            "--no-delete-missing leaves missing rows as they are, and --max-delete-share limits how many may go; leave"
-            " one of them out"
+            "[CONFLICTING_SETTINGS] --no-delete-missing keeps missing rows, so --max-delete-share has no effect; remove"
+            " one of them"
         )
         raise ConfigError(msg)
     flags = given.get("missing")
@@ -140,11 +138,11 @@ def _assignments(option: str, pairs: Sequence[str]) -> dict[str, str]:
     for pair in pairs:
         parts = _ASSIGNMENT.fullmatch(pair)
         if parts is None:
-            msg = f"{option} {pair!r} sets no column; write it like {option} deleted_at=current_timestamp()"
+            msg = f"[INVALID_SETTING] {option} {pair!r} sets no column; write {option} deleted_at=current_timestamp()"
             raise ConfigError(msg)
         name = plain_name(parts["column"])
         if name in found:
-            msg = f"{option} sets {name!r} twice; leave one of the two out"
+            msg = f"[INVALID_SETTING] {option} sets {name!r} twice; remove one of the two"
             raise ConfigError(msg)
         found[name] = parts["value"]
     return found

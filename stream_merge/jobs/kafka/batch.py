@@ -263,9 +263,8 @@ class TopicSink:
             tell(log.warning, "truncate_ignored", topic=topic, partition=partition, offset=offset)
             return
         msg = (
-            f"topic {topic!r}, partition {partition}, offset {offset} says that the source table was truncated, which"
-            f" is not applied to {self._settings.target!r}; set 'on_truncate: ignore', let the job pass it, end it,"
-            " and delete the rows that are older than the truncate"
+            f"[SOURCE_TRUNCATED] topic {topic!r}, partition {partition}, offset {offset} truncates the source table of"
+            f" {self._settings.target!r}; set 'on_truncate: ignore', then delete the rows older than the truncate"
         )
         raise ContractError(msg, reasons={"truncate": 1}, target=self._settings.target, batch_id=batch_id)
 

@@ -63,16 +63,16 @@ class Checkpoint(checkpoint.Checkpoint):
         ends = self.sources(batch_id)
         if ends and checkpoint.of_files(ends):
             msg = (
-                f"checkpoint {self.path!r} is that of a query over files, as those of 'stream-merge files', and goes on"
-                " where that one ended; give this one a checkpoint of its own"
+                f"[CHECKPOINT_MISMATCH] checkpoint {self.path!r} belongs to 'stream-merge files'; give this query its"
+                " own checkpoint"
             )
             raise ConfigError(msg)
         try:
             return None if ends is None else parse_offsets(ends[0])
         except (AttributeError, TypeError, ValueError) as err:
             msg = (
-                f"checkpoint {self.path!r} is that of a query that reads something else than topics, and goes on where"
-                " that one ended; give this one a checkpoint of its own"
+                f"[CHECKPOINT_MISMATCH] checkpoint {self.path!r} belongs to a query that does not read topics; give"
+                " this query its own checkpoint"
             )
             raise ConfigError(msg) from err
 
@@ -91,15 +91,14 @@ class Checkpoint(checkpoint.Checkpoint):
         left_out = sorted(set(known) - set(topics))
         if left_out and len(left_out) < len(known) and not may_lack:
             msg = (
-                f"checkpoint {self.path!r} is that of a query that has read topic(s) {left_out!r}, too, which Spark"
-                " takes for lost data: name them in 'topic' again, set 'on_data_loss: continue', or give the query a"
-                " checkpoint of its own, with which it reads the others again without a change"
+                f"[CHECKPOINT_MISMATCH] checkpoint {self.path!r} has offsets of topic(s) {left_out!r}, which 'topic'"
+                " lacks; add them, set 'on_data_loss: continue', or use a new checkpoint"
             )
             raise ConfigError(msg)
         if known and not set(known) & set(topics):
             msg = (
-                f"checkpoint {self.path!r} is that of a query over topic(s) {known!r}, and goes on where that one"
-                f" ended; give the one over {sorted(topics)!r} a checkpoint of its own"
+                f"[CHECKPOINT_MISMATCH] checkpoint {self.path!r} belongs to a query over topic(s) {known!r}; give the"
+                f" one over {sorted(topics)!r} its own checkpoint"
             )
             raise ConfigError(msg)
 

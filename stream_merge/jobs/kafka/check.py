@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from kafka.errors import KafkaError
 
-from stream_merge.errors import ConfigError
+from stream_merge.errors import ConfigError, located
 from stream_merge.jobs.kafka import jars
 from stream_merge.jobs.kafka.batch import merge_sink
 from stream_merge.jobs.kafka.batch_offsets import Checkpoint
@@ -85,6 +85,7 @@ def _broker(settings: JobSettings, connection: Connection) -> tuple[Finding, dic
         if not said.startswith(connection.bootstrap):
             does = "refuses the job, or is not trusted" if is_refusal(err) else "does not answer"
             said = f"{connection.bootstrap} {does}: {said or type(err).__name__}"
+        said = f"[BROKER_REFUSED] {said}" if is_refusal(err) else f"[BROKER_UNREACHABLE] {said}"
         return Finding(query=None, about="broker", said=said, is_problem=True), None
     finally:
         cluster.close()
@@ -116,7 +117,7 @@ def _query(query: QuerySettings, topics: Mapping[str, TopicState] | None, connec
     """Args: topics: those of the broker; None where it does not answer."""
     missing = [topic for topic in query.topic if topics is not None and topic not in topics]
     if missing:
-        said = f"the broker has no topic {missing!r}; fix 'topic', or let the connector create it first"
+        said = f"[TOPIC_NOT_FOUND] the broker has no topic {missing!r}; correct 'topic', or let the connector create it"
         yield Finding(query=query.name, about="topic", said=said, is_problem=True)
     yield from _checkpoint(query, topics or {})
     yield from _sink(query)
@@ -208,7 +209,7 @@ def _foreign(query: QuerySettings) -> str | None:
     try:
         Checkpoint.on_disk(query.checkpoint).expect_one_of(query.topic, may_lack=query.on_data_loss == "continue")
     except ConfigError as err:
-        return f"query {query.name!r}: {err}"
+        return located(f"query {query.name!r}", str(err))
     return None
 
 
@@ -220,8 +221,8 @@ def refuse_start_of_existing(query: QuerySettings, checkpoint: Checkpoint) -> No
     """
     if query.start is not None and checkpoint.has_begun and checkpoint.noted_start() != query.begins().text:
         msg = (
-            f"query {query.name!r} has a start, but its checkpoint {query.checkpoint!r} began with another one and goes"
-            " on where it ended; remove 'start', or name a new checkpoint"
+            f"[START_IGNORED] query {query.name!r} has a start, but its checkpoint {query.checkpoint!r} began with"
+            " another one; remove 'start', or use a new checkpoint"
         )
         raise ConfigError(msg, target=query.target)
 
@@ -238,8 +239,8 @@ def refuse_start_elsewhere(query: QuerySettings, topics: Mapping[str, TopicState
     partitions = topics[topic].ends
     if start.keys() != partitions.keys():
         msg = (
-            f"query {query.name!r} starts at offsets of the partitions {sorted(start)!r}, topic {topic!r} has"
-            f" {sorted(partitions)!r}; give an offset for each of them"
+            f"[INVALID_SETTING] start of query {query.name!r} has offsets of partitions {sorted(start)!r}, topic"
+            f" {topic!r} has {sorted(partitions)!r}; give an offset for each of them"
         )
         raise ConfigError(msg, target=query.target)
 

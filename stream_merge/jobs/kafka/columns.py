@@ -147,7 +147,10 @@ class RowSchema:
         have = {name: stored[name.lower()] for name, _ in brought if name.lower() in stored} | ours
         new = list(dict.fromkeys(name for name, _ in brought if name not in have))
         if new and self._stored is not None and not self._may_grow:
-            msg = f"events for {self._target!r} have column(s) {new!r} that it lacks; add them, or set schema_evolution"
+            msg = (
+                f"[COLUMN_NOT_IN_TARGET] events for {self._target!r} have column(s) {new!r} that the table lacks; add"
+                " them, or set schema_evolution"
+            )
             raise ConfigError(msg, target=self._target)
         have |= self._types_of_new(set(new), brought, ahead=bool(found.keys() - {DECLARED}))
         for name, dtype in brought:
@@ -199,14 +202,12 @@ class RowSchema:
         if found is not None and not _cannot_hold(name, brought, found) and (stored is None or self._widens):
             return found
         now, then = brought.simpleString(), held.simpleString()
-        said = f"column {name!r} of {self._target!r} is {then}, events now bring {now}, which it cannot hold exactly; "
         anew = "point the job at a new table and a new checkpoint"
         # A numeric without digits comes as text; 'types' has text and decimals of it stored alike.
         as_text, as_number = f"'types: {{{name}: string}}'", f"'types: {{{name}: \"decimal(38,10)\"}}'"
         both_ways = {type(brought), type(held)} == {T.DecimalType, T.StringType}
         if stored is None:
-            said = f"events for {self._target!r} bring column {name!r} as {then} and as {now}; "
-            remedy = "no type holds both: start the job after the change ('start' in the job file)"
+            remedy = "no type holds both: set 'start' to a time after the change"
             remedy = f"set {as_text} or {as_number}, which hold both" if both_ways else remedy
         elif found is None and both_ways:
             remedy = f"set {as_number} and 'schema_evolution: widen', or {as_text} and {anew}"
@@ -217,7 +218,7 @@ class RowSchema:
             changes = list(widening.changes(stored, found, name))
             commands = "; ".join(widening.statements(self._target, changes, {}))
             remedy = f"set 'schema_evolution: widen', widen it in Spark ({commands}), or {anew}"
-        msg = f"{said}{remedy}"
+        msg = f"[COLUMN_TYPE_CHANGED] column {name!r} of {self._target!r} is {then}, new events have {now}; {remedy}"
         raise ConfigError(msg, target=self._target)
 
     def _schemas(self, records: Records) -> set[str]:
@@ -230,9 +231,8 @@ class RowSchema:
             wish = self._wanted.get(name)
             if wish is not None and widening.widest(wish, dtype) is None:
                 msg = (
-                    f"types: {name!r} is {wish.simpleString()!r} in the job file, but events for {self._target!r} bring"
-                    f" {dtype.simpleString()}, which is not stored as that; it can be a number of which every"
-                    f" {dtype.simpleString()} is one, or, for a decimal, 'string'; change it or leave it out"
+                    f"[INVALID_SETTING] types: {name!r} is {wish.simpleString()!r}, but events for {self._target!r}"
+                    f" have {dtype.simpleString()}; use a wider number type, 'string' for a decimal, or remove it"
                 )
                 raise ConfigError(msg, target=self._target)
 
@@ -240,7 +240,10 @@ class RowSchema:
         missing = [key for key in self._keys if key not in encodings]
         if missing:
             have = list(encodings)
-            msg = f"events for {self._target!r} have no column(s) {missing!r}, which are keys; they have {have!r}"
+            msg = (
+                f"[COLUMN_NOT_FOUND] events for {self._target!r} lack key column(s) {missing!r}; they have {have!r};"
+                " correct 'keys'"
+            )
             raise ConfigError(msg, target=self._target)
 
 

@@ -49,8 +49,8 @@ def taken(queries: Iterable[QuerySettings]) -> dict[str, Exception]:
 def refusal(query: QuerySettings) -> HeldError:
     """The error for a query that `held` does not let this process run."""
     msg = (
-        f"query {query.name!r} is already running in another process, which holds the lock next to its checkpoint"
-        f" {query.checkpoint!r}; stop that process first ('stream-merge stop')"
+        f"[CHECKPOINT_LOCKED] query {query.name!r} is already running in another process, which has locked its"
+        f" checkpoint {query.checkpoint!r}; stop that process first ('stream-merge stop')"
     )
     return HeldError(msg, target=query.target)
 
@@ -78,11 +78,11 @@ def request_stop(settings: JobSettings) -> list[tuple[str, Path]]:
     requests = [(query.name, stop_request(query)) for query in settings.queries]
     remote = [name for name, path in requests if path is None]
     if remote:
-        msg = f"the checkpoints of {remote!r} are not on this disk; send SIGTERM to the job's process"
+        msg = f"[CHECKPOINT_NOT_LOCAL] the checkpoints of {remote!r} are not on this disk; send SIGTERM to the job"
         raise ConfigError(msg)
     running = {query.name for query in settings.queries if is_running(query)}
     if not running:
-        msg = "no process runs this job, so there is nothing to stop"
+        msg = "[JOB_NOT_RUNNING] no process runs this job, so there is nothing to stop"
         raise ConfigError(msg)
     asked = [(name, path) for name, path in requests if path is not None and name in running]
     for _, path in asked:
@@ -102,8 +102,8 @@ def expect_askable(queries: Iterable[QuerySettings]) -> None:
     remote = [query.name for query in queries if beside_folder(query.checkpoint, "lock") is None]
     if remote:
         msg = (
-            f"the checkpoints of {remote!r} are not on this disk, so nothing tells whether a process runs them, and a"
-            " replay beside one could overwrite its commits; end the job by SIGTERM, then replay with --alone"
+            f"[CHECKPOINT_NOT_LOCAL] the checkpoints of {remote!r} are not on this disk, so a running job cannot be"
+            " detected; stop the job by SIGTERM, then replay with --alone"
         )
         raise ConfigError(msg)
 

@@ -142,8 +142,8 @@ def refuse_unknown_keys(batch: DecodedBatch) -> None:
     records = batch.total(Kind.OTHER_SCHEMA)
     if records:
         msg = (
-            f"{records} null-value records came before any event whose schema says how their keys are written, or bring"
-            " one for them that the key columns do not hold; declare 'columns' in the job file"
+            f"[KEY_SCHEMA_UNKNOWN] keys of {records} null-value records cannot be decoded: no earlier event has a"
+            " matching schema; declare 'columns' in the job file"
         )
         raise ConfigError(msg)
 

@@ -143,10 +143,10 @@ def _is_by_position(settings: QuerySettings) -> bool:
 def _refuse_names(batch: DecodedBatch, settings: QuerySettings) -> None:
     taken = [f.name for f in batch.row.fields if f.name.startswith("$")]
     if taken:
-        msg = f"column(s) {taken!r} start with $, as only the job's own may; rename them in the connector"
+        msg = f"[RESERVED_COLUMN_NAME] column(s) {taken!r} must not start with $; rename them in the connector"
         raise ConfigError(msg, target=settings.target)
     if settings.topic_column in batch.row.names:
-        msg = f"topic_column names {settings.topic_column!r}, which is a column of the events; choose another name"
+        msg = f"[INVALID_SETTING] topic_column {settings.topic_column!r} is a column of the events; choose another name"
         raise ConfigError(msg, target=settings.target)
 
 
@@ -156,9 +156,8 @@ def _stop_for_unavailable(events: DataFrame, settings: QuerySettings) -> None:
         return
     partition, offset, missing = unsupplied
     msg = (
-        f"the event at partition {partition}, offset {offset} for {settings.target!r} does not carry"
-        f" {list(missing)!r}, and neither the batch nor the table has the value, or a record of the key that lies in"
-        " quarantine may have changed it: replay that one, or set REPLICA IDENTITY FULL at the source, or"
+        f"[UNAVAILABLE_VALUE] the event at partition {partition}, offset {offset} for {settings.target!r} lacks"
+        f" {list(missing)!r}; replay quarantined records of its key, set REPLICA IDENTITY FULL, or set"
         " 'unavailable: quarantine'"
     )
     raise ContractError(msg, reasons={"unavailable_value": 1}, target=settings.target)

@@ -112,8 +112,8 @@ def _comes_from(error: BaseException, is_it: Callable[[BaseException], bool], cl
 def refused(query: str, error: Exception) -> ConfigError:
     """The error that a query ends with when the broker does not let it in, or is not trusted."""
     msg = (
-        f"query {query!r} and the broker do not accept each other: {_reason(error)}; put right 'kafka.security' in the"
-        " job file ('stream-merge check' looks into its files), or the broker's users and certificates"
+        f"[BROKER_REFUSED] query {query!r} and the broker do not accept each other: {_reason(error)}; correct"
+        " 'kafka.security' in the job file, or the broker's users and certificates"
     )
     said = ConfigError(msg)
     said.__cause__ = error

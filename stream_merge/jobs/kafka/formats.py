@@ -104,7 +104,7 @@ class DebeziumFormat(Model):
                 found[name] = _WANTED[declared.strip()]
             else:
                 others = ", ".join(map(repr, _WANTED))
-                msg = f"types: {name!r} is {declared!r}; it can be 'decimal(p,s)' or one of {others}"
+                msg = f"[INVALID_SETTING] types: {name!r} is {declared!r}; it must be 'decimal(p,s)' or one of {others}"
                 raise ValueError(msg)
         return found
 
@@ -130,9 +130,9 @@ class DebeziumFormat(Model):
             try:
                 connect_schema(declared, self.modes)
             except AmbiguousTypeError as err:
-                problems.append(f"column {name!r}: {err}")
+                problems.append(f"[INVALID_SETTING] column {name!r}: {err}")
         if problems:
-            raise ValueError("; ".join(problems))
+            raise ValueError("\n".join(problems))
         return self
 
 
@@ -204,11 +204,11 @@ class JsonFormat(Model):
             try:
                 plain.encoding(declared)
             except UndecodableError as err:
-                problems.append(f"column {name!r}: {err}")
+                problems.append(f"[INVALID_SETTING] column {name!r}: {err}")
         if self.position is not None and self.position not in self.columns:
-            problems.append(f"position names {self.position!r}, which columns does not declare")
+            problems.append(f"[INVALID_SETTING] position {self.position!r} must be one of columns")
         if problems:
-            raise ValueError("; ".join(problems))
+            raise ValueError("\n".join(problems))
         return self
 
 
@@ -233,7 +233,7 @@ class KeySettings(Model):
     @model_validator(mode="after")
     def _only_text_holds(self) -> Self:
         if self.type != "text" and "holds" in self.model_fields_set:
-            msg = f"holds says what text is; it goes with type text, not with {self.type}"
+            msg = f"[CONFLICTING_SETTINGS] holds requires type text, not {self.type}; remove it"
             raise ValueError(msg)
         return self
 
@@ -249,8 +249,8 @@ def _written_as_json(converter: str) -> BeforeValidator:
         kind = given.get("type") if isinstance(given, Mapping) else given
         if kind in ("avro", "protobuf"):
             msg = (
-                f"{kind} is not supported yet; set {converter} to org.apache.kafka.connect.json.JsonConverter in the"
-                " connector"
+                f"[UNSUPPORTED_FORMAT] {kind} is not supported yet; set {converter} to"
+                " org.apache.kafka.connect.json.JsonConverter in the connector"
             )
             raise ValueError(msg)
         return given

@@ -61,7 +61,7 @@ def jars_in(folder: str) -> list[str]:
     there = sorted(Path(folder).glob("*.jar"))
     missing = _missing(there)
     if missing:
-        msg = f"--jars {folder!r} lacks {missing!r}; 'stream-merge jars {folder}' fetches them"
+        msg = f"[JAR_MISSING] --jars {folder!r} lacks {missing!r}; run 'stream-merge jars {folder}'"
         raise ConfigError(msg)
     sparks_own = _artifacts(spark_jars_folder().glob("*.jar"))
     return [str(jar) for jar in there if _artifact(jar) not in sparks_own]
@@ -83,7 +83,7 @@ def fetch(session: SparkSession, folder: Path) -> list[Path]:
     uris = [uri for uri in (session.conf.get(JARS) or "").split(",") if uri]
     elsewhere = [uri for uri in uris if urlsplit(uri).scheme not in {"", "file", "local"} or not _path(uri).is_file()]
     if elsewhere:
-        msg = f"{JARS} names {elsewhere!r}, which cannot be copied: no file on a local disk; leave it out here"
+        msg = f"[INVALID_SETTING] {JARS} has {elsewhere!r}, which is not a local file and cannot be copied; remove it"
         raise ConfigError(msg)
     return _fill(folder, [_path(uri) for uri in uris], downloads=_downloads(session))
 
@@ -122,7 +122,7 @@ def _fill(folder: Path, given: Iterable[Path], *, downloads: Path) -> list[Path]
             older.unlink()
     missing = _missing(folder.glob("*.jar"))
     if missing:
-        msg = f"{str(folder)!r} lacks {missing!r}, which Spark did not download; look at spark.jars.excludes"
+        msg = f"[JAR_MISSING] {str(folder)!r} lacks {missing!r}, not downloaded by Spark; check spark.jars.excludes"
         raise ConfigError(msg)
     return [jar for jar in sorted(folder.glob("*.jar")) if jar.name in present.union(new)]
 

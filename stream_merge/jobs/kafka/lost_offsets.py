@@ -40,7 +40,7 @@ def refuse(found: Ranges, target: str) -> None:
         for partition, gone in sorted(partitions.items())
     )
     msg = (
-        f"records for {target!r} were removed from the broker before they were merged: {listed}; take the table from a"
-        " new snapshot of the source, or set 'on_data_loss: continue' to go on without them"
+        f"[OFFSETS_LOST] the broker removed records for {target!r} before they were merged: {listed}; take a new"
+        " snapshot of the source, or set 'on_data_loss: continue'"
     )
     raise ContractError(msg, reasons={"lost_offsets": 1}, target=target)

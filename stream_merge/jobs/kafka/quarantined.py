@@ -144,7 +144,7 @@ def _opened(query: Table) -> NativeTable | None:
         return given
     beside = explain.find(names.sibling(query.target, names.QUARANTINE_TABLE_PREFIX))
     if given is None and beside is None:
-        msg = f"there is no Delta table at {query.target!r}; give the path of a sink's target, or of its quarantine"
+        msg = f"[TABLE_NOT_FOUND] {query.target!r} is not a Delta table; give the path of a sink's target or quarantine"
         raise ConfigError(msg, target=query.target)
     return beside
 
@@ -157,7 +157,7 @@ def _answer(query: Table, table: NativeTable, sql_text: str) -> pa.Table:
     try:
         return table.query(sql_text)
     except Exception as err:
-        msg = f"the quarantine of {query.target!r} cannot be read without Spark: {err}; read it as a table in Spark"
+        msg = f"[NEEDS_SPARK] the quarantine of {query.target!r} cannot be read without Spark: {err}; read it in Spark"
         raise ConfigError(msg, target=query.target) from err
 
 

@@ -127,18 +127,16 @@ class Origin:
             goes_on = any(topic == name for topic, _ in last.ends)
             if known != state.topic_id and (goes_on or settings.epoch <= last.epoch):
                 msg = (
-                    f"topic {name!r} was made anew (its id was {known}, now {state.topic_id}), so its offsets start"
-                    f" again; name a new checkpoint and set 'epoch: {last.epoch + 1}', so that the events of now win"
-                    " over those stored"
+                    f"[TOPIC_RECREATED] topic {name!r} was re-created (id {known}, now {state.topic_id}), so its"
+                    f" offsets start again; use a new checkpoint and set 'epoch: {last.epoch + 1}'"
                 )
                 raise ContractError(msg, reasons={}, target=settings.target)
             is_wider = bool(partitions) and len(state.ends) > len(partitions)
             self.keys_moved = self.keys_moved or (is_wider and settings.epoch <= last.epoch)
             if self._compares_offsets and is_wider and settings.epoch <= last.epoch:
                 msg = (
-                    f"topic {name!r} has {len(state.ends)} partitions, it had {len(partitions)}; keys may have moved,"
-                    " and by partition and offset the job tells in which order their events or null-value records"
-                    f" came: set 'epoch: {last.epoch + 1}'"
+                    f"[ORDER_CHANGED] topic {name!r} has {len(state.ends)} partitions, it had {len(partitions)}; keys"
+                    f" may have moved, so offsets no longer order their events: set 'epoch: {last.epoch + 1}'"
                 )
                 raise ContractError(msg, reasons={}, target=settings.target)
 
@@ -156,11 +154,9 @@ class Origin:
             is_new = found is not None and found.start >= last.seen.get(place, 0)
             if is_new and highest is not None and position < highest - settings.limits.max_position_regression:
                 msg = (
-                    f"topic {place[0]!r}, partition {place[1]} has an event at position {position}, more than"
-                    f" max_position_regression below the highest one merged ({highest}): the source was restored or"
-                    f" replaced, and 'epoch: {last.epoch + 1}' lets the events of now win over those stored; or its"
-                    " connector delivers again, or its events lack source.sequence and a transaction was open while"
-                    " it wrote more than that: raise the limit"
+                    f"[POSITION_REGRESSED] topic {place[0]!r}, partition {place[1]} went back from position {highest}"
+                    f" to {position}; if the source was restored, set 'epoch: {last.epoch + 1}'; if the connector"
+                    " re-delivers, raise max_position_regression"
                 )
                 raise ContractError(msg, reasons={}, target=settings.target)
 
@@ -331,15 +327,14 @@ class Origin:
         settings = self.settings
         if newest.ordering != self.ordering and settings.epoch <= newest.epoch:
             msg = (
-                f"target {settings.target!r} is ordered by {newest.ordering!r}, the job file orders by"
-                f" {self.ordering!r}; stored and new sequences do not compare: set 'epoch: {newest.epoch + 1}' if the"
-                " events of now are to win over those stored"
+                f"[ORDER_CHANGED] target {settings.target!r} is ordered by {newest.ordering!r}, the job file orders by"
+                f" {self.ordering!r}; set 'epoch: {newest.epoch + 1}' to let new events win over stored rows"
             )
             raise ConfigError(msg, target=settings.target)
         if newest.epoch > settings.epoch:
             msg = (
-                f"target {settings.target!r} holds events of epoch {newest.epoch}, the job file says"
-                f" {settings.epoch}, so every new event would be stale; set 'epoch: {newest.epoch}' or more"
+                f"[EPOCH_TOO_LOW] target {settings.target!r} has events of epoch {newest.epoch}, the job file has"
+                f" {settings.epoch}, so new events would be stale; set 'epoch: {newest.epoch}' or more"
             )
             raise ConfigError(msg, target=settings.target)
 

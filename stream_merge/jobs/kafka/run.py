@@ -180,8 +180,8 @@ class Job:
         missing = [topic for topic in query.topic if topic not in topics]
         if once and set(missing) - set(checkpoint.merged()):
             msg = (
-                f"query {query.name!r} reads topic(s) {missing!r}, which the broker does not have; put 'topic' right,"
-                " or let the connector make them first (without --once they are waited for)"
+                f"[TOPIC_NOT_FOUND] query {query.name!r} reads topic(s) {missing!r}, which the broker does not have;"
+                " correct 'topic', or let the connector create them first (without --once, the query waits)"
             )
             raise ConfigError(msg, target=query.target)
         if missing:  # the connector may be about to make it
@@ -241,8 +241,8 @@ class Job:
         """What a command has asked for; between two batches: a local disk takes one writer at a time."""
         if request.settings not in (None, query.digest()):
             msg = (
-                f"query {query.name!r} runs with another job file, by which it would read the records as before; stop"
-                " the job and start it again, or replay while it is stopped"
+                f"[JOB_FILE_CHANGED] query {query.name!r} runs with another version of the job file; restart the job,"
+                " or replay while it is stopped"
             )
             return Replayed(id=request.id, error=msg)
         with self._turns[query.name]:

@@ -20,7 +20,7 @@ from yaml.parser import ParserError
 from yaml.scanner import ScannerError
 
 from stream_merge import shapes
-from stream_merge.errors import ConfigError
+from stream_merge.errors import ConfigError, located
 from stream_merge.jobs.kafka.formats import DebeziumFormat, KeyFormatSettings, KeySettings, ValueFormat
 from stream_merge.jobs.shapes import ClausesSettings, ShapeSettings, problems_of
 from stream_merge.jobs.units import (
@@ -60,18 +60,21 @@ class SecuritySettings(Model):
         sasl = self.protocol.startswith("SASL")
         given = (self.mechanism, self.user, self.password)
         if sasl and None in given:
-            msg = f"protocol {self.protocol} needs mechanism, user and password"
+            msg = f"[MISSING_SETTING] protocol {self.protocol} needs mechanism, user and password"
             raise ValueError(msg)
         if not sasl and any(value is not None for value in given):
-            msg = f"mechanism, user and password are used with SASL_PLAINTEXT and SASL_SSL, not with {self.protocol}"
+            msg = (
+                "[CONFLICTING_SETTINGS] mechanism, user and password require protocol SASL_PLAINTEXT or SASL_SSL, not"
+                f" {self.protocol}"
+            )
             raise ValueError(msg)
         files = (self.ca_file, self.certificate_file)
         if not self.protocol.endswith("SSL") and any(value is not None for value in files):
-            msg = f"PEM files are used with SSL and SASL_SSL, not with {self.protocol}"
+            msg = f"[CONFLICTING_SETTINGS] PEM files require protocol SSL or SASL_SSL, not {self.protocol}"
             raise ValueError(msg)
         missing = [name for name in files if name is not None and not Path(name).is_file()]
         if missing:
-            msg = f"file(s) {missing!r} are not there"
+            msg = f"[CANNOT_READ_FILE] file(s) {missing!r} do not exist; correct the path"
             raise ValueError(msg)
         return self
 
@@ -173,17 +176,17 @@ def _shape_of_changes(shape: str | ClausesSettings) -> str | ClausesSettings:
     if isinstance(shape, ClausesSettings):
         if shape.shape().concerns_missing:
             msg = (
-                "a micro-batch of a topic never has all keys of the table, so a not_matched_by_source clause would"
-                " change nearly every row; leave it out"
+                "[SHAPE_NEEDS_FULL_COPY] a micro-batch of a topic lacks most keys of the table, so a"
+                " not_matched_by_source clause would change nearly every row; remove the clause"
             )
             raise ValueError(msg)
     elif shape not in shapes.known_shapes():
-        msg = f"{shape!r} is not known; use one of {', '.join(shapes.known_shapes())}, or clauses"
+        msg = f"[INVALID_SETTING] {shape!r} must be one of {', '.join(shapes.known_shapes())}, or clauses"
         raise ValueError(msg)
     elif shapes.of_name(shape).is_whole:
         msg = (
-            f"{shape!r} would delete every row that a micro-batch of a topic lacks; merge snapshots with 'stream-merge"
-            " files --shape snapshot' or in Python"
+            f"[SHAPE_NEEDS_FULL_COPY] {shape!r} would delete every row that a micro-batch of a topic lacks; merge"
+            " snapshots with 'stream-merge files --shape snapshot' or in Python"
         )
         raise ValueError(msg)
     return shape
@@ -268,16 +271,19 @@ class QuerySettings(Model):
 
     def _problems(self) -> Iterator[str]:
         if self.key_format.type == "text" and len(self.event_keys) > 1:
-            yield f"key_format: text is the value of one key column, and there are {len(self.event_keys)}; use json"
+            yield (
+                "[CONFLICTING_SETTINGS] key_format: text requires a single key column, but keys names"
+                f" {len(self.event_keys)}; use json"
+            )
         if self.topic_column is not None and (self.topic_column not in self.keys or not self.event_keys):
-            yield f"topic_column names {self.topic_column!r}, which has to be a key column beside those of the events"
+            yield f"[INVALID_SETTING] topic_column {self.topic_column!r} must be in keys, with a key of the events"
         if len(self.topic) > 1 and self.topic_column is None:
             yield (
-                f"several topics fill one table, so equal keys of {list(self.topic)!r} would overwrite each other; set"
-                " topic_column to a key column that holds the topic's name, or give each topic its own query"
+                f"[MISSING_SETTING] equal keys of topics {list(self.topic)!r} would overwrite each other; set"
+                " topic_column to a key column for the topic's name, or give each topic its own query"
             )
         if isinstance(self.start, Mapping) and len(self.topic) > 1:
-            yield "offsets by partition are for a single topic; start several topics at a time"
+            yield "[CONFLICTING_SETTINGS] start: offsets by partition require a single topic; use a time for several"
 
 
 class JobSettings(Model):
@@ -302,22 +308,22 @@ def load(path: str | Path, *, environment: Mapping[str, str] | None = None) -> J
         text = Path(path).read_text(encoding="utf-8")
         found = yaml.safe_load(text)
     except OSError as err:
-        msg = f"job file {str(path)!r} cannot be read: {err.strerror}"
+        msg = f"[CANNOT_READ_FILE] job file {str(path)!r} cannot be read: {err.strerror}"
         raise ConfigError(msg) from err
     except (yaml.YAMLError, UnicodeDecodeError) as err:
-        msg = f"job file {str(path)!r} is not YAML: {_no_yaml(err)}"
+        msg = f"[CANNOT_READ_FILE] job file {str(path)!r} is not YAML: {_no_yaml(err)}"
         raise ConfigError(msg) from None  # its own text shows the line, which may hold a password
     if not isinstance(found, dict):
-        msg = f"job file {str(path)!r} holds no settings; it starts with 'kafka:' and 'queries:'"
+        msg = f"[MISSING_SETTING] job file {str(path)!r} must contain 'kafka:' and 'queries:'"
         raise ConfigError(msg)
     missing: list[str] = []
     filled = _filled(found, os.environ if environment is None else environment, missing)
     defaults = filled.pop("defaults", None) or {}
-    problems = [f"${{{name}}} is not set in the environment" for name in dict.fromkeys(missing)]
+    problems = [f"[MISSING_SETTING] ${{{name}}} is not set in the environment" for name in dict.fromkeys(missing)]
     if isinstance(defaults, dict) and isinstance(filled.get("queries"), list):
         filled["queries"] = [_with(defaults, q) if isinstance(q, dict) else q for q in filled["queries"]]
     elif not isinstance(defaults, dict):
-        problems.append("defaults: holds no settings of queries")
+        problems.append("[INVALID_SETTING] defaults must contain settings of queries")
     queries = _queries(filled)
     folder = Path(path).parent.resolve()
     problems += _shared(queries, folder)
@@ -331,7 +337,7 @@ def load(path: str | Path, *, environment: Mapping[str, str] | None = None) -> J
             if error["type"] != "too_short" or not any(is_inside):
                 problems += problems_of(_by_name(error, queries))
     if problems:
-        raise ConfigError([f"{path}: {problem}" for problem in problems])
+        raise ConfigError([located(str(path), problem) for problem in problems])
     return settings
 
 
@@ -352,7 +358,7 @@ def _shared(queries: Sequence[Mapping[str, Any]], folder: Path) -> Iterator[str]
         same = [spelled(value) for value in values]
         twice = sorted({value for value, one in zip(values, same, strict=True) if same.count(one) > 1})
         if twice:
-            yield f"several queries have the same {setting}: {twice!r}; give each its own"
+            yield f"[DUPLICATE_SETTING] several queries have the same {setting}: {twice!r}; give each its own"
 
 
 _UNIONS = ("schema_evolution", "shape", "start", "value_format")
@@ -374,11 +380,11 @@ def _by_name(error: ErrorDetails, queries: Sequence[Mapping[str, Any]]) -> Error
 def _no_yaml(error: Exception) -> str:
     """Why and where a text is no YAML, without what is written there."""
     if not isinstance(error, MarkedYAMLError) or error.problem_mark is None:
-        return "it holds bytes or characters that YAML does not have"
+        return "it contains bytes or characters that YAML does not allow"
     where = f"line {error.problem_mark.line + 1}, column {error.problem_mark.column + 1}"
     if isinstance(error, ScannerError | ParserError):
         return f"{where}: {error.problem}"
-    return f"{where}: an alias (*) or a tag (!) that means nothing; put text that begins so in quotes"
+    return f"{where}: an unknown alias (*) or tag (!); quote text that begins with one"
 
 
 def _with(defaults: Mapping[str, Any], query: Mapping[str, Any]) -> dict[str, Any]:

@@ -63,7 +63,9 @@ class Targets:
         same = canonical(place)
         others = [name for name, (_, at) in self._places.items() if canonical(at) == same and name != query]
         if others:
-            msg = f"queries {others[0]!r} and {query!r} fill one table ({place}); give each its own target"
+            msg = (
+                f"[DUPLICATE_SETTING] queries {others[0]!r} and {query!r} write to {place!r}; give each its own target"
+            )
             raise ConfigError(msg, target=target)
 
 
