@@ -26,7 +26,7 @@ def _bytes(value: Any) -> Any:
         return value
     found = _SIZE.fullmatch(value.strip())
     if found is None:
-        msg = f"{value!r} is no size; write a number of bytes, or one with KiB, MiB, GiB, kB, MB or GB"
+        msg = f"{value!r} is not a size; write a number of bytes, or one with KiB, MiB, GiB, kB, MB or GB"
         raise ValueError(msg)
     return int(float(found["number"]) * _UNITS[(found["unit"] or "b").lower()])
 
@@ -37,12 +37,12 @@ def _seconds(value: Any) -> Any:
         return value
     found = _DURATION.fullmatch(value.strip())
     if found is None:
-        msg = f"{value!r} is no duration; write a number with ms, s, minutes, hours or days"
+        msg = f"{value!r} is not a duration; write a number with ms, s, minutes, hours or days"
         raise ValueError(msg)
     unit = (found["unit"] or "s").lower()
     seconds = float(found["number"]) * _SECONDS["ms" if unit == "ms" else unit[0]]
     if seconds > _LONGEST:
-        msg = f"{value!r} is longer than any table will be kept; write a shorter time, of 10,000 years at most"
+        msg = f"{value!r} must be at most 10,000 years"
         raise ValueError(msg)
     return seconds
 

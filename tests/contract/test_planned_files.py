@@ -67,9 +67,9 @@ def test_a_change_file_that_is_gone_stops_the_job(
     dying(changes, **options)
     kept = (changes.source / f"a ü%.{file_format}").rename(tmp_path / "kept")
 
-    refused(changes, f"planned, not merged yet and gone: 'file://{changes.source}/a ü%.{file_format}'", **options)
+    refused(changes, f"is planned with missing file(s) 'file://{changes.source}/a ü%.{file_format}'", **options)
     (changes.source / f"b.{file_format}").rename(tmp_path / "b")
-    refused(changes, "and gone: ", **options)
+    refused(changes, "[SOURCE_FILE_MISSING] batch 0 ", **options)
     assert not Path(changes.target).exists()
     (changes.source / f"b.{file_format}").touch()
     kept.rename(changes.source / f"a ü%.{file_format}")
@@ -94,10 +94,10 @@ def test_of_snapshots_of_one_time_nobody_knows_which_is_the_newest(job: Snapshot
         job.put(name, row)
         os.utime(job.source / name, (1_700_000_000, 1_700_000_000))
 
-    refused(job, "as was one before it, and Spark takes those of one time in any order; touch the newest one")
+    refused(job, "and an earlier one have the same time, 2023-11-14T22:13:20Z; touch the newest file")
     (first,) = job.rows()
     job.put("3.json", C)
-    refused(job, "takes those of one time in any order")  # its batch is planned and comes first
+    refused(job, "and an earlier one have the same time")  # its batch is planned and comes first
     os.utime(job.source / ("2.json" if first == (1, "a") else "1.json"), (1_700_000_001, 1_700_000_001))
     job()
     assert job.rows() == [(3, "c")]
@@ -110,32 +110,32 @@ def test_a_snapshot_that_comes_late_does_not_turn_the_table_back(job: SnapshotJo
     job.put("late.json", A, C)
     os.utime(job.source / "late.json", (1, 1))
 
-    refused(job, "late.json' was written at 1970-01-01T00:00:01Z, before 'file:")
-    refused(job, "which came first, and would turn the table back; if it is the newest, touch it")
+    refused(job, "late.json' (1970-01-01T00:00:01Z) is older than 'file:")
+    refused(job, "which was merged before; touch it if it is the newest, otherwise replace it")
     assert job.rows() == [(1, "a"), (2, "b")]
     job.put("late.json", C)
     job()
     assert job.rows() == [(3, "c")]
     os.utime(job.source / "late.json", (2e9, 2e9))
     job.put("later.json", A)
-    refused(job, "late.json' (2033-05-18T03:33:20Z), which came first")
+    refused(job, "late.json' (2033-05-18T03:33:20Z), which was merged before")
     os.utime(job.source / "later.json", (2, 2))
     (job.source / "late.json").unlink()
-    refused(job, "2.json' (2023-11-14T22:13:22Z), which came first")
+    refused(job, "2.json' (2023-11-14T22:13:22Z), which was merged before")
     job.put("later.json", A)
     for number in range(12):  # Spark packs its log
         job.put(f"n{number}.json", A, B)
     job()
     job.put("old.json", C)
     os.utime(job.source / "old.json", (3, 3))
-    refused(job, "n11.json' (2023-11-14T22:13:38Z), which came first")
+    refused(job, "n11.json' (2023-11-14T22:13:38Z), which was merged before")
 
 
 def test_a_snapshot_that_is_gone_stops_the_job(job: SnapshotJob, dying: Callable[..., None]) -> None:
     job.put("1.json", A)
     dying(job)
     (job.source / "1.json").unlink()
-    refused(job, "1.json' was about to be merged and is gone; put it there again, or the newest one under its name")
+    refused(job, "1.json' is planned and does not exist any more; restore it, or put the newest one there")
 
     job.put("1.json", B)
     job()
@@ -150,7 +150,7 @@ def test_two_snapshots_in_one_batch_are_none(job: SnapshotJob, dying: Callable[.
     (Path(job.checkpoint) / "offsets" / ".0.crc").unlink()
     job.put("2.json", B)
 
-    refused(job, "batch 0 has 2 snapshots, as after a kill: 'file:")
+    refused(job, "batch 0 has 2 snapshots: 'file:")
     refused(job, "move all but the newest, 'file:")
     (job.source / "1.json").unlink()
     job()
@@ -175,7 +175,7 @@ def test_a_parquet_snapshot_without_a_column_is_refused(job: SnapshotJob, tmp_pa
     before = job.rows()
     put("2", "id bigint, at struct<x: int>", (1, (1,)), (2, (3,)))
 
-    refused(job, "a snapshot lacks column(s) ['name', 'at.y'], which the table has values of", "parquet", schema=None)
+    refused(job, "lacks column(s) ['name', 'at.y'], which have values in the table; write them", "parquet", schema=None)
     assert job.rows() == before
     job("parquet", schema="id bigint, at struct<x: int>")
     assert job.rows() == [(1, "a", (1, 2)), (2, "b", (3, 4))]
@@ -201,7 +201,7 @@ def test_a_file_that_is_replaced_while_its_batch_is_planned_is_not_passed_over(
         (changes.source / f"{name}.json").write_text(f"{line}\n")
     monkeypatch.setattr(planned, "files_of", lambda found: [file for file in files_of(found) if "b.json" not in file])
 
-    refused(changes, "there again: 'file:", schema=SCHEMA, sequence_by=("name",))
+    refused(changes, "disappeared and came back while Spark planned batch 0", schema=SCHEMA, sequence_by=("name",))
     monkeypatch.undo()
     changes(schema=SCHEMA, sequence_by=("name",))
     assert changes.rows("id") == [(1,), (2,)]

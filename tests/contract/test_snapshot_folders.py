@@ -68,7 +68,7 @@ def test_a_folder_is_merged_once_and_not_before_it_is_whole(job: SnapshotJob) ->
     assert job() == []
 
     job.put_folder("2024-05-31", {"part-0.json": C})
-    older = f"is older by its name than {second!r}, the last one taken, and would turn the table back; remove it"
+    older = f"sorts before {second!r}, which is already merged; remove it"
     refused(job, f"snapshot '2024-05-31' in {str(job.source)!r} {older}")
     assert job.rows() == [(1, "a"), (2, "B")]
 
@@ -98,9 +98,9 @@ def test_a_broken_folder_stops_the_job_until_it_is_written_again(job: SnapshotJo
     refused(job, "break the contract (undecodable: 1)")
     shutil.rmtree(job.source / "2")
     refused(job, "snapshot '2' in")
-    refused(job, "was about to be merged and is gone; put it there again, whole, under its name")
+    refused(job, "is planned and does not exist any more; restore it, complete, under its name")
     job.put_folder("2", {"a.json": A}, is_whole=False)
-    refused(job, "was about to be merged and has no _SUCCESS any more")
+    refused(job, "is planned and has no _SUCCESS any more")
 
     job.put_folder("2", {"b.json": C})
     job.put_folder("3", {"a.json": A + C})
@@ -188,7 +188,7 @@ def test_files_and_folders_are_not_mixed(job: SnapshotJob, monkeypatch: pytest.M
     job()
     job.put_folder("archive", {"0.json": A}, is_whole=False)
 
-    mix = "has files, such as '1.json', beside folders, such as 'archive', and either each file is one snapshot or each"
+    mix = "has both files, such as '1.json', and folders, such as 'archive'; keep files only"
     refused(job, mix, as_error=ConfigError)
     with monkeypatch.context() as patched:  # the folder comes while the job is running
         look = Snapshots.kind
@@ -197,7 +197,7 @@ def test_files_and_folders_are_not_mixed(job: SnapshotJob, monkeypatch: pytest.M
         refused(job, mix, as_error=ConfigError)
 
     (job.source / "1.json").unlink()
-    one_kind = f"checkpoint {job.checkpoint!r} is one of snapshots that are files, and source {str(job.source)!r} has"
+    one_kind = f"checkpoint {job.checkpoint!r} records snapshot files, but source {str(job.source)!r} has folders"
     refused(job, one_kind, as_error=ConfigError)
 
 
@@ -206,25 +206,25 @@ def test_what_is_no_source_of_snapshots_is_refused(job: SnapshotJob) -> None:
 
     refused(
         job,
-        f"source {str(inner)!r} is itself one snapshot, for 'file:{inner}' has a _SUCCESS; name the folder that it",
+        f"source {str(inner)!r} is a snapshot itself: 'file:{inner}' has a _SUCCESS; pass the folder above it",
         as_error=ConfigError,
         folder=Folder(path=str(inner), format="json"),
     )
     (inner / "_SUCCESS").unlink()
-    refused(job, "has no folder that is whole to infer types from; wait for one", as_error=ConfigError, schema=None)
+    refused(job, "has no folder with _SUCCESS to infer types from; wait for one", as_error=ConfigError, schema=None)
     assert job() == []
 
     (inner / "_SUCCESS").touch()
     job()
     refused(
         job,
-        "is one of snapshots that are folders, and shape 'insert-only' takes files for changes",
+        "records snapshot folders, but shape 'insert-only' reads files as changes",
         as_error=ConfigError,
         shape=InsertOnly(),
     )
     shutil.rmtree(inner)
     job.put("1.json", A.strip())
-    refused(job, "is one of snapshots that are folders, and source", as_error=ConfigError)
+    refused(job, "records snapshot folders, but source", as_error=ConfigError)
 
 
 def marked_again(folder: Path) -> None:
@@ -252,7 +252,7 @@ def test_a_folder_that_is_written_again_while_it_is_read_is_refused(
 
     with monkeypatch.context() as patched:
         patched.setattr(steps, "evaluate", written_meanwhile)
-        refused(job, "/in/2' is still being written; run again when all of its files are there, and _SUCCESS after")
+        refused(job, "/in/2' is still being written; run again when it is complete, with _SUCCESS written last")
     assert job.rows() == [(1, "a"), (2, "b")]
     job.put_folder("2", {"a.json": A + C})
     marked_again(folder)
@@ -268,7 +268,7 @@ def test_a_folder_whose_mark_came_first_is_refused(job: SnapshotJob) -> None:
     os.utime(folder / "_SUCCESS", (1e9, 1e9))
     job.put_folder("2", {"a.json": A, "_hidden.json": "{"}, is_whole=False)
 
-    refused(job, "/in/2' has a _SUCCESS that is older than 1 of its files, such as 'a.json', so a copy may")
+    refused(job, "/in/2' has a _SUCCESS older than 1 of its files, such as 'a.json'; when all files are there")
     job.put_folder("2", {"b.json": C})
     job()
     assert job.rows() == [(1, "a"), (3, "c")]
@@ -296,7 +296,8 @@ def test_notes_that_are_given_again_turn_nothing_back(job: SnapshotJob) -> None:
     for name in ("offsets", "commits", "sources"):
         shutil.rmtree(Path(job.checkpoint, name))
 
-    refused(job, " to be merged, and '2' was taken after it, so parts of the checkpoint are of different days; take a")
+    refused(job, "plans snapshot '1' of")
+    refused(job, " after '2'; use a new checkpoint, and keep only the newest snapshot in the source")
     assert job.rows() == [(1, "a")]
 
 
@@ -328,7 +329,7 @@ def test_names_whose_numbers_have_another_order_are_refused(job: SnapshotJob) ->
 
     refused(
         job,
-        "are taken in the order of their names, in which '10' comes before '9'; give their numbers leading zeros",
+        "are merged in the order of their names, where '10' sorts before '9'; add leading zeros",
         as_error=ConfigError,
     )
     assert not Path(job.target).exists()

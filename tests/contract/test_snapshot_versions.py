@@ -162,7 +162,7 @@ def test_a_file_with_a_broken_line_stops_the_job_and_changes_nothing(job: Snapsh
             job()
     assert job.rows() == [(1, "a"), (2, "b")]
 
-    with pytest.raises(ConfigError, match="records from the quarantine are no snapshot"):
+    with pytest.raises(ConfigError, match="quarantined records are not a snapshot"):
         replay_quarantine(job.settings(), console=Console(file=StringIO()), start_session=lambda: job.spark)
 
     job.put("2.json", '{"id": 1, "name": "a"}', '{"id": 2, "name": "repaired"}', '{"id": 3, "name": "c"}')
@@ -189,7 +189,5 @@ def test_a_parquet_file_is_one_snapshot(job: SnapshotJob) -> None:
 
 
 def test_several_files_per_batch_are_refused(job: SnapshotJob) -> None:
-    with pytest.raises(
-        ConfigError, match=r"--max-files-per-trigger 2 is given, and with --shape snapshot one file is one"
-    ):
+    with pytest.raises(ConfigError, match=r"--max-files-per-trigger 2 cannot be used with --shape snapshot, where"):
         job(max_files_per_trigger=2)

@@ -384,7 +384,11 @@ BOTH = {"Spark", "kafka-python"}
         (sec1, {"kafka-python"}, "is a 'EC PRIVATE KEY', which kafka-python reads; Spark reads PKCS #8 only"),
         (ed25519, {"kafka-python"}, "neither RSA nor DSA nor EC, and Spark takes no others"),
         (two_keys, {"kafka-python"}, "holds 2 private keys; Spark takes one only"),
-        (chain_in_disorder, {"kafka-python"}, "are no chain; Spark wants each one followed by that of its issuer"),
+        (
+            chain_in_disorder,
+            {"kafka-python"},
+            "are not a chain; Spark requires each one followed by that of its issuer",
+        ),
         (of_another_key, {"Spark"}, "kafka-python cannot load certificate_file"),
         (encrypted, set(), "is encrypted, and neither client is given a pass phrase"),
         (encrypted_as_of_old, set(), "is encrypted, and neither client is given a pass phrase"),

@@ -207,8 +207,8 @@ def test_a_snapshot_is_told_all_that_it_is_told_in_python(
         ),
         (
             f"{SNAPSHOTS} --max-files-per-trigger 2",
-            "--max-files-per-trigger 2 is given, and with --shape snapshot one file is one snapshot and one batch, as"
-            " one folder with _SUCCESS is; leave it out",
+            "[CONFLICTING_SETTINGS] --max-files-per-trigger 2 cannot be used with --shape snapshot, where each file is"
+            " one batch; remove it",
         ),
         (
             f"{SNAPSHOTS} --sequence-by lsn",

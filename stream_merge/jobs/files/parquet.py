@@ -23,7 +23,7 @@ from stream_merge.spark import columns
 from stream_merge.spark.hadoop_files import exactly
 from stream_merge.tables import spark_table
 
-_REMEDY = "write the file again with the schema's types, or pass --schema with types that hold both"
+_REMEDY = "rewrite the file with the schema's types, or pass --schema with types that hold both"
 
 
 def refuse_other_types(session: SparkSession, files: Sequence[str], schema: Schema) -> list[str]:
@@ -51,7 +51,7 @@ def refuse_other_types(session: SparkSession, files: Sequence[str], schema: Sche
         try:
             found = _types_in(session, [path])
         except (PySparkException, Py4JJavaError) as err:
-            remedy = "rename one of the two" if "COLUMN_ALREADY_EXISTS" in str(err) else _REMEDY
+            remedy = "rename one of them" if "COLUMN_ALREADY_EXISTS" in str(err) else _REMEDY
             problem: str | None = parquet_columns.unread(session, path) or f"{said(err)}; {remedy}"
         else:
             problem = _problem(found, schema, case_sensitive=case_sensitive)
@@ -61,7 +61,7 @@ def refuse_other_types(session: SparkSession, files: Sequence[str], schema: Sche
             theirs = set(columns.new_fields(schema.fields, found, case_sensitive=case_sensitive))
             lacking = theirs if lacking is None else lacking & theirs
         if problem is not None:
-            msg = f"a file cannot be read: {path}: {problem}"
+            msg = f"[SOURCE_FILE_INVALID] {path}: {problem}"
             raise ContractError(msg, reasons={})
     return sorted(lacking or ())
 
@@ -93,8 +93,8 @@ def refuse_without(session: SparkSession, target: str, lacking: Sequence[str], f
         return
     where = f"{unquote(files[0])}" + (f" and {len(files) - 1} more files" if len(files) > 1 else "")
     msg = (
-        f"a snapshot lacks column(s) {list(used)!r}, which the table has values of, and would set them to NULL in every"
-        f" row: {where}; write it with them or, to leave what the table has there, pass --schema without them"
+        f"[SNAPSHOT_LACKS_COLUMNS] snapshot {where} lacks column(s) {list(used)!r}, which have values in the table;"
+        " write them or, to keep the table's values, pass --schema without them"
     )
     raise ContractError(msg, reasons={})
 
@@ -113,8 +113,8 @@ def _problem(found: StructType, wanted: Schema, *, case_sensitive: bool, untyped
         if without:
             return parquet_columns.untyped_problem(without[0])
         return (
-            f"column {field.name!r} is {found[name].dataType.simpleString()} there, and the schema's"
-            f" {field.dataType.simpleString()} does not hold each of its values; {_REMEDY}"
+            f"column {field.name!r} is {found[name].dataType.simpleString()}, and the schema's"
+            f" {field.dataType.simpleString()} cannot hold all of its values; {_REMEDY}"
         )
     more = columns.new_fields(found, wanted.fields, case_sensitive=case_sensitive) if wanted.is_inferred else []
     return f"it has column(s) {more!r} that the schema lacks; {NEW_FIELD_REMEDY}" if more else None

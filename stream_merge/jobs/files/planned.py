@@ -95,8 +95,8 @@ class PlannedRead:
         planned = [] if checkpoint is None else checkpoint.files(batch_id)
         if not planned or checkpoint is None:
             msg = (
-                f"the checkpoint does not tell which files batch {batch_id} reads, so that nobody knows whether all of"
-                " them are there; use the Spark version that this package names, and one checkpoint a query"
+                f"[CHECKPOINT_INCOMPLETE] the checkpoint does not list the files of batch {batch_id}; use a supported"
+                " Spark version, and one checkpoint per query"
             )
             raise ConfigError(msg, batch_id=batch_id)
         known = {unquote(file) for file in read}
@@ -104,8 +104,8 @@ class PlannedRead:
         late = [file for file in planned if (found := states.get(file.path)) is not None and found.bytes]
         if late:
             msg = (
-                f"not there when batch {batch_id} was planned, and there again: {_listed(late)}; run again, and change"
-                " no file in the source: put new ones into it by renaming"
+                f"[SOURCE_FILE_REPLACED] {_listed(late)} disappeared and came back while Spark planned batch {batch_id}"
+                "; run again, and add files by renaming complete ones into the source"
             )
             raise ContractError(msg, reasons={})
         gone = [file for file in planned if file.path in states and states[file.path] is None]
@@ -113,10 +113,10 @@ class PlannedRead:
             self._expect_one(session, planned, gone, batch_id, checkpoint)
             refuse_without(session, self._sink._spec.target, lacking, read)
         elif gone:
-            empty = "one without rows" if self._is_parquet else "an empty file"
+            empty = "files without rows" if self._is_parquet else "empty files"
             msg = (
-                f"planned, not merged yet and gone: {_listed(gone)}; put it there again, or {empty} under its name"
-                " where nothing that it said is wanted"
+                f"[SOURCE_FILE_MISSING] batch {batch_id} is planned with missing file(s) {_listed(gone)}; restore them,"
+                f" or put {empty} in their place if you do not need them"
             )
             raise ContractError(msg, reasons={})
 
@@ -132,14 +132,14 @@ class PlannedRead:
         newest = max(planned, key=lambda file: file.modified_millis)
         if newest in gone:
             msg = (
-                f"snapshot {_place(newest)} was about to be merged and is gone; put it there again, or the newest one"
-                " under its name"
+                f"[SOURCE_FILE_MISSING] snapshot {_place(newest)} is planned and does not exist any more; restore it,"
+                " or put the newest one there under its name"
             )
             raise ContractError(msg, reasons={})
         here = [file for file in planned if file not in gone]
         if len(here) > 1:
             msg = (
-                f"batch {batch_id} has {len(here)} snapshots, as after a kill: {_listed(here)}; move all but the"
+                f"[SNAPSHOT_OUT_OF_ORDER] batch {batch_id} has {len(here)} snapshots: {_listed(here)}; move all but the"
                 f" newest, {_place(newest)}, out of the source and run again"
             )
             raise ContractError(msg, reasons={})
@@ -149,16 +149,15 @@ class PlannedRead:
             one.modified_millis == found.modified_millis and one.path != newest.path for one in earlier
         ):
             msg = (
-                f"snapshot {_place(newest)} was written at {_time(found.modified_millis)}, as was one before it, and"
-                " Spark takes those of one time in any order; touch the newest one, and move the others out of the"
-                " source"
+                f"[SNAPSHOT_OUT_OF_ORDER] snapshot {_place(newest)} and an earlier one have the same time,"
+                f" {_time(found.modified_millis)}; touch the newest file, and move the others out of the source"
             )
             raise ContractError(msg, reasons={})
         if found is not None and last is not None and found.modified_millis < last.modified_millis:
             msg = (
-                f"snapshot {_place(newest)} was written at {_time(found.modified_millis)}, before {_place(last)}"
-                f" ({_time(last.modified_millis)}), which came first, and would turn the table back; if it is the"
-                " newest, touch it, else put the newest one into its place under its name"
+                f"[SNAPSHOT_OUT_OF_ORDER] snapshot {_place(newest)} ({_time(found.modified_millis)}) is older than"
+                f" {_place(last)} ({_time(last.modified_millis)}), which was merged before; touch it if it is the"
+                " newest, otherwise replace it by the newest"
             )
             raise ContractError(msg, reasons={})
 

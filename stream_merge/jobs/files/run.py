@@ -99,8 +99,8 @@ def run(
     """
     if settings.shape.is_whole and settings.max_files_per_trigger not in (None, 1):
         msg = (
-            f"--max-files-per-trigger {settings.max_files_per_trigger} is given, and with --shape {settings.shape.name}"
-            " one file is one snapshot and one batch, as one folder with _SUCCESS is; leave it out"
+            f"[CONFLICTING_SETTINGS] --max-files-per-trigger {settings.max_files_per_trigger} cannot be used with"
+            f" --shape {settings.shape.name}, where each file is one batch; remove it"
         )
         raise ConfigError(msg, target=settings.target)
     sink = _sink(settings)  # says what is wrong with the settings before Spark starts
@@ -123,14 +123,14 @@ def replay_quarantine(
     """
     if settings.shape.is_whole:
         msg = (
-            f"records from the quarantine are no snapshot of {settings.target!r}, and one with a broken record is"
-            " refused as a whole; repair the file where it is and run again without --replay-quarantine"
+            f"[SHAPE_NEEDS_FULL_COPY] quarantined records are not a snapshot of {settings.target!r}; repair the file in"
+            " the source and run again without --replay-quarantine"
         )
         raise ConfigError(msg, target=settings.target)
     if settings.shape.concerns_missing:
         msg = (
-            f"records from the quarantine are never all rows of {settings.target!r}, so clauses with"
-            " not_matched_by_source would take the others for missing; repair the files and put them into the folder"
+            f"[SHAPE_NEEDS_FULL_COPY] quarantined records are not all rows of {settings.target!r}, so"
+            " not_matched_by_source clauses would match the others; put repaired files into the source"
         )
         raise ConfigError(msg, target=settings.target)
     _sink(settings)  # what is wrong with the settings is said before Spark is started
@@ -143,8 +143,8 @@ def replay_quarantine(
         into = _expect_table(session, settings)
         if into is None:
             msg = (
-                f"there is no table {settings.target!r} to replay into, and quarantined records alone would make one"
-                " that lacks all others; merge the files first (with a new checkpoint, if the table was dropped)"
+                f"[TABLE_NOT_FOUND] target {settings.target!r} to replay into does not exist; merge the files first"
+                " (with a new checkpoint, if the table was dropped)"
             )
             raise ConfigError(msg, target=settings.target)
         schema, origin = _schema(session, settings)
@@ -176,8 +176,8 @@ def _alone(settings: FilesSettings) -> Iterator[ExitStack]:
             holder = held.enter_context(locks.locked(lock, who))
             if holder is not None:
                 msg = (
-                    f"{holder} is using the checkpoint {settings.checkpoint!r}, and by one checkpoint one process reads"
-                    " at a time; end that one first, or give this one a checkpoint of its own"
+                    f"[CHECKPOINT_LOCKED] {holder} is using checkpoint {settings.checkpoint!r}; end that process, or"
+                    " use another checkpoint"
                 )
                 raise HeldError(msg, target=settings.target)
         held.enter_context(locks.only_writer(settings.target, who))
@@ -277,15 +277,15 @@ def _missing(source: str) -> str | None:
     local = locations.local_path(source)
     if local is None or local.exists() or GLOB.search(source) or is_submitted() or "HADOOP_CONF_DIR" in os.environ:
         return None
-    return f"source {source!r} does not exist; create the folder, or pass another path or a URI"
+    return f"[SOURCE_NOT_FOUND] source {source!r} does not exist; create the folder, or correct the path"
 
 
 def _expect_files(checkpoint: Checkpoint) -> None:
     """Whose query reads something else goes on by its own positions, which mean nothing here."""
     if checkpoint.reads_files() is False:
         msg = (
-            f"checkpoint {checkpoint.path!r} is that of a query that reads something else than files, as the queries of"
-            " 'stream-merge run' do; give this one a checkpoint of its own"
+            f"[CHECKPOINT_MISMATCH] checkpoint {checkpoint.path!r} belongs to a query that does not read files, such as"
+            " one of 'stream-merge run'; use a new checkpoint"
         )
         raise ConfigError(msg)
 
@@ -301,8 +301,8 @@ def _snapshots(session: SparkSession, settings: FilesSettings) -> Snapshots | No
         return found
     if found.taken():
         msg = (
-            f"checkpoint {settings.checkpoint!r} is one of snapshots that are folders, and shape"
-            f" {settings.shape.name!r} takes files for changes; give this one a checkpoint of its own"
+            f"[CHECKPOINT_MISMATCH] checkpoint {settings.checkpoint!r} records snapshot folders, but shape"
+            f" {settings.shape.name!r} reads files as changes; use a new checkpoint"
         )
         raise ConfigError(msg, target=settings.target)
     return None

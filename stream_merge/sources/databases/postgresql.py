@@ -197,14 +197,14 @@ def _schema(declared: _Declared, modes: Modes, text: str) -> Schema:
         "point": lambda: _POINT,
     }
     if declared.name not in by_mode:
-        msg = f"{text!r} is not a type that is known here; known are {sorted({*_PLAIN, *by_mode})!r}"
+        msg = f"{text!r} must be one of {sorted({*_PLAIN, *by_mode})!r}"
         raise AmbiguousTypeError(msg)
     return by_mode[declared.name]()
 
 
 def _stated(mode: Any, setting: str, text: str) -> Any:
     if mode is None:
-        msg = f"{text!r} is written differently by each {setting}; state the connector's"
+        msg = f"{text!r} depends on {setting}; set the connector's value"
         raise AmbiguousTypeError(msg)
     return mode
 
@@ -303,6 +303,6 @@ def _timestamp(declared: _Declared, mode: str, text: str) -> Schema:
 def _in_millis(declared: _Declared, text: str) -> bool:
     """Debezium's adaptive modes write milliseconds for up to three digits; PostgreSQL's own default is six."""
     if declared.precision is None:
-        msg = f"{text!r} leaves open how many digits a second has; write '{declared.name}(6)' or what it was made with"
+        msg = f"{text!r} lacks its precision; write '{declared.name}(6)', or the column's precision"
         raise AmbiguousTypeError(msg)
     return declared.precision <= _MILLIS_DIGITS

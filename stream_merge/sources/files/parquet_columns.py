@@ -62,8 +62,8 @@ def untyped(session: SparkSession, files: Sequence[str], leaves: int = 0) -> Ite
 def untyped_problem(name: str) -> str:
     """The error sentence for a column without a type."""
     return (
-        f"column {name!r} has only NULLs and no type in this file (Arrow's null type), so Spark reads it as INT; write"
-        " it with a type, or pass --schema without it"
+        f"column {name!r} has only NULLs and no type (Arrow's null type), so Spark reads it as INT; write it with a"
+        " type, or pass --schema without it"
     )
 
 

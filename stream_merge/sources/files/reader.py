@@ -51,20 +51,20 @@ _STREAM_OPTIONS = {
     "maxFileAge": "36500d",
 }
 NEW_FIELD_REMEDY = (
-    "pass --schema: with them (and --schema-evolution, if the table lacks them too) to store them, without them to"
-    " leave them out"
+    "pass --schema: with them to store them (add --schema-evolution if the table lacks them), without them to ignore"
+    " them"
 )
 _RAISED = r"(?:(?<=\[USER_RAISED_EXCEPTION\] )|(?<=RuntimeException: ))"
 _END = r"(?=\s+SQLSTATE|\s+Details:|$)"
 _READ_FAILURES = {
     re.compile(f"{_RAISED}.*?{re.escape(UNKNOWN_FIELDS)}.*?{_END}", re.MULTILINE): NEW_FIELD_REMEDY,
     re.compile(f"{_RAISED}.*?{re.escape(OTHER_HEADER)}.*?{_END}", re.MULTILINE): (
-        "fix the file, or put an empty one in its place, or pass --schema with the columns that all files have"
+        "fix the file, replace it by an empty one, or pass --schema with the columns that all files have"
     ),
     re.compile(f"{_RAISED}.*?{re.escape(NOT_LINES)}.*?{_END}", re.MULTILINE): (
         "write one object per line, for example with jq -c '.[]' for an array or jq -c . for an object"
     ),
-    re.compile(f"(?<=reading file ).*?{_END}", re.MULTILINE): "fix the file, or put one without rows in its place",
+    re.compile(f"(?<=reading file ).*?{_END}", re.MULTILINE): "fix the file, or replace it by one without rows",
 }
 """What Spark 4.2, and without SQLSTATE Spark 3.5, says -> what to do; the first that matches counts."""
 
@@ -100,7 +100,7 @@ def read_files(
     """
     preflight.expect_workers(spark)
     if format not in ("json", "csv"):
-        msg = f"format={format!r} is not known; use one of 'json', 'csv' (Parquet has types: use spark.readStream)"
+        msg = f"[INVALID_SETTING] format={format!r} must be 'json' or 'csv'; read Parquet with spark.readStream"
         raise ConfigError(msg)
     known = parse(schema, setting="schema") if isinstance(schema, str) else Schema(fields=schema, is_inferred=False)
     folder = Folder(path=names.hadoop_uri(path), format=format, header=header, delimiter=delimiter)
@@ -142,7 +142,8 @@ class Folder:
         """
         if only == []:
             msg = (
-                f"source {self.path!r} has no folder that is whole to infer types from; wait for one, or pass --schema"
+                f"[SCHEMA_NOT_INFERRED] source {self.path!r} has no folder with _SUCCESS to infer types from; wait for"
+                " one, or pass --schema"
             )
             raise ConfigError(msg)
         reader = session.read.options(**_FILE_OPTIONS)
@@ -163,16 +164,17 @@ class Folder:
                         session, list(map(unquote, frame.inputFiles())), parquet_columns.leaves(found)
                     )
                     for name, file in without:
-                        msg = f"source {self.path!r} gives no schema: {file}: {parquet_columns.untyped_problem(name)}"
+                        problem = f"{file}: {parquet_columns.untyped_problem(name)}"
+                        msg = f"[SCHEMA_NOT_INFERRED] source {self.path!r}: {problem}"
                         raise ConfigError(msg)
         except (PySparkException, Py4JJavaError) as err:
             problem = f"{said(err)}; put a {self.format} file there, or pass --schema"
             if self.format == "parquet":
                 problem = self._column_problem(session, paths) or problem
-            msg = f"source {self.path!r} gives no schema: {problem}"
+            msg = f"[SCHEMA_NOT_INFERRED] source {self.path!r}: {problem}"
             raise ConfigError(msg) from err
         if not found.fields:
-            msg = f"source {self.path!r} holds no {self.format} events to infer types from; pass --schema"
+            msg = f"[SCHEMA_NOT_INFERRED] source {self.path!r} has no {self.format} events to infer from; pass --schema"
             raise ConfigError(msg)
         return Schema(fields=found, is_inferred=True, keeps_spelling=True)
 
@@ -202,7 +204,10 @@ class Folder:
             except UndecodableError:  # the file is refused when it is read
                 continue
             if orders.setdefault(tuple(sorted(names)), names) != names:
-                msg = f"CSV files in {self.path!r} have their columns in different orders; pass --schema"
+                msg = (
+                    f"[SCHEMA_NOT_INFERRED] CSV files in {self.path!r} have their columns in different orders; pass"
+                    " --schema"
+                )
                 raise ConfigError(msg)
 
     def _column_problem(self, session: SparkSession, paths: str | list[str]) -> str | None:
@@ -225,7 +230,7 @@ class Folder:
         try:
             return self._read(stream, session, schema, self.path)
         except AnalysisException as err:
-            msg = f"source {self.path!r} cannot be read: {said(err)}; make the folder first, or name another one"
+            msg = f"[SOURCE_NOT_FOUND] source {self.path!r} cannot be read: {said(err)}; create it, or correct the path"
             raise ConfigError(msg) from err
 
     def rows(self, session: SparkSession, schema: Schema, path: str) -> DataFrame:
@@ -291,12 +296,15 @@ class Folder:
         found: dict[str, Encoding] = {}
         for one in fields.fields:
             if one.name in found:
-                msg = f"column {one.name!r} is there twice in the schema; leave one of the two out"
+                msg = f"[INVALID_SETTING] the schema has column {one.name!r} twice; remove one of them"
                 raise ConfigError(msg)
             try:
                 found[one.name] = encoding(one.dataType, zone)
             except UndecodableError as err:
-                msg = f"column {one.name!r} of the schema cannot be read: {err}; name another type, or leave it out"
+                msg = (
+                    f"[INVALID_SETTING] column {one.name!r} of the schema cannot be read: {err}; use another type, or"
+                    " remove the column"
+                )
                 raise ConfigError(msg) from err
         return found
 
@@ -330,7 +338,7 @@ class Folder:
             lines, problem = self._lines(session, schema, schema.fields, has_header=True).of_file(header)
             if problem is None and isinstance(lines, CsvRecords):
                 return lines.order
-        msg = f"records of {file} cannot be replayed: {problem}; pass --schema with the columns of the file"
+        msg = f"[SOURCE_FILE_INVALID] records of {file} cannot be replayed: {problem}; pass --schema with its columns"
         raise ContractError(msg, reasons={})
 
     def _csv_options(self) -> dict[str, str]:
@@ -420,7 +428,7 @@ def failure(path: str, trace: str, reason: str) -> ContractError | None:
         if found is not None:
             text = " ".join(found.group().split())
             cause = "" if reason in text or text in reason else f" ({reason})"
-            return ContractError(f"a file in {path!r} cannot be read: {text}{cause}; {remedy}", reasons={})
+            return ContractError(f"[SOURCE_FILE_INVALID] source {path!r}: {text}{cause}; {remedy}", reasons={})
     return None
 
 

@@ -66,13 +66,13 @@ def parse(ddl: str, *, setting: str = "--schema") -> Schema:
     try:
         fields = from_ddl(ddl)
     except ParseException as err:
-        msg = f"{setting} {ddl!r} is not a list of columns like 'id BIGINT, name STRING': {said(err)}"
+        msg = f"[INVALID_SETTING] {setting} {ddl!r} is not a list of columns like 'id BIGINT, name STRING': {said(err)}"
         raise ConfigError(msg) from err
     if not isinstance(fields, StructType) or not fields.fields:
-        msg = f"{setting} {ddl!r} names no columns; write it like 'id BIGINT, name STRING'"
+        msg = f"[INVALID_SETTING] {setting} {ddl!r} has no columns; write it like 'id BIGINT, name STRING'"
         raise ConfigError(msg)
     if re.search(r"char\(", fields.simpleString()):
-        msg = f"{setting} {ddl!r} has CHAR or VARCHAR, which Spark does not read from files; write STRING"
+        msg = f"[INVALID_SETTING] {setting} {ddl!r} has CHAR or VARCHAR, which Spark cannot read from files; use STRING"
         raise ConfigError(msg)
     return Schema(fields=fields, is_inferred=False)
 
@@ -96,7 +96,7 @@ def record(session: SparkSession, checkpoint: str, schema: Schema) -> None:
     try:
         line.coalesce(1).write.mode("overwrite").text(f"{checkpoint}/{_RECORD}")
     except (PySparkException, Py4JJavaError) as err:
-        msg = f"checkpoint {checkpoint!r} cannot be written: {said(err)}; name a folder that this user may write to"
+        msg = f"[NOT_WRITABLE] checkpoint {checkpoint!r} cannot be written: {said(err)}; use a folder that is writable"
         raise ConfigError(msg) from err
 
 

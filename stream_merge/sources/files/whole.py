@@ -89,8 +89,8 @@ class Snapshots:
         before: Kind | None = "folders" if taken else "files" if self._checkpoint.reads_files() else None
         if here is not None and before is not None and here != before:
             msg = (
-                f"checkpoint {self._checkpoint.path!r} is one of snapshots that are {before}, and source"
-                f" {self._source!r} has {here}; give this one a checkpoint of its own"
+                f"[CHECKPOINT_MISMATCH] checkpoint {self._checkpoint.path!r} records snapshot {before}, but source"
+                f" {self._source!r} has {here}; use a new checkpoint"
             )
             raise ConfigError(msg)
         return before or here
@@ -121,8 +121,8 @@ class Snapshots:
         if misplaced is not None:
             first, later = misplaced
             msg = (
-                f"snapshots in {self._source!r} are taken in the order of their names, in which {first!r} comes before"
-                f" {later!r}; give their numbers leading zeros, so that all have as many digits"
+                f"[SNAPSHOT_OUT_OF_ORDER] snapshots in {self._source!r} are merged in the order of their names, where"
+                f" {first!r} sorts before {later!r}; add leading zeros to their numbers"
             )
             raise ConfigError(msg)
         for name in sorted(found.folders.keys() - set(taken)):
@@ -130,8 +130,8 @@ class Snapshots:
                 continue
             if taken and name < taken[-1]:
                 msg = (
-                    f"snapshot {name!r} in {self._source!r} is older by its name than {taken[-1]!r}, the last one"
-                    " taken, and would turn the table back; remove it or, if it is the newest, give it a higher name"
+                    f"[SNAPSHOT_OUT_OF_ORDER] snapshot {name!r} in {self._source!r} sorts before {taken[-1]!r}, which"
+                    " is already merged; remove it, or rename it to sort last if it is the newest"
                 )
                 raise ContractError(msg, reasons={})
             # Hadoop takes what stands before a colon for a scheme; with an equals sign `_a=b` is no hidden name.
@@ -162,9 +162,9 @@ class Snapshots:
         last = self.taken()[-1]
         if name != last:
             msg = (
-                f"checkpoint {self._checkpoint.path!r} gives snapshot {name!r} of {self._source!r} to be merged, and"
-                f" {last!r} was taken after it, so parts of the checkpoint are of different days; take a new checkpoint"
-                " and put only the newest snapshot into the source"
+                f"[SNAPSHOT_OUT_OF_ORDER] checkpoint {self._checkpoint.path!r} plans snapshot {name!r} of"
+                f" {self._source!r} after {last!r}; use a new checkpoint, and keep only the newest snapshot in the"
+                " source"
             )
             raise ContractError(msg, reasons={})
         path = self._look().folders.get(name)
@@ -173,16 +173,16 @@ class Snapshots:
 
         def expect_whole() -> None:
             if path is None or MARKER not in before:
-                what = "is gone" if path is None else f"has no {MARKER} any more"
+                what = "does not exist any more" if path is None else f"has no {MARKER} any more"
                 msg = (
-                    f"snapshot {name!r} in {self._source!r} was about to be merged and {what}; put it there again,"
-                    " whole, under its name"
+                    f"[SNAPSHOT_INCOMPLETE] snapshot {name!r} in {self._source!r} is planned and {what}; restore it,"
+                    " complete, under its name"
                 )
                 raise ContractError(msg, reasons={})
             if self._files(path) != before:
                 msg = (
-                    f"snapshot {path!r} is still being written; run again when all of its files are there, and"
-                    f" {MARKER} after them"
+                    f"[SNAPSHOT_INCOMPLETE] snapshot {path!r} is still being written; run again when it is complete,"
+                    f" with {MARKER} written last"
                 )
                 raise ContractError(msg, reasons={})
             _expect_marked_last(path, before)
@@ -196,8 +196,8 @@ class Snapshots:
             entries = inside(self._session, match.path) if match.is_folder else [match]
             if match.is_folder and any(entry.name == MARKER for entry in entries):
                 msg = (
-                    f"source {self._source!r} is itself one snapshot, for {match.path!r} has a {MARKER}; name the"
-                    " folder that it lies in"
+                    f"[SNAPSHOT_SOURCE_LAYOUT] source {self._source!r} is a snapshot itself: {match.path!r} has a"
+                    f" {MARKER}; pass the folder above it"
                 )
                 raise ConfigError(msg)
             for entry in entries:
@@ -206,13 +206,15 @@ class Snapshots:
                 if not entry.is_folder:
                     files.append(entry.name)
                 elif folders.setdefault(entry.name, entry.path) != entry.path:
-                    msg = f"source {self._source!r} has two folders {entry.name!r}; name one folder that holds all"
+                    msg = (
+                        f"[SNAPSHOT_SOURCE_LAYOUT] source {self._source!r} has two folders {entry.name!r}; pass one"
+                        " folder that contains all snapshots"
+                    )
                     raise ConfigError(msg)
         if files and folders:
             msg = (
-                f"source {self._source!r} has files, such as {min(files)!r}, beside folders, such as"
-                f" {min(folders)!r}, and either each file is one snapshot or each folder with {MARKER} is; move the"
-                " ones or the others elsewhere"
+                f"[SNAPSHOT_SOURCE_LAYOUT] source {self._source!r} has both files, such as {min(files)!r}, and folders,"
+                f" such as {min(folders)!r}; keep files only, or folders with {MARKER} only"
             )
             raise ConfigError(msg)
         return _Found(files=tuple(files), folders=folders)
@@ -235,8 +237,8 @@ def _expect_marked_last(path: str, files: Mapping[str, State]) -> None:
     later = [name for name, found in files.items() if found.modified_millis > files[MARKER].modified_millis]
     if later:
         msg = (
-            f"snapshot {path!r} has a {MARKER} that is older than {len(later)} of its files, such as {min(later)!r}, so"
-            f" a copy may still be under way; when all of its files are there, write {MARKER} again"
+            f"[SNAPSHOT_INCOMPLETE] snapshot {path!r} has a {MARKER} older than {len(later)} of its files, such as"
+            f" {min(later)!r}; when all files are there, write {MARKER} again"
         )
         raise ContractError(msg, reasons={})
 

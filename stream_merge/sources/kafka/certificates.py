@@ -71,8 +71,8 @@ def _of_authorities(file: str) -> Iterator[str]:
         return
     if all(issuer != subject for issuer, subject in names):
         yield (
-            f"ca_file {file!r} holds intermediate certificates only, which are enough for Spark; kafka-python wants"
-            " the root they come from, too: add it"
+            f"ca_file {file!r} holds intermediate certificates only, which are enough for Spark; kafka-python"
+            " also requires their root: add it"
         )
 
 
@@ -107,7 +107,7 @@ def _of_certificate(file: str) -> Iterator[str]:
         return
     if any(issuer != next_one for (issuer, _), (_, next_one) in itertools.pairwise(names)):
         yield (
-            f"the certificates in {file!r} are no chain; Spark wants each one followed by that of its issuer and"
+            f"the certificates in {file!r} are not a chain; Spark requires each one followed by that of its issuer and"
             " nothing else"
         )
 

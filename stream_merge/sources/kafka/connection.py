@@ -392,8 +392,9 @@ def records(
     except Exception as err:
         if "kafka" in str(err) and ("FAILED_TO_FIND" in str(err) or "find data source" in str(err)):
             msg = (
-                "Spark has no Kafka connector; start the session with stream_merge.session.kafka_packages, or give"
-                " spark-submit the jars that 'stream-merge jars DIR' fetches (--jars)"
+                "[KAFKA_CONNECTOR_MISSING] Spark has no Kafka connector; build the session with"
+                " stream_merge.session.kafka_packages, or pass --jars to spark-submit ('stream-merge jars DIR' fetches"
+                " them)"
             )
             raise ConfigError(msg) from err
         raise
