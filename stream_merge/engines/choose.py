@@ -73,7 +73,10 @@ def start(job: MergeJob, ranking: Ranking) -> Execution:
             return found
         refused = found
     detail = "there is no such engine" if refused is None else refused.detail
-    msg = f"engine={job.spec.engine!r} cannot merge this batch: {detail}; use engine='auto' or 'spark'"
+    msg = (
+        f"[NATIVE_NOT_POSSIBLE] engine={job.spec.engine!r} cannot merge this batch: {detail}; use engine='auto' or"
+        " 'spark'"
+    )
     raise ConfigError(msg, target=job.spec.target)
 
 

@@ -67,8 +67,8 @@ class Entry:
             raise managed(self.name)
         if int(loaded.version()) < 0:
             msg = (
-                f"the catalog has {self.name} at {self.location!r}, where there is no Delta table; bring the table"
-                " back, or drop the name"
+                f"[TABLE_NOT_FOUND] the catalog has {self.name} at {self.location!r}, but no Delta table is there;"
+                " restore the table, or drop the name"
             )
             raise ConfigError(msg, target=self.name)
         return loaded
@@ -99,8 +99,8 @@ def entry(session: SparkSession, name: str) -> Entry | None:
 def managed(target: str) -> ConfigError:
     """The sentence for a table that a catalog commits to."""
     msg = (
-        f"target {target!r} is managed by its catalog, which decides over each commit (Delta's feature {_MANAGED}); the"
-        " sink is not proven to keep what it promises there: give it an external table"
+        f"[CATALOG_NOT_SUPPORTED] target {target!r} is managed by its catalog (Delta's feature {_MANAGED}), which the"
+        " sink does not support; use an external table"
     )
     return ConfigError(msg, target=target)
 
@@ -180,7 +180,7 @@ def _resolved(session: SparkSession, name: str) -> tuple[Any, Sequence[str], str
     try:
         parsed = state.sqlParser().parseMultipartIdentifier(name)
     except PySparkException as err:
-        msg = f"target {name!r} is not a table name that Spark can read: {reason(err)}"
+        msg = f"[INVALID_TARGET] target {name!r} is not a valid table name in Spark: {reason(err)}"
         raise ConfigError(msg, target=name) from err
     if state.catalog().isTempView(parsed):
         raise _is_view(name)
@@ -194,20 +194,20 @@ def _resolved(session: SparkSession, name: str) -> tuple[Any, Sequence[str], str
     except (PySparkException, Py4JError) as err:
         raise _refused(name, err) from err
     if not namespace:
-        msg = f"target {name!r} names the catalog {parts[0]!r} and no schema in it; write catalog.schema.table"
+        msg = f"[INVALID_TARGET] target {name!r} has the catalog {parts[0]!r} but no schema; use catalog.schema.table"
         raise ConfigError(msg, target=name)
     if len(namespace) > 1 and str(catalog.name()) == SESSION_CATALOG:
-        msg = f"target {name!r} has more parts than Spark's catalog knows; write schema.table"
+        msg = f"[INVALID_TARGET] target {name!r} has too many parts for Spark's catalog; use schema.table"
         if not has_catalog:
             msg = (
-                f"target {name!r} begins with {parts[0]!r}, and this session has no catalog of that name; configure it"
-                f" (spark.sql.catalog.{parts[0]}), or correct the name"
+                f"[INVALID_TARGET] target {name!r} begins with {parts[0]!r}, which is not a catalog of this session;"
+                f" configure it (spark.sql.catalog.{parts[0]}), or correct the name"
             )
         raise ConfigError(msg, target=name)
     if str(catalog.name()) != SESSION_CATALOG and not TAKES_CATALOGS:
         msg = (
-            f"target {name!r} is in the catalog {str(catalog.name())!r}, and Delta before 4.0 knows the tables of"
-            f" {SESSION_CATALOG!r} alone; give its path, or take a newer Spark"
+            f"[CATALOG_NOT_SUPPORTED] target {name!r} is in the catalog {str(catalog.name())!r}, but Delta before 4.0"
+            f" supports only {SESSION_CATALOG!r}; use the table's path, or a newer Spark"
         )
         raise ConfigError(msg, target=name)
     return catalog, namespace, table
@@ -225,7 +225,10 @@ def _expect_namespace(session: SparkSession, catalog: Any, namespace: Sequence[s
         raise _refused(name, err) from err
     if not is_there:
         schema = ".".join(quote(part) for part in [str(catalog.name()), *namespace])
-        msg = f"the schema of target {name!r} does not exist; make it (CREATE SCHEMA {schema}), or correct the name"
+        msg = (
+            f"[SCHEMA_NOT_FOUND] the schema of target {name!r} does not exist; create it (CREATE SCHEMA {schema}), or"
+            " correct the name"
+        )
         raise ConfigError(msg, target=name)
 
 
@@ -245,8 +248,8 @@ def _delta(found: Any, name: str) -> Any:
         provider = str(table.provider().get()) if table.provider().isDefined() else ""
         if provider.lower() == "delta":
             msg = (
-                f"target {name!r} is in a catalog that does not know Delta; set spark.sql.catalog.spark_catalog to"
-                f" {_MEMORY_CATALOGS[0]}"
+                f"[CATALOG_NOT_SUPPORTED] target {name!r} is in a catalog that does not support Delta; set"
+                f" spark.sql.catalog.spark_catalog to {_MEMORY_CATALOGS[0]}"
             )
             raise ConfigError(msg, target=name)
     elif "View" in kind:
@@ -255,14 +258,14 @@ def _delta(found: Any, name: str) -> Any:
 
 
 def _is_view(name: str) -> ConfigError:
-    msg = f"target {name!r} is a view, which has no rows of its own; name the table that they are to be merged into"
+    msg = f"[NOT_A_DELTA_TABLE] target {name!r} is a view; use the table to merge into"
     return ConfigError(msg, target=name)
 
 
 def _refused(name: str, err: Exception) -> MergeFailedError:
     msg = (
-        f"the catalog did not give {name!r}: {reason(err)}; see to its address, the credentials and what is granted,"
-        " and run it again"
+        f"[CATALOG_UNAVAILABLE] the catalog cannot load {name!r}: {reason(err)}; check its address, credentials and"
+        " permissions, then run it again"
     )
     return MergeFailedError(msg, target=name)
 

@@ -115,8 +115,8 @@ class Checkpoint:
         found = _json(text)
         if found is None or "id" not in found:
             msg = (
-                f"the file 'metadata' in checkpoint {self.path!r} does not name its query, as after a full disk; bring"
-                " it back, or start a new checkpoint"
+                f"[CHECKPOINT_NOT_USABLE] the file 'metadata' in checkpoint {self.path!r} does not name its query;"
+                " restore it from a copy, or start a new checkpoint"
             )
             raise ConfigError(msg)
         return str(found["id"])

@@ -15,10 +15,13 @@ from stream_merge.spark.versions import HADOOP, captured
 
 REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
 """Of an `OSError` that `not_writable` has a sentence for."""
-_FULL = "the disk is full ({0}); free space where table, checkpoint and spark.local.dir lie, and run it again"
-_CLOSED = "{0} cannot be written ({1}); grant this process (uid {uid}) write permission there, or name another place"
+_FULL = "[DISK_FULL] the disk is full ({0}); free space for table, checkpoint and spark.local.dir, then run it again"
+_CLOSED = (
+    "[NOT_WRITABLE] {0} cannot be written ({1}); grant this process (uid {uid}) write permission, or choose another"
+    " path"
+)
 _STORAGE = (
-    "Spark has no file system for {scheme}:// ({0}); give it the jars, for instance by the Spark conf"
+    "[JAR_MISSING] Spark has no file system for {scheme}:// ({0}); add its jars, for example with the Spark conf"
     " spark.jars.packages={package}"
 )
 _SIGNS: tuple[tuple[re.Pattern[str], str], ...] = tuple(

@@ -116,8 +116,8 @@ def expect_classic(batch: object, *, target: str | None, batch_id: int) -> None:
     """
     if getattr(batch, "_jdf", None) is None:
         msg = (
-            "the batch belongs to a Spark Connect session, which gives no access to Delta's transaction ids and"
-            " merge metrics; run the query in a classic session (without spark.remote)"
+            "[SESSION_NOT_READY] the batch belongs to a Spark Connect session, which is not supported; run the query in"
+            " a classic session (without spark.remote)"
         )
         raise ConfigError(msg, target=target, batch_id=batch_id)
 

@@ -98,9 +98,8 @@ def expect_condition(session: SparkSession, location: str) -> None:
         if type(err) is not Py4JError:  # one of Java, or the JVM is gone
             raise
         msg = (
-            "the log store on Spark's class path is of another version of stream_merge, which does not tell whether the"
-            " store respects the condition that commits are put on; put the jar of this one there ('stream-merge jars"
-            " --s3')"
+            "[VERSION_MISMATCH] the log store on Spark's class path belongs to another version of stream_merge; replace"
+            " its jar with that of this version ('stream-merge jars --s3')"
         )
         raise ConfigError(msg) from err
 

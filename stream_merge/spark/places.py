@@ -44,15 +44,15 @@ def not_writable(location: str) -> str | None:
     if nearest is None:
         return None
     if not nearest.is_dir():
-        return f"{str(nearest)!r} is a file, where {location!r} needs a folder; name another path"
+        return f"[NOT_WRITABLE] {str(nearest)!r} is a file, but {location!r} needs a folder; choose another path"
     try:
         with tempfile.TemporaryFile(dir=nearest):  # permissions do not tell of quotas, nor of what a server refuses
             os.scandir(nearest).close()
     except OSError as err:
         where = "" if str(nearest) == location else f", where {location!r} is located"
         return (
-            f"this process (uid {os.geteuid()}) cannot write to {str(nearest)!r} ({err.strerror}){where}; grant it"
-            " write permission or choose another path"
+            f"[NOT_WRITABLE] this process (uid {os.geteuid()}) cannot write to {str(nearest)!r} ({err.strerror}){where}"
+            "; grant it write permission or choose another path"
         )
     return None
 
@@ -75,7 +75,7 @@ def expect_scheme(target: str, location: str) -> None:
         ConfigError: it is one.
     """
     if names.is_path(target) and local_path(names.normal_path(target)) is not None and local_path(location) is None:
-        msg = f"target {target!r} names no file system, and by fs.defaultFS lies at {location!r}; name that"
+        msg = f"[INVALID_TARGET] target {target!r} is located at {location!r} by fs.defaultFS; use that location"
         raise ConfigError(msg, target=target)
 
 
@@ -132,4 +132,7 @@ def _exists(path: Path) -> bool:
 
 def no_table(target: str) -> str:
     """The sentence for a place where something else lies."""
-    return f"target {target!r} exists but is not a Delta table; convert it (CONVERT TO DELTA) or choose another"
+    return (
+        f"[NOT_A_DELTA_TABLE] target {target!r} exists but is not a Delta table; convert it (CONVERT TO DELTA) or"
+        " choose another"
+    )

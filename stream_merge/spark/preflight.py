@@ -36,7 +36,7 @@ VECTOR_MODULE = "jdk.incubator.vector"
 """Spark 4 starts every JVM with `--add-modules` of it; a JVM without it does not start."""
 
 _INSTALL_JDK = (
-    "install a full JDK 17 or newer (Debian, Ubuntu: apt install openjdk-17-jdk-headless) or set JAVA_HOME to one"
+    "install a full JDK 17 or newer (Debian, Ubuntu: apt install openjdk-17-jdk-headless), or set JAVA_HOME to one"
 )
 _CLASSIC = "use a classic session: SparkSession.builder.master(...), without remote() and without SPARK_REMOTE"
 
@@ -81,15 +81,14 @@ def check_session(session: object) -> None:
             Delta's jar are of different versions.
     """
     if type(session).__module__.startswith("pyspark.sql.connect"):
-        msg = f"the session is a Spark Connect session, which stream_merge does not support; {_CLASSIC}"
+        msg = f"[SESSION_NOT_READY] Spark Connect sessions are not supported; {_CLASSIC}"
         raise ConfigError(msg)
     jvm = session.sparkContext._jvm  # type: ignore[attr-defined]  # a classic session of unknown origin
     # Py4J answers with a package, which is not callable, where there is no class of that name.
     if not callable(jvm.io.delta.sql.DeltaSparkSessionExtension):
         msg = (
-            "Delta's jar is not on the class path of the running session; build the session with"
-            " stream_merge.session.delta_packages, or start Spark with"
-            f" --packages {DELTA_PACKAGE}"
+            "[SESSION_NOT_READY] the class path of the running session lacks Delta's jar; build the session with"
+            f" stream_merge.session.delta_packages, or start Spark with --packages {DELTA_PACKAGE}"
         )
         raise ConfigError(msg)
     problem = python_problem(pyspark.__version__, sys.version_info[:2]) or mixture_problem(
@@ -102,9 +101,8 @@ def check_session(session: object) -> None:
     extensions = session.conf.get("spark.sql.extensions", "")  # type: ignore[attr-defined]
     if "DeltaSparkSessionExtension" not in (extensions or ""):
         msg = (
-            "the running session has Delta's jar but not its extension; stop it and build it again with"
-            " stream_merge.session.small_batches, or with"
-            " spark.sql.extensions=io.delta.sql.DeltaSparkSessionExtension"
+            "[SESSION_NOT_READY] the running session has Delta's jar but not its extension; stop it and build it with"
+            " stream_merge.session.small_batches, or set spark.sql.extensions=io.delta.sql.DeltaSparkSessionExtension"
         )
         raise ConfigError(msg)
 
@@ -120,8 +118,8 @@ def expect_workers(session: SparkSession) -> None:
     context = session.sparkContext
     if str(context.master).startswith("local") and not _has_this_package(context.pythonExec):
         msg = (
-            f"Spark's Python workers run {context.pythonExec!r}, which cannot import stream_merge; stop the session and"
-            f" start it again with PYSPARK_PYTHON={sys.executable} in the environment"
+            f"[SESSION_NOT_READY] Spark's Python workers run {context.pythonExec!r}, which cannot import stream_merge;"
+            f" stop the session and restart it with PYSPARK_PYTHON={sys.executable}"
         )
         raise ConfigError(msg)
 
@@ -134,16 +132,17 @@ def _has_this_package(python: str) -> bool:
 def version_problem(pyspark: str | None, delta_spark: str | None) -> str | None:
     """Why these two packages do not work together, or None."""
     if pyspark is None:
-        return f"pyspark is not installed; {_pins(PARTS[NEWEST])}"
+        return f"[VERSION_MISMATCH] pyspark is not installed; {_pins(PARTS[NEWEST])}"
     major, minor, patch = (*_numbers(pyspark), 0, 0)[:3]
     parts = PARTS.get((major, minor))
     if parts is None or not parts.fits(patch):
         allowed = ", ".join(one.pyspark for one in PARTS.values())
-        return f"pyspark {pyspark} is installed, and stream_merge runs on one of {allowed}; {_pins(PARTS[NEWEST])}"
+        return f"[VERSION_MISMATCH] pyspark {pyspark} is not one of {allowed}; {_pins(PARTS[NEWEST])}"
     if delta_spark is None:
-        return f"delta-spark is not installed; {_pins(parts)}"
+        return f"[VERSION_MISMATCH] delta-spark is not installed; {_pins(parts)}"
     if _numbers(delta_spark) != _numbers(parts.delta):
-        return f"delta-spark {delta_spark} is installed, and {parts.delta} belongs to pyspark {pyspark}; {_pins(parts)}"
+        pins = _pins(parts)
+        return f"[VERSION_MISMATCH] pyspark {pyspark} needs delta-spark {parts.delta}, got {delta_spark}; {pins}"
     return None
 
 
@@ -151,7 +150,8 @@ def python_problem(pyspark: str, python: tuple[int, ...]) -> str | None:
     """Why PySpark does not run on this Python, or None: 3.5 imports `distutils`, which Python has had until 3.11."""
     if _numbers(pyspark) >= (4, 0) or python <= _NEWEST_PYTHON_OF_SPARK_3:
         return None
-    return f"pyspark {pyspark} runs on Python 3.11, and this is Python {python[0]}.{python[1]}; use 3.11, or PySpark 4"
+    running = f"{python[0]}.{python[1]}"
+    return f"[VERSION_MISMATCH] pyspark {pyspark} needs Python 3.11, got {running}; use Python 3.11, or PySpark 4"
 
 
 def mixture_problem(python: str, spark: str, delta_jar: str) -> str | None:
@@ -164,11 +164,14 @@ def mixture_problem(python: str, spark: str, delta_jar: str) -> str | None:
             that it is Delta 3, whose 3.3 was built for Spark 3.5.
     """
     if _numbers(python)[:2] != _numbers(spark)[:2]:
-        return f"the JVM runs Spark {spark} and Python has pyspark {python}; install pyspark=={spark}"
+        return f"[VERSION_MISMATCH] the JVM runs Spark {spark}, Python has pyspark {python}; install pyspark=={spark}"
     named = re.search(r"delta-spark_(?:(\d+\.\d+)_)?\d+\.\d+-(\d+)\.", delta_jar)
     built_for = None if named is None else named[1] or ("3.5" if named[2] == "3" else None)
     if built_for is not None and _numbers(built_for) != _numbers(spark)[:2]:
-        return f"Delta's jar is built for Spark {built_for}, and the JVM runs Spark {spark}; use {DELTA_PACKAGE}"
+        return (
+            f"[VERSION_MISMATCH] Delta's jar is built for Spark {built_for}, but the JVM runs Spark {spark};"
+            f" use {DELTA_PACKAGE}"
+        )
     return None
 
 
@@ -184,9 +187,9 @@ def connect_problem(environ: Mapping[str, str]) -> str | None:
     remote = environ.get("SPARK_REMOTE")
     if remote:
         # The value may carry a token.
-        return f"SPARK_REMOTE is set, so Spark would start a Spark Connect session; unset it: {_CLASSIC}"
+        return f"[SESSION_NOT_READY] SPARK_REMOTE starts a Spark Connect session, which is not supported; {_CLASSIC}"
     if environ.get("SPARK_API_MODE", "").lower() == "connect":
-        return f"SPARK_API_MODE is 'connect', which stream_merge does not support; unset it: {_CLASSIC}"
+        return f"[SESSION_NOT_READY] SPARK_API_MODE 'connect' is not supported; unset it and {_CLASSIC}"
     return None
 
 
@@ -197,19 +200,19 @@ def java_problem(environ: Mapping[str, str] = os.environ) -> str | None:
         command = str(Path(home) / "bin" / "java")
         where = f"JAVA_HOME={home!r}"
         if not os.access(command, os.X_OK):
-            return f"{where} holds no executable bin/java; {_INSTALL_JDK}"
+            return f"[SPARK_CANNOT_START] {where} has no executable bin/java; {_INSTALL_JDK}"
     else:
         on_path = shutil.which("java", path=environ.get("PATH"))
         if on_path is None:
-            return f"no java was found: JAVA_HOME is not set and PATH holds none; {_INSTALL_JDK}"
+            return f"[SPARK_CANNOT_START] no java was found in JAVA_HOME or on the PATH; {_INSTALL_JDK}"
         command, where = on_path, f"the java on PATH ({on_path})"
     java = describe_java(command)
     if java is None:
-        return f"{where} does not run; {_INSTALL_JDK}"
+        return f"[SPARK_CANNOT_START] {where} does not run; {_INSTALL_JDK}"
     if java.major < OLDEST_JAVA:
-        return f"{where} is Java {java.major}, Spark needs {OLDEST_JAVA} or newer; {_INSTALL_JDK}"
+        return f"[SPARK_CANNOT_START] {where} is Java {java.major}, Spark needs {OLDEST_JAVA} or newer; {_INSTALL_JDK}"
     if NEEDS_VECTOR_MODULE and not java.has_vector_module:
-        return f"{where} lacks the module {VECTOR_MODULE} that Spark loads (cut-down runtimes do); {_INSTALL_JDK}"
+        return f"[SPARK_CANNOT_START] {where} lacks the module {VECTOR_MODULE}, which Spark loads; {_INSTALL_JDK}"
     return None
 
 
@@ -235,8 +238,8 @@ def refuse_forgetful_catalog(session: SparkSession, target: str) -> None:
     """
     if is_forgotten(session, target):
         msg = (
-            f"target {target!r} is a catalog name, and the catalog of this process forgets tables when it ends;"
-            f" give a path ('./{table_name(target)}'), or a catalog with --conf"
+            f"[CATALOG_NOT_SUPPORTED] target {target!r} is in an in-memory catalog, which is lost when this process"
+            f" ends; use a path ('./{table_name(target)}'), or configure a catalog with --conf"
         )
         raise ConfigError(msg, target=target)
 
@@ -267,8 +270,8 @@ def failed_start(output: str, packages: str) -> ConfigError:
     if halves:
         names, remains = ", ".join(sorted(halves)), shlex.join(_remains(halves))
         return ConfigError(
-            f"jars could not be downloaded: Maven's folder holds {names} without the jar, and Spark looks there"
-            f" first; remove {remains} and run the same command again"
+            f"[JAR_DOWNLOAD_FAILED] Maven's folder has {names} without the jar, so Spark does not download it;"
+            f" remove {remains} and run the same command again"
         )
     for sign, sentence in _START_PROBLEMS:
         match = re.search(sign, output, re.MULTILINE | re.IGNORECASE)
@@ -276,8 +279,11 @@ def failed_start(output: str, packages: str) -> ConfigError:
             found = match.group(match.lastindex or 0).strip()
             return ConfigError(sentence.format(found=found, packages=packages))
     said = [line.strip() for line in output.splitlines() if line.strip() and not line.lstrip().startswith("at ")]
-    last = f"; its last line of output: {said[-1][:300]!r}" if said else " and wrote no output"
-    return ConfigError(f"Spark's JVM did not start{last}; run `java -version` and check JAVA_HOME, memory and disk")
+    last = f"its last line of output is {said[-1][:300]!r}" if said else "it wrote no output"
+    return ConfigError(
+        f"[SPARK_CANNOT_START] Spark's JVM did not start, {last}; run `java -version` and check JAVA_HOME, memory and"
+        " disk"
+    )
 
 
 def _without_jar(output: str) -> dict[str, Path]:
@@ -302,26 +308,35 @@ def _remains(halves: Mapping[str, Path]) -> list[str]:
 _START_PROBLEMS = (
     (
         r"unresolved dependency: ([^\s;]+;[^\s:]+)|unresolved dependency|UnresolvedDependency|Server access error",
-        "jars could not be downloaded: {packages} (spark.jars.packages) did not resolve ({found});"
-        " check the network, a proxy or mirror (spark.jars.ivySettings) and the coordinates; where there is no network,"
-        " 'run' takes a folder of jars (--jars DIR) that 'stream-merge jars DIR' has filled elsewhere",
+        "[JAR_DOWNLOAD_FAILED] {packages} (spark.jars.packages) cannot be resolved ({found}); check network,"
+        " proxy (spark.jars.ivySettings) and coordinates, or use --jars DIR with a folder that 'stream-merge jars DIR'"
+        " fills elsewhere",
     ),
     (
         r"download failed: (\S+)|FAILED DOWNLOADS",
-        "jars could not be downloaded: {packages} (spark.jars.packages) was found, but a download failed"
-        " ({found}); check the network or the mirror and run the same command again",
+        "[JAR_DOWNLOAD_FAILED] {packages} (spark.jars.packages) cannot be downloaded ({found}); check the network or"
+        " the mirror and run the same command again",
     ),
     (
         rf"Module {re.escape(VECTOR_MODULE)} not found",
-        f"java lacks the module {VECTOR_MODULE} that Spark loads ({{found}}); {_INSTALL_JDK}",
+        f"[SPARK_CANNOT_START] java lacks the module {VECTOR_MODULE}, which Spark loads ({{found}}); {_INSTALL_JDK}",
     ),
-    (r"UnsupportedClassVersionError.*", f"java is older than Spark allows ({{found}}); {_INSTALL_JDK}"),
-    (r"JAVA_HOME is not set|bin/java: No such file or directory", f"no java was found ({{found}}); {_INSTALL_JDK}"),
+    (
+        r"UnsupportedClassVersionError.*",
+        f"[SPARK_CANNOT_START] java is older than Spark allows ({{found}}); {_INSTALL_JDK}",
+    ),
+    (
+        r"JAVA_HOME is not set|bin/java: No such file or directory",
+        f"[SPARK_CANNOT_START] no java was found ({{found}}); {_INSTALL_JDK}",
+    ),
     (
         r"Could not reserve enough space.*|Invalid maximum heap size.*|Cannot allocate memory.*",
-        "the JVM could not get its memory ({found}); lower spark.driver.memory",
+        "[SPARK_CANNOT_START] the JVM cannot allocate its memory ({found}); lower spark.driver.memory",
     ),
-    (r"No space left on device.*", "the disk is full ({found}); free space or set spark.local.dir to another disk"),
+    (
+        r"No space left on device.*",
+        "[DISK_FULL] the disk is full ({found}); free space or set spark.local.dir to another disk",
+    ),
 )
 """Pattern in the output of the JVM or Ivy -> error sentence; the first match wins."""
 
@@ -329,7 +344,7 @@ _START_PROBLEMS = (
 def _pins(parts: Parts) -> str:
     """The pip command that installs the packages of one version of Spark."""
     pair = f"'pyspark{parts.pyspark}' 'delta-spark=={parts.delta}'"
-    return f"install the versions that belong together: pip install {pair}"
+    return f"run pip install {pair}"
 
 
 def _installed(distribution: str) -> str | None:

@@ -69,13 +69,16 @@ _QUOTED = ("violated by row with values:", "Preview of invalid data:")
 """Behind them stand values of rows, which may say anything."""
 
 _NOT_ACCEPTED = (
-    "the store does not accept the credentials ({answer}), as when they have expired; renew them where Hadoop's"
-    " settings, storage_options or the environment have them, and run it again"
+    "[STORE_ACCESS_DENIED] the object store rejects the credentials ({answer}); renew them in Hadoop's settings,"
+    " storage_options or the environment, then run it again"
 )
-_DENIED = "the store denied access ({answer}); let the credentials list, get, put and delete there, and run it again"
-_NO_BUCKET = "there is no such bucket ({answer}); bring it back, or put its name right, and run it again"
-_NO_ANSWER = "the store gave no useful answer, however often it was asked ({answer}); run it again"
-_LATE = "the store does not list a commit yet that is there ({answer}); run it again"
+_DENIED = (
+    "[STORE_ACCESS_DENIED] the object store denies access ({answer}); grant the credentials list, get, put and delete,"
+    " then run it again"
+)
+_NO_BUCKET = "[BUCKET_NOT_FOUND] the bucket does not exist ({answer}); create it or correct its name, then run it again"
+_NO_ANSWER = "[STORE_UNAVAILABLE] the object store is unavailable, also after retries ({answer}); run it again"
+_LATE = "[STORE_UNAVAILABLE] the object store does not list an existing commit yet ({answer}); run it again"
 
 
 def refused(text: str) -> str | None:

@@ -268,8 +268,8 @@ def _expect_observed(observation: Observation, within_seconds: float) -> None:
     while not has_come():
         if time.monotonic() > deadline:
             msg = (
-                f"Spark has evaluated the batch and not told within {within_seconds:g} s what it counted; its log says"
-                " why (ObservationListener, or events that a queue has dropped); run the batch again"
+                f"[OBSERVATION_MISSING] Spark did not report the counts of the batch within {within_seconds:g} s; check"
+                " Spark's log (ObservationListener, dropped events), then run the batch again"
             )
             raise MergeFailedError(msg)
         time.sleep(_OBSERVED_POLL_SECONDS)

@@ -25,7 +25,7 @@ Noted = tuple[str, str, str | None]
 """Identity, location and, once a batch was merged, the Delta table id."""
 
 _SHOWN = 3
-_SECOND_SINK = "; a second sink of the query's function, that begins now, needs a name= of its own"
+_SECOND_SINK = "; a new second sink of the query needs its own name="
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -185,20 +185,17 @@ class Delivery:
     def _refuse(self, found: TableSnapshot | None, what: str, hint: str = "") -> None:
         there = f"there is no table at {self.target!r}" if found is None else f"{self.target!r} holds none of them"
         msg = (
-            f"query {self.query!r} has {what} by its checkpoint {self.checkpoint.path!r}, and {there}: the table was"
-            " dropped or replaced, the target was changed, or the checkpoint is another query's, and what those batches"
-            " held would be missing from it;"
-            f" bring the table back, or start a new checkpoint, which builds the table from the source again{hint}"
+            f"[TARGET_REPLACED] query {self.query!r} has {what} by its checkpoint {self.checkpoint.path!r}, but"
+            f" {there}; restore the table, or start a new checkpoint, which rebuilds the table from the source{hint}"
         )
         raise ConfigError(msg, target=self.target)
 
     def _refuse_restored(self, batch_id: int, said: str) -> None:
         lost = "; ".join(self.checkpoint.content(batch_id, most=_SHOWN))
         msg = (
-            f"batch {batch_id} of query {self.query!r} for {self.target!r} comes from a checkpoint"
-            f" ({self.checkpoint.path!r}) that is older than the table, as after a restored copy: {said}, so its events"
-            f" would be skipped ({lost}); bring the newest checkpoint back, or start a new one: events that were merged"
-            " before change nothing"
+            f"[CHECKPOINT_NOT_USABLE] checkpoint {self.checkpoint.path!r} is older than the table: {said}, so batch"
+            f" {batch_id} of query {self.query!r} for {self.target!r} ({lost}) would be skipped; restore the newest"
+            " checkpoint, or start a new one"
         )
         raise ConfigError(msg, target=self.target, batch_id=batch_id)
 

@@ -128,17 +128,16 @@ def find(target: str, storage_options: Mapping[str, str] | None = None) -> Nativ
     """
     if not names.is_path(target):
         msg = (
-            f"{target!r} is a catalog name, and only Spark knows where that lies (DESCRIBE DETAIL {target}); give the"
-            " table's path or URI"
+            f"[NEEDS_SPARK] {target!r} is a catalog name, and only Spark knows its location (DESCRIBE DETAIL {target});"
+            " use the table's path or URI"
         )
         raise ConfigError(msg, target=target)
     place = names.normal_path(target)
     escape = places.escape_in(place)
     if escape is not None:
         msg = (
-            f"{target!r} has {escape!r} in it, which Spark takes as it is and delta-rs otherwise; where it stands"
-            " for another character, as in a location of DESCRIBE DETAIL, write the folder's path without file:, else"
-            " DESCRIBE HISTORY in Spark shows the table's commits"
+            f"[NEEDS_SPARK] {target!r} has {escape!r}, which delta-rs decodes and Spark does not; if it stands for"
+            " another character, use the folder's path without file:, else DESCRIBE HISTORY in Spark"
         )
         raise ConfigError(msg, target=target)
     local = locations.local_path(place)
@@ -146,7 +145,7 @@ def find(target: str, storage_options: Mapping[str, str] | None = None) -> Nativ
         return open_table(place if local is None else str(local), storage_options)
     except Exception as err:
         why = environment.said(err) or environment.away(err) or _COLOURS.sub("", environment.first_line(str(err)))
-        msg = f"the log of {target!r} cannot be read without Spark: {why}; DESCRIBE HISTORY in Spark shows its commits"
+        msg = f"[NEEDS_SPARK] the log of {target!r} cannot be read without Spark: {why}; use DESCRIBE HISTORY in Spark"
         raise ConfigError(msg, target=target) from err
 
 
@@ -158,7 +157,7 @@ def opened(target: str, storage_options: Mapping[str, str] | None = None) -> Nat
     """
     table = find(target, storage_options)
     if table is None:
-        msg = f"there is no Delta table at {target!r}; give the path of a sink's target"
+        msg = f"[TABLE_NOT_FOUND] there is no Delta table at {target!r}; use the path of a sink's target"
         raise ConfigError(msg, target=target)
     return table
 

@@ -36,17 +36,18 @@ def check_target(session: SparkSession, found: TableSnapshot | None, spec: Merge
     above = places.table_above(spec.target, found)
     if above is not None:
         problems.append(
-            f"target {spec.target!r} lies inside the Delta table at {above!r}; name that table, or choose a folder"
-            " outside of it"
+            f"[INVALID_TARGET] target {spec.target!r} is located inside the Delta table at {above!r}; use that table,"
+            " or a folder outside it"
         )
     if found is None:
         if not spec.create_target:
             problems.append(
-                f"target {spec.target!r} does not exist and create_target is off; create it or switch it on"
+                f"[TABLE_NOT_FOUND] target {spec.target!r} does not exist and create_target is off; create the table,"
+                " or set create_target=True"
             )
         stored = [c.name for c in layout.stored]
         problems.extend(
-            f"{setting} names column {name!r}, which is not stored; stored columns are {stored!r}"
+            f"[COLUMN_NOT_FOUND] {setting} names column {name!r}, which is not stored; stored columns are {stored!r}"
             for setting, wanted in (("partition_by", spec.partition_by), ("cluster_by", spec.cluster_by))
             for name in wanted
             if columns.resolve(name, stored, case_sensitive=case_sensitive) is None
@@ -55,22 +56,25 @@ def check_target(session: SparkSession, found: TableSnapshot | None, spec: Merge
         problems.extend(_recorded_problems(found, spec, layout, case_sensitive=case_sensitive))
         if not spec.only_inserts and is_on(found.properties, "delta.appendOnly"):
             problems.append(
-                f"target {spec.target!r} is append-only (delta.appendOnly); a merge updates and deletes,"
+                f"[TARGET_IS_APPEND_ONLY] target {spec.target!r} has delta.appendOnly, but a merge updates and deletes;"
                 " unset the property"
             )
         refused = of_batch(layout) if spec.engine == "native" else None
         if refused is not None and found.has_vectors:
             refused = eligibility.of_layout(layout)
         if refused is not None:
-            problems.append(f"engine='native' cannot merge this batch: {refused.detail}; use engine='auto' or 'spark'")
+            problems.append(
+                f"[NATIVE_NOT_POSSIBLE] engine='native' cannot merge this batch: {refused.detail}; use engine='auto' or"
+                " 'spark'"
+            )
         if layout.type_changes:
             problems.extend(_widening_problems(session, found, spec, layout))
         problems.extend(_unwritable_problems(spec, layout))
         odd = [name for name in layout.new_columns if names.needs_column_mapping(name)]
         if odd and not found.maps_columns:
             problems.append(
-                f"new column(s) {odd!r} need column mapping, which target {spec.target!r} does not have;"
-                " set delta.columnMapping.mode='name' on it or rename them in the stream"
+                f"[COLUMN_NOT_WRITABLE] new column(s) {odd!r} need column mapping, which target {spec.target!r} does"
+                " not have; set delta.columnMapping.mode='name', or rename them in the stream"
             )
     schema = StructType(list(layout.target_fields)) if found is None else found.schema
     problems.extend(shape_of(spec).misfits(session, layout, schema))
@@ -109,16 +113,19 @@ def _reserved_by_delta(found: TableSnapshot | None, spec: MergeSpec, layout: Lay
     for what, taken in reserved.items():
         for name in [] if found is None else found.schema.names:
             if name.lower() in taken:
+                rename = (
+                    f"ALTER TABLE {table} SET TBLPROPERTIES ('delta.columnMapping.mode' = 'name');"
+                    f" ALTER TABLE {table} RENAME COLUMN {names.quote(name)} TO …"
+                )
                 yield (
-                    f"target {spec.target!r} has a column {name!r}, a name that Delta reserves for {what}; rename it"
-                    f" there and in the stream: ALTER TABLE {table} SET TBLPROPERTIES ('delta.columnMapping.mode' ="
-                    f" 'name'); ALTER TABLE {table} RENAME COLUMN {names.quote(name)} TO …"
+                    f"[RESERVED_COLUMN_NAME] target {spec.target!r} has a column {name!r}, a name that Delta reserves"
+                    f" for {what}; rename it there and in the stream: {rename}"
                 )
         for field in layout.target_fields:
             if field.name.lower() in taken and (found is None or field.name not in found.schema.names):
                 yield (
-                    f"column {field.name!r} has a name that Delta reserves for {what}; rename it in the stream:"
-                    f" withColumnRenamed({field.name!r}, …), or leave it out with except_column_list"
+                    f"[RESERVED_COLUMN_NAME] column {field.name!r} has a name that Delta reserves for {what}; rename it"
+                    f" in the stream: withColumnRenamed({field.name!r}, …), or omit it with except_column_list"
                 )
 
 
@@ -130,13 +137,13 @@ def _unwritable_problems(spec: MergeSpec, layout: Layout) -> Iterable[str]:
         if required:
             statements = "; ".join(f"ALTER TABLE {table} ALTER COLUMN {path} DROP NOT NULL" for path in required)
             yield (
-                f"column {stored.name!r} of target {spec.target!r} has fields that are NOT NULL, which Delta's MERGE"
-                f" cannot write; allow NULL: {statements}"
+                f"[COLUMN_NOT_WRITABLE] column {stored.name!r} of target {spec.target!r} has NOT NULL fields, which"
+                f" Delta's MERGE cannot write; allow NULL: {statements}"
             )
         if names.IDENTITY in stored.field.metadata and not (spec.only_inserts or layout.whole):
             yield (
-                f"column {stored.name!r} of target {spec.target!r} is an identity column, which Delta fills itself;"
-                " leave it out with except_column_list"
+                f"[COLUMN_NOT_WRITABLE] column {stored.name!r} of target {spec.target!r} is an identity column, which"
+                " Delta fills itself; omit it with except_column_list"
             )
 
 
@@ -159,9 +166,9 @@ def _shifted_times(
     if differ is not None:
         theirs, own = differ
         yield (
-            f"target {spec.target!r} is partitioned by {times!r}, and beside Spark 3.5 Delta shifts such times where"
-            f" spark.sql.session.timeZone ({theirs}) is not the JVM's zone ({own}); set it to {own}, or start the JVM"
-            f" with -Duser.timezone={theirs}"
+            f"[COLUMN_NOT_WRITABLE] target {spec.target!r} is partitioned by {times!r}, whose values Delta shifts"
+            f" on Spark 3.5 if spark.sql.session.timeZone ({theirs}) is not the JVM's zone ({own}); set it to {own}, or"
+            f" use -Duser.timezone={theirs}"
         )
 
 
@@ -175,8 +182,8 @@ def _unpromised_problems(session: SparkSession, spec: MergeSpec, found: TableSna
         return
     log_store = remedy(location) if locations.is_on_s3(location) else None
     yield (
-        f"engine='native' cannot merge into {spec.target!r}: on this object store delta-rs' and Spark's commits do not"
-        " exclude each other; set single_writer=True where nobody else writes to the table, or engine='auto'"
+        f"[NATIVE_NOT_POSSIBLE] engine='native' cannot merge into {spec.target!r}: on this object store commits of"
+        " delta-rs and Spark do not exclude each other; set single_writer=True if nobody else writes, or engine='auto'"
         f"{'' if log_store is None else f', or {log_store}'}"
     )
 
@@ -186,8 +193,8 @@ def _recorded_problems(found: TableSnapshot, spec: MergeSpec, layout: Layout, *,
     version = found.properties.get(names.FORMAT_PROPERTY)
     if version is not None and version != names.FORMAT_VERSION:
         problems.append(
-            f"target {spec.target!r} was prepared by another version of stream_merge (format {version!r}, this one"
-            f" knows {names.FORMAT_VERSION!r}); upgrade stream_merge"
+            f"[VERSION_MISMATCH] target {spec.target!r} has format {version!r} of another version of stream_merge, this"
+            f" one supports {names.FORMAT_VERSION!r}; upgrade stream_merge"
         )
         return problems
     problem = keys_problem(found, spec.target, layout.keys, case_sensitive=case_sensitive)
@@ -197,14 +204,13 @@ def _recorded_problems(found: TableSnapshot, spec: MergeSpec, layout: Layout, *,
     if sequence is not None and filled_as(sequence) != filled_as(layout.definition):
         was, now = filled_as(sequence), filled_as(layout.definition)
         problems.append(
-            f"target {spec.target!r} was filled as {was} and would now be as {now}; a table keeps its shape, since"
-            " later events are compared with what earlier ones have left: choose another table, with a checkpoint of"
-            " its own"
+            f"[DEFINITION_CHANGED] target {spec.target!r} was filled as {was} and would now be as {now}; use the"
+            " recorded shape, or another table with its own checkpoint"
         )
     elif sequence is not None and not _same_sequence(sequence, layout.definition, case_sensitive=case_sensitive):
         problems.append(
-            f"target {spec.target!r} is sequenced by {_definition(sequence)}, now by {_definition(layout.definition)};"
-            " use the recorded definition, or rebuild the table: stored sequences cannot be compared with new ones"
+            f"[DEFINITION_CHANGED] target {spec.target!r} is sequenced by {_definition(sequence)}, now by"
+            f" {_definition(layout.definition)}; use the recorded definition, or rebuild the table"
         )
     elif sequence is not None and spark_table.lacks_reserved(found, layout):
         problems.append(required.lacks_reserved(spec.target))
@@ -215,8 +221,8 @@ def _widening_problems(session: SparkSession, found: TableSnapshot, spec: MergeS
     if spec.engine == "native":
         listed = ", ".join(map(str, layout.type_changes))
         yield (
-            f"engine='native' cannot merge into {spec.target!r} once its columns are widened ({listed}): delta-rs"
-            " 1.6 neither reads nor writes tables with type widening; use engine='auto', or rebuild the table"
+            f"[NATIVE_NOT_POSSIBLE] engine='native' cannot merge into {spec.target!r} once its columns are widened"
+            f" ({listed}): delta-rs does not support type widening; use engine='auto', or rebuild the table"
         )
     yield from widening.obstacles(layout.type_changes, found.schema, found.properties, session)
 
@@ -231,8 +237,8 @@ def keys_problem(found: TableSnapshot, target: str, keys: Iterable[str], *, case
     if recorded is None or folded(recorded) == folded(keys):
         return None
     return (
-        f"target {target!r} is merged by keys {recorded!r}, now keys={list(keys)!r}; use the recorded keys, or rebuild"
-        " the table: rows and remembered deletes were matched by the old ones"
+        f"[DEFINITION_CHANGED] target {target!r} is merged by keys {recorded!r}, now keys={list(keys)!r}; use the"
+        " recorded keys, or rebuild the table"
     )
 
 

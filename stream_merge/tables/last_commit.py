@@ -102,9 +102,9 @@ class LastCommit:
             if not is_tidied and not any(token in (text or "") for token in ours.tokens):
                 self._keep(delivery)
                 msg = (
-                    f"version {version} of {self._spec.target!r}, which this sink committed for batch {ours.batch_id},"
-                    " was overwritten by another writer, so that the table lacks what it held; let one writer end, then"
-                    " start a new checkpoint: events that are in the table change nothing"
+                    f"[COMMIT_LOST] version {version} of {self._spec.target!r}, which this sink committed for batch"
+                    f" {ours.batch_id}, was overwritten by another writer; stop one of the writers, then start a new"
+                    " checkpoint"
                 )
                 raise ConfigError(msg, target=self._spec.target)
 
@@ -117,10 +117,9 @@ class LastCommit:
         if found.version >= newest or locations.local_path(found.location) is None:
             return
         msg = (
-            f"target {self._spec.target!r} is at version {found.version}, and batch {ours.batch_id} of this query is"
-            f" version {newest} of it: what lies at {found.location!r} is a copy from before, which lacks what was"
-            " merged since; put the newer table back, or start a new checkpoint that reads the events since then again:"
-            " those that the table has change nothing"
+            f"[COMMIT_LOST] target {self._spec.target!r} ({found.location!r}) is at version {found.version}, but batch"
+            f" {ours.batch_id} of this query is version {newest}; restore the newer table, or start a new checkpoint"
+            " from before it"
         )
         raise ConfigError(msg, target=self._spec.target)
 

@@ -248,8 +248,8 @@ def holder_of(path: Path, *, remove: bool = False) -> str | None:
 
 def _taken(target: str, holder: str) -> HeldError:
     msg = (
-        f"{holder} is writing to {target!r}, and on a local disk the commits of two processes can overwrite each other;"
-        " end that one first, or give this one a target of its own"
+        f"[TABLE_LOCKED] {holder} is writing to {target!r}, and on a local disk two processes can overwrite each"
+        " other's commits; stop that process first, or use another target"
     )
     return HeldError(msg, target=target)
 

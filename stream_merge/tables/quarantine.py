@@ -62,8 +62,8 @@ def check(session: SparkSession, table: str) -> None:
     missing = [f.name for f in SCHEMA.fields if types.get(f.name) != f.dataType]
     if missing:
         msg = (
-            f"quarantine_target {table!r} lacks column(s) {missing!r} of the quarantine's schema;"
-            " name another table and let the sink create it"
+            f"[SIDE_TABLE_NAME_TAKEN] quarantine_target {table!r} lacks column(s) {missing!r} of a quarantine; use"
+            " another name, under which the sink creates the table"
         )
         raise ConfigError(msg, target=table)
 

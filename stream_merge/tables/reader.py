@@ -303,7 +303,8 @@ class Store:
         except Py4JJavaError as err:
             if _is_of_store(err):
                 raise
-            raise ConfigError(reason(err)) from err
+            msg = f"[STORE_IGNORES_CONDITION] commits to {place!r} do not exclude each other: {reason(err)}"
+            raise ConfigError(msg) from err
         self._respecting.add(bucket)
 
     def _excludes(self, session: SparkSession, location: str) -> bool:
@@ -342,8 +343,8 @@ def _expect_as_spark(session: SparkSession, table: str, found: NativeTable) -> N
     if theirs is None or theirs.table_id != ours:
         there = "no table" if theirs is None else f"the one with Delta table id {theirs.table_id}"
         msg = (
-            f"at {table!r} delta-rs sees the Delta table with id {ours} and Spark sees {there}: storage_options, or"
-            " AWS_* and AZURE_* in the environment, name another store than Spark's settings; let both say the same"
+            f"[STORE_MISMATCH] at {table!r} delta-rs sees the Delta table with id {ours} and Spark sees {there}; make"
+            " storage_options, AWS_* and AZURE_* in the environment match Spark's settings"
         )
         raise ConfigError(msg, target=table)
 

@@ -231,8 +231,8 @@ class Claims:
 
     def _taken_by_another(self) -> MergeFailedError:
         msg = (
-            f"another replay has taken records of {self.table!r} for {self.target!r} meanwhile; nothing was merged: run"
-            " this one again when that one has ended"
+            f"[COMMIT_CONFLICT] another replay has taken records of {self.table!r} for {self.target!r}; nothing was"
+            " merged, run this one again when that one has ended"
         )
         return MergeFailedError(msg, target=self.target)
 

@@ -77,7 +77,7 @@ _NATIVE_LOST_COMMIT = "CommitFailedError"
 _CODE = re.compile(r"\[(DELTA_[A-Z_]+)[.\]]")
 
 
-_NOTHING_WRITTEN = "nothing of it was written, run the batch again"
+_NOTHING_WRITTEN = "nothing was written, run the batch again"
 
 
 def conflict_class(error: BaseException) -> str | None:
@@ -172,8 +172,8 @@ def conflict(
         return None
     where = "" if batch_id is None else f" for batch {batch_id}"
     msg = (
-        f"a commit to {target!r}{where} lost against another writer ({found}); {remedy}, or give the retry policy more"
-        " attempts or a longer budget"
+        f"[COMMIT_CONFLICT] a commit to {target!r}{where} lost against another writer ({found}); {remedy}, or raise"
+        " attempts or budget of the retry policy"
     )
     return CommitConflictError(msg, conflict=found, target=target, batch_id=batch_id)
 

@@ -92,7 +92,7 @@ def append_once(rows: DataFrame, table: str, commit: SideCommit) -> None:
         except Exception as err:
             lost = retry.conflict(err, target=table, batch_id=commit.batch_id)
             if lost is None:
-                msg = f"writing to {table!r} for batch {commit.batch_id} failed: {reason(err)}"
+                msg = f"[WRITE_FAILED] writing to {table!r} for batch {commit.batch_id} failed: {reason(err)}"
                 raise MergeFailedError(msg, target=table, batch_id=commit.batch_id) from err
             if retry.VERDICTS[lost.conflict] is retry.Verdict.LOOK_UP_FIRST and commit.app_id is not None:
                 # A blind append reads nothing, so only its own transaction id can be the one recorded:

@@ -62,7 +62,7 @@ def newest(session: SparkSession, target: str) -> Any:
         return delta.newest(session, delta_table(session, target))
     found = catalog.entry(session, target)
     if found is None:
-        msg = f"the catalog has no table {target!r} any more"
+        msg = f"[TABLE_NOT_FOUND] the catalog no longer has table {target!r}; restore the table"
         raise ConfigError(msg, target=target)
     return found.newest()
 
@@ -166,12 +166,9 @@ def _created(session: SparkSession, target: str, builder: DeltaTableBuilder) -> 
             if found is not None:
                 return found
             if not left or not any(code in str(err) for code in _BEING_CREATED):
-                msg = f"table {target!r} could not be created: {reason(err)}"
+                msg = f"[WRITE_FAILED] table {target!r} cannot be created: {reason(err)}"
                 if not names.is_path(target) and "NON_EMPTY_LOCATION" in str(err):
-                    msg += (
-                        "; without a metastore Spark forgets catalog names when a process ends, but not their folders:"
-                        " give the folder's path as target"
-                    )
+                    msg += "; without a metastore the catalog ends with its process: use the folder's path as target"
                 raise ConfigError(msg, target=target) from err
             if left == 1 and names.is_path(target):  # nobody has: whoever began is gone
                 remove_begun(session, f"{names.normal_path(target)}/_delta_log")
@@ -181,7 +178,7 @@ def _created(session: SparkSession, target: str, builder: DeltaTableBuilder) -> 
             break
     created = find(session, target)
     if created is None:
-        msg = f"table {target!r} was created but cannot be found again; check the catalog"
+        msg = f"[TABLE_NOT_FOUND] table {target!r} was created but cannot be found; check the catalog"
         raise ConfigError(msg, target=target)
     return created
 
@@ -304,7 +301,7 @@ def prepared(
                     tell(log.warning, "type_widening_enabled", table=target, cost=widening.COST)
         except Exception as err:
             if not left:
-                msg = f"table {target!r} could not be prepared: {reason(err)}"
+                msg = f"[WRITE_FAILED] table {target!r} cannot be prepared: {reason(err)}"
                 raise ConfigError(msg, target=target) from err
         found = find(session, target) or found
     return found

@@ -259,21 +259,22 @@ def retention_problem(
     seconds = _seconds(session, kept)
     if seconds is None:
         return (
-            f"{RETENTION_PROPERTY}={kept!r} of {target!r} is no time that can be compared; set it anew, or force=True"
+            f"[INVALID_RETENTION] {RETENTION_PROPERTY}={kept!r} of {target!r} is not a comparable interval; correct it,"
+            " or set force=True"
         )
     if wanted.vacuum_after.total_seconds() == seconds:
         return None
     if wanted.vacuum_after.total_seconds() > seconds:
+        alter = f"ALTER TABLE {names.sql_identifier(target)} SET TBLPROPERTIES ('{RETENTION_PROPERTY}' = '…')"
         return (
-            f"vacuum_after={wanted.vacuum_after} is longer than {target!r} knows of removed files"
-            f" ({RETENTION_PROPERTY}={kept!r}): of those that were removed before that, VACUUM would delete all that"
-            f" were written longer ago than vacuum_after; give that time, or set the property: ALTER TABLE"
-            f" {names.sql_identifier(target)} SET TBLPROPERTIES ('{RETENTION_PROPERTY}' = '…')"
+            f"[INVALID_RETENTION] vacuum_after={wanted.vacuum_after} is longer than {RETENTION_PROPERTY}={kept!r} of"
+            f" {target!r}, so VACUUM would delete removed files too early; use that interval, or set the property:"
+            f" {alter}"
         )
     return (
-        f"vacuum_after={wanted.vacuum_after} is shorter than what {target!r} keeps removed files for"
-        f" ({RETENTION_PROPERTY}={kept!r}): time travel, streams that are behind and readers of the change feed would"
-        " lose them; give that time, set the property, or force=True"
+        f"[INVALID_RETENTION] vacuum_after={wanted.vacuum_after} is shorter than {RETENTION_PROPERTY}={kept!r} of"
+        f" {target!r}, so time travel and slow readers would lose files; use that interval, set the property, or"
+        " force=True"
     )
 
 
@@ -298,17 +299,17 @@ def problems(
     problem = retention_problem(session, target, properties, wanted)
     listed = [] if problem is None else [problem]
     if missing:
-        listed.append(f"zorder_by names {missing!r}, which {target!r} does not have; its columns are {known!r}")
+        listed.append(f"[COLUMN_NOT_FOUND] zorder_by names {missing!r}, not in {target!r}; its columns are {known!r}")
     parts = spec.partition_by if found is None else found.partition_columns
     within = {columns.resolve(name, parts, case_sensitive=False) for name in wanted.zorder_by} - {None}
     if within:
         listed.append(
-            f"zorder_by names {sorted(filter(None, within))!r}, by which {target!r} is partitioned: within a partition"
-            " all rows are alike in it; leave it out"
+            f"[CONFLICTING_SETTINGS] zorder_by names {sorted(filter(None, within))!r}, by which {target!r} is"
+            " partitioned; remove it from zorder_by"
         )
     elif wanted.zorder_by and spec.cluster_by:
         listed.append(
-            f"zorder_by is given, and {target!r} is clustered (cluster_by), which OPTIMIZE keeps up; leave it out"
+            f"[CONFLICTING_SETTINGS] zorder_by cannot be used on {target!r}, which is clustered (cluster_by); remove it"
         )
     return listed
 
@@ -348,7 +349,7 @@ def maintained(session: SparkSession, target: str, wanted: Maintenance) -> Upkee
 def _maintained(session: SparkSession, target: str, wanted: Maintenance) -> Upkeep:
     snapshot = find(session, target)
     if snapshot is None:
-        msg = f"there is no Delta table at {target!r}; give a sink's target"
+        msg = f"[TABLE_NOT_FOUND] there is no Delta table at {target!r}; use a sink's target"
         raise ConfigError(msg, target=target)
     problem = retention_problem(session, target, snapshot.properties, wanted)
     if problem is not None:

@@ -114,7 +114,10 @@ def _executed_unanswered(session: SparkSession, target: str, builder: DeltaMerge
     builder.execute()
     noted, after = session.conf.get(LAST_COMMIT_VERSION_CONF, None), commits.find()
     if before is None or after is None:
-        msg = f"target {target!r} is gone since batch {tag.batch_id} was read; bring it back, and run again"
+        msg = (
+            f"[TABLE_NOT_FOUND] target {target!r} disappeared after batch {tag.batch_id} was read; restore it, then run"
+            " the batch again"
+        )
         raise MergeFailedError(msg, target=target, batch_id=tag.batch_id)
     if not noted:
         return MergeReport(already_applied=is_applied(after.transaction, tag.app_id, tag.batch_id))
@@ -128,8 +131,8 @@ def _executed_unanswered(session: SparkSession, target: str, builder: DeltaMerge
                 metrics=commit.metrics,
             )
     msg = (
-        f"batch {tag.batch_id} was committed to {target!r}, as version {noted} or before it, but the table's history"
-        f" does not show {tag.token!r}; a restart of the query finds out"
+        f"[COMMIT_STATE_UNKNOWN] batch {tag.batch_id} was committed to {target!r} as version {noted} or earlier, but"
+        f" the table's history lacks {tag.token!r}; restart the query, which checks it again"
     )
     raise CommitStateUnknownError(msg, target=target, batch_id=tag.batch_id)
 

@@ -106,8 +106,8 @@ class SparkMerger(SparkCommits):
             return
         lost = "MetadataChangedException"
         msg = (
-            f"the columns of {self._target!r} were changed by another writer while batch {tag.batch_id} was about to be"
-            f" merged ({lost}); nothing of it was written, run the batch again, or give the retry policy more attempts"
+            f"[COMMIT_CONFLICT] another writer changed the columns of {self._target!r} before batch {tag.batch_id} was"
+            f" merged ({lost}); nothing was written, run the batch again, or raise attempts of the retry policy"
         )
         raise CommitConflictError(msg, conflict=lost, target=self._target, batch_id=tag.batch_id)
 
@@ -223,7 +223,10 @@ class SparkMerger(SparkCommits):
         """The target, which was there a moment ago: not to see it must not look as if there were nothing to do."""
         found = self.find()
         if found is None:
-            msg = f"target {self._target!r} is gone since batch {tag.batch_id} was read; bring it back, and run again"
+            msg = (
+                f"[TABLE_NOT_FOUND] target {self._target!r} disappeared after batch {tag.batch_id} was read; restore"
+                " it, then run the batch again"
+            )
             raise MergeFailedError(msg, target=self._target, batch_id=tag.batch_id)
         return found
 

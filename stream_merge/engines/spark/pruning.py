@@ -99,9 +99,9 @@ class Pruning:
         keys = self._outside(version)
         if keys:
             msg = (
-                f"rows of keys of batch {batch_id} for {self._spec.target!r}, such as {' and '.join(keys)}, lie outside"
-                f" of target_filter={self._spec.target_filter!r}, and a merge that does not see them would write these"
-                " keys a second time; the target is as it was, widen the filter or leave it out"
+                f"[OUTSIDE_TARGET_FILTER] keys of batch {batch_id} for {self._spec.target!r} have rows outside of"
+                f" target_filter={self._spec.target_filter!r}, such as {' and '.join(keys)}; nothing was written, widen"
+                " or remove the filter"
             )
             raise ContractError(msg, reasons={}, target=self._spec.target, batch_id=batch_id)
         self._inside_at = version

@@ -83,11 +83,11 @@ class Beside:
         """
         if now is not None and now.version == self._version:
             return
-        meanwhile = "it is gone" if now is None else f"it is at version {now.version}"
+        meanwhile = "does not exist" if now is None else f"is at version {now.version}"
         msg = (
-            f"snapshot {self._batch_id} was compared with version {self._version} of {self._spec.target!r}, and"
-            f" {meanwhile} by another writer since; nothing of it was written, run the batch again while that writer"
-            " rests, or give the retry policy more attempts or a longer budget"
+            f"[COMMIT_CONFLICT] snapshot {self._batch_id} was compared with version {self._version} of"
+            f" {self._spec.target!r}, which now {meanwhile}; nothing was written, run the batch again, or raise"
+            " attempts or budget of the retry policy"
         )
         raise CommitConflictError(
             msg, conflict="ConcurrentWriteException", target=self._spec.target, batch_id=self._batch_id

@@ -39,7 +39,7 @@ def append_once(
         else:
             found = find()
         if found is None:
-            msg = f"{table!r} vanished while batch {commit.batch_id} was running; run the batch again"
+            msg = f"[TABLE_NOT_FOUND] {table!r} disappeared during batch {commit.batch_id}; run the batch again"
             raise MergeFailedError(msg, target=table, batch_id=commit.batch_id)
         commit.expect_own(found.transaction, found.version, found.commits)
         if is_applied(found.transaction, commit.app_id, commit.batch_id):
@@ -51,7 +51,7 @@ def append_once(
             lost = retry.conflict(err, target=table, batch_id=commit.batch_id)
             if lost is not None:
                 raise lost from err
-            msg = f"writing to {table!r} for batch {commit.batch_id} failed: {reason(err)}"
+            msg = f"[WRITE_FAILED] writing to {table!r} for batch {commit.batch_id} failed: {reason(err)}"
             raise MergeFailedError(msg, target=table, batch_id=commit.batch_id) from err
 
     commit.run(attempt)

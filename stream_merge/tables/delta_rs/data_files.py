@@ -71,10 +71,9 @@ def stray_problem(commit: bytes, live: pa.ChunkedArray, *, version: int, locatio
     if not stray:
         return None
     return (
-        f"version {version} of {location!r} removes file(s) {stray[:3]!r} that the table"
-        " does not hold, so that rows which it replaces are still there, too: restore version"
-        f" {version - 1}, then merge the same events again with engine='spark' and a new checkpoint (or"
-        " another app_id); with the old one this is said again each time"
+        f"[FILES_NOT_REMOVED] version {version} of {location!r} removes file(s) {stray[:3]!r} that are not in the"
+        f" table, so replaced rows remain; restore version {version - 1}, then merge again with engine='spark' and a new"
+        " checkpoint or app_id"
     )
 
 

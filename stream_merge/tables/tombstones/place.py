@@ -41,12 +41,12 @@ def expect_here(session: SparkSession, spec: MergeSpec, store: Store, found: Tab
         if log_of(found.table_id, spark_table.find(session, there)) is None:
             return  # no delete yet, or they were dropped; a clone has none of its source's
     except (StreamMergeError, Py4JJavaError) as err:
-        unseen = f" (which cannot be seen from here: {reason(err)})"
+        unseen = f" (which cannot be read: {reason(err)})"
+    forget = f"ALTER TABLE {names.sql_identifier(spec.target)} UNSET TBLPROPERTIES ('{names.TOMBSTONES_PROPERTY}')"
     msg = (
-        f"the deletes of target {spec.target!r} are remembered in {there!r}{unseen}, by another name of the table, and"
-        f" as it is called now they would be looked for in {spec.tombstone_target!r}: older events would bring deleted"
-        " rows back; name the target as before, or give the table of its deletes the name that is looked for, or forget"
-        f" them: ALTER TABLE {names.sql_identifier(spec.target)} UNSET TBLPROPERTIES ('{names.TOMBSTONES_PROPERTY}')"
+        f"[TOMBSTONES_ELSEWHERE] the tombstones of target {spec.target!r} are in {there!r}{unseen}, not in"
+        f" {spec.tombstone_target!r}; use the target's previous name, rename the tombstone table, or forget its"
+        f" deletes: {forget}"
     )
     raise ConfigError(msg, target=spec.target)
 

@@ -21,8 +21,8 @@ def log_of(target_id: str, found: TableSnapshot | None) -> TableSnapshot | None:
     version = found.properties.get(names.FORMAT_PROPERTY)
     if version not in (None, names.FORMAT_VERSION):
         msg = (
-            f"the tombstone table at {found.location!r} was written by another version of stream_merge (format"
-            f" {version!r}, this one knows {names.FORMAT_VERSION!r}); upgrade stream_merge"
+            f"[VERSION_MISMATCH] the tombstone table at {found.location!r} has format {version!r} of another version of"
+            f" stream_merge, this one supports {names.FORMAT_VERSION!r}; upgrade stream_merge"
         )
         raise ConfigError(msg)
     return found

@@ -207,7 +207,7 @@ class Tombstones:
                 lost = retry.conflict(err, target=self._table, batch_id=None)
                 if lost is not None:
                     raise lost from err
-                msg = f"the tombstone table {self._table!r} could not be given wider types: {reason(err)}"
+                msg = f"[WRITE_FAILED] the types of tombstone table {self._table!r} cannot be widened: {reason(err)}"
                 raise MergeFailedError(msg, target=self._table) from err
             changed = ", ".join(map(str, widening.changes(now.schema, wanted)))
             tell(log.warning, "tombstones_widened", table=self._table, columns=changed)
@@ -225,10 +225,10 @@ class Tombstones:
             known = fields.get(name)
             held = None if known is None else widening.widest(dtype, known.dataType)
             if known is None or held is None:
-                has = "no such column" if known is None else f"it as {known.dataType.simpleString()}"
+                has = "no such column" if known is None else known.dataType.simpleString()
                 msg = (
-                    f"column {name!r} of {self._spec.target!r} is {dtype.simpleString()}, the tombstone table"
-                    f" {self._table!r} beside it has {has}; change it back in the target, or drop the tombstone table,"
+                    f"[TYPE_MISMATCH] column {name!r} of {self._spec.target!r} is {dtype.simpleString()}, but tombstone"
+                    f" table {self._table!r} has {has}; change it back in the target, or drop the tombstone table,"
                     " which forgets its deletes"
                 )
                 raise ConfigError(msg, target=self._spec.target)
@@ -287,8 +287,8 @@ class Tombstones:
         if left_over is not None:
             if names.TARGET_ID_PROPERTY not in left_over.properties:
                 msg = (
-                    f"{self._table!r}, where the deletes of {self._spec.target!r} are to be remembered, is a table that"
-                    " no sink has made; rename it, or drop it"
+                    f"[SIDE_TABLE_NAME_TAKEN] {self._table!r}, the name of the tombstone table of"
+                    f" {self._spec.target!r}, is a table that no sink has created; rename it, or drop it"
                 )
                 raise ConfigError(msg, target=self._spec.target)
             tell(
