@@ -467,4 +467,4 @@ def test_an_intermediate_alone_is_enough_for_spark_but_not_for_kafka_python(job:
     with pytest.raises(KafkaError, match="CERTIFICATE_VERIFY_FAILED"):
         Cluster(connection).topics([job.topic])
     (found,) = certificates.problems(connection.security)
-    assert "intermediate certificates only, which are enough for Spark; kafka-python wants the root" in found
+    assert "intermediate certificates only, which are enough for Spark; kafka-python also requires" in found

@@ -18,7 +18,7 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 from stream_merge.errors import ContractError
 from stream_merge.sources.files import parquet_columns
 from stream_merge.sources.files.reader import NEW_FIELD_REMEDY
-from stream_merge.sources.files.schema import Schema, said
+from stream_merge.sources.files.schema import Schema, outside, said
 from stream_merge.spark import columns
 from stream_merge.spark.hadoop_files import exactly
 from stream_merge.tables import spark_table
@@ -53,6 +53,8 @@ def refuse_other_types(session: SparkSession, files: Sequence[str], schema: Sche
         except (PySparkException, Py4JJavaError) as err:
             remedy = "rename one of them" if "COLUMN_ALREADY_EXISTS" in str(err) else _REMEDY
             problem: str | None = parquet_columns.unread(session, path) or f"{said(err)}; {remedy}"
+            if (refused := outside(err, path)) is not None:
+                raise ContractError(refused, reasons={}) from err
         else:
             problem = _problem(found, schema, case_sensitive=case_sensitive)
             if problem is not None:

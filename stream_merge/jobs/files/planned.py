@@ -95,7 +95,7 @@ class PlannedRead:
         planned = [] if checkpoint is None else checkpoint.files(batch_id)
         if not planned or checkpoint is None:
             msg = (
-                f"[CHECKPOINT_INCOMPLETE] the checkpoint does not list the files of batch {batch_id}; use a supported"
+                f"[CHECKPOINT_NOT_USABLE] the checkpoint does not list the files of batch {batch_id}; use a supported"
                 " Spark version, and one checkpoint per query"
             )
             raise ConfigError(msg, batch_id=batch_id)
@@ -139,8 +139,8 @@ class PlannedRead:
         here = [file for file in planned if file not in gone]
         if len(here) > 1:
             msg = (
-                f"[SNAPSHOT_OUT_OF_ORDER] batch {batch_id} has {len(here)} snapshots: {_listed(here)}; move all but the"
-                f" newest, {_place(newest)}, out of the source and run again"
+                f"[FULL_COPY_OUT_OF_ORDER] batch {batch_id} has {len(here)} snapshots: {_listed(here)}; move all but"
+                f" the newest, {_place(newest)}, out of the source and run again"
             )
             raise ContractError(msg, reasons={})
         found, earlier = _state(session, newest), _merged_before(session, checkpoint, batch_id)
@@ -149,13 +149,13 @@ class PlannedRead:
             one.modified_millis == found.modified_millis and one.path != newest.path for one in earlier
         ):
             msg = (
-                f"[SNAPSHOT_OUT_OF_ORDER] snapshot {_place(newest)} and an earlier one have the same time,"
+                f"[FULL_COPY_OUT_OF_ORDER] snapshot {_place(newest)} and an earlier one have the same time,"
                 f" {_time(found.modified_millis)}; touch the newest file, and move the others out of the source"
             )
             raise ContractError(msg, reasons={})
         if found is not None and last is not None and found.modified_millis < last.modified_millis:
             msg = (
-                f"[SNAPSHOT_OUT_OF_ORDER] snapshot {_place(newest)} ({_time(found.modified_millis)}) is older than"
+                f"[FULL_COPY_OUT_OF_ORDER] snapshot {_place(newest)} ({_time(found.modified_millis)}) is older than"
                 f" {_place(last)} ({_time(last.modified_millis)}), which was merged before; touch it if it is the"
                 " newest, otherwise replace it by the newest"
             )

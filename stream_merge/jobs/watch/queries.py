@@ -20,7 +20,7 @@ from typing import Protocol
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
-from stream_merge.errors import StreamMergeError
+from stream_merge.errors import StreamMergeError, located
 from stream_merge.model.logs import tell
 from stream_merge.model.results import FATES, EventCounts, MergeResult
 from stream_merge.spark import environment
@@ -78,7 +78,7 @@ class QueryFailedError(Exception):
         is_mute = self.trace.lstrip().startswith(_QUERY_STATE)
         self.reason = root_cause(cause) if is_mute else innermost_message(self.trace)
         self.reason = environment.said(cause) or self.reason
-        super().__init__(f"query {query!r} failed: {self.reason}")
+        super().__init__(located(f"query {query!r} failed", self.reason))
 
 
 def run(

@@ -28,7 +28,7 @@ from stream_merge.sources.files.decoding import (
     JsonLines,
     without_mark,
 )
-from stream_merge.sources.files.schema import Schema, parse, said
+from stream_merge.sources.files.schema import Schema, outside, parse, said
 from stream_merge.sources.wire.encodings import Encoding
 from stream_merge.sources.wire.strict_json import UndecodableError
 from stream_merge.spark import columns, preflight, versions
@@ -172,7 +172,7 @@ class Folder:
             if self.format == "parquet":
                 problem = self._column_problem(session, paths) or problem
             msg = f"[SCHEMA_NOT_INFERRED] source {self.path!r}: {problem}"
-            raise ConfigError(msg) from err
+            raise ConfigError(outside(err, f"source {self.path!r}") or msg) from err
         if not found.fields:
             msg = f"[SCHEMA_NOT_INFERRED] source {self.path!r} has no {self.format} events to infer from; pass --schema"
             raise ConfigError(msg)
@@ -231,7 +231,7 @@ class Folder:
             return self._read(stream, session, schema, self.path)
         except AnalysisException as err:
             msg = f"[SOURCE_NOT_FOUND] source {self.path!r} cannot be read: {said(err)}; create it, or correct the path"
-            raise ConfigError(msg) from err
+            raise ConfigError(outside(err, f"source {self.path!r}") or msg) from err
 
     def rows(self, session: SparkSession, schema: Schema, path: str) -> DataFrame:
         """The files of one folder that are there now, with the columns of `events`; not as a stream."""

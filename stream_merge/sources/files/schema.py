@@ -11,7 +11,7 @@ from pyspark.errors import AnalysisException, ParseException, PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
-from stream_merge.errors import ConfigError
+from stream_merge.errors import ConfigError, located
 from stream_merge.model import names
 from stream_merge.spark import environment
 from stream_merge.spark.versions import from_ddl
@@ -97,14 +97,17 @@ def record(session: SparkSession, checkpoint: str, schema: Schema) -> None:
         line.coalesce(1).write.mode("overwrite").text(f"{checkpoint}/{_RECORD}")
     except (PySparkException, Py4JJavaError) as err:
         msg = f"[NOT_WRITABLE] checkpoint {checkpoint!r} cannot be written: {said(err)}; use a folder that is writable"
-        raise ConfigError(msg) from err
+        raise ConfigError(outside(err, f"checkpoint {checkpoint!r}") or msg) from err
+
+
+def outside(err: BaseException, where: str) -> str | None:
+    """The message for a problem of the machine or the object store; None for any other."""
+    problem = environment.said(err)
+    return None if problem is None else located(where, problem)
 
 
 def said(err: BaseException) -> str:
     """What Spark said, without where in its code."""
-    from_outside = environment.said(err)
-    if from_outside is not None:
-        return from_outside
     first, _, rest = str(err).strip().partition("\n")
     java = re.match(r": [\w.$]+: (.*)", rest)  # Py4J: the first line names its own object
     return java[1] if java is not None else first

@@ -121,7 +121,7 @@ class Snapshots:
         if misplaced is not None:
             first, later = misplaced
             msg = (
-                f"[SNAPSHOT_OUT_OF_ORDER] snapshots in {self._source!r} are merged in the order of their names, where"
+                f"[FULL_COPY_OUT_OF_ORDER] snapshots in {self._source!r} are merged in the order of their names, where"
                 f" {first!r} sorts before {later!r}; add leading zeros to their numbers"
             )
             raise ConfigError(msg)
@@ -130,7 +130,7 @@ class Snapshots:
                 continue
             if taken and name < taken[-1]:
                 msg = (
-                    f"[SNAPSHOT_OUT_OF_ORDER] snapshot {name!r} in {self._source!r} sorts before {taken[-1]!r}, which"
+                    f"[FULL_COPY_OUT_OF_ORDER] snapshot {name!r} in {self._source!r} sorts before {taken[-1]!r}, which"
                     " is already merged; remove it, or rename it to sort last if it is the newest"
                 )
                 raise ContractError(msg, reasons={})
@@ -162,7 +162,7 @@ class Snapshots:
         last = self.taken()[-1]
         if name != last:
             msg = (
-                f"[SNAPSHOT_OUT_OF_ORDER] checkpoint {self._checkpoint.path!r} plans snapshot {name!r} of"
+                f"[FULL_COPY_OUT_OF_ORDER] checkpoint {self._checkpoint.path!r} plans snapshot {name!r} of"
                 f" {self._source!r} after {last!r}; use a new checkpoint, and keep only the newest snapshot in the"
                 " source"
             )

@@ -392,7 +392,7 @@ def records(
     except Exception as err:
         if "kafka" in str(err) and ("FAILED_TO_FIND" in str(err) or "find data source" in str(err)):
             msg = (
-                "[KAFKA_CONNECTOR_MISSING] Spark has no Kafka connector; build the session with"
+                "[JAR_MISSING] Spark has no Kafka connector; build the session with"
                 " stream_merge.session.kafka_packages, or pass --jars to spark-submit ('stream-merge jars DIR' fetches"
                 " them)"
             )
