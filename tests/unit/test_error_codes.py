@@ -85,7 +85,9 @@ def test_a_literal_that_is_raised_begins_with_a_code() -> None:
 
 
 def test_a_message_is_short() -> None:
-    long = [f"{where}: {len(message.split()) - 1}" for where, message in _messages() if len(message.split()) - 1 > LONGEST]
+    long = [
+        f"{where}: {len(message.split()) - 1}" for where, message in _messages() if len(message.split()) - 1 > LONGEST
+    ]
 
     assert long == []
 
