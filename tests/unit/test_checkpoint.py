@@ -108,7 +108,7 @@ def test_a_table_that_was_built_anew_takes_the_place_of_the_one_before(tmp_path:
 def test_a_checkpoint_that_does_not_name_its_query_is_told(tmp_path: Path):
     (tmp_path / "metadata").write_text("")
 
-    with pytest.raises(ConfigError, match="does not name its query, as after a full disk"):
+    with pytest.raises(ConfigError, match=r"CHECKPOINT_NOT_USABLE.*does not name its query"):
         Checkpoint.on_disk(str(tmp_path)).query_id()
 
 

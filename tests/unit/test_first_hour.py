@@ -147,8 +147,8 @@ def test_something_else_at_the_target_is_said_before_spark_starts(invoke: Invoke
 
     assert result.exit_code == 2
     assert result.stderr.replace(str(Path.cwd()), ".") == (
-        "stream-merge: target './table' exists but is not a Delta table; convert it (CONVERT TO DELTA) or choose"
-        " another\n"
+        "stream-merge: [NOT_A_DELTA_TABLE] target './table' exists but is not a Delta table; convert it (CONVERT TO"
+        " DELTA) or choose another\n"
     )
 
 

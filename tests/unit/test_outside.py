@@ -19,14 +19,14 @@ from stream_merge.sources.kafka import connection
 from stream_merge.spark import environment
 
 FULL = (
-    "the disk is full (No space left on device); free space where table, checkpoint and spark.local.dir lie, and run it"
-    " again"
+    "[DISK_FULL] the disk is full (No space left on device); free space for table, checkpoint and spark.local.dir, then"
+    " run it again"
 )
 NO_S3 = (
-    "Spark has no file system for s3a:// (Class org.apache.hadoop.fs.s3a.S3AFileSystem not found); give it the jars,"
-    " for instance by the Spark conf spark.jars.packages=org.apache.hadoop:hadoop-aws:3.5.0"
+    "[JAR_MISSING] Spark has no file system for s3a:// (Class org.apache.hadoop.fs.s3a.S3AFileSystem not found); add"
+    " its jars, for example with the Spark conf spark.jars.packages=org.apache.hadoop:hadoop-aws:3.5.0"
 )
-CLOSED = f"grant this process (uid {os.geteuid()}) write permission there, or name another place"
+CLOSED = f"grant this process (uid {os.geteuid()}) write permission, or choose another path"
 
 
 def mounted(folder: Path, options: str) -> Iterator[Path]:
@@ -55,32 +55,36 @@ def closed_disk(tmp_path: Path) -> Iterator[Path]:
         ("External: Unable to copy data to file: No space left on device (os error 28)", FULL),
         (
             "Task 0: java.io.IOException: Mkdirs failed to create file:/x/a/_temporary/0 (exists=false, cwd=file:/)",
-            f"'/x/a/_temporary/0' cannot be written (no permission); {CLOSED}",
+            f"[NOT_WRITABLE] '/x/a/_temporary/0' cannot be written (no permission); {CLOSED}",
         ),
         (
             "Caused by: java.io.FileNotFoundException: /x/.part.crc (Permission denied)\n\tat x",
-            f"'/x/.part.crc' cannot be written (Permission denied); {CLOSED}",
+            f"[NOT_WRITABLE] '/x/.part.crc' cannot be written (Permission denied); {CLOSED}",
         ),
-        ("java.nio.file.AccessDeniedException: /x/t\n", f"'/x/t' cannot be written (no permission); {CLOSED}"),
+        (
+            "java.nio.file.AccessDeniedException: /x/t\n",
+            f"[NOT_WRITABLE] '/x/t' cannot be written (no permission); {CLOSED}",
+        ),
         (
             "java.nio.file.FileSystemException: /x/t: Read-only file system\n",
-            f"'/x/t' cannot be written (Read-only file system); {CLOSED}",
+            f"[NOT_WRITABLE] '/x/t' cannot be written (Read-only file system); {CLOSED}",
         ),
         ("Caused by: java.lang.ClassNotFoundException: Class org.apache.hadoop.fs.s3a.S3AFileSystem not found", NO_S3),
         (
             'org.apache.hadoop.fs.UnsupportedFileSystemException: No FileSystem for scheme "gs"',
-            'Spark has no file system for gs:// (No FileSystem for scheme "gs"); give it the jars, for instance by the'
-            " Spark conf spark.jars.packages=com.google.cloud.bigdataoss:gcs-connector:hadoop3-2.2.26",
+            '[JAR_MISSING] Spark has no file system for gs:// (No FileSystem for scheme "gs"); add its jars, for'
+            " example with the Spark conf spark.jars.packages=com.google.cloud.bigdataoss:gcs-connector:hadoop3-2.2.26",
         ),
         (
             "java.lang.ClassNotFoundException: Class org.apache.hadoop.fs.gs.GoogleHadoopFileSystem not found",
-            "Spark has no file system for gs:// (Class org.apache.hadoop.fs.gs.GoogleHadoopFileSystem not found); give"
-            " it the jars, for instance by the Spark conf spark.jars.packages=org.apache.hadoop:hadoop-gcp:3.5.0",
+            "[JAR_MISSING] Spark has no file system for gs:// (Class org.apache.hadoop.fs.gs.GoogleHadoopFileSystem not"
+            " found); add its jars, for example with the Spark conf"
+            " spark.jars.packages=org.apache.hadoop:hadoop-gcp:3.5.0",
         ),
         (
             'No FileSystem for scheme "oss"',
-            'Spark has no file system for oss:// (No FileSystem for scheme "oss"); give it the jars, for instance by'
-            " the Spark conf spark.jars.packages=the coordinates of its connector",
+            '[JAR_MISSING] Spark has no file system for oss:// (No FileSystem for scheme "oss"); add its jars, for'
+            " example with the Spark conf spark.jars.packages=the coordinates of its connector",
         ),
         # What is in the data is not what the machine says.
         ("CHECK constraint note (note <> '') violated by row with values:\n - note : No space left on device", None),
@@ -126,8 +130,9 @@ def test_a_checkpoint_that_cannot_be_written_is_said_before_spark_starts(
     checkpoint = closed_disk / "checkpoint"
     files = "files --source in --format json --keys id --sequence-by lsn --target t --metrics-port 0 --checkpoint"
     sentence = (
-        f"stream-merge: this process (uid {os.geteuid()}) cannot write to {str(closed_disk)!r} (Read-only file"
-        f" system), where {str(checkpoint)!r} is located; grant it write permission or choose another path\n"
+        f"stream-merge: [NOT_WRITABLE] this process (uid {os.geteuid()}) cannot write to {str(closed_disk)!r}"
+        f" (Read-only file system), where {str(checkpoint)!r} is located; grant it write permission or choose another"
+        " path\n"
     )
 
     for line in (["run", job_file(checkpoint)], [*files.split(), str(checkpoint)]):
@@ -159,7 +164,7 @@ queries:
         before = sorted(tmp_path.rglob("*"))
         result = commands.invoke(cli.app, ["check", "job.yaml"])
 
-    cannot = f"this process (uid {os.geteuid()}) cannot write to"
+    cannot = f"[NOT_WRITABLE] this process (uid {os.geteuid()}) cannot write to"
     closed = f"{cannot} {str(closed_disk)!r} (Read-only file system), where"
     remedy = "is located; grant it write permission or choose another path"
     assert [line.removeprefix("problem ") for line in result.stdout.splitlines() if line.startswith("problem")] == [
@@ -183,7 +188,7 @@ def test_a_file_in_place_of_the_checkpoint_is_said(commands: CliRunner, tmp_path
     result = commands.invoke(cli.app, ["run", job_file(tmp_path / "file" / "checkpoint")])
 
     assert result.exit_code == 2
-    assert f"'{tmp_path}/file' is a file, where '{tmp_path}/file/checkpoint' needs a folder" in result.output
+    assert f"'{tmp_path}/file' is a file, but '{tmp_path}/file/checkpoint' needs a folder" in result.output
 
 
 def test_the_whole_error_is_shown_when_asked_for(commands: CliRunner, tmp_path: Path) -> None:

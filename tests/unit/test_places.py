@@ -56,7 +56,7 @@ def test_a_path_without_a_scheme_is_one_of_this_disk_or_refused() -> None:
     expect_scheme("/user/x/orders", "file:/user/x/orders")
     expect_scheme("hdfs://nn/user/x/orders", "hdfs://nn/user/x/orders")
     expect_scheme("shop.orders", "hdfs://nn/warehouse/orders")
-    with pytest.raises(ConfigError, match=r"'x/orders' names no file system, .* 'hdfs://nn/user/x/orders'; name that"):
+    with pytest.raises(ConfigError, match=r"'x/orders' is located at 'hdfs://nn/user/x/orders' by fs.defaultFS"):
         expect_scheme("x/orders", "hdfs://nn/user/x/orders")
 
 

@@ -49,8 +49,8 @@ def test_missing_java_is_named_with_the_package_to_install(tmp_path):
     problem = preflight.java_problem({"PATH": str(tmp_path)})
 
     assert problem == (
-        "no java was found: JAVA_HOME is not set and PATH holds none;"
-        " install a full JDK 17 or newer (Debian, Ubuntu: apt install openjdk-17-jdk-headless) or set JAVA_HOME to one"
+        "[SPARK_CANNOT_START] no java was found in JAVA_HOME or on the PATH; install a full JDK 17 or newer (Debian,"
+        " Ubuntu: apt install openjdk-17-jdk-headless), or set JAVA_HOME to one"
     )
 
 
@@ -63,7 +63,7 @@ def test_too_old_java_is_named_with_its_release(tmp_path, script, release):
     problem = preflight.java_problem({"PATH": f"{folder}:/usr/bin:/bin"})
 
     assert problem is not None
-    assert problem.startswith(f"the java on PATH ({folder}/java) is {release}, Spark needs 17 or newer; install")
+    assert f"the java on PATH ({folder}/java) is {release}, Spark needs 17 or newer; install" in problem
 
 
 def test_a_runtime_without_the_vector_module_is_refused(tmp_path):
@@ -73,7 +73,7 @@ def test_a_runtime_without_the_vector_module_is_refused(tmp_path):
     problem = preflight.java_problem({"JAVA_HOME": str(tmp_path)})
 
     assert problem is not None
-    assert problem.startswith(f"JAVA_HOME={str(tmp_path)!r} lacks the module jdk.incubator.vector")
+    assert f"JAVA_HOME={str(tmp_path)!r} lacks the module jdk.incubator.vector" in problem
 
 
 def test_java_home_wins_over_the_path_because_spark_does_so_too(tmp_path):
@@ -82,7 +82,7 @@ def test_java_home_wins_over_the_path_because_spark_does_so_too(tmp_path):
     problem = preflight.java_problem({"JAVA_HOME": str(tmp_path / "gone"), "PATH": f"{good}:/usr/bin:/bin"})
 
     assert problem is not None
-    assert problem.startswith(f"JAVA_HOME={str(tmp_path / 'gone')!r} holds no executable bin/java")
+    assert f"JAVA_HOME={str(tmp_path / 'gone')!r} has no executable bin/java" in problem
 
 
 def test_a_java_that_does_not_run_is_refused(tmp_path):
@@ -92,7 +92,7 @@ def test_a_java_that_does_not_run_is_refused(tmp_path):
     problem = preflight.java_problem({"PATH": f"{folder}:/usr/bin:/bin"})
 
     assert problem is not None
-    assert problem.startswith(f"the java on PATH ({folder}/java) does not run; install")
+    assert f"the java on PATH ({folder}/java) does not run; install" in problem
 
 
 JAR = "file:/jars/io.delta_delta-spark_4.1_2.13-4.4.0.jar"
@@ -106,24 +106,24 @@ OLDEST, NEWEST = "'pyspark~=3.5.3' 'delta-spark==3.3.2'", "'pyspark~=4.2.0' 'del
     [
         ("4.1.4", "4.1.0", JAR, None),
         ("4.1.4", "4.1.4", "file:/opt/classes/", None),
-        ("4.2.0", "4.1.4", JAR, "the JVM runs Spark 4.1.4 and Python has pyspark 4.2.0; install pyspark==4.1.4"),
+        ("4.2.0", "4.1.4", JAR, "the JVM runs Spark 4.1.4, Python has pyspark 4.2.0; install pyspark==4.1.4"),
         (
             *("4.0.5", "4.0.5", JAR),
-            f"Delta's jar is built for Spark 4.1, and the JVM runs Spark 4.0.5; use {versions.DELTA_PACKAGE}",
+            f"Delta's jar is built for Spark 4.1, but the JVM runs Spark 4.0.5; use {versions.DELTA_PACKAGE}",
         ),
         ("3.5.9", "3.5.9", JAR_3, None),
         (
             *("3.5.9", "3.5.9", JAR),
-            f"Delta's jar is built for Spark 4.1, and the JVM runs Spark 3.5.9; use {versions.DELTA_PACKAGE}",
+            f"Delta's jar is built for Spark 4.1, but the JVM runs Spark 3.5.9; use {versions.DELTA_PACKAGE}",
         ),
         (
             *("4.1.4", "4.1.4", JAR_3),
-            f"Delta's jar is built for Spark 3.5, and the JVM runs Spark 4.1.4; use {versions.DELTA_PACKAGE}",
+            f"Delta's jar is built for Spark 3.5, but the JVM runs Spark 4.1.4; use {versions.DELTA_PACKAGE}",
         ),
     ],
 )
 def test_parts_of_different_versions_are_refused(pyspark: str, spark: str, jar: str, problem: str | None):
-    assert preflight.mixture_problem(pyspark, spark, jar) == problem
+    assert preflight.mixture_problem(pyspark, spark, jar) == (problem and f"[VERSION_MISMATCH] {problem}")
 
 
 @pytest.mark.parametrize(
@@ -137,15 +137,15 @@ def test_versions_that_belong_together_are_accepted(pyspark, delta_spark):
 @pytest.mark.parametrize(
     ("pyspark", "delta_spark", "start", "pair"),
     [
-        ("4.3.0", "4.4.0", f"pyspark 4.3.0 is installed, and stream_merge runs on one of {ALL};", NEWEST),
-        ("4.3.1", "4.4.0", f"pyspark 4.3.1 is installed, and stream_merge runs on one of {ALL};", NEWEST),
-        ("4.0.0", "4.4.0", f"pyspark 4.0.0 is installed, and stream_merge runs on one of {ALL};", NEWEST),
-        ("3.5.2", "3.3.2", f"pyspark 3.5.2 is installed, and stream_merge runs on one of {ALL};", NEWEST),
-        ("3.4.4", None, f"pyspark 3.4.4 is installed, and stream_merge runs on one of {ALL};", NEWEST),
-        ("3.5.7", "4.4.0", "delta-spark 4.4.0 is installed, and 3.3.2 belongs to pyspark 3.5.7;", OLDEST),
+        ("4.3.0", "4.4.0", f"pyspark 4.3.0 is not one of {ALL};", NEWEST),
+        ("4.3.1", "4.4.0", f"pyspark 4.3.1 is not one of {ALL};", NEWEST),
+        ("4.0.0", "4.4.0", f"pyspark 4.0.0 is not one of {ALL};", NEWEST),
+        ("3.5.2", "3.3.2", f"pyspark 3.5.2 is not one of {ALL};", NEWEST),
+        ("3.4.4", None, f"pyspark 3.4.4 is not one of {ALL};", NEWEST),
+        ("3.5.7", "4.4.0", "pyspark 3.5.7 needs delta-spark 3.3.2, got 4.4.0;", OLDEST),
         ("3.5.7", None, "delta-spark is not installed;", OLDEST),
-        ("4.2.0", "4.4.1", "delta-spark 4.4.1 is installed, and 4.4.0 belongs to pyspark 4.2.0;", NEWEST),
-        ("4.2.0", "3.3.2", "delta-spark 3.3.2 is installed, and 4.4.0 belongs to pyspark 4.2.0;", NEWEST),
+        ("4.2.0", "4.4.1", "pyspark 4.2.0 needs delta-spark 4.4.0, got 4.4.1;", NEWEST),
+        ("4.2.0", "3.3.2", "pyspark 4.2.0 needs delta-spark 4.4.0, got 3.3.2;", NEWEST),
         ("4.2.0", None, "delta-spark is not installed;", NEWEST),
         (None, "4.4.0", "pyspark is not installed;", NEWEST),
     ],
@@ -153,19 +153,19 @@ def test_versions_that_belong_together_are_accepted(pyspark, delta_spark):
 def test_versions_that_do_not_belong_together_are_named_with_those_that_do(pyspark, delta_spark, start, pair):
     problem = preflight.version_problem(pyspark, delta_spark)
 
-    assert problem == f"{start} install the versions that belong together: pip install {pair}"
+    assert problem == f"[VERSION_MISMATCH] {start} run pip install {pair}"
 
 
 @pytest.mark.parametrize(
     ("pyspark", "python", "problem"),
     [
         ("3.5.9", (3, 11), None),
-        ("3.5.9", (3, 12), "pyspark 3.5.9 runs on Python 3.11, and this is Python 3.12; use 3.11, or PySpark 4"),
+        ("3.5.9", (3, 12), "pyspark 3.5.9 needs Python 3.11, got 3.12; use Python 3.11, or PySpark 4"),
         ("4.0.1", (3, 13), None),
     ],
 )
 def test_a_python_that_is_too_new_for_spark_3_is_refused(pyspark, python, problem):
-    assert preflight.python_problem(pyspark, python) == problem
+    assert preflight.python_problem(pyspark, python) == (problem and f"[VERSION_MISMATCH] {problem}")
 
 
 def test_the_extras_install_what_belongs_together():
@@ -203,9 +203,9 @@ def test_all_problems_of_an_environment_are_reported_at_once(tmp_path):
     with pytest.raises(ConfigError) as caught:
         preflight.check_environment({"PATH": str(tmp_path), "SPARK_REMOTE": "sc://host"})
 
-    assert [problem.split(",")[0].split(":")[0] for problem in caught.value.problems] == [
-        "SPARK_REMOTE is set",
-        "no java was found",
+    assert [problem.split(" in JAVA")[0].split(" starts")[0] for problem in caught.value.problems] == [
+        "[SESSION_NOT_READY] SPARK_REMOTE",
+        "[SPARK_CANNOT_START] no java was found",
     ]
 
 
@@ -215,7 +215,7 @@ def test_a_connect_session_is_refused():
 
     Remote.__module__ = "pyspark.sql.connect.session"
 
-    with pytest.raises(ConfigError, match=r"the session is a Spark Connect session.*use a classic session"):
+    with pytest.raises(ConfigError, match=r"Spark Connect sessions are not supported; use a classic session"):
         preflight.check_session(Remote())
 
 
@@ -224,26 +224,32 @@ def test_a_connect_session_is_refused():
     [
         (
             ":: unresolved dependency: io.delta#delta-spark_4.2_2.13;9.9.9: not found",
-            "jars could not be downloaded: io.delta:d:1 (spark.jars.packages) did not resolve"
+            "[JAR_DOWNLOAD_FAILED] io.delta:d:1 (spark.jars.packages) cannot be resolved"
             " (io.delta#delta-spark_4.2_2.13;9.9.9)",
         ),
         (
             "[FAILED     ] io.delta#delta-storage;4.4.0!delta-storage.jar\n  :: FAILED DOWNLOADS  ::",
-            "jars could not be downloaded: io.delta:d:1 (spark.jars.packages) was found, but a download failed",
+            "[JAR_DOWNLOAD_FAILED] io.delta:d:1 (spark.jars.packages) cannot be downloaded",
         ),
         (
             "Error occurred during initialization of boot layer\n"
             "java.lang.module.FindException: Module jdk.incubator.vector not found",
-            "java lacks the module jdk.incubator.vector",
+            "[SPARK_CANNOT_START] java lacks the module jdk.incubator.vector",
         ),
         (
             "java.lang.UnsupportedClassVersionError: org/apache/spark/launcher/Main has been compiled by a more recent",
-            "java is older than Spark allows",
+            "[SPARK_CANNOT_START] java is older than Spark allows",
         ),
-        ("JAVA_HOME is not set", "no java was found"),
-        ("Invalid maximum heap size: -Xmx9x", "the JVM could not get its memory (Invalid maximum heap size: -Xmx9x)"),
-        ("a\n  at b.C(D.java:1)\nwhatever\n", "Spark's JVM did not start; its last line of output: 'whatever'"),
-        ("", "Spark's JVM did not start and wrote no output"),
+        ("JAVA_HOME is not set", "[SPARK_CANNOT_START] no java was found"),
+        (
+            "Invalid maximum heap size: -Xmx9x",
+            "[SPARK_CANNOT_START] the JVM cannot allocate its memory (Invalid maximum heap size: -Xmx9x)",
+        ),
+        (
+            "a\n  at b.C(D.java:1)\nwhatever\n",
+            "[SPARK_CANNOT_START] Spark's JVM did not start, its last line of output is 'whatever'",
+        ),
+        ("", "[SPARK_CANNOT_START] Spark's JVM did not start, it wrote no output"),
     ],
 )
 def test_what_a_dying_jvm_wrote_decides_the_sentence(output, start):
@@ -264,8 +270,8 @@ def test_a_description_without_its_jar_is_named_with_what_to_remove(tmp_path, mo
     said = "java.lang.RuntimeException: [download failed: org.slf4j#slf4j-api;2.0.13!slf4j-api.jar]"
 
     assert str(preflight.failed_start(said, "io.delta:d:1")) == (
-        "jars could not be downloaded: Maven's folder holds org.slf4j:slf4j-api:2.0.13 without the jar, and"
-        f" Spark looks there first; remove {noted} {folder} and run the same command again"
+        "[JAR_DOWNLOAD_FAILED] Maven's folder has org.slf4j:slf4j-api:2.0.13 without the jar, so Spark does not"
+        f" download it; remove {noted} {folder} and run the same command again"
     )
 
     (folder / "slf4j-api-2.0.13.jar").touch()
@@ -287,6 +293,6 @@ def test_a_running_session_whose_python_workers_lack_this_package_is_refused(tmp
         preflight.expect_workers(session("local[2]", str(other)))
 
     assert str(refused.value) == (
-        f"Spark's Python workers run {str(other)!r}, which cannot import stream_merge; stop the session and"
-        f" start it again with PYSPARK_PYTHON={sys.executable} in the environment"
+        f"[SESSION_NOT_READY] Spark's Python workers run {str(other)!r}, which cannot import stream_merge; stop the"
+        f" session and restart it with PYSPARK_PYTHON={sys.executable}"
     )

@@ -167,8 +167,9 @@ def test_the_error_of_a_conflict_names_table_batch_class_and_remedy():
     assert error is not None
     assert (error.target, error.batch_id, error.conflict) == ("shop.orders", 3, "ConcurrentAppendException")
     assert str(error) == (
-        "a commit to 'shop.orders' for batch 3 lost against another writer (ConcurrentAppendException); nothing of it"
-        " was written, run the batch again, or give the retry policy more attempts or a longer budget"
+        "[COMMIT_CONFLICT] a commit to 'shop.orders' for batch 3 lost against another writer"
+        " (ConcurrentAppendException); nothing was written, run the batch again, or raise attempts or budget of the"
+        " retry policy"
     )
 
 

@@ -222,8 +222,8 @@ def test_a_spark_connect_session_is_refused(tmp_path):
     """Recognised by what it lacks: a JVM behind the frame."""
     with nothing_written(tmp_path):
         assert problems_of(sink_of(str(tmp_path / "table")), ConnectFrame()) == (
-            "the batch belongs to a Spark Connect session, which gives no access to Delta's transaction ids and merge"
-            " metrics; run the query in a classic session (without spark.remote)",
+            "[SESSION_NOT_READY] the batch belongs to a Spark Connect session, which is not supported; run the query in"
+            " a classic session (without spark.remote)",
         )
 
 

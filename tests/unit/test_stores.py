@@ -32,14 +32,14 @@ STATUS = "Server returned non-2xx status code\n             \x1b[31m↳\x1b[0m {
                 f"java.nio.file.AccessDeniedException: {HERE}: getFileStatus on {HERE}: {SDK}: Forbidden (Service: S3,"
                 " Status Code: 403, Request ID: null):null"
             ),
-            f"the store denied access (403, {HERE}); let",
+            f"[STORE_ACCESS_DENIED] the object store denies access (403, {HERE}); grant",
         ),
         (
             S3A.format(
                 f"org.apache.hadoop.fs.s3a.AWSBadRequestException: getFileStatus on {HERE}: {SDK}: Bad Request"
                 " (Service: S3, Status Code: 400, Request ID: null):null: Bad Request (Service: S3, Status Code: 400)"
             ),
-            f"the store does not accept the credentials (400, {HERE}), as when they have expired; renew",
+            f"[STORE_ACCESS_DENIED] the object store rejects the credentials (400, {HERE}); renew",
         ),
         (
             S3A.format(
@@ -47,42 +47,46 @@ STATUS = "Server returned non-2xx status code\n             \x1b[31m↳\x1b[0m {
                 " NoSuchBucketException: The specified bucket does not exist (Service: S3, Status Code: 404, Request"
                 " ID: null):NoSuchBucket: x"
             ),
-            f"there is no such bucket (404 NoSuchBucket, {HERE}); bring",
+            f"[BUCKET_NOT_FOUND] the bucket does not exist (404 NoSuchBucket, {HERE}); create",
         ),
         (
             "[TASK_WRITE_FAILED] Task failed while writing rows to s3a://lake/t.\nCaused by:"
             f" java.nio.file.AccessDeniedException: t/1.parquet: Writing Object on t/1.parquet: {SDK}: Access Denied"
             " (Service: S3, Status Code: 403, Request ID: null) (SDK Attempt Count: 1):AccessDenied",
-            "the store denied access (403 AccessDenied, t/1.parquet); let",
+            "[STORE_ACCESS_DENIED] the object store denies access (403 AccessDenied, t/1.parquet); grant",
         ),
         (
             RUST.format("Generic S3 error", STATUS.format("403 Forbidden", "ExpiredToken")),
-            f"the store does not accept the credentials (403 ExpiredToken, {URL}), as when",
+            f"[STORE_ACCESS_DENIED] the object store rejects the credentials (403 ExpiredToken, {URL}); renew",
         ),
         (
             RUST.format("Object at location x not found", STATUS.format("404 Not Found", "NoSuchBucket")),
-            f"there is no such bucket (404 NoSuchBucket, {URL}); bring",
+            f"[BUCKET_NOT_FOUND] the bucket does not exist (404 NoSuchBucket, {URL}); create",
         ),
-        (ABFS.format('"Forbidden", 403', ""), f"the store denied access (403, {CONTAINER}); let"),
+        (
+            ABFS.format('"Forbidden", 403', ""),
+            f"[STORE_ACCESS_DENIED] the object store denies access (403, {CONTAINER}); grant",
+        ),
         (
             ABFS.format('"Server failed to authenticate the request.", 403', '1, AuthenticationFailed, "x"'),
-            f"the store does not accept the credentials (403 AuthenticationFailed, {CONTAINER}), as when",
+            f"[STORE_ACCESS_DENIED] the object store rejects the credentials (403 AuthenticationFailed, {CONTAINER});"
+            " renew",
         ),
         (
             ABFS.format('"The specified container does not exist.", 404', '1, ContainerNotFound, "x"'),
-            f"there is no such bucket (404 ContainerNotFound, {CONTAINER}); bring",
+            f"[BUCKET_NOT_FOUND] the bucket does not exist (404 ContainerNotFound, {CONTAINER}); create",
         ),
         (
             ABFS.format('"The specified filesystem does not exist.", 404', '1, FilesystemNotFound, "x"'),
-            f"there is no such bucket (404 FilesystemNotFound, {CONTAINER}); bring",
+            f"[BUCKET_NOT_FOUND] the bucket does not exist (404 FilesystemNotFound, {CONTAINER}); create",
         ),
         (
             S3A.format("Status code: -1 error code: null error message: Auth failure: HTTP Error 401; url=x"),
-            "the store denied access (401, the store); let",
+            "[STORE_ACCESS_DENIED] the object store denies access (401, the store); grant",
         ),
         (
             RUST.format("Generic MicrosoftAzure error", STATUS.format("403 Forbidden", "AuthorizationFailure")),
-            f"the store denied access (403 AuthorizationFailure, {URL}); let",
+            f"[STORE_ACCESS_DENIED] the object store denies access (403 AuthorizationFailure, {URL}); grant",
         ),
     ],
 )
@@ -139,14 +143,16 @@ def test_a_store_that_is_away_is_tried_again_later(text: str, answer: str) -> No
     refused.__cause__ = error
 
     assert environment.said(error) is None
-    assert reason(error) == f"the store gave no useful answer, however often it was asked ({answer}); run it again"
+    assert reason(error) == (
+        f"[STORE_UNAVAILABLE] the object store is unavailable, also after retries ({answer}); run it again"
+    )
     assert {verdict(one) for one in (error, outer, refused)} == {Verdict.AGAIN}
 
 
 def test_a_commit_that_is_not_listed_yet_is_said() -> None:
     error = RuntimeError("Kernel error: Generic delta kernel error: LogSegment end version 2 not the same as 3")
 
-    assert reason(error).startswith("the store does not list a commit yet that is there (LogSegment end version 2")
+    assert "does not list an existing commit yet (LogSegment end version 2" in reason(error)
 
 
 @pytest.mark.parametrize(
