@@ -18,7 +18,7 @@ _SINK = re.compile(
     | (?<![\w.-]) (?P<name>{_ANY}) =
         (?P<value> '[^']*' | "[^"]*" | \[[^]]*] | (?P<call>\w+)\((?P<inside>[^()]*)\) | [\w.…-]+ )?
     | (?<![\w.-]) (?P<word>{"|".join(name for name in sorted(_ARGUMENTS) if "_" in name)}) (?![\w`.-])
-    | (?:^|(?<=;[ ])) (?P<first>{_ANY}) (?=[ ](?:is|holds|names|sets)\b)   # other words mean an argument only here
+    | (?:^|(?<=[;\]][ ])) (?P<first>{_ANY}) (?=[ ](?:is|holds|names|sets)\b)   # other words mean an argument only here
     """,
     re.VERBOSE,
 )
