@@ -1,13 +1,13 @@
 """Which errors can leave the sink, and who has to act on each.
 
     StreamMergeError
-    ├── ConfigError (ValueError)    the job is set up wrongly: a person changes the configuration
-    │   └── HeldError               another process has the table or the checkpoint: run again when it has ended
-    ├── ContractError               the data breaks the contract and on_invalid="fail": a person looks at the data
+    ├── ConfigError (ValueError)    the configuration is wrong: a person changes it
+    │   └── HeldError               another process uses the table or the checkpoint: run again when it has ended
+    ├── ContractError               the data breaks the contract and on_invalid="fail": a person checks the data
     ├── CommitConflictError         other writers won every attempt: run the batch again
-    ├── CommitStateUnknownError     nobody can say whether the commit landed: look before running again
+    ├── CommitStateUnknownError     the commit may have landed: check before running again
     ├── RoutedMergeError            some tables of a `MergeSinks` failed: see the error of each
-    └── MergeFailedError            the merge failed for a reason that another attempt would not cure
+    └── MergeFailedError            the merge failed, and another attempt would not help
 
 Every error means that the caller's micro-batch is not known to be applied, so a streaming query
 must fail and let Spark deliver the batch again.
@@ -33,7 +33,7 @@ class StreamMergeError(Exception):
     """Base of every error that the sink raises on purpose.
 
     Attributes:
-        target: the table that the error is about, the sink's target or a side table of it; None where none is.
+        target: the table that the error is about, the sink's target or a side table; None if it is about no table.
         batch_id: the micro-batch, or None outside a batch.
         code: the code that the message begins with, without its brackets; None of a message without a code.
     """
@@ -65,11 +65,11 @@ class ConfigError(StreamMergeError, ValueError):
 
 
 class HeldError(ConfigError):
-    """Another process has the table or the checkpoint for itself; when it has ended the same call can go on."""
+    """Another process uses the table or the checkpoint; when it has ended, the same call can continue."""
 
 
 class ContractError(StreamMergeError):
-    """Events of a batch break the contract and the sink was told to fail.
+    """Events of a batch break the contract, and the sink must fail (`on_invalid="fail"`).
 
     Attributes:
         reasons: quarantine reason to number of events; one event can have several reasons.
@@ -83,7 +83,7 @@ class ContractError(StreamMergeError):
 
 
 class CommitConflictError(StreamMergeError):
-    """Another writer's commit made this one lose; nothing of this attempt was written.
+    """The commit lost against another writer's; nothing of this attempt was written.
 
     Attributes:
         conflict: class of the last conflict, one of `stream_merge.model.results.CONFLICTS`.
@@ -112,18 +112,18 @@ class CommitStateUnknownError(StreamMergeError):
 
 
 class MergeFailedError(StreamMergeError):
-    """A write failed for a reason that another attempt would not cure.
+    """A write failed, and another attempt would not help.
 
     A merge is known not to have landed. An append to a side table may have: under an identity its
-    transaction id makes the next delivery of the batch safe; without one, look into the table.
+    transaction id makes the next delivery of the batch safe; without one, check the table.
     """
 
 
 class RoutedMergeError(StreamMergeError):
-    """Some tables of a `MergeSinks` could not take their events; the others have theirs and skip a replay by its id.
+    """Some tables of a `MergeSinks` failed; the others are merged, and skip the batch when it is delivered again.
 
     Attributes:
-        failures: value of the route to what its sink raised.
+        failures: value of the route -> error of its sink.
     """
 
     def __init__(

@@ -184,7 +184,10 @@ class MergeSinks:
         """The batch, evaluated once, with the route as a column; how many events it has and for whom."""
         if isinstance(self._route_by, str):
             if self._route_by not in batch_df.columns:
-                msg = f"route_by names column {self._route_by!r}, which the source lacks; it has {batch_df.columns!r}"
+                msg = (
+                    f"[COLUMN_NOT_FOUND] route_by names column {self._route_by!r}, which the source does not have; its"
+                    f" columns are {batch_df.columns!r}"
+                )
                 raise ConfigError(msg)
             route = columns.column(self._route_by)
         else:
@@ -211,7 +214,10 @@ class MergeSinks:
         for route, sink in self._sinks.items():
             place = canonical(sink._place_for(batch_df))
             if place in places:
-                msg = f"routes {places[place]!r} and {route!r} lead to one table ({place}); give each its own target"
+                msg = (
+                    f"[DUPLICATE_SETTING] routes {places[place]!r} and {route!r} have the same table ({place}); give"
+                    " each its own target"
+                )
                 raise ConfigError(msg, target=sink._spec.target)
             places[place] = route
 
@@ -221,8 +227,8 @@ class MergeSinks:
         if not isinstance(dtype, wanted):
             kind = type(next(iter(self._sinks))).__name__
             msg = (
-                f"route_by gives {dtype.simpleString()}, but the sinks are named by {kind}, so no event would find"
-                " its sink; cast the column, or name the sinks by its values"
+                f"[INVALID_SETTING] route_by is {dtype.simpleString()}, but the keys of sinks are {kind}; cast the"
+                " column, or use keys of its type"
             )
             raise ConfigError(msg)
 
@@ -233,16 +239,16 @@ class MergeSinks:
         shown = ", ".join(map(repr, values[:_SHOWN])) + (", ..." if len(values) > _SHOWN else "")
         if self._on_failure == "fail" or self._quarantine_target is None:
             msg = (
-                f"{count} events of batch {batch_id} have a route that no sink takes ({shown}); add a sink for it,"
-                " or use on_failure='quarantine'"
+                f"[UNKNOWN_ROUTE] {count} events of batch {batch_id} have a route without a sink ({shown}); add a sink,"
+                " or set on_failure='quarantine'"
             )
             corrupt = contract.corrupt_because(lost.columns)
             unreadable = lost.where(corrupt.isNotNull()).count() if names.CORRUPT_COLUMN in lost.columns else 0
             if unreadable == count:
                 why, where = lost.select(corrupt, contract.origin(lost.columns)["topic"]).first() or ("", "")
                 msg = (
-                    f"{counted(count, 'record')} of batch {batch_id} cannot be read, so no sink takes them (one of"
-                    f" them, in {where}: {why}); fix the source or its schema, or use on_failure='quarantine'"
+                    f"[UNDECODABLE_RECORDS] {counted(count, 'record')} of batch {batch_id} cannot be read (one in"
+                    f" {where}: {why}); fix the source or its schema, or set on_failure='quarantine'"
                 )
             reasons = {UNKNOWN_ROUTE: count - unreadable, UNDECODABLE: unreadable}
             raise ContractError(msg, reasons={r: n for r, n in reasons.items() if n}, batch_id=batch_id)
@@ -337,8 +343,8 @@ class MergeSinks:
     def _failure(self, lost: Mapping[Route, Exception], batch_id: int, tables: int) -> RoutedMergeError:
         listed = "; ".join(f"{route!r} ({self._sinks[route]._spec.target}): {reason(e)}" for route, e in lost.items())
         msg = (
-            f"{len(lost)} of {tables} tables failed in batch {batch_id}; the others hold their events and skip them"
-            f" when the batch is delivered again: {listed}"
+            f"[TABLES_FAILED] {len(lost)} of {tables} tables failed in batch {batch_id}; the others are merged and skip"
+            f" it when it is delivered again: {listed}"
         )
         route, first = next(iter(lost.items()))
         error = RoutedMergeError(msg, failures=lost, target=self._sinks[route]._spec.target, batch_id=batch_id)
@@ -355,34 +361,37 @@ def _problems(
 ) -> list[str]:
     problems = []
     if not sinks:
-        problems.append("sinks is empty; give at least one value of the route and its MergeSink")
+        problems.append("[MISSING_SETTING] sinks is empty; map at least one value of the route to a MergeSink")
     kinds = {type(route) for route in sinks}
     if len(kinds) > 1 or not kinds <= {str, int}:
-        problems.append(f"sinks are named by {sorted(k.__name__ for k in kinds)}; name all by text or all by int")
+        types = sorted(kind.__name__ for kind in kinds)
+        problems.append(f"[INVALID_SETTING] sinks has keys of {types}; use str for all of them, or int")
     for what, values in (
         ("target", [names.normal_path(sink._spec.target) for sink in sinks.values()]),
         ("name= (label of metrics)", [sink._spec.label for sink in sinks.values()]),
     ):
         twice = sorted({value for value in values if values.count(value) > 1})
         if twice:
-            problems.append(f"several sinks have the same {what}: {twice!r}; each needs its own")
+            problems.append(f"[DUPLICATE_SETTING] several sinks have the same {what}: {twice!r}; give each its own")
     missing = [route for route, sink in sinks.items() if sink._spec.concerns_missing or sink._spec.is_whole]
     if missing:
         problems.append(
-            f"the sinks of {missing!r} change rows that a batch does not have, and a part of a routed stream never has"
-            " all of a table; merge whole tables by a sink of their own"
+            f"[CONFLICTING_SETTINGS] the sinks of {missing!r} need full copies of their tables, and a routed batch has"
+            " parts; merge these tables with a MergeSink of their own"
         )
     if not isinstance(route_by, Column) and (not isinstance(route_by, str) or not route_by):
-        problems.append(f"route_by={route_by!r} is neither a column name nor a Column")
+        problems.append(f"[INVALID_SETTING] route_by={route_by!r} must be a column name or a Column")
     if on_failure not in get_args(OnFailure):
-        problems.append(f"on_failure={on_failure!r} is not one of {list(get_args(OnFailure))}")
+        problems.append(f"[INVALID_SETTING] on_failure={on_failure!r} must be one of {list(get_args(OnFailure))}")
     if on_failure == "quarantine" and quarantine_target is None:
         problems.append(
-            "on_failure='quarantine' needs quarantine_target=, the table for events whose route is NULL or names no"
-            " sink"
+            "[MISSING_SETTING] on_failure='quarantine' needs quarantine_target=, the table for events whose route is"
+            " NULL or has no sink"
         )
     if on_failure == "fail" and quarantine_target is not None:
-        problems.append("quarantine_target= is used with on_failure='quarantine' only; leave it out")
+        problems.append(
+            "[CONFLICTING_SETTINGS] quarantine_target= is used with on_failure='quarantine' only; remove it"
+        )
     if parallel is not None and (not isinstance(parallel, int) or isinstance(parallel, bool) or parallel < 1):
-        problems.append(f"parallel={parallel!r} is not a whole number of 1 or more")
+        problems.append(f"[INVALID_SETTING] parallel={parallel!r} must be a whole number, 1 or more")
     return problems

@@ -41,12 +41,15 @@ def merge_versions(sink: MergeSink, spark: SparkSession, next_version: NextVersi
     while (found := next_version(latest)) is not None:
         snapshot, version = found
         if not isinstance(version, int) or isinstance(version, bool) or version < 0:
-            msg = f"next_version({latest}) gave version {version!r} for {target!r}; give a whole number from 0 on"
+            msg = (
+                f"[INVALID_SETTING] next_version({latest}) returned version {version!r} for {target!r}; return a whole"
+                " number, 0 or more"
+            )
             raise ConfigError(msg, target=target)
         if latest is not None and version <= latest:
             msg = (
-                f"next_version({latest}) gave version {version} for {target!r}, which is not newer; give versions"
-                " in ascending order, and None after the last one"
+                f"[FULL_COPY_OUT_OF_ORDER] next_version({latest}) returned version {version} for {target!r}, which is"
+                " not newer; return versions in ascending order, then None"
             )
             raise ConfigError(msg, target=target, batch_id=version)
         sink(snapshot, version)
@@ -65,9 +68,9 @@ def _latest(sink: MergeSink, spark: SparkSession) -> int | None:
     spec = sink._spec
     problems = []
     if not spec.is_whole:
-        problems.append("merge_versions takes a sink with shape=Snapshot(…); give it one")
+        problems.append("[MISSING_SETTING] merge_versions needs a sink with shape=Snapshot(…)")
     if spec.app_id is None:
-        problems.append("merge_versions tells by the sink's app_id which versions are merged; give it one")
+        problems.append("[MISSING_SETTING] merge_versions needs a sink with app_id=, to find the versions it merged")
     if problems:
         raise ConfigError(problems, target=spec.target)
     found = spark_table.find(spark, spec.target)

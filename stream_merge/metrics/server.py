@@ -69,5 +69,8 @@ def serve(port: int = 9108, host: str = "127.0.0.1", registry: CollectorRegistry
         return MetricsServer(port, host, REGISTRY if registry is None else registry)
     except (OSError, OverflowError) as err:
         reason = getattr(err, "strerror", None) or str(err)
-        msg = f"cannot serve metrics on {host}:{port}: {reason}; choose another port, or 0 for a free one"
+        msg = (
+            f"[METRICS_PORT_UNAVAILABLE] cannot serve metrics on {host}:{port}: {reason}; choose another port, or 0 for"
+            " a free one"
+        )
         raise ConfigError(msg) from err

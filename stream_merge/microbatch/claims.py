@@ -75,28 +75,26 @@ class _Claims:
         with self._lock:
             if any(self._owners.get(claim) == id(owner) for claim in wanted):
                 msg = (
-                    f"this sink is merging into {target!r} at this moment, and what it is given meanwhile would be"
-                    " skipped as delivered again; give it all events of a batch at once, and one batch after the other"
+                    f"[SINK_ALREADY_RUNNING] this sink is already merging into {target!r}; pass it all events of a"
+                    " batch in one call, and one batch after the other"
                 )
                 raise ConfigError(msg, target=target)
             if any(claim in self._owners for claim in wanted):
                 msg = (
-                    f"another sink is merging into {target!r} under the same identity {identity!r}, so one would skip"
-                    " the other's batches; give each sink of a query its own name="
+                    f"[DUPLICATE_IDENTITY] another sink is merging into {target!r} under the same identity"
+                    f" {identity!r}; give each sink of a query its own name="
                 )
                 raise ConfigError(msg, target=target)
             if part is not None and any(part.is_of_one_batch(self._merged.get(claim)) for claim in wanted):
                 msg = (
-                    f"a sink has merged other events of batch {part.batch_id} into {target!r} already, so these would"
-                    " be skipped as delivered again; give one sink all events of a batch, or each of several its own"
-                    " name="
+                    f"[DUPLICATE_IDENTITY] a sink has already merged other events of batch {part.batch_id} into"
+                    f" {target!r}; pass one sink all events of a batch, or give each sink its own name="
                 )
                 raise ConfigError(msg, target=target)
             if self._writers[location, True] or (writer[1] and self._writers[location, False]):
                 msg = (
-                    f"two sinks are merging into {target!r} at the same time, and one has single_writer=True, by which"
-                    " delta-rs may write there, whose commits and Spark's do not exclude each other on an object store;"
-                    " leave it out of both, or let one sink write to the table"
+                    f"[NOT_SINGLE_WRITER] two sinks are merging into {target!r} at the same time, and one has"
+                    " single_writer=True; remove it from both, or write to the table with one sink"
                 )
                 raise ConfigError(msg, target=target)
             self._owners.update(dict.fromkeys(wanted, id(owner)))

@@ -39,7 +39,7 @@ def landed(commits: Commits, tag: CommitTag, *, since: int) -> MergeReport | Non
     return None
 
 
-_REPAIR = "the batch itself is committed, and the same batch again takes out of it what a later delete refuses"
+_REPAIR = "the batch is committed; run it again to remove rows that later deletes refuse"
 
 
 def decide(
@@ -75,9 +75,8 @@ def decide(
         raise
     except Exception as unreadable:
         msg = (
-            f"batch {tag.batch_id} failed while committing to {target!r} and the table cannot be read to find out"
-            f" whether it landed; look for {tag.token!r} in the table's history before running it without a"
-            " transaction id; inside a streaming query a restart decides it by itself"
+            f"[COMMIT_STATE_UNKNOWN] batch {tag.batch_id} failed while committing to {target!r}, and the table cannot"
+            f" be read to check it; restart the query, or search the table's history for {tag.token!r}"
         )
         unknown = CommitStateUnknownError(msg, target=target, batch_id=tag.batch_id)
         unknown.add_note(f"reading the table failed with: {reason(unreadable)}")
@@ -86,7 +85,7 @@ def decide(
         return report
     if lost is not None:
         raise lost from error
-    msg = f"merging batch {tag.batch_id} into {target!r} failed, nothing of it was committed: {reason(error)}"
+    msg = f"[MERGE_FAILED] merging batch {tag.batch_id} into {target!r} failed, nothing was committed: {reason(error)}"
     if is_repair:
-        msg = f"looking at batch {tag.batch_id} in {target!r} again failed; {_REPAIR}: {reason(error)}"
+        msg = f"[RECHECK_FAILED] re-checking batch {tag.batch_id} in {target!r} failed; {_REPAIR}: {reason(error)}"
     raise MergeFailedError(msg, target=target, batch_id=tag.batch_id) from error

@@ -34,8 +34,8 @@ def refuse(batch: Batch, layout: Layout, spec: MergeSpec, *, undecodable: int, b
     received = batch.received + undecodable
     if batch.delete_events and spec.only_inserts and layout.whole is None:
         unwanted = (
-            f"{batch.delete_events} of {batch.received} events of {where} are deletes, and its shape deletes nothing;"
-            " leave them out of the source, or merge it as changes, into a table and with a checkpoint of its own"
+            f"[UNHANDLED_DELETES] {batch.delete_events} of {batch.received} events of {where} are deletes, and its"
+            " shape deletes nothing; filter them out, or merge the source as changes into another table"
         )
         raise ContractError(unwanted, reasons={}, target=spec.target, batch_id=batch_id)
     msg = None
@@ -44,20 +44,19 @@ def refuse(batch: Batch, layout: Layout, spec: MergeSpec, *, undecodable: int, b
     elif batch.tied_keys:
         keys = " and ".join(batch.tied_keys)
         msg = (
-            f"{where} has several different events of a key, such as {keys}, and nothing says which of them counts;"
-            " give sequence_by, or leave one event of each key in the stream"
+            f"[DUPLICATE_KEYS] {where} has several different events of a key, such as {keys}; set sequence_by, or keep"
+            " one event of each key in the stream"
         )
     elif spec.concerns_missing and batch.quarantined + undecodable:
         msg = (
-            f"{batch.quarantined + undecodable} of {received} events of {where} break the contract, and without them"
-            " their rows would count as missing in the source; repair the events, or take the clauses"
-            " when_not_matched_by_source out"
+            f"[INVALID_EVENTS] {batch.quarantined + undecodable} of {received} events of {where} break the contract, so"
+            " their rows would count as missing; repair the events, or remove the clauses when_not_matched_by_source"
         )
     elif layout.whole is not None and batch.delete_events and not _heeds_deletes(spec):
         mark = f"s.{spec.apply_as_deletes}"
         msg = (
-            f"{batch.delete_events} of {received} events of {where} are deletes, and a clause would write them as rows;"
-            f" give each insert the condition NOT {mark}, and put a matched clause with {mark} before the updates"
+            f"[UNHANDLED_DELETES] {batch.delete_events} of {received} events of {where} are deletes, which a clause"
+            f" would write as rows; add NOT {mark} to each insert, and a matched clause with {mark} before the updates"
         )
     if msg is not None:
         reasons = all_reasons(batch, undecodable)
@@ -73,8 +72,8 @@ def refuse_invalid_if_told_to(batch: Batch, spec: MergeSpec, *, batch_id: int) -
     if batch.quarantined and spec.on_invalid == "fail":
         reasons = ", ".join(f"{reason}: {n}" for reason, n in batch.reasons.items())
         msg = (
-            f"{batch.quarantined} of {batch.received} events of batch {batch_id} for {spec.target!r}"
-            f" break the contract ({reasons}); fix the source, or use on_invalid='quarantine'"
+            f"[INVALID_EVENTS] {batch.quarantined} of {batch.received} events of batch {batch_id} for {spec.target!r}"
+            f" break the contract ({reasons}); fix the source, or set on_invalid='quarantine'"
         )
         raise ContractError(msg, reasons=batch.reasons, target=spec.target, batch_id=batch_id)
 
@@ -107,8 +106,8 @@ def expect_newest(found: TableSnapshot, spec: MergeSpec, *, app_id: str | None, 
     recorded = None if app_id is None else found.transaction(app_id)
     if recorded is not None and recorded > batch_id:
         msg = (
-            f"snapshot {batch_id} for {spec.target!r} is older than {recorded}, the last one merged; nothing was"
-            " written, give snapshots in ascending order of their versions"
+            f"[FULL_COPY_OUT_OF_ORDER] snapshot {batch_id} for {spec.target!r} is older than {recorded}, the last one"
+            " merged; merge snapshots in ascending order of their versions"
         )
         raise ContractError(msg, reasons={}, target=spec.target, batch_id=batch_id)
 
@@ -120,19 +119,19 @@ def _refused_whole(batch: Batch, spec: MergeSpec, *, where: str, undecodable: in
     if broken:
         reasons = ", ".join(f"{reason}: {n}" for reason, n in all_reasons(batch, undecodable).items())
         return (
-            f"{broken} of {received} rows of {where} break the contract ({reasons}), and a broken row must not look"
-            " like a missing key; nothing was written, repair the snapshot"
+            f"[INVALID_EVENTS] {broken} of {received} rows of {where} break the contract ({reasons}), so their keys"
+            " would count as missing; repair the snapshot"
         )
     if batch.tied_keys:
         keys = " and ".join(batch.tied_keys)
         return (
-            f"{where} has {batch.collapsed} row(s) more than keys, such as {keys}, and a snapshot has each key once;"
-            " nothing was written, repair the snapshot or choose other keys"
+            f"[DUPLICATE_KEYS] {where} has {batch.collapsed} row(s) more than keys, such as {keys}; repair the"
+            " snapshot, or choose other keys"
         )
     if received < shape.min_rows:
         return (
-            f"{where} has {received} row(s), and min_rows={shape.min_rows} expects more; nothing was written, repair"
-            " the snapshot or lower min_rows"
+            f"[TOO_FEW_ROWS] {where} has {received} row(s), fewer than min_rows={shape.min_rows}; repair the snapshot,"
+            " or lower min_rows"
         )
     outside = 0
     if shape.within is not None and batch.upserts:
@@ -140,8 +139,8 @@ def _refused_whole(batch: Batch, spec: MergeSpec, *, where: str, undecodable: in
         outside = batch.rows.latest().alias("t").where(~inside).count()
     if outside:
         return (
-            f"{outside} of {received} rows of {where} lie outside of within={shape.within!r}; nothing was written,"
-            " leave them out of the snapshot or widen the window"
+            f"[ROWS_OUTSIDE_WITHIN] {outside} of {received} rows of {where} are outside of within={shape.within!r};"
+            " remove them from the snapshot, or widen the condition"
         )
     return None
 

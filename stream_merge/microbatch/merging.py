@@ -108,9 +108,8 @@ class Executor:
         grown = [c.name for c in layout.stored if c.lacks_fields and c.dtype != held.get(c.name, c.dtype)]
         if grown and not KEEPS_NULL_STRUCTS:
             msg = (
-                f"column(s) {grown!r} of {spec.target!r} have got a field while batch {call.batch_id} was merged, and"
-                " beside Spark 3.5 Delta would make structs of NULLs of NULL ones; nothing of the batch was committed:"
-                " run it again"
+                f"[TARGET_SCHEMA_CHANGED] column(s) {grown!r} of {spec.target!r} got new fields while batch"
+                f" {call.batch_id} was merged; nothing was committed, run the batch again"
             )
             raise MergeFailedError(msg, target=spec.target, batch_id=call.batch_id)
         tell(log.info, "columns_changed_meanwhile", target=spec.label, batch_id=call.batch_id, version=found.version)
@@ -141,7 +140,7 @@ class Executor:
             raise
         except Exception as err:
             if not self._take_over(err):
-                msg = f"reading or writing the remembered deletes of {spec.target!r} failed: {reason(err)}"
+                msg = f"[MERGE_FAILED] tombstones of {spec.target!r} cannot be read or written: {reason(err)}"
                 raise MergeFailedError(msg, target=spec.target, batch_id=batch_id) from err
         self._expect_same_table()
         return None if self._execution.tombstones is None else action(self._execution.tombstones)

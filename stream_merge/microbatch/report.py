@@ -9,7 +9,7 @@ from typing import Protocol
 
 from stream_merge.engines.base import Choice
 from stream_merge.engines.choose import without_work
-from stream_merge.errors import ConfigError, MergeFailedError, StreamMergeError
+from stream_merge.errors import ConfigError, MergeFailedError, StreamMergeError, located
 from stream_merge.metrics.instruments import MergeMetrics
 from stream_merge.microbatch.call import BatchCall
 from stream_merge.microbatch.clock import PhaseClock
@@ -76,13 +76,13 @@ def failures_told(
         if isinstance(err, StreamMergeError):
             raise
         refused, away = environment.said(err), environment.away(err)
-        if refused is None and away is None:
+        problem = refused or away
+        if problem is None:
             raise
         target = of.target
         table = "" if target is None else f" for {target!r}"
-        msg = f"batch {batch_id}{table} could not be merged: {refused or away}"
-        if landed():
-            msg = f"batch {batch_id} is in {target!r}, and what comes behind its commit failed: {refused or away}"
+        what = f"batch {batch_id} is in {target!r}, but a later step failed" if landed() else f"batch {batch_id}{table}"
+        msg = located(what, problem)
         if refused is None:
             raise MergeFailedError(msg, target=target, batch_id=batch_id) from err
         raise ConfigError(msg, target=target, batch_id=batch_id) from err

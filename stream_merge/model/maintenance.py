@@ -43,23 +43,28 @@ class Maintenance:
 def _problems(wanted: Any) -> list[str]:
     found: list[str] = []
     if isinstance(wanted.zorder_by, str) or not all(isinstance(name, str) and name for name in wanted.zorder_by):
-        found.append(f"zorder_by={wanted.zorder_by!r} is not a list of column names; give a tuple of them")
+        found.append(f"[INVALID_SETTING] zorder_by={wanted.zorder_by!r} must be a tuple of column names")
     if wanted.zorder_by and not wanted.optimize:
-        found.append("zorder_by is given and optimize is off; switch it on, or leave zorder_by out")
+        found.append("[CONFLICTING_SETTINGS] zorder_by is given, but optimize is off; turn it on, or remove zorder_by")
     if wanted.vacuum_after is not None and not isinstance(wanted.vacuum_after, timedelta):
-        found.append(f"vacuum_after={wanted.vacuum_after!r} is not a timedelta; give one, such as timedelta(days=7)")
+        found.append(
+            f"[INVALID_SETTING] vacuum_after={wanted.vacuum_after!r} must be a timedelta, such as timedelta(days=7)"
+        )
     elif wanted.vacuum_after is not None and wanted.vacuum_after < LEAST_VACUUM_AFTER:
         found.append(
-            f"vacuum_after={wanted.vacuum_after} would delete what a commit under way has just written; give an hour or"
-            " more"
+            f"[INVALID_SETTING] vacuum_after={wanted.vacuum_after} must be at least an hour; less deletes files of"
+            " commits in progress"
         )
     if not isinstance(wanted.every, int) or isinstance(wanted.every, bool) or wanted.every < 1:
-        found.append(f"every={wanted.every!r} is not a number of calls; set it to 1 or more")
+        found.append(f"[INVALID_SETTING] every={wanted.every!r} must be a whole number of calls, 1 or more")
     budget = wanted.budget_seconds
     if not isinstance(budget, int | float) or isinstance(budget, bool) or not math.isfinite(budget) or budget <= 0:
-        found.append(f"budget_seconds={budget!r} is no time; set it to a positive number of seconds")
+        found.append(f"[INVALID_SETTING] budget_seconds={budget!r} must be a positive number of seconds")
     if wanted.force and wanted.vacuum_after is None:
-        found.append("force is given without vacuum_after, which it is about; leave it out")
+        found.append("[CONFLICTING_SETTINGS] force is given without vacuum_after, and applies to that alone; remove it")
     if not wanted.optimize and wanted.vacuum_after is None:
-        found.append("optimize is off and vacuum_after is not given, so there is nothing to do; leave maintenance out")
+        found.append(
+            "[CONFLICTING_SETTINGS] optimize is off and vacuum_after is not given, so nothing is left to do; remove"
+            " maintenance"
+        )
     return found

@@ -37,16 +37,13 @@ class RetryPolicy:
 
     def __post_init__(self) -> None:
         problems: list[str] = []
-        if not isinstance(self.attempts, int) or isinstance(self.attempts, bool):
-            problems.append(f"attempts={self.attempts!r} is not a whole number; set it to 1 or more")
-        elif self.attempts < 1:
-            problems.append(f"attempts={self.attempts!r} allows no try at all; set it to 1 or more")
+        if not isinstance(self.attempts, int) or isinstance(self.attempts, bool) or self.attempts < 1:
+            problems.append(f"[INVALID_SETTING] attempts={self.attempts!r} must be a whole number, 1 or more")
         for name in ("budget_seconds", "backoff_initial_seconds", "backoff_max_seconds", "backoff_jitter_seconds"):
             value = getattr(self, name)
-            if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-                problems.append(f"{name}={value!r} is not a finite number; set it to 0 or more seconds")
-            elif value < 0:
-                problems.append(f"{name}={value!r} is negative; set it to 0 or more seconds")
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not is_number or not math.isfinite(value) or value < 0:
+                problems.append(f"[INVALID_SETTING] {name}={value!r} must be a finite number of seconds, 0 or more")
         if problems:
             raise ConfigError(problems)
 
@@ -108,7 +105,7 @@ class MergeSpec:
     tombstones: bool = True
     """Remember deletes, so that a late upsert cannot revive a key. Switch off only for sources ordered per key."""
     tombstone_retention_seconds: float | None = None
-    """None keeps remembered deletes for ever: forgetting one lets an older upsert revive its key."""
+    """None keeps remembered deletes forever: forgetting one lets an older upsert revive its key."""
     create_target: bool = True
     """Create the target from the first batch when it is missing."""
     partition_by: tuple[str, ...] = ()
@@ -203,73 +200,66 @@ def _column_problems(spec: MergeSpec) -> list[str]:
     if not isinstance(spec.sequence_by, Column):
         found.extend(_list_problems("sequence_by", spec.sequence_by, may_be_empty=spec.shape is not None))
         found.extend(
-            f"sequence_by={name!r} is also a key; a key cannot order its own versions"
+            f"[CONFLICTING_SETTINGS] sequence_by={name!r} is also a key; a key cannot order its own versions"
             for name in spec.sequence_by
             if name in spec.keys
         )
     if isinstance(spec.apply_as_deletes, str) and not spec.apply_as_deletes.strip():
-        found.append("apply_as_deletes is an empty string; use None when there are no deletes")
+        found.append("[INVALID_SETTING] apply_as_deletes is an empty string; use None when there are no deletes")
     return found
 
 
 def _selection_problems(spec: MergeSpec) -> list[str]:
     found: list[str] = []
     if spec.column_list is not None and spec.except_column_list is not None:
-        found.append("column_list and except_column_list are both given; keep one of them")
+        found.append("[CONFLICTING_SETTINGS] column_list and except_column_list are both given; keep one of them")
     if spec.column_list is not None:
         found.extend(_list_problems("column_list", spec.column_list, may_be_empty=False))
         # Whether case matters is a setting of the session; here only what no session could match is refused.
         listed = {name.lower() for name in spec.column_list if isinstance(name, str)}
         missing = [key for key in spec.keys if isinstance(key, str) and key.lower() not in listed]
         if missing:
-            found.append(f"column_list leaves out key(s) {missing!r}; add them, a row cannot be found without its keys")
+            found.append(f"[CONFLICTING_SETTINGS] column_list lacks key(s) {missing!r}; add them")
     if spec.except_column_list is not None:
         found.extend(_list_problems("except_column_list", spec.except_column_list, may_be_empty=True))
         dropped = [key for key in spec.keys if key in spec.except_column_list]
         if dropped:
-            found.append(f"except_column_list drops key(s) {dropped!r}; remove them from the list")
+            found.append(f"[CONFLICTING_SETTINGS] except_column_list names key(s) {dropped!r}; remove them from it")
     return found
 
 
 def _value_problems(spec: MergeSpec) -> list[str]:
     found: list[str] = []
     if not isinstance(spec.target, str) or not spec.target.strip():
-        found.append("target is empty; give a catalog name, a path or a URI")
+        found.append("[MISSING_SETTING] target is empty; set a catalog name, a path or a URI")
     choices: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         ("on_invalid", spec.on_invalid, ("quarantine", "fail")),
         ("engine", spec.engine, ("auto", "spark", "native")),
     )
     for setting, value, allowed in choices:
         if value not in allowed:
-            found.append(f"{setting}={value!r} is not known; use one of {', '.join(map(repr, allowed))}")
+            found.append(f"[INVALID_SETTING] {setting}={value!r} must be one of {', '.join(map(repr, allowed))}")
     if spec.schema_evolution not in (False, True, "widen"):
-        found.append(f"schema_evolution={spec.schema_evolution!r} is not known; use False, True or 'widen'")
+        found.append(f"[INVALID_SETTING] schema_evolution={spec.schema_evolution!r} must be False, True or 'widen'")
     seconds: object = spec.tombstone_retention_seconds
-    if seconds is not None and not _is_number(seconds, below=_MOST_SECONDS):
+    if seconds is not None and not _is_positive(seconds, below=_MOST_SECONDS):
         found.append(
-            f"tombstone_retention_seconds={seconds!r} is no number of seconds up to {_MOST_SECONDS:,}; use None to keep"
-            " deletes for ever"
-        )
-    elif isinstance(seconds, Real | Decimal) and seconds <= 0:
-        found.append(
-            f"tombstone_retention_seconds={seconds!r} forgets deletes at once;"
-            " use a positive number, None to keep them for ever, or tombstones=False"
+            f"[INVALID_SETTING] tombstone_retention_seconds={seconds!r} must be a positive number up to"
+            f" {_MOST_SECONDS:,}, or None to keep deletes forever"
         )
     memory: object = spec.native_memory_bytes
-    if memory is not None and not _is_number(memory):
-        found.append(f"native_memory_bytes={memory!r} is no number of bytes; use a positive number")
-    elif isinstance(memory, Real | Decimal) and memory <= 0:
-        found.append(f"native_memory_bytes={memory!r} leaves no memory; use a positive number")
+    if memory is not None and not _is_positive(memory):
+        found.append(f"[INVALID_SETTING] native_memory_bytes={memory!r} must be a positive number of bytes")
     upkeep: object = spec.maintenance
     if not isinstance(upkeep, Maintenance | None):
-        found.append(f"maintenance={upkeep!r} is no Maintenance; give Maintenance(...), or leave it out")
+        found.append(f"[INVALID_SETTING] maintenance={upkeep!r} must be a Maintenance, or None")
     texts: tuple[tuple[str, object], ...] = (
         ("app_id", spec.app_id),
         ("name", spec.name),
         ("quarantine_target", spec.quarantine_target),
     )
     found.extend(
-        f"{setting}={text!r} is {'empty' if isinstance(text, str) else 'no text'}; leave it out or give it a value"
+        f"[INVALID_SETTING] {setting}={text!r} must be a non-empty string, or None"
         for setting, text in texts
         if text is not None and not (isinstance(text, str) and text.strip())
     )
@@ -280,26 +270,26 @@ _MOST_SECONDS = 10**11
 """Some 3,000 years: Spark's timestamps end soon after."""
 
 
-def _is_number(value: object, *, below: float = 1e18) -> bool:
+def _is_positive(value: object, *, below: float = 1e18) -> bool:
     if isinstance(value, bool) or not isinstance(value, Real | Decimal):
         return False
     number: Any = value
     if isinstance(value, Decimal) and value.is_nan():
         return False
-    return bool(-below < number < below)
+    return bool(0 < number < below)
 
 
 def _type_problems(spec: MergeSpec) -> Iterable[str]:
     for setting in ("tombstones", "create_target", "change_data_feed", "single_writer"):
         value: object = getattr(spec, setting)
         if not isinstance(value, bool):
-            yield f"{setting}={value!r} is neither True nor False"
+            yield f"[INVALID_SETTING] {setting}={value!r} must be True or False"
     deletes: object = spec.apply_as_deletes
     if not isinstance(deletes, str | Column | None):
-        yield f"apply_as_deletes={deletes!r} is neither SQL text nor a Column"
+        yield f"[INVALID_SETTING] apply_as_deletes={deletes!r} must be SQL text or a Column"
     policy: object = spec.retry
     if not isinstance(policy, RetryPolicy):
-        yield f"retry={policy!r} is no RetryPolicy; give RetryPolicy(…), or leave it out"
+        yield f"[INVALID_SETTING] retry={policy!r} must be a RetryPolicy, or None"
     yield from _text_problems("table_properties", spec.table_properties)
     if spec.storage_options is not None:
         yield from _text_problems("storage_options", spec.storage_options)
@@ -308,11 +298,11 @@ def _type_problems(spec: MergeSpec) -> Iterable[str]:
 def _text_problems(setting: str, given: object) -> Iterable[str]:
     """Why this is no mapping of text to text; its values may be secrets."""
     if not isinstance(given, Mapping):
-        yield f"{setting} is no mapping of text to text but {type(given).__name__}; give a dict, or leave it out"
+        yield f"[INVALID_SETTING] {setting} must be a dict of str to str, got {type(given).__name__}"
         return
     wrong = [name for name, value in given.items() if not (isinstance(name, str) and isinstance(value, str))]
     if wrong:
-        yield f"{setting} has names or values at {wrong!r} that are no text; put them in quotes, as in 'true' and '7'"
+        yield f"[INVALID_SETTING] {setting} has non-strings at {wrong!r}; quote names and values, as in 'true' and '7'"
 
 
 def _place_problems(spec: MergeSpec) -> Iterable[str]:
@@ -322,14 +312,17 @@ def _place_problems(spec: MergeSpec) -> Iterable[str]:
     if names.is_root(spec.target) and (
         spec.tombstones or (spec.on_invalid == "quarantine" and not spec.quarantine_target)
     ):
-        yield f"target={spec.target!r} is a store as a whole, beside which no other table can lie; name a folder in it"
+        yield (
+            f"[TARGET_IS_BUCKET_ROOT] target={spec.target!r} is a bucket root; side tables are created next to the"
+            " target, so use a path inside the bucket"
+        )
     yield from _length_problems(spec)
     if not isinstance(spec.quarantine_target, str):
         return
     place = locations.place(spec.quarantine_target)
-    for whose, other in (("the target", spec.target), ("the table of deletes", spec.tombstone_target)):
+    for whose, other in (("the target", spec.target), ("the tombstone table", spec.tombstone_target)):
         if place == locations.place(other):
-            yield f"quarantine_target={spec.quarantine_target!r} is {whose} itself; name a table of its own"
+            yield f"[CONFLICTING_SETTINGS] quarantine_target={spec.quarantine_target!r} is {whose}; use another table"
 
 
 def _length_problems(spec: MergeSpec) -> Iterable[str]:
@@ -342,8 +335,8 @@ def _length_problems(spec: MergeSpec) -> Iterable[str]:
     if longest > _LONGEST_FOLDER:
         own, most = len(folders[0].encode()), _LONGEST_FOLDER - (longest - len(folders[0].encode()))
         yield (
-            f"target={spec.target!r} has a folder name of {own} bytes; side tables are created next to it as"
-            f" '__stream_merge_…_<name>', so it must have at most {most} bytes: choose a shorter name"
+            f"[TARGET_NAME_TOO_LONG] target={spec.target!r} has a folder name of {own} bytes; side tables add a prefix"
+            f" to it, so use at most {most} bytes"
         )
 
 
@@ -357,13 +350,15 @@ def _filter_problems(spec: MergeSpec) -> list[str]:
         return []
     if not isinstance(written, str) or not written.strip():
         example = "t.day >= '2024-06-01'"
-        return [f'target_filter={written!r} is not SQL text; write a condition over t, such as "{example}"']
+        return [f'[INVALID_SETTING] target_filter={written!r} must be SQL text over t, such as "{example}"']
     found: list[str] = []
     if spec.engine == "native":
-        found.append("target_filter is given, and engine='native' executes no SQL; leave one of them out")
+        found.append(
+            "[CONFLICTING_SETTINGS] target_filter is SQL, which engine='native' does not execute; remove one of them"
+        )
     if spec.is_whole:
         found.append(
-            "target_filter is given, and a snapshot is compared with its whole table; for a part of it give"
+            "[CONFLICTING_SETTINGS] target_filter does not apply to snapshots; for a part of the table use"
             " shape=Snapshot(within=…)"
         )
     return found
@@ -373,21 +368,22 @@ def _layout_problems(spec: MergeSpec) -> list[str]:
     found = _list_problems("partition_by", spec.partition_by, may_be_empty=True)
     found.extend(_list_problems("cluster_by", spec.cluster_by, may_be_empty=True))
     if spec.partition_by and spec.cluster_by:
-        found.append("partition_by and cluster_by are both given; Delta allows one of them")
+        found.append("[CONFLICTING_SETTINGS] partition_by and cluster_by are both given; Delta allows one of them")
     return found
 
 
 def _list_problems(setting: str, values: tuple[str, ...], *, may_be_empty: bool) -> list[str]:
     if not values:
-        return [] if may_be_empty else [f"{setting} is empty; name at least one column"]
+        return [] if may_be_empty else [f"[MISSING_SETTING] {setting} is empty; name at least one column"]
     wrong = [value for value in values if not isinstance(value, str) or not value]
     if wrong:
-        return [f"{setting} holds {wrong!r}; every entry must be a column name"]
+        return [f"[INVALID_SETTING] {setting} holds {wrong!r}; every entry must be a column name"]
     found: list[str] = []
     twice = sorted({value for value in values if values.count(value) > 1})
     if twice:
-        found.append(f"{setting} names {twice!r} more than once; name each column once")
+        found.append(f"[INVALID_SETTING] {setting} names {twice!r} more than once; name each column once")
     reserved = sorted(value for value in values if names.is_reserved(value))
     if reserved:
-        found.append(f"{setting} names {reserved!r}; names starting with {names.RESERVED_PREFIX!r} belong to the sink")
+        prefix = names.RESERVED_PREFIX
+        found.append(f"[RESERVED_COLUMN_NAME] {setting} names {reserved!r}; the prefix {prefix!r} is reserved")
     return found

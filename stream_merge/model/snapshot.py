@@ -70,9 +70,8 @@ def expect_not_replaced(before: str, now: str, *, target: str, batch_id: int) ->
     """
     if before != now:
         msg = (
-            f"target {target!r} was replaced by another table while batch {batch_id} was being merged (its Delta table"
-            f" id was {before}, now it is {now}), which lacks what was merged before; bring the table back, or"
-            " start a new checkpoint, which builds the table from the source again; outside of a query, call again"
+            f"[TARGET_REPLACED] target {target!r} was replaced while batch {batch_id} was merged (table id {before},"
+            f" now {now}); restore the table, or start a new checkpoint"
         )
         raise ConfigError(msg, target=target, batch_id=batch_id)
 

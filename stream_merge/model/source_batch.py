@@ -72,8 +72,9 @@ class MostUndecodable:
     def error(self, undecodable: int, records: int, *, target: str, batch_id: int, example: str) -> ContractError:
         """Of a batch that is refused."""
         msg = (
-            f"{undecodable} of {records} records of batch {batch_id} for {target!r} are undecodable, more than"
-            f" {self.setting} ({self.share:g}); correct the format or the schema, or raise the limit{example}"
+            f"[UNDECODABLE_RECORDS] {undecodable} of {records} records of batch {batch_id} for {target!r} are"
+            f" undecodable, more than {self.setting} ({self.share:g}); correct the format or the schema, or raise the"
+            f" limit{example}"
         )
         return ContractError(msg, reasons={UNDECODABLE: undecodable}, target=target, batch_id=batch_id)
 

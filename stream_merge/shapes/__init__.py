@@ -42,7 +42,7 @@ def checked(shape: object, *, target: str) -> Shape:
         ConfigError: it is none; the class of a shape, without parentheses, is none either.
     """
     if not isinstance(shape, Shape):
-        msg = f"shape={shape!r} is not a shape; give one of stream_merge.shapes, such as Changes()"
+        msg = f"[INVALID_SETTING] shape={shape!r} must be one of stream_merge.shapes, such as Changes()"
         raise ConfigError(msg, target=target)
     return shape
 

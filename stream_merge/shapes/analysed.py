@@ -30,7 +30,7 @@ def misfits(session: SparkSession, clauses: Sequence[Then], layout: Layout, targ
     """
     sides = _Sides(session, layout, target)
     return [
-        f"{named(number, clause)}: {problem}"
+        f"[INVALID_CLAUSE] {named(number, clause)}: {problem}"
         for number, clause in enumerate(clauses, start=1)
         for problem in sides.problems(clause)
     ]
@@ -56,8 +56,8 @@ class _Sides:
         rows = session.createDataFrame([], target).alias("t")
         self._seen: Mapping[Kind, tuple[DataFrame, str]] = {
             "matched": (rows.crossJoin(events), f"s has {_shown(source.names)}, t has {_shown(target.names)}"),
-            "not_matched": (events, f"s has {_shown(source.names)}, and there is no row t"),
-            "not_matched_by_source": (rows, f"t has {_shown(target.names)}, and there is no event s"),
+            "not_matched": (events, f"s has {_shown(source.names)}, there is no row t"),
+            "not_matched_by_source": (rows, f"t has {_shown(target.names)}, there is no event s"),
         }
         # Of a column that is stored: as it will be, with the events' new fields and wider types.
         known = {f.name: f.dataType for f in target.fields} | {c.name: c.dtype for c in layout.stored}
@@ -110,7 +110,7 @@ def misfit(
     stored_as: DataType | None = None,
     evolves: bool = False,
 ) -> str | None:
-    """What is wrong with a condition or a value of a clause; None where Delta takes it.
+    """What is wrong with a condition or a value of a clause, without a code; None where Delta takes it.
 
     Args:
         frame: what it is over, without rows.
@@ -142,13 +142,13 @@ def misfit(
 def _not_in_merge(said: str, traits: FilterTraits, *, is_condition: bool, is_fixed: bool) -> str | None:
     """What MERGE does not take of SQL that is right by itself."""
     if traits.has_subquery:
-        return f"{said} has a subquery, which MERGE does not take; join what it needs to the events in the stream"
+        return f"{said} has a subquery, which MERGE does not support; join its table to the events in the stream"
     if is_condition and not traits.is_deterministic:
-        return f"{said} is not deterministic, and MERGE asks more than once; make it a column of the stream"
+        return f"{said} is not deterministic, and MERGE evaluates it more than once; make it a column of the stream"
     if is_fixed and traits.asks_for_now:
         return (
-            f"{said} asks for what may differ from query to query; of the time, take current_date(),"
-            " current_timestamp() or localtimestamp(), which are looked up once per batch"
+            f"{said} may differ from query to query; for the time use current_date(), current_timestamp() or"
+            " localtimestamp(), which are fixed per batch"
         )
     return None
 

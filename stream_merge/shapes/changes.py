@@ -44,7 +44,7 @@ class Changes(Shape):
     def problems(self, spec: MergeSpec) -> Iterable[str]:
         """Without a sequence nobody knows which event is the latest."""
         if not isinstance(spec.sequence_by, Column) and not spec.sequence_by:
-            yield "sequence_by is empty; name at least one column"
+            yield "[MISSING_SETTING] sequence_by is empty; name at least one column"
 
     def clauses(self, layout: Layout, spec: MergeSpec, *, deletes: bool, upserts: bool) -> Sequence[Clause]:
         """Delete, update, insert."""

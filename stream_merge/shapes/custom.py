@@ -91,13 +91,16 @@ class Clauses(Shape):
         """What the clauses say already, and what only Spark does."""
         if spec.apply_as_deletes is not None and not spec.source_columns:
             yield (
-                "apply_as_deletes is given, and shape=Clauses(…) says itself what is deleted; leave it out and add"
-                " a clause, such as when_matched(\"s.op = 'd'\").delete()"
+                "[CONFLICTING_SETTINGS] apply_as_deletes has no effect with shape=Clauses(…); remove it and add a"
+                " clause, such as when_matched(\"s.op = 'd'\").delete()"
             )
         if spec.tombstone_retention_seconds is not None:
-            yield "tombstone_retention_seconds is given, and shape=Clauses(…) remembers no deletes; leave it out"
+            yield "[CONFLICTING_SETTINGS] tombstone_retention_seconds has no effect with shape=Clauses(…); remove it"
         if spec.engine == "native":
-            yield "engine='native' is given, and only Spark executes the SQL of shape=Clauses(…); use 'auto' or 'spark'"
+            yield (
+                "[CONFLICTING_SETTINGS] engine='native' does not execute the SQL of shape=Clauses(…); use 'auto' or"
+                " 'spark'"
+            )
 
     def clauses(self, layout: Layout, spec: MergeSpec, *, deletes: bool, upserts: bool) -> Sequence[Clause]:
         """As they were given, whatever the batch holds."""

@@ -43,7 +43,8 @@ class Finder:
         found = columns.resolve(name, self.names, case_sensitive=self.case_sensitive)
         if found is None:
             self.problems.append(
-                f"{setting} names column {name!r}, which the source does not have; its columns are {self.names!r}"
+                f"[COLUMN_NOT_FOUND] {setting} names column {name!r}, which the source does not have; its columns are"
+                f" {self.names!r}"
             )
             return None
         return next(f for f in self.fields if f.name == found)
@@ -53,13 +54,15 @@ class Finder:
         reserved = [name for name in self.names if names.is_reserved(name)]
         if reserved:
             self.problems.append(
-                f"the source has column(s) {reserved!r}; names starting with {names.RESERVED_PREFIX!r}"
-                " belong to the sink, rename them in the stream"
+                f"[RESERVED_COLUMN_NAME] the source has column(s) {reserved!r}; the prefix {names.RESERVED_PREFIX!r} is"
+                " reserved, rename them in the stream"
             )
         seen = [name if self.case_sensitive else name.lower() for name in self.names]
         twice = sorted({name for name, key in zip(self.names, seen, strict=True) if seen.count(key) > 1})
         if twice:
-            self.problems.append(f"the source has column(s) {twice!r} more than once; rename them in the stream")
+            self.problems.append(
+                f"[INVALID_COLUMN_NAME] the source has column(s) {twice!r} more than once; rename them in the stream"
+            )
 
     def selection(self, target_names: Sequence[str]) -> list[StructField]:
         """The source's fields that the target stores, in the source's order."""
@@ -77,23 +80,23 @@ class Finder:
         taken = sorted(name for name in own if name.lower() in names.MERGE_COLUMNS)
         if taken:
             self.problems.append(
-                f"column(s) {taken!r} are called as those that Delta's MERGE adds while it runs, and it would fail;"
-                " rename them, or leave them out with except_column_list"
+                f"[RESERVED_COLUMN_NAME] column(s) {taken!r} have names that Delta's MERGE uses itself; rename them, or"
+                " leave them out with except_column_list"
             )
         kept = [name for name in target_names if name not in {f.name for f in selected}]
         spelled = [name.lower() for name in (*(f.name for f in selected), *kept)]
         alike = [f.name for f in selected if spelled.count(f.name.lower()) > 1]
         if alike and self.case_sensitive:
             self.problems.append(
-                f"column(s) {alike!r} differ from others of source or target in case alone, which Delta keeps one of;"
-                " rename them, or leave them out with except_column_list"
+                f"[INVALID_COLUMN_NAME] column(s) {alike!r} differ from others of source or target only in case, which"
+                " Delta does not allow; rename them, or leave them out with except_column_list"
             )
         backticked = [f.name for f in selected if "`" in f.name]
         if backticked and spec.change_data_feed:
             # MERGE writes the feed through unquoted names (Delta 4.4): inserts pass, the first update fails.
             self.problems.append(
-                f"the source has column(s) {backticked!r}; Delta's change data feed cannot write names with a backtick,"
-                " rename them in the stream, leave them out with except_column_list, or set change_data_feed=False"
+                f"[INVALID_COLUMN_NAME] the change data feed cannot write column(s) {backticked!r} with a backtick;"
+                " rename them, leave them out with except_column_list, or set change_data_feed=False"
             )
         return selected
 
@@ -102,7 +105,8 @@ class Finder:
         twins = columns.twins(field.name, field.dataType)
         if twins:
             self.problems.append(
-                f"{twins!r} differ from fields beside them in case alone, which Delta keeps one of; rename them"
+                f"[INVALID_COLUMN_NAME] field(s) {twins!r} differ from fields next to them only in case, which Delta"
+                " does not allow; rename them"
             )
         known = target.names if target is not None else []
         name = columns.resolve(field.name, known, case_sensitive=self.case_sensitive)
@@ -122,8 +126,8 @@ class Finder:
         """Refuse a column or a new field of a type that Delta does not store; what the target has already stays."""
         present = {} if before is None else columns.unstorable(name, before)
         self.problems.extend(
-            f"column {path!r} is {what}, which Delta does not store; cast it in the stream to a type such as string,"
-            " or leave it out"
+            f"[UNSUPPORTED_TYPE] column {path!r} is {what}, which Delta does not store; cast it in the stream to a type"
+            " such as string, or leave it out"
             for path, what in columns.unstorable(name, dtype).items()
             if path not in present
         )
@@ -141,10 +145,10 @@ class Finder:
         if self.spec.schema_evolution == "widen":
             self.type_changes += changes
             return wanted
-        commands = "; ".join(widening.statements(self.spec.target, changes, {}))
+        listed, commands = ", ".join(map(str, changes)), "; ".join(widening.statements(self.spec.target, changes, {}))
         self.problems.append(
-            f"{problem}, set schema_evolution='widen', or widen it yourself: {commands}; delta-rs and polars then"
-            " cannot read the table"
+            f"[TYPE_TOO_NARROW] column {what!r} of the target is too narrow ({listed}); cast it in the stream, set"
+            f" schema_evolution='widen', or run {commands}"
         )
         return stored
 
@@ -167,11 +171,12 @@ class Finder:
             if field is None:
                 continue
             if field.name not in by_source:
-                self.problems.append(f"key {key!r} is not among the stored columns; keep it in the column lists")
+                self.problems.append(f"[CONFLICTING_SETTINGS] key {key!r} is not stored; do not leave it out")
                 continue
             if not columns.has_order(field.dataType):
                 self.problems.append(
-                    f"key {key!r} is {field.dataType.simpleString()}, which has no equality; derive another key"
+                    f"[UNSUPPORTED_TYPE] key {key!r} is {field.dataType.simpleString()}, which cannot be compared; use"
+                    " another key"
                 )
                 continue
             self._refuse_padding_inside(f"key {key!r}", by_source[field.name])
@@ -182,8 +187,8 @@ class Finder:
         """Delta pads a char(n) wherever it stands in a column; what events have is not, and equals no stored value."""
         if columns.pads_inside(column.field):
             self.problems.append(
-                f"{what} holds char(n) inside of {column.dtype.simpleString()}, which Delta stores with blanks that"
-                " shorter values of events lack, so that these would find no row; make it string in the target"
+                f"[UNSUPPORTED_TYPE] {what} holds char(n) inside of {column.dtype.simpleString()}, which Delta pads"
+                " with blanks, so that events do not match rows; make it string in the target"
             )
 
     def sequence(
@@ -204,7 +209,7 @@ class Finder:
             parts = [(f.name, columns.column(f.name), f.dataType) for f in fields]
             keys = [columns.resolve(key, self.names, case_sensitive=self.case_sensitive) for key in self.spec.keys]
             self.problems.extend(
-                f"sequence_by={f.name!r} is also a key; a key cannot order its own versions"
+                f"[CONFLICTING_SETTINGS] sequence_by={f.name!r} is also a key; a key cannot order its own versions"
                 for f in fields
                 if f.name in keys
             )
@@ -219,7 +224,7 @@ class Finder:
         for i, (name, value, dtype) in enumerate(parts):
             if not columns.has_order(dtype):
                 self.problems.append(
-                    f"sequence_by uses {name!r} of type {dtype.simpleString()}, which has no order;"
+                    f"[UNSUPPORTED_TYPE] sequence_by uses {name!r} of type {dtype.simpleString()}, which has no order;"
                     " use numbers, timestamps, text or a struct of them"
                 )
                 continue
@@ -242,8 +247,8 @@ class Finder:
             sources.append(read if kept_in is None else columns.as_stored_text(read, kept_in.field))
         if recorded is not None and len(recorded.fields) != len(parts):
             self.problems.append(
-                f"sequence_by has {len(parts)} component(s), the table's stored sequence has {len(recorded.fields)};"
-                " use the recorded definition or build the table anew"
+                f"[SEQUENCE_CHANGED] sequence_by has {len(parts)} component(s), the stored sequence has"
+                f" {len(recorded.fields)}; use the recorded definition, or rebuild the table"
             )
         keeps = self.spec.keeps_sequence
         recorded_as = json.dumps(definition, sort_keys=True) if keeps else without_sequence(self.spec)
@@ -270,7 +275,7 @@ class Finder:
             return None
         dtype = self._type_of(value, what)
         if dtype is not None and not isinstance(dtype, BooleanType):
-            self.problems.append(f"{what} is {dtype.simpleString()}, not a condition; make it one")
+            self.problems.append(f"[INVALID_EXPRESSION] {what} must be boolean, not {dtype.simpleString()}")
         return value
 
     def _type_of(self, value: Column, what: str) -> DataType | None:
@@ -282,7 +287,8 @@ class Finder:
 
     def _refuse(self, what: str, err: Exception) -> None:
         self.problems.append(
-            f"{what} does not fit the source: {reason(err).rstrip(';')}; its columns are {self.names!r}"
+            f"[INVALID_EXPRESSION] {what} does not fit the source: {reason(err).rstrip(';')}; its columns are"
+            f" {self.names!r}"
         )
 
 

@@ -37,9 +37,9 @@ class InsertOnly(Shape):
     def problems(self, spec: MergeSpec) -> Iterable[str]:
         """Settings about deletes mean nothing where there are none."""
         if spec.apply_as_deletes is not None and not spec.source_columns:
-            yield "apply_as_deletes is given, and shape=InsertOnly() deletes nothing; leave one of them out"
+            yield "[CONFLICTING_SETTINGS] apply_as_deletes has no effect with shape=InsertOnly(); remove one of them"
         if spec.tombstone_retention_seconds is not None:
-            yield "tombstone_retention_seconds is given, and shape=InsertOnly() remembers no deletes; leave it out"
+            yield "[CONFLICTING_SETTINGS] tombstone_retention_seconds has no effect with shape=InsertOnly(); remove it"
 
     def clauses(self, layout: Layout, spec: MergeSpec, *, deletes: bool, upserts: bool) -> Sequence[Clause]:
         """Insert, and nothing else."""

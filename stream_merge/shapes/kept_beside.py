@@ -40,44 +40,45 @@ def fields(
         return ()
     rows = StructType([StructField(c.name, c.dtype) for c in stored] if target is None else list(target.fields))
     frame = session.createDataFrame([], rows).alias("t")
+    alter = f"ALTER TABLE {names.sql_identifier(spec.target)}"
     found: list[StructField] = []
     for name, written in wanted.items():
         of_source = columns.resolve(name, [c.name for c in stored], case_sensitive=case_sensitive)
         if of_source is not None:
             problems.append(
-                f"missing sets column {name!r}, which the source has, too; a flag belongs to the table alone: choose"
-                " another name, or leave the column out with except_column_list"
+                f"[CONFLICTING_SETTINGS] missing sets column {name!r}, which the source has, too; choose another name,"
+                " or leave the column out with except_column_list"
             )
             continue
         known = None if target is None else columns.resolve(name, target.names, case_sensitive=case_sensitive)
         if target is not None and known is not None:
             found.append(target[known])
             if not target[known].nullable:
+                statement = f"{alter} ALTER COLUMN {names.quote(known)} DROP NOT NULL"
                 problems.append(
-                    f"missing sets column {known!r}, which is NOT NULL in {spec.target!r}; rows that are there have no"
-                    f" flag, so allow it: ALTER TABLE {names.sql_identifier(spec.target)} ALTER COLUMN"
-                    f" {names.quote(known)} DROP NOT NULL"
+                    f"[NOT_NULL_COLUMN] missing sets column {known!r}, which is NOT NULL in {spec.target!r}; run"
+                    f" {statement}"
                 )
             continue
         try:
             dtype = frame.select(F.expr(written).alias("value")).schema["value"].dataType
         except AnalysisException as err:
             problems.append(
-                f"missing sets {name!r} to {written!r}, which does not fit: {reason(err).rstrip(';.')}; t has"
-                f" {rows.names!r}"
+                f"[INVALID_EXPRESSION] missing sets {name!r} to {written!r}, which does not fit:"
+                f" {reason(err).rstrip(';.')}; t has {rows.names!r}"
             )
             continue
         if columns.unstorable(name, dtype):
             problems.append(
-                f"missing sets {name!r} to {written!r}, which is {dtype.simpleString()}; Delta does not store it, so"
-                " cast it"
+                f"[UNSUPPORTED_TYPE] missing sets {name!r} to {written!r}, which is {dtype.simpleString()}; Delta does"
+                " not store it, cast it"
             )
             continue
         found.append(StructField(name, columns.nullable(dtype)))
         if target is not None and not spec.schema_evolution:
+            statement = f"{alter} ADD COLUMN {names.quote(name)} {dtype.simpleString()}"
             problems.append(
-                f"missing sets column {name!r}, which {spec.target!r} lacks; set schema_evolution=True to add it, or"
-                f" add it yourself: ALTER TABLE {names.sql_identifier(spec.target)} ADD COLUMN"
-                f" {names.quote(name)} {dtype.simpleString()}"
+                f"[COLUMN_NOT_IN_TARGET] missing sets column {name!r}, which {spec.target!r} lacks; set"
+                f" schema_evolution=True to add it, or run {statement}"
             )
     return tuple(found)

@@ -129,9 +129,9 @@ def _refuse_strangers(finder: Finder, selected: list[StructField], target: Struc
         theirs = target[name].dataType
         if columns.nullable(source.dataType) != columns.nullable(theirs):
             finder.problems.append(
-                f"the source's column {source.name!r} ({source.dataType.simpleString()}) is not stored, and the"
-                f" target's {name!r} is {theirs.simpleString()}: schema evolution would bring them together; rename the"
-                " column in the stream, or switch schema_evolution off"
+                f"[TYPE_MISMATCH] the source's column {source.name!r} ({source.dataType.simpleString()}) is not stored,"
+                f" but the target has {name!r} ({theirs.simpleString()}); rename it in the stream, or set"
+                " schema_evolution=False"
             )
 
 
@@ -143,13 +143,13 @@ def _evolution(finder: Finder, selected: list[StructField], target: StructType |
     new = [name for name in new if name not in lacking]
     if new and not finder.spec.schema_evolution:
         finder.problems.append(
-            f"the source has column(s) {new!r} that the target lacks; set schema_evolution=True to add them,"
-            " or leave them out with except_column_list"
+            f"[COLUMN_NOT_IN_TARGET] the source has column(s) {new!r} that the target lacks; set schema_evolution=True"
+            " to add them, or leave them out with except_column_list"
         )
     nested = [name for name in new if name not in {field.name for field in selected}]
     if nested and finder.spec.schema_evolution and not KEEPS_NULL_STRUCTS:
         finder.problems.append(
-            f"the source has field(s) {nested!r} that the target's structs lack, and beside Spark 3.5 Delta would make"
-            " a struct of NULLs of each NULL one if a merge added them; add them by ALTER TABLE … ADD COLUMNS"
+            f"[COLUMN_NOT_IN_TARGET] the target's structs lack field(s) {nested!r}, which a merge cannot add on Spark"
+            " 3.5; add them with ALTER TABLE … ADD COLUMNS"
         )
     return tuple(new)

@@ -32,18 +32,20 @@ def lacking(
         for field in fields:
             column = names.quote(field.name)
             if field.name in new:
+                renamed = f"ALTER TABLE {table} RENAME COLUMN … TO {column}"
                 added = f"ALTER TABLE {table} ADD COLUMN {column} {field.dataType.simpleString()}"
                 or_add = "" if fields is keys else f", or, if all its rows may count as the oldest, add it: {added}"
                 found[field.name] = (
-                    f"target {target!r} has no column {field.name!r}, which is {what}; {perhaps}; rename it back (ALTER"
-                    f" TABLE {table} RENAME COLUMN … TO {column}){or_add}"
+                    f"[COLUMN_DROPPED] target {target!r} has no column {field.name!r}, which is {what}; {perhaps};"
+                    f" rename it back ({renamed}){or_add}"
                 )
             elif isinstance(field.dataType, StructType):
                 inside = [path for path in new if path.startswith(f"{field.name}.")]
+                statement = f"ALTER TABLE {table} ADD COLUMN …"
                 found |= dict.fromkeys(
                     inside,
-                    f"column {field.name!r} of target {target!r}, which is {what}, lacks the field(s) {inside!r}; rows"
-                    f" cannot be compared while they are added: ALTER TABLE {table} ADD COLUMN for each, first",
+                    f"[COLUMN_NOT_IN_TARGET] column {field.name!r} of target {target!r}, which is {what}, lacks"
+                    f" field(s) {inside!r}; add each of them first: {statement}",
                 )
     return found
 
@@ -51,10 +53,9 @@ def lacking(
 def lacks_reserved(target: str) -> str:
     """A target whose sequence was kept in the reserved column, which is gone."""
     table = names.sql_identifier(target)
+    renamed = f"ALTER TABLE {table} RENAME COLUMN … TO {names.quote(names.SEQUENCE_COLUMN)}"
+    unset = f"ALTER TABLE {table} UNSET TBLPROPERTIES ({names.sql_string(names.SEQUENCE_PROPERTY)})"
     return (
-        f"target {target!r} has lost the column {names.SEQUENCE_COLUMN!r}, or the columns of sequence_by were stored"
-        " before and are now left out, so that nobody knows how new its rows are; rename it back (ALTER TABLE"
-        f" {table} RENAME COLUMN … TO {names.quote(names.SEQUENCE_COLUMN)}), store the columns as before, or, if all"
-        f" its rows may count as the oldest: ALTER TABLE {table} UNSET TBLPROPERTIES"
-        f" ({names.sql_string(names.SEQUENCE_PROPERTY)})"
+        f"[COLUMN_DROPPED] target {target!r} has no column {names.SEQUENCE_COLUMN!r}, and sequence_by is not stored;"
+        f" rename it back ({renamed}), store sequence_by again or, if all rows may count as the oldest: {unset}"
     )

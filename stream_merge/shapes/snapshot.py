@@ -85,14 +85,12 @@ class Snapshot(Shape):
 
     def _own_problems(self) -> Iterable[str]:
         share, least = self._max_delete_share, self._min_rows
-        if not isinstance(share, int | float) or isinstance(share, bool) or not math.isfinite(share):
-            yield f"max_delete_share={share!r} is not a number; set it from 0 (no row) to 1 (all of them)"
-        elif not 0 <= share <= 1:
-            yield f"max_delete_share={share!r} is no share; set it from 0 (no row) to 1 (all of them)"
+        if not isinstance(share, int | float) or isinstance(share, bool) or not 0 <= share <= 1:
+            yield f"[INVALID_SETTING] max_delete_share={share!r} must be a number from 0 (no row) to 1 (all rows)"
         if not isinstance(least, int) or isinstance(least, bool) or least < 0:
-            yield f"min_rows={least!r} is not a whole number of rows; set it to 0 or more"
+            yield f"[INVALID_SETTING] min_rows={least!r} must be a whole number of rows, 0 or more"
         if self._within is not None and (not isinstance(self._within, str) or not self._within.strip()):
-            yield f"within={self._within!r} is not SQL text; write a condition over t, such as \"t.day = '2024-06-01'\""
+            yield f"[INVALID_SETTING] within={self._within!r} must be SQL text over t, such as \"t.day = '2024-06-01'\""
         if self._missing is not None:
             yield from _flag_problems(self._missing, delete_missing=self._delete_missing)
 
@@ -142,25 +140,25 @@ class Snapshot(Shape):
         """What means nothing where each batch is the whole truth."""
         if isinstance(spec.sequence_by, Column) or spec.sequence_by:
             yield (
-                "sequence_by is given, and shape=Snapshot(…) keeps no sequence: a snapshot has each key once, and the"
-                " later one counts; leave it out"
+                "[CONFLICTING_SETTINGS] sequence_by has no effect with shape=Snapshot(…), of which the later one"
+                " counts; remove it"
             )
         if spec.apply_as_deletes is not None:
             yield (
-                "apply_as_deletes is given, and shape=Snapshot(…) takes for deleted what a snapshot lacks; leave it"
-                " out, and such rows out of the snapshot"
+                "[CONFLICTING_SETTINGS] apply_as_deletes has no effect with shape=Snapshot(…), which deletes what a"
+                " snapshot lacks; remove it, and deleted rows from the snapshot"
             )
         if spec.tombstone_retention_seconds is not None:
-            yield "tombstone_retention_seconds is given, and shape=Snapshot(…) remembers no deletes; leave it out"
+            yield "[CONFLICTING_SETTINGS] tombstone_retention_seconds has no effect with shape=Snapshot(…); remove it"
         sql = next((name for name in ("missing", "within") if getattr(self, f"_{name}") is not None), None)
         if spec.engine == "native" and sql is not None:
             yield (
-                f"engine='native' is given, and {sql} of shape=Snapshot(…) is SQL, which only Spark executes; use"
+                f"[CONFLICTING_SETTINGS] engine='native' does not execute the SQL of {sql} in shape=Snapshot(…); use"
                 " 'auto' or 'spark'"
             )
         keys = sorted(set(self.kept_beside).intersection(spec.keys))
         if keys:
-            yield f"missing sets {keys!r}, which are keys; a flag is a column of its own"
+            yield f"[CONFLICTING_SETTINGS] missing sets key(s) {keys!r}; use other columns"
 
     def clauses(self, layout: Layout, spec: MergeSpec, *, deletes: bool, upserts: bool) -> Sequence[Clause]:
         """Update what differs, insert what is new, and what becomes of missing rows."""
@@ -197,9 +195,9 @@ class Snapshot(Shape):
         window = "" if self._within is None else f" within {self._within!r}"
         needed = math.ceil(share * 100) / 100
         return (
-            f"{where} would {what} {counts.missing} of {counts.rows} rows{window} ({share:.1%}), and max_delete_share="
-            f"{self._max_delete_share!r} allows {self._max_delete_share:.1%}; repair the snapshot or, if so many rows"
-            f" are really gone, merge it with max_delete_share={needed!r}"
+            f"[TOO_MANY_DELETES] {where} would {what} {counts.missing} of {counts.rows} rows{window} ({share:.1%}),"
+            f" more than max_delete_share={self._max_delete_share!r}; repair the snapshot or, if it is complete, merge"
+            f" it with max_delete_share={needed!r}"
         )
 
     def misfits(self, session: SparkSession, layout: Layout, target: StructType) -> Iterable[str]:
@@ -217,18 +215,18 @@ class Snapshot(Shape):
                 said, seen = f"within={self._within!r} over {whose}", f"t has {frame.columns!r}"
                 problem = analysed.misfit(frame, said, self._within, seen=seen, is_condition=True, is_fixed=True)
                 if problem is not None:
-                    yield problem
+                    yield f"[INVALID_EXPRESSION] {problem}"
                     return
         for (name, written), field in zip(self.kept_beside.items(), layout.beside, strict=True):
             said = f"the value {written!r} of {name!r} in missing"
             seen = f"t has {rows.columns!r}"
             problem = analysed.misfit(rows, said, written, seen=seen, stored_as=field.dataType)
             if problem is not None:
-                yield problem
+                yield f"[INVALID_EXPRESSION] {problem}"
             elif name == self._flag and analysed.may_be_null(rows, written, field.dataType):
                 yield (
-                    f"{said} may be NULL, and a row would then not count as flagged; put a column first that never is,"
-                    " such as {'deleted_at': 'current_timestamp()'}"
+                    f"[INVALID_EXPRESSION] {said} may be NULL, and then flags no row; put a column first that is never"
+                    " NULL, such as {'deleted_at': 'current_timestamp()'}"
                 )
 
     def certain(self, spec: MergeSpec) -> None:
@@ -247,13 +245,13 @@ class Snapshot(Shape):
 
 def _flag_problems(missing: Mapping[str, str], *, delete_missing: bool) -> Iterable[str]:
     if not delete_missing:
-        yield "missing is given, and delete_missing=False leaves missing rows as they are; leave one of them out"
+        yield "[CONFLICTING_SETTINGS] missing is given, but delete_missing=False keeps such rows; remove one of them"
     if not missing:
-        yield "missing names no column to set; leave it out to delete missing rows"
+        yield "[INVALID_SETTING] missing is empty; name a column to set, or remove it to delete missing rows"
     for name, value in missing.items():
         if not isinstance(name, str) or not name.strip():
-            yield f"missing holds {name!r}, which is no column name"
+            yield f"[INVALID_SETTING] missing holds {name!r}, which is not a column name"
         elif names.is_reserved(plain_name(name)):
-            yield f"missing sets {name!r}; names starting with {names.RESERVED_PREFIX!r} belong to the sink"
+            yield f"[RESERVED_COLUMN_NAME] missing sets {name!r}; the prefix {names.RESERVED_PREFIX!r} is reserved"
         elif not isinstance(value, str) or not value.strip():
-            yield f"the value {value!r} of {name!r} in missing is not SQL text; write a constant as text: 'true'"
+            yield f"[INVALID_SETTING] missing sets {name!r} to {value!r}; use SQL text, such as 'true'"

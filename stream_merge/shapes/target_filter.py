@@ -44,14 +44,14 @@ def _misfits(session: SparkSession, written: str, layout: Layout, target: Struct
     rows = session.createDataFrame([], target).alias("t")
     names = [c.name for c in layout.whole.columns] if layout.whole else [c.name for c in layout.stored]
     events = session.createDataFrame([], StructType([StructField(n, target.fields[0].dataType) for n in names]))
-    said, seen = f"target_filter={written!r}", f"it is about the target's row, t, which has {target.names!r}"
+    said, seen = f"target_filter={written!r}", f"it applies to the target's row t, which has {target.names!r}"
     text = moments.fixed(session, written)
     both = rows.crossJoin(events.alias("s"))
     # Over the rows alone nothing is known of the events; beside them a column of both needs the name of its side.
-    for frame, remedy in ((rows, ""), (both, ", and columns are written as t.<name>")):
+    for frame, remedy in ((rows, ""), (both, "; write columns as t.<name>")):
         problem = analysed.misfit(frame, said, text, seen=seen + remedy, is_condition=True, is_fixed=True)
         if problem is not None:
-            yield problem
+            yield f"[INVALID_EXPRESSION] {problem}"
             return
     if not reads_only(both.where(F.expr(text)), rows):  # such as s.day, of rows that have a struct s
-        yield f"{said} means the event's column beside the events; {seen}, and columns are written as t.<name>"
+        yield f"[INVALID_EXPRESSION] {said} refers to a column of the event; {seen}; write columns as t.<name>"

@@ -159,8 +159,8 @@ def obstacles(
         using = [what for what, read in reading.items() if any(_overlap(path, other) for other in read)]
         if using:
             yield (
-                f"column {'.'.join(path)!r} cannot be widened while {' and '.join(using)} uses it; drop that, let the"
-                " column be widened, and add it again"
+                f"[COLUMN_NOT_WIDENABLE] column {'.'.join(path)!r} cannot be widened while {' and '.join(using)} uses"
+                " it; drop that, let the sink widen the column, and add it again"
             )
 
 

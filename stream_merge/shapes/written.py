@@ -51,39 +51,39 @@ class Then:
         return f"{self.action}({{{assigned}}})"
 
     def problems(self) -> Iterator[str]:
-        """What is wrong with it by itself, without its name."""
+        """What is wrong with it by itself, without its name and a code."""
         if self.kind not in KINDS:
-            yield f"it is about {self.kind!r}; use one of {', '.join(KINDS)}"
+            yield f"its kind {self.kind!r} must be one of {', '.join(KINDS)}"
             return
         if self.action not in _ALLOWED[self.kind]:
             yield f"a {self.kind} clause cannot {self.action}; it can {' or '.join(_ALLOWED[self.kind])}"
             return
         if self.condition is not None and not _is_written(self.condition):
-            yield f"its condition {self.condition!r} is neither SQL text nor a Column; leave it out for none"
+            yield f"its condition {self.condition!r} must be SQL text, a Column or None"
         yield from self._value_problems()
 
     def _value_problems(self) -> Iterator[str]:
         if self.action == "delete":
             if self.values is not None or self.except_:
-                yield "a delete assigns no columns; leave them out"
+                yield "a delete assigns no columns; remove them"
             return
         if self.kind == "not_matched_by_source" and self.values is None:
-            yield "no event has the row's key, so there are no columns of one to assign; name columns and values"
+            yield "it has no event to take columns from; name columns and values"
             return
         if self.values is None:
             return
         if self.except_:
-            yield "columns are left out of an update or insert of all columns, and this one names its own; keep one"
+            yield "it has both except_ and columns of its own; keep one of them"
         if not self.values:
             yield f"it names no column to {self.action}; give at least one"
         plain = [plain_name(name) for name in self.values if isinstance(name, str)]
         for name, value in self.values.items():
             if not isinstance(name, str) or not name.strip():
-                yield f"{name!r} is no column name"
+                yield f"{name!r} is not a column name"
             elif names.is_reserved(plain_name(name)):
-                yield f"it assigns {name!r}; names starting with {names.RESERVED_PREFIX!r} belong to the sink"
+                yield f"it assigns {name!r}; the prefix {names.RESERVED_PREFIX!r} is reserved"
             elif not _is_written(value):
-                yield f"the value {value!r} of {name!r} is neither SQL text nor a Column; write a constant as text: '0'"
+                yield f"the value {value!r} of {name!r} must be SQL text or a Column; write a constant as text: '0'"
         twice = sorted({name for name in plain if plain.count(name) > 1})
         if twice:
             yield f"it names {twice!r} more than once; name each column once"
@@ -168,22 +168,22 @@ def when_not_matched_by_source(condition: Written | None = None) -> WhenNotMatch
 def list_problems(clauses: Sequence[object]) -> list[str]:
     """Every problem of a list of clauses that shows without source and target, each clause by its number."""
     if not clauses:
-        return ["Clauses holds no clause; give at least one, such as when_matched().update_all()"]
+        return ["[INVALID_CLAUSE] Clauses is empty; add a clause, such as when_matched().update_all()"]
     found: list[str] = []
     unconditional: dict[Kind, int] = {}
     for number, clause in enumerate(clauses, start=1):
         if not isinstance(clause, Then):
             found.append(
-                f"clause {number} is {clause!r}, which is no clause; begin with when_matched, when_not_matched or"
-                " when_not_matched_by_source and end with what to do, such as when_matched().delete()"
+                f"[INVALID_CLAUSE] {clause!r}, number {number}, is not a clause; start with when_matched,"
+                " when_not_matched or when_not_matched_by_source and end with an action, as in when_matched().delete()"
             )
             continue
-        found.extend(f"{named(number, clause)}: {problem}" for problem in clause.problems())
+        found.extend(f"[INVALID_CLAUSE] {named(number, clause)}: {problem}" for problem in clause.problems())
         before = unconditional.get(clause.kind)
         if before is not None:
             found.append(
-                f"{named(number, clause)} is never reached: clause {before} has no condition and takes all that is"
-                f" {clause.kind.replace('_', ' ')}; give that one a condition, or put it last"
+                f"[INVALID_CLAUSE] {named(number, clause)} is never reached: clause {before} has no condition; give"
+                " that one a condition, or put it last"
             )
         elif clause.condition is None:
             unconditional[clause.kind] = number
