@@ -122,7 +122,7 @@ def test_events_of_a_batch_that_fails_behind_its_commit_are_counted_once(spark, 
         run(sink, source, 1)
     monkeypatch.undo()
 
-    assert str(caught.value).startswith(f"batch 1 is in {faulty_table!r}, and what comes behind its commit failed: ")
+    assert f"batch 1 is in {faulty_table!r}, but a later step failed: " in str(caught.value)
     assert run(sink, source, 1).outcome == "skipped_duplicate"
     assert sample(registry, "events_received_total") == 4
     assert [sample(registry, "events_total", fate=fate) for fate in ("inserted", "updated", "quarantined")] == [2, 1, 1]
@@ -146,7 +146,7 @@ def test_an_event_that_a_late_delete_undid_is_none_that_was_merged(
             raise RuntimeError(msg)
 
     monkeypatch.setattr(after, "note_target", full_for_mine)
-    with pytest.raises(ConfigError, match="what comes behind its commit failed"):
+    with pytest.raises(ConfigError, match="but a later step failed"):
         log_faults.overtake(
             "/table/_delta_log",
             lambda: run(mine, events((9, 5, "ghost", "u"), (2, 5, "bob", "u")), 1),
@@ -189,7 +189,7 @@ def test_a_commit_that_failed_before_it_was_written_fails_the_batch(spark, event
         run(sink, events((1, 2, "ann 2", "u")), 1)
 
     assert str(caught.value) == (
-        f"merging batch 1 into {faulty_table!r} failed, nothing of it was committed:"
+        f"[MERGE_FAILED] merging batch 1 into {faulty_table!r} failed, nothing was committed:"
         " IOException: injected: the disk is full"
     )
     assert (caught.value.target, caught.value.batch_id) == (faulty_table, 1)
@@ -211,7 +211,8 @@ def test_a_table_that_cannot_be_read_leaves_the_state_unknown(spark, events, log
         run(sink, events((2, 1, "bob", "u")), 1)
 
     error = caught.value
-    assert f"batch 1 failed while committing to {faulty_table!r} and the table cannot be read" in str(error)
+    assert error.code == "COMMIT_STATE_UNKNOWN"
+    assert f"batch 1 failed while committing to {faulty_table!r}, and the table cannot be read" in str(error)
     assert (error.target, error.batch_id) == (faulty_table, 1)
     assert error.__notes__ == ["reading the table failed with: IOException: injected: the storage does not answer"]
     assert "the answer to the commit was lost" in str(error.__cause__)

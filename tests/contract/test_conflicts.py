@@ -350,7 +350,7 @@ def test_a_repair_that_loses_every_attempt_says_that_the_batch_is_committed(
             lambda: run(other, events((9, 7, "", "d")), 0),
         )
 
-    assert "the batch itself is committed, and the same batch again takes out of it" in str(caught.value)
+    assert "the batch is committed; run it again to remove rows that later deletes refuse" in str(caught.value)
     monkeypatch.undo()
     assert run(mine, events((9, 5, "ghost", "u"), (2, 5, "bob", "u")), 1).outcome == "skipped_duplicate"
     assert target_rows(spark, faulty_table) == [(1, 1, "ann"), (2, 5, "bob")]
@@ -547,8 +547,8 @@ def test_two_sinks_under_one_identity_are_refused_while_both_run(spark, events, 
         with pytest.raises(ConfigError) as caught:
             run(clone, events((7, 7, "clone", "u")), 1)
         assert str(caught.value) == (
-            f"another sink is merging into {faulty_table!r} under the same identity 'mine', so one would skip the"
-            " other's batches; give each sink of a query its own name="
+            f"[DUPLICATE_IDENTITY] another sink is merging into {faulty_table!r} under the same identity 'mine'; give"
+            " each sink of a query its own name="
         )
         assert newest(faulty_table) == before
         run(named, events((3, 1, "cid", "u")), 0)

@@ -146,7 +146,7 @@ def test_on_invalid_fail_writes_nothing(spark: SparkSession, tmp_table: str):
     assert stream.data_changes() == before
     assert list(before) == ["table"]
     assert first.value.reasons == second.value.reasons == {"null_key": 2, "null_sequence": 1}
-    assert str(second.value).startswith("2 of 4 events of batch 2 for ")
+    assert str(second.value).startswith("[INVALID_EVENTS] 2 of 4 events of batch 2 for ")
 
 
 def test_the_quarantine_has_the_same_columns_whatever_the_source_looks_like(spark: SparkSession, tmp_table: str):

@@ -305,7 +305,7 @@ def test_no_field_is_added_where_a_null_struct_would_become_one_of_nulls(
     stream.deliver((1, 1, (1,), [(1,)]), (2, 1, None, []))
     before = stream.data_changes()
 
-    with pytest.raises(ConfigError, match=r"field\(s\) \['s\.b', 'l\.element\.b'\] that the target's structs lack"):
+    with pytest.raises(ConfigError, match=r"target's structs lack field\(s\) \['s\.b', 'l\.element\.b'\]"):
         stream.deliver((3, 1, ("b", 3), [(3, 9)], {"k": 1}, 7), schema=WIDE)
     assert stream.data_changes() == before
 
@@ -320,7 +320,7 @@ def test_schema_evolution_never_changes_a_type(spark: SparkSession, tmp_table: s
     stream.deliver((1, 1, 1))
     before = stream.data_changes()
 
-    with pytest.raises(ConfigError, match=r"'n' is bigint in the source and int in the target"):
+    with pytest.raises(ConfigError, match=r"'n' of the target is too narrow \(n int -> bigint\)"):
         stream.deliver((1, 2, 2), schema="id int, lsn int, n bigint")
 
     assert stream.data_changes() == before
@@ -369,7 +369,7 @@ def test_a_batch_that_breaks_a_constraint_changes_nothing(stream: ChangeStream):
         # Spark names the constraint, delta-rs alone does not; both name the row.
         with pytest.raises(
             MergeFailedError,
-            match=r"merging batch 1 .* nothing of it was committed: .*(short .* values|validation check): .*name=too",
+            match=r"merging batch 1 .* nothing was committed: .*(short .* values|validation check): .*name=too",
         ):
             stream.deliver(upsert(1, "new", lsn=2), delete(2, lsn=2), upsert(3, "too long", lsn=1))
         stream.batch_id = 0

@@ -138,7 +138,7 @@ def test_a_table_that_is_replaced_while_a_batch_is_merged_gets_nothing_of_it(
 
     with monkeypatch.context() as meanwhile:
         meanwhile.setattr(merging, "merged", replaced)
-        with pytest.raises(ConfigError, match="was replaced by another table while batch 1 was being merged"):
+        with pytest.raises(ConfigError, match="was replaced while batch 1 was merged"):
             run(sink, scenario.events(spark, "(1, 20, 'u', 'uno')"), 1)
 
     assert sink.last_result.engine == engine
@@ -213,7 +213,7 @@ def test_events_of_a_first_batch_that_committed_its_id_alone_and_then_failed_are
         raise RuntimeError(msg)
 
     monkeypatch.setattr(after, "note_target", full)
-    with pytest.raises(StreamingQueryException, match=r"batch 0 is in .* and what comes behind its commit failed"):
+    with pytest.raises(StreamingQueryException, match=r"batch 0 is in .* but a later step failed"):
         query.run(each=sink)
     monkeypatch.undo()
     query.run(each=sink)

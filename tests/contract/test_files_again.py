@@ -153,7 +153,7 @@ def test_a_folder_is_merged_by_clauses_of_one_s_own(
     assert "must not write it: the table is filled as clauses" in explained.output
     Path("in/d.json").write_text('{"id": 7, "name": "new", "op": "u"}\nno JSON\n')
     broken = invoke(line)
-    assert (broken.exit_code, "without them their rows would count as missing" in broken.stderr) == (3, True)
+    assert (broken.exit_code, "so their rows would count as missing" in broken.stderr) == (3, True)
     assert target_rows(spark, str(Path("table").resolve())) == [(1, "one+x")]
     replayed = invoke(f"{line} --replay-quarantine")
     assert (replayed.exit_code, "are not all rows of" in replayed.stderr) == (2, True)

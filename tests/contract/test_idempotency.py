@@ -277,7 +277,7 @@ def test_one_batch_in_two_calls_is_refused_and_not_taken_for_delivered_again(
             second(batch_df.where("id = 2"), batch_id)
 
         query = events.writeStream.foreachBatch(each).option("checkpointLocation", str(tmp_path / f"c{id(second)}"))
-        with pytest.raises(StreamingQueryException, match=r"a sink has merged other events of batch 0 into .* already"):
+        with pytest.raises(StreamingQueryException, match=r"a sink has already merged other events of batch 0 into"):
             query.trigger(availableNow=True).start().awaitTermination()
 
 

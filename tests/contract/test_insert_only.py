@@ -135,8 +135,8 @@ def test_what_has_no_meaning_for_the_shape_is_refused(tmp_table: str):
         )
 
     assert caught.value.problems == (
-        "apply_as_deletes is given, and shape=InsertOnly() deletes nothing; leave one of them out",
-        "tombstone_retention_seconds is given, and shape=InsertOnly() remembers no deletes; leave it out",
+        "[CONFLICTING_SETTINGS] apply_as_deletes has no effect with shape=InsertOnly(); remove one of them",
+        "[CONFLICTING_SETTINGS] tombstone_retention_seconds has no effect with shape=InsertOnly(); remove it",
     )
 
 

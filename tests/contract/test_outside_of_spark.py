@@ -66,7 +66,7 @@ def test_a_full_disk_ends_a_stream_with_one_sentence(
     with pytest.raises(MergeFailedError) as caught:
         queries.run([stream], once=True, stopping=threading.Event(), on_result=lambda *_: None)
 
-    assert str(caught.value) == f"merging batch 0 into {target!r} failed, nothing of it was committed: {FULL}"
+    assert str(caught.value) == f"[MERGE_FAILED] merging batch 0 into {target!r} failed, nothing was committed: {FULL}"
     assert verdict(caught.value) is Verdict.CONFIGURATION
     assert spark.read.format("delta").load(target).count() == 0
     heard = capfd.readouterr()
@@ -79,4 +79,4 @@ def test_a_storage_without_jars_is_named(spark: SparkSession) -> None:
     with pytest.raises(ConfigError) as caught:
         MergeSink(target=ON_GOOGLE, **DEFAULTS)(events, 0)
 
-    assert re.fullmatch(f"batch 0 for {ON_GOOGLE!r} could not be merged: {NO_GOOGLE}", str(caught.value))
+    assert re.search(f"batch 0 for {ON_GOOGLE!r}: {NO_GOOGLE}$", str(caught.value))

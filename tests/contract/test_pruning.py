@@ -157,12 +157,12 @@ def test_clauses_about_rows_without_an_event_keep_to_the_filter(days: ChangeStre
     ("written", "said"),
     [
         ("t.nope = 1", "`t`.`nope` cannot be resolved"),
-        ("day >= DATE '2024-06-01'", "columns are written as t.<name>"),
-        ("s.day >= DATE '2024-06-01'", "it is about the target's row, t"),
+        ("day >= DATE '2024-06-01'", "write columns as t.<name>"),
+        ("s.day >= DATE '2024-06-01'", "it applies to the target's row t"),
         ("t.day", "is not a boolean"),
         ("rand() < 0.5", "is not deterministic"),
-        ("unix_timestamp() > t.lsn", "asks for what may differ from query to query; of the time, take current_date()"),
-        ("t.name <> current_user()", "asks for what may differ from query to query"),
+        ("unix_timestamp() > t.lsn", "may differ from query to query; for the time use current_date()"),
+        ("t.name <> current_user()", "may differ from query to query"),
         ("t.lsn IN (SELECT 1)", "has a subquery"),
         ("max(t.lsn) > 1", "invalid expressions: max(t.lsn)"),
     ],
@@ -172,7 +172,7 @@ def test_what_is_no_filter_is_one_sentence(days: ChangeStream, written: str, sai
         days.deliver(event(5, 6), target_filter=written)
 
     (problem,) = raised.value.problems
-    assert problem.startswith(f"target_filter={written!r}")
+    assert problem.startswith(f"[INVALID_EXPRESSION] target_filter={written!r}")
     assert said in problem
     assert len(commits(days.target)) == 2
 
@@ -343,7 +343,7 @@ def test_a_filter_that_would_read_the_event_beside_the_events_is_refused(spark: 
     spark.sql(f"CREATE TABLE delta.`{tmp_table}` ({columns}) USING delta")
     sink = MergeSink(target=tmp_table, keys="id", sequence_by="lsn", target_filter="s.day >= 5", app_id="a")
 
-    with pytest.raises(ConfigError, match=r"means the event's column beside the events; .* written as t.<name>"):
+    with pytest.raises(ConfigError, match=r"refers to a column of the event; .* write columns as t.<name>"):
         sink(spark.sql("SELECT 1L id, 3L day, named_struct('day', 7) s, 1L lsn"), 0)
     assert len(commits(tmp_table)) == 1
     sink = MergeSink(target=tmp_table, keys="id", sequence_by="lsn", target_filter="t.s.day >= 5", app_id="a")

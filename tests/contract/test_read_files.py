@@ -170,7 +170,7 @@ def test_a_column_with_a_reserved_name_is_refused_from_others(world: World) -> N
     """Only `read_files` may say that an event is none."""
     events = world.spark.sql(f"SELECT 1L AS id, 1L AS lsn, 'x' AS {CORRUPT_COLUMN}")
 
-    with pytest.raises(ConfigError, match=f"{CORRUPT_COLUMN}.*belong to the sink"):
+    with pytest.raises(ConfigError, match=f"{CORRUPT_COLUMN}.*is reserved"):
         world.sink()(events, 0)
 
 

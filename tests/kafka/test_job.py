@@ -776,10 +776,10 @@ def test_a_topic_is_merged_by_clauses_of_one_s_own(shop: Shop):
     shop.send(raw({"id": 1}), None)
 
     assert "1 of 1 events of batch 2" in (failure := str(shop.failure(**wanted)))
-    assert "a clause would write them as rows; give each insert the condition NOT s.`$delete`" in failure
+    assert "which a clause would write as rows; add NOT s.`$delete` to each insert" in failure
 
     clauses.insert(0, {"when": "matched", "condition": "s.`$delete`", "then": "delete"})
-    assert "a clause would write them as rows" in str(shop.failure(**wanted))
+    assert "which a clause would write as rows" in str(shop.failure(**wanted))
     clauses[-1]["condition"] = "NOT s.`$delete`"
     shop.merge(**wanted)
     assert shop.rows("id", "name", "price") == [(2, "two", 5)]
