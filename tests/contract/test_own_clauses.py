@@ -315,6 +315,7 @@ def test_where_case_counts_names_that_differ_in_it_are_two(spark: SparkSession, 
         assert stream.rows() == [(1, 5), (2, 1)]
         with pytest.raises(ConfigError, match=r"has no column 'V' to assign; it has \['id', 'v'\]"):
             stream.deliver((1, 1, 1), shape=Clauses(when_matched().update({"V": "s.V"})))
+        stream.replay_last()
     finally:
         spark.conf.unset("spark.sql.caseSensitive")
 

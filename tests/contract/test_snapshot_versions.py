@@ -18,7 +18,8 @@ from pyspark.sql import DataFrame, SparkSession
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
-from stream_merge import ConfigError, ContractError, MergeSink, cli
+from stream_merge import ConfigError, ContractError, MergeSink
+from stream_merge.cli import app as cli
 from stream_merge.cli.commands import shared
 from stream_merge.jobs.files.run import replay_quarantine
 from stream_merge.metrics.instruments import MergeMetrics
