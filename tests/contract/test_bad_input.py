@@ -215,8 +215,8 @@ def orders(spark: SparkSession, source: DataFrame, tmp_path_factory: pytest.Temp
             ["id", "CAST(lsn AS decimal(38, 0)) AS lsn", "name"],
             WIDER
             if WIDENS_BEYOND_INTEGERS
-            else "[TYPE_MISMATCH] column 'lsn' is decimal(38,0) in the source and bigint in the target, which cannot store"
-            " it exactly; cast it in the stream to bigint",
+            else "[TYPE_MISMATCH] column 'lsn' is decimal(38,0) in the source and bigint in the target, which cannot"
+            " store it exactly; cast it in the stream to bigint",
         ),
         (
             {},

@@ -341,8 +341,8 @@ def test_a_delete_that_is_remembered_while_the_log_is_widened_is_not_lost(
             "DROP COLUMN lsn",
             {},
             "[COLUMN_DROPPED] target {target!r} has no column 'lsn', which is the sequence (sequence_by); it was"
-            " dropped; rename it back (ALTER TABLE {table} RENAME COLUMN … TO `lsn`), or, if all its rows may count as the"
-            " oldest, add it: ALTER TABLE {table} ADD COLUMN `lsn` bigint",
+            " dropped; rename it back (ALTER TABLE {table} RENAME COLUMN … TO `lsn`), or, if all its rows may count as"
+            " the oldest, add it: ALTER TABLE {table} ADD COLUMN `lsn` bigint",
         ),
         (
             "DROP COLUMN __stream_merge_sequence",
