@@ -247,7 +247,7 @@ class Finder:
             sources.append(read if kept_in is None else columns.as_stored_text(read, kept_in.field))
         if recorded is not None and len(recorded.fields) != len(parts):
             self.problems.append(
-                f"[SEQUENCE_CHANGED] sequence_by has {len(parts)} component(s), the stored sequence has"
+                f"[DEFINITION_CHANGED] sequence_by has {len(parts)} component(s), the stored sequence has"
                 f" {len(recorded.fields)}; use the recorded definition, or rebuild the table"
             )
         keeps = self.spec.keeps_sequence

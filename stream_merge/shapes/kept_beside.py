@@ -56,7 +56,7 @@ def fields(
             if not target[known].nullable:
                 statement = f"{alter} ALTER COLUMN {names.quote(known)} DROP NOT NULL"
                 problems.append(
-                    f"[NOT_NULL_COLUMN] missing sets column {known!r}, which is NOT NULL in {spec.target!r}; run"
+                    f"[COLUMN_NOT_WRITABLE] missing sets column {known!r}, which is NOT NULL in {spec.target!r}; run"
                     f" {statement}"
                 )
             continue

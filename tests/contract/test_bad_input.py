@@ -34,8 +34,8 @@ def source(spark: SparkSession) -> DataFrame:
 
 
 WIDER = (
-    "[TYPE_TOO_NARROW] column 'lsn' of the target is too narrow (lsn bigint -> decimal(38,0)); cast it in the stream, set"
-    " schema_evolution='widen', or run ALTER TABLE delta.`{target}` SET TBLPROPERTIES ('delta.enableTypeWidening' ="
+    "[TYPE_TOO_NARROW] column 'lsn' of the target is too narrow (lsn bigint -> decimal(38,0)); cast it in the stream,"
+    " set schema_evolution='widen', or run ALTER TABLE delta.`{target}` SET TBLPROPERTIES ('delta.enableTypeWidening' ="
     " 'true'); ALTER TABLE delta.`{target}` ALTER COLUMN `lsn` TYPE decimal(38,0)"
 )
 
@@ -92,8 +92,8 @@ def problems_of(sink: MergeSink, events: DataFrame) -> tuple[str, ...]:
         ),
         (
             {"sequence_by": "doc"},
-            f"[UNSUPPORTED_TYPE] sequence_by uses 'doc' of type {DOC}, which has no order; use numbers, timestamps, text"
-            " or a struct of them",
+            f"[UNSUPPORTED_TYPE] sequence_by uses 'doc' of type {DOC}, which has no order; use numbers, timestamps,"
+            " text or a struct of them",
         ),
         (
             {"sequence_by": "at"},
@@ -215,8 +215,8 @@ def orders(spark: SparkSession, source: DataFrame, tmp_path_factory: pytest.Temp
             ["id", "CAST(lsn AS decimal(38, 0)) AS lsn", "name"],
             WIDER
             if WIDENS_BEYOND_INTEGERS
-            else "column 'lsn' is decimal(38,0) in the source and bigint in the target, which cannot hold it exactly; cast"
-            " it in the stream to bigint",
+            else "[TYPE_MISMATCH] column 'lsn' is decimal(38,0) in the source and bigint in the target, which cannot"
+            " store it exactly; cast it in the stream to bigint",
         ),
         (
             {},

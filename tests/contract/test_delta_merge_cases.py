@@ -114,8 +114,8 @@ def test_types_that_delta_does_not_store_are_refused_at_any_depth(
         changes_of(spark, tmp_table).deliver_frame(events)
 
     assert caught.value.problems == tuple(
-        f"[UNSUPPORTED_TYPE] column {name!r} is {dtype}, which Delta does not store; cast it in the stream to a type such"
-        " as string, or leave it out"
+        f"[UNSUPPORTED_TYPE] column {name!r} is {dtype}, which Delta does not store; cast it in the stream to a type"
+        " such as string, or leave it out"
         for name, dtype in refused.items()
     )
     assert beside(tmp_table) == []

@@ -340,16 +340,16 @@ def test_a_delete_that_is_remembered_while_the_log_is_widened_is_not_lost(
         (
             "DROP COLUMN lsn",
             {},
-            "[COLUMN_DROPPED] target {target!r} has no column 'lsn', which is the sequence (sequence_by); it was dropped;"
-            " rename it back (ALTER TABLE {table} RENAME COLUMN … TO `lsn`), or, if all its rows may count as the oldest, add it:"
-            " ALTER TABLE {table} ADD COLUMN `lsn` bigint",
+            "[COLUMN_DROPPED] target {target!r} has no column 'lsn', which is the sequence (sequence_by); it was"
+            " dropped; rename it back (ALTER TABLE {table} RENAME COLUMN … TO `lsn`), or, if all its rows may count as"
+            " the oldest, add it: ALTER TABLE {table} ADD COLUMN `lsn` bigint",
         ),
         (
             "DROP COLUMN __stream_merge_sequence",
             {"except_column_list": ["op", "lsn"]},
             "[COLUMN_DROPPED] target {target!r} has no column '__stream_merge_sequence', and sequence_by is not stored;"
-            " rename it back (ALTER TABLE {table} RENAME COLUMN … TO `__stream_merge_sequence`), store sequence_by again"
-            " or, if all rows may count as the oldest: ALTER TABLE {table} UNSET TBLPROPERTIES"
+            " rename it back (ALTER TABLE {table} RENAME COLUMN … TO `__stream_merge_sequence`), store sequence_by"
+            " again or, if all rows may count as the oldest: ALTER TABLE {table} UNSET TBLPROPERTIES"
             " ('stream_merge.sequence')",
         ),
     ],
