@@ -89,7 +89,7 @@ def test_a_message_is_short() -> None:
         f"{where}: {len(message.split()) - 1}" for where, message in _messages() if len(message.split()) - 1 > LONGEST
     ]
 
-    assert long == {}
+    assert long == []
 
 
 @pytest.mark.parametrize(
