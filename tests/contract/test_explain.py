@@ -7,7 +7,8 @@ import scenario
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
-from stream_merge import MergeSink, cli
+from stream_merge import MergeSink
+from stream_merge.cli import app as cli
 from stream_merge.cli.commands import shared
 from stream_merge.tables.explain import explain
 from stream_merge.testing import run

@@ -12,7 +12,8 @@ from pyspark.sql import SparkSession
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
-from stream_merge import ConfigError, cli
+from stream_merge import ConfigError
+from stream_merge.cli import app as cli
 from stream_merge.cli.commands import shared
 from stream_merge.jobs.files.run import FilesSettings
 from stream_merge.jobs.files.run import run as run_files

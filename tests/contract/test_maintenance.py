@@ -20,7 +20,8 @@ from delta.exceptions import ConcurrentDeleteReadException
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
-from stream_merge import ConfigError, Maintenance, cli
+from stream_merge import ConfigError, Maintenance
+from stream_merge.cli import app as cli
 from stream_merge.model.results import MergeResult
 from stream_merge.tables import upkeep
 from stream_merge.tables.upkeep import TableUpkeep, maintained

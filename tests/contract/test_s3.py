@@ -26,7 +26,8 @@ from since import since
 from story import lose_no_commit_of_two_handles, tell
 from typer.testing import CliRunner
 
-from stream_merge import ConfigError, Maintenance, MergeSink, RetryPolicy, StreamMergeError, cli
+from stream_merge import ConfigError, Maintenance, MergeSink, RetryPolicy, StreamMergeError
+from stream_merge.cli import app as cli
 from stream_merge.metrics.instruments import MergeMetrics
 from stream_merge.spark import s3 as of_s3
 from stream_merge.spark.versions import SPARK

@@ -20,8 +20,8 @@ from stream_merge import (
     ContractError,
     MergeFailedError,
     StreamMergeError,
-    cli,
 )
+from stream_merge.cli import app as cli
 from stream_merge.cli.commands import shared, tables, upkeep
 from stream_merge.jobs.files.run import FilesSettings
 from stream_merge.jobs.kafka.jars import CONNECTOR

@@ -13,7 +13,8 @@ import pytest
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner, Result
 
-from stream_merge import ConfigError, MergeSink, cli
+from stream_merge import ConfigError, MergeSink
+from stream_merge.cli import app as cli
 from stream_merge.cli.commands import jobs, shared
 from stream_merge.jobs.kafka.run import JobResult
 from stream_merge.jobs.kafka.settings import load

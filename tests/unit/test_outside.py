@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 from stream_merge.cli import app as cli
+from stream_merge.errors import located
 from stream_merge.jobs.kafka.exit_codes import Verdict, verdict
 from stream_merge.jobs.watch.queries import QueryFailedError
 from stream_merge.sources.kafka import connection
@@ -96,7 +97,7 @@ def test_what_stands_at_the_bottom_of_a_trace_is_said(text: str, sentence: str |
 
     assert environment.said(outer) == sentence
     assert verdict(outer) is (Verdict.AGAIN if sentence is None else Verdict.CONFIGURATION)
-    assert sentence is None or str(outer) == f"query 'orders' failed: {sentence}"
+    assert sentence is None or str(outer) == located("query 'orders' failed", sentence)
 
 
 def no_spark(*_: object, **__: object) -> SparkSession:

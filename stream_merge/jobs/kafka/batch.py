@@ -263,8 +263,8 @@ class TopicSink:
             tell(log.warning, "truncate_ignored", topic=topic, partition=partition, offset=offset)
             return
         msg = (
-            f"[SOURCE_TRUNCATED] topic {topic!r}, partition {partition}, offset {offset} truncates the source table of"
-            f" {self._settings.target!r}; set 'on_truncate: ignore', then delete the rows older than the truncate"
+            f"[SOURCE_TRUNCATED] topic {topic!r}, partition {partition}, offset {offset} truncates the source table"
+            f" of {self._settings.target!r}; set 'on_truncate: ignore', let the job pass it, stop it, delete older rows"
         )
         raise ContractError(msg, reasons={"truncate": 1}, target=self._settings.target, batch_id=batch_id)
 
