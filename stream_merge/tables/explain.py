@@ -136,7 +136,7 @@ def find(target: str, storage_options: Mapping[str, str] | None = None) -> Nativ
     escape = places.escape_in(place)
     if escape is not None:
         msg = (
-            f"[NEEDS_SPARK] {target!r} has {escape!r}, which delta-rs decodes and Spark does not; if it stands for"
+            f"[NEEDS_SPARK] {target!r} has {escape!r}, which delta-rs and Spark read differently; if it stands for"
             " another character, use the folder's path without file:, else DESCRIBE HISTORY in Spark"
         )
         raise ConfigError(msg, target=target)

@@ -37,7 +37,7 @@ def test_a_path_in_which_delta_rs_would_decode_something_is_not_read_as_another_
     write_deltalake(str(tmp_path / "a b"), pa.table({"id": [1]}))
 
     for target in (f"file://{tmp_path}/a%20b", f"{tmp_path}/a%20b"):
-        with pytest.raises(ConfigError, match="has '%20', which delta-rs decodes and Spark does not"):
+        with pytest.raises(ConfigError, match="has '%20', which delta-rs and Spark read differently"):
             explain(target)
     assert explain(f"file://{tmp_path}/a b").version == 0
 
