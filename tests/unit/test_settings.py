@@ -107,8 +107,8 @@ def problems_of(sink: MergeSink, events: DataFrame) -> tuple[str, ...]:
         *(
             (
                 {"tombstone_retention_seconds": value},
-                f"[INVALID_SETTING] tombstone_retention_seconds={value!r} must be a positive number up to 100,000,000,000,"
-                " or None to keep deletes forever",
+                f"[INVALID_SETTING] tombstone_retention_seconds={value!r} must be a positive number up to"
+                " 100,000,000,000, or None to keep deletes forever",
             )
             for value in (0, -1.5, math.inf, math.nan, 1e16, 10**400, "3600", True, Decimal("NaN"), Decimal("Infinity"))
         ),
@@ -132,7 +132,8 @@ def problems_of(sink: MergeSink, events: DataFrame) -> tuple[str, ...]:
         *(
             (
                 {setting: {"a": "b", "c": value, 5: "d"}},
-                f"[INVALID_SETTING] {setting} has non-strings at ['c', 5]; quote names and values, as in 'true' and '7'",
+                f"[INVALID_SETTING] {setting} has non-strings at ['c', 5]; quote names and values, as in 'true' and"
+                " '7'",
             )
             for setting in ("table_properties", "storage_options")
             for value in (True, 7, None)
