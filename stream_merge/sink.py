@@ -67,7 +67,7 @@ class MergeSink:
         on_invalid: "quarantine" events that break the contract, or "fail" the batch.
         quarantine_target: where they go; None: `__stream_merge_quarantine_<table>` beside the target.
         tombstones: remember deletes, so that a late upsert cannot revive a key.
-        tombstone_retention_seconds: how long; None: for ever.
+        tombstone_retention_seconds: how long; None: forever.
         create_target: create a missing target from the first batch.
         partition_by: partition columns of a created target.
         cluster_by: clustering columns of a created target.

@@ -61,7 +61,7 @@ def test_a_sink_is_given_one_thing_after_the_other() -> None:
     sink, only = object(), spec(promised=False)
     with (
         claims.held(sink, "a", only, LOCAL),
-        pytest.raises(ConfigError, match="this sink is merging into 't' at this moment"),
+        pytest.raises(ConfigError, match="this sink is already merging into 't'"),
         claims.held(sink, "a", only, LOCAL),
     ):
         pass
@@ -83,7 +83,7 @@ def test_a_batch_is_given_whole() -> None:
         with held("a", only, place, part=given):
             pass
     with (
-        pytest.raises(ConfigError, match="a sink has merged other events of batch 5 into 't' already"),
+        pytest.raises(ConfigError, match="a sink has already merged other events of batch 5 into 't'"),
         held("a", only, place, part=part("2", 5, 3)),
     ):
         pass

@@ -36,13 +36,13 @@ def test_clauses_read_as_they_are_written():
 
 
 def test_a_list_without_a_clause_is_none():
-    assert problems() == ("Clauses holds no clause; give at least one, such as when_matched().update_all()",)
+    assert problems() == ("[INVALID_CLAUSE] Clauses is empty; add a clause, such as when_matched().update_all()",)
 
 
 def test_a_clause_says_when_and_what():
     assert problems(when_matched("s.v = 1"), "delete", when_not_matched().insert_all()) == tuple(
-        f"clause {number} is {shown}, which is no clause; begin with when_matched, when_not_matched or"
-        " when_not_matched_by_source and end with what to do, such as when_matched().delete()"
+        f"[INVALID_CLAUSE] {shown}, number {number}, is not a clause; start with when_matched, when_not_matched or"
+        " when_not_matched_by_source and end with an action, as in when_matched().delete()"
         for number, shown in ((1, "when_matched('s.v = 1')"), (2, "'delete'"))
     )
 
@@ -64,47 +64,50 @@ def test_only_the_last_of_a_kind_lacks_a_condition():
         when_matched("s.v = 1").update_all(),
         when_not_matched_by_source("t.v = 1").delete(),
     ) == (
-        "clause 3, when_matched('s.v = 1').update_all() is never reached: clause 1 has no condition and takes all that"
-        " is matched; give that one a condition, or put it last",
+        "[INVALID_CLAUSE] clause 3, when_matched('s.v = 1').update_all() is never reached: clause 1 has no condition;"
+        " give that one a condition, or put it last",
     )
 
 
 @pytest.mark.parametrize(
     ("clause", "problem"),
     [
-        (when_matched("  ").delete(), "its condition '  ' is neither SQL text nor a Column; leave it out for none"),
-        (when_matched(True).delete(), "its condition True is neither SQL text nor a Column; leave it out for none"),
+        (when_matched("  ").delete(), "its condition '  ' must be SQL text, a Column or None"),
+        (when_matched(True).delete(), "its condition True must be SQL text, a Column or None"),
         (when_matched().update({}), "it names no column to update; give at least one"),
         (when_not_matched().insert({}), "it names no column to insert; give at least one"),
-        (when_matched().update({"v": 1}), "the value 1 of 'v' is neither SQL text nor a Column; write a constant as"),
-        (when_matched().update({"": "1"}), "'' is no column name"),
-        (when_matched().update({"__stream_merge_x": "1"}), "it assigns '__stream_merge_x'; names starting with"),
+        (when_matched().update({"v": 1}), "the value 1 of 'v' must be SQL text or a Column; write a constant as"),
+        (when_matched().update({"": "1"}), "'' is not a column name"),
+        (
+            when_matched().update({"__stream_merge_x": "1"}),
+            "it assigns '__stream_merge_x'; the prefix '__stream_merge_' is",
+        ),
         (when_not_matched().insert({"v": "1", "`v`": "2"}), "it names ['v'] more than once; name each column once"),
-        (Then(kind="matched", action="delete", values={"v": "1"}), "a delete assigns no columns; leave them out"),
-        (Then(kind="matched", action="delete", except_=("v",)), "a delete assigns no columns; leave them out"),
+        (Then(kind="matched", action="delete", values={"v": "1"}), "a delete assigns no columns; remove them"),
+        (Then(kind="matched", action="delete", except_=("v",)), "a delete assigns no columns; remove them"),
         (Then(kind="matched", action="insert"), "a matched clause cannot insert; it can update or delete"),
         (Then(kind="not_matched", action="delete"), "a not_matched clause cannot delete; it can insert"),
-        (Then(kind="never", action="delete"), "it is about 'never'; use one of matched, not_matched, not_matched_by_"),
-        (Then(kind="not_matched_by_source", action="update"), "no event has the row's key, so there are no columns of"),
+        (Then(kind="never", action="delete"), "its kind 'never' must be one of matched, not_matched, not_matched_by_"),
+        (Then(kind="not_matched_by_source", action="update"), "it has no event to take columns from; name columns"),
         (
             Then(kind="matched", action="update", values={"v": "1"}, except_=("w",)),
-            "columns are left out of an update or insert of all columns, and this one names its own; keep one",
+            "it has both except_ and columns of its own; keep one of them",
         ),
     ],
 )
 def test_each_rule_is_told_with_the_clause(clause: Then, problem: str):
     (said,) = problems(clause)
 
-    assert said.startswith(f"clause 1, {clause!r}: {problem}")
+    assert said.startswith(f"[INVALID_CLAUSE] clause 1, {clause!r}: {problem}")
 
 
 def test_all_problems_are_told_at_once():
     assert [
         said.split(",")[0] for said in problems(when_matched().update({"v": 1, "": "1"}), when_matched().delete())
     ] == [
-        "clause 1",
-        "clause 1",
-        "clause 2",
+        "[INVALID_CLAUSE] clause 1",
+        "[INVALID_CLAUSE] clause 1",
+        "[INVALID_CLAUSE] clause 2",
     ]
 
 
@@ -120,10 +123,10 @@ def test_settings_that_clauses_say_already_or_that_only_spark_does_are_refused()
         )
 
     assert caught.value.problems == (
-        "apply_as_deletes is given, and shape=Clauses(…) says itself what is deleted; leave it out and add a clause,"
+        "[CONFLICTING_SETTINGS] apply_as_deletes has no effect with shape=Clauses(…); remove it and add a clause,"
         " such as when_matched(\"s.op = 'd'\").delete()",
-        "tombstone_retention_seconds is given, and shape=Clauses(…) remembers no deletes; leave it out",
-        "engine='native' is given, and only Spark executes the SQL of shape=Clauses(…); use 'auto' or 'spark'",
+        "[CONFLICTING_SETTINGS] tombstone_retention_seconds has no effect with shape=Clauses(…); remove it",
+        "[CONFLICTING_SETTINGS] engine='native' does not execute the SQL of shape=Clauses(…); use 'auto' or 'spark'",
     )
 
 

@@ -190,7 +190,7 @@ def test_a_snapshot_is_told_all_that_it_is_told_in_python(
         ),
         (
             f"{SNAPSHOTS} --no-delete-missing --missing a=1",
-            "--missing is given, and --no-delete-missing leaves missing rows as they are; leave one of them out",
+            "[CONFLICTING_SETTINGS] --missing is given, but --no-delete-missing keeps such rows; remove one of them",
         ),
         (
             f"{SNAPSHOTS} --no-delete-missing --max-delete-share 0.5",
@@ -212,12 +212,12 @@ def test_a_snapshot_is_told_all_that_it_is_told_in_python(
         ),
         (
             f"{SNAPSHOTS} --sequence-by lsn",
-            "--sequence-by is given, and --shape snapshot keeps no sequence: a snapshot has each key once, and the"
-            " later one counts; leave it out",
+            "[CONFLICTING_SETTINGS] --sequence-by has no effect with --shape snapshot, of which the later one counts;"
+            " remove it",
         ),
         (
             f"{SNAPSHOTS} --missing id=1",
-            "--missing sets ['id'], which are keys; a flag is a column of its own",
+            "[CONFLICTING_SETTINGS] --missing sets key(s) ['id']; use other columns",
         ),
     ],
 )

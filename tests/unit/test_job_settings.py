@@ -120,11 +120,11 @@ def test_clauses_are_a_shape_and_every_rule_of_theirs_is_told_with_its_place(rea
     with pytest.raises(ConfigError) as raised:
         read(shape("{when: matched, then: delete, set: {v: s.v}}", "{when: matched, then: insert}"))
     assert [problem.split("job.yaml: ")[1] for problem in raised.value.problems] == [
-        "queries.orders.shape: clause 1, when_matched().delete(): a delete assigns no columns; leave them out",
+        "queries.orders.shape: clause 1, when_matched().delete(): a delete assigns no columns; remove them",
         "queries.orders.shape: clause 2, when_matched().insert_all(): a matched clause cannot insert; it can update or"
         " delete",
-        "queries.orders.shape: clause 2, when_matched().insert_all() is never reached: clause 1 has no condition and"
-        " takes all that is matched; give that one a condition, or put it last",
+        "queries.orders.shape: clause 2, when_matched().insert_all() is never reached: clause 1 has no condition; give"
+        " that one a condition, or put it last",
     ]
     with pytest.raises(ConfigError, match=r"queries.orders.shape.clauses.0.set.v: must be a valid string"):
         read(shape("{when: matched, then: update, set: {v: 1}}"))

@@ -564,7 +564,8 @@ def test_a_busy_port_is_one_sentence_with_a_remedy(registry: CollectorRegistry) 
             serve(port=port, registry=registry)
 
     assert str(caught.value) == (
-        f"cannot serve metrics on 127.0.0.1:{port}: Address already in use; choose another port, or 0 for a free one"
+        f"[METRICS_PORT_UNAVAILABLE] cannot serve metrics on 127.0.0.1:{port}: Address already in use; choose another"
+        " port, or 0 for a free one"
     )
 
 

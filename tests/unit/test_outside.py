@@ -169,14 +169,14 @@ queries:
     closed = f"{cannot} {str(closed_disk)!r} (Read-only file system), where"
     remedy = "is located; grant it write permission or choose another path"
     assert [line.removeprefix("problem ") for line in result.stdout.splitlines() if line.startswith("problem")] == [
-        f"job, metrics: cannot serve metrics on 127.0.0.1:{port}: Address already in use; choose another port, or 0 for"
-        " a free one",
+        f"job, metrics: [METRICS_PORT_UNAVAILABLE] cannot serve metrics on 127.0.0.1:{port}: Address already in use;"
+        " choose another port, or 0 for a free one",
         "job, broker: [BROKER_UNREACHABLE] 127.0.0.1:1 does not answer: 111 ECONNREFUSED",
         f"a, storage: {closed} '{closed_disk}/deep/a' {remedy}",
         f"b, checkpoint: {closed} '{closed_disk}/b' {remedy}",
-        "b, settings: queries.b.keys names ['id'] more than once; name each column once",
-        "b, settings: queries.b.target_filter is given, and 'queries.b.engine: native' executes no SQL; leave one of"
-        " them out",
+        "b, settings: [INVALID_SETTING] queries.b.keys names ['id'] more than once; name each column once",
+        "b, settings: [CONFLICTING_SETTINGS] queries.b.target_filter is SQL, which 'queries.b.engine: native' does not"
+        " execute; remove one of them",
         f"c, storage: {cannot} '{closed_log}' (Read-only file system); {remedy.removeprefix('is located; ')}",
     ]
     assert result.exit_code == 2

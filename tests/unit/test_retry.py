@@ -64,11 +64,11 @@ def test_the_policy_reports_every_wrong_number_at_once():
         )
 
     assert caught.value.problems == (
-        "attempts=0 allows no try at all; set it to 1 or more",
-        "budget_seconds=-1 is negative; set it to 0 or more seconds",
-        "backoff_initial_seconds=-2 is negative; set it to 0 or more seconds",
-        "backoff_max_seconds=-3 is negative; set it to 0 or more seconds",
-        "backoff_jitter_seconds=-4 is negative; set it to 0 or more seconds",
+        "[INVALID_SETTING] attempts=0 must be a whole number, 1 or more",
+        "[INVALID_SETTING] budget_seconds=-1 must be a finite number of seconds, 0 or more",
+        "[INVALID_SETTING] backoff_initial_seconds=-2 must be a finite number of seconds, 0 or more",
+        "[INVALID_SETTING] backoff_max_seconds=-3 must be a finite number of seconds, 0 or more",
+        "[INVALID_SETTING] backoff_jitter_seconds=-4 must be a finite number of seconds, 0 or more",
     )
 
 

@@ -49,69 +49,82 @@ def problems_of(sink: MergeSink, events: DataFrame) -> tuple[str, ...]:
     [
         (
             {"column_list": ["id", "name"], "except_column_list": ["op"]},
-            "column_list and except_column_list are both given; keep one of them",
+            "[CONFLICTING_SETTINGS] column_list and except_column_list are both given; keep one of them",
         ),
+        ({"column_list": ["lsn", "name"]}, "[CONFLICTING_SETTINGS] column_list lacks key(s) ['id']; add them"),
         (
-            {"column_list": ["lsn", "name"]},
-            "column_list leaves out key(s) ['id']; add them, a row cannot be found without its keys",
+            {"except_column_list": ["id"]},
+            "[CONFLICTING_SETTINGS] except_column_list names key(s) ['id']; remove them from it",
         ),
-        ({"except_column_list": ["id"]}, "except_column_list drops key(s) ['id']; remove them from the list"),
         (
             {"target_filter": " "},
-            "target_filter=' ' is not SQL text; write a condition over t, such as \"t.day >= '2024-06-01'\"",
+            "[INVALID_SETTING] target_filter=' ' must be SQL text over t, such as \"t.day >= '2024-06-01'\"",
         ),
         (
             {"target_filter": "t.day > 1", "engine": "native"},
-            "target_filter is given, and engine='native' executes no SQL; leave one of them out",
+            "[CONFLICTING_SETTINGS] target_filter is SQL, which engine='native' does not execute; remove one of them",
         ),
         (
             {"target_filter": "t.day > 1", "shape": Snapshot(), "sequence_by": ()},
-            "target_filter is given, and a snapshot is compared with its whole table; for a part of it give"
+            "[CONFLICTING_SETTINGS] target_filter does not apply to snapshots; for a part of the table use"
             " shape=Snapshot(within=…)",
         ),
-        ({"engine": "quick"}, "engine='quick' is not known; use one of 'auto', 'spark', 'native'"),
-        ({"schema_evolution": "always"}, "schema_evolution='always' is not known; use False, True or 'widen'"),
-        ({"on_invalid": "drop"}, "on_invalid='drop' is not known; use one of 'quarantine', 'fail'"),
-        ({"target": " "}, "target is empty; give a catalog name, a path or a URI"),
-        ({"keys": []}, "keys is empty; name at least one column"),
-        ({"keys": ["id", "id"]}, "keys names ['id'] more than once; name each column once"),
-        ({"sequence_by": []}, "sequence_by is empty; name at least one column"),
-        ({"shape": Changes}, f"shape={Changes!r} is not a shape; give one of stream_merge.shapes, such as Changes()"),
-        ({"sequence_by": "id"}, "sequence_by='id' is also a key; a key cannot order its own versions"),
+        ({"engine": "quick"}, "[INVALID_SETTING] engine='quick' must be one of 'auto', 'spark', 'native'"),
+        (
+            {"schema_evolution": "always"},
+            "[INVALID_SETTING] schema_evolution='always' must be False, True or 'widen'",
+        ),
+        ({"on_invalid": "drop"}, "[INVALID_SETTING] on_invalid='drop' must be one of 'quarantine', 'fail'"),
+        ({"target": " "}, "[MISSING_SETTING] target is empty; set a catalog name, a path or a URI"),
+        ({"keys": []}, "[MISSING_SETTING] keys is empty; name at least one column"),
+        ({"keys": ["id", "id"]}, "[INVALID_SETTING] keys names ['id'] more than once; name each column once"),
+        ({"sequence_by": []}, "[MISSING_SETTING] sequence_by is empty; name at least one column"),
+        (
+            {"shape": Changes},
+            f"[INVALID_SETTING] shape={Changes!r} must be one of stream_merge.shapes, such as Changes()",
+        ),
+        (
+            {"sequence_by": "id"},
+            "[CONFLICTING_SETTINGS] sequence_by='id' is also a key; a key cannot order its own versions",
+        ),
         (
             {"sequence_by": "__stream_merge_sequence"},
-            "sequence_by names ['__stream_merge_sequence']; names starting with '__stream_merge_' belong to the sink",
+            "[RESERVED_COLUMN_NAME] sequence_by names ['__stream_merge_sequence']; the prefix '__stream_merge_' is"
+            " reserved",
         ),
-        ({"apply_as_deletes": " "}, "apply_as_deletes is an empty string; use None when there are no deletes"),
         (
-            {"tombstone_retention_seconds": 0},
-            "tombstone_retention_seconds=0 forgets deletes at once; use a positive number, None to keep them for"
-            " ever, or tombstones=False",
+            {"apply_as_deletes": " "},
+            "[INVALID_SETTING] apply_as_deletes is an empty string; use None when there are no deletes",
         ),
-        ({"native_memory_bytes": 0}, "native_memory_bytes=0 leaves no memory; use a positive number"),
         (
             {"partition_by": ["name"], "cluster_by": ["op"]},
-            "partition_by and cluster_by are both given; Delta allows one of them",
+            "[CONFLICTING_SETTINGS] partition_by and cluster_by are both given; Delta allows one of them",
         ),
-        ({"app_id": ""}, "app_id='' is empty; leave it out or give it a value"),
-        ({"name": " "}, "name=' ' is empty; leave it out or give it a value"),
-        ({"name": 5}, "name=5 is no text; leave it out or give it a value"),
-        ({"keys": 5}, "keys holds [5]; every entry must be a column name"),
+        ({"app_id": ""}, "[INVALID_SETTING] app_id='' must be a non-empty string, or None"),
+        ({"name": " "}, "[INVALID_SETTING] name=' ' must be a non-empty string, or None"),
+        ({"name": 5}, "[INVALID_SETTING] name=5 must be a non-empty string, or None"),
+        ({"keys": 5}, "[INVALID_SETTING] keys holds [5]; every entry must be a column name"),
         *(
             (
                 {"tombstone_retention_seconds": value},
-                f"tombstone_retention_seconds={value!r} is no number of seconds up to 100,000,000,000; use None to keep"
-                " deletes for ever",
+                f"[INVALID_SETTING] tombstone_retention_seconds={value!r} must be a positive number up to"
+                " 100,000,000,000, or None to keep deletes forever",
             )
-            for value in (math.inf, math.nan, 1e16, 10**400, "3600", True, Decimal("NaN"), Decimal("Infinity"))
+            for value in (0, -1.5, math.inf, math.nan, 1e16, 10**400, "3600", True, Decimal("NaN"), Decimal("Infinity"))
         ),
-        ({"native_memory_bytes": "1g"}, "native_memory_bytes='1g' is no number of bytes; use a positive number"),
-        ({"single_writer": "no"}, "single_writer='no' is neither True nor False"),
-        ({"single_writer": 1}, "single_writer=1 is neither True nor False"),
+        *(
+            (
+                {"native_memory_bytes": value},
+                f"[INVALID_SETTING] native_memory_bytes={value!r} must be a positive number of bytes",
+            )
+            for value in (0, "1g")
+        ),
+        ({"single_writer": "no"}, "[INVALID_SETTING] single_writer='no' must be True or False"),
+        ({"single_writer": 1}, "[INVALID_SETTING] single_writer=1 must be True or False"),
         *(
             (
                 {setting: value},
-                f"{setting} is no mapping of text to text but {kind}; give a dict, or leave it out",
+                f"[INVALID_SETTING] {setting} must be a dict of str to str, got {kind}",
             )
             for setting in ("table_properties", "storage_options")
             for value, kind in ((5, "int"), (False, "bool"), ("delta.appendOnly", "str"), (["a"], "list"))
@@ -119,18 +132,19 @@ def problems_of(sink: MergeSink, events: DataFrame) -> tuple[str, ...]:
         *(
             (
                 {setting: {"a": "b", "c": value, 5: "d"}},
-                f"{setting} has names or values at ['c', 5] that are no text; put them in quotes, as in 'true' and '7'",
+                f"[INVALID_SETTING] {setting} has non-strings at ['c', 5]; quote names and values, as in 'true' and"
+                " '7'",
             )
             for setting in ("table_properties", "storage_options")
             for value in (True, 7, None)
         ),
-        ({"apply_as_deletes": 5}, "apply_as_deletes=5 is neither SQL text nor a Column"),
-        ({"retry": 5}, "retry=5 is no RetryPolicy; give RetryPolicy(…), or leave it out"),
-        ({"quarantine_target": ""}, "quarantine_target='' is empty; leave it out or give it a value"),
+        ({"apply_as_deletes": 5}, "[INVALID_SETTING] apply_as_deletes=5 must be SQL text or a Column"),
+        ({"retry": 5}, "[INVALID_SETTING] retry=5 must be a RetryPolicy, or None"),
+        ({"quarantine_target": ""}, "[INVALID_SETTING] quarantine_target='' must be a non-empty string, or None"),
         *(
             (
                 {"target": target, "quarantine_target": other},
-                f"quarantine_target={other!r} is the target itself; name a table of its own",
+                f"[CONFLICTING_SETTINGS] quarantine_target={other!r} is the target; use another table",
             )
             for target, *others in (
                 ("shop.orders", "shop.orders", "SHOP.Orders", "`shop`.`orders`"),
@@ -144,8 +158,8 @@ def problems_of(sink: MergeSink, events: DataFrame) -> tuple[str, ...]:
         ),
         (
             {"target": "a/orders", "quarantine_target": "a/__stream_merge_tombstones_orders/"},
-            "quarantine_target='a/__stream_merge_tombstones_orders/' is the table of deletes itself; name a table of"
-            " its own",
+            "[CONFLICTING_SETTINGS] quarantine_target='a/__stream_merge_tombstones_orders/' is the tombstone table; use"
+            " another table",
         ),
     ],
 )
@@ -196,13 +210,13 @@ def test_all_problems_of_a_construction_are_reported_at_once():
             app_id=" ",
         )
 
-    assert [problem.split()[0] for problem in caught.value.problems] == [
-        "keys",
-        "column_list",
-        "column_list",
-        "except_column_list",
-        "engine='quick'",
-        "app_id='",
+    assert [problem.split()[:2] for problem in caught.value.problems] == [
+        ["[INVALID_SETTING]", "keys"],
+        ["[CONFLICTING_SETTINGS]", "column_list"],
+        ["[CONFLICTING_SETTINGS]", "column_list"],
+        ["[CONFLICTING_SETTINGS]", "except_column_list"],
+        ["[INVALID_SETTING]", "engine='quick'"],
+        ["[INVALID_SETTING]", "app_id='"],
     ]
     assert str(caught.value) == "; ".join(caught.value.problems)
     assert caught.value.target == "shop.orders"

@@ -35,22 +35,22 @@ def test_it_is_known_by_its_name():
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"max_delete_share": 1.5}, "max_delete_share=1.5 is no share; set it from 0 (no row) to 1 (all of them)"),
-        ({"max_delete_share": float("nan")}, "max_delete_share=nan is not a number; set it from 0 (no row) to 1 (all"),
-        ({"max_delete_share": True}, "max_delete_share=True is not a number; set it from 0 (no row) to 1 (all"),
-        ({"min_rows": -1}, "min_rows=-1 is not a whole number of rows; set it to 0 or more"),
-        ({"min_rows": 1.5}, "min_rows=1.5 is not a whole number of rows; set it to 0 or more"),
-        ({"within": " "}, "within=' ' is not SQL text; write a condition over t, such as \"t.day = '2024-06-01'\""),
-        ({"missing": {}}, "missing names no column to set; leave it out to delete missing rows"),
-        ({"missing": {"": "1"}}, "missing holds '', which is no column name"),
-        ({"missing": {"a": 1}}, "the value 1 of 'a' in missing is not SQL text; write a constant as text: 'true'"),
+        ({"max_delete_share": 1.5}, "max_delete_share=1.5 must be a number from 0 (no row) to 1 (all rows)"),
+        ({"max_delete_share": float("nan")}, "max_delete_share=nan must be a number from 0"),
+        ({"max_delete_share": True}, "max_delete_share=True must be a number from 0"),
+        ({"min_rows": -1}, "min_rows=-1 must be a whole number of rows, 0 or more"),
+        ({"min_rows": 1.5}, "min_rows=1.5 must be a whole number of rows, 0 or more"),
+        ({"within": " "}, "within=' ' must be SQL text over t, such as \"t.day = '2024-06-01'\""),
+        ({"missing": {}}, "missing is empty; name a column to set, or remove it to delete missing rows"),
+        ({"missing": {"": "1"}}, "missing holds '', which is not a column name"),
+        ({"missing": {"a": 1}}, "missing sets 'a' to 1; use SQL text, such as 'true'"),
         (
             {"missing": {"`__stream_merge_x`": "1"}},
-            "missing sets '`__stream_merge_x`'; names starting with '__stream_merge_' belong to the sink",
+            "missing sets '`__stream_merge_x`'; the prefix '__stream_merge_' is reserved",
         ),
         (
             {"missing": {"a": "1"}, "delete_missing": False},
-            "missing is given, and delete_missing=False leaves missing rows as they are; leave one of them out",
+            "missing is given, but delete_missing=False keeps such rows; remove one of them",
         ),
     ],
 )
@@ -58,23 +58,23 @@ def test_arguments_that_mean_nothing_are_refused(arguments: dict[str, Any], said
     with pytest.raises(ConfigError) as caught:
         Snapshot(**arguments)
     (problem,) = caught.value.problems
-    assert problem.startswith(said)
+    assert problem.split("] ", 1)[1].startswith(said)
 
 
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"sequence_by": "lsn"}, "sequence_by is given, and shape=Snapshot(…) keeps no sequence"),
-        ({"apply_as_deletes": "op = 'd'"}, "apply_as_deletes is given, and shape=Snapshot(…) takes for deleted what"),
-        ({"tombstone_retention_seconds": 1.0}, "tombstone_retention_seconds is given, and shape=Snapshot(…) remembers"),
-        ({"shape": Snapshot(missing={"id": "1"})}, "missing sets ['id'], which are keys"),
+        ({"sequence_by": "lsn"}, "sequence_by has no effect with shape=Snapshot(…), of which the later one"),
+        ({"apply_as_deletes": "op = 'd'"}, "apply_as_deletes has no effect with shape=Snapshot(…), which deletes what"),
+        ({"tombstone_retention_seconds": 1.0}, "tombstone_retention_seconds has no effect with shape=Snapshot(…)"),
+        ({"shape": Snapshot(missing={"id": "1"})}, "missing sets key(s) ['id']; use other columns"),
         (
             {"engine": "native", "shape": Snapshot(missing={"gone": "true"})},
-            "engine='native' is given, and missing of shape=Snapshot(…) is SQL, which only Spark executes; use 'auto'",
+            "engine='native' does not execute the SQL of missing in shape=Snapshot(…); use 'auto'",
         ),
         (
             {"engine": "native", "shape": Snapshot(within="t.day = 1")},
-            "engine='native' is given, and within of shape=Snapshot(…) is SQL, which only Spark executes; use 'auto'",
+            "engine='native' does not execute the SQL of within in shape=Snapshot(…); use 'auto'",
         ),
     ],
 )
@@ -82,7 +82,7 @@ def test_settings_that_mean_nothing_are_refused_by_both_names(settings: dict[str
     with pytest.raises(ConfigError) as caught:
         sink(**settings)
     (problem,) = caught.value.problems
-    assert problem.startswith(said)
+    assert problem.split("] ", 1)[1].startswith(said)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_what_stays_may_be_any_share():
 def test_a_part_of_a_routed_stream_is_no_snapshot(tmp_path: Path):
     for shape in (Snapshot(), Snapshot(delete_missing=False)):
         whole = MergeSink(target=str(tmp_path / "a"), keys="id", shape=shape)
-        with pytest.raises(ConfigError, match=r"the sinks of \['a'\] change rows that a batch does not have"):
+        with pytest.raises(ConfigError, match=r"the sinks of \['a'\] need full copies of their tables"):
             MergeSinks({"a": whole}, route_by="source")
 
 

@@ -15,7 +15,11 @@ from stream_merge.jobs.spelling import _OPTIONS, _SETTINGS, as_options, as_setti
 @pytest.mark.parametrize(
     ("text", "options", "settings"),
     [
-        ("keys is empty; name one", "--keys is empty; name one", "queries.a.keys is empty; name one"),
+        (
+            "[MISSING_SETTING] keys is empty; name one",
+            "[MISSING_SETTING] --keys is empty; name one",
+            "[MISSING_SETTING] queries.a.keys is empty; name one",
+        ),
         (
             "set schema_evolution=True to add them, or schema_evolution='widen'",
             "set --schema-evolution to add them, or --schema-evolution 'widen'",

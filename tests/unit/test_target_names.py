@@ -33,7 +33,7 @@ def test_a_folder_beside_the_process_is_a_path_without_its_slash_too(target: str
 @pytest.mark.parametrize("target", ["s3://lake", "s3a://lake/", "abfss://c@a.dfs.core.windows.net//", "gs://b/x/.."])
 def test_a_store_as_a_whole_has_no_place_beside_it(target: str) -> None:
     assert names.is_root(target)
-    with pytest.raises(ConfigError, match=r"is a store as a whole, .*; name a folder in it"):
+    with pytest.raises(ConfigError, match=r"is a bucket root; .* use a path inside the bucket"):
         MergeSink(target=target, keys="id", sequence_by="n")
     MergeSink(target=target, keys="id", sequence_by="n", tombstones=False, on_invalid="fail")
 
@@ -50,7 +50,7 @@ def test_a_store_as_a_whole_has_no_place_beside_it(target: str) -> None:
 def test_a_folder_name_on_a_disk_leaves_room_for_those_of_the_side_tables(
     name: str, settings: dict[str, Any], most: int
 ) -> None:
-    expected = f"has a folder name of {len(name.encode())} bytes; .* must have at most {most} bytes"
+    expected = f"has a folder name of {len(name.encode())} bytes; .* use at most {most} bytes"
     with pytest.raises(ConfigError, match=expected):
         MergeSink(target=f"/lake/{name}", keys="id", sequence_by="n", **settings)
     MergeSink(target=f"/lake/{'t' * most}", keys="id", sequence_by="n", **settings)
