@@ -226,7 +226,7 @@ def test_parquet_files_are_merged_and_a_new_column_is_refused(job: Job) -> None:
 def test_a_catalog_name_is_refused_because_the_catalog_would_forget_it(job: Job) -> None:
     job.target = "customers"
 
-    with pytest.raises(ConfigError, match=r"give a path \('\./customers'\)"):
+    with pytest.raises(ConfigError, match=r"use a path \('\./customers'\)"):
         job()
 
 
@@ -372,7 +372,7 @@ def test_a_second_run_beside_the_first_is_refused_before_spark_starts(job: Job) 
         with locks.locked(root / lock, "query 'other'"), pytest.raises(ConfigError) as refused:
             job()
         assert f"process {os.getpid()} (query 'other') {said}" in str(refused.value)
-        assert "end that one first" in str(refused.value)
+        assert "end that" in str(refused.value)
     assert not Path(job.checkpoint).exists()
 
     job()

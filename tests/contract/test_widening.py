@@ -123,8 +123,8 @@ def test_without_widen_the_error_has_the_commands_that_help(spark: SparkSession,
         f"ALTER TABLE {table} ALTER COLUMN `s`.`n` TYPE bigint",
     ]
     assert problem == (
-        "column 's.n' is bigint in the source and int in the target, which cannot hold it exactly; cast it in the"
-        f" stream to int, set schema_evolution='widen', or widen it yourself: {'; '.join(commands)};"
+        "[TYPE_MISMATCH] column 's.n' is bigint in the source and int in the target, which cannot hold it exactly; cast"
+        f" it in the stream to int, set schema_evolution='widen', or widen it yourself: {'; '.join(commands)};"
         " delta-rs and polars then cannot read the table"
     )
     assert stream.data_changes() == before
@@ -213,7 +213,7 @@ def test_the_native_engine_alone_is_no_engine_for_wider_types(spark: SparkSessio
     stream.deliver((1, 1, 1))
     before = stream.versions()
 
-    with pytest.raises(ConfigError, match=r"engine='native' cannot merge .* \(n int -> bigint\): delta-rs 1\.6"):
+    with pytest.raises(ConfigError, match=r"engine='native' cannot merge .* \(n int -> bigint\): delta-rs does not"):
         stream.deliver((1, 2, 2), schema="id int, lsn int, n bigint", engine="native")
 
     assert stream.versions() == before
