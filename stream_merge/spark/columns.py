@@ -327,7 +327,7 @@ def refusal(name: str, source: DataType, target: DataType, *, may_lack: bool = F
         return None
     return (
         f"[TYPE_MISMATCH] column {name!r} is {source.simpleString()} in the source and {target.simpleString()} in the"
-        f" target, which cannot store it exactly; cast it in the stream to {target.simpleString()}"
+        f" target, which cannot hold it exactly; cast it in the stream to {target.simpleString()}"
     )
 
 
@@ -336,8 +336,8 @@ def _struct_refusal(name: str, source: StructType, target: StructType, *, may_la
     absent = [f.name for f in target.fields if f.name.lower() not in in_source]
     if absent and not may_lack:
         return (
-            f"[TYPE_MISMATCH] column {name!r} of the source lacks field(s) {absent!r} of the target; add them (NULL if"
-            " unknown)"
+            f"[TYPE_MISMATCH] column {name!r} of the source lacks field(s) {absent!r} of the target; add them (NULL"
+            " where unknown)"
         )
     found = (
         refusal(f"{name}.{f.name}", in_source[f.name.lower()].dataType, f.dataType, may_lack=may_lack)

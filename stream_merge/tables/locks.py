@@ -249,7 +249,7 @@ def holder_of(path: Path, *, remove: bool = False) -> str | None:
 def _taken(target: str, holder: str) -> HeldError:
     msg = (
         f"[TABLE_LOCKED] {holder} is writing to {target!r}, and on a local disk two processes can overwrite each"
-        " other's commits; stop that process first, or use another target"
+        " other's commits; end that process first, or use another target"
     )
     return HeldError(msg, target=target)
 

@@ -128,5 +128,5 @@ def test_engines_in_the_driver_are_refused_where_it_was_not_seen_that_commits_ex
     monkeypatch.setattr(of_azure, "_client", lambda *_: "AbfsDfsClient")
     stream = OnAzure(spark, container, tmp_path, engine="native")
 
-    with pytest.raises(ConfigError, match=r"single_writer=True where nobody else writes"):
+    with pytest.raises(ConfigError, match=r"single_writer=True if nobody else writes"):
         run(stream.sink(), batch(spark, stream.schema, upsert(1, "one", lsn=1)), 0)

@@ -122,7 +122,7 @@ def problems_of(sink: MergeSink, events: DataFrame) -> tuple[str, ...]:
         ({"apply_as_deletes": "op"}, "[INVALID_EXPRESSION] apply_as_deletes='op' must be boolean, not string"),
         (
             {"partition_by": ["nope"]},
-            f"partition_by names column 'nope', which is not stored; stored columns are {COLUMNS!r}",
+            f"[COLUMN_NOT_FOUND] partition_by names column 'nope', which is not stored; stored columns are {COLUMNS!r}",
         ),
     ],
 )
@@ -195,20 +195,20 @@ def orders(spark: SparkSession, source: DataFrame, tmp_path_factory: pytest.Temp
         (
             {"keys": ["name"]},
             ["id", "lsn", "name"],
-            "target {target!r} is merged by keys ['id'], now keys=['name']; use the recorded keys, or rebuild the"
-            " table: rows and remembered deletes were matched by the old ones",
+            "[DEFINITION_CHANGED] target {target!r} is merged by keys ['id'], now keys=['name']; use the recorded keys,"
+            " or rebuild the table",
         ),
         (
             {"sequence_by": ["lsn", "name"]},
             ["id", "lsn", "name"],
-            "target {target!r} is sequenced by ['lsn'], now by ['lsn', 'name']; use the recorded definition, or"
-            " rebuild the table: stored sequences cannot be compared with new ones",
+            "[DEFINITION_CHANGED] target {target!r} is sequenced by ['lsn'], now by ['lsn', 'name']; use the recorded"
+            " definition, or rebuild the table",
         ),
         (
             {},
             ["CAST(id AS string) AS id", "lsn", "name"],
-            "column 'id' is string in the source and bigint in the target, which cannot hold it exactly; cast it in"
-            " the stream to bigint",
+            "[TYPE_MISMATCH] column 'id' is string in the source and bigint in the target, which cannot hold it"
+            " exactly; cast it in the stream to bigint",
         ),
         (
             {},
@@ -227,8 +227,8 @@ def orders(spark: SparkSession, source: DataFrame, tmp_path_factory: pytest.Temp
         (
             {"schema_evolution": True},
             ["id", "lsn", "name", "op AS `change op`"],
-            "new column(s) ['change op'] need column mapping, which target {target!r} does not have; set"
-            " delta.columnMapping.mode='name' on it or rename them in the stream",
+            "[COLUMN_NOT_WRITABLE] new column(s) ['change op'] need column mapping, which target {target!r} does not"
+            " have; set delta.columnMapping.mode='name', or rename them in the stream",
         ),
     ],
     ids=["keys", "sequence", "type", "decimal", "unknown column", "column mapping"],
@@ -248,7 +248,8 @@ def test_an_append_only_table_is_refused(spark, source, tmp_path, tmp_table):
 
     with nothing_written(tmp_path):
         assert problems_of(sink_of(tmp_table), source.select("id", "lsn")) == (
-            f"target {tmp_table!r} is append-only (delta.appendOnly); a merge updates and deletes, unset the property",
+            f"[TARGET_IS_APPEND_ONLY] target {tmp_table!r} has delta.appendOnly, but a merge updates and deletes; unset"
+            " the property",
         )
     assert table_version(spark, tmp_table) == 0
 
@@ -258,7 +259,8 @@ def test_a_folder_that_is_no_delta_table_is_refused(source, tmp_path, tmp_table)
 
     with nothing_written(tmp_path):
         assert problems_of(sink_of(tmp_table), source.select("id", "lsn")) == (
-            f"target {tmp_table!r} exists but is not a Delta table; convert it (CONVERT TO DELTA) or choose another",
+            f"[NOT_A_DELTA_TABLE] target {tmp_table!r} exists but is not a Delta table; convert it (CONVERT TO DELTA)"
+            " or choose another",
         )
 
 
@@ -267,7 +269,8 @@ def test_a_file_in_the_place_of_the_target_is_refused(source, tmp_path, tmp_tabl
 
     with nothing_written(tmp_path):
         assert problems_of(sink_of(tmp_table), source.select("id", "lsn")) == (
-            f"target {tmp_table!r} exists but is not a Delta table; convert it (CONVERT TO DELTA) or choose another",
+            f"[NOT_A_DELTA_TABLE] target {tmp_table!r} exists but is not a Delta table; convert it (CONVERT TO DELTA)"
+            " or choose another",
         )
 
 
@@ -275,8 +278,8 @@ def test_a_catalog_table_that_is_no_delta_table_is_refused(spark, source):
     spark.sql("CREATE TABLE bad_input_parquet (id bigint, lsn bigint) USING parquet")
     try:
         assert problems_of(sink_of("bad_input_parquet"), source.select("id", "lsn")) == (
-            "target 'bad_input_parquet' exists but is not a Delta table; convert it (CONVERT TO DELTA) or choose"
-            " another",
+            "[NOT_A_DELTA_TABLE] target 'bad_input_parquet' exists but is not a Delta table; convert it (CONVERT TO"
+            " DELTA) or choose another",
         )
         assert [row["tableName"] for row in spark.sql("SHOW TABLES LIKE '*bad_input*'").collect()] == [
             "bad_input_parquet"
@@ -289,14 +292,14 @@ def test_a_catalog_table_that_is_no_delta_table_is_refused(spark, source):
 def test_a_target_that_is_no_table_name_is_refused(source, target):
     (problem,) = problems_of(sink_of(target), source.select("id", "lsn"))
 
-    assert problem.startswith(f"target {target!r} is not a table name that Spark can read: [")
+    assert problem.startswith(f"[INVALID_TARGET] target {target!r} is not a valid table name in Spark: [")
 
 
 def test_a_missing_schema_is_one_sentence(source):
     (problem,) = problems_of(sink_of("no_such_schema.orders"), source.select("id", "lsn"))
 
     assert problem == (
-        "the schema of target 'no_such_schema.orders' does not exist; make it (CREATE SCHEMA"
+        "[SCHEMA_NOT_FOUND] the schema of target 'no_such_schema.orders' does not exist; create it (CREATE SCHEMA"
         " `spark_catalog`.`no_such_schema`), or correct the name"
     )
 
@@ -304,7 +307,8 @@ def test_a_missing_schema_is_one_sentence(source):
 def test_a_missing_table_is_refused_when_the_sink_may_not_create_it(source, tmp_path, tmp_table):
     with nothing_written(tmp_path):
         assert problems_of(sink_of(tmp_table, create_target=False), source.select("id", "lsn")) == (
-            f"target {tmp_table!r} does not exist and create_target is off; create it or switch it on",
+            f"[TABLE_NOT_FOUND] target {tmp_table!r} does not exist and create_target is off; create the table, or set"
+            " create_target=True",
         )
 
 
@@ -316,8 +320,8 @@ def test_a_table_in_the_place_of_the_quarantine_is_refused(spark, source, tmp_pa
         sink_of(tmp_table, quarantine_target=elsewhere)(source.select("id", "lsn"), 0)
 
     (problem,) = caught.value.problems
-    assert problem.startswith(f"quarantine_target {elsewhere!r} lacks column(s) ['reasons', ")
-    assert problem.endswith("name another table and let the sink create it")
+    assert problem.startswith(f"[SIDE_TABLE_NAME_TAKEN] quarantine_target {elsewhere!r} lacks column(s) ['reasons', ")
+    assert problem.endswith("use another name, under which the sink creates the table")
 
 
 # -- permissions --------------------------------------------------------------------------------

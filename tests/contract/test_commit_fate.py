@@ -292,5 +292,5 @@ def test_a_table_that_cannot_be_created_is_one_sentence(events, log_faults, faul
         run(writer(faulty_table, "mine"), events((1, 1, "ann", "u")), 0)
 
     assert str(caught.value) == (
-        f"table {faulty_table!r} could not be created: IOException: injected: the disk is full"
+        f"[WRITE_FAILED] table {faulty_table!r} cannot be created: IOException: injected: the disk is full"
     )

@@ -102,7 +102,7 @@ def test_a_replaced_table_is_noticed(query: Query):
     query.spark.sql(f"CREATE TABLE delta.`{query.table}` (id int, lsn int, name string) USING delta")
     query.add("(1, 20, 'u', 'uno')")
 
-    query.is_refused("has merged into .*holds none of them: the table was dropped or replaced")
+    query.is_refused("has merged into .*holds none of them; restore the table")
 
 
 @since((4, 0), "CREATE OR REPLACE of a path")
@@ -111,7 +111,7 @@ def test_a_table_that_was_replaced_in_its_place_is_noticed(query: Query):
     query.spark.sql(f"CREATE OR REPLACE TABLE delta.`{query.table}` USING delta AS SELECT 9 AS id, 1 AS lsn")
     query.add("(1, 20, 'u', 'uno')")
 
-    query.is_refused(r"has merged into .*Delta table id .*holds none of them: the table was dropped or replaced")
+    query.is_refused(r"has merged into .*Delta table id .*holds none of them; restore the table")
 
 
 @since((4, 0), "CREATE OR REPLACE of a path")
@@ -283,7 +283,7 @@ def test_a_sink_that_a_function_gets_later_needs_a_name(query: Query):
     """Without one it might be the first one under a changed target."""
     query.add("(3, 10, 'c', 'three')")
     other = query.table + "_other"
-    query.is_refused("a second sink of the query's function, that begins now, needs a name=", table=other)
+    query.is_refused("a new second sink of the query needs its own name=", table=other)
 
     second = scenario.sink(other, name="other")
 
@@ -343,8 +343,8 @@ def test_a_restored_checkpoint_loses_no_events(query: Query, tmp_path: Path):
     query.add("(5, 10, 'c', 'five')")
 
     query.is_refused(
-        r"batch 1 of query .* comes from a checkpoint .* older than the table.*holds batches of this query up to 2.*"
-        r"would be skipped \(file:.*0001.json\); bring the newest checkpoint back, or start a new one"
+        r"older than the table: .*holds batches of this query up to 2, so batch 1 of query .*"
+        r" \(file:.*0001.json\) would be skipped; restore the newest checkpoint, or start a new one"
     )
 
 
@@ -357,10 +357,10 @@ def test_a_restored_checkpoint_loses_no_deletes_of_batches_that_changed_no_row(q
     query.restore(tmp_path / "copy")
     query.add("(9, 10, 'd', null)")
 
-    query.is_refused("a table beside it holds batches of this query up to 2, so its events would be skipped")
+    query.is_refused("a table beside it holds batches of this query up to 2, so batch .* would be skipped")
 
 
-BESIDE = "a table beside it holds another batch of this query under this id, so its events would be skipped"
+BESIDE = "a table beside it holds another batch of this query under this id, so batch .* would be skipped"
 DELETES = ("(7, 10, 'd', null)", "(8, 10, 'd', null)"), "(9, 10, 'd', null)"
 INVALID = ("(null, 10, 'c', 'one')", "(null, 20, 'c', 'two')"), "(null, 30, 'c', 'three')"
 
@@ -531,7 +531,7 @@ def test_an_older_copy_of_the_table_is_not_gone_on_with(query: Query, tmp_path: 
     shutil.copytree(tmp_path / "copy", query.table, ignore=shutil.ignore_patterns("newer"))
     query.add("(5, 10, 'c', 'five')")
 
-    query.is_refused(rf"is at version \d, and batch 2 of this query is version {newest} of it: .* a copy from before")
+    query.is_refused(rf"is at version \d, but batch 2 of this query is version {newest}; restore the newer table")
 
     shutil.rmtree(query.table)
     shutil.move(tmp_path / "copy" / "newer", query.table)

@@ -268,9 +268,9 @@ def test_what_is_no_whole_table_is_no_target(spark: SparkSession, tmp_path: Path
     before = sorted(tmp_path.rglob("*"))
     try:
         for target, said in (
-            ("a_view", "'a_view' is a view, which has no rows of its own"),
-            (f"{table}/p=a", "p=a' lies inside the Delta table at .*; name that table, or"),
-            (f"{table}/another", "another' lies inside the Delta table"),
+            ("a_view", "'a_view' is a view; use the table to merge into"),
+            (f"{table}/p=a", "p=a' is located inside the Delta table at .*; use that table, or"),
+            (f"{table}/another", "another' is located inside the Delta table"),
         ):
             with pytest.raises(ConfigError, match=said):
                 run(changes_of(spark, target, folder=tmp_path).sink(), newer, 0)

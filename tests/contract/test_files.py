@@ -226,7 +226,7 @@ def test_parquet_files_are_merged_and_a_new_column_is_refused(job: Job) -> None:
 def test_a_catalog_name_is_refused_because_the_catalog_would_forget_it(job: Job) -> None:
     job.target = "customers"
 
-    with pytest.raises(ConfigError, match=r"give a path \('\./customers'\)"):
+    with pytest.raises(ConfigError, match=r"use a path \('\./customers'\)"):
         job()
 
 

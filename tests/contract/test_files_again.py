@@ -104,9 +104,7 @@ def test_a_checkpoint_of_a_query_into_another_table_is_refused(
     result = invoke(line.replace("/table", "/other"))
 
     assert result.exit_code == 2
-    assert re.match(
-        r"stream-merge: query 'other' has merged into '.*table' .*or the checkpoint is another query's", result.stderr
-    )
+    assert re.match(r"stream-merge: \[TARGET_REPLACED\] query 'other' has merged into '.*table' ", result.stderr)
     assert not Path("other").exists()
 
 

@@ -52,5 +52,5 @@ def test_engines_in_the_driver_are_refused_without_a_promise(
 ) -> None:
     stream = OnGcs(spark, store, tmp_path, engine="native")
 
-    with pytest.raises(ConfigError, match=r"single_writer=True where nobody else writes"):
+    with pytest.raises(ConfigError, match=r"single_writer=True if nobody else writes"):
         run(stream.sink(), batch(spark, stream.schema, upsert(1, "one", lsn=1)), 0)

@@ -191,7 +191,7 @@ def test_delta_rs_has_no_part_in_structs_that_lack_fields(spark: SparkSession, t
 
 
 PAIR, ONE = "struct<a:int,b:int>", "struct<a:int>"
-SENTENCE = "column {!r} of the source lacks field(s) ['b'] of the target; add them (NULL where unknown)"
+SENTENCE = "[TYPE_MISMATCH] column {!r} of the source lacks field(s) ['b'] of the target; add them (NULL where unknown)"
 
 
 @pytest.mark.parametrize("evolution", [False, True, "widen"])

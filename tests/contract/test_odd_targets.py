@@ -154,8 +154,8 @@ def test_names_that_delta_reserves_for_its_reader_are_refused(spark: SparkSessio
         run(spark_sink(table, sequence_by="lsn"), events, 0)
 
     assert caught.value.problems == tuple(
-        f"column {name!r} has a name that Delta reserves for {what}; rename it in the stream:"
-        f" withColumnRenamed({name!r}, …), or leave it out with except_column_list"
+        f"[RESERVED_COLUMN_NAME] column {name!r} has a name that Delta reserves for {what}; rename it in the stream:"
+        f" withColumnRenamed({name!r}, …), or omit it with except_column_list"
         for name, what in taken
     )
     assert not (tmp_path / "table").exists()
@@ -169,8 +169,8 @@ def test_names_that_delta_reserves_for_its_reader_are_refused(spark: SparkSessio
     mapping = f"ALTER TABLE delta.`{other}` SET TBLPROPERTIES ('delta.columnMapping.mode' = 'name')"
     rename = f"ALTER TABLE delta.`{other}` RENAME COLUMN `_metadata` TO"
     assert refused.value.problems == (
-        f"target {other!r} has a column '_metadata', a name that Delta reserves for deletion vectors; rename it there"
-        f" and in the stream: {mapping}; {rename} …",
+        f"[RESERVED_COLUMN_NAME] target {other!r} has a column '_metadata', a name that Delta reserves for deletion"
+        f" vectors; rename it there and in the stream: {mapping}; {rename} …",
     )
 
     spark.sql(mapping)
@@ -196,10 +196,10 @@ def test_columns_that_a_merge_cannot_write_are_refused(spark: SparkSession, tmp_
         f"ALTER TABLE delta.`{tmp_table}` ALTER COLUMN {path} DROP NOT NULL" for path in ("`s`.`a`", "`s`.`t`.`b.c`")
     ]
     assert caught.value.problems == (
-        f"column 'n' of target {tmp_table!r} is an identity column, which Delta fills itself; leave it out with"
-        " except_column_list",
-        f"column 's' of target {tmp_table!r} has fields that are NOT NULL, which Delta's MERGE cannot write; allow"
-        f" NULL: {'; '.join(allow)}",
+        f"[COLUMN_NOT_WRITABLE] column 'n' of target {tmp_table!r} is an identity column, which Delta fills itself;"
+        " omit it with except_column_list",
+        f"[COLUMN_NOT_WRITABLE] column 's' of target {tmp_table!r} has NOT NULL fields, which Delta's MERGE cannot"
+        f" write; allow NULL: {'; '.join(allow)}",
     )
     for statement in allow:
         spark.sql(statement)

@@ -19,13 +19,13 @@ from stream_merge.jobs.watch import queries
 from stream_merge.jobs.watch.queries import Stream
 
 FULL = (
-    "the disk is full (No space left on device); free space where table, checkpoint and spark.local.dir lie, and run it"
-    " again"
+    "[DISK_FULL] the disk is full (No space left on device); free space for table, checkpoint and spark.local.dir, then"
+    " run it again"
 )
 ON_GOOGLE = "gs://lake/table"
 NO_GOOGLE = (
     r"Spark has no file system for gs:// \((Class org\.apache\.hadoop\.fs\.gs\.GoogleHadoopFileSystem not found|No"
-    r' FileSystem for scheme "gs")\); give it the jars, for instance by the Spark conf spark\.jars\.packages='
+    r' FileSystem for scheme "gs")\); add its jars, for example with the Spark conf spark\.jars\.packages='
     r"(org\.apache\.hadoop:hadoop-gcp:3\.5\.0|com\.google\.cloud\.bigdataoss:gcs-connector:hadoop3-2\.2\.26)"
 )
 """Hadoop has one of its own from 3.5 on."""

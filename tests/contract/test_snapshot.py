@@ -362,7 +362,7 @@ def test_looks_that_another_writer_makes_worthless_end_with_the_retry_policy(
 
     monkeypatch.setattr(whole.Beside, "would_change", disturbed)
     with pytest.raises(
-        CommitConflictError, match=r"snapshot 1 was compared with version 3 of .*at version 4 by"
+        CommitConflictError, match=r"snapshot 1 was compared with version 3 of .*now is at version 4;"
     ) as lost:
         run(mine, batch(spark, SCHEMA, ONE, THREE), 1)
 

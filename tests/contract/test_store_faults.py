@@ -243,26 +243,26 @@ FAILURES = {
     "no answer": Failure(
         Trouble(dropped, times=None),
         MergeFailedError,
-        r"the store gave no useful answer, however often it was asked \(",
+        r"\[STORE_UNAVAILABLE\] .*the object store is unavailable, also after retries \(",
     ),
     "throttled": Failure(
-        Trouble(Answering(SLOW_DOWN), times=None), MergeFailedError, r"the store gave no useful answer.* \(503"
+        Trouble(Answering(SLOW_DOWN), times=None), MergeFailedError, r"the object store is unavailable.* \(503"
     ),
     "throttled at the commit": Failure(
         Trouble(Answering(SLOW_DOWN), ("PUT",), COMMIT, None),
         MergeFailedError,
-        r"nothing was committed: the store gave no useful answer.* \(503",
+        r"the object store is unavailable.* \(503",
     ),
     "credentials that have expired": Failure(
-        Trouble(Answering(EXPIRED), times=None), ConfigError, "the store does not accept the credentials .* renew them"
+        Trouble(Answering(EXPIRED), times=None), ConfigError, "the object store rejects the credentials .* renew them"
     ),
     "a bucket that vanishes": Failure(
         Trouble(Answering(NO_BUCKET), times=None),
         ConfigError,
-        r"there is no such bucket \(404 NoSuchBucket, .*bring it back",
+        r"the bucket does not exist \(404 NoSuchBucket, .*create it",
     ),
     "no permission to write": Failure(
-        Trouble(Answering(DENIED), ("PUT",), times=None), StreamMergeError, r"the store denied access \(403"
+        Trouble(Answering(DENIED), ("PUT",), times=None), StreamMergeError, r"the object store denies access \(403"
     ),
 }
 
@@ -286,7 +286,7 @@ def test_a_batch_fails_with_one_sentence_and_can_be_repeated(
 def test_no_permission_on_the_tombstones_fails_the_batch(native: OnBadStore, proxy: S3Proxy) -> None:
     """Not to see what is remembered must not look like nothing being remembered."""
     with proxy.fault(Answering(DENIED), where=TOMBSTONES):
-        said = failed(lambda: native.merge(2, *EVENTS), StreamMergeError, r"the store denied access \(403")
+        said = failed(lambda: native.merge(2, *EVENTS), StreamMergeError, r"the object store denies access \(403")
 
     assert "__stream_merge_tombstones_orders" in said
     assert native.ids() == [1, 3]
@@ -340,7 +340,7 @@ def test_credentials_are_renewed_without_a_restart(native: OnBadStore) -> None:
     native.merge(2, upsert(5, "five", lsn=3))
     context._jsc.hadoopConfiguration().set(secret, "of yesterday")
     try:
-        failed(lambda: native.merge(3, upsert(6, "six", lsn=3)), ConfigError, r"does not accept the credentials \(403")
+        failed(lambda: native.merge(3, upsert(6, "six", lsn=3)), ConfigError, r"rejects the credentials \(403")
     finally:
         context._jsc.hadoopConfiguration().set(secret, settings[secret])
 

@@ -174,7 +174,7 @@ def test_what_spark_never_tells_is_an_error(spark: SparkSession):
     observation = Observation()
     spark.range(3).observe(observation, F.count(F.lit(1)).alias("received"))
 
-    with pytest.raises(MergeFailedError, match=r"not told within 0\.1 s what it counted"):
+    with pytest.raises(MergeFailedError, match=r"did not report the counts of the batch within 0\.1 s"):
         versions.observed(observation, within_seconds=0.1)
 
 
@@ -201,5 +201,5 @@ def test_where_a_table_would_lie_is_told_as_spark_makes_it(spark: SparkSession):
 
     assert entry is not None
     assert catalog.place_to_be(spark, "spark_catalog.default.Here_It") == entry.location
-    with pytest.raises(MergeFailedError, match=r"the catalog did not give 'nowhere\.t': .*nowhere"):
+    with pytest.raises(MergeFailedError, match=r"the catalog cannot load 'nowhere\.t': .*nowhere"):
         catalog.place_to_be(spark, "nowhere.t")

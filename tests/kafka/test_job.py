@@ -875,7 +875,8 @@ def test_check_sees_what_lies_at_the_target(shop: Shop):
     found = [f.said for f in check(shop.settings(), jars_in=None) if f.is_problem]
 
     assert found == [
-        f"target {shop.target!r} exists but is not a Delta table; convert it (CONVERT TO DELTA) or choose another"
+        f"[NOT_A_DELTA_TABLE] target {shop.target!r} exists but is not a Delta table; convert it (CONVERT TO DELTA) or"
+        " choose another"
     ]
 
 
@@ -886,4 +887,4 @@ def test_a_name_in_a_catalog_that_forgets_is_refused(shop: Shop):
     error = shop.failure(target="orders")
 
     assert isinstance(error, ConfigError)
-    assert "forgets tables when it ends; give a path ('./orders')" in str(error)
+    assert "is lost when this process ends; use a path ('./orders')" in str(error)

@@ -47,8 +47,8 @@ def test_jars_that_do_not_resolve_are_one_sentence_from_a_real_start(tmp_path):
     )
 
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("jars could not be downloaded: io.delta:delta-spark_4.2_2.13:")
-    assert "did not resolve" in done.stdout
+    assert done.stdout.startswith("[JAR_DOWNLOAD_FAILED] io.delta:delta-spark_4.2_2.13:")
+    assert "cannot be resolved" in done.stdout
     assert done.stdout.count("\n") == 1
 
 
@@ -68,4 +68,4 @@ def test_missing_java_is_one_sentence_from_a_real_start(tmp_path):
     )
 
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("no java was found: JAVA_HOME is not set and PATH holds none; install a full JDK 17")
+    assert done.stdout.startswith("[SPARK_CANNOT_START] no java was found in JAVA_HOME or on the PATH; install")

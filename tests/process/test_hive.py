@@ -67,7 +67,7 @@ def test_who_writes_to_a_table_is_known_where_it_lies(seen: dict[str, Any]) -> N
 
 def test_a_short_name_belongs_to_the_current_catalog(seen: dict[str, Any]) -> None:
     """One that makes no Delta tables, and says so: none is made in Spark's own."""
-    assert "'short' could not be created: [NOT_SUPPORTED_IN_JDBC_CATALOG" in seen["refusals"]["short"]
+    assert "'short' cannot be created: [NOT_SUPPORTED_IN_JDBC_CATALOG" in seen["refusals"]["short"]
 
 
 def test_a_table_that_was_made_again_elsewhere_is_never_merged_where_it_was(seen: dict[str, Any]) -> None:
@@ -78,7 +78,7 @@ def test_a_table_that_was_made_again_elsewhere_is_never_merged_where_it_was(seen
 def test_a_query_stops_at_a_table_that_was_made_again_elsewhere(seen: dict[str, Any]) -> None:
     found = seen["moved_under_a_query"]
 
-    assert "the table was dropped or replaced, the target was changed" in found["said"]
+    assert "[TARGET_REPLACED]" in found["said"]
     assert (found["old"], found["new"]) == ([[0, 1, "a"]], [])
 
 
@@ -93,13 +93,13 @@ def test_a_location_with_signs_of_uris_is_that_very_place(seen: dict[str, Any]) 
         ("shop.orc_table", "exists but is not a Delta table"),
         ("shop.some_view", "is a view"),
         ("some_temporary_view", "is a view"),
-        ("shop.folder_gone", "where there is no Delta table; bring the table back, or drop the name"),
-        ("nowhere.t", "does not exist; make it (CREATE SCHEMA `spark_catalog`.`nowhere`), or correct the name"),
-        ("nowhere.shop.t", "this session has no catalog of that name"),
-        ("spark_catalog.a.b.t", "has more parts than Spark's catalog knows"),
+        ("shop.folder_gone", "but no Delta table is there; restore the table, or drop the name"),
+        ("nowhere.t", "does not exist; create it (CREATE SCHEMA `spark_catalog`.`nowhere`), or correct the name"),
+        ("nowhere.shop.t", "which is not a catalog of this session"),
+        ("spark_catalog.a.b.t", "has too many parts for Spark's catalog"),
         ("shop.`a b`", "[INVALID_SCHEMA_OR_RELATION_NAME]"),
         ("shop.`a/b`", "[INVALID_SCHEMA_OR_RELATION_NAME]"),
-        ("shop..t", "is not a table name that Spark can read"),
+        ("shop..t", "is not a valid table name in Spark"),
     ],
 )
 def test_a_name_that_is_no_delta_table_is_one_sentence(seen: dict[str, Any], target: str, said: str) -> None:
@@ -114,7 +114,7 @@ def test_a_catalog_that_is_away_is_one_sentence(seen: dict[str, Any]) -> None:
     """Nothing is missing: the same batch may be merged later."""
     found = seen["refusals"]["away.APP.t"]
 
-    assert found.startswith("MergeFailedError: the catalog did not give 'away.APP.t': ")
+    assert found.startswith("MergeFailedError: [CATALOG_UNAVAILABLE] the catalog cannot load 'away.APP.t': ")
     assert "\n" not in found
 
 
@@ -123,8 +123,8 @@ def test_a_table_that_its_catalog_commits_to_is_refused_by_name_and_by_path(seen
     found = seen["managed_by_a_catalog"]
 
     assert {said.split(" is managed by its catalog")[0] for said in found["sink"]} == {
-        "ConfigError: target '`spark_catalog`.`shop`.`managed`'",
-        f"ConfigError: target '{seen['root']}/managed'",
+        "ConfigError: [CATALOG_NOT_SUPPORTED] target '`spark_catalog`.`shop`.`managed`'",
+        f"ConfigError: [CATALOG_NOT_SUPPORTED] target '{seen['root']}/managed'",
     }
     assert found["explain"][0] == 2
     assert found["is_unchanged"]
@@ -138,5 +138,5 @@ def test_commands_take_names_of_three_parts(seen: dict[str, Any]) -> None:
     assert (found["rows"], found["quarantined"]) == ([[1, 2, "new"]], 1)
     assert found["maintain"] == [0, "nothing to do\n"]
     assert found["explain"][0] == 2
-    assert "only Spark knows where that lies (DESCRIBE DETAIL shop.orders)" in found["explain"][1]
+    assert "only Spark knows its location (DESCRIBE DETAIL shop.orders)" in found["explain"][1]
     assert found["place"] == f"file:{seen['root']}/spark-warehouse/shop.db/orders"

@@ -84,7 +84,7 @@ def test_a_path_without_permission_is_refused(spark, source):
 def cannot_write(folder: Path, *, place: str) -> str:
     where = "" if str(folder) == place else f", where {place!r} is located"
     return (
-        f"this process (uid 65534) cannot write to {str(folder)!r} (Permission denied){where};"
+        f"[NOT_WRITABLE] this process (uid 65534) cannot write to {str(folder)!r} (Permission denied){where};"
         " grant it write permission or choose another path"
     )
 

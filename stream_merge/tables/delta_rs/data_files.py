@@ -71,9 +71,9 @@ def stray_problem(commit: bytes, live: pa.ChunkedArray, *, version: int, locatio
     if not stray:
         return None
     return (
-        f"[FILES_NOT_REMOVED] version {version} of {location!r} removes file(s) {stray[:3]!r} that are not in the"
-        f" table, so replaced rows remain; restore version {version - 1}, merge again with engine='spark' and a new"
-        " checkpoint or app_id"
+        f"[FILES_NOT_REMOVED] version {version} of {location!r} removes file(s) {stray[:3]!r} not in the"
+        f" table, so replaced rows remain; restore version {version - 1}, then merge again with engine='spark' and a"
+        " new checkpoint or app_id"
     )
 
 
