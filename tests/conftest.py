@@ -20,7 +20,7 @@ from log_faults import LogFaults, class_path, compile_log_store
 from pyspark.sql import SparkSession
 from services import gcs, s3
 from spared import spare_creations, spare_lookups, spare_processes
-from turns import Turn, is_core, rank
+from turns import Turn, core, rank
 
 from stream_merge.jobs.kafka import jars
 from stream_merge.session import SMALL_BATCHES, local_session
@@ -104,8 +104,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_take_turns(config: pytest.Config, items: list[pytest.Item]) -> None:
     """With `--core` the core tests, with `--turn` those of this turn, of those that everything else has left."""
     if config.option.core:
-        config.hook.pytest_deselected(items=[item for item in items if not is_core(item)])
-        items[:] = filter(is_core, items)
+        wanted = core(items)
+        config.hook.pytest_deselected(items=[item for item in items if item not in wanted])
+        items[:] = wanted
     if config.option.turn is not None:
         turn = Turn(config.option.turn, items, engines.PARAMETER)
         config.hook.pytest_deselected(items=[item for item in items if not turn.has(item)])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from binascii import crc32
 from collections import Counter
+from collections.abc import Iterable
 
 import pytest
 
@@ -55,7 +56,6 @@ CORE_FILES = frozenset(
         "test_own_clauses",
         "test_pruning",
         "test_quarantining",
-        "test_replay_claims",
         "test_sequence_edges",
         "test_sinks",
         "test_snapshot",
@@ -73,8 +73,22 @@ def rank(stem: str) -> int:
     return LONG_FILES.index(stem) if stem in LONG_FILES else len(LONG_FILES)
 
 
-def is_core(item: pytest.Item) -> bool:
-    """Whether `make test` has it."""
+def core(items: Iterable[pytest.Item]) -> list[pytest.Item]:
+    """What `make test` has: unit, core and smoke tests; on Spark, of a test with many parameters the first and last."""
+    wanted = [item for item in items if _is_core(item)]
+    of_test: dict[str, list[pytest.Item]] = {}
+    for item in wanted:
+        of_test.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    left_out = {
+        id(item)
+        for same in of_test.values()
+        for item in same[1:-1]
+        if item.path.parent.name != "unit" and item.get_closest_marker("smoke") is None
+    }
+    return [item for item in wanted if id(item) not in left_out]
+
+
+def _is_core(item: pytest.Item) -> bool:
     folder, stem = item.path.parent.name, item.path.stem
     return folder == "unit" or stem in CORE_FILES or item.get_closest_marker("smoke") is not None
 
