@@ -216,7 +216,7 @@ def orders(spark: SparkSession, source: DataFrame, tmp_path_factory: pytest.Temp
             WIDER
             if WIDENS_BEYOND_INTEGERS
             else "[TYPE_MISMATCH] column 'lsn' is decimal(38,0) in the source and bigint in the target, which cannot"
-            " store it exactly; cast it in the stream to bigint",
+            " hold it exactly; cast it in the stream to bigint",
         ),
         (
             {},

@@ -498,7 +498,9 @@ def test_a_restart_stops_again_where_a_merge_has_left_rows_behind(
         query.run(each=scenario.sink(query.table, engine=engine, partition_by="name"))
 
     def stops(engine: str = "auto") -> None:
-        with pytest.raises(StreamingQueryException, match=r"version 2 .*still there.*restore version 1.*each time"):
+        with pytest.raises(
+            StreamingQueryException, match=r"FILES_NOT_REMOVED.*version 2 .*replaced rows remain; restore version 1"
+        ):
             run(engine)
 
     query.add("(1, 10, 'c', 'Zürich')")

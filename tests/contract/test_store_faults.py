@@ -251,7 +251,7 @@ FAILURES = {
     "throttled at the commit": Failure(
         Trouble(Answering(SLOW_DOWN), ("PUT",), COMMIT, None),
         MergeFailedError,
-        r"the object store is unavailable.* \(503",
+        r"nothing was committed: \[STORE_UNAVAILABLE\] the object store is unavailable.* \(503",
     ),
     "credentials that have expired": Failure(
         Trouble(Answering(EXPIRED), times=None), ConfigError, "the object store rejects the credentials .* renew them"
