@@ -176,7 +176,7 @@ def test_a_backtick_in_a_column_and_the_change_feed_exclude_each_other(spark: Sp
     """Delta 4.4 fails at the first update of such a table, so it is refused before the first insert."""
     stream = ChangeStream(spark, tmp_table, "id int, lsn int, `a``b` int", keys="id", sequence_by="lsn")
 
-    with pytest.raises(ConfigError, match=r"\['a`b'\].*change data feed.*change_data_feed=False"):
+    with pytest.raises(ConfigError, match=r"change data feed cannot write column.*'a`b'.*change_data_feed=False"):
         stream.deliver((1, 1, 1))
 
     assert stream.versions() == {}
