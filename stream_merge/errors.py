@@ -4,7 +4,7 @@
     ├── ConfigError (ValueError)    the configuration is wrong: a person changes it
     │   └── HeldError               another process uses the table or the checkpoint: run again when it has ended
     ├── ContractError               the data breaks the contract and on_invalid="fail": a person checks the data
-    ├── CommitConflictError         other writers won every attempt: run the batch again
+    ├── CommitConflictError         other writers won every attempt: restart the query
     ├── CommitStateUnknownError     the commit may have landed: check before running again
     ├── RoutedMergeError            some tables of a `MergeSinks` failed: see the error of each
     └── MergeFailedError            the merge failed, and another attempt would not help

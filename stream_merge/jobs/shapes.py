@@ -102,8 +102,8 @@ def read_clauses(path: str | Path) -> Clauses:
 _SAID = {
     "extra_forbidden": "[UNKNOWN_SETTING] {place} is not a setting",
     "missing": "[MISSING_SETTING] {place} is missing",
-    "model_type": "[INVALID_SETTING] {place} must contain settings",
-    "model_attributes_type": "[INVALID_SETTING] {place} must contain settings",
+    "model_type": "[INVALID_SETTING] {place} must be a mapping of settings to values",
+    "model_attributes_type": "[INVALID_SETTING] {place} must be a mapping of settings to values",
     "too_short": "[INVALID_SETTING] {place} must not be empty",
     "string_too_short": "[INVALID_SETTING] {place} must not be empty",
     "union_tag_not_found": "[MISSING_SETTING] {place}.type is missing",

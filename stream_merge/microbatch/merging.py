@@ -109,7 +109,7 @@ class Executor:
         if grown and not KEEPS_NULL_STRUCTS:
             msg = (
                 f"[TARGET_SCHEMA_CHANGED] column(s) {grown!r} of {spec.target!r} got new fields while batch"
-                f" {call.batch_id} was merged; nothing was committed, run the batch again"
+                f" {call.batch_id} was merged; nothing was committed, restart the query"
             )
             raise MergeFailedError(msg, target=spec.target, batch_id=call.batch_id)
         tell(log.info, "columns_changed_meanwhile", target=spec.label, batch_id=call.batch_id, version=found.version)

@@ -264,7 +264,7 @@ def _same_layout(call: BatchCall, source: DataFrame, before: Layout, created: Ta
     if _read_as(layout) != _read_as(before):
         msg = (
             f"[TARGET_SCHEMA_CHANGED] target {spec.target!r} was created by another writer with other column types or"
-            f" partitions while batch {call.batch_id} was read; nothing was written, run the batch again"
+            f" partitions while batch {call.batch_id} was read; nothing was written, restart the query"
         )
         raise MergeFailedError(msg, target=spec.target, batch_id=call.batch_id)
     fitness.check_target(call.session, created, spec, layout)

@@ -269,7 +269,7 @@ def _expect_observed(observation: Observation, within_seconds: float) -> None:
         if time.monotonic() > deadline:
             msg = (
                 f"[OBSERVATION_MISSING] Spark did not report the counts of the batch within {within_seconds:g} s; check"
-                " Spark's log (ObservationListener, dropped events), then run the batch again"
+                " Spark's log (ObservationListener, dropped events), then restart the query"
             )
             raise MergeFailedError(msg)
         time.sleep(_OBSERVED_POLL_SECONDS)

@@ -77,7 +77,7 @@ _NATIVE_LOST_COMMIT = "CommitFailedError"
 _CODE = re.compile(r"\[(DELTA_[A-Z_]+)[.\]]")
 
 
-_NOTHING_WRITTEN = "nothing was written, run the batch again"
+_NOTHING_WRITTEN = "nothing was written, restart the query"
 
 
 def conflict_class(error: BaseException) -> str | None:

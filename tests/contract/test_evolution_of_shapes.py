@@ -103,11 +103,11 @@ def test_a_clash_is_one_error_and_nothing_is_written(spark: SparkSession, tmp_ta
 
     said = [problem.split(" in the target")[0] for problem in caught.value.problems]
     assert said == [
-        "column 'n' is string in the source and int",
-        "column 's.a' is string in the source and int",
-        "column 'l.element' is int in the source and struct<a:int>",
-        "column 'm.key' is int in the source and string",
-        "column 'kept' is date in the source and string",
+        "[TYPE_MISMATCH] column 'n' is string in the source and int",
+        "[TYPE_MISMATCH] column 's.a' is string in the source and int",
+        "[TYPE_MISMATCH] column 'l.element' is int in the source and struct<a:int>",
+        "[TYPE_MISMATCH] column 'm.key' is int in the source and string",
+        "[TYPE_MISMATCH] column 'kept' is date in the source and string",
     ]
     assert stream.versions() == before
 
@@ -200,7 +200,7 @@ def test_a_column_that_appears_with_another_type_between_look_and_merge_is_refus
         return choose_engine(*args)
 
     monkeypatch.setattr(steps, "choose_engine", overtaken)
-    with pytest.raises(ConfigError, match="column 'c' is double in the source and int"):
+    with pytest.raises(ConfigError, match=r"column 'c' of the target is too narrow \(c int -> double"):
         run(sink, batch(spark, "id bigint, lsn bigint, c double", (1, 2, 1.5)), 1)
 
     assert stream.rows() == [(1, 1, None)]

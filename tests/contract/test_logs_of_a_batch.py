@@ -53,5 +53,5 @@ def test_a_failed_batch_says_why_and_pyspark_does_not_say_it_before(
 
     (record,) = (record for record in caplog.records if record.name.startswith("stream_merge"))
     assert record.getMessage().startswith(
-        'micro_batch_failed target=table query=direct batch_id=0 error=ConfigError reason="apply_as_deletes='
+        'micro_batch_failed target=table query=direct batch_id=0 error=ConfigError reason="[INVALID_EXPRESSION] '
     )

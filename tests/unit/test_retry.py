@@ -168,7 +168,7 @@ def test_the_error_of_a_conflict_names_table_batch_class_and_remedy():
     assert (error.target, error.batch_id, error.conflict) == ("shop.orders", 3, "ConcurrentAppendException")
     assert str(error) == (
         "[COMMIT_CONFLICT] a commit to 'shop.orders' for batch 3 lost against another writer"
-        " (ConcurrentAppendException); nothing was written, run the batch again, or raise attempts or budget of the"
+        " (ConcurrentAppendException); nothing was written, restart the query, or raise attempts or budget of the"
         " retry policy"
     )
 

@@ -107,7 +107,7 @@ class SparkMerger(SparkCommits):
         lost = "MetadataChangedException"
         msg = (
             f"[COMMIT_CONFLICT] another writer changed the columns of {self._target!r} before batch {tag.batch_id} was"
-            f" merged ({lost}); nothing was written, run the batch again, or raise attempts of the retry policy"
+            f" merged ({lost}); nothing was written, restart the query, or raise attempts of the retry policy"
         )
         raise CommitConflictError(msg, conflict=lost, target=self._target, batch_id=tag.batch_id)
 
@@ -225,7 +225,7 @@ class SparkMerger(SparkCommits):
         if found is None:
             msg = (
                 f"[TABLE_NOT_FOUND] target {self._target!r} disappeared after batch {tag.batch_id} was read; restore"
-                " it, then run the batch again"
+                " it, then restart the query"
             )
             raise MergeFailedError(msg, target=self._target, batch_id=tag.batch_id)
         return found

@@ -86,7 +86,7 @@ class Beside:
         meanwhile = "does not exist" if now is None else f"is at version {now.version}"
         msg = (
             f"[COMMIT_CONFLICT] snapshot {self._batch_id} was compared with version {self._version} of"
-            f" {self._spec.target!r}, which now {meanwhile}; nothing was written, run the batch again, or raise"
+            f" {self._spec.target!r}, which now {meanwhile}; nothing was written, restart the query, or raise"
             " attempts or budget of the retry policy"
         )
         raise CommitConflictError(

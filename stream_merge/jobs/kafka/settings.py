@@ -323,7 +323,7 @@ def load(path: str | Path, *, environment: Mapping[str, str] | None = None) -> J
     if isinstance(defaults, dict) and isinstance(filled.get("queries"), list):
         filled["queries"] = [_with(defaults, q) if isinstance(q, dict) else q for q in filled["queries"]]
     elif not isinstance(defaults, dict):
-        problems.append("[INVALID_SETTING] defaults must contain settings of queries")
+        problems.append("[INVALID_SETTING] defaults must be a mapping of settings of queries to values")
     queries = _queries(filled)
     folder = Path(path).parent.resolve()
     problems += _shared(queries, folder)

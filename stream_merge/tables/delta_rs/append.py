@@ -39,7 +39,7 @@ def append_once(
         else:
             found = find()
         if found is None:
-            msg = f"[TABLE_NOT_FOUND] {table!r} disappeared during batch {commit.batch_id}; run the batch again"
+            msg = f"[TABLE_NOT_FOUND] {table!r} disappeared during batch {commit.batch_id}; restart the query"
             raise MergeFailedError(msg, target=table, batch_id=commit.batch_id)
         commit.expect_own(found.transaction, found.version, found.commits)
         if is_applied(found.transaction, commit.app_id, commit.batch_id):

@@ -252,7 +252,7 @@ class NativeTombstones:
     def _append(self, rows: pa.Table, commit: SideCommit) -> None:
         table, at_hand = self._spec.tombstone_target, self._at_hand()
         if at_hand is None:
-            msg = f"[TABLE_NOT_FOUND] {table!r} disappeared during batch {commit.batch_id}; run the batch again"
+            msg = f"[TABLE_NOT_FOUND] {table!r} disappeared during batch {commit.batch_id}; restart the query"
             raise MergeFailedError(msg, target=table, batch_id=commit.batch_id)
         append_once(rows, table, self._find, commit, at_hand=at_hand)
 
