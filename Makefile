@@ -1,7 +1,7 @@
 # Every target does its own set-up: `make demo` on a fresh machine needs nothing but Python 3.11 and Java 17.
 SHELL := bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo jars shop unit test test-change test-all soak smoke smoke-change smoke-all next FORCE check lint format types imports collect docs bench bench-versions bench-kafka dashboard reference \
+.PHONY: help setup demo jars shop unit test test-change test-all soak smoke smoke-change smoke-all next FORCE check lint format types imports collect docs bench bench-versions bench-kafka dashboard alerts reference \
 	result log-store lock clean
 .SECONDARY: # what a pattern makes for another one is kept
 
@@ -124,7 +124,11 @@ bench-kafka: $(INSTALLED) .jars/spark/.copied .jars/services/.copied  ## what a 
 dashboard: $(INSTALLED)  ## write the Grafana dashboard again from the metrics
 	.venv/bin/python grafana/generate.py
 
-reference: $(INSTALLED)  ## write the lists of metrics and commands in docs/reference again from the code
+alerts: $(INSTALLED)  ## write the rule file of Prometheus and the table of its alerts again
+	.venv/bin/python grafana/alerts.py
+	.venv/bin/python docs/generate.py alerts
+
+reference: $(INSTALLED)  ## write the lists of metrics, alerts and commands in docs/reference again from the code
 	.venv/bin/python docs/generate.py
 
 result: $(INSTALLED)  ## draw the picture in README again, from a run of the demo

@@ -1,6 +1,6 @@
-"""Writes the parts of the reference that the code knows: metrics, the help of commands, confs of a session.
+"""Writes the parts of the reference that the code knows: metrics, alerts, the help of commands, confs of a session.
 
-    python docs/generate.py
+    python docs/generate.py [NAME ...]    all parts, or those of these names
 
 They stand between `<!-- begin: NAME -->` and `<!-- end: NAME -->`; a test compares them.
 """
@@ -22,6 +22,12 @@ COLUMNS = "110"
 def metrics() -> str:
     """The table of all metrics, as `grafana/generate.py --markdown` prints it."""
     command = [sys.executable, "grafana/generate.py", "--markdown"]
+    return subprocess.run(command, cwd=DOCS.parent, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def alerts() -> str:
+    """The table of all alerts, as `grafana/alerts.py --markdown` prints it."""
+    command = [sys.executable, "grafana/alerts.py", "--markdown"]
     return subprocess.run(command, cwd=DOCS.parent, capture_output=True, text=True, check=True).stdout.strip()
 
 
@@ -50,6 +56,7 @@ def session() -> str:
 
 PARTS: dict[str, tuple[str, Callable[[], str]]] = {
     "metrics": ("reference/metrics.md", metrics),
+    "alerts": ("operate/monitoring.md", alerts),
     "commands": ("reference/commands.md", commands),
     "session": ("reference/sink.md", session),
 }
@@ -86,7 +93,8 @@ def main() -> None:
     if "--help-of-all" in sys.argv:
         _help_of_all()
         return
-    for name, (file, part) in PARTS.items():
+    for name in sys.argv[1:] or PARTS:
+        file, part = PARTS[name]
         page = DOCS / file
         page.write_text(written(page.read_text(), name, part()))
 

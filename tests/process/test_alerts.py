@@ -1,17 +1,15 @@
-"""The alerts of the monitoring page, over an hour of a job's metrics. Needs promtool, no JVM: seconds."""
+"""The alerts of the rule file, over an hour of a job's metrics. Needs promtool, no JVM: seconds."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
-import services
+from dashboards import ALERTS_FILE, alerts
 from services import prometheus
 
-GONE, RESTARTS, ENDED, STUCK, BROKER, FAILED, BROKEN, MISSING = (
-    *("gone", "restarts", "ended", "stuck", "broker", "failed", "broken", "missing"),
-)
+GONE, RESTARTS, ENDED, STUCK = "ProcessDown", "RestartLoop", "QueryEnded", "Stuck"
+BROKER, FAILED, BROKEN, MISSING = "BrokerSilent", "BatchesFail", "EventsQuarantined", "RecordsMissing"
 ONE = 'job="stream-merge", instance="a"'
 QUERY = f'{ONE}, query="orders", target="orders"'
 TOPIC = f'{QUERY}, topic="t"'
@@ -31,13 +29,6 @@ ALWAYS = {UP: "1x240"}
 SINCE_LONG = {START: "-3600x240"}
 FRESH = {POLLED: "1+15x240"}
 """The broker answers before each scrape."""
-
-
-def alert_expressions() -> dict[str, str]:
-    page = (services.ROOT / "docs" / "operate" / "monitoring.md").read_text(encoding="utf-8")
-    alerts = page.split("\n## Alerts\n")[1].split("\n## ")[0]
-    names = (GONE, RESTARTS, ENDED, STUCK, BROKER, FAILED, BROKEN, MISSING)
-    return dict(zip(names, re.findall(r"^\| \w+ \| `(.+?)` \|", alerts, re.MULTILINE), strict=True))
 
 
 def every_five(first: int, last: int) -> list[int]:
@@ -130,7 +121,13 @@ CASES: dict[str, tuple[dict[str, str], dict[str, list[int]]]] = {
         {FAILED: [15, 20], BROKEN: [15, 20], MISSING: [15, 20]},
     ),
     "a query that has ended beside others": (
-        {**ALWAYS, **SINCE_LONG, **FRESH, f"stream_merge_query_failed{{{QUERY}}}": "0x39 1x200"},
+        {
+            **ALWAYS,
+            **SINCE_LONG,
+            **FRESH,
+            BATCHES_COMMITTED: "0x240",
+            f"stream_merge_query_failed{{{QUERY}}}": "0x39 1x200",
+        },
         {ENDED: every_five(10, 55)},
     ),
 }
@@ -140,6 +137,6 @@ CASES: dict[str, tuple[dict[str, str], dict[str, list[int]]]] = {
 def test_one_is_woken_for_what_needs_somebody_and_for_nothing_else(case: str, tmp_path: Path) -> None:
     prometheus.need()
     series, fires = CASES[case]
-    rules = alert_expressions()
+    minutes = {alert.name: fires.get(alert.name, []) for alert in alerts.ALERTS}
 
-    assert prometheus.asked(rules, series, minutes={name: fires.get(name, []) for name in rules}, folder=tmp_path) == ""
+    assert prometheus.asked(ALERTS_FILE, series, minutes=minutes, folder=tmp_path) == ""

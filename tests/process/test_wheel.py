@@ -84,7 +84,8 @@ def test_what_is_run_or_provisioned_as_a_file_is_installed(installed: Path, tmp_
     share = installed / "share" / "stream-merge"
     script = share / "spark-submit.sh"
 
-    assert (share / "grafana" / "stream-merge.json").read_bytes() == (ROOT / "grafana/stream-merge.json").read_bytes()
+    for name in ("stream-merge.json", "alerts.yaml"):
+        assert (share / "grafana" / name).read_bytes() == (ROOT / "grafana" / name).read_bytes()
     assert list((share / "grafana" / "provisioning").rglob("*.yaml"))
     assert (share / "job.py").is_file()
     environment = {name: value for name, value in os.environ.items() if name not in ("PYSPARK_PYTHON", "SPARK_HOME")}

@@ -32,38 +32,55 @@ def program() -> Path:
     return Path(found.stdout.strip())
 
 
-def asked(rules: dict[str, str], series: dict[str, str], *, minutes: dict[str, list[int]], folder: Path) -> str:
-    """What `promtool` says where rules do not fire at exactly these minutes; empty where they do.
+def promtool(*arguments: str | Path, folder: Path) -> str:
+    """What `promtool` says where it finds a mistake; empty where it finds none."""
+    command = [str(program().with_name("promtool")), *map(str, arguments)]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    return "" if done.returncode == 0 else f"{done.stdout}{done.stderr}"
+
+
+def asked(
+    rules: Path, series: dict[str, str], *, minutes: dict[str, list[int]], folder: Path, step_seconds: int = 15
+) -> str:
+    """What `promtool` says where alerts do not fire at exactly these minutes; empty where they do.
 
     Args:
-        rules: name -> PromQL.
-        series: with labels -> values, one each 15 seconds from minute 0 on, as promtool spells them.
-        minutes: name of a rule -> those at which it fires; looked at are all that any rule names, and minute 0.
+        rules: a rule file.
+        series: with labels -> values, one each step from minute 0 on, as promtool spells them.
+        minutes: name of an alert -> those at which it fires; looked at are all that any alert names, and each fifth
+            of the first hour.
         folder: for its files.
+        step_seconds: between two values, and between two looks at the rules.
     """
-    looked_at = sorted({0, *(minute for fires in minutes.values() for minute in fires), *range(0, 60, 5)})
-    groups = [{"name": "g", "rules": [{"alert": name, "expr": expression} for name, expression in rules.items()]}]
-    (folder / "rules.yml").write_text(json.dumps({"groups": groups}))
+    looked_at = sorted({*(minute for fires in minutes.values() for minute in fires), *range(0, 60, 5)})
+    expected = [(name, minute, minute in fires) for name, fires in minutes.items() for minute in looked_at]
+    return _said(rules, series, expected, folder, step_seconds)
+
+
+def fires(rules: Path, series: dict[str, str], *, name: str, at: dict[int, bool], folder: Path) -> str:
+    """What `promtool` says where an alert does not do at these minutes what is expected; empty where it does."""
+    return _said(rules, series, [(name, minute, is_firing) for minute, is_firing in at.items()], folder, 60)
+
+
+def _said(
+    rules: Path, series: dict[str, str], expected: list[tuple[str, int, bool]], folder: Path, step_seconds: int
+) -> str:
     counted = [
         {
-            "expr": f"count(ALERTS{{alertname='{name}'}}) or vector(0)",
+            "expr": f"count(ALERTS{{alertname='{name}', alertstate='firing'}}) or vector(0)",
             "eval_time": f"{minute}m",
-            "exp_samples": [{"labels": "{}", "value": int(minute in minutes[name])}],
+            "exp_samples": [{"labels": "{}", "value": int(is_firing)}],
         }
-        for name in rules
-        for minute in looked_at
+        for name, minute, is_firing in expected
     ]
     test = {
-        "interval": "15s",
+        "interval": f"{step_seconds}s",
         "input_series": [{"series": name, "values": values} for name, values in series.items()],
         "promql_expr_test": counted,
     }
-    (folder / "test.yml").write_text(
-        json.dumps({"rule_files": ["rules.yml"], "evaluation_interval": "15s", "tests": [test]})
-    )
-    command = [str(program().with_name("promtool")), "test", "rules", "test.yml"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    return "" if done.returncode == 0 else f"{done.stdout}{done.stderr}"
+    content = {"rule_files": [str(rules)], "evaluation_interval": f"{step_seconds}s", "tests": [test]}
+    (folder / "test.yml").write_text(json.dumps(content))
+    return promtool("test", "rules", "test.yml", folder=folder)
 
 
 class Prometheus:
