@@ -35,7 +35,6 @@ class StreamMergeError(Exception):
     Attributes:
         target: the table that the error is about, the sink's target or a side table; None if it is about no table.
         batch_id: the micro-batch, or None outside a batch.
-        code: the code that the message begins with, without its brackets; None of a message without a code.
     """
 
     def __init__(self, message: str, *, target: str | None = None, batch_id: int | None = None) -> None:
@@ -45,7 +44,7 @@ class StreamMergeError(Exception):
 
     @property
     def code(self) -> str | None:
-        """See the class."""
+        """Code of the message, such as `TARGET_REPLACED`; None of a message without one."""
         code = _CODE.match(str(self))
         return code[1] if code else None
 

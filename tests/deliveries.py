@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -57,28 +56,8 @@ def from_sql(spark: SparkSession, rows: Iterable[Mapping[str, str]], types: Mapp
     return spark.sql(f"SELECT * FROM VALUES {', '.join(values)} AS t({', '.join(map(quote, found))})")
 
 
-@dataclass
-class _Replays:
-    last_alone: bool = False
-    """Whether only the last batch of each stream is delivered again."""
-
-
-REPLAYS = _Replays()
-_STREAMS: list[ChangeStream] = []
-"""Of the running test."""
-
-
-def forget_streams() -> None:
-    """Of an earlier test."""
-    _STREAMS.clear()
-
-
-def replay_last_batches() -> None:
-    """Deliver the last batch of each of the test's streams again."""
-    streams = list(_STREAMS)
-    _STREAMS.clear()
-    for stream in streams:
-        stream.replay_last()
+STREAMS: list[ChangeStream] = []
+"""Streams of the running test."""
 
 
 class ChangeStream:
@@ -87,6 +66,9 @@ class ChangeStream:
     With `app_id` (the default) a replay may change no file of any table, tombstones and quarantine
     included. Without, the sequences alone have to keep rows and change feed as they are.
     """
+
+    replays_each = True
+    """Whether each batch is delivered again at once, instead of the last one when the test has passed."""
 
     def __init__(
         self, spark: SparkSession, target: str, schema: str = SCHEMA, *, folder: Path | None = None, **settings: Any
@@ -104,7 +86,7 @@ class ChangeStream:
         }
         self.batch_id = -1
         self._replay: Callable[[], None] = lambda: None
-        _STREAMS.append(self)
+        STREAMS.append(self)
 
     def deliver(self, *events: Sequence[Any], schema: str | None = None, **settings: Any) -> MergeResult:
         """Deliver the next batch, and the same batch again; what the first delivery did."""
@@ -118,7 +100,7 @@ class ChangeStream:
         if not result.events.received:
             return result
         self._replay = partial(self._deliver_again, self.sink(), batch_df, result, self.versions())
-        if not REPLAYS.last_alone:
+        if self.replays_each:
             self.replay_last()
         return result
 

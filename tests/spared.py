@@ -9,7 +9,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -69,33 +69,19 @@ def spare_creations(folder: Path) -> None:
     create = spark_table.create
     templates: dict[str, Path] = {}
 
-    def created(
-        session: SparkSession,
-        target: str,
-        fields: Sequence[StructField],
-        *,
-        properties: Mapping[str, str],
-        partition_by: Sequence[str] = (),
-        cluster_by: Sequence[str] = (),
-    ) -> TableSnapshot:
-        table = Path(names.normal_path(target)) if names.is_path(target) else None
-        is_local = table is not None and table.is_absolute() and not table.exists()
-        kind = json.dumps(
-            [
-                StructType(list(fields)).jsonValue(),
-                sorted(properties.items()),
-                list(partition_by),
-                list(cluster_by),
-                sorted((name, value) for name, value in session.conf.getAll.items() if "delta" in name),
-            ]
-        )
+    def created(session: SparkSession, target: str, fields: Sequence[StructField], **how: Any) -> TableSnapshot:
+        table = Path(names.normal_path(target))
+        if not names.is_path(target) or not table.is_absolute() or table.exists():
+            return create(session, target, fields, **how)
+        defaults = {name: value for name, value in session.conf.getAll.items() if "delta" in name}
+        kind = json.dumps([StructType(list(fields)).jsonValue(), how, defaults], sort_keys=True, default=dict)
         template = templates.get(kind)
-        if template is not None and table is not None and is_local and _copied(template, table):
+        if template is not None and _copied(template, table):
             found = spark_table.find(session, target)
             assert found is not None
             return found
-        found = create(session, target, fields, properties=properties, partition_by=partition_by, cluster_by=cluster_by)
-        if template is None and table is not None and is_local and found.version == 0:
+        found = create(session, target, fields, **how)
+        if found.version == 0:
             templates[kind] = folder / str(len(templates))
             shutil.copytree(table, templates[kind])
         return found

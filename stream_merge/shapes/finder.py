@@ -148,7 +148,7 @@ class Finder:
         listed, commands = ", ".join(map(str, changes)), "; ".join(widening.statements(self.spec.target, changes, {}))
         self.problems.append(
             f"[TYPE_TOO_NARROW] column {what!r} of the target is too narrow ({listed}); cast it in the stream, set"
-            f" schema_evolution='widen', or run {commands}"
+            f" schema_evolution='widen', or run {commands} (delta-rs and polars then cannot read the table)"
         )
         return stored
 

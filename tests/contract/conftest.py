@@ -7,7 +7,7 @@ from pathlib import Path
 
 import engines
 import pytest
-from deliveries import REPLAYS, forget_streams, replay_last_batches
+from deliveries import STREAMS, ChangeStream
 from delta_log import check_table
 from disk import on_disk
 
@@ -55,10 +55,11 @@ def judged_by(request: pytest.FixtureRequest, seed: int) -> Iterator[str]:
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[object]:
     """With `--core` the last batch of each stream is delivered again behind a test that has passed."""
-    REPLAYS.last_alone = pyfuncitem.config.option.core
-    forget_streams()
+    ChangeStream.replays_each = not pyfuncitem.config.option.core
+    STREAMS.clear()
     done = yield
-    replay_last_batches()
+    for stream in STREAMS:
+        stream.replay_last()
     return done
 
 

@@ -36,7 +36,8 @@ def source(spark: SparkSession) -> DataFrame:
 WIDER = (
     "[TYPE_TOO_NARROW] column 'lsn' of the target is too narrow (lsn bigint -> decimal(38,0)); cast it in the stream,"
     " set schema_evolution='widen', or run ALTER TABLE delta.`{target}` SET TBLPROPERTIES ('delta.enableTypeWidening' ="
-    " 'true'); ALTER TABLE delta.`{target}` ALTER COLUMN `lsn` TYPE decimal(38,0)"
+    " 'true'); ALTER TABLE delta.`{target}` ALTER COLUMN `lsn` TYPE decimal(38,0) (delta-rs and polars then cannot"
+    " read the table)"
 )
 
 

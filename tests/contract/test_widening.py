@@ -124,7 +124,7 @@ def test_without_widen_the_error_has_the_commands_that_help(spark: SparkSession,
     ]
     assert problem == (
         "[TYPE_TOO_NARROW] column 's' of the target is too narrow (s.n int -> bigint); cast it in the stream, set"
-        f" schema_evolution='widen', or run {'; '.join(commands)}"
+        f" schema_evolution='widen', or run {'; '.join(commands)} (delta-rs and polars then cannot read the table)"
     )
     assert stream.data_changes() == before
     for command in commands:

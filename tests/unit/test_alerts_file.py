@@ -9,7 +9,6 @@ from typing import Any
 
 import promql_parser
 import pytest
-import yaml
 from dashboards import ALERTS_FILE, alerts
 
 from stream_merge.metrics.catalogue import CATALOGUE
@@ -48,26 +47,6 @@ def selectors(expression: str) -> Iterator[promql_parser.VectorSelector]:
 def test_writing_the_file_again_changes_nothing() -> None:
     """Edit grafana/alerts.py, then run `make alerts`."""
     assert ALERTS_FILE.read_text(encoding="utf-8") == alerts.rendered()
-
-
-def test_the_file_holds_the_list() -> None:
-    groups = yaml.safe_load(ALERTS_FILE.read_text(encoding="utf-8"))["groups"]
-    records, rules = (group["rules"] for group in groups)
-
-    assert records == [{"record": record.name, "expr": record.expression} for record in alerts.RECORDS]
-    assert rules == [
-        {
-            "alert": alert.name,
-            "expr": alert.expression,
-            "for": alert.wait,
-            "labels": {"severity": alert.severity},
-            "annotations": {
-                "summary": alert.summary,
-                "runbook_url": f"docs/operate/alerts.md#{alert.name.lower()}",
-            },
-        }
-        for alert in alerts.ALERTS
-    ]
 
 
 def test_names_are_unique() -> None:

@@ -115,8 +115,8 @@ def _executed_unanswered(session: SparkSession, target: str, builder: DeltaMerge
     noted, after = session.conf.get(LAST_COMMIT_VERSION_CONF, None), commits.find()
     if before is None or after is None:
         msg = (
-            f"[TABLE_NOT_FOUND] target {target!r} disappeared after batch {tag.batch_id} was read; restore it, then run"
-            " the batch again"
+            f"[TABLE_NOT_FOUND] target {target!r} disappeared after batch {tag.batch_id} was read; restore it, then"
+            " restart the query"
         )
         raise MergeFailedError(msg, target=target, batch_id=tag.batch_id)
     if not noted:
