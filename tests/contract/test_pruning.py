@@ -205,7 +205,9 @@ def sink_of(target: str, *keys: str) -> MergeSink:
 COLUMNS = "id bigint, day date, part string, lsn bigint, name string"
 GENERATED = {"bucket int": "pmod(hash(id), 4)", "initial string": "substring(part, 1, 1)", "year int": "year(day)"}
 TEXTS = ("'a'", "'ab'", "'é'", "' '", "'a/b=c%20'", "'ﬀ\U0001f600'")
-NO_PARTITIONS = ("'__HIVE_DEFAULT_PARTITION__'", "unhex('FF61')")
+NO_UTF_8 = "unhex('FF61')"
+"""Delta 4.4 stores it as another text in a generated partition, and refuses the row when it is written again."""
+NO_PARTITIONS = ("'__HIVE_DEFAULT_PARTITION__'", NO_UTF_8)
 """As a partition's value Delta 4.4 keeps NULL or another text; an empty one, too, and where it is generated it is
 refused."""
 TYPES = {"id": "bigint", "day": "date", "part": "string", "lsn": "bigint", "name": "string"}
@@ -233,12 +235,13 @@ def test_partitions_of_keys_are_all_that_is_read_and_no_row_is_missed(
     rng = random.Random(f"{seed} {by}")
     paths = [str(tmp_path / name) for name in ("parted", "whole")]
     is_text = "part" in by
+    odd = () if is_text else tuple(text for text in NO_PARTITIONS if text != NO_UTF_8 or "initial" not in by)
     create_generated(spark, paths[0], COLUMNS, {} if is_text else GENERATED, by.split(", "))
     spark.sql(f"CREATE TABLE delta.`{paths[1]}` ({COLUMNS}) USING delta")
     sinks = [sink_of(path, "id", "day", "part") for path in paths]
     skipped = 0
     for number in range(5):
-        events = some(spark, rng, 10 * number, TEXTS if is_text else (*TEXTS, *NO_PARTITIONS))
+        events = some(spark, rng, 10 * number, (*TEXTS, *odd))
         results: list[MergeResult] = []
         for sink in sinks:
             sink(events, number)
