@@ -132,7 +132,7 @@ class Executor:
             "collapsed": batch.collapsed,
             "stale": 0 if self.hits is None else self.hits.refused,
         }
-        seconds = {phase: round(spent, 3) for phase, spent in self._call.clock.seconds().items() if spent >= 0.001}
+        seconds = {phase: round(spent, 3) for phase, spent in self._call.clock.seconds().items() if round(spent, 3)}
         return {"events": events, "seconds": seconds, "attempt": attempts.merges, "conflicts": dict(attempts.conflicts)}
 
     def with_tombstones(self, action: Callable[[BatchTombstones[Any]], T]) -> T | None:

@@ -55,7 +55,7 @@ class Commit:
     """As Delta names it, such as `MERGE` or `OPTIMIZE`."""
     changed: Files
     """Added minus removed."""
-    after: Files = Files()
+    after: Files
     """Data files of this version."""
 
     @property
@@ -205,6 +205,7 @@ def _commit(table: NativeTable, version: int) -> Commit | None:
         record=commit_infos.record({**info, "version": version}),
         operation=str(info.get("operation", "")),
         changed=added.minus(removed),
+        after=Files(),
     )
 
 

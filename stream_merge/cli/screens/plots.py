@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -24,7 +25,7 @@ _MOST_BARS = 100
 _TICKS = 6
 _BYTES = (1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9)
 """Bounds of the classes of file sizes."""
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "stream-merge",
     "font.family": "sans-serif",
@@ -57,7 +58,9 @@ _FATES = {
 }
 _ENGINES = dict(zip(ENGINES, (_BLUE, _CYAN, _RED), strict=True))
 _OTHERS = ("#4477aa", "#66ccee", "#aa3377", "#ee6677", "#228833", "#ccbb44", "#bbbbbb", "#77aadd", "#ee8866", "#aaaa00")
-_PHASES = dict(zip(PHASES, ("#77aadd", "#66ccee", "#aa3377", "#ccbb44", "#bbcc33", *_OTHERS), strict=False))
+_PHASES: dict[str, str] = dict(
+    zip(PHASES, ("#77aadd", "#66ccee", "#aa3377", "#ccbb44", "#bbcc33", *_OTHERS), strict=False)
+)
 _PHASES |= {"merge": _BLUE, "backoff": _RED, "other": _GREY}
 
 
@@ -79,7 +82,7 @@ class _Groups:
 
     @classmethod
     def split(cls, commits: Sequence[Commit]) -> _Groups:
-        size = -(-len(commits) // _MOST_BARS) or 1
+        size = bar_size(len(commits))
         return cls([commits[start : start + size] for start in range(0, len(commits), size)])
 
     def sums(self, count: Callable[[Commit], Mapping[str, float]], names: Sequence[str]) -> dict[str, list[float]]:
@@ -88,7 +91,7 @@ class _Groups:
         for group in self.members:
             total: Counter[str] = Counter()
             for commit in group:
-                total.update(count(commit))  # type: ignore[arg-type]  # a Counter of floats
+                total.update(count(commit))
             totals.append(total)
         return {name: row for name in names if any(row := [float(total[name]) for total in totals])}
 
@@ -155,6 +158,11 @@ def plots(history: TableHistory) -> Iterator[Plot]:
             how_to_read="Quarantined events by reason; stream-merge quarantine show has the events.",
             svg=_stacked(commits, reasons, "events", {}),
         )
+
+
+def bar_size(commits: int) -> int:
+    """How many of so many commits share a bar."""
+    return -(-commits // _MOST_BARS) or 1
 
 
 def _names(groups: _Groups) -> list[str]:
@@ -249,12 +257,15 @@ def _times(axes: Axes, groups: _Groups) -> None:
     axes.set_xlim(-0.7, len(groups.members) - 0.3)
     axes.set_xticks(
         places,
-        [_time(at, ends) if at is not None else f"v{one.record.version}" for at, one in zip(times, firsts, strict=True)],
+        [
+            _time(at, ends) if at is not None else f"v{one.record.version}"
+            for at, one in zip(times, firsts, strict=True)
+        ],
     )
 
 
 def _time(at: datetime, ends: Sequence[datetime]) -> str:
-    return f"{at:%H:%M:%S}" if (ends[-1] - ends[0]).total_seconds() < 86_400 else f"{at:%b %d}\n{at:%H:%M}"
+    return f"{at:%H:%M:%S}" if (ends[-1] - ends[0]).days < 1 else f"{at:%b %d}\n{at:%H:%M}"
 
 
 def _svg(figure: Figure) -> str:
@@ -263,7 +274,12 @@ def _svg(figure: Figure) -> str:
     text = out.getvalue()
     # Several drawings stand in one page, where ids must differ; those of groups serve nothing.
     text = re.sub(r'<g id="[^"]*"', "<g", text[text.index("<svg") :])
-    return re.sub(r'<svg[^>]* viewBox="([^"]+)"[^>]*>', r'<svg viewBox="\1" xmlns:xlink="http://www.w3.org/1999/xlink">', text, count=1)
+    return re.sub(
+        r'<svg[^>]* viewBox="([^"]+)"[^>]*>',
+        r'<svg viewBox="\1" xmlns:xlink="http://www.w3.org/1999/xlink">',
+        text,
+        count=1,
+    )
 
 
 def short(value: float) -> str:

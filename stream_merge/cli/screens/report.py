@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from html import escape
 
-from stream_merge.cli.screens.plots import Plot, plots, short
+from stream_merge.cli.screens.plots import Plot, bar_size, plots, short
 from stream_merge.model.counted import counted
 from stream_merge.tables.table_history import Commit, TableHistory
 
@@ -50,7 +50,7 @@ def page(history: TableHistory) -> str:
 </head>
 <body>
 <h1>{title}</h1>
-<p>{escape(summary(history))}</p>
+<p>{escape(summary(history))} {_shares(history)}</p>
 <main>
 {figures}
 </main>
@@ -83,6 +83,11 @@ def summary(history: TableHistory) -> str:
         f" {counted(sum(commit.retries for commit in batches), 'repeated attempt')};"
         f" {counted(files.files, 'file')} of {short(files.bytes)}B, {files.deleted_rows:,} rows in them deleted."
     )
+
+
+def _shares(history: TableHistory) -> str:
+    each = bar_size(len(history.batches))
+    return f"Each bar or point stands for {each} consecutive batches." if each > 1 else ""
 
 
 def _between(commits: Iterable[Commit]) -> str:
