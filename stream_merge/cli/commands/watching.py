@@ -19,6 +19,7 @@ from stream_merge.errors import ConfigError
 from stream_merge.jobs.watch.text import escape
 from stream_merge.metrics.scraped import Endpoint, Scrape, Status, UnreachableError, Watched
 from stream_merge.model import names
+from stream_merge.model.counted import counted
 from stream_merge.tables.table_history import table_history
 
 app = typer.Typer()
@@ -101,4 +102,4 @@ def report(
         history = table_history(target, last=last)
         file = out or Path(f"{names.normal_path(target).rpartition('/')[2]}-report.html")
         file.write_text(page(history), encoding="utf-8")
-    OUT.print(f"{escape(str(file))}: {len(history.commits):,} commits", highlight=False, soft_wrap=True)
+    OUT.print(f"{escape(str(file))}: {counted(len(history.commits), 'commit')}", highlight=False, soft_wrap=True)

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from stream_merge.jobs.watch.screen import phases
+from stream_merge.jobs.watch.screen import header, phases
 from stream_merge.jobs.watch.text import escape_line
 from stream_merge.metrics.scraped import State, Status
 
@@ -25,6 +25,9 @@ _NUMBERS = ("events/s", "lag", "behind", "committed", "s/batch")
 _COUNTS = ("failed", "conflicts", "quarantined")
 _PHASES, _WIDE = 3, 140
 """Phases that are named, on a terminal of so many columns."""
+_PLAIN = 108
+"""Columns of a terminal from which on nothing is left out but phases."""
+_LEFT_OUT = frozenset({"target", "committed", "conflicts"})
 
 
 def drawn(statuses: Mapping[str, list[Status] | str], *, at: str, width: int) -> RenderableType:
@@ -35,13 +38,16 @@ def drawn(statuses: Mapping[str, list[Status] | str], *, at: str, width: int) ->
         at: time, as it is shown.
         width: columns of the terminal.
     """
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     names = ["query", "target", "state", *_NUMBERS, "engine", *_COUNTS]
     names += ["phases"] if width >= _WIDE else []
+    names = [name for name in names if width >= _PLAIN or name not in _LEFT_OUT]
     names = ["endpoint", *names] if len(statuses) > 1 else names
     for name in names:
         is_number = name in (*_NUMBERS, *_COUNTS)
-        table.add_column(name, justify="right" if is_number else "left", overflow="fold")
+        table.add_column(
+            header(name, width), justify="right" if is_number else "left", no_wrap=is_number, overflow="fold"
+        )
     for url, found in statuses.items():
         for status in found if isinstance(found, list) else []:
             cells = {"endpoint": escape_line(_host(url)), **_cells(status)}
