@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -133,6 +134,19 @@ def test_the_command_writes_the_page_where_it_is_told(table: Path, monkeypatch: 
     assert (told.exit_code, told.output) == (0, "orders-report.html: 7 commits\n")
     assert (elsewhere.exit_code, elsewhere.output) == (0, "page.html: 1 commit\n")
     assert Path("page.html").read_text().startswith("<!DOCTYPE html>")
+
+
+def test_without_the_extra_there_is_a_sentence(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.delitem(sys.modules, "stream_merge.cli.screens.report")
+    monkeypatch.delitem(sys.modules, "stream_merge.cli.screens.plots")
+
+    told = CliRunner().invoke(cli.app, ["report", str(table)])
+
+    assert told.exit_code == 2
+    assert told.stderr == (
+        "stream-merge: [EXTRA_MISSING] report needs matplotlib; run: pip install 'stream-merge[cli,report]'\n"
+    )
 
 
 def test_without_a_table_there_is_a_sentence(tmp_path: Path) -> None:
