@@ -44,9 +44,8 @@ _STYLE: dict[Any, Any] = {
     "legend.fontsize": 8,
 }
 # Paul Tol's "bright" and "light" schemes: told apart by readers who see fewer colours.
-_BLUE, _RED, _GREEN, _YELLOW, _CYAN, _PURPLE, _GREY = (
-    *("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb"),
-)
+_BRIGHT = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb")
+_BLUE, _RED, _GREEN, _YELLOW, _CYAN, _PURPLE, _GREY = _BRIGHT
 _FATES = {
     "inserted": _GREEN,
     "updated": _BLUE,
@@ -56,12 +55,18 @@ _FATES = {
     "stale": _YELLOW,
     "quarantined": _PURPLE,
 }
-_ENGINES = dict(zip(ENGINES, (_BLUE, _CYAN, _RED), strict=True))
-_OTHERS = ("#4477aa", "#66ccee", "#aa3377", "#ee6677", "#228833", "#ccbb44", "#bbbbbb", "#77aadd", "#ee8866", "#aaaa00")
-_PHASES: dict[str, str] = dict(
-    zip(PHASES, ("#77aadd", "#66ccee", "#aa3377", "#ccbb44", "#bbcc33", *_OTHERS), strict=False)
-)
-_PHASES |= {"merge": _BLUE, "backoff": _RED, "other": _GREY}
+_ENGINES = {"native": _BLUE, "merge_on_read": _CYAN, "spark": _RED}
+_PHASES = {
+    "read": "#77aadd",
+    "prepare": _CYAN,
+    "quarantine": _PURPLE,
+    "tombstones": _YELLOW,
+    "plan": "#bbcc33",
+    "merge": _BLUE,
+    "backoff": _RED,
+    "other": _GREY,
+}
+"""Those that a commit can know: `recheck` and `upkeep` follow it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -221,7 +226,7 @@ def _sizes(axes: Axes, sizes: Sequence[int]) -> None:
 def _stacked(groups: _Groups, rows: Mapping[str, Sequence[float]], unit: str, colors: Mapping[str, str]) -> str:
     def draw(axes: Axes, groups: _Groups) -> None:
         edges = [place - 0.5 for place in range(len(groups.members) + 1)]
-        painted = [colors.get(name, _OTHERS[place % len(_OTHERS)]) for place, name in enumerate(rows)]
+        painted = [colors.get(name, _BRIGHT[place % len(_BRIGHT)]) for place, name in enumerate(rows)]
         steps = [[*row, row[-1]] for row in rows.values()]
         axes.stackplot(edges, steps, labels=list(rows), colors=painted, step="post")
         axes.set_ylabel(unit)
