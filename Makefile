@@ -121,7 +121,7 @@ bench-versions: $(INSTALLED)  ## what a change costs: the sink of several commit
 bench-kafka: $(INSTALLED) .jars/spark/.copied .jars/services/.copied  ## what a job brings from Kafka to Delta, beside a hand-written one
 	@$(WITH_JAVA) PYTHONPATH=tests .venv/bin/python tests/bench/kafka_job.py $(ARGS)
 
-dashboard: $(INSTALLED)  ## write the Grafana dashboard again from the metrics
+dashboard: $(INSTALLED)  ## write the Grafana dashboards again
 	.venv/bin/python grafana/generate.py
 
 alerts: $(INSTALLED)  ## write the rule file of Prometheus and the table of its alerts again
