@@ -339,10 +339,9 @@ MERGE: list[Row] = [
               ("backoff", rate("backoff_seconds_total"))),
     ]),
     ("What does a merge read and write?", [
-        lines("Part of the target left to scan", "percentunit", "After pruning and skipping. Near 100 %: files do not "
+        lines("Files left to scan", "percentunit", "Of the target, after pruning and skipping. Near 100 %: files do not "
               "separate the keys.",
-              *((what, ratio(rate(f"target_{what}_after_skipping_total"), rate(f"target_{what}_before_skipping_total")))
-                for what in ("files", "bytes"))),
+              ("files", ratio(rate("target_files_after_skipping_total"), rate("target_files_before_skipping_total")))),
         areas("Rows written", "cps", "copied: unchanged rows rewritten because they share a file with a changed one.",
               *((action, rate(f"target_rows_{action}_total")) for action in (*ACTIONS, "copied"))),
         lines("Bytes", "Bps", "Of data files added and removed, and of files for the change data feed.",

@@ -34,6 +34,8 @@ ONLY_IN_THE_REFERENCE = {
     "stream_merge_target_rows_matched_deleted_total",
     "stream_merge_target_rows_not_matched_by_source_updated_total",
     "stream_merge_target_rows_not_matched_by_source_deleted_total",
+    "stream_merge_target_bytes_before_skipping_total",
+    "stream_merge_target_bytes_after_skipping_total",
     "stream_merge_target_partitions_after_skipping_total",
     "stream_merge_target_partitions_added_to_total",
     "stream_merge_target_partitions_removed_from_total",
