@@ -259,7 +259,7 @@ OVERVIEW: list[Row] = [
              Column("Merged by", f"topk by ({SINK}) (1, {in_range('merges_total', by=f'{SINK}, engine')} > 0)",
                     label="engine"),
              Column("Copied per changed row", ratio(in_range("target_rows_copied_total"), f"({CHANGED})"), "short",
-                    (COPIES, MANY_COPIES))).span(24),
+                    (COPIES, MANY_COPIES))).span(24).height(6),
     ]),
     ("Since when?", [
         rows("Firing alerts", "A click opens the runbook. Empty: none fires, or grafana/alerts.yaml is not loaded.",
@@ -339,8 +339,7 @@ MERGE: list[Row] = [
               ("backoff", rate("backoff_seconds_total"))),
     ]),
     ("What does a merge read and write?", [
-        lines("Files left to scan", "percentunit", "Of the target, after pruning and skipping. Near 100 %: files do not "
-              "separate the keys.",
+        lines("Files left to scan", "percentunit", "After pruning and skipping. Near 100 %: the keys are in all files.",
               ("files", ratio(rate("target_files_after_skipping_total"), rate("target_files_before_skipping_total")))),
         areas("Rows written", "cps", "copied: unchanged rows rewritten because they share a file with a changed one.",
               *((action, rate(f"target_rows_{action}_total")) for action in (*ACTIONS, "copied"))),
