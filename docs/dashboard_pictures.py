@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any, TypeAlias
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator
+from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[1]
 CHOSEN = "orders"
@@ -28,11 +30,12 @@ Series: TypeAlias = "list[tuple[dict[str, str], list[tuple[float, float]]]]"
 
 def written(value: float, unit: str) -> str:
     """A number as Grafana writes it."""
+    value = float(f"{value:.3g}") + 0.0  # -0 is 0
     if unit == "percentunit":
-        return f"{100 * value:.3g} %"
+        return f"{100 * value:g} %"
     if unit == "s":
-        return f"{value:.3g} s" if value >= 1 or value == 0 else f"{1000 * value:.3g} ms"
-    return EngFormatter(UNITS[unit], sep="")(float(f"{value:.3g}"))
+        return f"{value:g} s" if value >= 1 or value == 0 else f"{1000 * value:g} ms"
+    return f"{value:g}{UNITS[unit]}" if value < 1 else EngFormatter(UNITS[unit], sep="")(value)
 
 
 def colour(value: float, field: dict[str, Any]) -> str:
@@ -79,7 +82,9 @@ def graph(axes: Axes, panel: dict[str, Any], answers: list[tuple[dict[str, Any],
     axes.tick_params(labelsize=6.5, length=2)
     axes.grid(alpha=0.25, linewidth=0.5)
     if lines:
-        axes.legend(fontsize=6, loc="upper left", frameon=True, framealpha=0.7, borderpad=0.3, labelspacing=0.25)
+        columns = 60 // (max(map(len, lines)) + 3)
+        axes.legend(fontsize=6, loc="upper left", bbox_to_anchor=(-0.03, -0.12), ncols=columns, frameon=False,
+                    handlelength=1, columnspacing=1, labelspacing=0.25)  # fmt: skip
     else:
         axes.text(0.5, 0.5, "all at 0", transform=axes.transAxes, ha="center", color=COLOURS["green"], fontsize=9)
 
@@ -134,8 +139,11 @@ def draw(board: str, found: dict[str, Any]) -> None:
     model = json.loads((ROOT / "grafana" / "dashboards" / f"{board}.json").read_text())
     heights = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in model["panels"]) + 2
     figure = plt.figure(figsize=(WIDTH_INCHES, heights * UNIT_INCHES), dpi=100)
-    about = f"{model['title']}    drawn from Prometheus' answers by matplotlib, not a Grafana screenshot"
-    figure.text(0.01, 1 - 0.6 / heights, about, fontsize=9, weight="bold", va="top")
+    figure.text(0.01, 1 - 0.5 / heights, model["title"], fontsize=11, weight="bold", va="top")
+    about = (
+        "Drawn from Prometheus' answers, not a Grafana screenshot. Vertical lines: red = restart, blue = schema change"
+    )
+    figure.text(0.99, 1 - 0.6 / heights, about, fontsize=8, va="top", ha="right", color="#57606a")
     for panel in model["panels"]:
         grid = panel["gridPos"]
         top = 1 - (grid["y"] + 2) / heights
@@ -143,7 +151,7 @@ def draw(board: str, found: dict[str, Any]) -> None:
             figure.text(0.01, top - 0.6 / heights, f"▾ {panel['title']}", fontsize=9.5, weight="bold", va="center")
             continue
         is_graph = panel["type"] == "timeseries"
-        left, below = (0.9, 1.3) if is_graph else (0.3, 0.2)
+        left, below = (1.0, 2.2) if is_graph else (0.3, 0.2)
         axes = figure.add_axes(
             ((grid["x"] + left) / 24, top - (grid["h"] - below) / heights,
              (grid["w"] - left - 0.3) / 24, (grid["h"] - below - 1.2) / heights)
@@ -164,7 +172,11 @@ def draw(board: str, found: dict[str, Any]) -> None:
                         axes.axvline((time - found["start"]) / 60, color=COLOURS[mark["iconColor"]], linewidth=0.8)
         else:
             {"table": table, "stat": number}[panel["type"]](axes, panel, answers)
-    figure.savefig(ROOT / "docs" / "assets" / f"dashboard-{board}.png", pil_kwargs={"optimize": True})
+    drawn = io.BytesIO()
+    figure.savefig(drawn)
+    Image.open(drawn).convert("RGB").quantize(128).save(
+        ROOT / "docs" / "assets" / f"dashboard-{board}.png", optimize=True
+    )
     plt.close(figure)
 
 

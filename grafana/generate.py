@@ -101,9 +101,9 @@ def series(name: str, *matchers: str) -> str:
     return f"stream_merge_{name}{{{', '.join((CHOSEN, *matchers))}}}"
 
 
-def rate(name: str, by: str = SINK, *matchers: str) -> str:
+def rate(name: str, by: str = SINK, *matchers: str, over: str = "$__rate_interval") -> str:
     """A counter per second."""
-    return f"sum by ({by}) (rate({series(name, *matchers)}[$__rate_interval]))"
+    return f"sum by ({by}) (rate({series(name, *matchers)}[{over}]))"
 
 
 def per_minute(name: str, by: str = SINK, *matchers: str) -> str:
@@ -188,7 +188,8 @@ def lines(title: str, unit: str, description: str, *queries: Query, limit: float
     """Lines over time; a limit is a dashed one."""
     graph = panel(timeseries.Panel(), title, unit, description, queries)
     graph.color_scheme(dashboard.FieldColor().mode(FieldColorModeId.PALETTE_CLASSIC))
-    graph.span(8).height(8).min(0).line_width(1).show_points(VisibilityMode.NEVER)
+    # A minute's rates: a batch counts when it ends, so shorter ones are combs.
+    graph.interval("1m").span(8).height(8).min(0).line_width(1).show_points(VisibilityMode.NEVER)
     legend = common.VizLegendOptions().show_legend(True).display_mode(LegendDisplayMode.LIST)
     graph.legend(legend.placement(LegendPlacement.BOTTOM))
     graph.tooltip(common.VizTooltipOptions().mode(TooltipDisplayMode.MULTI).sort(SortOrder.DESCENDING))
@@ -272,9 +273,9 @@ OVERVIEW: list[Row] = [
     ]),
     ("Does it get work done?", [
         lines("Events", "cps", "Change events merged.", (SINK_LEGEND, rate("events_received_total"))),
-        lines("Busy", "percentunit", "Share of the time that is spent in batches. Near 100 %: no more events fit.",
-              (SINK_LEGEND, rate("batch_duration_seconds_sum"))),
-        lines("Batch duration", "s", "99th percentile, whatever the outcome.",
+        lines("Busy", "percentunit", "Share of five minutes that was spent in batches. Near 100 %: no more events fit.",
+              (SINK_LEGEND, rate("batch_duration_seconds_sum", over="5m"))),
+        lines("Batch duration, p99", "s", "99th percentile, whatever the outcome.",
               (SINK_LEGEND, quantile(0.99, "batch_duration_seconds"))),
     ]),
 ]
@@ -298,8 +299,8 @@ QUERY: list[Row] = [
               ("newest event {{topic}}", f"max by ({TOPIC}) ({NEWEST_AGE})"), limit=LIMITS["FreshnessBurnsFast"]),
         lines("Batch duration", "s", "Wall time, whatever the outcome.",
               ("p50", quantile(0.5, "batch_duration_seconds")), ("p99", quantile(0.99, "batch_duration_seconds"))),
-        areas("Where the time goes", "percentunit", "Share of the wall time; the rest is idle. read: fetch and decode.",
-              ("{{phase}}", rate("phase_seconds_total", "phase"))),
+        areas("Where the time goes", "percentunit", "Share of five minutes; the rest is idle. read: fetch and decode.",
+              ("{{phase}}", rate("phase_seconds_total", "phase", over="5m"))),
         areas("Batches by outcome", "cpm", "no_change: nothing to change. skipped_duplicate: applied before a restart. "
               "failed: is delivered again.", ("{{outcome}}", per_minute("batches_total", "outcome"))),
         areas("Events by fate", "cps", "Every event has one. collapsed: its key has a newer event in the batch. "

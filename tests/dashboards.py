@@ -26,8 +26,8 @@ def panels(board: str) -> list[dict[str, Any]]:
 
 
 def asked(expression: str, *, scrape_seconds: int, range_seconds: int, chosen: dict[str, str] | None = None) -> str:
-    """What Prometheus gets from Grafana, with "All" for a variable that is not chosen, and a point per scrape."""
-    replaced = expression.replace("$__rate_interval", f"{4 * scrape_seconds}s")
+    """What Prometheus gets from Grafana with panels of a minute's interval; "All" for what is not chosen."""
+    replaced = expression.replace("$__rate_interval", f"{60 + scrape_seconds}s")
     replaced = replaced.replace("$__range", f"{range_seconds}s")
     for variable in ("job", "query", "target"):
         value = (chosen or {}).get(variable, ".+")

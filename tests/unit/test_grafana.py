@@ -169,7 +169,7 @@ def test_counters_are_only_read_as_rates_and_before_sums() -> None:
         is_rated = bool(around) and around[-1] in {"rate", "increase"}
         assert is_rated == (selector.name not in gauges), expression
     for expression in EXPRESSIONS:
-        assert set(re.findall(r"rate\(.*?\[(.*?)\]", expression)) <= {"$__rate_interval"}
+        assert set(re.findall(r"rate\(.*?\[(.*?)\]", expression)) <= {"$__rate_interval", "5m"}
 
 
 def test_every_panel_says_what_it_shows_and_in_which_unit() -> None:
