@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator
+from matplotlib.transforms import Bbox
 from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -57,12 +58,12 @@ def graph(axes: Axes, panel: dict[str, Any], answers: list[tuple[dict[str, Any],
     field = panel["fieldConfig"]["defaults"]
     lines: dict[str, dict[float, float]] = {}
     for target, series in answers:
-        for labels, points in series:
+        for labels, found in series:
             name = target["legendFormat"]
             for label, text in labels.items():
                 name = name.replace(f"{{{{{label}}}}}", text)
-            if any(value for _, value in points):
-                lines[name] = {(time - start) / 60: value for time, value in points}
+            if any(value for _, value in found):
+                lines[name] = {(time - start) / 60: value for time, value in found}
     if field["custom"].get("stacking"):
         times = sorted({time for points in lines.values() for time in points})
         stacked = [[points.get(time, 0.0) for time in times] for points in lines.values()]
@@ -95,34 +96,33 @@ def table(axes: Axes, panel: dict[str, Any], answers: list[tuple[dict[str, Any],
     fields = {rule["matcher"]["options"]: {p["id"]: p["value"] for p in rule["properties"]}
               for rule in panel["fieldConfig"]["overrides"]}  # fmt: skip
     rows: dict[tuple[str, ...], dict[str, tuple[str, str]]] = {}
+    ink = COLOURS["text"]
     for target, series in answers:
         title = target["legendFormat"]
+        field = fields[title]
         for labels, points in series:
             shown = next((label for label in labels if names.get(label) == title), None)
             key = {label: text for label, text in labels.items() if label != shown}
-            value = labels[shown] if shown else points[-1][1]
-            row = rows.setdefault(tuple(sorted(key.items())), {k: (v, COLOURS["text"]) for k, v in key.items()})
-            plain = (value, COLOURS["text"]) if isinstance(value, str) else None
-            number = 0.0 if plain else value
-            row[title] = (mapped(value, fields[title]) or plain
-                          or (written(number, fields[title]["unit"]), colour(number, fields[title])))  # fmt: skip
+            row = rows.setdefault(tuple(key[label] for label in sorted(key)), {k: (v, ink) for k, v in key.items()})
+            if shown is not None:
+                row[title] = mapped(labels[shown], field) or (labels[shown], ink)
+            else:
+                value = points[-1][1]
+                row[title] = mapped(value, field) or (written(value, field["unit"]), colour(value, field))
     axes.axis("off")
     columns = list(dict.fromkeys(column for row in rows.values() for column in row))
-    height = min(0.2, 0.95 / (len(rows) + 1))
-    cells = [[row.get(column, ("", COLOURS["text"]))[0] for column in columns] for row in rows.values()]
-    drawn = axes.table(cells, colLabels=columns, cellLoc="left", colLoc="left", edges="B",
-                       bbox=(0, 1 - height * (len(rows) + 1), 1, height * (len(rows) + 1)))  # fmt: skip
+    cells = [[row.get(column, ("", ink)) for column in columns] for row in rows.values()]
+    height = min(0.2, 0.95 / (len(rows) + 1)) * (len(rows) + 1)
+    drawn = axes.table([[text for text, _ in line] for line in cells], colLabels=columns, cellLoc="left",
+                       colLoc="left", edges="B", bbox=Bbox.from_bounds(0, 1 - height, 1, height))  # fmt: skip
     drawn.auto_set_font_size(False)
     drawn.set_fontsize(7.5)
     drawn.auto_set_column_width(list(range(len(columns))))
     for (line, column), cell in drawn.get_celld().items():
         cell.set_edgecolor("#d8dde3")
-        if line:
-            _, ink = list(rows.values())[line - 1].get(columns[column], ("", COLOURS["text"]))
-            cell.get_text().set_color(ink)
-            cell.get_text().set_weight("bold" if ink != COLOURS["text"] else "normal")
-        else:
-            cell.get_text().set_weight("bold")
+        own = cells[line - 1][column][1] if line else ink
+        cell.get_text().set_color(own)
+        cell.get_text().set_fontweight("bold" if not line or own != ink else "normal")
 
 
 def number(axes: Axes, panel: dict[str, Any], answers: list[tuple[dict[str, Any], Series]]) -> None:
