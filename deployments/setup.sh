@@ -8,6 +8,7 @@
 #   deployments/setup.sh build PROJECT REPOSITORY    build a Maven project into a repository that holds its jar alone
 #   deployments/setup.sh postgres        print the folder of PostgreSQL's server programs; install it through apt when root
 #   deployments/setup.sh prometheus      print the path of Prometheus; unpack its package into .jars where there is none
+#   deployments/setup.sh alertmanager    the same for Alertmanager
 #   deployments/setup.sh s3              print the path of the S3 server of the tests; build it into .jars where there is none
 #   deployments/setup.sh azurite         print the path of the tests' emulator of Azure; install it into .jars where there is none
 #   deployments/setup.sh gcs             print the path of the tests' emulator of Google's store; build it into .jars where there is none
@@ -193,21 +194,25 @@ find_prometheus() {
     find_program ${PROMETHEUS:+"$PROMETHEUS"} prometheus "$PWD/.jars/prometheus/usr/bin/prometheus"
 }
 
-need_prometheus() {
-    local program folder=.jars/prometheus
-    program=$(find_prometheus)
+find_alertmanager() {
+    find_program ${ALERTMANAGER:+"$ALERTMANAGER"} alertmanager prometheus-alertmanager "$PWD/.jars/prometheus/usr/bin/prometheus-alertmanager"
+}
+
+# The path that a function ($1) finds; where it finds none, of a Debian package ($2).
+need_unpacked() {
+    local find=$1 package=$2 program folder=.jars/prometheus
+    program=$("$find")
     if [ -z "$program" ]; then
-        { command -v apt-get && command -v dpkg-deb; } >/dev/null \
-            || fail "Prometheus was not found. Install it, or set PROMETHEUS to the program."
+        { command -v apt-get && command -v dpkg-deb; } >/dev/null || fail "$package was not found. Install it and put it on the PATH."
         # Unpacked, not installed: the package would start a server of its own.
-        say "Prometheus is missing; unpacking its package into $folder"
+        say "$package is missing; unpacking it into $folder"
         if can_install; then apt-get update -qq >&2; fi
         mkdir -p "$folder"
-        (cd "$folder" && rm -f ./*.deb && apt-get download -qq -o APT::Sandbox::User=root prometheus >&2 && dpkg-deb -x ./prometheus_*.deb .) \
-            || fail "apt-get could not download prometheus; what it said is above. Install it, or set PROMETHEUS to the program."
-        rm -f "$folder"/*.deb
-        program=$(find_prometheus)
-        [ -n "$program" ] || fail "the package prometheus holds no usr/bin/prometheus. Set PROMETHEUS to the program."
+        (cd "$folder" && apt-get download -qq -o APT::Sandbox::User=root "$package" >&2 && dpkg-deb -x ./"$package"_*.deb .) \
+            || fail "apt-get could not download $package; what it said is above. Install it and put it on the PATH."
+        rm -f "$folder/$package"_*.deb
+        program=$("$find")
+        [ -n "$program" ] || fail "the package $package holds no such program. Put it on the PATH."
     fi
     echo "$program"
 }
@@ -312,9 +317,10 @@ case "${1:-}" in
     jars) copy_jars "$2" "$3" ;;
     build) build_jar "$2" "$3" ;;
     postgres) need_postgres ;;
-    prometheus) need_prometheus ;;
+    prometheus) need_unpacked find_prometheus prometheus ;;
+    alertmanager) need_unpacked find_alertmanager prometheus-alertmanager ;;
     s3) need_s3 ;;
     azurite) need_azurite ;;
     gcs) need_gcs ;;
-    *) fail "usage: deployments/setup.sh venv|spark DIR VERSION|packages DIR PACKAGE...|java|jars POM DIR|build PROJECT REPOSITORY|postgres|prometheus|s3|azurite|gcs" ;;
+    *) fail "usage: deployments/setup.sh venv|spark DIR VERSION|packages DIR PACKAGE...|java|jars POM DIR|build PROJECT REPOSITORY|postgres|prometheus|alertmanager|s3|azurite|gcs" ;;
 esac
