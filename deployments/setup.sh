@@ -198,6 +198,17 @@ find_alertmanager() {
     find_program ${ALERTMANAGER:+"$ALERTMANAGER"} alertmanager prometheus-alertmanager "$PWD/.jars/prometheus/usr/bin/prometheus-alertmanager"
 }
 
+need_alertmanager() {
+    local program templates=/usr/share/prometheus/alertmanager
+    program=$(need_unpacked find_alertmanager prometheus-alertmanager)
+    # Debian's program reads its templates from there only.
+    if [ "$program" = "$PWD/.jars/prometheus/usr/bin/prometheus-alertmanager" ] && [ ! -e "$templates" ]; then
+        can_install || fail "Alertmanager was not found. Install it and put it on the PATH."
+        mkdir -p "${templates%/*}" && cp -r ".jars/prometheus$templates" "$templates"
+    fi
+    echo "$program"
+}
+
 # The path that a function ($1) finds; where it finds none, of a Debian package ($2).
 need_unpacked() {
     local find=$1 package=$2 program folder=.jars/prometheus
@@ -318,7 +329,7 @@ case "${1:-}" in
     build) build_jar "$2" "$3" ;;
     postgres) need_postgres ;;
     prometheus) need_unpacked find_prometheus prometheus ;;
-    alertmanager) need_unpacked find_alertmanager prometheus-alertmanager ;;
+    alertmanager) need_alertmanager ;;
     s3) need_s3 ;;
     azurite) need_azurite ;;
     gcs) need_gcs ;;

@@ -115,7 +115,12 @@ class Job:
         result = JobResult()
         arrived: SimpleQueue[tuple[str, MergeResult]] = SimpleQueue()
         queries = [Supervised(query, self, arrived, once=once) for query in self._settings.queries]
-        lookout = Lookout(Cluster(self._settings.kafka.connection()), self._progress.values())
+        certificate = self._settings.kafka.security.certificate_file
+        lookout = Lookout(
+            Cluster(self._settings.kafka.connection()),
+            self._progress.values(),
+            certificates={} if certificate is None else {"kafka": certificate},
+        )
 
         def hand_over() -> None:
             for name, merged in drained(arrived):
