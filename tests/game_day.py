@@ -98,10 +98,9 @@ class World:
                 threading.Thread(target=self._feed, daemon=True).start()
                 self._start_job()
                 yield
-                self.over.set()
-                self._producer.close(0)
         finally:
             self.over.set()
+            self._producer.close(0)
             if self.process is not None and self.process.poll() is None:
                 self.kill()
             if "disk" in self.queries:
@@ -133,10 +132,9 @@ class World:
         write_deltalake(str(self.target(query)), rows, mode="overwrite", schema_mode="overwrite")
 
     def fill_disk(self, _: str) -> None:
-        with (self._disk / "filler").open("wb") as file, suppress(OSError):
+        with suppress(OSError), (self._disk / "filler").open("wb", buffering=0) as file:
             while True:
                 file.write(b"0" * 4096)
-                file.flush()
 
     def send_broken(self, query: str) -> None:
         for _ in range(20):

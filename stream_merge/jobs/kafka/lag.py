@@ -84,9 +84,8 @@ class Progress:
 
     def failed(self) -> None:
         """The query has ended with an error, and what it merges stands still, while the job may go on."""
-        if not self.has_failed:
-            self.has_failed = True
-            self._numbers.observe_topics(self.query, self.target, store=[(QUERY_FAILED, (), 1.0)])
+        self.has_failed = True
+        self._numbers.observe_topics(self.query, self.target, store=[(QUERY_FAILED, (), 1.0)])
 
     def has_certificates(self, ends: Mapping[str, float]) -> None:
         """Publish when the job's certificates expire."""

@@ -144,8 +144,10 @@ class Job:
                 while any(not query.has_ended for query in queries) and not stopping.is_set():
                     for query in queries:
                         query.step()
-                        if query.failure is not None:
+                        if query.failure is not None and not self._progress[query.name].has_failed:
                             self._progress[query.name].failed()
+                            if any(not other.has_ended for other in queries):  # else the job ends, and says so itself
+                                tell(log.error, "query_ended", query=query.name, error=str(query.failure))
                     hand_over()
                     time.sleep(_POLL_SECONDS)
             finally:
