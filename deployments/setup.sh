@@ -7,8 +7,8 @@
 #   deployments/setup.sh jars POM DIR    copy what a POM names, and all that it needs, into a folder
 #   deployments/setup.sh build PROJECT REPOSITORY    build a Maven project into a repository that holds its jar alone
 #   deployments/setup.sh postgres        print the folder of PostgreSQL's server programs; install it through apt when root
-#   deployments/setup.sh prometheus      print the path of Prometheus; unpack its package into .jars where there is none
-#   deployments/setup.sh alertmanager    the same for Alertmanager
+#   deployments/setup.sh prometheus      print the path of Prometheus; unpack it, Alertmanager and Pushgateway into .jars where they are missing
+#   deployments/setup.sh alertmanager    print the path of Alertmanager
 #   deployments/setup.sh s3              print the path of the S3 server of the tests; build it into .jars where there is none
 #   deployments/setup.sh azurite         print the path of the tests' emulator of Azure; install it into .jars where there is none
 #   deployments/setup.sh gcs             print the path of the tests' emulator of Google's store; build it into .jars where there is none
@@ -194,38 +194,35 @@ find_prometheus() {
     find_program ${PROMETHEUS:+"$PROMETHEUS"} prometheus "$PWD/.jars/prometheus/usr/bin/prometheus"
 }
 
-find_alertmanager() {
-    find_program ${ALERTMANAGER:+"$ALERTMANAGER"} alertmanager prometheus-alertmanager "$PWD/.jars/prometheus/usr/bin/prometheus-alertmanager"
+need_prometheus() {
+    local program folder=.jars/prometheus packages=(prometheus prometheus-alertmanager prometheus-pushgateway)
+    program=$(find_prometheus)
+    if [ -z "$program" ] || [ ! -x "$folder/usr/bin/prometheus-pushgateway" ]; then
+        { command -v apt-get && command -v dpkg-deb; } >/dev/null \
+            || fail "Prometheus, Alertmanager and Pushgateway were not found. Install them into $folder/usr/bin."
+        # Unpacked, not installed: the packages would start servers of their own.
+        say "unpacking Prometheus, Alertmanager and Pushgateway into $folder"
+        if can_install; then apt-get update -qq >&2; fi
+        mkdir -p "$folder"
+        (cd "$folder" && rm -f ./*.deb && apt-get download -qq -o APT::Sandbox::User=root "${packages[@]}" >&2 \
+            && for package in ./*.deb; do dpkg-deb -x "$package" .; done) \
+            || fail "apt-get could not download ${packages[*]}; what it said is above."
+        rm -f "$folder"/*.deb
+        program=$(find_prometheus)
+        [ -n "$program" ] || fail "the package prometheus holds no usr/bin/prometheus. Set PROMETHEUS to the program."
+    fi
+    echo "$program"
 }
 
 need_alertmanager() {
-    local program templates=/usr/share/prometheus/alertmanager
-    program=$(need_unpacked find_alertmanager prometheus-alertmanager)
-    # Debian's program reads its templates from there only.
-    if [ "$program" = "$PWD/.jars/prometheus/usr/bin/prometheus-alertmanager" ] && [ ! -e "$templates" ]; then
-        can_install || fail "Alertmanager was not found. Install it and put it on the PATH."
-        mkdir -p "${templates%/*}" && cp -r ".jars/prometheus$templates" "$templates"
+    local folder=.jars/prometheus templates=/usr/share/prometheus/alertmanager
+    need_prometheus >/dev/null
+    if [ ! -e "$templates" ]; then # Debian's program reads them from there only
+        can_install || fail "Alertmanager's templates are not in $templates. Copy $folder$templates to there."
+        mkdir -p "${templates%/*}"
+        cp -r "$folder$templates" "$templates"
     fi
-    echo "$program"
-}
-
-# The path that a function ($1) finds; where it finds none, of a Debian package ($2).
-need_unpacked() {
-    local find=$1 package=$2 program folder=.jars/prometheus
-    program=$("$find")
-    if [ -z "$program" ]; then
-        { command -v apt-get && command -v dpkg-deb; } >/dev/null || fail "$package was not found. Install it and put it on the PATH."
-        # Unpacked, not installed: the package would start a server of its own.
-        say "$package is missing; unpacking it into $folder"
-        if can_install; then apt-get update -qq >&2; fi
-        mkdir -p "$folder"
-        (cd "$folder" && apt-get download -qq -o APT::Sandbox::User=root "$package" >&2 && dpkg-deb -x ./"$package"_*.deb .) \
-            || fail "apt-get could not download $package; what it said is above. Install it and put it on the PATH."
-        rm -f "$folder/$package"_*.deb
-        program=$("$find")
-        [ -n "$program" ] || fail "the package $package holds no such program. Put it on the PATH."
-    fi
-    echo "$program"
+    echo "$PWD/$folder/usr/bin/prometheus-alertmanager"
 }
 
 find_go() {
@@ -328,7 +325,7 @@ case "${1:-}" in
     jars) copy_jars "$2" "$3" ;;
     build) build_jar "$2" "$3" ;;
     postgres) need_postgres ;;
-    prometheus) need_unpacked find_prometheus prometheus ;;
+    prometheus) need_prometheus ;;
     alertmanager) need_alertmanager ;;
     s3) need_s3 ;;
     azurite) need_azurite ;;

@@ -172,9 +172,9 @@ ALERTS = (
     ),
     Alert(
         name="RetriesExhausted",
-        expression=f"{increase(FAILED, '10m')} > 0 and {increase('stream_merge_conflicts_total', '10m')} > 0",
+        expression=rise("stream_merge_retries_exhausted_total"),
         severity="warning",
-        summary="Batches failed while other writers won commits",
+        summary="Other writers won every attempt of a commit",
     ),
     Alert(
         name="EventsQuarantined",

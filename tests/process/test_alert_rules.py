@@ -30,6 +30,7 @@ POLLED = f"stream_merge_topic_polled_timestamp_seconds{{{TOPIC}}}"
 GAPS, LOST = f"stream_merge_topic_unexpected_gaps_total{{{TOPIC}}}", f"stream_merge_topic_lost_offsets_total{{{TOPIC}}}"
 COMMITTED, FAILED = of_query("batches_total", 'outcome="committed"'), of_query("batches_total", 'outcome="failed"')
 CONFLICTS = of_query("conflicts_total", 'conflict="ConcurrentAppendException"')
+EXHAUSTED = of_query("retries_exhausted_total")
 BROKEN = of_query("quarantined_events_total", 'reason="undecodable"')
 SET_ASIDE, RECEIVED = of_query("events_total", 'fate="quarantined"'), of_query("events_received_total")
 ENDED = of_query("query_failed")
@@ -53,7 +54,21 @@ HEALTHY = {
     ON_READ: f"0+2x{STEPS}",
     UPKEEP_DONE: f"0+1x{STEPS}",
     **dict.fromkeys(
-        (GAPS, LOST, FAILED, CONFLICTS, BROKEN, SET_ASIDE, ENDED, BY_SPARK, COLUMN, COST, SHARE, UPKEEP_FAILED),
+        (
+            GAPS,
+            LOST,
+            FAILED,
+            CONFLICTS,
+            EXHAUSTED,
+            BROKEN,
+            SET_ASIDE,
+            ENDED,
+            BY_SPARK,
+            COLUMN,
+            COST,
+            SHARE,
+            UPKEEP_FAILED,
+        ),
         f"0x{STEPS}",
     ),
     AWAITING: f"3 9x{STEPS}",
@@ -123,10 +138,10 @@ CASES = {
     ),
     "BatchesFail": Case(fires={FAILED: from_hour(1, "1x360")}, at=63, quiet={CONFLICTS: f"0+1x{STEPS}"}),
     "RetriesExhausted": Case(
-        fires={FAILED: from_hour(1, "1x360"), CONFLICTS: from_hour(1, "6x360")},
+        fires={EXHAUSTED: from_hour(1, "1x360")},
         at=63,
         # Conflicts that a retry has won, and failures of other kinds.
-        quiet={FAILED: from_hour(4, "1x180"), CONFLICTS: from_hour(1, "6x360")},
+        quiet={FAILED: from_hour(1, "1x360"), CONFLICTS: from_hour(1, "6x360")},
     ),
     "EventsQuarantined": Case(fires={BROKEN: from_hour(1, "1x360")}, at=63, quiet={BROKEN: f"7x{STEPS}"}),
     "QuarantineGrows": Case(
