@@ -261,6 +261,8 @@ class Fault:
     provoke: Callable[[World, str], None]
     in_log: str = ""
     """What the runbook lets one find in the job's log."""
+    is_quick: bool = False
+    """Whether it is over in a minute or two, and needs no root."""
     is_last: bool = False
     """Whether all others have to be over."""
 
@@ -269,9 +271,16 @@ FAULTS = (
     Fault(name="slow merges", query="slow", alert="LagGrows", provoke=World.slow_down),
     Fault(name="consumer behind", query="behind", alert="LagGrows", provoke=World.fall_behind),
     Fault(name="topic ACL lost", query="acl", alert="BrokerSilent", provoke=World.lose_acl, in_log="Describe"),
-    Fault(name="table altered", query="altered", alert="QueryEnded", provoke=World.alter_table, in_log="[TYPE_"),
+    Fault(
+        name="table altered",
+        query="altered",
+        alert="QueryEnded",
+        provoke=World.alter_table,
+        in_log="[TYPE_",
+        is_quick=True,
+    ),
     Fault(name="disk full", query="disk", alert="QueryEnded", provoke=World.fill_disk, in_log="[DISK_FULL]"),
-    Fault(name="bad records", query="bad", alert="EventsQuarantined", provoke=World.send_broken),
+    Fault(name="bad records", query="bad", alert="EventsQuarantined", provoke=World.send_broken, is_quick=True),
     Fault(
         name="conflicts",
         query="conflicts",
@@ -285,6 +294,7 @@ FAULTS = (
         alert="QueryEnded",
         provoke=World.restore_source,
         in_log="[POSITION_REGRESSED]",
+        is_quick=True,
     ),
     Fault(
         name="topic made anew",
@@ -301,7 +311,7 @@ FAULTS = (
         in_log="broker_away",
         is_last=True,
     ),
-    Fault(name="process killed", query="", alert="ProcessDown", provoke=World.kill_job, is_last=True),
+    Fault(name="process killed", query="", alert="ProcessDown", provoke=World.kill_job, is_quick=True, is_last=True),
 )
 """In this order: what takes longest comes first, and what ends the game last."""
 
