@@ -1,7 +1,7 @@
 # Every target does its own set-up: `make demo` on a fresh machine needs nothing but Python 3.11 and Java 17.
 SHELL := bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo jars shop unit test test-change test-all soak smoke smoke-change smoke-all next FORCE check lint format types imports collect docs bench bench-versions bench-kafka dashboard alerts reference \
+.PHONY: help setup demo jars shop unit test test-change test-all soak game-day smoke smoke-change smoke-all next FORCE check lint format types imports collect docs bench bench-versions bench-kafka dashboard alerts reference \
 	result pictures log-store lock clean
 .SECONDARY: # what a pattern makes for another one is kept
 
@@ -67,11 +67,15 @@ soak: $(INSTALLED) $(SERVERS) .jars/gcs/.found  ## what a change need not wait f
 	@$(WITH_JAVA) $(PYTEST) tests/contract/test_gcs.py $(ARGS)
 	@$(WITH_JAVA) $(PYTEST) --place s3 --engines each $(addprefix tests/contract/test_,$(ON_S3)) $(ARGS)
 	@$(WITH_JAVA) STREAM_MERGE_KILLS=10 $(PYTEST) -n 0 tests/process/test_debezium_process.py $(ARGS)
+	@$(MAKE) --no-print-directory game-day ARGS=
 	@for spark in $(OTHERS); do \
 		$(MAKE) --no-print-directory .jars/spark-$$spark/.copied || echo "without the connector of $$spark its tests of Kafka are skipped"; \
 		$(MAKE) --no-print-directory smoke SPARK=$$spark SMOKE="-n 3 --dist loadfile $(WIDER)" || exit; \
 	done
 	-@$(MAKE) --no-print-directory next
+
+game-day: $(INSTALLED) $(SERVERS)  ## ten faults in a job, and how long it takes until an alert names each (25 minutes, as root); ARGS="'disk full'" chooses
+	@folder=$$(mktemp -d) && $(WITH_JAVA) PYTHONPATH=tests .venv/bin/python tests/game_day.py $$folder $(ARGS)
 
 smoke: smoke-$(SPARK)  ## a few tests of each thing that versions of Spark may do otherwise, on another one than the locked; SPARK=4.1, 4.0 or 3.5
 
@@ -170,6 +174,7 @@ clean:  ## remove everything that make and the tools made
 
 .jars/prometheus/.found:
 	@deployments/setup.sh prometheus >/dev/null
+	@deployments/setup.sh alertmanager >/dev/null
 	@mkdir -p $(@D)
 	@touch $@
 
