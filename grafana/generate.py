@@ -62,7 +62,7 @@ CHOSEN = 'job=~"$job", query=~"$query", target=~"$target"'
 LIMITS: Mapping[str, float] = {
     "FreshnessBurnsFast": alerts.FRESH_SECONDS,
     "LagGrows": 1000,
-    "BrokerSilent": 60,
+    "BrokerSilent": 30,
     "QuarantineGrows": 0.1,
     "DeletionVectorDebt": 0.3,
 }
