@@ -21,6 +21,7 @@ from stream_merge.cli.commands.shared import (
     complain,
     confs,
     errors_as_sentences,
+    log_as_json,
     log_to_screen,
     metrics_server,
     session_confs,
@@ -53,6 +54,7 @@ from stream_merge.jobs.watch.text import escape
 from stream_merge.model import names as table_names
 from stream_merge.model.counted import counted
 from stream_merge.model.locations import local_path
+from stream_merge.model.logs import tell
 from stream_merge.model.results import MergeResult
 from stream_merge.session import is_submitted
 from stream_merge.spark.downloads import azure_confs, for_places, s3_confs
@@ -61,6 +63,8 @@ from stream_merge.tables import locks, spark_table
 app = typer.Typer()
 quarantine = typer.Typer(no_args_is_help=True, help="Events that a job could not merge.")
 app.add_typer(quarantine, name="quarantine")
+
+log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.2
 
@@ -86,6 +90,8 @@ def run(
     log_to_screen(logging.WARNING)
     with errors_as_sentences(debug=debug):
         settings = load(job)
+        if settings.logs == "json":
+            log_as_json()
         refuse_places(settings)
         result = JobResult(failures=taken(settings.queries))
         if len(result.failures) < len(settings.queries):
@@ -114,6 +120,7 @@ def run(
 
 
 def _run(settings: JobSettings, start: Callable[[], SparkSession], *, once: bool, metrics_url: str) -> JobResult:
+    tell(log.info, "job_started", queries=[query.name for query in settings.queries], metrics=metrics_url)
     say = screen.Teller(OUT)
     for query in settings.queries:
         say(query.name, f"{', '.join(query.topic)} into {query.target}")
