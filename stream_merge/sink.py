@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql.types import StructType
 
 from stream_merge.engines.costs import CostModel
 from stream_merge.engines.job import wants_events_at_hand
@@ -362,19 +362,18 @@ class MergeSink:
         told(result, self._metrics or default_metrics())
         target = self._spec.target
         locks.warn_of_others(target, f"query {call.caller.query!r}", self._store.known_location(target))
-        location = None if done.target is None else done.target.location
-        call.observed.merged(result, location, lambda: self._schema(call, done))
+        call.observed.ended(lambda: {"result": result, **self._table(call, done)})
 
     def _observed(self, clock: PhaseClock, *, query: str, batch_id: int) -> Observed:
         return Observed(self._observers, clock, query=query, target=self._spec.label, batch_id=batch_id)
 
-    def _schema(self, call: BatchCall, done: Done) -> StructType | None:
-        """The target's columns behind a batch. Cost: a look at the table's log where the batch has added some."""
-        if done.target is None or not done.adds_columns:
-            return None if done.target is None else done.target.schema
-        self._store.begin()
-        found = self._store.find(call.session, self._spec.target)
-        return None if found is None else found.schema
+    def _table(self, call: BatchCall, done: Done) -> dict[str, Any]:
+        """Place and columns of the target behind a batch. Cost: a look at its log where the batch has added columns."""
+        found = done.target
+        if found is not None and done.adds_columns:
+            self._store.begin()
+            found = self._store.find(call.session, self._spec.target) or found
+        return {} if found is None else {"location": found.location, "schema": found.schema}
 
     def _reading(
         self, batch_df: DataFrame, batch_id: int, began: float, passes: Callable[[Exception], bool] = lambda _: False

@@ -1,81 +1,56 @@
-"""One micro-batch before its observers; without observers nothing is computed for them."""
+"""One micro-batch before its observers, none of which can fail it."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-
-from pyspark.sql.types import StructType
+from typing import Any
 
 from stream_merge.microbatch.clock import PhaseClock
 from stream_merge.model.logs import tell
-from stream_merge.model.observer import End, MicroBatch, Observer
-from stream_merge.model.results import MergeResult
+from stream_merge.model.observer import MicroBatch, Observer
 
 log = logging.getLogger(__name__)
 
 
 class Observed:
-    """Tells observers of a batch; an error of theirs is logged: the batch may be committed by then.
+    """Tells observers how a batch goes.
 
     Args:
         observers: whom.
         clock: of the batch.
-        query: label.
-        target: label.
-        batch_id: which batch.
+        label: `query`, `target` and `batch_id`.
     """
 
-    def __init__(
-        self, observers: Sequence[Observer], clock: PhaseClock, *, query: str, target: str, batch_id: int
-    ) -> None:
+    def __init__(self, observers: Sequence[Observer], clock: PhaseClock, **label: Any) -> None:
         self._observers = observers
         self._clock = clock
         self._has_started = False
-        self._batch = MicroBatch(query=query, target=target, batch_id=batch_id, began_ns=clock.began_ns, location=None)
+        self._batch = MicroBatch(**label, began_ns=clock.began_ns)
 
     def started(self, location: str | None = None) -> None:
-        """The batch is about to be merged."""
+        """The batch is about to be merged into the table there."""
         self._has_started = True
         self._batch = replace(self._batch, location=location)
-        self._each(lambda one: one.started(self._batch))
+        self._each("started", lambda: self._batch)
 
-    def merged(self, result: MergeResult, location: str | None, schema: Callable[[], StructType | None]) -> None:
-        """The call has returned."""
-        self._batch = replace(self._batch, location=location or self._batch.location)
-        self._end(result, schema=schema)
+    def ended(self, facts: Callable[[], dict[str, Any]]) -> None:
+        """The batch has ended.
 
-    def failed(self, error: Exception) -> None:
-        """The call raises this, or its source could not read the batch."""
-        if not self._has_started:
+        Args:
+            facts: fields of `MicroBatch`; not asked for without observers.
+        """
+        if not self._has_started:  # its source could not read it
             self.started()
-        self._end(error=error)
+        self._each("ended", lambda: replace(self._batch, phases=self._clock.intervals(), **facts()))
 
-    def _end(
-        self,
-        result: MergeResult | None = None,
-        error: Exception | None = None,
-        schema: Callable[[], StructType | None] = lambda: None,
-    ) -> None:
+    def _each(self, what: str, batch: Callable[[], MicroBatch]) -> None:
         if not self._observers:
             return
-        phases = self._clock.intervals()
-        end = End(ended_ns=phases[-1][2], phases=phases, result=result, error=error)
-        with _errors_logged("schema"):
-            end = replace(end, schema=schema())
-        self._each(lambda one: one.ended(self._batch, end))
-
-    def _each(self, call: Callable[[Observer], None]) -> None:
-        for one in self._observers:
-            with _errors_logged(type(one).__name__):
-                call(one)
-
-
-@contextmanager
-def _errors_logged(what: str) -> Iterator[None]:
-    try:
-        yield
-    except Exception:
-        tell(log.error, "observer_failed", observer=what, exc_info=True)
+        try:
+            seen = batch()
+            for one in self._observers:
+                getattr(one, what)(seen)
+        except Exception:  # the batch may be committed
+            tell(log.error, "observer_failed", exc_info=True)

@@ -82,7 +82,7 @@ def failures_told(
             what = f"batch {batch_id} is in {of.target!r}, but a later step failed"
         raised = _raised(err, what, target=of.target, batch_id=batch_id)
         if observed is not None:
-            observed.failed(raised)
+            observed.ended(lambda: {"error": raised})
         if raised is err:
             raise
         raise raised from err

@@ -14,27 +14,18 @@ from stream_merge.model.results import MergeResult, Phase
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MicroBatch:
-    """One micro-batch of one sink."""
+    """One micro-batch of one sink; at its end with a result or an error. Times are nanoseconds since the epoch."""
 
     query: str
-    """Label, as in metrics."""
     target: str
     """Label of the sink, as in metrics."""
     batch_id: int
     began_ns: int
-    """When its source began to read, nanoseconds since the epoch."""
-    location: str | None
+    """When the source began to read it."""
+    location: str | None = None
     """Path or URI of the target table; None while only its catalog could tell."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class End:
-    """How a micro-batch ended: with a result or with an error."""
-
-    ended_ns: int
-    """Nanoseconds since the epoch."""
-    phases: Sequence[tuple[Phase, int, int]]
-    """Phase, begin and end in nanoseconds since the epoch, in order and without gaps; a phase can recur."""
+    phases: Sequence[tuple[Phase, int, int]] = ()
+    """Phase, begin and end, in order and without gaps; a phase can recur. Empty before the end."""
     result: MergeResult | None = None
     schema: StructType | None = None
     """The target's columns behind the batch; None where no table was read."""
@@ -42,7 +33,7 @@ class End:
 
     @property
     def error_code(self) -> str:
-        """Stable code of the error, such as `TARGET_REPLACED`; else its class. Its text may quote what events hold."""
+        """Stable code of the error, such as `TARGET_REPLACED`, else its class. The error's text may quote events."""
         code = self.error.code if isinstance(self.error, StreamMergeError) else None
         return code or type(self.error).__name__
 
@@ -53,5 +44,5 @@ class Observer(Protocol):
     def started(self, batch: MicroBatch) -> None:
         """The sink takes a batch."""
 
-    def ended(self, batch: MicroBatch, end: End) -> None:
+    def ended(self, batch: MicroBatch) -> None:
         """The batch is merged, or has failed."""

@@ -7,7 +7,6 @@ import logging
 import re
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import cache
@@ -15,12 +14,9 @@ from importlib.metadata import version
 from queue import Full, Queue
 from urllib.parse import urlsplit
 
-from pyspark.sql.types import StructType
-
 from stream_merge.errors import ConfigError
 from stream_merge.model.logs import tell
-from stream_merge.model.observer import End, MicroBatch
-from stream_merge.model.results import MergeResult
+from stream_merge.model.observer import MicroBatch
 
 try:
     import attr
@@ -29,13 +25,11 @@ try:
     from openlineage.client.facet_v2 import (
         DatasetFacet,
         OutputDatasetFacet,
-        RunFacet,
         dataset_version_dataset,
         error_message_run,
         job_type_job,
         schema_dataset,
     )
-    from openlineage.client.transport.http import ApiKeyTokenProvider, HttpConfig, HttpTransport, TokenProvider
     from openlineage.client.uuid import generate_static_uuid
 except ModuleNotFoundError as err:
     msg = "[EXTRA_NOT_INSTALLED] lineage needs openlineage-python; run: pip install 'stream-merge[lineage]'"
@@ -48,10 +42,8 @@ LEDGER_SCHEMA = "urn:stream-merge:ledger-output-dataset-facet:1"
 """`$id` of docs/assets/ledger-facet.json."""
 _WAITING = 1_000
 """Events that wait for the server; while it is away, later ones are dropped."""
-_REQUEST_SECONDS = 5.0
-_RETRY = {"total": 1, "backoff_factor": 0.3, "status_forcelist": [502, 503, 504], "allowed_methods": ["POST"]}
-_EXIT_SECONDS = 5.0
-"""How long the end of the process waits for events to be sent."""
+_SECONDS = 5.0
+"""A request may take, and the end of the process waits for the last ones."""
 _CANONICAL = {"s3a": "s3", "s3n": "s3", "abfs": "abfss", "wasb": "wasbs"}
 """Scheme of Hadoop -> scheme of OpenLineage's names."""
 _WITHOUT_SLASH = ("s3", "gs", "abfss", "wasbs", "kafka")
@@ -77,8 +69,8 @@ class LedgerFacet(OutputDatasetFacet):
 class Lineage:
     """Run events for `MergeSink(observers=[...])`: START, then COMPLETE or FAIL.
 
-    A thread of its own sends them, so a server that is slow or away delays no batch. It is tried twice; then the event
-    is dropped. Not with the client's `async_http`: `emit` waits there when the queue is full.
+    A thread of its own sends them, so a server that is slow or away delays no batch; events of that time are dropped.
+    Not with the client's `async_http`: its `emit` waits when the queue is full, and it logs a trace for each event.
 
     Args:
         url: of the server, such as Marquez; events are posted to `/api/v1/lineage` there.
@@ -104,45 +96,28 @@ class Lineage:
         """Send START."""
         self._send(RunState.START, batch, batch.began_ns)
 
-    def ended(self, batch: MicroBatch, end: End) -> None:
+    def ended(self, batch: MicroBatch) -> None:
         """Send COMPLETE, with version, schema and ledger of the table, or FAIL with the error's code."""
-        if end.result is None:
-            error = error_message_run.ErrorMessageRunFacet(end.error_code, "python", producer=PRODUCER)
-            self._send(RunState.FAIL, batch, end.ended_ns, run={"errorMessage": error})
-        else:
-            ledger = {"streamMerge_ledger": _ledger(end.result)}
-            facets = _facets(end.result, end.schema)
-            self._send(RunState.COMPLETE, batch, end.ended_ns, table=facets, output=ledger)
+        self._send(RunState.FAIL if batch.result is None else RunState.COMPLETE, batch, batch.phases[-1][2])
 
-    def _send(
-        self,
-        state: RunState,
-        batch: MicroBatch,
-        at_ns: int,
-        *,
-        run: dict[str, RunFacet] | None = None,
-        table: dict[str, DatasetFacet] | None = None,
-        output: dict[str, OutputDatasetFacet] | None = None,
-    ) -> None:
+    def _send(self, state: RunState, batch: MicroBatch, at_ns: int) -> None:
+        name = ".".join(dict.fromkeys((batch.query, batch.target)))
         kind = job_type_job.JobTypeJobFacet("STREAMING", "STREAM_MERGE", "MICRO_BATCH", producer=PRODUCER)
-        job = ".".join(dict.fromkeys((batch.query, batch.target)))
-        began = datetime.fromtimestamp(batch.began_ns / 1e9, UTC)
-        run_id = generate_static_uuid(began, f"{self._namespace}/{job}/{batch.batch_id}".encode())
-        outputs = []
-        if batch.location is not None:
-            namespace, name = dataset(batch.location)
-            outputs = [OutputDataset(namespace, name, facets=table or {}, outputFacets=output or {})]
-        _sender(*self._server).send(
-            RunEvent(
-                eventType=state,
-                eventTime=datetime.fromtimestamp(at_ns / 1e9, UTC).isoformat(),
-                run=Run(str(run_id), facets=run or {}),
-                job=Job(self._namespace, job, facets={"jobType": kind}),
-                inputs=[InputDataset(namespace, name) for namespace, name in self._inputs],
-                outputs=outputs,
-                producer=PRODUCER,
-            )
+        began, at = (datetime.fromtimestamp(ns / 1e9, UTC) for ns in (batch.began_ns, at_ns))
+        run = Run(str(generate_static_uuid(began, f"{self._namespace}/{name}/{batch.batch_id}".encode())))
+        if state is RunState.FAIL:
+            failed = error_message_run.ErrorMessageRunFacet(batch.error_code, "python", producer=PRODUCER)
+            run.facets = {"errorMessage": failed}
+        event = RunEvent(
+            eventType=state,
+            eventTime=at.isoformat(),
+            run=run,
+            job=Job(self._namespace, name, facets={"jobType": kind}),
+            inputs=[InputDataset(*names) for names in self._inputs],
+            outputs=[] if batch.location is None else [_output(batch, batch.location)],
+            producer=PRODUCER,
         )
+        _sender(*self._server).send(event)
 
 
 def dataset(place: str) -> tuple[str, str]:
@@ -154,21 +129,21 @@ def dataset(place: str) -> tuple[str, str]:
     return f"{scheme}://{server}", path.lstrip("/") if scheme in _WITHOUT_SLASH else path
 
 
-def _facets(result: MergeResult, schema: StructType | None) -> dict[str, DatasetFacet]:
-    found: dict[str, DatasetFacet] = {}
-    if result.version is not None:
-        found["version"] = dataset_version_dataset.DatasetVersionDatasetFacet(str(result.version), producer=PRODUCER)
-    if schema is not None:
-        fields = [
+def _output(batch: MicroBatch, location: str) -> OutputDataset:
+    facets: dict[str, DatasetFacet] = {}
+    if batch.schema is not None:
+        columns = [
             schema_dataset.SchemaDatasetFacetFields(field.name, field.dataType.simpleString(), ordinal_position=number)
-            for number, field in enumerate(schema.fields, 1)
+            for number, field in enumerate(batch.schema.fields, 1)
         ]
-        found["schema"] = schema_dataset.SchemaDatasetFacet(fields, producer=PRODUCER)
-    return found
-
-
-def _ledger(result: MergeResult) -> OutputDatasetFacet:
-    return LedgerFacet(result.batch_id, result.outcome, result.engine, asdict(result.events), producer=PRODUCER)
+        facets["schema"] = schema_dataset.SchemaDatasetFacet(columns, producer=PRODUCER)
+    found = batch.result
+    if found is None:
+        return OutputDataset(*dataset(location), facets=facets)
+    if found.version is not None:
+        facets["version"] = dataset_version_dataset.DatasetVersionDatasetFacet(str(found.version), producer=PRODUCER)
+    ledger = LedgerFacet(found.batch_id, found.outcome, found.engine, asdict(found.events), producer=PRODUCER)
+    return OutputDataset(*dataset(location), facets=facets, outputFacets={"streamMerge_ledger": ledger})
 
 
 class _Sender:
@@ -182,8 +157,8 @@ class _Sender:
         self._thread.start()
         atexit.register(self.close)
 
-    def send(self, event: RunEvent) -> None:
-        """Hand over an event; drop it where too many wait."""
+    def send(self, event: RunEvent | None) -> None:
+        """Hand over an event, None for the last one; drop it where too many wait."""
         try:
             self._events.put_nowait(event)
         except Full:
@@ -191,10 +166,9 @@ class _Sender:
 
     def close(self) -> None:
         """Wait for what is to be sent, not long, and not for a server that is away."""
-        with suppress(Full):
-            self._events.put_nowait(None)
+        self.send(None)
         if not self._lost:
-            self._thread.join(_EXIT_SECONDS)
+            self._thread.join(_SECONDS)
 
     def _run(self) -> None:
         while (event := self._events.get()) is not None:
@@ -213,7 +187,7 @@ class _Sender:
 
 @cache
 def _sender(url: str, api_key: str | None) -> _Sender:
-    """One for each server, whatever number of sinks."""
-    auth = TokenProvider({}) if api_key is None else ApiKeyTokenProvider({"api_key": api_key})
-    config = HttpConfig(url=url, timeout=_REQUEST_SECONDS, auth=auth, retry=_RETRY)
-    return _Sender(OpenLineageClient(transport=HttpTransport(config)))
+    """One for each server, whatever number of sinks. urllib3 would log a warning for each retry."""
+    auth = {} if api_key is None else {"type": "api_key", "api_key": api_key}
+    http = {"type": "http", "url": url, "timeout": _SECONDS, "auth": auth, "retry": {"total": 0}}
+    return _Sender(OpenLineageClient(config={"transport": http}))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stream_merge.errors import ConfigError
-from stream_merge.model.observer import End, MicroBatch
+from stream_merge.model.observer import MicroBatch
 from stream_merge.model.results import FATES, MergeResult
 
 try:
@@ -28,23 +28,23 @@ class Traces:
     def started(self, batch: MicroBatch) -> None:
         """Nothing: a span is exported when it ends."""
 
-    def ended(self, batch: MicroBatch, end: End) -> None:
+    def ended(self, batch: MicroBatch) -> None:
         """Record the spans, with the times that the batch took."""
         attributes: dict[str, AttributeValue] = {
             "stream_merge.query": batch.query,
             "stream_merge.target": batch.target,
             "stream_merge.batch_id": batch.batch_id,
-            **({} if end.result is None else _attributes(end.result)),
+            **({} if batch.result is None else _attributes(batch.result)),
         }
         span = self._tracer.start_span("stream_merge.micro_batch", attributes=attributes, start_time=batch.began_ns)
         inside = trace.set_span_in_context(span)
-        for phase, begin, until in end.phases:
+        for phase, begin, until in batch.phases:
             if phase != "other":  # what is left of the parent
                 self._tracer.start_span(f"stream_merge.{phase}", inside, start_time=begin).end(until)
-        if end.error is not None:
-            span.set_attribute("error.type", end.error_code)
-            span.set_status(Status(StatusCode.ERROR, end.error_code))
-        span.end(end.ended_ns)
+        if batch.error is not None:
+            span.set_attribute("error.type", batch.error_code)
+            span.set_status(Status(StatusCode.ERROR, batch.error_code))
+        span.end(batch.phases[-1][2])
 
 
 def _attributes(result: MergeResult) -> dict[str, AttributeValue]:
