@@ -148,7 +148,7 @@ log-store: $(INSTALLED)  ## build the log store for S3 from its sources, into th
 
 lock:  ## write requirements.lock again from pyproject.toml (needs uv); a release of this week is left alone
 	uv pip compile --quiet --upgrade --no-strip-extras --exclude-newer "1 week" --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url \
-		--extra cli --extra dev --output-file requirements.lock pyproject.toml
+		--extra cli --extra lineage --extra otel --extra dev --output-file requirements.lock pyproject.toml
 
 clean:  ## remove everything that make and the tools made
 	rm -rf .venv .venv-* .jars .docs .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist spark-warehouse metastore_db derby.log
