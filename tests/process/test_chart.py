@@ -17,19 +17,25 @@ QUERY = {"name": "orders", "topic": "t", "target": "/data/orders", "keys": "id",
 SMALL: dict[str, Any] = {"job": {"kafka": {"bootstrap": "broker:9092"}, "queries": [QUERY]}}
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def _helm() -> None:
     helm.need()
 
 
-@pytest.fixture(params=VALUES, ids=lambda file: file.stem)
-def manifests(request: pytest.FixtureRequest, tmp_path: Path) -> list[Manifest]:
-    return rendered(request.param, folder=tmp_path)
+@pytest.fixture(scope="module", params=VALUES, ids=lambda file: file.stem)
+def manifests(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Manifest]:
+    return rendered(request.param, folder=tmp_path_factory.mktemp("values"))
 
 
 def pod(manifests: list[Manifest]) -> Manifest:
     spec: Manifest = the("StatefulSet", manifests)["spec"]["template"]["spec"]
     return spec
+
+
+def job_file(manifests: list[Manifest]) -> dict[str, Any]:
+    (text,) = [manifest["data"]["job.yaml"] for manifest in manifests if "job.yaml" in manifest.get("data", {})]
+    found: dict[str, Any] = yaml.safe_load(text)
+    return found
 
 
 @pytest.mark.parametrize("values", VALUES, ids=lambda file: file.stem)
@@ -107,9 +113,7 @@ def test_the_pod_has_no_rights_and_writes_only_where_it_must(manifests: list[Man
 
 def test_the_job_accepts_its_file(manifests: list[Manifest], tmp_path: Path) -> None:
     """Of the metrics, TLS and token belong to files that only the pod has."""
-    found = yaml.safe_load(
-        the("ConfigMap", [m for m in manifests if "job.yaml" in m.get("data", {})])["data"]["job.yaml"]
-    )
+    found = job_file(manifests)
     assert found["metrics"]["host"] == "0.0.0.0"
     found["metrics"] = {name: found["metrics"][name] for name in ("host", "port")}
     found["kafka"].get("security", {}).pop("ca_file", None)
@@ -125,9 +129,7 @@ def test_numbers_of_the_job_file_stay_whole(tmp_path: Path) -> None:
     """Helm writes large numbers as floats in some places: 1e+06."""
     values = {"job": {**SMALL["job"], "defaults": {"epoch": 3, "limits": {"max_events_per_batch": 12_345_678}}}}
 
-    (config,) = [m for m in rendered(values, folder=tmp_path) if m["kind"] == "ConfigMap"]
-
-    assert yaml.safe_load(config["data"]["job.yaml"])["defaults"] == values["job"]["defaults"]
+    assert job_file(rendered(values, folder=tmp_path))["defaults"] == values["job"]["defaults"]
 
 
 def test_a_change_of_the_job_file_restarts_the_pod(tmp_path: Path) -> None:
@@ -142,8 +144,7 @@ def test_a_change_of_the_job_file_restarts_the_pod(tmp_path: Path) -> None:
 
 def test_probes_ask_what_the_job_serves(manifests: list[Manifest]) -> None:
     (job,) = pod(manifests)["containers"]
-    config = the("ConfigMap", [m for m in manifests if "job.yaml" in m.get("data", {})])["data"]["job.yaml"]
-    scheme = "HTTPS" if "certificate" in yaml.safe_load(config)["metrics"] else "HTTP"
+    scheme = "HTTPS" if "certificate" in job_file(manifests)["metrics"] else "HTTP"
 
     asked = {name: job[f"{name}Probe"]["httpGet"] for name in ("startup", "liveness", "readiness")}
 
