@@ -7,16 +7,20 @@ app.kubernetes.io/name: stream-merge
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
-{{- define "stream-merge.metadata" -}}
-name: {{ include "stream-merge.name" . }}
+{{- define "stream-merge.labels" -}}
 labels:
   {{- include "stream-merge.selector" . | nindent 2 }}
   app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
   app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end }}
 
+{{- define "stream-merge.metadata" -}}
+name: {{ include "stream-merge.name" . }}
+{{ include "stream-merge.labels" . }}
+{{- end }}
+
 {{- define "stream-merge.claim" -}}
-{{ .Values.storage.existingClaim | default (include "stream-merge.name" .) }}
+{{ .Values.storage.existingClaim | default (printf "%s-data" (include "stream-merge.name" .)) }}
 {{- end }}
 
 {{- define "stream-merge.port" -}}
