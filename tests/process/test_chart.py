@@ -144,7 +144,7 @@ def test_a_change_of_the_job_file_restarts_the_pod(tmp_path: Path) -> None:
 
 def test_probes_ask_what_the_job_serves(manifests: list[Manifest]) -> None:
     (job,) = pod(manifests)["containers"]
-    scheme = "HTTPS" if "certificate" in job_file(manifests)["metrics"] else "HTTP"
+    scheme = "HTTPS" if "certificate_file" in job_file(manifests)["metrics"] else "HTTP"
 
     asked = {name: job[f"{name}Probe"]["httpGet"] for name in ("startup", "liveness", "readiness")}
 

@@ -28,7 +28,7 @@ name: {{ include "stream-merge.name" . }}
 {{- end }}
 
 {{- define "stream-merge.scheme" -}}
-{{- if dig "metrics" "certificate" "" .Values.job }}https{{ else }}http{{ end }}
+{{- if dig "metrics" "certificate_file" "" .Values.job }}https{{ else }}http{{ end }}
 {{- end }}
 
 {{/* The job file. Probes and Prometheus reach the pod by its own address; a port that is not named may change. */}}
