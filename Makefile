@@ -168,6 +168,10 @@ clean:  ## remove everything that make and the tools made
 	@mkdir -p $(@D)
 	@touch $@
 
+.jars/podman/.found:
+	@deployments/setup.sh podman $(@D)
+	@touch $@
+
 .jars/s3/.found:
 	@deployments/setup.sh s3 >/dev/null
 	@mkdir -p $(@D)
