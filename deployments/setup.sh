@@ -7,7 +7,7 @@
 #   deployments/setup.sh jars POM DIR    copy what a POM names, and all that it needs, into a folder
 #   deployments/setup.sh build PROJECT REPOSITORY    build a Maven project into a repository that holds its jar alone
 #   deployments/setup.sh postgres        print the folder of PostgreSQL's server programs; install it through apt when root
-#   deployments/setup.sh prometheus      print the path of Prometheus; unpack its package into .jars where there is none
+#   deployments/setup.sh prometheus      print the path of Prometheus; unpack it, Alertmanager and Pushgateway into .jars where they are missing
 #   deployments/setup.sh podman DIR      install what builds and runs images, and make a Debian base image in DIR
 #   deployments/setup.sh s3              print the path of the S3 server of the tests; build it into .jars where there is none
 #   deployments/setup.sh azurite         print the path of the tests' emulator of Azure; install it into .jars where there is none
@@ -195,17 +195,18 @@ find_prometheus() {
 }
 
 need_prometheus() {
-    local program folder=.jars/prometheus
+    local program folder=.jars/prometheus packages=(prometheus prometheus-alertmanager prometheus-pushgateway)
     program=$(find_prometheus)
-    if [ -z "$program" ]; then
+    if [ -z "$program" ] || [ ! -x "$folder/usr/bin/prometheus-pushgateway" ]; then
         { command -v apt-get && command -v dpkg-deb; } >/dev/null \
-            || fail "Prometheus was not found. Install it, or set PROMETHEUS to the program."
-        # Unpacked, not installed: the package would start a server of its own.
-        say "Prometheus is missing; unpacking its package into $folder"
+            || fail "Prometheus, Alertmanager and Pushgateway were not found. Install them into $folder/usr/bin."
+        # Unpacked, not installed: the packages would start servers of their own.
+        say "unpacking Prometheus, Alertmanager and Pushgateway into $folder"
         if can_install; then apt-get update -qq >&2; fi
         mkdir -p "$folder"
-        (cd "$folder" && rm -f ./*.deb && apt-get download -qq -o APT::Sandbox::User=root prometheus >&2 && dpkg-deb -x ./prometheus_*.deb .) \
-            || fail "apt-get could not download prometheus; what it said is above. Install it, or set PROMETHEUS to the program."
+        (cd "$folder" && rm -f ./*.deb && apt-get download -qq -o APT::Sandbox::User=root "${packages[@]}" >&2 \
+            && for package in ./*.deb; do dpkg-deb -x "$package" .; done) \
+            || fail "apt-get could not download ${packages[*]}; what it said is above."
         rm -f "$folder"/*.deb
         program=$(find_prometheus)
         [ -n "$program" ] || fail "the package prometheus holds no usr/bin/prometheus. Set PROMETHEUS to the program."

@@ -112,6 +112,12 @@ LOST_COMMITS = Instrument(
     label="conflict",
     values=(*CONFLICTS, OTHER),
 )
+RETRIES_EXHAUSTED = Instrument(
+    name="stream_merge_retries_exhausted_total",
+    type="counter",
+    unit="commits",
+    help="Commits given up after the last attempt that the retry policy allows.",
+)
 MERGES = Instrument(
     name="stream_merge_merges_total",
     type="counter",
@@ -310,6 +316,7 @@ CATALOGUE: tuple[Instrument, ...] = (
     NATIVE_REFUSALS,
     ATTEMPTS,
     LOST_COMMITS,
+    RETRIES_EXHAUSTED,
     BACKOFF,
     PHASE_SECONDS,
     UPKEEP,
