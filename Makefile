@@ -165,6 +165,7 @@ clean:  ## remove everything that make and the tools made
 
 .jars/prometheus/.found:
 	@deployments/setup.sh prometheus >/dev/null
+	@deployments/setup.sh alertmanager >/dev/null
 	@mkdir -p $(@D)
 	@touch $@
 

@@ -8,6 +8,7 @@
 #   deployments/setup.sh build PROJECT REPOSITORY    build a Maven project into a repository that holds its jar alone
 #   deployments/setup.sh postgres        print the folder of PostgreSQL's server programs; install it through apt when root
 #   deployments/setup.sh prometheus      print the path of Prometheus; unpack it, Alertmanager and Pushgateway into .jars where they are missing
+#   deployments/setup.sh alertmanager    print the path of Alertmanager
 #   deployments/setup.sh podman DIR      install what builds and runs images, and make a Debian base image in DIR
 #   deployments/setup.sh s3              print the path of the S3 server of the tests; build it into .jars where there is none
 #   deployments/setup.sh azurite         print the path of the tests' emulator of Azure; install it into .jars where there is none
@@ -230,6 +231,17 @@ need_podman() {
         mv "$folder/base.part" "$folder/base.tar"; }
 }
 
+need_alertmanager() {
+    local folder=.jars/prometheus templates=/usr/share/prometheus/alertmanager
+    need_prometheus >/dev/null
+    if [ ! -e "$templates" ]; then # Debian's program reads them from there only
+        can_install || fail "Alertmanager's templates are not in $templates. Copy $folder$templates to there."
+        mkdir -p "${templates%/*}"
+        cp -r "$folder$templates" "$templates"
+    fi
+    echo "$PWD/$folder/usr/bin/prometheus-alertmanager"
+}
+
 find_go() {
     local go
     for go in ${GO:+"$GO"} go /usr/local/go/bin/go /usr/lib/go/bin/go /opt/homebrew/bin/go; do
@@ -331,9 +343,10 @@ case "${1:-}" in
     build) build_jar "$2" "$3" ;;
     postgres) need_postgres ;;
     prometheus) need_prometheus ;;
+    alertmanager) need_alertmanager ;;
     podman) need_podman "$2" ;;
     s3) need_s3 ;;
     azurite) need_azurite ;;
     gcs) need_gcs ;;
-    *) fail "usage: deployments/setup.sh venv|spark DIR VERSION|packages DIR PACKAGE...|java|jars POM DIR|build PROJECT REPOSITORY|postgres|prometheus|podman DIR|s3|azurite|gcs" ;;
+    *) fail "usage: deployments/setup.sh venv|spark DIR VERSION|packages DIR PACKAGE...|java|jars POM DIR|build PROJECT REPOSITORY|postgres|prometheus|alertmanager|podman DIR|s3|azurite|gcs" ;;
 esac
