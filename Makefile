@@ -165,7 +165,12 @@ clean:  ## remove everything that make and the tools made
 
 .jars/prometheus/.found:
 	@deployments/setup.sh prometheus >/dev/null
+	@deployments/setup.sh alertmanager >/dev/null
 	@mkdir -p $(@D)
+	@touch $@
+
+.jars/podman/.found:
+	@deployments/setup.sh podman $(@D)
 	@touch $@
 
 .jars/s3/.found:

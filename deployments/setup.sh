@@ -8,8 +8,12 @@
 #   deployments/setup.sh build PROJECT REPOSITORY    build a Maven project into a repository that holds its jar alone
 #   deployments/setup.sh postgres        print the folder of PostgreSQL's server programs; install it through apt when root
 #   deployments/setup.sh prometheus      print the path of Prometheus; unpack it, Alertmanager and Pushgateway into .jars where they are missing
+#   deployments/setup.sh alertmanager    print the path of Alertmanager
+#   deployments/setup.sh podman DIR      install what builds and runs images, and make a Debian base image in DIR
 #   deployments/setup.sh s3              print the path of the S3 server of the tests; build it into .jars where there is none
 #   deployments/setup.sh azurite         print the path of the tests' emulator of Azure; install it into .jars where there is none
+#   deployments/setup.sh helm            print the path of Helm; build it into .jars where there is none
+#   deployments/setup.sh crds DIR        get into DIR what the operators of Prometheus and Spark accept
 #   deployments/setup.sh gcs             print the path of the tests' emulator of Google's store; build it into .jars where there is none
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -213,6 +217,33 @@ need_prometheus() {
     echo "$program"
 }
 
+# Of Debian's own packages: no registry of images is asked. runc: crun refuses hybrid cgroups; catatonit: pods.
+need_podman() {
+    local folder=$1
+    if ! { command -v podman && command -v buildah && command -v mmdebstrap; } >/dev/null; then
+        can_install || fail "podman, buildah or mmdebstrap is missing. Install them (Debian, Ubuntu: apt install podman buildah runc mmdebstrap catatonit)."
+        apt_install podman podman
+        DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends buildah runc mmdebstrap catatonit >&2
+    fi
+    mkdir -p "$folder"
+    [ -f "$folder/base.tar" ] || { say "making a base image of Debian (a minute)"
+        mmdebstrap --quiet --variant=minbase --format=tar --include=ca-certificates --dpkgopt='path-exclude=/usr/share/doc/*' \
+            --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/locale/*' bookworm "$folder/base.part" >&2 \
+            || fail "mmdebstrap could not make a base image; what it said is above."
+        mv "$folder/base.part" "$folder/base.tar"; }
+}
+
+need_alertmanager() {
+    local folder=.jars/prometheus templates=/usr/share/prometheus/alertmanager
+    need_prometheus >/dev/null
+    if [ ! -e "$templates" ]; then # Debian's program reads them from there only
+        can_install || fail "Alertmanager's templates are not in $templates. Copy $folder$templates to there."
+        mkdir -p "${templates%/*}"
+        cp -r "$folder$templates" "$templates"
+    fi
+    echo "$PWD/$folder/usr/bin/prometheus-alertmanager"
+}
+
 find_go() {
     local go
     for go in ${GO:+"$GO"} go /usr/local/go/bin/go /usr/lib/go/bin/go /opt/homebrew/bin/go; do
@@ -342,10 +373,12 @@ case "${1:-}" in
     build) build_jar "$2" "$3" ;;
     postgres) need_postgres ;;
     prometheus) need_prometheus ;;
+    alertmanager) need_alertmanager ;;
+    podman) need_podman "$2" ;;
     s3) need_s3 ;;
     azurite) need_azurite ;;
     gcs) need_gcs ;;
     helm) need_helm ;;
     crds) get_crds "$2" ;;
-    *) fail "usage: deployments/setup.sh venv|spark DIR VERSION|packages DIR PACKAGE...|java|jars POM DIR|build PROJECT REPOSITORY|postgres|prometheus|s3|azurite|gcs|helm|crds DIR" ;;
+    *) fail "usage: deployments/setup.sh venv|spark DIR VERSION|packages DIR PACKAGE...|java|jars POM DIR|build PROJECT REPOSITORY|postgres|prometheus|alertmanager|podman DIR|s3|azurite|gcs|helm|crds DIR" ;;
 esac

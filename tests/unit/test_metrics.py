@@ -151,6 +151,7 @@ def test_every_label_beyond_query_and_target_is_a_bounded_enumeration() -> None:
         "engine": ENGINES,
         "refusal": REFUSALS,
         "kind": RECORD_KINDS,
+        "certificate": ("kafka", "metrics"),
         "topic": (),  # as many as a job file names
     }
 

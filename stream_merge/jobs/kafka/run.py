@@ -125,7 +125,15 @@ class Job:
         queries = [Supervised(query, self, arrived, once=once) for query in self._settings.queries]
         if health is not None:
             health.follow(self._session, lambda: {query.name: query.state for query in queries})
-        lookout = Lookout(Cluster(self._settings.kafka.connection()), self._progress.values())
+        certificates = {
+            "kafka": self._settings.kafka.security.certificate_file,
+            "metrics": self._settings.metrics.certificate_file,
+        }
+        lookout = Lookout(
+            Cluster(self._settings.kafka.connection()),
+            self._progress.values(),
+            certificates={name: file for name, file in certificates.items() if file is not None},
+        )
 
         def hand_over() -> None:
             for name, merged in drained(arrived):
@@ -149,8 +157,10 @@ class Job:
                 while any(not query.has_ended for query in queries) and not stopping.is_set():
                     for query in queries:
                         query.step()
-                        if query.failure is not None:
+                        if query.failure is not None and not self._progress[query.name].has_failed:
                             self._progress[query.name].failed()
+                            if any(not other.has_ended for other in queries):  # else the job ends, and says so itself
+                                tell(log.error, "query_ended", query=query.name, error=str(query.failure))
                     hand_over()
                     time.sleep(_POLL_SECONDS)
             finally:
