@@ -150,7 +150,14 @@ def test_nothing_but_the_job_is_in_the_image(image: None):
     asked = ["run", "--rm", "--network=host", "--tmpfs=/tmp", "--entrypoint=sh", containers.IMAGE, "-c", looked_at]
     assert containers.podman(*asked, check=False).stdout.split() == ["1000"]
 
-    trusted = ["run", "--rm", "--network=host", "--entrypoint=cat", containers.IMAGE, "/etc/ssl/certs/ca-certificates.crt"]
+    trusted = [
+        "run",
+        "--rm",
+        "--network=host",
+        "--entrypoint=cat",
+        containers.IMAGE,
+        "/etc/ssl/certs/ca-certificates.crt",
+    ]
     own = {file.read_text().strip() for file in Path("/usr/local/share/ca-certificates").glob("*.crt")}
     there = containers.podman(*trusted).stdout
     assert [text for text in own if text in there] == []

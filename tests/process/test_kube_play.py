@@ -5,9 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
-import shutil
 import signal
-import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -18,23 +16,16 @@ import services
 import yaml
 from delta_log_values import live_rows
 from kafka import KafkaAdminClient, KafkaProducer
-from services import free_port, helm, wait_until
+from services import containers, free_port, helm, wait_until
+from services.containers import podman
 from services.helm import Manifest, rendered
 
 from stream_merge.jobs.kafka import load
 from stream_merge.jobs.kafka.history import trail
 
-IMAGE = os.environ.get("STREAM_MERGE_IMAGE", "localhost/stream-merge:test")
 CONTAINER = "shop-stream-merge-pod-0-job"
 TOKEN = "a-token"
 START_SECONDS = 300
-
-
-def podman(*arguments: str, text: str | None = None, check: bool = True) -> subprocess.CompletedProcess[str]:
-    command = ["podman", *arguments]
-    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 0 or not check, done.stderr
-    return done
 
 
 def for_podman(manifests: list[Manifest]) -> list[Manifest]:
@@ -87,7 +78,7 @@ class Played:
             "trigger": "100 ms",
             "limits": {"max_events_per_batch": 50},
         }
-        repository, _, tag = IMAGE.rpartition(":")
+        repository, _, tag = containers.IMAGE.rpartition(":")
         values = {
             "image": {"repository": repository, "tag": tag, "pullPolicy": "Never"},
             "job": {
@@ -97,11 +88,12 @@ class Played:
             },
             "secretEnv": {"BROKER": {"secret": "kafka", "key": "bootstrap"}},
             "secretMounts": {"/etc/metrics": "metrics"},
-            "resources": {"limits": {"memory": "2Gi"}, "requests": {"cpu": "1", "memory": "1Gi"}},
+            "resources": {"limits": {"memory": "3Gi"}, "requests": {"memory": "3Gi"}},
         }
         manifests = rendered(values, folder=folder)
         # As podman 4.3 reads them: a Secret for variables is JSON of its own, one for files is a manifest.
-        podman("secret", "create", "kafka", "-", text=json.dumps(encoded({"bootstrap": broker.bootstrap})))
+        (folder / "secret.json").write_text(json.dumps(encoded({"bootstrap": broker.bootstrap})))
+        podman("secret", "create", "kafka", str(folder / "secret.json"))
         secret = {
             "kind": "Secret",
             "apiVersion": "v1",
@@ -176,10 +168,8 @@ def state(what: str) -> str:
 @pytest.fixture
 def played(broker: services.Broker, tmp_path: Path) -> Iterator[Played]:
     helm.need()
-    if shutil.which("podman") is None:
-        pytest.skip("podman is not there")
-    if podman("image", "exists", IMAGE, check=False).returncode:
-        pytest.skip(f"the image {IMAGE} is not there")
+    containers.need()
+    containers.build()
     played: Played | None = None
     try:
         played = Played(broker, tmp_path)
@@ -194,6 +184,7 @@ def played(broker: services.Broker, tmp_path: Path) -> Iterator[Played]:
         podman("secret", "rm", "kafka", "metrics", check=False)
 
 
+@pytest.mark.timeout(1200)
 def test_the_pod_starts_is_killed_goes_on_and_stops(played: Played) -> None:
     """As uid 1000 with a read-only root, no capability, and the job file, Secrets and volumes of the manifests."""
     played.write(range(200), "first")
