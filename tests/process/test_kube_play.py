@@ -133,19 +133,17 @@ class Played:
         self._producer.flush()
 
     def merged(self) -> int:
-        """Records that the commits of the table account for, each as often as it was merged."""
-        if not any((self.data / "orders" / "_delta_log").glob("*.json")):
-            return 0
-        return sum(step.offsets for step in trail(load(self._copy).queries[0]))
+        """Records that commits account for, each as often as it was merged, and those of a planned batch."""
+        return sum(step.offsets for step in trail(load(self._copy).queries[0])) if self._has_table() else 0
 
-    def has_merged_all(self) -> bool:
-        return self.merged() >= self.produced
-
-    def expect_rows(self) -> None:
-        assert self.merged() == self.produced
+    def has_all_rows(self) -> bool:
+        if not self._has_table():
+            return False
         table = live_rows(self.data / "orders")
-        found = dict(zip(table["id"].to_pylist(), table["name"].to_pylist(), strict=True))
-        assert found == self.rows
+        return dict(zip(table["id"].to_pylist(), table["name"].to_pylist(), strict=True)) == self.rows
+
+    def _has_table(self) -> bool:
+        return any((self.data / "orders" / "_delta_log").glob("*.json"))
 
     def status(self, path: str, **headers: str) -> int:
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", headers=headers)
@@ -189,24 +187,24 @@ def test_the_pod_starts_is_killed_goes_on_and_stops(played: Played) -> None:
     """As uid 1000 with a read-only root, no capability, and the job file, Secrets and volumes of the manifests."""
     played.write(range(200), "first")
     wait_until(played.is_ready, "the job is ready", seconds=START_SECONDS)
-    wait_until(played.has_merged_all, "all rows arrived", seconds=START_SECONDS)
-    played.expect_rows()
+    wait_until(played.has_all_rows, "all rows arrived", seconds=START_SECONDS)
+    assert played.merged() == played.produced
     assert played.status("/metrics") == 401
     assert played.status("/metrics", Authorization=f"Bearer {TOKEN}") == 200
     assert podman("healthcheck", "run", CONTAINER).stdout.strip() == ""
     assert podman("exec", CONTAINER, "sh", "-c", "id -u; touch /a", check=False).stdout.strip() == "1000"
-    query_id = json.loads((played.data / "checkpoint" / "metadata").read_text())
+    query_id = (played.data / "checkpoint" / "metadata").read_text()
 
     played.write(range(100, 1_100), "second")
-    wait_until(lambda: played.merged() > 200, "it is amid the second lot")
+    wait_until(lambda: played.merged() > 300, "it is amid the second lot", seconds=START_SECONDS)
     os.kill(int(state(".State.Pid")), signal.SIGKILL)
-    is_amid = not played.has_merged_all()
+    was_amid = not played.has_all_rows()
     wait_until(lambda: state(".RestartCount") == "1", "podman starts it again")
     wait_until(played.is_ready, "the job is ready again", seconds=START_SECONDS)
-    wait_until(played.has_merged_all, "all rows arrived", seconds=START_SECONDS)
+    wait_until(played.has_all_rows, "all rows arrived", seconds=START_SECONDS)
 
-    assert is_amid
-    played.expect_rows()
-    assert json.loads((played.data / "checkpoint" / "metadata").read_text()) == query_id
+    assert was_amid
+    assert played.merged() == played.produced
+    assert (played.data / "checkpoint" / "metadata").read_text() == query_id
     podman("pod", "stop", "-t", "60", CONTAINER.removesuffix("-job"))
-    assert state(".State.ExitCode") == "0", podman("logs", CONTAINER).stdout[-2000:]
+    assert state(".State.ExitCode") == "0"
