@@ -70,7 +70,7 @@ def test_files_that_a_container_has_read_are_free_memory(
     group.mkdir(exist_ok=True)
     for name, text in ((limit, "1000"), (used, "900"), ("memory.stat", f"anon 100\n{cached} 700\nslab 50")):
         (group / name).write_text(f"{text}\n")
-    monkeypatch.setattr(memory, "_CGROUPS", tmp_path)
+    monkeypatch.setattr(memory, "CGROUPS", tmp_path)
 
     assert free_memory_bytes() == 800
     (group / "memory.stat").unlink()

@@ -32,7 +32,7 @@ from stream_merge.errors import (
     located,
 )
 from stream_merge.jobs.kafka import jars
-from stream_merge.jobs.watch.queries import QueryFailedError, innermost_message
+from stream_merge.jobs.watch.queries import QueryFailedError, end_on_sigterm, innermost_message
 from stream_merge.jobs.watch.text import escape
 from stream_merge.metrics.server import Access, MetricsServer, serve
 from stream_merge.model.logs import JsonFormatter, tell
@@ -142,7 +142,12 @@ def session_starter(app_name: str, more: dict[str, str]) -> Iterator[Callable[[]
         quiet = {"spark.log.level": "OFF"}  # Spark would write a stack trace for each error that is one sentence here
         if in_effect("spark.sql.catalogImplementation", more) != "hive":  # whose tables lie there
             quiet["spark.sql.warehouse.dir"] = scratch  # Spark would make it in the working folder
-        yield lambda: local_session(app_name, confs={**quiet, **more})
+
+        def start() -> SparkSession:
+            with end_on_sigterm():
+                return local_session(app_name, confs={**quiet, **more})
+
+        yield start
 
 
 def is_default(context: typer.Context, option: str) -> bool:
