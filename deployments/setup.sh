@@ -12,6 +12,8 @@
 #   deployments/setup.sh podman DIR      install what builds and runs images, and make a Debian base image in DIR
 #   deployments/setup.sh s3              print the path of the S3 server of the tests; build it into .jars where there is none
 #   deployments/setup.sh azurite         print the path of the tests' emulator of Azure; install it into .jars where there is none
+#   deployments/setup.sh helm            print the path of Helm; build it into .jars where there is none
+#   deployments/setup.sh crds DIR        get into DIR what the operators of Prometheus and Spark accept
 #   deployments/setup.sh gcs             print the path of the tests' emulator of Google's store; build it into .jars where there is none
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -315,6 +317,34 @@ need_gcs() {
     echo "$program"
 }
 
+find_helm() {
+    find_program helm "$PWD/.jars/helm/helm"
+}
+
+need_helm() {
+    local program
+    program=$(find_helm)
+    if [ -z "$program" ]; then
+        go_install "Helm" .jars/helm go1.26.0 helm.sh/helm/v3/cmd/helm@v3.22.0
+        program=$(find_helm)
+    fi
+    echo "$program"
+}
+
+# What the operators of Prometheus and Spark accept: the definitions lie in their Go modules.
+get_crds() {
+    local folder=$1 go module
+    go=$(need_go go1.26.0)
+    mkdir -p "$folder"
+    export GOPATH="$PWD/$folder/go" GOFLAGS=-modcacherw
+    for module in github.com/prometheus-operator/prometheus-operator@v0.85.0 github.com/kubeflow/spark-operator/v2@v2.5.2; do
+        (cd "$folder" && "$go" mod download "$module") || fail "$go could not get $module; what it said is above."
+    done
+    find "$GOPATH" \( -path '*/example/prometheus-operator-crd/*' -o -path '*/config/crd/bases/*' \) \
+        \( -name '*_servicemonitors.yaml' -o -name '*_podmonitors.yaml' -o -name '*_prometheusrules.yaml' -o -name '*_sparkapplications.yaml' \) -exec cp -f {} "$folder" \;
+    rm -rf "$GOPATH"
+}
+
 find_azurite() {
     find_program azurite-blob "$PWD/.jars/azurite/node_modules/.bin/azurite-blob"
 }
@@ -348,5 +378,7 @@ case "${1:-}" in
     s3) need_s3 ;;
     azurite) need_azurite ;;
     gcs) need_gcs ;;
-    *) fail "usage: deployments/setup.sh venv|spark DIR VERSION|packages DIR PACKAGE...|java|jars POM DIR|build PROJECT REPOSITORY|postgres|prometheus|alertmanager|podman DIR|s3|azurite|gcs" ;;
+    helm) need_helm ;;
+    crds) get_crds "$2" ;;
+    *) fail "usage: deployments/setup.sh venv|spark DIR VERSION|packages DIR PACKAGE...|java|jars POM DIR|build PROJECT REPOSITORY|postgres|prometheus|alertmanager|podman DIR|s3|azurite|gcs|helm|crds DIR" ;;
 esac
