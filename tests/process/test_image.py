@@ -17,6 +17,7 @@ from deltalake import DeltaTable
 from kafka import KafkaAdminClient, KafkaProducer
 from services import containers
 
+pytestmark = pytest.mark.timeout(1_200)  # with the build
 GRACE_SECONDS = 60
 START_SECONDS = 240
 
@@ -40,7 +41,7 @@ metrics: {{port: {self.port}}}
 queries:
   - name: orders
     topic: {self._topic}
-    target: orders
+    target: ./orders
     keys: id
     checkpoint: checkpoint
     trigger: 1 second
@@ -115,7 +116,6 @@ def deployment(image: None, broker: services.Broker, tmp_path: Path) -> Iterator
     deployment.close()
 
 
-@pytest.mark.timeout(1200)
 def test_the_image_runs_a_job_and_sigterm_ends_it(deployment: Deployment):
     deployment.write(1, 2)
     checked = deployment.run("check", "/data/job.yaml").stdout
