@@ -125,7 +125,7 @@ def commands() -> str:
 def test_a_job_merges_over_sasl_ssl_and_the_password_is_nowhere(
     job: TopicJob, secured: Secured, java_log: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Files of table, quarantine and checkpoint, logs of both languages, output, metrics, lineage, reprs, plans, `ps`."""
+    """Files of table, quarantine and checkpoint, both languages' logs, output, metrics, lineage, reprs, plans, `ps`."""
     caplog.set_level(logging.DEBUG)
     caplog.set_level(logging.WARNING, "kafka")  # as `sources.kafka` sets it
     job.send(1, job.event("c", 1))
