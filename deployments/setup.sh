@@ -7,7 +7,8 @@
 #   deployments/setup.sh jars POM DIR    copy what a POM names, and all that it needs, into a folder
 #   deployments/setup.sh build PROJECT REPOSITORY    build a Maven project into a repository that holds its jar alone
 #   deployments/setup.sh postgres        print the folder of PostgreSQL's server programs; install it through apt when root
-#   deployments/setup.sh prometheus      print the path of Prometheus; unpack its package into .jars where there is none
+#   deployments/setup.sh prometheus      print the path of Prometheus; unpack it, Alertmanager and Pushgateway into .jars where they are missing
+#   deployments/setup.sh alertmanager    print the path of Alertmanager
 #   deployments/setup.sh s3              print the path of the S3 server of the tests; build it into .jars where there is none
 #   deployments/setup.sh azurite         print the path of the tests' emulator of Azure; install it into .jars where there is none
 #   deployments/setup.sh gcs             print the path of the tests' emulator of Google's store; build it into .jars where there is none
@@ -194,22 +195,34 @@ find_prometheus() {
 }
 
 need_prometheus() {
-    local program folder=.jars/prometheus
+    local program folder=.jars/prometheus packages=(prometheus prometheus-alertmanager prometheus-pushgateway)
     program=$(find_prometheus)
-    if [ -z "$program" ]; then
+    if [ -z "$program" ] || [ ! -x "$folder/usr/bin/prometheus-pushgateway" ]; then
         { command -v apt-get && command -v dpkg-deb; } >/dev/null \
-            || fail "Prometheus was not found. Install it, or set PROMETHEUS to the program."
-        # Unpacked, not installed: the package would start a server of its own.
-        say "Prometheus is missing; unpacking its package into $folder"
+            || fail "Prometheus, Alertmanager and Pushgateway were not found. Install them into $folder/usr/bin."
+        # Unpacked, not installed: the packages would start servers of their own.
+        say "unpacking Prometheus, Alertmanager and Pushgateway into $folder"
         if can_install; then apt-get update -qq >&2; fi
         mkdir -p "$folder"
-        (cd "$folder" && rm -f ./*.deb && apt-get download -qq -o APT::Sandbox::User=root prometheus >&2 && dpkg-deb -x ./prometheus_*.deb .) \
-            || fail "apt-get could not download prometheus; what it said is above. Install it, or set PROMETHEUS to the program."
+        (cd "$folder" && rm -f ./*.deb && apt-get download -qq -o APT::Sandbox::User=root "${packages[@]}" >&2 \
+            && for package in ./*.deb; do dpkg-deb -x "$package" .; done) \
+            || fail "apt-get could not download ${packages[*]}; what it said is above."
         rm -f "$folder"/*.deb
         program=$(find_prometheus)
         [ -n "$program" ] || fail "the package prometheus holds no usr/bin/prometheus. Set PROMETHEUS to the program."
     fi
     echo "$program"
+}
+
+need_alertmanager() {
+    local folder=.jars/prometheus templates=/usr/share/prometheus/alertmanager
+    need_prometheus >/dev/null
+    if [ ! -e "$templates" ]; then # Debian's program reads them from there only
+        can_install || fail "Alertmanager's templates are not in $templates. Copy $folder$templates to there."
+        mkdir -p "${templates%/*}"
+        cp -r "$folder$templates" "$templates"
+    fi
+    echo "$PWD/$folder/usr/bin/prometheus-alertmanager"
 }
 
 find_go() {
@@ -313,8 +326,9 @@ case "${1:-}" in
     build) build_jar "$2" "$3" ;;
     postgres) need_postgres ;;
     prometheus) need_prometheus ;;
+    alertmanager) need_alertmanager ;;
     s3) need_s3 ;;
     azurite) need_azurite ;;
     gcs) need_gcs ;;
-    *) fail "usage: deployments/setup.sh venv|spark DIR VERSION|packages DIR PACKAGE...|java|jars POM DIR|build PROJECT REPOSITORY|postgres|prometheus|s3|azurite|gcs" ;;
+    *) fail "usage: deployments/setup.sh venv|spark DIR VERSION|packages DIR PACKAGE...|java|jars POM DIR|build PROJECT REPOSITORY|postgres|prometheus|alertmanager|s3|azurite|gcs" ;;
 esac

@@ -1,6 +1,7 @@
 """What sinks did, as numbers that Prometheus scrapes."""
 
+from stream_merge.metrics.health import Health
 from stream_merge.metrics.instruments import MergeMetrics, default_metrics
-from stream_merge.metrics.server import serve
+from stream_merge.metrics.server import Access, serve
 
-__all__ = ["MergeMetrics", "default_metrics", "serve"]
+__all__ = ["Access", "Health", "MergeMetrics", "default_metrics", "serve"]

@@ -112,6 +112,12 @@ LOST_COMMITS = Instrument(
     label="conflict",
     values=(*CONFLICTS, OTHER),
 )
+RETRIES_EXHAUSTED = Instrument(
+    name="stream_merge_retries_exhausted_total",
+    type="counter",
+    unit="commits",
+    help="Commits given up after the last attempt that the retry policy allows.",
+)
 MERGES = Instrument(
     name="stream_merge_merges_total",
     type="counter",
@@ -266,6 +272,15 @@ QUERY_FAILED = Instrument(
     help="1 where a query of a job has ended with an error while the job's other queries go on; 0 while it runs or"
     " waits for its broker.",
 )
+CERTIFICATE_EXPIRY = Instrument(
+    name="stream_merge_certificate_expiry_timestamp_seconds",
+    type="gauge",
+    unit="seconds",
+    help="Unix time when the first certificate of a job's PEM file expires: its client certificate for `kafka`, or the"
+    " one that its `metrics` are served with; 0 without one.",
+    label="certificate",
+    values=("kafka", "metrics"),
+)
 TOPIC_SKEW = Instrument(
     name="stream_merge_topic_negative_skew_total",
     type="counter",
@@ -310,6 +325,7 @@ CATALOGUE: tuple[Instrument, ...] = (
     NATIVE_REFUSALS,
     ATTEMPTS,
     LOST_COMMITS,
+    RETRIES_EXHAUSTED,
     BACKOFF,
     PHASE_SECONDS,
     UPKEEP,
@@ -320,6 +336,7 @@ CATALOGUE: tuple[Instrument, ...] = (
     LAST_VERSION,
     LAST_COMMIT,
     QUERY_FAILED,
+    CERTIFICATE_EXPIRY,
     *_OF_TOPICS,
     *OF_DELTA.values(),
     UNKNOWN_DELTA_METRICS,

@@ -42,6 +42,7 @@ from stream_merge.metrics.catalogue import (
     PHASE_SECONDS,
     QUARANTINED,
     RECEIVED,
+    RETRIES_EXHAUSTED,
     TIES,
     TOPIC_DELAY,
     TOPIC_LAG,
@@ -109,6 +110,11 @@ class MergeMetrics:
     def conflict(self, query: str, target: str, conflict: str) -> None:
         """Count one lost commit; a class that is not in `CONFLICTS` counts as `other`."""
         self._numbers.change(query, target, add=[(LOST_COMMITS, (conflict,), 1)])
+
+    @_never_fails_a_batch
+    def exhausted(self, query: str, target: str) -> None:
+        """Count a commit that the retry policy gave up."""
+        self._numbers.change(query, target, add=[(RETRIES_EXHAUSTED, (), 1)])
 
     @_never_fails_a_batch
     def backoff(self, query: str, target: str, seconds: float) -> None:

@@ -65,7 +65,11 @@ class Attempts:
 
     def run(self, attempt: Callable[[int], T]) -> T:
         """Run an attempt, which gets its number, until it wins or the policy is exhausted."""
-        return retry.run(attempt, self._policy, sleep=self._wait, on_conflict=self._lost)
+        try:
+            return retry.run(attempt, self._policy, sleep=self._wait, on_conflict=self._lost)
+        except CommitConflictError:
+            self._metrics.exhausted(self._query, self._target)
+            raise
 
     def count_merge(self, number: int) -> None:
         """Count an attempt of the merge."""

@@ -63,6 +63,41 @@ class Trigger:
     """What it took: planning, the batch with all that was called for it, and the query's own log."""
 
 
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One look at a running query."""
+
+    run_id: str
+    name: str
+    """As it was started, else its id."""
+    is_waiting: bool
+    """Between two triggers, after the first."""
+    progress: str | None
+    """When its newest trigger with events began; None: there was none."""
+    trigger_seconds: float
+    """What that took."""
+
+
+def look_at_queries(session: SparkSession) -> list[Look]:
+    """All streaming queries that run in a session's JVM."""
+    running = session._jsparkSession.sharedState().activeStreamingQueries()
+    ids = running.keySet().toArray()
+    found = (running.get(ids[i]) for i in range(len(ids)))
+    return [_look(query) for query in found if query is not None]
+
+
+def _look(query: Any) -> Look:
+    status, progress = query.status(), query.lastProgress()
+    is_waiting = not status.isTriggerActive() and str(status.message()).startswith("Waiting")
+    return Look(
+        run_id=str(query.runId().toString()),
+        name=str(query.name() or query.id().toString()),
+        is_waiting=is_waiting,
+        progress=None if progress is None else str(progress.timestamp()),
+        trigger_seconds=0.0 if progress is None else _trigger(progress).seconds,
+    )
+
+
 def ended_triggers(session: SparkSession, query_id: str, *, most: int) -> list[Trigger]:
     """The newest triggers of a running query, oldest first: so many, or fewer where Spark keeps fewer of them.
 

@@ -212,6 +212,7 @@ def test_an_exhausted_policy_fails_the_batch_and_leaves_the_table_alone(spark, e
     assert target_rows(spark, faulty_table) == [(1, 2, "other")]
     sink = {"query": "direct", "target": "table"}
     assert registry.get_sample_value("stream_merge_batches_total", {**sink, "outcome": "failed"}) == 1
+    assert registry.get_sample_value("stream_merge_retries_exhausted_total", sink) == 1
     assert mine.last_result.batch_id == 0
 
     assert run(mine, events((1, 3, "mine", "u")), 1).outcome == "committed"

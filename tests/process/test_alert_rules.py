@@ -30,6 +30,7 @@ POLLED = f"stream_merge_topic_polled_timestamp_seconds{{{TOPIC}}}"
 GAPS, LOST = f"stream_merge_topic_unexpected_gaps_total{{{TOPIC}}}", f"stream_merge_topic_lost_offsets_total{{{TOPIC}}}"
 COMMITTED, FAILED = of_query("batches_total", 'outcome="committed"'), of_query("batches_total", 'outcome="failed"')
 CONFLICTS = of_query("conflicts_total", 'conflict="ConcurrentAppendException"')
+EXHAUSTED = of_query("retries_exhausted_total")
 BROKEN = of_query("quarantined_events_total", 'reason="undecodable"')
 SET_ASIDE, RECEIVED = of_query("events_total", 'fate="quarantined"'), of_query("events_received_total")
 ENDED = of_query("query_failed")
@@ -38,6 +39,7 @@ BY_SPARK, BY_DRIVER, ON_READ = (
 )
 COLUMN, COST = (of_query("native_refusals_total", f'refusal="{name}"') for name in ("column", "cost"))
 SHARE, AWAITING = of_query("target_deleted_rows_ratio"), of_query("target_files_awaiting_compaction")
+CERTIFICATE = of_query("certificate_expiry_timestamp_seconds", 'certificate="kafka"')
 UPKEEP_FAILED, UPKEEP_DONE = (of_query("upkeep_total", f'upkeep="{name}"') for name in ("failed", "done"))
 
 HEALTHY = {
@@ -51,11 +53,27 @@ HEALTHY = {
     BY_DRIVER: f"0+8x{STEPS}",
     ON_READ: f"0+2x{STEPS}",
     UPKEEP_DONE: f"0+1x{STEPS}",
+    UPKEEP_FAILED: f"0x{STEPS}",
     **dict.fromkeys(
-        (GAPS, LOST, FAILED, CONFLICTS, BROKEN, SET_ASIDE, ENDED, BY_SPARK, COLUMN, COST, SHARE, UPKEEP_FAILED),
+        (
+            GAPS,
+            LOST,
+            FAILED,
+            CONFLICTS,
+            EXHAUSTED,
+            BROKEN,
+            SET_ASIDE,
+            ENDED,
+            BY_SPARK,
+            COLUMN,
+            COST,
+            SHARE,
+            UPKEEP_FAILED,
+        ),
         f"0x{STEPS}",
     ),
     AWAITING: f"3 9x{STEPS}",
+    CERTIFICATE: f"2592000x{STEPS}",
 }
 """A busy job in which nothing goes wrong."""
 
@@ -77,7 +95,7 @@ def from_hour(first: int, value: str) -> str:
 
 
 CASES = {
-    "ProcessDown": Case(fires={UP: "1x59 0x360"}, at=61, quiet={START: f"-36000x59 3600x{STEPS}"}),
+    "ProcessDown": Case(fires={UP: "1x59 0x360"}, at=62, quiet={START: f"-36000x59 3600x{STEPS}"}),
     "RestartLoop": Case(
         fires={START: f"-36000x59 3600x4 3900x4 4200x{STEPS}"},
         at=75,
@@ -116,14 +134,15 @@ CASES = {
     "BrokerSilent": Case(
         fires={POLLED: "1+60x59 3541x360"},
         at=63,
+        # One that describes the topics every half minute.
         quiet={LAG: f"0x{STEPS}", POLLED: f"-29+60x{STEPS}"},
     ),
     "BatchesFail": Case(fires={FAILED: from_hour(1, "1x360")}, at=63, quiet={CONFLICTS: f"0+1x{STEPS}"}),
     "RetriesExhausted": Case(
-        fires={FAILED: from_hour(1, "1x360"), CONFLICTS: from_hour(1, "6x360")},
+        fires={EXHAUSTED: from_hour(1, "1x360")},
         at=63,
         # Conflicts that a retry has won, and failures of other kinds.
-        quiet={FAILED: from_hour(4, "1x180"), CONFLICTS: from_hour(1, "6x360")},
+        quiet={FAILED: from_hour(1, "1x360"), CONFLICTS: from_hour(1, "6x360")},
     ),
     "EventsQuarantined": Case(fires={BROKEN: from_hour(1, "1x360")}, at=63, quiet={BROKEN: f"7x{STEPS}"}),
     "QuarantineGrows": Case(
@@ -148,6 +167,11 @@ CASES = {
         # Nobody writes any more, so that no newer number can come.
         quiet={SHARE: f"0.4x{STEPS}", ON_READ: f"9x{STEPS}"},
     ),
+    "CertificateExpires": Case(
+        fires={CERTIFICATE: "1220000x420"},  # 14 days are 1,209,600 s, 10,400 s before that
+        at=180,
+        quiet={CERTIFICATE: f"0x{STEPS}"},  # there is none
+    ),
     "UpkeepFails": Case(
         fires={UPKEEP_DONE: f"4x{STEPS}", UPKEEP_FAILED: from_hour(1, "0+1x10 10x350")},
         at=90,
@@ -157,7 +181,7 @@ CASES = {
 MORE_FIRES = {
     "files pile up": ("DeletionVectorDebt", Case(fires={AWAITING: from_hour(1, "10+5x360")}, at=180, quiet={})),
     "a process that discovery has lost": ("ProcessDown", Case(fires={UP: "1x59 _x361"}, at=66, quiet={})),
-    "a topic that nobody answers for": ("BrokerSilent", Case(fires={POLLED: "1+60x59 0x360"}, at=62, quiet={})),
+    "a topic that nobody answers for": ("BrokerSilent", Case(fires={POLLED: "1+60x59 0x360"}, at=63, quiet={})),
 }
 """The other halves of expressions with two."""
 MORE_QUIET = {

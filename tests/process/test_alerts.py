@@ -52,7 +52,7 @@ CASES: dict[str, tuple[dict[str, str], dict[str, list[int]]]] = {
             LAG: "_x100 5000x140",
             BATCHES_COMMITTED: "_x100 0x140",
         },
-        {GONE: every_five(0, 20), STUCK: every_five(45, 55)},
+        {GONE: every_five(5, 20), STUCK: every_five(40, 55)},
     ),
     "a job that is stuck from minute 10 on": (
         {**ALWAYS, **SINCE_LONG, **FRESH, LAG: "0x40 5+1x200", BATCHES_COMMITTED: "0+1x40 40x200"},
@@ -72,11 +72,11 @@ CASES: dict[str, tuple[dict[str, str], dict[str, list[int]]]] = {
     ),
     "a job that has been behind for an hour, and whose batches fail": (
         {**ALWAYS, **SINCE_LONG, **FRESH, LAG: "5x240", BATCHES_COMMITTED: "0x240", BATCHES_FAILED: "0+1x240"},
-        {STUCK: every_five(5, 55), FAILED: every_five(5, 55)},
+        {STUCK: every_five(15, 55), FAILED: every_five(5, 55)},
     ),
     "a query that is stuck beside one that is busy": (
         {**ALWAYS, **SINCE_LONG, **FRESH, LAG: "5x240", BATCHES_COMMITTED: "3x240", BATCHES_OF_ANOTHER: "0+1x240"},
-        {STUCK: every_five(5, 55)},
+        {STUCK: every_five(15, 55)},
     ),
     "a broker that is away from minute 10 on, and a restart at minute 20": (
         {
@@ -96,7 +96,7 @@ CASES: dict[str, tuple[dict[str, str], dict[str, list[int]]]] = {
             LAG: "5x240",
             BATCHES_COMMITTED: "0x240",
         },
-        {RESTARTS: every_five(15, 55)},
+        {RESTARTS: every_five(15, 55), STUCK: every_five(15, 55)},
     ),
     "batches that fail, broken events and gaps which the first batch counts before the first scrape, at minute 10": (
         {

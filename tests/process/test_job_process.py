@@ -9,6 +9,8 @@ import re
 import signal
 import subprocess
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -187,20 +189,35 @@ def test_sigterm_and_a_stop_request_end_it_after_the_running_batch(shop: Shop) -
 OUTAGE_SECONDS = 60
 
 
+def probe(port: int, path: str) -> int:
+    """The status of an answer."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=10) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as err:
+        return err.code
+
+
 def test_an_outage_of_the_broker_is_waited_for(tmp_path: Path, seed: int) -> None:
+    """Nor does a probe end the job: a restart would not bring the broker back."""
     services.need()
     broker = services.Broker(tmp_path / "broker")
     broker.start()
     shop = Shop(broker, tmp_path, seed)
     # Its query starts again after the outage, where the checkpoint says and not where the job file does.
-    shop.file.write_text(f"{shop.file.read_text()}    start: earliest\n")
+    port = services.free_port()
+    written = shop.file.read_text().replace("metrics: {port: 0}", f"metrics: {{port: {port}}}")
+    shop.file.write_text(f"{written}    start: earliest\n")
     process = None
     try:
         shop.write(50)
         process = shop.job.start()
         services.wait_until(lambda: shop.job.newest_version() >= 1, "a version was committed", seconds=START_SECONDS)
+        services.wait_until(lambda: probe(port, "readyz") == 200, "the job was ready")
         broker.kill()
-        time.sleep(OUTAGE_SECONDS)
+        for _ in range(OUTAGE_SECONDS):
+            assert probe(port, "livez") == 200
+            time.sleep(1)
         assert process.poll() is None, process.communicate()[0]
         broker.start()
         before = shop.job.newest_version()
@@ -210,6 +227,7 @@ def test_an_outage_of_the_broker_is_waited_for(tmp_path: Path, seed: int) -> Non
         )
         # The job may see the first of them before the last are written, and take them in two batches.
         services.wait_until(lambda: shop.read() == shop.produced, "everything was read", seconds=START_SECONDS)
+        services.wait_until(lambda: probe(port, "readyz") == 200, "the job was ready again")
         os.kill(process.pid, signal.SIGTERM)
         said, _ = process.communicate(timeout=60)
         assert process.returncode == 0, said

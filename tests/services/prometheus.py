@@ -1,20 +1,25 @@
-"""A Prometheus server that scrapes for a test, and the questions that Grafana puts to it."""
+"""Prometheus and Alertmanager for a test, and the questions that Grafana puts to them."""
 
 from __future__ import annotations
 
 import json
 import math
 import subprocess
+import threading
 import urllib.error
 import urllib.parse
 import urllib.request
+from collections.abc import Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from services import ROOT, Server, free_port
 
+ALERTMANAGER_FILE = ROOT / "deployments" / "alertmanager.yml"
 _FOUND = ROOT / ".jars" / "prometheus" / ".found"
 
 
@@ -24,17 +29,37 @@ def need() -> None:
         pytest.skip("Prometheus is not there; 'make test-all' gets it")
 
 
+def need_alertmanager() -> None:
+    """Skip the test, with the reason, where there is no Alertmanager."""
+    need()
+    try:
+        _installed("alertmanager")
+    except subprocess.CalledProcessError as err:
+        pytest.skip(f"Alertmanager is not there: {err.stderr}")
+
+
 def program() -> Path:
     """Where Prometheus is; `promtool` lies beside it."""
-    found = subprocess.run(
-        [str(ROOT / "deployments" / "setup.sh"), "prometheus"], check=True, capture_output=True, text=True
-    )
+    return _installed("prometheus")
+
+
+def _installed(name: str) -> Path:
+    found = subprocess.run([str(ROOT / "deployments" / "setup.sh"), name], check=True, capture_output=True, text=True)
     return Path(found.stdout.strip())
 
 
 def promtool(*arguments: str | Path, folder: Path) -> str:
     """What `promtool` says where it finds a mistake; empty where it finds none."""
-    command = [str(program().with_name("promtool")), *map(str, arguments)]
+    return _complaint(program().with_name("promtool"), *arguments, folder=folder)
+
+
+def amtool(*arguments: str | Path, folder: Path) -> str:
+    """What `amtool` says where it finds a mistake; empty where it finds none."""
+    return _complaint(_installed("alertmanager").with_name("amtool"), *arguments, folder=folder)
+
+
+def _complaint(*command_line: str | Path, folder: Path) -> str:
+    command = [*map(str, command_line)]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     return "" if done.returncode == 0 else f"{done.stdout}{done.stderr}"
 
@@ -84,21 +109,40 @@ def _said(
 
 
 class Prometheus:
-    """Scrapes one job every other second."""
+    """Scrapes one job every other second.
 
-    def __init__(self, folder: Path, *, job: str, target: str, scrape_seconds: int = 2) -> None:
+    Args:
+        folder: for its configuration and data.
+        job: name of the scrape job.
+        target: address that it scrapes, or several.
+        scrape_seconds: between two scrapes, and between two evaluations of rules.
+        rules: a rule file; None: no rules.
+        alertmanager: address that takes the alerts; None: nobody does.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        job: str,
+        target: str | Sequence[str],
+        scrape_seconds: int = 2,
+        rules: Path | None = None,
+        alertmanager: str | None = None,
+    ) -> None:
         self.port = free_port()
         self.scrape_seconds = scrape_seconds
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "prometheus.yml").write_text(
-            f"""
-global: {{scrape_interval: {scrape_seconds}s, scrape_timeout: {scrape_seconds}s}}
-scrape_configs:
-  - job_name: {job}
-    static_configs:
-      - targets: ["{target}"]
-"""
-        )
+        every = f"{scrape_seconds}s"
+        targets = [target] if isinstance(target, str) else list(target)
+        config: dict[str, Any] = {
+            "global": {"scrape_interval": every, "scrape_timeout": every, "evaluation_interval": every},
+            "rule_files": [] if rules is None else [str(rules)],
+            "scrape_configs": [{"job_name": job, "static_configs": [{"targets": targets}]}],
+        }
+        if alertmanager is not None:
+            config["alerting"] = {"alertmanagers": [{"static_configs": [{"targets": [alertmanager]}]}]}
+        (folder / "prometheus.yml").write_text(json.dumps(config))
         options = {
             "config.file": folder / "prometheus.yml",
             "storage.tsdb.path": folder / "data",
@@ -118,11 +162,18 @@ scrape_configs:
         found = self._ask("query", query=query)["result"]
         return [(series["metric"], float(series["value"][1])) for series in found]
 
-    def over_time(self, query: str, *, start: float, end: float) -> list[list[float]]:
-        """Of each series its numbers, as a graph shows them: what is not a number is no point."""
+    def over_time(
+        self, query: str, *, start: float, end: float
+    ) -> list[tuple[dict[str, str], list[tuple[float, float]]]]:
+        """Labels of each series and its points, as a graph shows them: what is not a number is no point."""
         found = self._ask("query_range", query=query, start=start, end=end, step=self.scrape_seconds)["result"]
-        values = [[float(value) for _, value in series["values"]] for series in found]
-        return [[value for value in of_series if math.isfinite(value)] for of_series in values]
+        return [
+            (
+                series["metric"],
+                [(float(time), float(value)) for time, value in series["values"] if math.isfinite(float(value))],
+            )
+            for series in found
+        ]
 
     def label_values(self, selector: str, label: str) -> set[str]:
         """What Grafana offers for a variable `label_values(selector, label)`."""
@@ -142,8 +193,75 @@ scrape_configs:
         return found["data"]
 
     def _is_ready(self) -> bool:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/-/ready", timeout=2) as answer:
-                return bool(answer.status == 200)
-        except (OSError, urllib.error.URLError):
-            return False
+        return _is_ready(self.port)
+
+
+class Alertmanager:
+    """The project's Alertmanager, whose receivers tell a web server here which alerts they were sent."""
+
+    def __init__(self, folder: Path, *, group_seconds: int = 1) -> None:
+        self.port = free_port()
+        self.address = f"127.0.0.1:{self.port}"
+        self.sent: dict[str, set[str]] = {}
+        """Receiver -> names of the firing alerts that it was sent."""
+        self._web = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        folder.mkdir(parents=True, exist_ok=True)
+        config = yaml.safe_load(ALERTMANAGER_FILE.read_text(encoding="utf-8"))
+        config["route"]["group_wait"] = config["route"]["group_interval"] = f"{group_seconds}s"
+        for receiver in config["receivers"]:
+            url = f"http://127.0.0.1:{self._web.server_port}/{receiver['name']}"
+            receiver["webhook_configs"] = [{"url": url}]
+        (folder / "alertmanager.yml").write_text(json.dumps(config))
+        options = {
+            "config.file": folder / "alertmanager.yml",
+            "storage.path": folder / "data",
+            "web.listen-address": self.address,
+            "cluster.listen-address": "",
+        }
+        command = [str(_installed("alertmanager")), *(f"--{name}={value}" for name, value in options.items())]
+        self._server = Server(command, folder)
+
+    def start(self) -> None:
+        threading.Thread(target=self._web.serve_forever, daemon=True).start()
+        self._server.start(lambda: _is_ready(self.port))
+
+    def stop(self) -> None:
+        self._server.stop()
+        self._web.shutdown()
+        self._web.server_close()
+
+    def post(self, *alerts: dict[str, str]) -> None:
+        """Send firing alerts with these labels, as Prometheus does."""
+        body = json.dumps([{"labels": labels} for labels in alerts]).encode()
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(f"http://{self.address}/api/v2/alerts", data=body, headers=headers)
+        urllib.request.urlopen(request, timeout=10).close()
+
+    def alerts(self) -> list[tuple[dict[str, str], bool]]:
+        """Labels of each alert that fires now, and whether it is silent beside another one."""
+        with urllib.request.urlopen(f"http://{self.address}/api/v2/alerts", timeout=10) as answer:
+            return [(alert["labels"], bool(alert["status"]["inhibitedBy"])) for alert in json.load(answer)]
+
+    def _handler(self) -> type[BaseHTTPRequestHandler]:
+        sent = self.sent
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                message = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                names = {alert["labels"]["alertname"] for alert in message["alerts"] if alert["status"] == "firing"}
+                sent.setdefault(self.path.lstrip("/"), set()).update(names)
+                self.send_response(200)
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                """Stay silent."""
+
+        return Handler
+
+
+def _is_ready(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/-/ready", timeout=2) as answer:
+            return bool(answer.status == 200)
+    except (OSError, urllib.error.URLError):
+        return False

@@ -19,8 +19,8 @@ def need() -> None:
         pytest.skip("the openssl command is not there; it makes the certificates")
 
 
-def openssl(*args: str) -> None:
-    subprocess.run(["openssl", *args], check=True, capture_output=True)
+def openssl(*args: str) -> str:
+    return subprocess.run(["openssl", *args], check=True, capture_output=True, text=True).stdout
 
 
 class Authority:

@@ -367,11 +367,11 @@ def test_the_default_metrics_port_gives_way(invoke: Invoke, monkeypatch: pytest.
     """Two demos on one machine must both run."""
     urls: list[str] = []
 
-    def taken_once(port: int, host: str) -> shared.MetricsServer:
+    def taken_once(port: int, host: str, **access: Any) -> shared.MetricsServer:
         if port == shared.METRICS_PORT:
             msg = "taken"
             raise ConfigError(msg)
-        return serve(port, host)
+        return serve(port, host, **access)
 
     serve = shared.serve
     monkeypatch.setattr(shared, "serve", taken_once)
@@ -382,6 +382,20 @@ def test_the_default_metrics_port_gives_way(invoke: Invoke, monkeypatch: pytest.
     assert result.exit_code == 0
     assert "port 9108 is in use, so /metrics is served on port " in result.stderr
     assert urls[0].startswith("http://127.0.0.1:")
+
+
+def test_a_run_that_fails_pushes_its_metrics_too(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    pushed: list[tuple[str, list[str]]] = []
+
+    def fail(*_: object, **__: object) -> None:
+        msg = "broken"
+        raise ConfigError(msg)
+
+    monkeypatch.setattr(tables, "run_files", fail)
+    monkeypatch.setattr(tables, "push", lambda gateway, queries: pushed.append((gateway, queries)))
+
+    assert invoke(f"{FILES} --once --pushgateway http://gateway:9091 --name orders").exit_code == 2
+    assert pushed == [("http://gateway:9091", ["orders"])]
 
 
 def test_names_with_commas_can_be_written_in_quotes() -> None:

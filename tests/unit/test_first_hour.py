@@ -8,6 +8,7 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -161,14 +162,14 @@ def test_run_takes_a_free_port_where_none_was_asked_for(
     Path("job.yaml").write_text(JOB.replace("{METRICS}", metrics))
     serve, urls = shared.serve, []
 
-    def taken_once(port: int, host: str) -> shared.MetricsServer:
+    def taken_once(port: int, host: str, **access: Any) -> shared.MetricsServer:
         if port == 9108:
             msg = "cannot serve metrics on port 9108"
             raise ConfigError(msg)
-        return serve(port, host)
+        return serve(port, host, **access)
 
-    def run(*_: object, metrics_url: str, **__: object) -> JobResult:
-        urls.append(metrics_url)
+    def run(_settings: object, _start: object, server: shared.MetricsServer, **_: object) -> JobResult:
+        urls.append(server.url)
         return JobResult()
 
     monkeypatch.setattr(shared, "serve", taken_once)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -15,6 +17,7 @@ from kafka.errors import (
     UnknownBrokerIdError,
 )
 from prometheus_client import CollectorRegistry
+from services import tls
 
 from stream_merge.jobs.kafka.lag import Lookout, Progress
 from stream_merge.metrics.instruments import MergeMetrics
@@ -257,3 +260,25 @@ def test_what_the_last_look_stumbles_over_is_not_the_jobs_result(job: Job) -> No
         run()
     assert job.broker.is_closed
     assert not job.lookout._thread.is_alive()
+
+
+def test_when_a_certificate_expires_is_published_also_when_it_is_renewed(job: Job, tmp_path: Path) -> None:
+    """The earliest end in its chain, of every query; a file that is being replaced keeps the last answer."""
+    tls.need()
+    file = tls.Authority(tmp_path / "authority").certificate("client")
+    ends = tls.openssl("x509", "-enddate", "-noout", "-dateopt", "iso_8601", "-in", str(file))
+    lookout = Lookout(cast(Any, job.broker), job.queries.values(), certificates={"kafka": str(file)})
+
+    def published() -> list[tuple[float | None, float | None]]:
+        lookout._look_at_certificates()
+        labels = [{"query": name, "target": name} for name in "abc"]
+        name = "stream_merge_certificate_expiry_timestamp_seconds"
+        value = job.registry.get_sample_value
+        return [tuple(value(name, {**one, "certificate": c}) for c in ("kafka", "metrics")) for one in labels]
+
+    first = published()
+    file.write_text("-----BEGIN CERTIFICATE-----")
+
+    assert datetime.fromtimestamp(first[0][0] or 0, UTC).strftime("notAfter=%Y-%m-%d %H:%M:%SZ") in ends
+    assert first == [(first[0][0], 0)] * 3
+    assert published() == first

@@ -51,6 +51,8 @@ from stream_merge.jobs.kafka.settings import JobSettings, QuerySettings, load
 from stream_merge.jobs.spelling import as_settings
 from stream_merge.jobs.watch import queries, report, screen
 from stream_merge.jobs.watch.text import escape
+from stream_merge.metrics.push import push
+from stream_merge.metrics.server import MetricsServer
 from stream_merge.model import names as table_names
 from stream_merge.model.counted import counted
 from stream_merge.model.locations import local_path
@@ -102,11 +104,14 @@ def run(
                 metrics_server(
                     settings.metrics.port,
                     settings.metrics.host,
+                    settings.metrics.access(),
                     is_wish="port" not in settings.metrics.model_fields_set,
                 ) as server,
                 session_starter(f"stream-merge {job.stem}", own) as start,
             ):
-                result = _run(settings, start, once=once, metrics_url=server.url)
+                result = _run(settings, start, server, once=once)
+            if once and settings.metrics.pushgateway is not None:
+                push(settings.metrics.pushgateway, [query.name for query in settings.queries])
     for name, error in result.failures.items():
         named = f"query {name!r}"
         complain(
@@ -119,12 +124,12 @@ def run(
         raise typer.Exit(result.verdict.value)
 
 
-def _run(settings: JobSettings, start: Callable[[], SparkSession], *, once: bool, metrics_url: str) -> JobResult:
-    tell(log.info, "job_started", queries=[query.name for query in settings.queries], metrics=metrics_url)
+def _run(settings: JobSettings, start: Callable[[], SparkSession], server: MetricsServer, *, once: bool) -> JobResult:
+    tell(log.info, "job_started", queries=[query.name for query in settings.queries], metrics=server.url)
     say = screen.Teller(OUT)
     for query in settings.queries:
         say(query.name, f"{', '.join(query.topic)} into {query.target}")
-    say("metrics", metrics_url)
+    say("metrics", server.url)
     say("Spark", "starting")
     session = start()
     merged = {
@@ -144,7 +149,15 @@ def _run(settings: JobSettings, start: Callable[[], SparkSession], *, once: bool
             merged[name].add(batch)
             shown.add(name, batch)
 
-        result = run_job(settings, session, once=once, stopping=stopping, on_result=arrived, on_lag=shown.behind)
+        result = run_job(
+            settings,
+            session,
+            once=once,
+            stopping=stopping,
+            on_result=arrived,
+            on_lag=shown.behind,
+            health=server.health,
+        )
     for name in result.failures:
         merged[name].has_failed = True
     report.show(list(merged.values()), OUT, was_stopped=stopping.is_set() or not once)

@@ -34,7 +34,7 @@ from stream_merge.errors import (
 from stream_merge.jobs.kafka import jars
 from stream_merge.jobs.watch.queries import QueryFailedError, innermost_message
 from stream_merge.jobs.watch.text import escape
-from stream_merge.metrics.server import MetricsServer, serve
+from stream_merge.metrics.server import Access, MetricsServer, serve
 from stream_merge.model.logs import JsonFormatter, tell
 from stream_merge.session import is_submitted, local_session, submitted_session
 from stream_merge.spark import environment
@@ -152,14 +152,16 @@ def is_default(context: typer.Context, option: str) -> bool:
 
 
 @contextmanager
-def metrics_server(port: int, host: str = "127.0.0.1", *, is_wish: bool) -> Iterator[MetricsServer]:
-    """`/metrics` for as long as a command runs; the default port is a wish, a given one is an order."""
+def metrics_server(
+    port: int, host: str = "127.0.0.1", access: Access | None = None, *, is_wish: bool
+) -> Iterator[MetricsServer]:
+    """`/metrics` and probes for as long as a command runs; the default port is a wish, a given one is an order."""
     try:
-        server = serve(port, host)
+        server = serve(port, host, access=access)
     except ConfigError:
         if not is_wish:
             raise
-        server = serve(0, host)
+        server = serve(0, host, access=access)
         ERR.print(f"port {port} is in use, so /metrics is served on port {server.port}", highlight=False)
     with server:
         yield server

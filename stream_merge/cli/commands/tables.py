@@ -39,6 +39,8 @@ from stream_merge.jobs.files.run import replay_quarantine as replay_files
 from stream_merge.jobs.files.run import run as run_files
 from stream_merge.jobs.shapes import read_clauses
 from stream_merge.jobs.spelling import as_options
+from stream_merge.metrics.push import push
+from stream_merge.metrics.server import Access
 from stream_merge.model.names import hadoop_uri
 from stream_merge.shapes import Changes, Shape, Snapshot, known_shapes, of_name
 from stream_merge.shapes.written import plain_name
@@ -314,6 +316,15 @@ def files(
     metrics_host: Annotated[
         str, typer.Option(metavar="HOST", help="Serve /metrics on this address; 0.0.0.0 is every one of the machine.")
     ] = "127.0.0.1",
+    metrics_certificate: Annotated[
+        str | None, typer.Option(metavar="PEM", help="Serve HTTPS with this certificate chain and private key.")
+    ] = None,
+    metrics_token: Annotated[
+        str | None, typer.Option(metavar="FILE", help="File with the bearer token that /metrics then needs.")
+    ] = None,
+    pushgateway: Annotated[
+        str | None, typer.Option(metavar="URL", help="With --once: push the metrics there at the end.")
+    ] = None,
     logs: Annotated[
         Literal["text", "json"], typer.Option(help="Lines of JSON replace all other output, on stderr.")
     ] = "text",
@@ -364,13 +375,27 @@ def files(
         )
         places = (source, target, checkpoint, quarantine_target or target)
         with (
-            metrics_server(metrics_port, metrics_host, is_wish=is_default(context, "metrics_port")) as server,
+            metrics_server(
+                metrics_port,
+                metrics_host,
+                Access(certificate_file=metrics_certificate, token_file=metrics_token),
+                is_wish=is_default(context, "metrics_port"),
+            ) as server,
             session_starter(f"stream-merge files {settings.label}", session_confs(conf, jars_in, places)) as start,
         ):
             if replay_quarantine:
                 replay_files(settings, console=OUT, start_session=start)
             else:
-                run_files(settings, console=OUT, start_session=start, metrics_url=server.url)
+                try:
+                    run_files(
+                        settings,
+                        console=OUT,
+                        start_session=lambda: server.health.follow(start()),
+                        metrics_url=server.url,
+                    )
+                finally:
+                    if once and pushgateway is not None:
+                        push(pushgateway, [settings.label])
 
 
 @app.command()

@@ -66,7 +66,7 @@ def _metrics(settings: JobSettings) -> Finding:
     """Whether the port is free; where none is set, `run` takes another one in its place."""
     metrics = settings.metrics
     try:
-        serve(metrics.port, metrics.host).close()
+        serve(metrics.port, metrics.host, access=metrics.access()).close()
     except ConfigError as err:
         is_ours = any(is_running(query) for query in settings.queries)
         said = f"port {metrics.port} is in use by this job, which is running" if is_ours else str(err)

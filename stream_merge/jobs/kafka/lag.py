@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -14,6 +14,7 @@ from kafka.errors import KafkaError
 from stream_merge.jobs.kafka.batch_offsets import Ranges
 from stream_merge.jobs.kafka.decode import DecodedBatch
 from stream_merge.metrics.catalogue import (
+    CERTIFICATE_EXPIRY,
     QUERY_FAILED,
     TOPIC_DELAY,
     TOPIC_GAPS,
@@ -29,6 +30,7 @@ from stream_merge.metrics.catalogue import (
 from stream_merge.metrics.instruments import MergeMetrics, default_metrics
 from stream_merge.model.logs import tell
 from stream_merge.model.results import MergeResult
+from stream_merge.sources.kafka import certificates
 from stream_merge.sources.kafka.connection import Cluster, Offsets, TopicState, is_refusal
 
 log = logging.getLogger(__name__)
@@ -82,9 +84,13 @@ class Progress:
 
     def failed(self) -> None:
         """The query has ended with an error, and what it merges stands still, while the job may go on."""
-        if not self.has_failed:
-            self.has_failed = True
-            self._numbers.observe_topics(self.query, self.target, store=[(QUERY_FAILED, (), 1.0)])
+        self.has_failed = True
+        self._numbers.observe_topics(self.query, self.target, store=[(QUERY_FAILED, (), 1.0)])
+
+    def has_certificates(self, ends: Mapping[str, float]) -> None:
+        """Publish when the job's certificates expire."""
+        store = [(CERTIFICATE_EXPIRY, (name,), end) for name, end in ends.items()]
+        self._numbers.observe_topics(self.query, self.target, store=store)
 
     def goes_on_from(self, ends: Offsets, starts: Callable[[], Offsets]) -> None:
         """What runs before have merged, and where they started, which is asked until it is known."""
@@ -180,14 +186,21 @@ class Lookout:
     Args:
         cluster: asked by nobody else; closed at the end.
         progress: of each query.
+        certificates: PEM files by their name in the metrics.
         now: seconds on a clock that never goes back.
     """
 
     def __init__(
-        self, cluster: Cluster, progress: Iterable[Progress], *, now: Callable[[], float] = time.monotonic
+        self,
+        cluster: Cluster,
+        progress: Iterable[Progress],
+        *,
+        certificates: Mapping[str, str] | None = None,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cluster = cluster
         self._progress = list(progress)
+        self._certificates = dict(certificates or {})
         self._now = now
         self._over = threading.Event()
         self._away_since: float | None = None
@@ -210,8 +223,18 @@ class Lookout:
 
     def _run(self) -> None:
         while not self._over.is_set():
+            self._look_at_certificates()
             self._guarded(self._look)
             self._over.wait(POLL_SECONDS)
+
+    def _look_at_certificates(self) -> None:
+        """Also while the broker is away: a renewed file is seen, one that is being replaced keeps its last answer."""
+        ends = {}
+        for name, file in self._certificates.items():
+            with suppress(OSError, ValueError, IndexError):
+                ends[name] = certificates.expires_at(file)
+        for progress in self._progress:
+            progress.has_certificates(ends)
 
     def _guarded(self, step: Callable[[], None]) -> None:
         """Log what nobody expects, once until it is over.

@@ -15,6 +15,7 @@ from stream_merge.jobs.kafka.first_look import Look
 from stream_merge.jobs.kafka.replay import Replayed, Request
 from stream_merge.jobs.kafka.settings import QuerySettings
 from stream_merge.jobs.watch.queries import Running, Stream
+from stream_merge.metrics.health import ENDED, RUNS
 from stream_merge.model.logs import tell
 from stream_merge.model.results import MergeResult
 from stream_merge.spark.errors import reason
@@ -82,6 +83,17 @@ class Supervised:
     def name(self) -> str:
         """Of the query."""
         return self.settings.name
+
+    @property
+    def state(self) -> str:
+        """What stands in the way of its being ready; `runs` where Spark is to be asked."""
+        if self.has_ended:
+            return ENDED if self.failure is None else "failed"
+        if self._is_asked_to_stop:
+            return "stopping"
+        if self._running is not None:
+            return RUNS
+        return "starting" if self._outage_since is None else "waiting for another attempt"
 
     def forget_old_requests(self) -> None:
         """To stop a run before this one; only for the process that holds the query."""

@@ -26,6 +26,7 @@ from stream_merge.jobs.kafka.replay import Replayed, Request, replay
 from stream_merge.jobs.kafka.settings import JobSettings, QuerySettings
 from stream_merge.jobs.kafka.targets import OwnTable, Targets
 from stream_merge.jobs.watch.queries import MOST_KEPT, Stream, drained
+from stream_merge.metrics.health import Health
 from stream_merge.metrics.instruments import MergeMetrics
 from stream_merge.model import names
 from stream_merge.model.logs import tell
@@ -67,6 +68,7 @@ def run(
     on_result: Callable[[str, MergeResult], None] = lambda *_: None,
     on_lag: Callable[[str, int], None] = lambda *_: None,
     metrics: MergeMetrics | None = None,
+    health: Health | None = None,
 ) -> JobResult:
     """Run all queries of a job until they end or someone stops them.
 
@@ -78,12 +80,17 @@ def run(
         on_result: called in this thread for each micro-batch, with the query's name.
         on_lag: called in this thread until a query's first micro-batch, with its name and the events it is behind.
         metrics: where to count; None: one instance on the default Prometheus registry.
+        health: told how the queries are.
 
     Returns:
         What the queries did, and why those failed that did; one that fails does not stop the others.
     """
     return Job(settings, session, metrics=metrics).run(
-        once=once, stopping=stopping or threading.Event(), on_result=on_result, on_lag=on_lag
+        once=once,
+        stopping=stopping or threading.Event(),
+        on_result=on_result,
+        on_lag=on_lag,
+        health=health,
     )
 
 
@@ -108,6 +115,7 @@ class Job:
         stopping: threading.Event,
         on_result: Callable[[str, MergeResult], None],
         on_lag: Callable[[str, int], None],
+        health: Health | None,
     ) -> JobResult:
         """As `run`."""
         refuse_places(self._settings)
@@ -115,7 +123,17 @@ class Job:
         result = JobResult()
         arrived: SimpleQueue[tuple[str, MergeResult]] = SimpleQueue()
         queries = [Supervised(query, self, arrived, once=once) for query in self._settings.queries]
-        lookout = Lookout(Cluster(self._settings.kafka.connection()), self._progress.values())
+        if health is not None:
+            health.follow(self._session, lambda: {query.name: query.state for query in queries})
+        certificates = {
+            "kafka": self._settings.kafka.security.certificate_file,
+            "metrics": self._settings.metrics.certificate_file,
+        }
+        lookout = Lookout(
+            Cluster(self._settings.kafka.connection()),
+            self._progress.values(),
+            certificates={name: file for name, file in certificates.items() if file is not None},
+        )
 
         def hand_over() -> None:
             for name, merged in drained(arrived):
@@ -139,8 +157,10 @@ class Job:
                 while any(not query.has_ended for query in queries) and not stopping.is_set():
                     for query in queries:
                         query.step()
-                        if query.failure is not None:
+                        if query.failure is not None and not self._progress[query.name].has_failed:
                             self._progress[query.name].failed()
+                            if any(not other.has_ended for other in queries):  # else the job ends, and says so itself
+                                tell(log.error, "query_ended", query=query.name, error=str(query.failure))
                     hand_over()
                     time.sleep(_POLL_SECONDS)
             finally:

@@ -34,6 +34,7 @@ from stream_merge.jobs.units import (
     absolute_path,
     absolute_target,
 )
+from stream_merge.metrics.server import Access
 from stream_merge.model import locations, names
 from stream_merge.model.maintenance import Maintenance
 from stream_merge.model.observer import Observer
@@ -102,10 +103,22 @@ class KafkaSettings(Model):
 
 
 class MetricsSettings(Model):
-    """`metrics`: where Prometheus finds them."""
+    """`metrics`: where Prometheus finds them, and an orchestrator the probes."""
 
     host: str = "127.0.0.1"
     port: int = Field(default=9108, ge=0, le=65535)
+    certificate_file: JobPath | None = None
+    """PEM: serve HTTPS."""
+    key_file: JobPath | None = None
+    """PEM; None: the key is in `certificate_file`."""
+    token_file: JobPath | None = None
+    """Bearer token that `/metrics` then needs."""
+    pushgateway: str | None = None
+    """URL that `run --once` pushes the metrics to when it ends."""
+
+    def access(self) -> Access:
+        """For the server."""
+        return Access(certificate_file=self.certificate_file, key_file=self.key_file, token_file=self.token_file)
 
 
 class LineageSettings(Model):

@@ -7,6 +7,7 @@ import itertools
 import re
 import ssl
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +22,7 @@ _JAVA_KEYS = {
 }
 """Algorithms (object identifiers) of the private keys that kafka-clients 3.9 tries."""
 _VERSION_TAG = 0xA0
+_SHORT_TIME_TAG = 0x17
 _LONG_LENGTH = 0x80
 
 
@@ -52,6 +54,17 @@ def remark(security: Security) -> str | None:
         "no ca_file, so Spark trusts what Java's own store holds and kafka-python what the system's does"
         f" ({paths.cafile or paths.capath}); name a ca_file to let both trust the same"
     )
+
+
+def expires_at(file: str) -> float:
+    """Unix time when the first certificate of a PEM file expires.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it holds no certificate.
+    """
+    chain = [block for block in _blocks(file) if block.label == "CERTIFICATE"]
+    return min(_end(_signed(block.der).validity) for block in chain)
 
 
 def _of_authorities(file: str) -> Iterator[str]:
@@ -156,8 +169,27 @@ def _items(der: bytes) -> list[_Item]:
     return found
 
 
-def _names(certificate: bytes) -> tuple[bytes, bytes]:
-    """Issuer and subject as they are written."""
+class _Signed(NamedTuple):
+    issuer: bytes
+    validity: bytes
+    subject: bytes
+
+
+def _signed(certificate: bytes) -> _Signed:
+    """Parts of a certificate as they are written."""
     signed = _items(_items(_items(certificate)[0].content)[0].content)
-    _serial, _algorithm, issuer, _valid, subject, *_ = [item for item in signed if item.tag != _VERSION_TAG]
-    return issuer.content, subject.content
+    _serial, _algorithm, issuer, validity, subject, *_ = [item for item in signed if item.tag != _VERSION_TAG]
+    return _Signed(issuer.content, validity.content, subject.content)
+
+
+def _names(certificate: bytes) -> tuple[bytes, bytes]:
+    """Issuer and subject."""
+    signed = _signed(certificate)
+    return signed.issuer, signed.subject
+
+
+def _end(validity: bytes) -> float:
+    """RFC 5280, 4.1.2.5: in UTC and to the second, with two digits for the year until 2049."""
+    _, end = _items(validity)
+    year = "%y" if end.tag == _SHORT_TIME_TAG else "%Y"
+    return datetime.strptime(end.content.decode("ascii"), f"{year}%m%d%H%M%SZ").replace(tzinfo=UTC).timestamp()
