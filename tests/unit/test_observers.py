@@ -150,7 +150,7 @@ def test_a_server_that_is_away_delays_no_batch_and_is_told_once(kind: str, caplo
         if kind != "silent":
             lineage._sender(*observer._server).close()
             assert time.perf_counter() - began < 1
-    assert longest < 0.5
+    assert longest < lineage._SECONDS / 2  # a busy machine pauses a thread for long; waiting would take twice that
 
 
 def test_without_observers_their_packages_are_not_imported() -> None:
