@@ -15,7 +15,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.category import StrCategoryLocator
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
 from stream_merge.model.results import ENGINES, FATES, PHASES
 from stream_merge.tables.table_history import Commit, TableHistory
@@ -118,8 +118,8 @@ def plots(history: TableHistory) -> Iterator[Plot]:
     with mpl.rc_context(_STYLE):
         yield Plot(
             title="Batch time",
-            how_to_read="The line is the mean time of a batch up to its commit, a dot the longest one, each grid line"
-            " ten times the one below: dots far above the line are single slow batches, a rising line is a trend.",
+            how_to_read="The line is the mean time of a batch up to its commit, a dot the longest one, on a logarithmic"
+            " scale: dots far above the line are single slow batches, a rising line is a trend.",
             svg=_drawn(_batch_time, batches),
         )
         yield Plot(
@@ -194,7 +194,8 @@ def _batch_time(axes: Axes, groups: _Groups) -> None:
     axes.plot(longest, ".", color=_RED, label="longest", markersize=4)
     axes.plot(means, "-", color=_BLUE, label="mean", linewidth=1.6)
     axes.set_ylabel(_SECONDS)
-    axes.set_yscale("log")
+    axes.set_yscale("log", subs=[])
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
 
 
 def _files(axes: Axes, groups: _Groups) -> None:
