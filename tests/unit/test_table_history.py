@@ -145,7 +145,7 @@ def test_without_the_extra_there_is_a_sentence(table: Path, monkeypatch: pytest.
 
     assert told.exit_code == 2
     assert told.stderr == (
-        "stream-merge: [EXTRA_MISSING] report needs matplotlib; run: pip install 'stream-merge[cli,report]'\n"
+        "stream-merge: [EXTRA_NOT_INSTALLED] report needs matplotlib; run: pip install 'stream-merge[cli,report]'\n"
     )
 
 

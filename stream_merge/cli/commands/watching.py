@@ -97,7 +97,7 @@ def report(
         try:
             from stream_merge.cli.screens.report import page  # noqa: PLC0415 - fails without the extra
         except ModuleNotFoundError as err:
-            msg = f"[EXTRA_MISSING] report needs {err.name}; run: pip install 'stream-merge[cli,report]'"
+            msg = f"[EXTRA_NOT_INSTALLED] report needs {err.name}; run: pip install 'stream-merge[cli,report]'"
             raise ConfigError(msg) from err
         history = table_history(target, last=last)
         file = out or Path(f"{names.normal_path(target).rpartition('/')[2]}-report.html")
