@@ -332,8 +332,8 @@ MERGE: list[Row] = [
               ("rewrite", per_merge("merge_rewrite"))),
     ]),
     ("Do other writers interfere?", [
-        lines("Attempts", "cpm", "The distance to merges is retries.",
-              ("attempts", per_minute("attempts_total")), ("merges", per_minute("merges_total"))),
+        lines("Attempts per merge", "short", "Over five minutes. Above 1: commits are lost to other writers.",
+              ("attempts", ratio(rate("attempts_total", over="5m"), rate("merges_total", over="5m")))),
         areas("Conflicts", "cpm", "Commits lost to another writer, by Delta's exception class.",
               ("{{conflict}}", per_minute("conflicts_total", "conflict"))),
         lines("Waiting between attempts", "percentunit", "Share of the wall time in backoff.",
