@@ -164,9 +164,12 @@ def draw(board: str, found: dict[str, Any]) -> None:
         ]
         if is_graph:
             graph(axes, panel, answers, found["start"])
-            axes.set_xlim(0, (found["end"] - found["start"]) / 60)
+            minutes = (found["end"] - found["start"]) / 60
+            axes.set_xlim(-0.02 * minutes, minutes)
             for mark in model["annotations"]["list"]:
-                for _, points in found["marks"][mark["name"]]:
+                for labels, points in found["marks"][mark["name"]]:
+                    if board != "overview" and labels.get("query", CHOSEN) != CHOSEN:
+                        continue
                     times = {value / 1000 for _, value in points} if mark["useValueForTime"] else {points[0][0]}
                     for time in times:
                         axes.axvline((time - found["start"]) / 60, color=COLOURS[mark["iconColor"]], linewidth=0.8)

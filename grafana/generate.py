@@ -273,7 +273,7 @@ OVERVIEW: list[Row] = [
     ]),
     ("Does it get work done?", [
         lines("Events", "cps", "Change events merged.", (SINK_LEGEND, rate("events_received_total"))),
-        lines("Busy", "percentunit", "Share of five minutes that was spent in batches. Near 100 %: no more events fit.",
+        lines("Busy", "percentunit", "Share of five minutes; a batch counts when it ends. 100 %: no more events fit.",
               (SINK_LEGEND, rate("batch_duration_seconds_sum", over="5m"))),
         lines("Batch duration, p99", "s", "99th percentile, whatever the outcome.",
               (SINK_LEGEND, quantile(0.99, "batch_duration_seconds"))),
@@ -332,8 +332,6 @@ MERGE: list[Row] = [
               ("rewrite", per_merge("merge_rewrite"))),
     ]),
     ("Do other writers interfere?", [
-        lines("Attempts", "cpm", "The distance to merges is retries.",
-              ("attempts", per_minute("attempts_total")), ("merges", per_minute("merges_total"))),
         areas("Conflicts", "cpm", "Commits lost to another writer, by Delta's exception class.",
               ("{{conflict}}", per_minute("conflicts_total", "conflict"))),
         lines("Waiting between attempts", "percentunit", "Share of the wall time in backoff.",

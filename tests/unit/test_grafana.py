@@ -27,6 +27,7 @@ ONLY_IN_THE_REFERENCE = {
     "stream_merge_topic_negative_skew_total",
     "stream_merge_topic_mirror_failures_total",
     # Details of what is on a panel.
+    "stream_merge_attempts_total",
     "stream_merge_source_rows_total",
     "stream_merge_source_rows_first_scan_total",
     "stream_merge_source_rows_second_scan_total",
