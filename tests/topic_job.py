@@ -114,7 +114,9 @@ class TopicJob:
 
     # -- the job ---------------------------------------------------------------------------------
 
-    def settings(self, *, kafka: Mapping[str, Any] | None = None, **query: Any) -> JobSettings:
+    def settings(
+        self, *, kafka: Mapping[str, Any] | None = None, job: Mapping[str, Any] | None = None, **query: Any
+    ) -> JobSettings:
         described = {
             "name": QUERY,
             "topic": self.topic,
@@ -124,7 +126,8 @@ class TopicJob:
             "value_format": VALUE_FORMAT,
             **query,
         }
-        return JobSettings.model_validate({"kafka": kafka or {"bootstrap": self._bootstrap}, "queries": [described]})
+        found = {"kafka": kafka or {"bootstrap": self._bootstrap}, "queries": [described], **(job or {})}
+        return JobSettings.model_validate(found)
 
     def run(self, **changes: Any) -> JobResult:
         """Merge what is there."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from stream_merge.spark.defaults import in_effect
 
 CGROUPS = Path("/sys/fs/cgroup")
-GROUPS = (
+OWN_GROUP = Path("/proc/self/cgroup")
+_GROUPS = (
     ("", "memory.max", "memory.current", "inactive_file"),
     ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
@@ -29,13 +30,28 @@ _BESIDE = _GIB
 def container_limit() -> int | None:
     """Bytes that this process's container may take (cgroup v2 and v1); None where that is no less than the machine."""
     limits = []
-    for folder, limit, *_ in GROUPS:
+    for folder, limit, *_ in groups():
         try:
-            limits.append(int((CGROUPS / folder / limit).read_text("ascii")))
+            limits.append(int((folder / limit).read_text("ascii")))
         except (OSError, ValueError):  # no such group, or "max"
             continue
     least = min(limits, default=None)
     return least if least is not None and least < _machine() else None
+
+
+def groups() -> Iterator[tuple[Path, str, str, str]]:
+    """Folders of control groups that may limit this process, with the names of their files.
+
+    A container finds its own as the root; a service of systemd is named in /proc/self/cgroup.
+    """
+    for folder, *names in _GROUPS:
+        yield (CGROUPS / folder, *names)  # type: ignore[misc]  # three of them
+    try:
+        own = OWN_GROUP.read_text("ascii").rpartition("0::/")[2].partition("\n")[0]
+    except OSError:
+        return
+    if own:
+        yield (CGROUPS / own, *_GROUPS[0][1:])
 
 
 def heap(confs: Mapping[str, str]) -> str:

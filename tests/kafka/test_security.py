@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import logging
 import ssl
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ import pytest
 import services
 from kafka.admin import ScramMechanism, UserScramCredentialUpsertion
 from kafka.errors import KafkaError
+from openlineage_server import serving
 from prometheus_client import generate_latest
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
@@ -24,6 +26,7 @@ from stream_merge import ConfigError
 from stream_merge.jobs.kafka.check import Finding, check
 from stream_merge.jobs.kafka.exit_codes import Verdict
 from stream_merge.jobs.kafka.run import Job, JobResult
+from stream_merge.model.logs import JsonFormatter
 from stream_merge.sources.kafka import certificates, connection
 from stream_merge.sources.kafka.connection import Cluster, Connection, Security
 from stream_merge.sources.kafka.connection import records as records_of
@@ -122,24 +125,31 @@ def commands() -> str:
 def test_a_job_merges_over_sasl_ssl_and_the_password_is_nowhere(
     job: TopicJob, secured: Secured, java_log: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Files of table, quarantine and checkpoint, both languages' logs, what is printed, metrics, reprs, plans, `ps`."""
+    """Files of table, quarantine and checkpoint, both languages' logs, output, metrics, lineage, reprs, plans, `ps`."""
     caplog.set_level(logging.DEBUG)
     caplog.set_level(logging.WARNING, "kafka")  # as `sources.kafka` sets it
     job.send(1, job.event("c", 1))
-    bad = job.send(2, b"{")
+    bad = job.send(2, b'{"id": "a-payload-of-someone')
     settings = job.settings(kafka=secured.with_password())
 
-    (first,) = job.merge(kafka=secured.with_password())
+    with serving() as server:
+        (first,) = job.merge(kafka=secured.with_password(), job={"traces": True, "lineage": {"url": server.url}})
+        lineage = server.events(2)
     job.send(1, job.event("u", 1, "newer"))
     (second,) = job.merge(kafka=secured.with_password())
 
     assert (first.outcome, second.events.updated) == ("committed", 1)
     assert job.rows() == [(1, "newer")]
     assert [row.offset for row in job.spark.read.format("delta").load(job.quarantine).collect()] == [bad]
+    assert [one["name"] for one in lineage[1]["inputs"]] == [job.topic]
+    assert [one["name"] for one in lineage[1]["outputs"]] == [job.target]
     logged = java_log.read_text()
     assert "sasl.jaas.config = [hidden]" in logged
     connection = settings.kafka.connection()
-    texts = [caplog.text, *capfd.readouterr(), generate_latest(job.registry).decode()]
+    as_json = "\n".join(JsonFormatter().format(record) for record in caplog.records if record.levelno > logging.DEBUG)
+    assert '"event": "records_quarantined"' in as_json
+    assert "a-payload-of-someone" not in as_json + json.dumps(lineage)
+    texts = [caplog.text, as_json, json.dumps(lineage), *capfd.readouterr(), generate_latest(job.registry).decode()]
     records = records_of(
         job.spark,
         connection,

@@ -34,7 +34,7 @@ def need() -> None:
     """Skip the test, with the reason, where containers cannot be run."""
     if not (_FOLDER / ".found").exists():
         pytest.skip("podman is not there; 'make test-all' gets it")
-    if not podman("image", "exists", _BASE, check=False).returncode == 0:
+    if podman("image", "exists", _BASE, check=False).returncode:
         podman("import", "-q", str(_FOLDER / "base.tar"), _BASE)
     tried = podman("run", "--rm", "--network=host", "--read-only", _BASE, "true", check=False)
     if tried.returncode:

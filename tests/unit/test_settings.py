@@ -266,6 +266,7 @@ SINK_DEFAULTS = {
     "maintenance": None,
     "shape": None,
     "metrics": None,
+    "observers": (),
     "target_filter": None,
 }
 
@@ -285,7 +286,7 @@ def test_every_default_of_the_spec_is_pinned():
     given = {"target": "shop.orders", "keys": ("id",), "sequence_by": ("lsn",)}
     inside = {"table_properties": {}, "retry": RetryPolicy()}
     of_sources = {"source_columns": frozenset(), "position_components": None, "skip_unchanged": False}
-    of_sink = {name: value for name, value in SINK_DEFAULTS.items() if name != "metrics"}
+    of_sink = {name: value for name, value in SINK_DEFAULTS.items() if name not in ("metrics", "observers")}
     assert defaults == {**of_sink, **given, **inside, **of_sources}
 
 

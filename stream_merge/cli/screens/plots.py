@@ -15,7 +15,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.category import StrCategoryLocator
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
 from stream_merge.model.results import ENGINES, FATES, PHASES
 from stream_merge.tables.table_history import Commit, TableHistory
@@ -23,6 +23,9 @@ from stream_merge.tables.table_history import Commit, TableHistory
 _MOST_BARS = 100
 """Bars of a plot; of more commits, as many consecutive ones share each bar."""
 _TICKS = 6
+_SECONDS = "seconds per batch"
+_COMMON = 0.95
+"""Share of the bars of seconds that are shown up to their ends."""
 _BYTES = (1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9)
 """Bounds of the classes of file sizes."""
 _STYLE: dict[Any, Any] = {
@@ -115,14 +118,15 @@ def plots(history: TableHistory) -> Iterator[Plot]:
     with mpl.rc_context(_STYLE):
         yield Plot(
             title="Batch time",
-            how_to_read="The line is the mean time of a batch up to its commit, a dot the longest one: dots far above"
-            " the line are single slow batches, a rising line is a trend.",
+            how_to_read="The line is the mean time of a batch up to its commit, a dot the longest one, on a logarithmic"
+            " scale: dots far above the line are single slow batches, a rising line is a trend.",
             svg=_drawn(_batch_time, batches),
         )
         yield Plot(
             title="Phases",
-            how_to_read="Mean seconds of a batch by phase: the widest colour is where to look first.",
-            svg=_stacked(batches, batches.means(lambda commit: commit.phases, PHASES), "seconds per batch", _PHASES),
+            how_to_read="Mean seconds of a batch by phase: the widest colour is where to look first; bars of rare slow"
+            " batches end at the top.",
+            svg=_stacked(batches, batches.means(lambda commit: commit.phases, PHASES), _SECONDS, _PHASES),
         )
         yield Plot(
             title="Rows by fate",
@@ -155,7 +159,7 @@ def plots(history: TableHistory) -> Iterator[Plot]:
             title="Deletion vectors",
             how_to_read="Files with a deletion vector, and rows that vectors mark as deleted: readers read and discard"
             " these rows until compaction.",
-            svg=_drawn(_vectors, commits),
+            svg=_drawn(_vectors, commits if any(one.after.vectors for one in history.commits) else _Groups([])),
         )
         reasons = _quarantined(history, commits)
         yield Plot(
@@ -189,7 +193,9 @@ def _batch_time(axes: Axes, groups: _Groups) -> None:
     longest = [max(commit.seconds for commit in group) for group in groups.members]
     axes.plot(longest, ".", color=_RED, label="longest", markersize=4)
     axes.plot(means, "-", color=_BLUE, label="mean", linewidth=1.6)
-    axes.set_ylabel("seconds")
+    axes.set_ylabel(_SECONDS)
+    axes.set_yscale("log", subs=[])
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
 
 
 def _files(axes: Axes, groups: _Groups) -> None:
@@ -230,6 +236,9 @@ def _stacked(groups: _Groups, rows: Mapping[str, Sequence[float]], unit: str, co
         steps = [[*row, row[-1]] for row in rows.values()]
         axes.stackplot(edges, steps, labels=list(rows), colors=painted, step="post")
         axes.set_ylabel(unit)
+        if unit == _SECONDS:  # a first batch takes a hundred times as long as those after it
+            sums = sorted(map(sum, zip(*rows.values(), strict=True)))
+            axes.set_ylim(top=min(1.05 * sums[-1], 2 * sums[int(_COMMON * (len(sums) - 1))]))
 
     return _drawn(draw, groups if rows else _Groups([]))
 
@@ -243,8 +252,9 @@ def _drawn(draw: Callable[[Axes, _Groups], None], groups: _Groups) -> str:
         axes.set_axis_off()
         return _svg(figure)
     draw(axes, groups)
-    axes.set_ylim(bottom=0)
-    axes.yaxis.set_major_locator(MaxNLocator(nbins=5, integer="seconds" not in axes.get_ylabel()))
+    if axes.get_yscale() == "linear":
+        axes.set_ylim(bottom=0)
+        axes.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=axes.get_ylabel() != _SECONDS))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
     if not isinstance(axes.xaxis.get_major_locator(), StrCategoryLocator):
         _times(axes, groups)
