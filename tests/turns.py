@@ -34,6 +34,7 @@ LONG_FILES = (
     "test_crash",
     "test_widening",
     "test_delivery",
+    "test_kube_play",  # once test_image has built the image
 )
 """Those that take longest come first, so that none is run alone at the end."""
 CORE_FILES = frozenset(

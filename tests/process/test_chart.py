@@ -172,6 +172,14 @@ def test_series_have_the_job_that_the_alerts_select(tmp_path: Path) -> None:
     assert monitor["endpoints"][0]["scheme"] == "https"
 
 
+def test_grafanas_sidecar_gets_every_dashboard(tmp_path: Path) -> None:
+    manifests = rendered(CHART / "ci" / "monitored-values.yaml", folder=tmp_path)
+
+    (dashboards,) = [m for m in manifests if m["metadata"].get("labels", {}).get("grafana_dashboard") == "1"]
+
+    assert dashboards["data"] == {file.name: file.read_text() for file in (ROOT / "grafana" / "dashboards").glob("*")}
+
+
 def test_a_disruption_budget_never_blocks_a_drain(tmp_path: Path) -> None:
     budget = the("PodDisruptionBudget", rendered(CHART / "ci" / "monitored-values.yaml", folder=tmp_path))
 

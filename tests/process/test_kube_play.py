@@ -26,7 +26,7 @@ from stream_merge.jobs.kafka.history import trail
 CONTAINER = "shop-stream-merge-pod-0-job"
 TOKEN = base64.b64encode(b"a-token").decode()
 """In the Secret and, since podman 4.3 mounts what it does not decode, in the pod."""
-START_SECONDS = 300
+START_SECONDS = 600
 
 
 def for_podman(manifests: list[Manifest]) -> list[Manifest]:
@@ -180,7 +180,7 @@ def played(broker: services.Broker, tmp_path: Path) -> Iterator[Played]:
         podman("secret", "rm", "kafka", "metrics", check=False)
 
 
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(1800)
 def test_the_pod_starts_is_killed_goes_on_and_stops(played: Played) -> None:
     """As uid 1000 with a read-only root, no capability, and the job file, Secrets and volumes of the manifests."""
     played.write(range(200), "first")
