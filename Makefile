@@ -1,8 +1,8 @@
 # Every target does its own set-up: `make demo` on a fresh machine needs nothing but Python 3.11 and Java 17.
 SHELL := bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo jars shop unit test test-change test-all soak smoke smoke-change smoke-all next FORCE check lint format types imports collect docs bench bench-versions bench-kafka dashboard alerts reference \
-	result log-store lock clean
+.PHONY: help setup demo jars shop unit test test-change test-all soak game-day smoke smoke-change smoke-all next FORCE check lint format types imports collect docs bench bench-versions bench-kafka dashboard alerts reference \
+	result pictures log-store lock clean
 .SECONDARY: # what a pattern makes for another one is kept
 
 INSTALLED := .venv/.installed
@@ -67,11 +67,15 @@ soak: $(INSTALLED) $(SERVERS) .jars/gcs/.found  ## what a change need not wait f
 	@$(WITH_JAVA) $(PYTEST) tests/contract/test_gcs.py $(ARGS)
 	@$(WITH_JAVA) $(PYTEST) --place s3 --engines each $(addprefix tests/contract/test_,$(ON_S3)) $(ARGS)
 	@$(WITH_JAVA) STREAM_MERGE_KILLS=10 $(PYTEST) -n 0 tests/process/test_debezium_process.py $(ARGS)
+	@$(MAKE) --no-print-directory game-day ARGS=
 	@for spark in $(OTHERS); do \
 		$(MAKE) --no-print-directory .jars/spark-$$spark/.copied || echo "without the connector of $$spark its tests of Kafka are skipped"; \
 		$(MAKE) --no-print-directory smoke SPARK=$$spark SMOKE="-n 3 --dist loadfile $(WIDER)" || exit; \
 	done
 	-@$(MAKE) --no-print-directory next
+
+game-day: $(INSTALLED) $(SERVERS)  ## ten faults in a job, and how long it takes until an alert names each (25 minutes, as root); ARGS="'disk full'" chooses
+	@folder=$$(mktemp -d) && $(WITH_JAVA) PYTHONPATH=tests .venv/bin/python tests/game_day.py $$folder $(ARGS)
 
 smoke: smoke-$(SPARK)  ## a few tests of each thing that versions of Spark may do otherwise, on another one than the locked; SPARK=4.1, 4.0 or 3.5
 
@@ -121,7 +125,7 @@ bench-versions: $(INSTALLED)  ## what a change costs: the sink of several commit
 bench-kafka: $(INSTALLED) .jars/spark/.copied .jars/services/.copied  ## what a job brings from Kafka to Delta, beside a hand-written one
 	@$(WITH_JAVA) PYTHONPATH=tests .venv/bin/python tests/bench/kafka_job.py $(ARGS)
 
-dashboard: $(INSTALLED)  ## write the Grafana dashboard again from the metrics
+dashboard: $(INSTALLED)  ## write the Grafana dashboards again
 	.venv/bin/python grafana/generate.py
 
 alerts: $(INSTALLED)  ## write the rule file of Prometheus and the table of its alerts again
@@ -134,12 +138,17 @@ reference: $(INSTALLED)  ## write the lists of metrics, alerts and commands in d
 result: $(INSTALLED)  ## draw the picture in README again, from a run of the demo
 	@$(WITH_JAVA) .venv/bin/python docs/result.py
 
+pictures: $(INSTALLED) $(SERVERS)  ## draw the dashboards in the documentation again, from a job's metrics
+	@mkdir -p .docs
+	@$(WITH_JAVA) STREAM_MERGE_ANSWERS=$(CURDIR)/.docs/answers.json $(PYTEST) -n 0 tests/process/test_prometheus.py
+	.venv/bin/python docs/dashboard_pictures.py .docs/answers.json
+
 log-store: $(INSTALLED)  ## build the log store for S3 from its sources, into the package
 	@home=$$(deployments/setup.sh java) && JAVA_HOME="$$home" deployments/setup.sh build deployments/log-store stream_merge/spark/maven
 
 lock:  ## write requirements.lock again from pyproject.toml (needs uv); a release of this week is left alone
 	uv pip compile --quiet --upgrade --no-strip-extras --exclude-newer "1 week" --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url \
-		--extra cli --extra dev --output-file requirements.lock pyproject.toml
+		--extra cli --extra lineage --extra otel --extra dev --output-file requirements.lock pyproject.toml
 
 clean:  ## remove everything that make and the tools made
 	rm -rf .venv .venv-* .jars .docs .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist spark-warehouse metastore_db derby.log

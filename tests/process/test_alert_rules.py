@@ -53,6 +53,7 @@ HEALTHY = {
     BY_DRIVER: f"0+8x{STEPS}",
     ON_READ: f"0+2x{STEPS}",
     UPKEEP_DONE: f"0+1x{STEPS}",
+    UPKEEP_FAILED: f"0x{STEPS}",
     **dict.fromkeys(
         (
             GAPS,
