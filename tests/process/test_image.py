@@ -11,15 +11,16 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 import services
-from deltalake import DeltaTable
+from deltalake import DeltaTable, QueryBuilder
 from kafka import KafkaAdminClient, KafkaProducer
 from services import containers
 
-pytestmark = pytest.mark.timeout(1_200)  # with the build
+pytestmark = pytest.mark.timeout(1_800)  # with the build
 GRACE_SECONDS = 60
-START_SECONDS = 240
+START_SECONDS = 600
 
 
 class Deployment:
@@ -66,7 +67,8 @@ queries:
         self._producer.flush()
 
     def rows(self) -> list[int]:
-        return sorted(DeltaTable(str(self._folder / "orders")).to_pyarrow_table(columns=["id"])["id"].to_pylist())
+        query = QueryBuilder().register("orders", DeltaTable(str(self._folder / "orders")))
+        return sorted(pa.table(query.execute("SELECT id FROM orders").read_all())["id"].to_pylist())
 
     def url(self, path: str) -> str:
         return f"http://127.0.0.1:{self.port}/{path}"
@@ -143,7 +145,7 @@ def test_the_image_runs_a_job_and_sigterm_ends_it(deployment: Deployment):
 def test_sigterm_ends_it_while_spark_starts(deployment: Deployment):
     """The kernel does not deliver to process 1 what nobody handles: the job would run on until it is killed."""
     deployment.run("run", "/data/job.yaml", detached=True)
-    services.wait_until(lambda: "Spark: starting" in deployment.log(), "Spark starts", seconds=START_SECONDS)
+    services.wait_until(lambda: deployment.log().rstrip().endswith("starting"), "Spark starts", seconds=START_SECONDS)
 
     code, seconds = deployment.stop()
 
