@@ -347,9 +347,9 @@ def play(folder: Path, faults: tuple[Fault, ...] = FAULTS, *, say: Callable[[str
             if fault.is_last:
                 _watch(world, found, say)
             say(f"{time.strftime('%H:%M:%S')} {fault.name}")
+            fault.provoke(world, fault.query)
             wait = next(alert.wait for alert in alerts.ALERTS if alert.name == fault.alert)
             found.append(Outcome(fault=fault, wait_seconds=int(wait[:-1]) * UNITS[wait[-1]], began=time.monotonic()))
-            fault.provoke(world, fault.query)
         _watch(world, found, say)
     return found
 
