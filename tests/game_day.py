@@ -151,7 +151,7 @@ class World:
         """Another writer that changes all rows again and again."""
 
         def write() -> None:
-            while not self.over.is_set():
+            while not self.over.wait(0.5):  # several times in the seconds that one merge of Spark takes
                 with suppress(DeltaError):
                     DeltaTable(str(self.target(query))).update(updates={"note": "'other'"})
 
