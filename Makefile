@@ -2,7 +2,7 @@
 SHELL := bash
 .DEFAULT_GOAL := help
 .PHONY: help setup demo jars shop unit test test-change test-all soak game-day smoke smoke-change smoke-all next FORCE check lint format types imports collect docs bench bench-versions bench-kafka dashboard alerts reference \
-	result log-store lock clean
+	result pictures log-store lock clean
 .SECONDARY: # what a pattern makes for another one is kept
 
 INSTALLED := .venv/.installed
@@ -125,7 +125,7 @@ bench-versions: $(INSTALLED)  ## what a change costs: the sink of several commit
 bench-kafka: $(INSTALLED) .jars/spark/.copied .jars/services/.copied  ## what a job brings from Kafka to Delta, beside a hand-written one
 	@$(WITH_JAVA) PYTHONPATH=tests .venv/bin/python tests/bench/kafka_job.py $(ARGS)
 
-dashboard: $(INSTALLED)  ## write the Grafana dashboard again from the metrics
+dashboard: $(INSTALLED)  ## write the Grafana dashboards again
 	.venv/bin/python grafana/generate.py
 
 alerts: $(INSTALLED)  ## write the rule file of Prometheus and the table of its alerts again
@@ -137,6 +137,11 @@ reference: $(INSTALLED)  ## write the lists of metrics, alerts and commands in d
 
 result: $(INSTALLED)  ## draw the picture in README again, from a run of the demo
 	@$(WITH_JAVA) .venv/bin/python docs/result.py
+
+pictures: $(INSTALLED) $(SERVERS)  ## draw the dashboards in the documentation again, from a job's metrics
+	@mkdir -p .docs
+	@$(WITH_JAVA) STREAM_MERGE_ANSWERS=$(CURDIR)/.docs/answers.json $(PYTEST) -n 0 tests/process/test_prometheus.py
+	.venv/bin/python docs/dashboard_pictures.py .docs/answers.json
 
 log-store: $(INSTALLED)  ## build the log store for S3 from its sources, into the package
 	@home=$$(deployments/setup.sh java) && JAVA_HOME="$$home" deployments/setup.sh build deployments/log-store stream_merge/spark/maven

@@ -20,9 +20,15 @@ COLUMNS = "110"
 
 
 def metrics() -> str:
-    """The table of all metrics, as `grafana/generate.py --markdown` prints it."""
-    command = [sys.executable, "grafana/generate.py", "--markdown"]
-    return subprocess.run(command, cwd=DOCS.parent, capture_output=True, text=True, check=True).stdout.strip()
+    """The table of all metrics."""
+    from stream_merge.metrics.catalogue import CATALOGUE  # noqa: PLC0415  # PySpark is slow to load
+
+    lines = ["| metric | type | labels beside `query`, `target` | what it says |", "|---|---|---|---|"]
+    for instrument in CATALOGUE:
+        values = ", ".join(f"`{value}`" for value in instrument.values)
+        label = f"`{instrument.label}`{': ' if values else ''}{values}" if instrument.label else ""
+        lines.append(f"| `{instrument.name}` | {instrument.type}, {instrument.unit} | {label} | {instrument.help} |")
+    return "\n".join(lines)
 
 
 def alerts() -> str:

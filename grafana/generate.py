@@ -1,69 +1,109 @@
-"""Write the Grafana dashboard `stream-merge.json` from the panels below.
+"""Write the Grafana dashboards in `dashboards/`: `make dashboard`.
 
-python grafana/generate.py              write the dashboard
-python grafana/generate.py --markdown   print the table of metrics for docs/reference/metrics.md
+overview    one row per query: what is wrong, and since when
+query       one query: can it keep up, is anything lost or broken
+merge       one query's merges: engine, other writers, reads, writes, debt
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import NamedTuple, TypeAlias, TypeVar
 
-from stream_merge.metrics.catalogue import CATALOGUE
+import alerts
+from grafana_foundation_sdk.builders import common, dashboard, prometheus, stat, table, timeseries
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models.common import (
+    BigValueColorMode,
+    BigValueGraphMode,
+    DataSourceRef,
+    GraphThresholdsStyleMode,
+    LegendDisplayMode,
+    LegendPlacement,
+    SortOrder,
+    StackingMode,
+    TooltipDisplayMode,
+    VisibilityMode,
+)
+from grafana_foundation_sdk.models.dashboard import (
+    DashboardCursorSync,
+    DashboardLinkType,
+    DataTransformerConfig,
+    DynamicConfigValue,
+    FieldColorModeId,
+    Threshold,
+    ThresholdsMode,
+    ValueMap,
+    ValueMapping,
+    ValueMappingResult,
+    VariableOption,
+    VariableRefresh,
+    VariableSort,
+)
+from grafana_foundation_sdk.models.prometheus import PromQueryFormat, QueryEditorMode
 
-DASHBOARD = Path(__file__).parent / "stream-merge.json"
+FOLDER = Path(__file__).parent / "dashboards"
+TAG = "stream-merge"
+SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
 
-Json: TypeAlias = "dict[str, Json] | list[Json] | str | int | float | bool | None"
-Kind: TypeAlias = Literal["timeseries", "stat"]
-Look: TypeAlias = Literal["lines", "stacked", "bars"]
+Panel: TypeAlias = "stat.Panel | table.Panel | timeseries.Panel"
+P = TypeVar("P", stat.Panel, table.Panel, timeseries.Panel)
+Row: TypeAlias = "tuple[str, list[Panel]]"
+Query: TypeAlias = "tuple[str, str]"
+"""Legend and PromQL."""
 
-WIDTH = 24
 SINK = "job, query, target"
 TOPIC = "job, query, topic"
-"""Two jobs may have queries of one name: neither may answer for the other."""
+SINK_LEGEND = "{{query}} → {{target}}"
+CHOSEN = 'job=~"$job", query=~"$query", target=~"$target"'
+"""On the overview several of each may be chosen; elsewhere one is, and `=~` becomes `=`."""
+
+LIMITS: Mapping[str, float] = {
+    "FreshnessBurnsFast": alerts.FRESH_SECONDS,
+    "LagGrows": 1000,
+    "BrokerSilent": 30,
+    "QuarantineGrows": 0.1,
+    "DeletionVectorDebt": 0.3,
+}
+"""Alert -> limit in its expression at which a panel changes colour; a test compares them."""
+AWAITING_FILES = 64
+"""The limit of `DeletionVectorDebt` for files."""
+SOME = 0.5
+"""What counts as more than none: `increase` extrapolates, so it returns no whole numbers."""
+COPIES, MANY_COPIES = 10, 100
+"""Rows copied per changed row: merges that rewrite files are at some; at hundreds they cost more than they change."""
+
+STATES: Mapping[int, tuple[str, str]] = {
+    -1: ("no commit yet", "blue"),
+    0: ("running", "green"),
+    1: ("behind", "orange"),
+    2: ("batches fail", "orange"),
+    3: ("ended", "red"),
+    4: ("gone", "red"),
+}
+ENGINES = {"merge_on_read": "green", "native": "green", "spark": "orange"}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Panel:
-    """One picture and the questions it answers."""
-
-    title: str
-    description: str
-    unit: str
-    """Grafana's id of the unit; cps is counts per second, cpm counts per minute."""
-    queries: tuple[tuple[str, str], ...]
-    """Legend and PromQL."""
-    kind: Kind = "timeseries"
-    look: Look = "lines"
-    width: int = 8
-    height: int = 8
-    warn_from: float | None = None
-    """Turns a stat orange from this value on."""
-    no_value: str | None = None
-    """What a stat says instead of "No data"."""
+def mapping(results: Mapping[int, tuple[str, str]] | Mapping[str, tuple[str, str]]) -> list[ValueMapping]:
+    """Text and colour of each value."""
+    return [ValueMap({str(value): ValueMappingResult(text, colour) for value, (text, colour) in results.items()})]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
-    """Panels under one heading."""
-
-    title: str
-    panels: tuple[Panel, ...]
+MAPPINGS = {
+    "State": mapping(STATES),
+    "Merged by": mapping({engine: (engine, colour) for engine, colour in ENGINES.items()}),
+}
 
 
 def series(name: str, *matchers: str) -> str:
-    """One metric, filtered by the variables of the dashboard."""
-    chosen = ('job=~"$job"', 'query=~"$query"', 'target=~"$target"', *matchers)
-    return f"stream_merge_{name}{{{', '.join(chosen)}}}"
+    """One metric of what is chosen."""
+    return f"stream_merge_{name}{{{', '.join((CHOSEN, *matchers))}}}"
 
 
-def rate(name: str, by: str = SINK, *matchers: str) -> str:
+def rate(name: str, by: str = SINK, *matchers: str, over: str = "$__rate_interval") -> str:
     """A counter per second."""
-    return f"sum by ({by}) (rate({series(name, *matchers)}[$__rate_interval]))"
+    return f"sum by ({by}) (rate({series(name, *matchers)}[{over}]))"
 
 
 def per_minute(name: str, by: str = SINK, *matchers: str) -> str:
@@ -71,9 +111,24 @@ def per_minute(name: str, by: str = SINK, *matchers: str) -> str:
     return f"60 * {rate(name, by, *matchers)}"
 
 
+def in_range(name: str, *matchers: str, by: str = SINK, over: str = "$__range") -> str:
+    """A counter's increase over the time shown."""
+    return f"sum by ({by}) (increase({series(name, *matchers)}[{over}]))"
+
+
+def latest(name: str, by: str = SINK) -> str:
+    """A gauge, of the newest process."""
+    return f"max by ({by}) ({series(name)})"
+
+
 def ratio(part: str, whole: str) -> str:
-    """A quotient that has no value, rather than infinity, where there is nothing to divide by."""
+    """A quotient; no value, rather than infinity, where there is nothing to divide by."""
     return f"{part} / ({whole} > 0)"
+
+
+def per_merge(histogram: str) -> str:
+    """Mean seconds over all merges, also over those without that step."""
+    return ratio(rate(f"{histogram}_seconds_sum"), rate("merge_execution_seconds_count"))
 
 
 def quantile(q: float, histogram: str) -> str:
@@ -81,731 +136,292 @@ def quantile(q: float, histogram: str) -> str:
     return f"histogram_quantile({q}, {rate(f'{histogram}_bucket', f'le, {SINK}')})"
 
 
-def mean(histogram: str) -> str:
-    """The mean of a histogram's observations."""
-    return ratio(rate(f"{histogram}_sum"), rate(f"{histogram}_count"))
-
-
-def part_of_merge(histogram: str) -> str:
-    """The mean over all merges, also over those without an observation: a step that never runs is at 0, not absent."""
-    return ratio(rate(f"{histogram}_sum"), rate("merge_execution_seconds_count"))
-
-
-LAST_COMMIT = f"({series('last_commit_timestamp_seconds')} > 0)"
-"""When each process committed last; without the processes that have not committed yet."""
-
-COMMIT_AGE = f"time() - max by ({SINK}) {LAST_COMMIT}"
-CHANGED_ROWS = " + ".join(rate(f"target_rows_{action}_total") for action in ("inserted", "updated", "deleted"))
-SINK_LEGEND = "{{job}}: {{query}} → {{target}}"
-
-
-def per_topic(what: str) -> str:
-    """Legend of a series that exists once per topic of a job."""
-    return f"{what}: {{{{job}}}} {{{{query}}}} {{{{topic}}}}"
-
-
-def per_sink(what: str) -> str:
-    """Legend of a series that exists once per sink."""
-    return f"{what}: {SINK_LEGEND}"
-
-
-ROWS = (
-    Row(
-        title="Overview",
-        panels=(
-            Panel(
-                title="Time since the last commit",
-                description="How long ago each sink last committed to its target. Grows while a query is stuck, and "
-                "also while its source is silent.",
-                unit="s",
-                kind="stat",
-                width=6,
-                height=5,
-                no_value="no commit yet",
-                queries=((SINK_LEGEND, COMMIT_AGE),),
-            ),
-            Panel(
-                title="Last committed version",
-                description="Delta version of the target that the last batch with a commit made; a query's first "
-                "one commits also where it changes no row.",
-                unit="none",
-                kind="stat",
-                width=6,
-                height=5,
-                no_value="no commit yet",
-                queries=((SINK_LEGEND, f"max by ({SINK}) ({series('last_committed_version')} and {LAST_COMMIT})"),),
-            ),
-            Panel(
-                title="Events per second",
-                description="Change events in the merged micro-batches, over everything selected above.",
-                unit="cps",
-                kind="stat",
-                width=6,
-                height=5,
-                queries=(("events", f"sum(rate({series('events_received_total')}[$__rate_interval]))"),),
-            ),
-            Panel(
-                title="Failed micro-batches per minute",
-                description="Calls of the sink that raised. The streaming query fails with them; Spark delivers the "
-                "batch again after a restart.",
-                unit="cpm",
-                kind="stat",
-                width=6,
-                height=5,
-                warn_from=0.001,
-                queries=(
-                    (
-                        "failed",
-                        "60 * sum(rate(" + series("batches_total", 'outcome="failed"') + "[$__rate_interval]))",
-                    ),
-                ),
-            ),
-            Panel(
-                title="Queries ended with an error",
-                description="Queries of a job that have ended with an error while the job's other queries go on: what "
-                "they merge stands still until somebody has done what the log says.",
-                unit="none",
-                kind="stat",
-                width=6,
-                height=5,
-                warn_from=1,
-                queries=(("ended", f"sum({series('query_failed')})"),),
-            ),
-            Panel(
-                title="Micro-batches by outcome",
-                description="committed: rows changed. no_change: nothing to change. skipped_duplicate: the batch had "
-                "been applied before a restart. empty: no events. failed: the call raised.",
-                unit="cpm",
-                look="stacked",
-                queries=(("{{outcome}}", per_minute("batches_total", "outcome")),),
-            ),
-            Panel(
-                title="Micro-batch duration",
-                description="Wall time of a call of the sink, whatever its outcome: median, 99th percentile and mean.",
-                unit="s",
-                queries=(
-                    (per_sink("p50"), quantile(0.5, "batch_duration_seconds")),
-                    (per_sink("p99"), quantile(0.99, "batch_duration_seconds")),
-                    (per_sink("mean"), mean("batch_duration_seconds")),
-                ),
-            ),
-            Panel(
-                title="Events received",
-                description="Change events in the merged micro-batches.",
-                unit="cps",
-                queries=((SINK_LEGEND, rate("events_received_total")),),
-            ),
-        ),
-    ),
-    Row(
-        title="What became of the events",
-        panels=(
-            Panel(
-                title="Events by fate",
-                description="Every received event has exactly one fate. collapsed: an older event of a key in the "
-                "same batch. stale: older than a remembered delete. unaffected: changed nothing, or "
-                "older than the row.",
-                unit="cps",
-                look="stacked",
-                width=12,
-                queries=(("{{fate}}", rate("events_total", "fate")),),
-            ),
-            Panel(
-                title="Share of the events that changed no row",
-                description="Parts of the received events that were quarantined, collapsed, stale or unaffected.",
-                unit="percentunit",
-                look="stacked",
-                width=12,
-                queries=(
-                    (
-                        "{{fate}}",
-                        rate("events_total", "fate", 'fate=~"quarantined|collapsed|stale|unaffected"')
-                        + " / ignoring (fate) group_left () (sum(rate("
-                        + series("events_received_total")
-                        + "[$__rate_interval])) > 0)",
-                    ),
-                ),
-            ),
-        ),
-    ),
-    Row(
-        title="Where the time goes",
-        panels=(
-            Panel(
-                title="Micro-batch time by phase",
-                description="Mean seconds of a micro-batch in each phase; together they are the mean duration.",
-                unit="s",
-                look="stacked",
-                queries=(
-                    (
-                        "{{phase}}",
-                        rate("phase_seconds_total", "phase")
-                        + " / ignoring (phase) group_left () (sum(rate("
-                        + series("batch_duration_seconds_count")
-                        + "[$__rate_interval])) > 0)",
-                    ),
-                ),
-            ),
-            Panel(
-                title="Time busy merging",
-                description="Part of the wall time that a sink spends in its micro-batches, of a Kafka job with "
-                "fetching and decoding. Near 100 % the stream cannot keep up with more.",
-                unit="percentunit",
-                queries=((SINK_LEGEND, rate("batch_duration_seconds_sum")),),
-            ),
-            Panel(
-                title="Steps of a merge",
-                description="Mean time of a MERGE up to its commit and of Delta's own steps in it, 0 for a step that "
-                "it did not need; 99th percentile for the whole.",
-                unit="s",
-                queries=(
-                    (per_sink("execution p99"), quantile(0.99, "merge_execution_seconds")),
-                    (per_sink("execution"), mean("merge_execution_seconds")),
-                    (per_sink("materialise source"), part_of_merge("merge_materialize_source_seconds")),
-                    (per_sink("scan"), part_of_merge("merge_scan_seconds")),
-                    (per_sink("rewrite"), part_of_merge("merge_rewrite_seconds")),
-                ),
-            ),
-        ),
-    ),
-    Row(
-        title="Topics",
-        panels=(
-            Panel(
-                title="Lag",
-                description="Offsets between the end of each topic and what has been merged, asked of the broker also "
-                "while a batch runs. Flat and above zero with an old poll: the broker does not answer.",
-                unit="none",
-                queries=((per_topic("lag"), f"max by ({TOPIC}) ({series('topic_lag_events')})"),),
-            ),
-            Panel(
-                title="Delay",
-                description="From the source's commit of the newest event to the table's, of the last micro-batch that "
-                "committed, and how old the newest merged event is now. The second one alone grows while the source is "
-                "idle.",
-                unit="s",
-                queries=(
-                    (per_topic("delay"), f"max by ({TOPIC}) ({series('topic_delay_seconds')})"),
-                    (
-                        per_topic("newest event"),
-                        f"time() - max by ({TOPIC}) ({series('topic_newest_event_timestamp_seconds')} > 0)",
-                    ),
-                    (
-                        per_topic("last poll"),
-                        f"time() - max by ({TOPIC}) ({series('topic_polled_timestamp_seconds')} > 0)",
-                    ),
-                ),
-            ),
-            Panel(
-                title="Records by kind",
-                description="What the records of the topics turned out to be; filtered ones belong to the connector, "
-                "redundant ones repeat a delete.",
-                unit="cps",
-                look="stacked",
-                queries=(("{{kind}}", f"sum by (kind) (rate({series('topic_records_total')}[$__rate_interval]))"),),
-            ),
-            Panel(
-                title="Offsets without an event",
-                description="Gaps belong to compacted and transactional topics and are unexpected anywhere else; "
-                "lost offsets were removed by the broker before they were read.",
-                unit="cps",
-                queries=(
-                    (per_topic("gaps"), f"sum by ({TOPIC}) (rate({series('topic_gaps_total')}[$__rate_interval]))"),
-                    (
-                        per_topic("unexpected gaps"),
-                        f"sum by ({TOPIC}) (rate({series('topic_unexpected_gaps_total')}[$__rate_interval]))",
-                    ),
-                    (
-                        per_topic("lost"),
-                        f"sum by ({TOPIC}) (rate({series('topic_lost_offsets_total')}[$__rate_interval]))",
-                    ),
-                ),
-            ),
-            Panel(
-                title="Clocks and lag tools",
-                description="Micro-batches whose newest event has a time in this machine's future, and failures to "
-                "write merged offsets to the consumer group that lag tools look at.",
-                unit="cps",
-                queries=(
-                    (
-                        per_topic("negative skew"),
-                        f"sum by ({TOPIC}) (rate({series('topic_negative_skew_total')}[$__rate_interval]))",
-                    ),
-                    (
-                        per_topic("mirror failures"),
-                        f"sum by ({TOPIC}) (rate({series('topic_mirror_failures_total')}[$__rate_interval]))",
-                    ),
-                ),
-            ),
-        ),
-    ),
-    Row(
-        title="Engines",
-        panels=(
-            Panel(
-                title="Merges by engine",
-                description="Micro-batches by who merged them: in the driver delta-rs (native) and merge-on-read, "
-                "else Spark.",
-                unit="cpm",
-                look="stacked",
-                queries=(("{{engine}}", per_minute("merges_total", "engine")),),
-            ),
-            Panel(
-                title="Why not native",
-                description="Micro-batches that went to Spark though the sink may choose, by reason.",
-                unit="cpm",
-                look="bars",
-                queries=(("{{refusal}}", per_minute("native_refusals_total", "refusal")),),
-            ),
-        ),
-    ),
-    Row(
-        title="Conflicts with other writers",
-        panels=(
-            Panel(
-                title="Merge attempts",
-                description="Attempts, the first one of a micro-batch included: the distance to the micro-batches is "
-                "retries.",
-                unit="cpm",
-                queries=(
-                    (per_sink("attempts"), per_minute("attempts_total")),
-                    (per_sink("micro-batches"), per_minute("batches_total")),
-                ),
-            ),
-            Panel(
-                title="Lost commits by class",
-                description="Optimistic commits lost to another writer, by Delta's exception class.",
-                unit="cpm",
-                look="bars",
-                queries=(("{{conflict}}", per_minute("conflicts_total", "conflict")),),
-            ),
-            Panel(
-                title="Time waiting before another attempt",
-                description="Part of the wall time that a sink spends in backoff.",
-                unit="percentunit",
-                queries=((SINK_LEGEND, rate("backoff_seconds_total")),),
-            ),
-        ),
-    ),
-    Row(
-        title="Write amplification",
-        panels=(
-            Panel(
-                title="Upkeep",
-                description="Rounds of upkeep of a target's files by what became of them: over_budget needs a larger "
-                "budget_seconds, behind leaves rounds out until the stream has caught up.",
-                unit="cpm",
-                look="stacked",
-                queries=(("{{upkeep}}", f"60 * ({rate('upkeep_total', 'upkeep')})"),),
-            ),
-            Panel(
-                title="Files put together",
-                description="Data files that upkeep took away, and those that it wrote in their place.",
-                unit="cpm",
-                queries=(
-                    ("removed", f"60 * sum(rate({series('upkeep_removed_files_total')}[$__rate_interval]))"),
-                    ("added", f"60 * sum(rate({series('upkeep_added_files_total')}[$__rate_interval]))"),
-                ),
-            ),
-            Panel(
-                title="Rows marked as deleted",
-                description="Share of the rows in a target's files that merges on read have marked and readers skip. A "
-                "file of up to 64 MiB is written again when it has lost a quarter of its rows and 1 MiB by that; small "
-                "ones of merges on read are put together before, eight of about one size.",
-                unit="percentunit",
-                queries=((SINK_LEGEND, f"max by ({SINK}) ({series('target_deleted_rows_ratio')})"),),
-            ),
-            Panel(
-                title="Files awaiting compaction",
-                description="Files of a target that rounds of compaction would write again, one round after each merge "
-                "on read. If it keeps growing, merges come faster than rounds; if compaction is off, something else "
-                "has to see to them.",
-                unit="short",
-                queries=((SINK_LEGEND, f"max by ({SINK}) ({series('target_files_awaiting_compaction')})"),),
-            ),
-            Panel(
-                title="Target rows written",
-                description="Rows inserted, updated and deleted, and unchanged rows copied because they share a file "
-                "with a changed one.",
-                unit="cps",
-                look="stacked",
-                queries=tuple(
-                    (action, f"sum(rate({series(f'target_rows_{action}_total')}[$__rate_interval]))")
-                    for action in ("inserted", "updated", "deleted", "copied")
-                ),
-            ),
-            Panel(
-                title="Rows copied per row changed",
-                description="How many unchanged rows each changed row costs. Deletion vectors bring it to 0, "
-                "clustering by the keys brings it down.",
-                unit="short",
-                queries=((SINK_LEGEND, ratio(rate("target_rows_copied_total"), f"({CHANGED_ROWS})")),),
-            ),
-            Panel(
-                title="Rows by clause of the merge",
-                description="Updated and deleted rows by the clause that changed them: matched, or not matched by "
-                "source.",
-                unit="cps",
-                queries=tuple(
-                    (f"{clause} {action}", f"sum(rate({series(metric)}[$__rate_interval]))")
-                    for clause, action, metric in (
-                        ("matched", "updated", "target_rows_matched_updated_total"),
-                        ("matched", "deleted", "target_rows_matched_deleted_total"),
-                        ("not matched by source", "updated", "target_rows_not_matched_by_source_updated_total"),
-                        ("not matched by source", "deleted", "target_rows_not_matched_by_source_deleted_total"),
-                    )
-                ),
-            ),
-            Panel(
-                title="Bytes added and removed",
-                description="Bytes of the data files that merges added to and removed from the target.",
-                unit="Bps",
-                queries=(
-                    (per_sink("added"), rate("target_added_bytes_total")),
-                    (per_sink("removed"), rate("target_removed_bytes_total")),
-                ),
-            ),
-            Panel(
-                title="Files added and removed",
-                description="Data files that merges added to and removed from the target. Many more added than "
-                "removed means that OPTIMIZE is due.",
-                unit="cpm",
-                queries=(
-                    (per_sink("added"), per_minute("target_files_added_total")),
-                    (per_sink("removed"), per_minute("target_files_removed_total")),
-                ),
-            ),
-            Panel(
-                title="Mean size of an added file",
-                description="Bytes added per data file added; small files make every later read and merge slower.",
-                unit="bytes",
-                queries=((SINK_LEGEND, ratio(rate("target_added_bytes_total"), rate("target_files_added_total"))),),
-            ),
-        ),
-    ),
-    Row(
-        title="What a merge has to read",
-        panels=(
-            Panel(
-                title="Files before and after skipping",
-                description="Files of the target per second of merging, and those left to scan after partition "
-                "pruning and data skipping.",
-                unit="cps",
-                queries=(
-                    (per_sink("before"), rate("target_files_before_skipping_total")),
-                    (per_sink("after"), rate("target_files_after_skipping_total")),
-                ),
-            ),
-            Panel(
-                title="Bytes before and after skipping",
-                description="Bytes of the target per second of merging, and those left to scan after partition "
-                "pruning and data skipping.",
-                unit="Bps",
-                queries=(
-                    (per_sink("before"), rate("target_bytes_before_skipping_total")),
-                    (per_sink("after"), rate("target_bytes_after_skipping_total")),
-                ),
-            ),
-            Panel(
-                title="Part of the target left after skipping",
-                description="Low is good. Near 100 % every merge scans the whole table: its files do not separate "
-                "the keys.",
-                unit="percentunit",
-                queries=(
-                    (
-                        per_sink("files"),
-                        ratio(rate("target_files_after_skipping_total"), rate("target_files_before_skipping_total")),
-                    ),
-                    (
-                        per_sink("bytes"),
-                        ratio(rate("target_bytes_after_skipping_total"), rate("target_bytes_before_skipping_total")),
-                    ),
-                ),
-            ),
-            Panel(
-                title="Partitions",
-                description="Partitions that merges by Spark had left to scan, wrote to and removed from; 0 for an "
-                "unpartitioned table.",
-                unit="cps",
-                width=12,
-                queries=(
-                    (per_sink("after skipping"), rate("target_partitions_after_skipping_total")),
-                    (per_sink("added to"), rate("target_partitions_added_to_total")),
-                    (per_sink("removed from"), rate("target_partitions_removed_from_total")),
-                ),
-            ),
-            Panel(
-                title="Source rows",
-                description="Rows the merge read from its source: as the table history reports them, and in each of "
-                "the two scans.",
-                unit="cps",
-                width=12,
-                queries=(
-                    (per_sink("reported"), rate("source_rows_total")),
-                    (per_sink("first scan"), rate("source_rows_first_scan_total")),
-                    (per_sink("second scan"), rate("source_rows_second_scan_total")),
-                ),
-            ),
-        ),
-    ),
-    Row(
-        title="Deletion vectors and change data feed",
-        panels=(
-            Panel(
-                title="Deletion vectors",
-                description="Deletion vectors added, replaced by larger ones, and removed with their files.",
-                unit="cpm",
-                queries=(
-                    (per_sink("added"), per_minute("target_deletion_vectors_added_total")),
-                    (per_sink("updated"), per_minute("target_deletion_vectors_updated_total")),
-                    (per_sink("removed"), per_minute("target_deletion_vectors_removed_total")),
-                ),
-            ),
-            Panel(
-                title="Change data feed files",
-                description="Files that merges added for readers of the change data feed.",
-                unit="cpm",
-                queries=((SINK_LEGEND, per_minute("target_change_files_added_total")),),
-            ),
-            Panel(
-                title="Change data feed bytes",
-                description="Bytes that merges added for readers of the change data feed.",
-                unit="Bps",
-                queries=((SINK_LEGEND, rate("target_change_file_bytes_total")),),
-            ),
-        ),
-    ),
-    Row(
-        title="Data that breaks the contract",
-        panels=(
-            Panel(
-                title="Quarantined events by reason",
-                description="Events written to the quarantine table, lines and records that cannot be read among them; "
-                "an event with several reasons counts once for each.",
-                unit="cpm",
-                look="bars",
-                queries=(("{{reason}}", per_minute("quarantined_events_total", "reason")),),
-            ),
-            Panel(
-                title="Ties",
-                description="Events of the same key and sequence that differ: the source's sequence does not order "
-                "them, so the merge had to choose.",
-                unit="cpm",
-                look="bars",
-                queries=((SINK_LEGEND, per_minute("ties_total")),),
-            ),
-            Panel(
-                title="Records with unknown fields",
-                description="JSON records of files with fields that the given schema lacks: they are left out, and the "
-                "log names them.",
-                unit="cpm",
-                look="bars",
-                queries=((SINK_LEGEND, per_minute("events_with_unknown_fields_total")),),
-            ),
-            Panel(
-                title="Numbers of Delta that are not exported",
-                description="Not 0: Delta reports numbers that this version of stream_merge does not know; the log "
-                "names them.",
-                unit="cpm",
-                queries=((SINK_LEGEND, per_minute("unknown_delta_metrics_total")),),
-            ),
-        ),
-    ),
-    Row(
-        title="Commits",
-        panels=(
-            Panel(
-                title="Time since the last commit, over time",
-                description="How long ago each sink had last committed; a steady stream draws a low sawtooth.",
-                unit="s",
-                width=12,
-                queries=((SINK_LEGEND, COMMIT_AGE),),
-            ),
-            Panel(
-                title="Committed version, over time",
-                description="Version of the target that the last batch with a commit made. A fall is a recreated "
-                "table.",
-                unit="none",
-                width=12,
-                queries=((SINK_LEGEND, f"max by ({SINK}) ({series('last_committed_version')} and {LAST_COMMIT})"),),
-            ),
-        ),
-    ),
+OUTCOME_FAILED, QUARANTINED, SCHEMA_CHANGE = 'outcome="failed"', 'fate="quarantined"', 'refusal="schema_change"'
+ACTIONS = ("inserted", "updated", "deleted")
+CHANGED = " + ".join(in_range(f"target_rows_{action}_total") for action in ACTIONS)
+LAG = f"sum by ({SINK}) ({series('topic_lag_events')})"
+LAST_COMMIT = series("last_commit_timestamp_seconds")
+COMMIT_AGE = f"time() - max by ({SINK}) ({LAST_COMMIT} > 0)"
+NEWEST_AGE = f"time() - ({series('topic_newest_event_timestamp_seconds')} > 0)"
+BEHIND = f"max by ({SINK}) (({NEWEST_AGE}) * (min_over_time({series('topic_lag_events')}[5m]) > bool 0))"
+BEHIND_TEXT = "Behind by: age of the newest merged event if a topic has had lag for five minutes, else 0."
+FIRING = 'max by (severity, alertname, query, topic) (ALERTS{alertstate="firing", job=~"$job"})'
+# The first state that holds: `or` takes from its right side what its left side lacks.
+STATE = " or ".join(
+    (
+        f"4 + 0 * (max by ({SINK}) (last_over_time({LAST_COMMIT}[$__range])) unless max by ({SINK}) ({LAST_COMMIT}))",
+        f"3 * ({latest('query_failed')} > 0)",
+        f"2 + 0 * ({in_range('batches_total', OUTCOME_FAILED, over='10m')} > {SOME})",
+        f"1 + 0 * ({BEHIND} > {alerts.FRESH_SECONDS})",
+        f"0 * max by ({SINK}) ({LAST_COMMIT} > 0)",
+        f"-1 + 0 * max by ({SINK}) ({LAST_COMMIT})",
+    )
 )
+DETAILS = (
+    "Open the query",
+    "/d/stream-merge-query?${datasource:queryparam}&${runbook:queryparam}&${__url_time_range}"
+    + "".join(f"&var-{name}=${{__data.fields.{name}:percentencode}}" for name in SINK.split(", ")),
+)
+"""Title and address of a link."""
 
-DATASOURCE: Json = {"type": "prometheus", "uid": "${datasource}"}
+
+def colours(*limits: float) -> dashboard.ThresholdsConfig:
+    """Green below the first limit, orange from it on, red from the second."""
+    steps = [Threshold(value=None, color="green")]
+    steps += [Threshold(value=limit, color=colour) for limit, colour in zip(limits, ("orange", "red"), strict=False)]
+    return dashboard.ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE).steps(steps)
 
 
-def dashboard() -> Json:
-    """The whole dashboard, as Grafana's classic JSON model."""
-    panels: list[Json] = []
-    y = 0
-    for row in ROWS:
-        panels.append(
-            {
-                "id": len(panels) + 1,
-                "type": "row",
-                "title": row.title,
-                "collapsed": False,
-                "gridPos": {"h": 1, "w": WIDTH, "x": 0, "y": y},
-                "panels": [],
-            }
-        )
-        x, y, height = 0, y + 1, 0
-        for panel in row.panels:
-            if x + panel.width > WIDTH:
-                x, y, height = 0, y + height, 0
-            panels.append(_panel(panel, len(panels) + 1, x, y))
-            x, height = x + panel.width, max(height, panel.height)
-        y += height
+def panel(panel: P, title: str, unit: str, description: str, queries: Sequence[Query]) -> P:
+    """Title, unit and queries, which the SDK leaves without `refId` and data source."""
+    panel.title(title).description(description).unit(unit).datasource(SOURCE)
+    for ref, (legend, expression) in zip("ABCDEFGHIJ", queries, strict=False):
+        query = prometheus.Dataquery().expr(expression).legend_format(legend).ref_id(ref)
+        query.datasource(SOURCE).editor_mode(QueryEditorMode.CODE)
+        if isinstance(panel, table.Panel):
+            query.format(PromQueryFormat.TABLE)
+        panel.with_target(query.range() if isinstance(panel, timeseries.Panel) else query.instant())
+    return panel
+
+
+def lines(title: str, unit: str, description: str, *queries: Query, limit: float | None = None) -> timeseries.Panel:
+    """Lines over time; a limit is a dashed one."""
+    graph = panel(timeseries.Panel(), title, unit, description, queries)
+    graph.color_scheme(dashboard.FieldColor().mode(FieldColorModeId.PALETTE_CLASSIC))
+    # A minute's rates: a batch counts when it ends, so shorter ones are combs.
+    graph.interval("1m").span(8).height(8).min(0).line_width(1).show_points(VisibilityMode.NEVER)
+    legend = common.VizLegendOptions().show_legend(True).display_mode(LegendDisplayMode.LIST)
+    graph.legend(legend.placement(LegendPlacement.BOTTOM))
+    graph.tooltip(common.VizTooltipOptions().mode(TooltipDisplayMode.MULTI).sort(SortOrder.DESCENDING))
+    if limit is not None:
+        graph.thresholds(colours(limit))
+        graph.thresholds_style(common.GraphThresholdsStyleConfig().mode(GraphThresholdsStyleMode.DASHED))
+    return graph
+
+
+def areas(title: str, unit: str, description: str, *queries: Query) -> timeseries.Panel:
+    """Stacked areas over time."""
+    stacking = common.StackingConfig().group("A").mode(StackingMode.NORMAL)
+    return lines(title, unit, description, *queries).stacking(stacking).fill_opacity(40)
+
+
+def number(title: str, unit: str, description: str, query: str, *limits: float) -> stat.Panel:
+    """One number of now."""
+    number = panel(stat.Panel(), title, unit, description, [("", query)])
+    number.color_scheme(dashboard.FieldColor().mode(FieldColorModeId.THRESHOLDS))
+    number.span(4).height(4).no_value("no data").thresholds(colours(*limits)).mappings(MAPPINGS.get(title, []))
+    return number.color_mode(BigValueColorMode.VALUE).graph_mode(BigValueGraphMode.NONE)
+
+
+class Column(NamedTuple):
+    """A query's column in a table."""
+
+    title: str
+    expression: str
+    unit: str = "none"
+    limits: tuple[float, ...] = ()
+    label: str | None = None
+    """Shown instead of the value."""
+
+
+def rows(title: str, description: str, link: tuple[str, str], *columns: Column) -> table.Panel:
+    """A table with a row for what has the same labels, and a link on each cell."""
+    rows = panel(table.Panel(), title, "none", description, [(c.title, c.expression) for c in columns])
+    rows.height(8).data_links([dashboard.DashboardLink(link[0]).url(link[1])])
+    values = [f"Value #{ref}" if len(columns) > 1 else "Value" for ref in "ABCDEFGHIJ"[: len(columns)]]
+    names = {column.label or value: column.title for value, column in zip(values, columns, strict=True)}
+    hidden = ["Time", *(value for value, column in zip(values, columns, strict=True) if column.label)]
+    rows.with_transformation(DataTransformerConfig(id_val="merge", options={}))
+    options = {"excludeByName": dict.fromkeys(hidden, True), "renameByName": names}
+    rows.with_transformation(DataTransformerConfig(id_val="organize", options=options))
+    for column in columns:
+        looks: dict[str, object] = {"unit": column.unit, "custom.cellOptions": {"type": "color-text"}}
+        if column.limits:
+            looks |= {"thresholds": colours(*column.limits).build(), "color": {"mode": "thresholds"}}
+        else:
+            looks |= {"mappings": MAPPINGS.get(column.title, []), "color": {"mode": "fixed", "fixedColor": "text"}}
+        rows.override_by_name(column.title, [DynamicConfigValue(name, value) for name, value in looks.items()])
+    return rows
+
+
+# Panels in the order in which one asks at night.
+# fmt: off
+OVERVIEW: list[Row] = [
+    ("What is wrong?", [
+        rows("Queries", "One row per query and target; a click opens the query. The last four columns: in the time "
+             f"shown. {BEHIND_TEXT}", DETAILS,
+             Column("State", STATE),
+             Column("Lag", LAG, "short", (LIMITS["LagGrows"],)),
+             Column("Behind by", BEHIND, "s", (LIMITS["FreshnessBurnsFast"],)),
+             Column("Last commit", COMMIT_AGE, "s"),
+             Column("Failed batches", in_range("batches_total", OUTCOME_FAILED), "short", (SOME,)),
+             Column("Quarantined", ratio(in_range("events_total", QUARANTINED), in_range("events_received_total")),
+                    "percentunit", (1e-9, LIMITS["QuarantineGrows"])),
+             Column("Merged by", f"topk by ({SINK}) (1, {in_range('merges_total', by=f'{SINK}, engine')} > 0)",
+                    label="engine"),
+             Column("Copied per changed row", ratio(in_range("target_rows_copied_total"), f"({CHANGED})"), "short",
+                    (COPIES, MANY_COPIES))).span(24).height(6),
+    ]),
+    ("Since when?", [
+        rows("Firing alerts", "A click opens the runbook. Empty: none fires, or grafana/alerts.yaml is not loaded.",
+             ("Open the runbook", "${runbook}"),
+             Column("Firing", FIRING, label="alertname")).span(8),
+        lines("Lag", "short", "Offsets between the end of the topics and what has been merged.",
+              (SINK_LEGEND, LAG), limit=LIMITS["LagGrows"]),
+        lines("Delay", "s", "From the source's commit of a batch's newest event to the table's.",
+              (SINK_LEGEND, latest("topic_delay_seconds")), limit=LIMITS["FreshnessBurnsFast"]),
+    ]),
+    ("Does it get work done?", [
+        lines("Events", "cps", "Change events merged.", (SINK_LEGEND, rate("events_received_total"))),
+        lines("Busy", "percentunit", "Share of five minutes that was spent in batches. Near 100 %: no more events fit.",
+              (SINK_LEGEND, rate("batch_duration_seconds_sum", over="5m"))),
+        lines("Batch duration, p99", "s", "99th percentile, whatever the outcome.",
+              (SINK_LEGEND, quantile(0.99, "batch_duration_seconds"))),
+    ]),
+]
+
+QUERY: list[Row] = [
+    ("How is it?", [
+        number("State", "none", "As on the overview.", STATE),
+        number("Lag", "short", "Offsets to the end of the topics.", LAG, LIMITS["LagGrows"]),
+        number("Behind by", "s", BEHIND_TEXT, BEHIND, LIMITS["FreshnessBurnsFast"]),
+        number("Last commit", "s", "Time since; grows also while the source is idle.", COMMIT_AGE),
+        number("Table version", "none", "Of the last commit.", latest("last_committed_version")),
+        number("Broker's last answer", "s", "Time since the broker answered a question about a topic.",
+               f"time() - min by ({SINK}) ({series('topic_polled_timestamp_seconds')} > 0)", LIMITS["BrokerSilent"]),
+    ]),
+    ("Can it keep up?", [
+        lines("Lag by topic", "short", "Offsets between the end of the topic and what has been merged.",
+              ("{{topic}}", latest("topic_lag_events", TOPIC)), limit=LIMITS["LagGrows"]),
+        lines("Age of the newest event", "s", "Delay: from the source's commit to the table's. Newest event: its "
+              "age now; grows also while the source is idle.",
+              ("delay {{topic}}", latest("topic_delay_seconds", TOPIC)),
+              ("newest event {{topic}}", f"max by ({TOPIC}) ({NEWEST_AGE})"), limit=LIMITS["FreshnessBurnsFast"]),
+        lines("Batch duration", "s", "Wall time, whatever the outcome.",
+              ("p50", quantile(0.5, "batch_duration_seconds")), ("p99", quantile(0.99, "batch_duration_seconds"))),
+        areas("Where the time goes", "percentunit", "Share of five minutes; the rest is idle. read: fetch and decode.",
+              ("{{phase}}", rate("phase_seconds_total", "phase", over="5m"))),
+        areas("Batches by outcome", "cpm", "no_change: nothing to change. skipped_duplicate: applied before a restart. "
+              "failed: is delivered again.", ("{{outcome}}", per_minute("batches_total", "outcome"))),
+        areas("Events by fate", "cps", "Every event has one. collapsed: its key has a newer event in the batch. "
+              "stale: older than a remembered delete. unaffected: changed nothing, or older than the row.",
+              ("{{fate}}", rate("events_total", "fate"))),
+    ]),
+    ("Is anything lost or broken?", [
+        areas("Quarantined events by reason", "cpm", "An event with several reasons counts once for each.",
+              ("{{reason}}", per_minute("quarantined_events_total", "reason"))),
+        areas("Records by kind", "cps", "filtered: of the connector, not a change. redundant: repeats a delete.",
+              ("{{kind}}", rate("topic_records_total", "kind"))),
+        lines("Offsets without an event", "cpm", "Unexpected or lost offsets are missing changes; gaps belong to "
+              "compacted and transactional topics.",
+              ("gaps {{topic}}", per_minute("topic_gaps_total", TOPIC)),
+              ("unexpected {{topic}}", per_minute("topic_unexpected_gaps_total", TOPIC)),
+              ("lost {{topic}}", per_minute("topic_lost_offsets_total", TOPIC))),
+    ]),
+]
+
+MERGE: list[Row] = [
+    ("Which engine, and why?", [
+        areas("Merges by engine", "cpm", "merge_on_read, native: in the driver, tenths of seconds. spark: seconds.",
+              ("{{engine}}", per_minute("merges_total", "engine"))),
+        areas("Why Spark", "cpm", "Batches that went to Spark, by reason. cost: Spark was expected to be faster.",
+              ("{{refusal}}", per_minute("native_refusals_total", "refusal"))),
+        lines("Steps of a merge", "s", "Mean time of a MERGE up to its commit, and of Delta's steps in it.",
+              ("p99", quantile(0.99, "merge_execution_seconds")), ("mean", per_merge("merge_execution")),
+              ("materialize source", per_merge("merge_materialize_source")), ("scan", per_merge("merge_scan")),
+              ("rewrite", per_merge("merge_rewrite"))),
+    ]),
+    ("Do other writers interfere?", [
+        lines("Attempts", "cpm", "The distance to merges is retries.",
+              ("attempts", per_minute("attempts_total")), ("merges", per_minute("merges_total"))),
+        areas("Conflicts", "cpm", "Commits lost to another writer, by Delta's exception class.",
+              ("{{conflict}}", per_minute("conflicts_total", "conflict"))),
+        lines("Waiting between attempts", "percentunit", "Share of the wall time in backoff.",
+              ("backoff", rate("backoff_seconds_total"))),
+    ]),
+    ("What does a merge read and write?", [
+        lines("Files left to scan", "percentunit", "After pruning and skipping. Near 100 %: the keys are in all files.",
+              ("files", ratio(rate("target_files_after_skipping_total"), rate("target_files_before_skipping_total")))),
+        areas("Rows written", "cps", "copied: unchanged rows rewritten because they share a file with a changed one.",
+              *((action, rate(f"target_rows_{action}_total")) for action in (*ACTIONS, "copied"))),
+        lines("Bytes", "Bps", "Of data files added and removed, and of files for the change data feed.",
+              ("added", rate("target_added_bytes_total")), ("removed", rate("target_removed_bytes_total")),
+              ("change data feed", rate("target_change_file_bytes_total"))),
+    ]),
+    ("Does debt pile up?", [
+        lines("Rows marked as deleted", "percentunit", "Share of the rows in the files, which readers skip.",
+              ("deleted", latest("target_deleted_rows_ratio")), limit=LIMITS["DeletionVectorDebt"]),
+        lines("Files awaiting compaction", "short", "Files that compaction would rewrite.",
+              ("files", latest("target_files_awaiting_compaction")), limit=AWAITING_FILES),
+        lines("Files and deletion vectors", "cpm", "What merges add, replace, remove, and maintenance compacts.",
+              ("files added", per_minute("target_files_added_total")),
+              ("files removed", per_minute("target_files_removed_total")),
+              ("files compacted", per_minute("upkeep_removed_files_total")),
+              ("vectors added", per_minute("target_deletion_vectors_added_total")),
+              ("vectors replaced", per_minute("target_deletion_vectors_updated_total"))),
+        lines("Size of an added file", "bytes", "Mean. Small files slow down every later read and merge.",
+              ("mean", ratio(rate("target_added_bytes_total"), rate("target_files_added_total")))),
+        areas("Maintenance rounds", "cpm", "over_budget: needs a larger budget_seconds. behind: skipped under backlog.",
+              ("{{upkeep}}", per_minute("upkeep_total", "upkeep"))),
+    ]),
+]
+# fmt: on
+
+
+def variable(name: str, matchers: str, *, several: bool) -> dashboard.QueryVariable:
+    """A choice among the values of a label, given the choices before it."""
+    asked = f"label_values(stream_merge_batches_total{matchers}, {name})"
+    variable = dashboard.QueryVariable(name).label(name.capitalize()).datasource(SOURCE).definition(asked)
+    variable.query({"query": asked, "refId": name}).refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
+    variable.sort(VariableSort.ALPHABETICAL_ASC).multi(several).include_all(several)
+    return variable.all_value(".+").current(VariableOption(text=["All"], value=["$__all"])) if several else variable
+
+
+def annotation(name: str, colour: str, expression: str, text: str) -> dashboard.AnnotationQuery:
+    """Vertical lines on every graph."""
+    marks = dashboard.AnnotationQuery().name(name).datasource(SOURCE).icon_color(colour).expr(expression)
+    return marks.title_format(name).text_format(text).use_value_for_time(name == "Restarts").placement("")
+
+
+def text(board: str, title: str, description: str, rows: list[Row]) -> str:
+    """A dashboard's file."""
+    several = board == "overview"
+    built = dashboard.Dashboard(title).uid(f"{TAG}-{board}").description(description).tags([TAG]).readonly()
+    built.tooltip(DashboardCursorSync.CROSSHAIR).refresh("30s").time("now-1h", "now").version(1)
+    # Without a placement of its own a link or annotation hides in a menu.
+    boards = dashboard.DashboardLink(TAG).type(DashboardLinkType.DASHBOARDS).tags([TAG])
+    built.link(boards.include_vars(True).keep_time(True).placement(""))
+    runbook = dashboard.DashboardLink("Runbook").type(DashboardLinkType.LINK).url("${runbook}").icon("doc")
+    built.link(runbook.placement(""))
+    datasource = dashboard.DatasourceVariable("datasource").label("Data source").type("prometheus")
+    built.with_variable(datasource.current(VariableOption(text="prometheus", value="prometheus")))
+    for name, matchers in (("job", ""), ("query", '{job=~"$job"}'), ("target", '{job=~"$job", query=~"$query"}')):
+        built.with_variable(variable(name, matchers, several=several))
+    built.with_variable(dashboard.TextBoxVariable("runbook").label("Runbook").default_value(alerts.RUNBOOK))
+    started = 'process_start_time_seconds{job=~"$job"} * 1000'
+    built.annotation(annotation("Restarts", "red", started, "{{instance}} started"))
+    changed = f"{in_range('native_refusals_total', SCHEMA_CHANGE, over='2m')} > 0"
+    built.annotation(annotation("Schema changes", "blue", changed, "columns of {{target}} change"))
+    for heading, panels in rows:
+        built.with_row(dashboard.Row(heading))
+        for panel in panels:
+            built.with_panel(panel)
+    model = built.build()
+    for number, placed in enumerate(model.panels or [], start=1):
+        placed.id_val = number
+    written = JSONEncoder(indent=2, ensure_ascii=False).encode(model) + "\n"
+    return written if several else written.replace('=~\\"$', '=\\"$')
+
+
+def rendered() -> dict[str, str]:
+    """Name and text of each dashboard's file."""
     return {
-        "uid": "stream-merge",
-        "title": "stream_merge",
-        "description": "Change streams merged into Delta tables: fates of the events, time, conflicts, cost.",
-        "tags": ["delta", "spark", "stream-merge"],
-        "schemaVersion": 42,
-        "version": 1,
-        "editable": False,
-        "graphTooltip": 1,
-        "refresh": "30s",
-        "time": {"from": "now-1h", "to": "now"},
-        "timezone": "browser",
-        "timepicker": {},
-        "fiscalYearStartMonth": 0,
-        "links": [],
-        "annotations": {"list": []},
-        "templating": {
-            "list": [
-                {
-                    "name": "datasource",
-                    "label": "Data source",
-                    "type": "datasource",
-                    "query": "prometheus",
-                    "current": {"text": "prometheus", "value": "prometheus"},
-                    "hide": 0,
-                    "includeAll": False,
-                    "multi": False,
-                    "options": [],
-                    "refresh": 1,
-                    "regex": "",
-                },
-                _variable("job", "Job", ""),
-                _variable("query", "Query", '{job=~"$job"}'),
-                _variable("target", "Target", '{job=~"$job", query=~"$query"}'),
-            ]
-        },
-        "panels": panels,
+        "overview.json": text("overview", "stream_merge: overview", "One row per query, and what is wrong.", OVERVIEW),
+        "query.json": text("query", "stream_merge: query", "Whether a query keeps up and loses nothing.", QUERY),
+        "merge.json": text("merge", "stream_merge: merge", "What a query's merges read, write and leave.", MERGE),
     }
-
-
-def _variable(name: str, label: str, matchers: str) -> Json:
-    query = f"label_values(stream_merge_batches_total{matchers}, {name})"
-    return {
-        "name": name,
-        "label": label,
-        "type": "query",
-        "datasource": DATASOURCE,
-        "definition": query,
-        "query": {"query": query, "refId": name},
-        "current": {"text": ["All"], "value": ["$__all"]},
-        "hide": 0,
-        "includeAll": True,
-        "allValue": ".+",
-        "multi": True,
-        "options": [],
-        "refresh": 2,
-        "regex": "",
-        "sort": 1,
-    }
-
-
-def _panel(panel: Panel, panel_id: int, x: int, y: int) -> Json:
-    defaults: dict[str, Json] = {"unit": panel.unit, "min": 0}
-    if panel.no_value is not None:
-        defaults["noValue"] = panel.no_value
-    if panel.kind == "stat":
-        defaults["color"] = {"mode": "thresholds"}
-        defaults["thresholds"] = _thresholds(panel.warn_from)
-        options: Json = {
-            "colorMode": "value",
-            "graphMode": "area",
-            "justifyMode": "auto",
-            "orientation": "auto",
-            "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
-            "textMode": "auto",
-        }
-    else:
-        defaults["color"] = {"mode": "palette-classic"}
-        defaults["custom"] = _drawing(panel.look)
-        options = {
-            "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True},
-            "tooltip": {"mode": "multi", "sort": "desc"},
-        }
-    return {
-        "id": panel_id,
-        "type": panel.kind,
-        "title": panel.title,
-        "description": panel.description,
-        "datasource": DATASOURCE,
-        "gridPos": {"h": panel.height, "w": panel.width, "x": x, "y": y},
-        "fieldConfig": {"defaults": defaults, "overrides": []},
-        "options": options,
-        "targets": [
-            {
-                "refId": chr(ord("A") + i),
-                "datasource": DATASOURCE,
-                "editorMode": "code",
-                "expr": expression,
-                "legendFormat": legend,
-                "range": True,
-            }
-            for i, (legend, expression) in enumerate(panel.queries)
-        ],
-    }
-
-
-def _thresholds(warn_from: float | None) -> Json:
-    steps: list[Json] = [{"color": "green", "value": None}]
-    if warn_from is not None:
-        steps.append({"color": "orange", "value": warn_from})
-    return {"mode": "absolute", "steps": steps}
-
-
-def _drawing(look: Look) -> Json:
-    return {
-        "drawStyle": "bars" if look == "bars" else "line",
-        "fillOpacity": {"lines": 0, "stacked": 40, "bars": 80}[look],
-        "lineWidth": 1,
-        "showPoints": "never",
-        "spanNulls": False,
-        "stacking": {"group": "A", "mode": "none" if look == "lines" else "normal"},
-    }
-
-
-def rendered() -> str:
-    """The file's text."""
-    return json.dumps(dashboard(), indent=2, ensure_ascii=False) + "\n"
-
-
-def markdown() -> str:
-    """Every metric as a table for docs/reference/metrics.md."""
-    lines = ["| metric | type | labels beside `query`, `target` | what it says |", "|---|---|---|---|"]
-    for instrument in CATALOGUE:
-        values = ", ".join(f"`{value}`" for value in instrument.values)
-        label = f"`{instrument.label}`{': ' if values else ''}{values}" if instrument.label else ""
-        lines.append(f"| `{instrument.name}` | {instrument.type}, {instrument.unit} | {label} | {instrument.help} |")
-    return "\n".join(lines) + "\n"
-
-
-def main() -> None:
-    """Write the dashboard, or print the table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--markdown", action="store_true", help="print the table of metrics instead")
-    if parser.parse_args().markdown:
-        sys.stdout.write(markdown())
-    else:
-        DASHBOARD.write_text(rendered(), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main()
+    for name, content in rendered().items():
+        (FOLDER / name).write_text(content, encoding="utf-8")

@@ -1,30 +1,36 @@
-"""The dashboard as Grafana loads it, and the alerts as Prometheus does."""
+"""The dashboards as Grafana loads them, and the alerts as Prometheus does."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
+import re
 from pathlib import Path
 from typing import Any
 
-GRAFANA = Path(__file__).parents[1] / "grafana"
+import alerts
+
+__all__ = ["ALERTS_FILE", "BOARDS", "GRAFANA", "alerts", "asked", "dashboard", "panels"]
+
+GRAFANA = Path(alerts.__file__).parent
+ALERTS_FILE = GRAFANA / "alerts.yaml"
+BOARDS = ("overview", "query", "merge")
 
 
-def dashboard() -> dict[str, Any]:
-    loaded: dict[str, Any] = json.loads((GRAFANA / "stream-merge.json").read_text(encoding="utf-8"))
+def dashboard(board: str) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads((GRAFANA / "dashboards" / f"{board}.json").read_text(encoding="utf-8"))
     return loaded
 
 
-def panels() -> list[dict[str, Any]]:
-    return [panel for panel in dashboard()["panels"] if panel["type"] != "row"]
+def panels(board: str) -> list[dict[str, Any]]:
+    return [panel for panel in dashboard(board)["panels"] if panel["type"] != "row"]
 
 
-ALERTS_FILE = GRAFANA / "alerts.yaml"
-
-_SPEC = importlib.util.spec_from_file_location("grafana_alerts", GRAFANA / "alerts.py")
-assert _SPEC is not None
-assert _SPEC.loader is not None
-alerts = importlib.util.module_from_spec(_SPEC)
-sys.modules[_SPEC.name] = alerts  # dataclasses look their module up by name
-_SPEC.loader.exec_module(alerts)
+def asked(expression: str, *, scrape_seconds: int, range_seconds: int, chosen: dict[str, str] | None = None) -> str:
+    """What Prometheus gets from Grafana with panels of a minute's interval; "All" for what is not chosen."""
+    replaced = expression.replace("$__rate_interval", f"{60 + scrape_seconds}s")
+    replaced = replaced.replace("$__range", f"{range_seconds}s")
+    for variable in ("job", "query", "target"):
+        value = (chosen or {}).get(variable, ".+")
+        replaced = re.sub(rf'=(~?)"\${variable}"', rf'=\1"{value}"', replaced)
+    assert "$" not in replaced, f"a variable that the dashboard does not define in {expression}"
+    return replaced

@@ -69,8 +69,15 @@ class Marks:
         is_named = self.caller.app_id("target") is not None
         return self.caller.checkpoint is not None and is_named and self.recorded_id(found) is None
 
-    def tag(self, role: names.Role, *, engine: str, plan: str) -> CommitTag:
-        """What a commit of the target carries; with a token that no other attempt has."""
+    def tag(self, role: names.Role, *, engine: str, plan: str, so_far: Mapping[str, Any] | None = None) -> CommitTag:
+        """What a commit of the target carries; with a token that no other attempt has.
+
+        Args:
+            role: what the commit is for.
+            engine: who makes it.
+            plan: why this engine.
+            so_far: what else is known of the batch before it, for the table's history.
+        """
         token = uuid.uuid4().hex
         self.tokens.append(token)
         ours = {
@@ -80,6 +87,7 @@ class Marks:
             "engine": engine,
             "plan": plan,
             "token": token,
+            **(so_far or {}),
             **self.recorded,
             **(self.accounted if role == "target" else {}),
         }

@@ -120,7 +120,20 @@ class Executor:
 
     def tag(self, role: names.Role) -> CommitTag:
         """What a commit of the target carries."""
-        return self._call.marks.tag(role, engine=self.choice.engine, plan=str(self.choice))
+        so_far = self._so_far() if role == "target" else None
+        return self._call.marks.tag(role, engine=self.choice.engine, plan=str(self.choice), so_far=so_far)
+
+    def _so_far(self) -> dict[str, Any]:
+        """What the commit cannot say by the metrics of its merge: `stream-merge report` reads it from the history."""
+        batch, attempts, undecodable = self._job.batch, self._call.attempts, self._call.intake.undecodable_events
+        events = {
+            "received": batch.received + undecodable,
+            "quarantined": batch.quarantined + undecodable,
+            "collapsed": batch.collapsed,
+            "stale": 0 if self.hits is None else self.hits.refused,
+        }
+        seconds = {phase: round(spent, 3) for phase, spent in self._call.clock.seconds().items() if round(spent, 3)}
+        return {"events": events, "seconds": seconds, "attempt": attempts.merges, "conflicts": dict(attempts.conflicts)}
 
     def with_tombstones(self, action: Callable[[BatchTombstones[Any]], T]) -> T | None:
         """Do something with the remembered deletes; where delta-rs cannot, Spark does it and the rest of the batch.

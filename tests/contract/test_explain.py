@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 import scenario
 from pyspark.sql import SparkSession
@@ -10,7 +12,9 @@ from typer.testing import CliRunner
 from stream_merge import MergeSink
 from stream_merge.cli import app as cli
 from stream_merge.cli.commands import shared
+from stream_merge.model.results import FATES
 from stream_merge.tables.explain import explain
+from stream_merge.tables.table_history import table_history
 from stream_merge.testing import run
 
 
@@ -46,6 +50,22 @@ def test_each_merge_is_told_with_its_engine_reason_and_counts(spark: SparkSessio
     assert newest.at is not None
     assert first.at < newest.at
     assert found.others == found.version + 1 - 3
+
+
+@pytest.mark.parametrize("engine", ["native", "spark"])
+def test_the_history_has_the_ledger_and_the_phases_of_each_batch(spark: SparkSession, tmp_table: str, engine: str):
+    sink = scenario.sink(tmp_table, app_id="orders", engine=engine)
+    results = [run(sink, scenario.events(spark, batch), i) for i, batch in enumerate(scenario.BATCHES)]
+
+    history = table_history(tmp_table)
+
+    assert [commit.fates for commit in history.batches] == [
+        {fate: getattr(result.events, fate) for fate in FATES} for result in results
+    ]
+    assert all(
+        0 < commit.seconds <= result.duration_seconds for commit, result in zip(history.batches, results, strict=True)
+    )
+    assert Counter(one.reason for one in history.quarantined) == Counter(results[1].reasons)
 
 
 def test_the_command_says_it_without_spark(target: str, monkeypatch: pytest.MonkeyPatch):

@@ -84,7 +84,7 @@ def test_what_is_run_or_provisioned_as_a_file_is_installed(installed: Path, tmp_
     share = installed / "share" / "stream-merge"
     script = share / "spark-submit.sh"
 
-    for name in ("stream-merge.json", "alerts.yaml"):
+    for name in ("dashboards/overview.json", "alerts.yaml"):
         assert (share / "grafana" / name).read_bytes() == (ROOT / "grafana" / name).read_bytes()
     assert list((share / "grafana" / "provisioning").rglob("*.yaml"))
     assert (share / "job.py").is_file()

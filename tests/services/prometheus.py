@@ -162,11 +162,18 @@ class Prometheus:
         found = self._ask("query", query=query)["result"]
         return [(series["metric"], float(series["value"][1])) for series in found]
 
-    def over_time(self, query: str, *, start: float, end: float) -> list[list[float]]:
-        """Of each series its numbers, as a graph shows them: what is not a number is no point."""
+    def over_time(
+        self, query: str, *, start: float, end: float
+    ) -> list[tuple[dict[str, str], list[tuple[float, float]]]]:
+        """Labels of each series and its points, as a graph shows them: what is not a number is no point."""
         found = self._ask("query_range", query=query, start=start, end=end, step=self.scrape_seconds)["result"]
-        values = [[float(value) for _, value in series["values"]] for series in found]
-        return [[value for value in of_series if math.isfinite(value)] for of_series in values]
+        return [
+            (
+                series["metric"],
+                [(float(time), float(value)) for time, value in series["values"] if math.isfinite(float(value))],
+            )
+            for series in found
+        ]
 
     def label_values(self, selector: str, label: str) -> set[str]:
         """What Grafana offers for a variable `label_values(selector, label)`."""

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from stream_merge.jobs.watch.text import escape_line
 from stream_merge.model.counted import counted
-from stream_merge.model.results import FATES, PHASES, EventCounts, MergeResult
+from stream_merge.model.results import FATES, PHASES, EventCounts, MergeResult, Phase
 
 _LOG = logging.getLogger("stream_merge")
 _ROWS = 12
@@ -176,7 +176,7 @@ class Screen:
             cells += [_count(getattr(result.events, fate)) for fate in FATES]
             cells += [_tries(result), _version(result), f"{result.duration_seconds:.1f}"]
             if width >= _WIDE_WIDTH:
-                cells.append(_phases(result, most=_PHASES_IN_TABLE))
+                cells.append(phases(result.seconds, most=_PHASES_IN_TABLE))
             table.add_row(*cells)
         return table
 
@@ -187,7 +187,7 @@ class Screen:
         return (
             f"{where} {result.batch_id}: {counted(result.events.received, 'event')} ({fates or 'nothing to do'}),"
             f" {result.outcome}, version {_version(result)}, {result.duration_seconds:.1f} s"
-            f" ({_phases(result)}){conflicts}"
+            f" ({phases(result.seconds)}){conflicts}"
         )
 
 
@@ -278,7 +278,7 @@ def _tries(result: MergeResult) -> str:
     return f"[bold yellow]{result.attempts}[/]" if result.conflicts else str(result.attempts)
 
 
-def _phases(result: MergeResult, most: int | None = None) -> str:
-    seconds: Mapping[str, float] = {phase: result.seconds.get(phase, 0.0) for phase in PHASES}
-    named = {phase: spent for phase, spent in seconds.items() if spent >= _NEGLIGIBLE_SECONDS}
+def phases(seconds: Mapping[Phase, float], most: int | None = None) -> str:
+    """Where the time of a batch went, the longest phase first; negligible ones are left out."""
+    named = {phase: spent for phase in PHASES if (spent := seconds.get(phase, 0.0)) >= _NEGLIGIBLE_SECONDS}
     return ", ".join(f"{phase} {spent:.1f}" for phase, spent in sorted(named.items(), key=lambda item: -item[1])[:most])

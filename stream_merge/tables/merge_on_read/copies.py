@@ -55,7 +55,7 @@ class CopiedFolder(Folder):
         self._copies = _copies_of(native, table_id)
         self.root = self._copies.root
         self._native = weakref.proxy(native)  # what is known of a table is kept by its handle
-        self.log = _RemoteLog(self._native)
+        self.log = RemoteLog(self._native)
 
     def opened(self, path: str) -> Path | pa.NativeFile:  # noqa: D102
         copy = self.root / path
@@ -159,7 +159,7 @@ class CopiedFolder(Folder):
                 raise overtaken(made.version) from err
 
 
-class _RemoteLog(Log):
+class RemoteLog(Log):
     """A log that is read through delta-rs' store."""
 
     def __init__(self, native: NativeTable) -> None:

@@ -1,0 +1,230 @@
+"""A table's newest commits as `stream-merge report` draws them: from the log and the quarantine, without Spark."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from stream_merge.errors import ConfigError
+from stream_merge.model import names
+from stream_merge.model.results import FATES
+from stream_merge.model.snapshot import CommitRecord
+from stream_merge.tables.delta_rs import commit_infos
+from stream_merge.tables.delta_rs.objects import AT_ONCE
+from stream_merge.tables.delta_rs.table import NativeTable
+from stream_merge.tables.explain import find, opened
+from stream_merge.tables.live_files import LiveFiles
+from stream_merge.tables.merge_on_read.copies import RemoteLog
+
+_READ = tuple(b'{"%s"' % action for action in (b"commitInfo", b"add", b"remove"))
+"""How lines of a commit begin that are parsed."""
+
+
+class Files(NamedTuple):
+    """Data files of a version, or how they differ from those of the version before."""
+
+    files: int = 0
+    bytes: int = 0
+    vectors: int = 0
+    """Files with a deletion vector."""
+    deleted_rows: int = 0
+    """Rows that deletion vectors mark as deleted."""
+
+    def minus(self, other: Files) -> Files:
+        """Field by field."""
+        return Files(*(mine - theirs for mine, theirs in zip(self, other, strict=True)))
+
+    @classmethod
+    def described(cls, actions: Sequence[Mapping[str, Any]]) -> Files:
+        """Sum over the bodies of `add` or `remove` actions."""
+        vectors = [action["deletionVector"] for action in actions if action.get("deletionVector") is not None]
+        sizes = sum(int(action.get("size") or 0) for action in actions)
+        return cls(len(actions), sizes, len(vectors), sum(int(vector["cardinality"]) for vector in vectors))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Commit:
+    """One version of a table."""
+
+    record: CommitRecord
+    operation: str
+    """As Delta names it, such as `MERGE` or `OPTIMIZE`."""
+    changed: Files
+    """Added minus removed."""
+    after: Files
+    """Data files of this version."""
+
+    @property
+    def at(self) -> datetime | None:
+        """When it was committed, UTC."""
+        stamp = self.record.timestamp_ms
+        return None if stamp is None else datetime.fromtimestamp(stamp / 1000, UTC)
+
+    @property
+    def is_batch(self) -> bool:
+        """Whether a sink merged a batch by it."""
+        return self._ours.get("role") == "target"
+
+    @property
+    def batch_id(self) -> int | None:
+        """Of the batch; None where it is no batch's."""
+        return self._ours.get("batch_id")
+
+    @property
+    def engine(self) -> str:
+        """Which engine merged; empty where it is no batch's."""
+        return str(self._ours.get("engine", ""))
+
+    @property
+    def phases(self) -> dict[str, float]:
+        """Seconds of the batch by phase up to its commit; of commits without them those of the merge alone."""
+        seconds = {str(phase): float(spent) for phase, spent in (self._ours.get("seconds") or {}).items()}
+        merge = self.record.metrics.get("executionTimeMs", 0) / 1000
+        return {**seconds, "merge": seconds.get("merge", 0.0) + merge}
+
+    @property
+    def seconds(self) -> float:
+        """Of the batch up to its commit."""
+        return sum(self.phases.values())
+
+    @property
+    def fates(self) -> dict[str, int]:
+        """Events of the batch by fate; of older commits changed rows alone. A later re-check is not in them."""
+        metrics, said = self.record.metrics, self._ours.get("events")
+        known = {
+            "inserted": metrics.get("numTargetRowsInserted", 0),
+            **{
+                fate: metrics.get(f"numTargetRows{what}", 0) - metrics.get(f"numTargetRowsNotMatchedBySource{what}", 0)
+                for fate, what in (("updated", "Updated"), ("deleted", "Deleted"))
+            },
+        }
+        if said is not None:
+            known |= {fate: int(said[fate]) for fate in ("quarantined", "collapsed", "stale")}
+            known["unaffected"] = max(0, int(said["received"]) - sum(known.values()))
+        return {fate: known.get(fate, 0) for fate in FATES}
+
+    @property
+    def retries(self) -> int:
+        """Attempts before the one that won."""
+        return max(0, int(self._ours.get("attempt") or 1) - 1)
+
+    @property
+    def conflicts(self) -> dict[str, int]:
+        """Commits that the batch lost to other writers, by Delta's class."""
+        return dict(self._ours.get("conflicts") or {})
+
+    @property
+    def _ours(self) -> Mapping[str, Any]:
+        return self.record.ours or {}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Quarantined:
+    """Events that one call put into the quarantine for one reason."""
+
+    at: datetime
+    reason: str
+    events: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TableHistory:
+    """A table and its newest commits."""
+
+    target: str
+    version: int
+    files: Files
+    sizes: tuple[int, ...]
+    """Bytes of each data file."""
+    commits: tuple[Commit, ...]
+    """Oldest first."""
+    quarantined: tuple[Quarantined, ...]
+    """Since the oldest of the commits, oldest first."""
+
+    @property
+    def batches(self) -> list[Commit]:
+        """Commits by which a sink merged a batch, oldest first."""
+        return [commit for commit in self.commits if commit.is_batch]
+
+
+def table_history(target: str, *, last: int = 1000, storage_options: Mapping[str, str] | None = None) -> TableHistory:
+    """Read a table's newest commits.
+
+    Cost: a request for each commit, many at once; the newest checkpoint; the quarantine.
+
+    Args:
+        target: path or URI of the table.
+        last: how many commits to read at most; the log may have fewer.
+        storage_options: credentials for an object store.
+
+    Raises:
+        ConfigError: there is no Delta table, or none that can be read without Spark.
+    """
+    table = opened(target, storage_options)
+    live = list(LiveFiles(RemoteLog(table)).at(table.version).values())
+    files = Files.described(live)
+    commits = _commits(table, files, last)
+    return TableHistory(
+        target=target,
+        version=table.version,
+        files=files,
+        sizes=tuple(int(add["size"]) for add in live),
+        commits=commits,
+        quarantined=tuple(_quarantined(target, storage_options, commits)),
+    )
+
+
+def _commits(table: NativeTable, after: Files, last: int) -> tuple[Commit, ...]:
+    """The newest commits, oldest first; each version's files follow from those of the version after it."""
+    found: list[Commit] = []
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        versions = range(table.version, max(-1, table.version - last), -1)
+        commits = threads.map(lambda version: _commit(table, version), versions)
+        for commit in commits:
+            if commit is None:  # the log is tidied up to here
+                threads.shutdown(cancel_futures=True)
+                break
+            found.append(replace(commit, after=after))
+            after = after.minus(commit.changed)
+    return tuple(reversed(found))
+
+
+def _commit(table: NativeTable, version: int) -> Commit | None:
+    try:
+        text = table.commit(version)
+    except FileNotFoundError:
+        return None
+    actions = [json.loads(line) for line in text.splitlines() if line.startswith(_READ)]
+    info: Mapping[str, Any] = next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
+    added, removed = (Files.described([a[kind] for a in actions if kind in a]) for kind in ("add", "remove"))
+    return Commit(
+        record=commit_infos.record({**info, "version": version}),
+        operation=str(info.get("operation", "")),
+        changed=added.minus(removed),
+        after=Files(),
+    )
+
+
+def _quarantined(
+    target: str, storage_options: Mapping[str, str] | None, commits: Sequence[Commit]
+) -> Iterator[Quarantined]:
+    beside = find(names.sibling(target, names.QUARANTINE_TABLE_PREFIX), storage_options)
+    since = next((commit.at for commit in commits if commit.at is not None), None)
+    if beside is None or since is None:
+        return
+    try:
+        found = beside.query(
+            "SELECT reason, recorded_at, count(*) AS events"
+            " FROM (SELECT unnest(reasons) AS reason, recorded_at FROM log)"
+            " GROUP BY reason, recorded_at ORDER BY recorded_at, reason"
+        )
+    except Exception as err:
+        msg = f"[NEEDS_SPARK] the quarantine of {target!r} cannot be read without Spark: {err}; read it in Spark"
+        raise ConfigError(msg, target=target) from err
+    for row in found.to_pylist():
+        if row["recorded_at"] >= since:
+            yield Quarantined(at=row["recorded_at"], reason=row["reason"], events=row["events"])
