@@ -43,7 +43,7 @@ demo: $(INSTALLED)  ## merge a generated change stream and watch it; ARGS="--con
 
 jars: .jars/spark/.copied  ## jars of Delta, of Spark's Kafka connector and of its file systems for S3 and Azure, for a cluster and for machines without network
 
-shop: $(INSTALLED) .jars/spark/.copied .jars/services/.copied  ## PostgreSQL, Kafka and Debezium to try a job on; ARGS=folder
+shop: $(INSTALLED) .jars/spark/.copied .jars/services/.copied .jars/prometheus/.found  ## PostgreSQL, Kafka, Debezium, Prometheus and Alertmanager to try a job on; ARGS=folder
 	@$(WITH_JAVA) .venv/bin/python tests/shop.py $(ARGS)
 
 unit: $(INSTALLED)  ## the tests that need neither Spark nor Java; ARGS="-k name" selects
@@ -52,7 +52,7 @@ unit: $(INSTALLED)  ## the tests that need neither Spark nor Java; ARGS="-k name
 test: $(INSTALLED) .jars/classes.jsa  ## unit, and the core of what a sink does on Spark, in three processes; ARGS="-k name" selects, ARGS="-n 0" takes one
 	@$(WITH_JAVA) $(PYTEST) tests/unit tests/contract --engines shipped --core $(ARGS)
 
-SERVERS := .jars/classes.jsa .jars/spark/.copied .jars/services/.copied .jars/prometheus/.found .jars/s3/.found .jars/azurite/.found
+SERVERS := .jars/classes.jsa .jars/spark/.copied .jars/services/.copied .jars/prometheus/.found .jars/podman/.found .jars/s3/.found .jars/azurite/.found .jars/helm/.found
 
 test-change: $(INSTALLED) $(SERVERS)  ## what a change waits for: unit and smoke tests, and a quarter of all others by turns (TURN=1); and which lines and branches they reach
 	@$(WITH_JAVA) $(PYTEST) --engines each --turn $(TURN) --cov --cov-report=term $(ARGS)
@@ -148,7 +148,7 @@ log-store: $(INSTALLED)  ## build the log store for S3 from its sources, into th
 
 lock:  ## write requirements.lock again from pyproject.toml (needs uv); a release of this week is left alone
 	uv pip compile --quiet --upgrade --no-strip-extras --exclude-newer "1 week" --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url \
-		--extra cli --extra dev --output-file requirements.lock pyproject.toml
+		--extra cli --extra lineage --extra otel --extra dev --output-file requirements.lock pyproject.toml
 
 clean:  ## remove everything that make and the tools made
 	rm -rf .venv .venv-* .jars .docs .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist spark-warehouse metastore_db derby.log
@@ -178,6 +178,10 @@ clean:  ## remove everything that make and the tools made
 	@mkdir -p $(@D)
 	@touch $@
 
+.jars/podman/.found:
+	@deployments/setup.sh podman $(@D)
+	@touch $@
+
 .jars/s3/.found:
 	@deployments/setup.sh s3 >/dev/null
 	@mkdir -p $(@D)
@@ -186,6 +190,11 @@ clean:  ## remove everything that make and the tools made
 .jars/azurite/.found:
 	@deployments/setup.sh azurite >/dev/null
 	@mkdir -p $(@D)
+	@touch $@
+
+.jars/helm/.found:
+	@deployments/setup.sh helm >/dev/null
+	@deployments/setup.sh crds .jars/crds
 	@touch $@
 
 .jars/gcs/.found: tests/services/gcs.xml

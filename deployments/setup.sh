@@ -9,8 +9,11 @@
 #   deployments/setup.sh postgres        print the folder of PostgreSQL's server programs; install it through apt when root
 #   deployments/setup.sh prometheus      print the path of Prometheus; unpack it, Alertmanager and Pushgateway into .jars where they are missing
 #   deployments/setup.sh alertmanager    print the path of Alertmanager
+#   deployments/setup.sh podman DIR      install what builds and runs images, and make a Debian base image in DIR
 #   deployments/setup.sh s3              print the path of the S3 server of the tests; build it into .jars where there is none
 #   deployments/setup.sh azurite         print the path of the tests' emulator of Azure; install it into .jars where there is none
+#   deployments/setup.sh helm            print the path of Helm; build it into .jars where there is none
+#   deployments/setup.sh crds DIR        get into DIR what the operators of Prometheus and Spark accept
 #   deployments/setup.sh gcs             print the path of the tests' emulator of Google's store; build it into .jars where there is none
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -214,6 +217,22 @@ need_prometheus() {
     echo "$program"
 }
 
+# Of Debian's own packages: no registry of images is asked. runc: crun refuses hybrid cgroups; catatonit: pods.
+need_podman() {
+    local folder=$1
+    if ! { command -v podman && command -v buildah && command -v mmdebstrap; } >/dev/null; then
+        can_install || fail "podman, buildah or mmdebstrap is missing. Install them (Debian, Ubuntu: apt install podman buildah runc mmdebstrap catatonit)."
+        apt_install podman podman
+        DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends buildah runc mmdebstrap catatonit >&2
+    fi
+    mkdir -p "$folder"
+    [ -f "$folder/base.tar" ] || { say "making a base image of Debian (a minute)"
+        mmdebstrap --quiet --variant=minbase --format=tar --include=ca-certificates --dpkgopt='path-exclude=/usr/share/doc/*' \
+            --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/locale/*' bookworm "$folder/base.part" >&2 \
+            || fail "mmdebstrap could not make a base image; what it said is above."
+        mv "$folder/base.part" "$folder/base.tar"; }
+}
+
 need_alertmanager() {
     local folder=.jars/prometheus templates=/usr/share/prometheus/alertmanager
     need_prometheus >/dev/null
@@ -298,6 +317,34 @@ need_gcs() {
     echo "$program"
 }
 
+find_helm() {
+    find_program helm "$PWD/.jars/helm/helm"
+}
+
+need_helm() {
+    local program
+    program=$(find_helm)
+    if [ -z "$program" ]; then
+        go_install "Helm" .jars/helm go1.26.0 helm.sh/helm/v3/cmd/helm@v3.22.0
+        program=$(find_helm)
+    fi
+    echo "$program"
+}
+
+# What the operators of Prometheus and Spark accept: the definitions lie in their Go modules.
+get_crds() {
+    local folder=$1 go module
+    go=$(need_go go1.26.0)
+    mkdir -p "$folder"
+    export GOPATH="$PWD/$folder/go" GOFLAGS=-modcacherw
+    for module in github.com/prometheus-operator/prometheus-operator@v0.85.0 github.com/kubeflow/spark-operator/v2@v2.5.2; do
+        (cd "$folder" && "$go" mod download "$module") || fail "$go could not get $module; what it said is above."
+    done
+    find "$GOPATH" \( -path '*/example/prometheus-operator-crd/*' -o -path '*/config/crd/bases/*' \) \
+        \( -name '*_servicemonitors.yaml' -o -name '*_podmonitors.yaml' -o -name '*_prometheusrules.yaml' -o -name '*_sparkapplications.yaml' \) -exec cp -f {} "$folder" \;
+    rm -rf "$GOPATH"
+}
+
 find_azurite() {
     find_program azurite-blob "$PWD/.jars/azurite/node_modules/.bin/azurite-blob"
 }
@@ -327,8 +374,11 @@ case "${1:-}" in
     postgres) need_postgres ;;
     prometheus) need_prometheus ;;
     alertmanager) need_alertmanager ;;
+    podman) need_podman "$2" ;;
     s3) need_s3 ;;
     azurite) need_azurite ;;
     gcs) need_gcs ;;
-    *) fail "usage: deployments/setup.sh venv|spark DIR VERSION|packages DIR PACKAGE...|java|jars POM DIR|build PROJECT REPOSITORY|postgres|prometheus|alertmanager|s3|azurite|gcs" ;;
+    helm) need_helm ;;
+    crds) get_crds "$2" ;;
+    *) fail "usage: deployments/setup.sh venv|spark DIR VERSION|packages DIR PACKAGE...|java|jars POM DIR|build PROJECT REPOSITORY|postgres|prometheus|alertmanager|podman DIR|s3|azurite|gcs|helm|crds DIR" ;;
 esac

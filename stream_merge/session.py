@@ -35,6 +35,7 @@ from stream_merge.spark.downloads import (
     s3_confs,
 )
 from stream_merge.spark.log_store import log_store_of_jvm
+from stream_merge.spark.memory import HEAP, heap
 from stream_merge.spark.versions import CALENDAR_CONFS
 
 _log = logging.getLogger(__name__)
@@ -193,7 +194,7 @@ def azure_packages(builder: SparkSession.Builder) -> SparkSession.Builder:
 
 
 def local_session(
-    app_name: str, *, memory: str = "2g", cores: int | None = None, confs: Mapping[str, str] | None = None
+    app_name: str, *, memory: str | None = None, cores: int | None = None, confs: Mapping[str, str] | None = None
 ) -> SparkSession:
     """A session in this process, ready for Delta, that starts without a word.
 
@@ -203,7 +204,7 @@ def local_session(
 
     Args:
         app_name: shown in Spark's logs.
-        memory: heap of the JVM.
+        memory: heap of the JVM; None: as confs have it, else by the container's limit, 2 GiB without one.
         cores: threads for tasks; None takes all.
         confs: more Spark confs; they win over the preset and over what this function sets.
 
@@ -214,7 +215,7 @@ def local_session(
     builder = SparkSession.builder.appName(app_name).config(
         map={
             _MASTER: f"local[{'*' if cores is None else cores}]",
-            "spark.driver.memory": memory,
+            HEAP: memory or heap(confs or {}),
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.ui.enabled": "false",

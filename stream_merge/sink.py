@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from pyspark.sql import Column, DataFrame, SparkSession
 
@@ -20,6 +21,7 @@ from stream_merge.microbatch.call import BatchCall
 from stream_merge.microbatch.claims import claims, part_of
 from stream_merge.microbatch.clock import PhaseClock, now_micros
 from stream_merge.microbatch.commit import Marks
+from stream_merge.microbatch.observing import Observed
 from stream_merge.microbatch.own_session import OwnSession
 from stream_merge.microbatch.report import failures_told, result_of, told
 from stream_merge.microbatch.upkeep import UpkeepPlan
@@ -27,6 +29,7 @@ from stream_merge.microbatch.values import Applied, Done
 from stream_merge.model import names
 from stream_merge.model.given import as_mapping, as_names, as_own_mapping, as_truth
 from stream_merge.model.maintenance import Maintenance
+from stream_merge.model.observer import Observer
 from stream_merge.model.results import MergeResult
 from stream_merge.model.settings import Engine, MergeSpec, OnInvalid, RetryPolicy, SchemaEvolution
 from stream_merge.model.source_batch import Intake
@@ -87,6 +90,7 @@ class MergeSink:
             looked through for a batch's keys. Rows of them elsewhere stop the batch before anything is written.
         shape: what a batch means for the table, one of `stream_merge.shapes`; None: its changes.
         metrics: where to count; None: one instance on the default Prometheus registry.
+        observers: called when a micro-batch starts and ends, such as `stream_merge.observers.otel.Traces()`.
 
     Raises:
         ConfigError: every problem that can be seen without Spark, at once.
@@ -122,6 +126,7 @@ class MergeSink:
         target_filter: str | None = None,
         shape: Shape | None = None,
         metrics: MergeMetrics | None = None,
+        observers: Sequence[Observer] = (),
     ) -> None:
         wanted = checked(Changes() if shape is None else shape, target=target)
         tombstones = as_truth(tombstones)
@@ -154,6 +159,7 @@ class MergeSink:
             shape=wanted,
         )
         self._metrics = metrics
+        self._observers = tuple(observers)
         self._layouts = Layouts(self._spec)
         self._store = Store(self._spec)
         self._costs = CostModel()
@@ -257,19 +263,34 @@ class MergeSink:
         who = caller(batch_df, self._spec)
         metrics = self._metrics or default_metrics()
         metrics.prepare(who.query, self._spec.label)
+        observed = self._observed(clock, query=who.query, batch_id=batch_id)
         with failures_told(
-            self._spec, metrics, clock, query=who.query, batch_id=batch_id, landed=lambda: self._failed_late
+            self._spec,
+            metrics,
+            clock,
+            query=who.query,
+            batch_id=batch_id,
+            observed=observed,
+            landed=lambda: self._failed_late,
         ):
             session = self._session.of(batch_df)
             self._store.begin()
             location = self._location(session)
+            observed.started(location if names.is_path(location) else None)
             if self._is_new:
                 locks.expect_no_other(self._spec.target, location)
             part = part_of(batch_df, who, batch_id, intake.calls)
             held = claims.held(self, who.identity, self._spec, location, part=part)
             with held, ExitStack() as resources:
                 call = self._called(
-                    batch_df, batch_id, intake, who=who, location=location, clock=clock, resources=resources
+                    batch_df,
+                    batch_id,
+                    intake,
+                    who=who,
+                    location=location,
+                    clock=clock,
+                    observed=observed,
+                    resources=resources,
                 )
                 try:
                     yield call, in_session(batch_df, session)
@@ -287,6 +308,7 @@ class MergeSink:
         who: Caller,
         location: str,
         clock: PhaseClock,
+        observed: Observed,
         resources: ExitStack,
     ) -> BatchCall:
         session = self._session.of(batch_df)
@@ -318,6 +340,7 @@ class MergeSink:
             delivery=delivery,
             is_first=self._is_new,
             clock=clock,
+            observed=observed,
             now_micros=now_micros(),
             session=session,
             source_confs={} if spec.source_columns else self._session.ignored,
@@ -339,6 +362,18 @@ class MergeSink:
         told(result, self._metrics or default_metrics())
         target = self._spec.target
         locks.warn_of_others(target, f"query {call.caller.query!r}", self._store.known_location(target))
+        call.observed.ended(lambda: {"result": result, **self._table(call, done)})
+
+    def _observed(self, clock: PhaseClock, *, query: str, batch_id: int) -> Observed:
+        return Observed(self._observers, clock, query=query, target=self._spec.label, batch_id=batch_id)
+
+    def _table(self, call: BatchCall, done: Done) -> dict[str, Any]:
+        """Place and columns of the target behind a batch. Cost: a look at its log where the batch has added columns."""
+        found = done.target
+        if found is not None and done.adds_columns:
+            self._store.begin()
+            found = self._store.find(call.session, self._spec.target) or found
+        return {} if found is None else {"location": found.location, "schema": found.schema}
 
     def _reading(
         self, batch_df: DataFrame, batch_id: int, began: float, passes: Callable[[Exception], bool] = lambda _: False
@@ -347,7 +382,10 @@ class MergeSink:
         query, metrics = caller(batch_df, self._spec).query, self._metrics or default_metrics()
         metrics.prepare(query, self._spec.label)
         clock = PhaseClock(began, current="read")
-        return failures_told(self._spec, metrics, clock, query=query, batch_id=batch_id, passes=passes)
+        observed = self._observed(clock, query=query, batch_id=batch_id)
+        return failures_told(
+            self._spec, metrics, clock, query=query, batch_id=batch_id, observed=observed, passes=passes
+        )
 
     def _wants_events_at_hand(self, batch_df: DataFrame, *, need: int) -> bool:
         """Whether an engine in the driver is likely to merge a batch that takes so many bytes there."""

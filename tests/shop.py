@@ -1,34 +1,71 @@
-"""A shop to try a job on: PostgreSQL, Kafka and Debezium on this machine, until Ctrl-C.
+"""A shop to try a job on: PostgreSQL, Kafka, Debezium, Prometheus and Alertmanager on this machine, until Ctrl-C.
 
     make shop ARGS=shop
 
-starts the servers on loopback, creates a table, and writes `job.yaml` into the folder.
+starts the servers on loopback, creates a table, and writes `job.yaml` into the folder. Table, job, and what Prometheus
+and Alertmanager read are the files of `deployments/compose.yaml`; only addresses differ.
 """
 
 from __future__ import annotations
 
+import shutil
 import signal
 import sys
 import threading
 from pathlib import Path
 
 import services
+from services import prometheus
 
-SCHEMA = """
-CREATE TABLE orders (id bigint PRIMARY KEY, customer text, price numeric(12,2), at timestamptz DEFAULT now());
-ALTER TABLE orders REPLICA IDENTITY FULL;
-INSERT INTO orders (id, customer, price) VALUES (1, 'Ada', 9.50), (2, 'Grace', 12.00);
-"""
-JOB = """\
-kafka: {{bootstrap: "{bootstrap}"}}
-queries:
-  - name: orders
-    topic: shop.public.orders
-    value_format: {{type: debezium}}
-    target: tables/orders
-    keys: id
-    checkpoint: checkpoints/orders
-"""
+COMPOSE = services.ROOT / "deployments" / "compose"
+JOB_ADDRESS = "127.0.0.1:9108"
+
+
+class Monitoring:
+    """Prometheus with the alerts of this project, and the Alertmanager that it tells."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        self.alertmanager, self.prometheus = (f"127.0.0.1:{services.free_port()}" for _ in range(2))
+        text = (COMPOSE / "prometheus.yml").read_text().replace("job:9108", JOB_ADDRESS)
+        (folder / "prometheus.yml").write_text(text.replace("alertmanager:9093", self.alertmanager))
+        shutil.copy(services.ROOT / "grafana" / "alerts.yaml", folder)
+        program = prometheus.program()
+        self._servers = {
+            self.alertmanager: services.Server(
+                [
+                    str(prometheus.alertmanager_program()),
+                    f"--config.file={prometheus.ALERTMANAGER_FILE}",
+                    f"--storage.path={folder / 'alertmanager'}",
+                    f"--web.listen-address={self.alertmanager}",
+                    "--cluster.listen-address=",
+                ],
+                folder,
+            ),
+            self.prometheus: services.Server(
+                [
+                    str(program),
+                    f"--config.file={folder / 'prometheus.yml'}",
+                    f"--storage.tsdb.path={folder / 'prometheus'}",
+                    f"--web.listen-address={self.prometheus}",
+                ],
+                folder,
+            ),
+        }
+
+    def start(self) -> None:
+        for address, server in self._servers.items():
+            server.start(lambda address=address: prometheus.is_ready(int(address.rpartition(":")[2])))
+
+    def stop(self) -> None:
+        for server in self._servers.values():
+            server.stop()
+
+
+def job(bootstrap: str) -> str:
+    """The job file of the composition, for this machine: its places are beside it."""
+    text = (COMPOSE / "job.yaml").read_text().replace("kafka:19092", bootstrap)
+    return text.replace("0.0.0.0", "127.0.0.1").replace("/data/", "")
 
 
 def main(folder: Path) -> None:
@@ -41,15 +78,17 @@ def main(folder: Path) -> None:
     over = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: over.set())
-    with services.running(broker, postgres):
-        postgres.run(SCHEMA)
+    monitoring = Monitoring(folder / "monitoring")
+    with services.running(broker, postgres, monitoring):
+        postgres.run((COMPOSE / "shop.sql").read_text())
         # By default Debezium tells nobody of a TRUNCATE.
         connector = services.postgres_connector(postgres, tables="public.orders", **{"skipped.operations": "none"})
         with services.running(services.Connect(folder / "connect", broker, connector, schemas=True)):
-            (folder / "job.yaml").write_text(JOB.format(bootstrap=broker.bootstrap))
+            (folder / "job.yaml").write_text(job(broker.bootstrap))
             print(f"job:        {folder / 'job.yaml'}")
             print(f"database:   psql -h 127.0.0.1 -p {postgres.port} -U postgres")
             print(f"broker:     {broker.bootstrap}, topic shop.public.orders")
+            print(f"alerts:     http://{monitoring.prometheus}/alerts, routed by http://{monitoring.alertmanager}")
             print("Ctrl-C ends all of it", flush=True)
             over.wait()
 

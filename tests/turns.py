@@ -15,6 +15,7 @@ import pytest
 
 LONG_FILES = (
     "test_debezium_process",
+    "test_image",
     "test_prometheus",
     "test_job_process",
     "test_cluster",

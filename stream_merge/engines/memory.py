@@ -7,14 +7,7 @@ import resource
 import threading
 from pathlib import Path
 
-_CGROUPS = Path("/sys/fs/cgroup")
-_GROUPS = (
-    ("", "memory.max", "memory.current", "inactive_file"),
-    ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-)
-"""Of cgroup v2 and v1: folder, files with limit and use, and what `memory.stat` calls files that were read."""
-SHARE_OF_FREE_MEMORY = 0.4
-"""Of what the process may still take, all merges in the driver together, and their compaction."""
+from stream_merge.spark.memory import SHARE_OF_FREE_MEMORY, groups
 
 
 class Reservations:
@@ -106,14 +99,14 @@ def _free_on_the_machine() -> int:
 
 
 def _free_in_the_groups() -> list[int]:
-    """What the limits of a container leave (cgroup v2 and v1, as mounted inside of one)."""
+    """What the limits of a container or a service leave (cgroup v2 and v1)."""
     found = []
-    for folder, limit, used, cached in _GROUPS:
+    for folder, limit, used, cached in groups():
         try:
-            most, taken = (int((_CGROUPS / folder / name).read_text("ascii")) for name in (limit, used))
+            most, taken = (int((folder / name).read_text("ascii")) for name in (limit, used))
         except (OSError, ValueError):  # no such group, or "max"
             continue
-        found.append(max(0, most - taken + _let_go(_CGROUPS / folder / "memory.stat", cached)))
+        found.append(max(0, most - taken + _let_go(folder / "memory.stat", cached)))
     return found
 
 

@@ -12,6 +12,7 @@ from stream_merge.engines.costs import CostModel
 from stream_merge.microbatch.attempts import Attempts
 from stream_merge.microbatch.clock import PhaseClock
 from stream_merge.microbatch.commit import Marks
+from stream_merge.microbatch.observing import Observed
 from stream_merge.microbatch.upkeep import UpkeepPlan
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import CommitRecord
@@ -39,6 +40,8 @@ class BatchCall:
     is_first: bool
     """Whether the sink has not merged any batch before."""
     clock: PhaseClock
+    observed: Observed
+    """The batch before the sink's observers."""
     now_micros: int
     """When the call began, microseconds since the epoch."""
     session: SparkSession

@@ -26,7 +26,12 @@ class PhaseClock:
         self._seconds: dict[Phase, float] = dict.fromkeys(PHASES, 0.0)
         self._current = current
         self._since = time.perf_counter()
-        self._seconds["read"] = 0.0 if began is None else self._since - began
+        self._intervals: list[tuple[Phase, float, float]] = []
+        if began is not None:
+            self._charge("read", began, self._since)
+        self._epoch_ns = time.time_ns() - int(time.perf_counter() * 1e9)
+        self.began_ns = self._ns(self._since if began is None else began)
+        """Nanoseconds since the epoch."""
 
     @contextmanager
     def phase(self, name: Phase) -> Iterator[None]:
@@ -42,9 +47,23 @@ class PhaseClock:
         self._switch(self._current)
         return dict(self._seconds)
 
+    def intervals(self) -> list[tuple[Phase, int, int]]:
+        """Phase, begin and end in nanoseconds since the epoch, up to now and without gaps."""
+        self._switch(self._current)
+        return [(phase, self._ns(begin), self._ns(end)) for phase, begin, end in self._intervals]
+
+    def _ns(self, moment: float) -> int:
+        return self._epoch_ns + int(moment * 1e9)
+
+    def _charge(self, phase: Phase, begin: float, end: float) -> None:
+        self._seconds[phase] += end - begin
+        if self._intervals and self._intervals[-1][0] == phase:
+            begin = self._intervals.pop()[1]
+        self._intervals.append((phase, begin, end))
+
     def _switch(self, name: Phase) -> Phase:
         now = time.perf_counter()
-        self._seconds[self._current] += now - self._since
+        self._charge(self._current, self._since, now)
         self._since = now
         previous, self._current = self._current, name
         return previous

@@ -14,6 +14,7 @@ from stream_merge.metrics.instruments import MergeMetrics
 from stream_merge.microbatch.call import BatchCall
 from stream_merge.microbatch.clock import PhaseClock
 from stream_merge.microbatch.ledger import all_reasons, settle
+from stream_merge.microbatch.observing import Observed
 from stream_merge.microbatch.values import Done
 from stream_merge.model.logs import tell
 from stream_merge.model.results import FailedBatch, MergeResult, Outcome
@@ -44,10 +45,11 @@ def failures_told(
     *,
     query: str,
     batch_id: int,
+    observed: Observed | None = None,
     landed: Callable[[], bool] = lambda: False,
     passes: Callable[[Exception], bool] = lambda _: False,
 ) -> Iterator[None]:
-    """Count and log what the block raises.
+    """Count and log what the block raises, and tell observers.
 
     Args:
         of: whose batch it is.
@@ -55,6 +57,7 @@ def failures_told(
         clock: of the call.
         query: label.
         batch_id: which batch.
+        observed: the batch before its observers.
         landed: whether the target holds the batch though the block raised.
         passes: errors that are no failure of a batch: neither counted nor logged.
 
@@ -71,21 +74,29 @@ def failures_told(
         metrics.observe_failure(
             FailedBatch(target=of.label, query=query, batch_id=batch_id, error=error, seconds=clock.seconds())
         )
+        code = err.code if isinstance(err, StreamMergeError) else None
         where = {"target": of.label, "query": query, "batch_id": batch_id}
-        tell(log.warning, "micro_batch_failed", **where, error=error, reason=reason(err))
-        if isinstance(err, StreamMergeError):
+        tell(log.warning, "micro_batch_failed", **where, error=error, reason=reason(err), code=code)
+        what = f"batch {batch_id}" if of.target is None else f"batch {batch_id} for {of.target!r}"
+        if landed():
+            what = f"batch {batch_id} is in {of.target!r}, but a later step failed"
+        raised = _raised(err, what, target=of.target, batch_id=batch_id)
+        if observed is not None:
+            observed.ended(lambda: {"error": raised})
+        if raised is err:
             raise
-        refused, away = environment.said(err), environment.away(err)
-        problem = refused or away
-        if problem is None:
-            raise
-        target = of.target
-        table = "" if target is None else f" for {target!r}"
-        what = f"batch {batch_id} is in {target!r}, but a later step failed" if landed() else f"batch {batch_id}{table}"
-        msg = located(what, problem)
-        if refused is None:
-            raise MergeFailedError(msg, target=target, batch_id=batch_id) from err
-        raise ConfigError(msg, target=target, batch_id=batch_id) from err
+        raise raised from err
+
+
+def _raised(err: Exception, what: str, *, target: str | None, batch_id: int) -> Exception:
+    """The error itself, or the sentence for one of the machine or the store."""
+    refused, away = environment.said(err), environment.away(err)
+    problem = refused or away
+    if isinstance(err, StreamMergeError) or problem is None:
+        return err
+    msg = located(what, problem)
+    kind = MergeFailedError if refused is None else ConfigError
+    return kind(msg, target=target, batch_id=batch_id)
 
 
 def result_of(call: BatchCall, done: Done) -> MergeResult:

@@ -164,6 +164,7 @@ def merge_events(call: BatchCall, source: DataFrame, prepared: Prepared) -> Done
         target=ready.target,
         choice=executor.choice,
         merged=merged,
+        adds_columns=ready.layout.evolves,
         recorded_version=recorded,
         tidy=None if merged.report.version is None else executor.tidy,
     )

@@ -57,6 +57,8 @@ class Done:
     choice: Choice | None = None
     """None where nothing was left to merge."""
     merged: Merged = field(default_factory=lambda: Merged(report=MergeReport()))
+    adds_columns: bool = False
+    """Whether its merge may have added columns or fields to the target."""
     was_applied: bool = False
     """Whether the target held the batch before this call."""
     recorded_version: int | None = None

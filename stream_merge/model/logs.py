@@ -1,15 +1,23 @@
-"""How an event is logged: its name first, then its facts as `key=value`, on one line whatever they hold."""
+"""How an event is logged: its name first, then its facts as `key=value`, on one line whatever they hold; or as JSON."""
 
 from __future__ import annotations
 
 import json
+import logging
 import re
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, is_dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from stream_merge.errors import StreamMergeError
 
 _PLAIN = re.compile(r"[^\s\"'=\\]+")
 _MOST_CHARACTERS = 2000
-"""Of one value in the message; the field has all of it."""
+"""Of one value in the message, and in JSON; the field has all of it."""
+_OF_RECORDS = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName", "event"}
+"""Attributes of every record; all others are facts of an event."""
 
 
 def tell(log: Callable[..., None], event: str, /, *, exc_info: object = False, **fields: object) -> None:
@@ -20,11 +28,12 @@ def tell(log: Callable[..., None], event: str, /, *, exc_info: object = False, *
     Args:
         log: method of a logger, which gives the level: `tell(log.warning, "commit_conflict", target=target)`.
         event: its name, a constant.
-        exc_info: add the error that is being handled.
+        exc_info: add the error that is being handled, or this one.
         fields: the facts; none may be named like an attribute of `logging.LogRecord`.
     """
     facts = (f"{key}={_shown(value)}" for key, value in fields.items())
-    log(" ".join((event, *facts)), exc_info=bool(exc_info), extra={"event": event, **fields}, stacklevel=2)
+    error = exc_info if isinstance(exc_info, BaseException) else bool(exc_info)
+    log(" ".join((event, *facts)), exc_info=error, extra={"event": event, **fields}, stacklevel=2)
 
 
 def _shown(value: object) -> str:
@@ -46,3 +55,48 @@ def _text(value: object) -> str:
     if isinstance(value, list | tuple):
         return ",".join(map(_text, value))
     return f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object per line: `ts`, `level`, `logger`, `event`, its facts, and `exception` where there is one.
+
+    What another package logs is the event `log`, with its text as `message`.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line."""
+        own = record.__dict__
+        line: dict[str, object] = {
+            "ts": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "level": record.levelname,
+            "logger": record.name,
+            "event": own.get("event", "log"),
+        }
+        if "event" not in own:
+            line["message"] = _as_json(record.getMessage())
+        line |= {name: _as_json(own[name]) for name in own if name not in _OF_RECORDS and name not in line}
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None:
+            line["exception"] = {
+                "type": type(error).__name__,
+                "code": error.code if isinstance(error, StreamMergeError) else None,
+                "message": _as_json(str(error)),
+                "stack": "".join(traceback.format_tb(error.__traceback__)),
+            }
+        return json.dumps(line)
+
+
+def _as_json(value: object) -> Any:
+    """A value that JSON has; of bytes their number, since they may be an event's."""
+    if is_dataclass(value) and not isinstance(value, type):
+        value = asdict(value)
+    if isinstance(value, Mapping):
+        return {str(key): _as_json(one) for key, one in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_as_json(one) for one in value]
+    if value is None or isinstance(value, int):
+        return value
+    if isinstance(value, float):
+        return round(value, 6)
+    text = f"{len(value)} bytes" if isinstance(value, bytes) else str(value)
+    return text if len(text) <= _MOST_CHARACTERS else text[:_MOST_CHARACTERS] + "…"

@@ -24,6 +24,7 @@ from stream_merge import ConfigError
 from stream_merge.jobs.kafka.check import Finding, check
 from stream_merge.jobs.kafka.exit_codes import Verdict
 from stream_merge.jobs.kafka.run import Job, JobResult
+from stream_merge.model.logs import JsonFormatter
 from stream_merge.sources.kafka import certificates, connection
 from stream_merge.sources.kafka.connection import Cluster, Connection, Security
 from stream_merge.sources.kafka.connection import records as records_of
@@ -126,7 +127,7 @@ def test_a_job_merges_over_sasl_ssl_and_the_password_is_nowhere(
     caplog.set_level(logging.DEBUG)
     caplog.set_level(logging.WARNING, "kafka")  # as `sources.kafka` sets it
     job.send(1, job.event("c", 1))
-    bad = job.send(2, b"{")
+    bad = job.send(2, b'{"id": "a-payload-of-someone')
     settings = job.settings(kafka=secured.with_password())
 
     (first,) = job.merge(kafka=secured.with_password())
@@ -139,7 +140,10 @@ def test_a_job_merges_over_sasl_ssl_and_the_password_is_nowhere(
     logged = java_log.read_text()
     assert "sasl.jaas.config = [hidden]" in logged
     connection = settings.kafka.connection()
-    texts = [caplog.text, *capfd.readouterr(), generate_latest(job.registry).decode()]
+    as_json = "\n".join(JsonFormatter().format(record) for record in caplog.records if record.levelno > logging.DEBUG)
+    assert '"event": "records_quarantined"' in as_json
+    assert "a-payload-of-someone" not in as_json
+    texts = [caplog.text, as_json, *capfd.readouterr(), generate_latest(job.registry).decode()]
     records = records_of(
         job.spark,
         connection,

@@ -43,6 +43,11 @@ def program() -> Path:
     return _installed("prometheus")
 
 
+def alertmanager_program() -> Path:
+    """Where Alertmanager is; `amtool` lies beside it."""
+    return _installed("alertmanager")
+
+
 def _installed(name: str) -> Path:
     found = subprocess.run([str(ROOT / "deployments" / "setup.sh"), name], check=True, capture_output=True, text=True)
     return Path(found.stdout.strip())
@@ -55,7 +60,7 @@ def promtool(*arguments: str | Path, folder: Path) -> str:
 
 def amtool(*arguments: str | Path, folder: Path) -> str:
     """What `amtool` says where it finds a mistake; empty where it finds none."""
-    return _complaint(_installed("alertmanager").with_name("amtool"), *arguments, folder=folder)
+    return _complaint(alertmanager_program().with_name("amtool"), *arguments, folder=folder)
 
 
 def _complaint(*command_line: str | Path, folder: Path) -> str:
@@ -193,7 +198,7 @@ class Prometheus:
         return found["data"]
 
     def _is_ready(self) -> bool:
-        return _is_ready(self.port)
+        return is_ready(self.port)
 
 
 class Alertmanager:
@@ -218,12 +223,12 @@ class Alertmanager:
             "web.listen-address": self.address,
             "cluster.listen-address": "",
         }
-        command = [str(_installed("alertmanager")), *(f"--{name}={value}" for name, value in options.items())]
+        command = [str(alertmanager_program()), *(f"--{name}={value}" for name, value in options.items())]
         self._server = Server(command, folder)
 
     def start(self) -> None:
         threading.Thread(target=self._web.serve_forever, daemon=True).start()
-        self._server.start(lambda: _is_ready(self.port))
+        self._server.start(lambda: is_ready(self.port))
 
     def stop(self) -> None:
         self._server.stop()
@@ -259,7 +264,7 @@ class Alertmanager:
         return Handler
 
 
-def _is_ready(port: int) -> bool:
+def is_ready(port: int) -> bool:
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/-/ready", timeout=2) as answer:
             return bool(answer.status == 200)

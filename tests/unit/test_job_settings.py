@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import re
+import subprocess
+import sys
 import threading
 import traceback
 from collections.abc import Callable
@@ -422,3 +425,74 @@ def test_keys_that_tell_nothing_apart_are_refused(read: Read, query: str, said: 
 
     with pytest.raises(ConfigError, match=re.escape(said)):
         read(yaml.safe_dump({"kafka": {"bootstrap": "b"}, "queries": [given]}))
+
+
+OBSERVED = (
+    GOOD
+    + """
+traces: true
+lineage: {url: "http://lineage:5000", api_key: "${KEY}"}
+logs: json
+"""
+)
+
+
+def test_traces_lineage_and_logs_are_off_unless_asked_for(read: Read) -> None:
+    settings = read(GOOD)
+
+    assert (settings.observers(settings.queries[0]), settings.logs) == ([], "text")
+
+
+def test_a_query_is_observed_with_its_topics_as_inputs_and_the_key_is_kept_secret(read: Read) -> None:
+    settings = read(OBSERVED, KEY="S3cret")
+
+    traces, lineage = settings.observers(settings.queries[0])
+
+    assert (type(traces).__name__, settings.logs) == ("Traces", "json")
+    assert lineage._inputs == [("kafka://b:9092", "shop.public.orders")]  # type: ignore[attr-defined]
+    assert "S3cret" not in repr(settings) + settings.model_dump_json()
+
+
+@pytest.mark.parametrize(
+    ("module", "package", "said"),
+    [
+        ("otel", "opentelemetry", "traces need opentelemetry-api; run: pip install 'stream-merge[otel]'"),
+        ("lineage", "openlineage", "lineage needs openlineage-python; run: pip install 'stream-merge[lineage]'"),
+    ],
+)
+def test_a_package_that_is_missing_is_one_sentence(
+    read: Read, monkeypatch: pytest.MonkeyPatch, module: str, package: str, said: str
+) -> None:
+    monkeypatch.delitem(sys.modules, f"stream_merge.observers.{module}", raising=False)
+    for name in [package, *(name for name in sys.modules if name.startswith(f"{package}."))]:
+        monkeypatch.setitem(sys.modules, name, None)
+
+    with pytest.raises(ConfigError) as caught:
+        read(OBSERVED, KEY="k")
+
+    (problem,) = caught.value.problems
+    assert problem.startswith("[EXTRA_NOT_INSTALLED] ")
+    assert problem.endswith(said)
+
+
+def test_an_address_of_a_lineage_server_is_one(read: Read) -> None:
+    with pytest.raises(ConfigError, match=r"\[INVALID_SETTING\].*url='lineage' must be an address"):
+        read(f"{GOOD}\nlineage: {{url: lineage}}")
+
+
+def test_with_json_logs_a_command_writes_json_alone(tmp_path: Path) -> None:
+    """Also why it ends; on stdout nothing."""
+    file = tmp_path / "job.yaml"
+    file.write_text(GOOD.replace("tables/orders", "./job.yaml") + "logs: json")
+
+    done = subprocess.run(
+        [sys.executable, "-m", "stream_merge.cli", "run", str(file)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+    (line,) = map(json.loads, done.stderr.splitlines())
+    assert (done.returncode, done.stdout, line["event"], line["level"]) == (2, "", "command_failed", "ERROR")
+    assert (line["exception"]["type"], line["reason"]) == ("ConfigError", line["exception"]["message"])

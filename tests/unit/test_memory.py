@@ -10,6 +10,8 @@ import pytest
 
 from stream_merge.engines import memory
 from stream_merge.engines.memory import Reservations, free_memory_bytes
+from stream_merge.spark import memory as groups
+from stream_merge.spark.memory import container_limit, heap, shares
 
 
 @pytest.fixture
@@ -70,10 +72,42 @@ def test_files_that_a_container_has_read_are_free_memory(
     group.mkdir(exist_ok=True)
     for name, text in ((limit, "1000"), (used, "900"), ("memory.stat", f"anon 100\n{cached} 700\nslab 50")):
         (group / name).write_text(f"{text}\n")
-    monkeypatch.setattr(memory, "_CGROUPS", tmp_path)
+    monkeypatch.setattr(groups, "CGROUPS", tmp_path)
 
     assert free_memory_bytes() == 800
     (group / "memory.stat").unlink()
     assert free_memory_bytes() == 100
     (group / limit).write_text("max\n")
     assert free_memory_bytes() > 1000
+
+
+@pytest.mark.parametrize("name", ["memory.max", "memory/memory.limit_in_bytes", "system.slice/job.service/memory.max"])
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [
+        (1 << 30, "512m"),
+        (2 << 30, "512m"),
+        (4 << 30, "1536m"),
+        (8 << 30, "3584m"),
+        (1 << 62, "2048m"),
+        ("max", "2048m"),
+    ],
+)
+def test_sparks_heap_follows_from_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, limit: int | str, expected: str
+):
+    """Of a container (cgroup v2 and v1) or a service of systemd, unless it allows more than the machine has."""
+    own = tmp_path / "own"
+    own.write_text("4:memory:/elsewhere\n0::/system.slice/job.service\n")
+    file = tmp_path / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(f"{limit}\n")
+    monkeypatch.setattr(groups, "CGROUPS", tmp_path)
+    monkeypatch.setattr(groups, "OWN_GROUP", own)
+    monkeypatch.setattr(groups, "_machine", lambda: 64 << 30)
+    monkeypatch.setattr("stream_merge.spark.defaults.spark_defaults", dict)
+
+    assert heap({}) == expected
+    assert heap({"spark.driver.memory": "5g"}) == "5g"
+    assert (container_limit() is None) == (expected == "2048m")
+    assert shares().startswith("machine 64.0 GiB" if expected == "2048m" else f"limit {int(limit) >> 30}.0 GiB: ")

@@ -266,6 +266,7 @@ SINK_DEFAULTS = {
     "maintenance": None,
     "shape": None,
     "metrics": None,
+    "observers": (),
     "target_filter": None,
 }
 

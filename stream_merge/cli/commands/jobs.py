@@ -21,6 +21,7 @@ from stream_merge.cli.commands.shared import (
     complain,
     confs,
     errors_as_sentences,
+    log_as_json,
     log_to_screen,
     metrics_server,
     session_confs,
@@ -55,6 +56,7 @@ from stream_merge.metrics.server import MetricsServer
 from stream_merge.model import names as table_names
 from stream_merge.model.counted import counted
 from stream_merge.model.locations import local_path
+from stream_merge.model.logs import tell
 from stream_merge.model.results import MergeResult
 from stream_merge.session import is_submitted
 from stream_merge.spark.downloads import azure_confs, for_places, s3_confs
@@ -63,6 +65,8 @@ from stream_merge.tables import locks, spark_table
 app = typer.Typer()
 quarantine = typer.Typer(no_args_is_help=True, help="Events that a job could not merge.")
 app.add_typer(quarantine, name="quarantine")
+
+log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.2
 
@@ -88,6 +92,8 @@ def run(
     log_to_screen(logging.WARNING)
     with errors_as_sentences(debug=debug):
         settings = load(job)
+        if settings.logs == "json":
+            log_as_json()
         refuse_places(settings)
         result = JobResult(failures=taken(settings.queries))
         if len(result.failures) < len(settings.queries):
@@ -119,6 +125,7 @@ def run(
 
 
 def _run(settings: JobSettings, start: Callable[[], SparkSession], server: MetricsServer, *, once: bool) -> JobResult:
+    tell(log.info, "job_started", queries=[query.name for query in settings.queries], metrics=server.url)
     say = screen.Teller(OUT)
     for query in settings.queries:
         say(query.name, f"{', '.join(query.topic)} into {query.target}")

@@ -32,15 +32,18 @@ from stream_merge.errors import (
     located,
 )
 from stream_merge.jobs.kafka import jars
-from stream_merge.jobs.watch.queries import QueryFailedError, innermost_message
+from stream_merge.jobs.watch.queries import QueryFailedError, end_on_sigterm, innermost_message
 from stream_merge.jobs.watch.text import escape
 from stream_merge.metrics.server import Access, MetricsServer, serve
+from stream_merge.model.logs import JsonFormatter, tell
 from stream_merge.session import is_submitted, local_session, submitted_session
 from stream_merge.spark import environment
 from stream_merge.spark.defaults import in_effect
 from stream_merge.spark.downloads import for_places
 from stream_merge.spark.errors import is_of_cluster
 from stream_merge.spark.versions import error_loggers
+
+log = logging.getLogger(__name__)
 
 METRICS_PORT = 9108
 FAILED, CONFIGURATION, DATA, AGAIN, INTERRUPTED = 1, 2, 3, 4, 130
@@ -139,7 +142,12 @@ def session_starter(app_name: str, more: dict[str, str]) -> Iterator[Callable[[]
         quiet = {"spark.log.level": "OFF"}  # Spark would write a stack trace for each error that is one sentence here
         if in_effect("spark.sql.catalogImplementation", more) != "hive":  # whose tables lie there
             quiet["spark.sql.warehouse.dir"] = scratch  # Spark would make it in the working folder
-        yield lambda: local_session(app_name, confs={**quiet, **more})
+
+        def start() -> SparkSession:
+            with end_on_sigterm():
+                return local_session(app_name, confs={**quiet, **more})
+
+        yield start
 
 
 def is_default(context: typer.Context, option: str) -> bool:
@@ -209,9 +217,12 @@ def complain(
         spell: names options or settings where a sentence of the sink names Python arguments.
     """
     said = (sentence,) if sentence else error.problems if isinstance(error, ConfigError) else (str(error),)
-    for line in map(spell, said):
-        text = located(about, line) if about else line
-        ERR.print(f"stream-merge: {escape(text)}", highlight=False, soft_wrap=True)
+    lines = [located(about, line) if about else line for line in map(spell, said)]
+    if ERR.quiet:
+        tell(log.error, "command_failed", exc_info=error, reason="; ".join(lines))
+        return
+    for line in lines:
+        ERR.print(f"stream-merge: {escape(line)}", highlight=False, soft_wrap=True)
     if debug:
         ERR.print("".join(traceback.format_exception(error)), highlight=False, markup=False, soft_wrap=True)
 
@@ -245,6 +256,23 @@ def log_to_screen(level: int) -> None:
     handler.addFilter(lambda record: getattr(record, "event", None) != "micro_batch_failed")
     handler.setFormatter(logging.Formatter("%(levelname)s %(name)s %(message)s"))
     logging.getLogger("stream_merge").handlers = [handler]
+    OUT.quiet = ERR.quiet = False
+    _silence_spark()
+
+
+def log_as_json() -> None:
+    """Write the log as lines of JSON to stderr, and nothing else to either stream."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter())
+    logging.getLogger().handlers = [handler]
+    package = logging.getLogger("stream_merge")
+    package.handlers = []
+    package.setLevel(logging.INFO)
+    OUT.quiet = ERR.quiet = True
+    _silence_spark()
+
+
+def _silence_spark() -> None:
     for logger in error_loggers():
         logger.setLevel(logging.CRITICAL)
     logging.getLogger("py4j").setLevel(logging.CRITICAL)  # a stack trace for an interrupt

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from typer.core import TyperCommand
@@ -22,6 +22,7 @@ from stream_merge.cli.commands.shared import (
     MetricsPort,
     errors_as_sentences,
     is_default,
+    log_as_json,
     log_to_screen,
     metrics_server,
     names,
@@ -324,6 +325,9 @@ def files(
     pushgateway: Annotated[
         str | None, typer.Option(metavar="URL", help="With --once: push the metrics there at the end.")
     ] = None,
+    logs: Annotated[
+        Literal["text", "json"], typer.Option(help="Lines of JSON replace all other output, on stderr.")
+    ] = "text",
     jars_in: Jars = None,
     conf: Confs = None,
     debug: Debug = False,
@@ -334,6 +338,8 @@ def files(
     Exit codes: 0 stopped or done; 1 Spark failed; 2 fix an option or the environment; 3 fix the data; 4 run it again.
     """
     log_to_screen(logging.WARNING)
+    if logs == "json":
+        log_as_json()
     with errors_as_sentences(debug=debug, spell=as_options):
         settings = FilesSettings(
             folder=Folder(path=hadoop_uri(source), format=format.value, header=header, delimiter=delimiter),

@@ -26,6 +26,7 @@ from stream_merge.sources.kafka import certificates
 from stream_merge.sources.kafka.connection import Cluster, Connection, Security, TopicState, is_refusal, message
 from stream_merge.sources.wire.strict_json import UndecodableError
 from stream_merge.spark import columns
+from stream_merge.spark.memory import shares
 from stream_merge.spark.places import not_writable, permission_problems
 from stream_merge.spark.preflight import occupied
 from stream_merge.tables.delivery import expect_same_table
@@ -53,6 +54,7 @@ def check(settings: JobSettings, *, jars_in: str | None) -> Iterator[Finding]:
     """
     yield _jars(jars_in)
     yield _metrics(settings)
+    yield Finding(query=None, about="memory", said=shares())
     connection = settings.kafka.connection()
     yield from _security(connection.security)
     broker, topics = _broker(settings, connection)

@@ -231,7 +231,7 @@ class Job:
         connection = self._settings.kafka.connection()
         sink = TopicSink(
             query,
-            merge_sink(query, metrics=self._metrics),
+            merge_sink(query, metrics=self._metrics, observers=self._settings.observers(query)),
             cluster=self._clusters[query.name],
             progress=self._progress[query.name],
             turn=self._turns[query.name],

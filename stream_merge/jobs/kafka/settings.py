@@ -37,6 +37,7 @@ from stream_merge.jobs.units import (
 from stream_merge.metrics.server import Access
 from stream_merge.model import locations, names
 from stream_merge.model.maintenance import Maintenance
+from stream_merge.model.observer import Observer
 from stream_merge.model.settings import SchemaEvolution
 from stream_merge.sources.envelopes.base import Format
 from stream_merge.sources.kafka.connection import Connection, Isolation, Mechanism, Protocol, Security
@@ -118,6 +119,14 @@ class MetricsSettings(Model):
     def access(self) -> Access:
         """For the server."""
         return Access(certificate_file=self.certificate_file, key_file=self.key_file, token_file=self.token_file)
+
+
+class LineageSettings(Model):
+    """`lineage`: where OpenLineage events go."""
+
+    url: str
+    namespace: str = Field(default="stream-merge", min_length=1)
+    api_key: SecretStr | None = None
 
 
 class Limits(Model):
@@ -304,7 +313,35 @@ class JobSettings(Model):
 
     kafka: KafkaSettings
     metrics: MetricsSettings = MetricsSettings()
+    traces: bool = False
+    lineage: LineageSettings | None = None
+    logs: Literal["text", "json"] = "text"
     queries: tuple[QuerySettings, ...] = Field(min_length=1)
+
+    def observers(self, query: QuerySettings) -> list[Observer]:
+        """Those of a query's micro-batches.
+
+        Raises:
+            ConfigError: the package that one needs is not installed, or its settings are wrong.
+        """
+        found: list[Observer] = []
+        if self.traces:
+            from stream_merge.observers.otel import Traces  # noqa: PLC0415  # needs the extra `otel`
+
+            found.append(Traces())
+        if self.lineage is not None:
+            from stream_merge.observers.lineage import Lineage  # noqa: PLC0415  # needs the extra `lineage`
+
+            given, broker = self.lineage, self.kafka.bootstrap.split(",")[0].strip()
+            inputs = [f"kafka://{broker}/{topic}" for topic in query.topic]
+            api_key = None if given.api_key is None else given.api_key.get_secret_value()
+            found.append(Lineage(given.url, namespace=given.namespace, inputs=inputs, api_key=api_key))
+        return found
+
+    @model_validator(mode="after")
+    def _can_be_observed(self) -> JobSettings:
+        self.observers(self.queries[0])
+        return self
 
 
 def load(path: str | Path, *, environment: Mapping[str, str] | None = None) -> JobSettings:

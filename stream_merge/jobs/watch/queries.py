@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -183,6 +184,19 @@ def stop_on_signal(say: Callable[[str], None]) -> Iterator[threading.Event]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def end_on_sigterm() -> Iterator[None]:
+    """Let SIGTERM end the process with 0 while Spark starts: process 1 of a container would not heed it at all."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 class _StoppedError(Exception):

@@ -1,0 +1,90 @@
+"""What of a container's memory Spark's heap gets where nobody says, and what is left for merges in the driver."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from stream_merge.spark.defaults import in_effect
+
+CGROUPS = Path("/sys/fs/cgroup")
+OWN_GROUP = Path("/proc/self/cgroup")
+_GROUPS = (
+    ("", "memory.max", "memory.current", "inactive_file"),
+    ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+"""Of cgroup v2 and v1: folder, files with limit and use, and what `memory.stat` calls files that were read."""
+SHARE_OF_FREE_MEMORY = 0.4
+"""Of what the process may still take, all merges in the driver together, and their compaction."""
+HEAP = "spark.driver.memory"
+
+_MIB, _GIB = 1 << 20, 1 << 30
+_WITHOUT_LIMIT = 2 * _GIB
+_SMALLEST_HEAP = 512 * _MIB
+"""Spark 4.2 refuses to start with less than 450 MiB (UnifiedMemoryManager)."""
+_BESIDE = _GIB
+"""For Python, and for what the JVM takes beside its heap (classes, compiled code, threads, buffers)."""
+
+
+def container_limit() -> int | None:
+    """Bytes that this process's container may take (cgroup v2 and v1); None where that is no less than the machine."""
+    limits = []
+    for folder, limit, *_ in groups():
+        try:
+            limits.append(int((folder / limit).read_text("ascii")))
+        except (OSError, ValueError):  # no such group, or "max"
+            continue
+    least = min(limits, default=None)
+    return least if least is not None and least < _machine() else None
+
+
+def groups() -> Iterator[tuple[Path, str, str, str]]:
+    """Folders of control groups that may limit this process, with the names of their files.
+
+    A container finds its own as the root; a service of systemd is named in /proc/self/cgroup.
+    """
+    for folder, *names in _GROUPS:
+        yield (CGROUPS / folder, *names)  # type: ignore[misc]  # three of them
+    try:
+        own = OWN_GROUP.read_text("ascii").rpartition("0::/")[2].partition("\n")[0]
+    except OSError:
+        return
+    if own:
+        yield (CGROUPS / own, *_GROUPS[0][1:])
+
+
+def heap(confs: Mapping[str, str]) -> str:
+    """The driver's heap: as the user's confs or `spark-defaults.conf` have it, else `default_heap`."""
+    return in_effect(HEAP, confs) or f"{default_heap() // _MIB}m"
+
+
+def default_heap() -> int:
+    """Bytes: half of what a container's limit leaves beside 1 GiB, 512 MiB at least; 2 GiB without a limit.
+
+    The other half is what merges in the driver (Arrow, DuckDB, delta-rs) find free when the heap is full.
+    """
+    limit = container_limit()
+    return _WITHOUT_LIMIT if limit is None else max(_SMALLEST_HEAP, (limit - _BESIDE) // 2)
+
+
+def shares() -> str:
+    """How the memory is divided, in one line."""
+    limit = container_limit()
+    total = f"{'machine' if limit is None else 'limit'} {_shown(limit or _machine())}"
+    named = in_effect(HEAP, {})
+    if named:
+        return f"{total}: {HEAP} {named} in spark-defaults.conf, the rest for Python and merges in the driver"
+    free = max(0, (limit or _machine()) - default_heap() - _BESIDE)
+    return (
+        f"{total}: {_shown(default_heap())} for Spark's heap ({HEAP}), {_shown(_BESIDE)} for Python and the JVM itself,"
+        f" {_shown(free)} for Arrow, DuckDB and delta-rs, of which merges take {SHARE_OF_FREE_MEMORY:.0%}"
+    )
+
+
+def _machine() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _shown(size: int) -> str:
+    return f"{size / _GIB:.1f} GiB"
