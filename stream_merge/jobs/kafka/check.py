@@ -85,9 +85,7 @@ def _broker(settings: JobSettings, connection: Connection) -> tuple[Finding, dic
         topics = cluster.topics(names)
     except TopicAuthorizationFailedError:
         hidden = [name for name in names if _is_hidden(cluster, name)]
-        said = (
-            f"[TOPIC_HIDDEN] {connection.bootstrap} does not describe topic(s) {hidden!r}; allow the job READ"
-        )
+        said = f"[TOPIC_HIDDEN] {connection.bootstrap} does not describe topic(s) {hidden!r}; allow the job READ"
         return Finding(query=None, about="broker", said=said, is_problem=True), None
     except (KafkaError, OSError, TimeoutError) as err:
         said = message(err)
