@@ -75,7 +75,7 @@ soak: $(INSTALLED) $(SERVERS) .jars/gcs/.found  ## what a change need not wait f
 	-@$(MAKE) --no-print-directory next
 
 game-day: $(INSTALLED) $(SERVERS)  ## ten faults in a job, and how long it takes until an alert names each (25 minutes, as root); ARGS="'disk full'" chooses
-	@folder=$$(mktemp -d) && $(WITH_JAVA) PYTHONPATH=tests .venv/bin/python tests/game_day.py $$folder $(ARGS)
+	@folder=$$(mktemp -d) && $(WITH_JAVA) PYTHONPATH=tests:grafana .venv/bin/python tests/game_day.py $$folder $(ARGS)
 
 smoke: smoke-$(SPARK)  ## a few tests of each thing that versions of Spark may do otherwise, on another one than the locked; SPARK=4.1, 4.0 or 3.5
 

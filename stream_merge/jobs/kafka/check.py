@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from kafka.errors import KafkaError
+from kafka.errors import KafkaError, TopicAuthorizationFailedError
 
 from stream_merge.errors import ConfigError, located
 from stream_merge.jobs.kafka import jars
@@ -80,8 +80,13 @@ def _metrics(settings: JobSettings) -> Finding:
 def _broker(settings: JobSettings, connection: Connection) -> tuple[Finding, dict[str, TopicState] | None]:
     """Whether the broker answers, and the topics that it has; None where it does not."""
     cluster = Cluster(connection)
+    names = sorted({topic for query in settings.queries for topic in query.topic})
     try:
-        topics = cluster.topics(sorted({topic for query in settings.queries for topic in query.topic}))
+        topics = cluster.topics(names)
+    except TopicAuthorizationFailedError:
+        hidden = [name for name in names if _is_hidden(cluster, name)]
+        said = f"[TOPIC_HIDDEN] {connection.bootstrap} does not describe topic(s) {hidden!r}; allow the job READ"
+        return Finding(query=None, about="broker", said=said, is_problem=True), None
     except (KafkaError, OSError, TimeoutError) as err:
         said = message(err)
         if not said.startswith(connection.bootstrap):
@@ -92,6 +97,15 @@ def _broker(settings: JobSettings, connection: Connection) -> tuple[Finding, dic
     finally:
         cluster.close()
     return Finding(query=None, about="broker", said=f"{connection.bootstrap} answers"), topics
+
+
+def _is_hidden(cluster: Cluster, topic: str) -> bool:
+    """Whether an ACL keeps the job from a topic."""
+    try:
+        cluster.topics([topic])
+    except TopicAuthorizationFailedError:
+        return True
+    return False
 
 
 def _jars(folder: str | None) -> Finding:
