@@ -126,9 +126,9 @@ def ratio(part: str, whole: str) -> str:
     return f"{part} / ({whole} > 0)"
 
 
-def per_merge(histogram: str) -> str:
+def per_merge(seconds: str) -> str:
     """Mean seconds over all merges, also over those without that step."""
-    return ratio(rate(f"{histogram}_seconds_sum"), rate("merge_execution_seconds_count"))
+    return ratio(rate(seconds), rate("merge_execution_seconds_count"))
 
 
 def quantile(q: float, histogram: str) -> str:
@@ -327,9 +327,10 @@ MERGE: list[Row] = [
         areas("Why Spark", "cpm", "Batches that went to Spark, by reason. cost: Spark was expected to be faster.",
               ("{{refusal}}", per_minute("native_refusals_total", "refusal"))),
         lines("Steps of a merge", "s", "Mean time of a MERGE up to its commit, and of Delta's steps in it.",
-              ("p99", quantile(0.99, "merge_execution_seconds")), ("mean", per_merge("merge_execution")),
-              ("materialize source", per_merge("merge_materialize_source")), ("scan", per_merge("merge_scan")),
-              ("rewrite", per_merge("merge_rewrite"))),
+              ("p99", quantile(0.99, "merge_execution_seconds")), ("mean", per_merge("merge_execution_seconds_sum")),
+              ("materialize source", per_merge("merge_materialize_source_seconds_total")),
+              ("scan", per_merge("merge_scan_seconds_total")),
+              ("rewrite", per_merge("merge_rewrite_seconds_total"))),
     ]),
     ("Do other writers interfere?", [
         areas("Conflicts", "cpm", "Commits lost to another writer, by Delta's exception class.",

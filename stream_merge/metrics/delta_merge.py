@@ -111,14 +111,14 @@ DELTA_MERGE_METRICS: Mapping[str, DeltaMetric] = {
         "stream_merge_merge_execution_seconds", "histogram", "seconds", 0.001,
         "Time of one MERGE up to its commit, as Delta measured it."),
     "materializeSourceTimeMs": DeltaMetric(
-        "stream_merge_merge_materialize_source_seconds", "histogram", "seconds", 0.001,
-        "Time to materialise the source of one MERGE; merges that did not are not counted."),
+        "stream_merge_merge_materialize_source_seconds_total", "counter", "seconds", 0.001,
+        "Time merges took to materialise their source."),
     "scanTimeMs": DeltaMetric(
-        "stream_merge_merge_scan_seconds", "histogram", "seconds", 0.001,
-        "Time one MERGE took to find the files to touch; merges without this step are not counted."),
+        "stream_merge_merge_scan_seconds_total", "counter", "seconds", 0.001,
+        "Time merges took to find the files to touch."),
     "rewriteTimeMs": DeltaMetric(
-        "stream_merge_merge_rewrite_seconds", "histogram", "seconds", 0.001,
-        "Time one MERGE took to write files and deletion vectors; merges without this step are not counted."),
+        "stream_merge_merge_rewrite_seconds_total", "counter", "seconds", 0.001,
+        "Time merges took to write files and deletion vectors."),
 }
 """Delta's name to ours; every SQL metric of a MERGE is here, and a test fails when Delta emits another."""
 # fmt: on
