@@ -42,7 +42,7 @@ def rank(job: MergeJob) -> Ranking:
     asked = sorted((one for one in ENGINES if wanted == "auto" or one.in_driver), key=lambda one: seconds[one.name])
     obstacles = {one.name: one.obstacle(job) for one in asked}
     expected = ", ".join(f"{name} about {taken:.2f} s" for name, taken in seconds.items())
-    work = f"{job.work.events:,} events, {job.work.bytes / 1e6:,.1f} MB in the files that the key bounds leave"
+    work = f"{job.work.events:,} events, {job.work.bytes / 1e6:,.1f} MB in files that may hold their keys"
     return Ranking(
         engines=tuple(one for one in asked if obstacles[one.name] is None),
         estimate=f"{'' if wanted == 'auto' else 'asked for; '}{work}: {expected}",

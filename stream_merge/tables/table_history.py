@@ -213,9 +213,10 @@ def _quarantined(
     target: str, storage_options: Mapping[str, str] | None, commits: Sequence[Commit]
 ) -> Iterator[Quarantined]:
     beside = find(names.sibling(target, names.QUARANTINE_TABLE_PREFIX), storage_options)
-    since = next((commit.at for commit in commits if commit.at is not None), None)
-    if beside is None or since is None:
+    if beside is None or not commits:
         return
+    oldest = commits[0]  # events of the batch that makes the table are in quarantine before
+    since = None if oldest.record.version == 0 else oldest.at
     try:
         found = beside.query(
             "SELECT reason, recorded_at, count(*) AS events"
@@ -226,5 +227,5 @@ def _quarantined(
         msg = f"[NEEDS_SPARK] the quarantine of {target!r} cannot be read without Spark: {err}; read it in Spark"
         raise ConfigError(msg, target=target) from err
     for row in found.to_pylist():
-        if row["recorded_at"] >= since:
+        if since is None or row["recorded_at"] >= since:
             yield Quarantined(at=row["recorded_at"], reason=row["reason"], events=row["events"])

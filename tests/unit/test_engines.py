@@ -72,7 +72,7 @@ def test_the_cheapest_engine_has_the_job(monkeypatch: pytest.MonkeyPatch) -> Non
     native = Given("native", in_driver=True)
     small = started(monkeypatch, SPARK, native).choice
     assert (small.engine, small.refusal) == ("native", None)
-    assert small.why.startswith("10 events, 1.0 MB in the files that the key bounds leave: spark about 1.0")
+    assert small.why.startswith("10 events, 1.0 MB in files that may hold their keys: spark about 1.0")
 
     large = started(monkeypatch, SPARK, native, work=Work(events=10, bytes=1 << 40, cores=200)).choice
     assert (large.engine, large.refusal) == ("spark", "cost")

@@ -376,7 +376,7 @@ def files(
         places = (source, target, checkpoint, quarantine_target or target)
         with (
             metrics_server(
-                metrics_port,
+                0 if replay_quarantine else metrics_port,  # where a job is scraped, that one is seen to be down
                 metrics_host,
                 Access(certificate_file=metrics_certificate, token_file=metrics_token),
                 is_wish=is_default(context, "metrics_port"),

@@ -22,6 +22,8 @@ from stream_merge.tables.table_history import Commit, TableHistory
 
 _MOST_BARS = 100
 """Bars of a plot; of more commits, as many consecutive ones share each bar."""
+_MANY_BARS = 40
+"""From so many on, the rare high ones are cut off."""
 _TICKS = 6
 _SECONDS = "seconds per batch"
 _COMMON = 0.95
@@ -124,8 +126,8 @@ def plots(history: TableHistory) -> Iterator[Plot]:
         )
         yield Plot(
             title="Phases",
-            how_to_read="Mean seconds of a batch by phase: the widest colour is where to look first; bars of rare slow"
-            " batches end at the top.",
+            how_to_read="Mean seconds of a batch by phase: the widest colour is where to look first; of many bars those"
+            " of rare slow batches end at the top.",
             svg=_stacked(batches, batches.means(lambda commit: commit.phases, PHASES), _SECONDS, _PHASES),
         )
         yield Plot(
@@ -238,7 +240,8 @@ def _stacked(groups: _Groups, rows: Mapping[str, Sequence[float]], unit: str, co
         axes.set_ylabel(unit)
         if unit == _SECONDS:  # a first batch takes a hundred times as long as those after it
             sums = sorted(map(sum, zip(*rows.values(), strict=True)))
-            axes.set_ylim(top=min(1.05 * sums[-1], 2 * sums[int(_COMMON * (len(sums) - 1))]))
+            if len(sums) >= _MANY_BARS:
+                axes.set_ylim(top=min(1.05 * sums[-1], 2 * sums[int(_COMMON * (len(sums) - 1))]))
 
     return _drawn(draw, groups if rows else _Groups([]))
 

@@ -64,7 +64,7 @@ def _has(found: list[Status] | str) -> bool:
 
 
 def _missing(found: list[Status] | str) -> str:
-    return f"{found}; trying again" if isinstance(found, str) else "answers, but no query has started"
+    return found if isinstance(found, str) else "answers, but no query has started"
 
 
 def _host(url: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -17,7 +18,9 @@ from stream_merge.jobs.files.planned import PlannedRead
 from stream_merge.jobs.files.replay import Contract, Replayed, replay
 from stream_merge.jobs.watch import queries, report, screen
 from stream_merge.jobs.watch.text import escape_line
+from stream_merge.metrics.instruments import default_metrics
 from stream_merge.model import locations, names
+from stream_merge.model.logs import tell
 from stream_merge.model.results import MergeResult
 from stream_merge.model.settings import SchemaEvolution
 from stream_merge.model.snapshot import TableSnapshot
@@ -35,6 +38,8 @@ from stream_merge.spark.confs import WHOLE_READS, holding
 from stream_merge.spark.hadoop_files import GLOB
 from stream_merge.tables import fitness, locks, spark_table
 from stream_merge.tables.delivery import expect_same_table
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -220,6 +225,10 @@ def _run(
             record(session, settings.checkpoint, schema)
     say("schema", f"{schema} ({origin})")
     say("metrics", metrics_url)
+    tell(log.info, "job_started", queries=[settings.label], metrics=metrics_url)
+    default_metrics().prepare(
+        settings.label, sink._spec.label
+    )  # also where no file is new: no series looks like no job
     each = PlannedRead(
         sink,
         schema,
