@@ -349,6 +349,9 @@ def play(folder: Path, faults: tuple[Fault, ...] = FAULTS, *, say: Callable[[str
     with world.running():
         services.wait_until(world.has_merged, "every query has merged", seconds=START_SECONDS)
         services.wait_until(lambda: not world.firing(), "no alert fires", seconds=START_SECONDS)
+        if any(fault.alert == "LagGrows" for fault in faults):  # it compares with five minutes before
+            earlier = "stream_merge_topic_lag_events offset 5m"
+            services.wait_until(lambda: bool(world.prometheus.instant(earlier)), "there is a past", seconds=400)
         for fault in faults:
             if fault.is_last:
                 _watch(world, found, say)
