@@ -114,9 +114,12 @@ class Health:
     def _run(self, session: SparkSession) -> None:
         while not self._over.wait(LOOK_SECONDS):
             try:
-                looks = look_at_queries(session)
+                looks = None if session.sparkContext._jsc is None else look_at_queries(session)
             except (Py4JError, OSError):  # a query that ended meanwhile is not there; a JVM that is gone says so again
-                self._is_gone = session.sparkContext._jsc is None or not _answers(session)
+                self._is_gone = not _answers(session)
+                continue
+            if looks is None:
+                self._is_gone = True
                 continue
             self._is_gone, self._looked_at = False, self._now()
             with self._lock:

@@ -4,17 +4,33 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
+from http.client import HTTPException
+from urllib.parse import urlsplit
 
 from prometheus_client import REGISTRY, CollectorRegistry, pushadd_to_gateway
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from stream_merge.errors import ConfigError
 from stream_merge.model.logs import tell
 
 log = logging.getLogger(__name__)
 
 JOB = "stream_merge"
 _TIMEOUT_SECONDS = 10.0
+
+
+def expect_gateway(url: str) -> str:
+    """The URL of a Pushgateway, as it was given.
+
+    Raises:
+        ConfigError: it is none, or has a password, which would stand in a command line or in an error.
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
+        msg = "[INVALID_SETTING] pushgateway must be an address without a password, such as http://gateway:9091"
+        raise ConfigError(msg)
+    return url
 
 
 class _OfQuery(Collector):
@@ -56,7 +72,7 @@ def push(gateway: str, queries: Iterable[str], registry: CollectorRegistry | Non
             of_query = CollectorRegistry(auto_describe=False)
             of_query.register(_OfQuery(REGISTRY if registry is None else registry, query))
             pushadd_to_gateway(gateway, JOB, of_query, {"query": query}, timeout=_TIMEOUT_SECONDS)
-    except (OSError, ValueError) as err:
-        tell(log.warning, "metrics_not_pushed", error=str(err))
+    except (OSError, ValueError, HTTPException) as err:
+        tell(log.warning, "metrics_not_pushed", error=type(err).__name__)
         return False
     return True

@@ -8,6 +8,8 @@ import urllib.request
 from collections import defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from http.client import HTTPException
+from math import isfinite
 from pathlib import Path
 from typing import Literal
 
@@ -68,7 +70,7 @@ class Endpoint:
         try:
             request = urllib.request.Request(self.url)
             if self.token_file is not None:
-                request.add_header("Authorization", f"Bearer {self.token_file.read_text().strip()}")
+                request.add_unredirected_header("Authorization", f"Bearer {self.token_file.read_text().strip()}")
             trust = ssl.create_default_context(cafile=self.ca_file) if self.url.startswith("https:") else None
             with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS, context=trust) as answer:
                 return str(answer.read().decode())
@@ -76,7 +78,7 @@ class Endpoint:
             msg = f"answers {err.code} {err.reason}"
         except urllib.error.URLError as err:
             msg = f"does not answer: {err.reason}"
-        except (OSError, ValueError) as err:  # silence, a broken answer, a file that is not there, a URL that is none
+        except (OSError, ValueError, HTTPException) as err:  # silence, a broken answer, no such file, no URL
             msg = f"cannot be scraped: {err}"
         raise UnreachableError(msg)
 
@@ -107,7 +109,10 @@ class Scrape:
         try:
             for family in text_string_to_metric_families(text):
                 for sample in family.samples:
-                    rest = dict(sample.labels)
+                    # A Pushgateway adds the labels of its groups.
+                    rest = {name: value for name, value in sample.labels.items() if name not in ("job", "instance")}
+                    if not isfinite(sample.value):
+                        continue
                     if sample.name == _STARTED:
                         started = sample.value
                     elif sample.name.startswith("stream_merge_") and {"query", "target"} <= rest.keys():

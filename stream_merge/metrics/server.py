@@ -62,11 +62,14 @@ class Access:
                 msg = f"[CANNOT_READ_FILE] file {name!r} of the metrics server cannot be read; correct the path"
                 raise ConfigError(msg)
         if self.certificate_file is None:
+            if self.key_file is not None:
+                msg = "[MISSING_SETTING] a key_file for the metrics server needs a certificate_file, too"
+                raise ConfigError(msg)
             return None
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         try:
-            context.load_cert_chain(self.certificate_file, self.key_file)
-        except (ssl.SSLError, OSError) as err:
+            context.load_cert_chain(self.certificate_file, self.key_file, _no_password)
+        except (ssl.SSLError, OSError, ValueError) as err:
             msg = (
                 f"[CANNOT_READ_FILE] {self.certificate_file!r} is no PEM certificate with its private key ({err});"
                 " correct certificate_file or key_file"
@@ -215,7 +218,8 @@ class MetricsServer:
         certificate, changed_at = self._access.certificate_file, self._certificate_time()
         if self._tls is None or certificate is None or changed_at == self._changed_at:
             return
-        with suppress(ssl.SSLError, OSError):
+        with suppress(ConfigError, ssl.SSLError, OSError):
+            self._access.context()  # where it fails, it has changed something of the context
             self._tls.load_cert_chain(certificate, self._access.key_file)
             self._changed_at = changed_at
 
@@ -224,6 +228,12 @@ class MetricsServer:
             return None if self._access.certificate_file is None else os.stat(self._access.certificate_file).st_mtime_ns
         except OSError:
             return None
+
+
+def _no_password() -> str:
+    """OpenSSL would ask for it on the terminal, and the job would wait."""
+    msg = "the private key has a password; remove it"
+    raise ValueError(msg)
 
 
 def _said(status: HTTPStatus, text: str) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
@@ -261,6 +271,9 @@ def serve(
     Raises:
         ConfigError: the address cannot be listened on, or a file of `access` is not what it has to be.
     """
+    if not host:  # which would be every address
+        msg = "[INVALID_SETTING] the address of the metrics server is empty; 0.0.0.0 is every address"
+        raise ConfigError(msg)
     try:
         return MetricsServer(
             port, host, REGISTRY if registry is None else registry, health or Health(), access or Access()

@@ -48,9 +48,8 @@ class Observed:
     def _each(self, what: str, batch: Callable[[], MicroBatch]) -> None:
         if not self._observers:
             return
-        try:
-            seen = batch()
-            for one in self._observers:
-                getattr(one, what)(seen)
-        except Exception:  # the batch may be committed
-            tell(log.error, "observer_failed", exc_info=True)
+        for one in self._observers:
+            try:
+                getattr(one, what)(batch())
+            except Exception:  # the batch may be committed
+                tell(log.error, "observer_failed", exc_info=True)

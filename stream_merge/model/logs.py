@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, is_dataclass
 from datetime import UTC, datetime
+from math import isfinite
 from typing import Any
 
 from stream_merge.errors import StreamMergeError
@@ -97,6 +98,6 @@ def _as_json(value: object) -> Any:
     if value is None or isinstance(value, int):
         return value
     if isinstance(value, float):
-        return round(value, 6)
+        return round(value, 6) if isfinite(value) else str(value)
     text = f"{len(value)} bytes" if isinstance(value, bytes) else str(value)
     return text if len(text) <= _MOST_CHARACTERS else text[:_MOST_CHARACTERS] + "…"

@@ -86,7 +86,7 @@ class Lineage:
         self, url: str, *, namespace: str = "stream-merge", inputs: Sequence[str] = (), api_key: str | None = None
     ) -> None:
         if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
-            msg = f"[INVALID_SETTING] lineage url={url!r} must be an address such as http://marquez:5000"
+            msg = "[INVALID_SETTING] the url of lineage must be an address such as http://marquez:5000"
             raise ConfigError(msg)
         self._server = url, api_key
         self._namespace = namespace

@@ -56,7 +56,7 @@ def groups() -> Iterator[tuple[Path, str, str, str]]:
 
 def heap(confs: Mapping[str, str]) -> str:
     """The driver's heap: as the user's confs or `spark-defaults.conf` have it, else `default_heap`."""
-    return in_effect(HEAP, confs) or f"{default_heap() // _MIB}m"
+    return in_effect(HEAP, confs) or os.environ.get("SPARK_DRIVER_MEMORY") or f"{default_heap() // _MIB}m"
 
 
 def default_heap() -> int:
@@ -72,9 +72,9 @@ def shares() -> str:
     """How the memory is divided, in one line."""
     limit = container_limit()
     total = f"{'machine' if limit is None else 'limit'} {_shown(limit or _machine())}"
-    named = in_effect(HEAP, {})
+    named = in_effect(HEAP, {}) or os.environ.get("SPARK_DRIVER_MEMORY")
     if named:
-        return f"{total}: {HEAP} {named} in spark-defaults.conf, the rest for Python and merges in the driver"
+        return f"{total}: {named} for Spark's heap, as it is set, the rest for Python and merges in the driver"
     free = max(0, (limit or _machine()) - default_heap() - _BESIDE)
     return (
         f"{total}: {_shown(default_heap())} for Spark's heap ({HEAP}), {_shown(_BESIDE)} for Python and the JVM itself,"

@@ -12,7 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from services import Server, free_port, prometheus
 
 from stream_merge import MergeMetrics
-from stream_merge.metrics.push import push
+from stream_merge.errors import ConfigError
+from stream_merge.metrics.push import expect_gateway, push
 from stream_merge.model.results import EventCounts, MergeResult
 
 
@@ -79,3 +80,10 @@ def test_a_run_without_a_commit_keeps_when_the_last_one_was(gateway: str) -> Non
 def test_a_gateway_that_is_away_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     assert not push(f"http://127.0.0.1:{free_port()}", ["orders"], run("orders", version=1))
     assert "metrics_not_pushed" in caplog.text
+
+
+@pytest.mark.parametrize("url", ["http://user:secret@gateway:9091", "gateway:9091", ""])
+def test_an_address_with_a_password_is_refused_without_it(url: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        expect_gateway(url)
+    assert "secret" not in str(refused.value)

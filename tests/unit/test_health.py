@@ -48,14 +48,22 @@ def test_short_triggers_may_be_followed_by_one_of_five_minutes() -> None:
     assert query.said(301) == "in one trigger for 301 s"
 
 
+class Context:
+    _jsc = object()
+
+
+class Session:
+    sparkContext = Context()  # noqa: N815, as Spark calls it
+
+
 def followed(monkeypatch: pytest.MonkeyPatch, health: Health, states: dict[str, str], *looks: Look) -> Health:
     """After one look, in this thread."""
     monkeypatch.setattr(module, "look_at_queries", lambda _: list(looks))
     monkeypatch.setattr(module.threading.Thread, "start", lambda _: None)
-    health.follow(None, lambda: states)  # type: ignore[arg-type]
+    health.follow(Session(), lambda: states)  # type: ignore[arg-type]
     over = iter([False, True])
     monkeypatch.setattr(health._over, "wait", lambda _: next(over))
-    health._run(None)  # type: ignore[arg-type]
+    health._run(Session())  # type: ignore[arg-type]
     return health
 
 
@@ -83,12 +91,6 @@ def test_a_jvm_without_an_answer_is_a_reason_for_a_restart(monkeypatch: pytest.M
 
 
 def test_a_jvm_that_is_gone_is_a_reason_for_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Context:
-        _jsc = None
-
-    class Session:
-        sparkContext = Context()  # noqa: N815, as Spark calls it
-
     def gone(_: object) -> list[Look]:
         msg = "no answer"
         raise Py4JError(msg)
@@ -97,6 +99,17 @@ def test_a_jvm_that_is_gone_is_a_reason_for_a_restart(monkeypatch: pytest.Monkey
     over = iter([False, True])
     monkeypatch.setattr(health._over, "wait", lambda _: next(over))
     monkeypatch.setattr(module, "look_at_queries", gone)
+    monkeypatch.setattr(module, "_answers", lambda _: False)
+    health._run(Session())  # type: ignore[arg-type]
+
+    assert health.problem() == "Spark has ended"
+
+
+def test_a_session_that_was_stopped_is_a_reason_for_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    health = Health()
+    over = iter([False, True])
+    monkeypatch.setattr(health._over, "wait", lambda _: next(over))
+    monkeypatch.setattr(Context, "_jsc", None)
     health._run(Session())  # type: ignore[arg-type]
 
     assert health.problem() == "Spark has ended"

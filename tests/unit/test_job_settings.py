@@ -476,7 +476,7 @@ def test_a_package_that_is_missing_is_one_sentence(
 
 
 def test_an_address_of_a_lineage_server_is_one(read: Read) -> None:
-    with pytest.raises(ConfigError, match=r"\[INVALID_SETTING\].*url='lineage' must be an address"):
+    with pytest.raises(ConfigError, match=r"\[INVALID_SETTING\].*the url of lineage must be an address"):
         read(f"{GOOD}\nlineage: {{url: lineage}}")
 
 

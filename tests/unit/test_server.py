@@ -200,6 +200,33 @@ def test_files_that_cannot_be_used_are_told_before_anything_is_served(tmp_path: 
         serve(port=0, access=Access(certificate_file=str(nonsense)))
     with pytest.raises(ConfigError, match="cannot be read; correct the path"):
         serve(port=0, access=Access(token_file=str(tmp_path / "nowhere")))
+    with pytest.raises(ConfigError, match="needs a certificate_file"):  # else it would be plain HTTP
+        serve(port=0, access=Access(key_file=str(nonsense)))
+    with pytest.raises(ConfigError, match="is empty"):  # else it would be every address
+        serve(port=0, host="")
+
+
+def test_a_key_with_a_password_is_refused_and_not_asked_for(authority: tls.Authority, tmp_path: Path) -> None:
+    plain, locked = authority.certificate("locked"), tmp_path / "locked.key"
+    tls.openssl("pkey", "-in", str(plain), "-aes256", "-passout", "pass:secret", "-out", str(locked))
+
+    with pytest.raises(ConfigError, match="has a password"):
+        serve(port=0, access=Access(certificate_file=str(plain), key_file=str(locked)))
+
+
+def test_a_certificate_that_is_renewed_before_its_key_leaves_the_old_pair_in_use(
+    registry: CollectorRegistry, authority: tls.Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_RENEW_SECONDS", 0.05)
+    used, key = tmp_path / "tls.crt", tmp_path / "tls.key"
+    pair = authority.certificate("old").read_bytes()
+    used.write_bytes(pair)
+    key.write_bytes(pair)
+    access = Access(certificate_file=str(used), key_file=str(key))
+    with serve(port=0, registry=registry, access=access) as server:
+        used.write_bytes(authority.certificate("new").read_bytes())
+        time.sleep(0.5)
+        assert asked(server, "/metrics", trust=authority.root)[0] == 200
 
 
 def test_a_collector_that_fails_is_an_error_of_one_scrape(

@@ -39,7 +39,7 @@ from stream_merge.jobs.files.run import replay_quarantine as replay_files
 from stream_merge.jobs.files.run import run as run_files
 from stream_merge.jobs.shapes import read_clauses
 from stream_merge.jobs.spelling import as_options
-from stream_merge.metrics.push import push
+from stream_merge.metrics.push import expect_gateway, push
 from stream_merge.metrics.server import Access
 from stream_merge.model.names import hadoop_uri
 from stream_merge.shapes import Changes, Shape, Snapshot, known_shapes, of_name
@@ -374,6 +374,8 @@ def files(
             once=once,
         )
         places = (source, target, checkpoint, quarantine_target or target)
+        if pushgateway is not None:
+            expect_gateway(pushgateway)
         with (
             metrics_server(
                 0 if replay_quarantine else metrics_port,  # where a job is scraped, that one is seen to be down

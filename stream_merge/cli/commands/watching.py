@@ -101,5 +101,8 @@ def report(
             raise ConfigError(msg) from err
         history = table_history(target, last=last)
         file = out or Path(f"{names.normal_path(target).rpartition('/')[2]}-report.html")
+        if file.is_dir() or not file.absolute().parent.is_dir():
+            msg = f"[INVALID_SETTING] --out {str(file)!r} must be a file in a folder that exists"
+            raise ConfigError(msg)
         file.write_text(page(history), encoding="utf-8")
     OUT.print(f"{escape(str(file))}: {counted(len(history.commits), 'commit')}", highlight=False, soft_wrap=True)

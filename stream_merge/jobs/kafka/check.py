@@ -68,6 +68,12 @@ def _metrics(settings: JobSettings) -> Finding:
     """Whether the port is free; where none is set, `run` takes another one in its place."""
     metrics = settings.metrics
     try:
+        metrics.access().context()
+        if "port" not in metrics.model_fields_set:
+            serve(0, metrics.host).close()
+    except ConfigError as err:
+        return Finding(query=None, about="metrics", said=str(err), is_problem=True)
+    try:
         serve(metrics.port, metrics.host, access=metrics.access()).close()
     except ConfigError as err:
         is_ours = any(is_running(query) for query in settings.queries)

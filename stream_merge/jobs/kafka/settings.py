@@ -34,6 +34,7 @@ from stream_merge.jobs.units import (
     absolute_path,
     absolute_target,
 )
+from stream_merge.metrics.push import expect_gateway
 from stream_merge.metrics.server import Access
 from stream_merge.model import locations, names
 from stream_merge.model.maintenance import Maintenance
@@ -102,10 +103,17 @@ class KafkaSettings(Model):
         return Connection(bootstrap=self.bootstrap, isolation=self.isolation_level, security=security)
 
 
+def _gateway(url: str) -> str:
+    try:
+        return expect_gateway(url)
+    except ConfigError as err:
+        raise ValueError(str(err)) from err
+
+
 class MetricsSettings(Model):
     """`metrics`: where Prometheus finds them, and an orchestrator the probes."""
 
-    host: str = "127.0.0.1"
+    host: str = Field(default="127.0.0.1", min_length=1)
     port: int = Field(default=9108, ge=0, le=65535)
     certificate_file: JobPath | None = None
     """PEM: serve HTTPS."""
@@ -113,7 +121,7 @@ class MetricsSettings(Model):
     """PEM; None: the key is in `certificate_file`."""
     token_file: JobPath | None = None
     """Bearer token that `/metrics` then needs."""
-    pushgateway: str | None = None
+    pushgateway: Annotated[str, AfterValidator(_gateway)] | None = None
     """URL that `run --once` pushes the metrics to when it ends."""
 
     def access(self) -> Access:
