@@ -276,20 +276,6 @@ need_go() {
     echo "$go"
 }
 
-find_s3() {
-    find_program ${VERSITYGW:+"$VERSITYGW"} versitygw "$PWD/.jars/s3/versitygw"
-}
-
-need_s3() {
-    local program
-    program=$(find_s3)
-    if [ -z "$program" ]; then
-        go_install "the S3 server of the tests" .jars/s3 go1.25.0 github.com/versity/versitygw/cmd/versitygw@v1.8.0
-        program=$(find_s3)
-    fi
-    echo "$program"
-}
-
 # Build a program ($4, of Go $3) into a folder ($2). Sources, and what is built of them, are gone when it is there.
 go_install() {
     local what=$1 made=$2 version=$3 module=$4 go
@@ -303,30 +289,14 @@ go_install() {
     rm -rf "$GOPATH" "$GOCACHE"
 }
 
-find_gcs() {
-    find_program fake-gcs-server "$PWD/.jars/gcs/fake-gcs-server"
-}
-
-need_gcs() {
-    local program
-    program=$(find_gcs)
+# Where a program is: $4 (of Go $3), named by $5 or on the PATH, else built into a folder ($2).
+need_built() {
+    local what=$1 folder=$2 version=$3 module=$4 given=${5:-} name program
+    name=${module%@*}; name=${name##*/}
+    program=$(find_program ${given:+"$given"} "$name" "$PWD/$folder/$name")
     if [ -z "$program" ]; then
-        go_install "the emulator of Google's store" .jars/gcs go1.25.0 github.com/fsouza/fake-gcs-server@v1.56.1
-        program=$(find_gcs)
-    fi
-    echo "$program"
-}
-
-find_helm() {
-    find_program helm "$PWD/.jars/helm/helm"
-}
-
-need_helm() {
-    local program
-    program=$(find_helm)
-    if [ -z "$program" ]; then
-        go_install "Helm" .jars/helm go1.26.0 helm.sh/helm/v3/cmd/helm@v3.22.0
-        program=$(find_helm)
+        go_install "$what" "$folder" "$version" "$module"
+        program=$PWD/$folder/$name
     fi
     echo "$program"
 }
@@ -375,10 +345,10 @@ case "${1:-}" in
     prometheus) need_prometheus ;;
     alertmanager) need_alertmanager ;;
     podman) need_podman "$2" ;;
-    s3) need_s3 ;;
+    s3) need_built "the S3 server of the tests" .jars/s3 go1.25.0 github.com/versity/versitygw/cmd/versitygw@v1.8.0 "${VERSITYGW:-}" ;;
     azurite) need_azurite ;;
-    gcs) need_gcs ;;
-    helm) need_helm ;;
+    gcs) need_built "the emulator of Google's store" .jars/gcs go1.25.0 github.com/fsouza/fake-gcs-server@v1.56.1 ;;
+    helm) need_built "Helm" .jars/helm go1.26.0 helm.sh/helm/v3/cmd/helm@v3.22.0 ;;
     crds) get_crds "$2" ;;
     *) fail "usage: deployments/setup.sh venv|spark DIR VERSION|packages DIR PACKAGE...|java|jars POM DIR|build PROJECT REPOSITORY|postgres|prometheus|alertmanager|podman DIR|s3|azurite|gcs|helm|crds DIR" ;;
 esac

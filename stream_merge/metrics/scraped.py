@@ -27,6 +27,7 @@ from stream_merge.metrics.catalogue import (
     PHASE_SECONDS,
     QUERY_FAILED,
     RECEIVED,
+    RETRIES_EXHAUSTED,
     TOPIC_LAG,
     TOPIC_NEWEST,
     TOPIC_POLLED,
@@ -39,7 +40,6 @@ _SILENT_SECONDS = 60
 """A broker that has not answered for longer is away, as for the alert `BrokerSilent`."""
 _WINDOW_SECONDS = 60
 """Rates and states are about this time before the newest scrape."""
-_EXHAUSTED = "stream_merge_retries_exhausted_total"
 _STARTED = "process_start_time_seconds"
 
 Sink = tuple[str, str]
@@ -136,7 +136,7 @@ class Status:
     lag: float | None
     """Offsets between the ends of the topics and the table; None without topics."""
     behind_seconds: float | None
-    """Age of the newest merged event, of the topic where it is oldest; 0 without lag."""
+    """Age of the newest merged event; with several topics, the oldest of them; 0 without lag."""
     committed_ago: float | None
     """Seconds since this process last committed."""
     seconds_per_batch: float | None
@@ -152,7 +152,7 @@ class Status:
     conflicts: int
     """Commits lost since then."""
     exhausted: int
-    """Batches that gave up after their last attempt, since then."""
+    """Commits given up after the last attempt, since then."""
     quarantined: int
     """Events since then."""
 
@@ -206,7 +206,7 @@ class Watched:
             refusals=tuple(why for (why,), value in newest.get(NATIVE_REFUSALS.name, {}).items() if value),
             failed=int(series.get(BATCHES.name, {}).get((FAILED,), 0)),
             conflicts=int(_total(series, LOST_COMMITS)),
-            exhausted=int(series.get(_EXHAUSTED, {}).get((), 0)),
+            exhausted=int(_only(series, RETRIES_EXHAUSTED)),
             quarantined=int(series.get(EVENTS.name, {}).get(("quarantined",), 0)),
         )
 

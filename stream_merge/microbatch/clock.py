@@ -23,7 +23,6 @@ class PhaseClock:
     """
 
     def __init__(self, began: float | None = None, *, current: Phase = "other") -> None:
-        self._seconds: dict[Phase, float] = dict.fromkeys(PHASES, 0.0)
         self._current = current
         self._since = time.perf_counter()
         self._intervals: list[tuple[Phase, float, float]] = []
@@ -45,7 +44,10 @@ class PhaseClock:
     def seconds(self) -> dict[Phase, float]:
         """Seconds by phase up to now; they add up to the time since the clock was made, or the source began."""
         self._switch(self._current)
-        return dict(self._seconds)
+        spent: dict[Phase, float] = dict.fromkeys(PHASES, 0.0)
+        for phase, begin, end in self._intervals:
+            spent[phase] += end - begin
+        return spent
 
     def intervals(self) -> list[tuple[Phase, int, int]]:
         """Phase, begin and end in nanoseconds since the epoch, up to now and without gaps."""
@@ -56,7 +58,6 @@ class PhaseClock:
         return self._epoch_ns + int(moment * 1e9)
 
     def _charge(self, phase: Phase, begin: float, end: float) -> None:
-        self._seconds[phase] += end - begin
         if self._intervals and self._intervals[-1][0] == phase:
             begin = self._intervals.pop()[1]
         self._intervals.append((phase, begin, end))

@@ -46,8 +46,6 @@ class Observed:
         self._each("ended", lambda: replace(self._batch, phases=self._clock.intervals(), **facts()))
 
     def _each(self, what: str, batch: Callable[[], MicroBatch]) -> None:
-        if not self._observers:
-            return
         for one in self._observers:
             try:
                 getattr(one, what)(batch())

@@ -55,12 +55,16 @@ def groups() -> Iterator[tuple[Path, str, str, str]]:
 
 
 def heap(confs: Mapping[str, str]) -> str:
-    """The driver's heap: as the user's confs or `spark-defaults.conf` have it, else `default_heap`."""
-    return in_effect(HEAP, confs) or os.environ.get("SPARK_DRIVER_MEMORY") or f"{default_heap() // _MIB}m"
+    """The driver's heap: as the user's confs, `spark-defaults.conf` or the environment have it, else `default_heap`."""
+    return _given(confs) or f"{default_heap() // _MIB}m"
+
+
+def _given(confs: Mapping[str, str]) -> str | None:
+    return in_effect(HEAP, confs) or os.environ.get("SPARK_DRIVER_MEMORY")
 
 
 def default_heap() -> int:
-    """Bytes: half of what a container's limit leaves beside 1 GiB, 512 MiB at least; 2 GiB without a limit.
+    """Bytes: (limit of the container - 1 GiB) / 2, 512 MiB at least; 2 GiB without a limit.
 
     The other half is what merges in the driver (Arrow, DuckDB, delta-rs) find free when the heap is full.
     """
@@ -72,7 +76,7 @@ def shares() -> str:
     """How the memory is divided, in one line."""
     limit = container_limit()
     total = f"{'machine' if limit is None else 'limit'} {_shown(limit or _machine())}"
-    named = in_effect(HEAP, {}) or os.environ.get("SPARK_DRIVER_MEMORY")
+    named = _given({})
     if named:
         return f"{total}: {named} for Spark's heap, as it is set, the rest for Python and merges in the driver"
     free = max(0, (limit or _machine()) - default_heap() - _BESIDE)

@@ -226,9 +226,8 @@ def _run(
     say("schema", f"{schema} ({origin})")
     say("metrics", metrics_url)
     tell(log.info, "job_started", queries=[settings.label], metrics=metrics_url)
-    default_metrics().prepare(
-        settings.label, sink._spec.label
-    )  # also where no file is new: no series looks like no job
+    # Also where no file is new: a process without series looks like one without a job.
+    default_metrics().prepare(settings.label, sink._spec.label)
     each = PlannedRead(
         sink,
         schema,

@@ -57,7 +57,7 @@ def remark(security: Security) -> str | None:
 
 
 def expires_at(file: str) -> float:
-    """Unix time when the first certificate of a PEM file expires.
+    """Unix time from which the chain of a PEM file does not hold: the earliest end of its certificates.
 
     Raises:
         OSError: the file cannot be read.
