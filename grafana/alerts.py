@@ -31,7 +31,7 @@ BATCHES = "stream_merge_batches_total"
 FAILED = f'{BATCHES}{{outcome="failed"}}'
 RETURNED = f'{BATCHES}{{outcome!="failed"}}'
 QUARANTINED = 'stream_merge_events_total{fate="quarantined"}'
-REFUSALS = 'stream_merge_native_refusals_total{refusal!="cost"}'
+REFUSALS = 'stream_merge_driver_refusals_total{refusal!="cost"}'
 UPKEEP_FAILED, UPKEEP_DONE = (f'stream_merge_upkeep_total{{upkeep="{outcome}"}}' for outcome in ("failed", "done"))
 MERGES = "stream_merge_merges_total"
 STALE = "topic:stream_merge_stale"
@@ -212,7 +212,7 @@ ALERTS = (
         name="DeletionVectorDebt",
         expression=f"(min_over_time(stream_merge_target_deleted_rows_ratio[1h]) > 0.3"
         f" or min_over_time({AWAITING}[1h]) > 64 and delta({AWAITING}[1h]) > 0)"
-        f""" and on ({SINK}) {increase(MERGES + '{engine="merge_on_read"}', "1h")} > 0""",
+        f""" and on ({SINK}) {increase(MERGES + '{engine="driver"}', "1h")} > 0""",
         severity="warning",
         summary="Deleted rows or small files pile up in a table faster than compaction removes them",
     ),

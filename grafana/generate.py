@@ -325,7 +325,7 @@ MERGE: list[Row] = [
         areas("Merges by engine", "cpm", "merge_on_read, native: in the driver, tenths of seconds. spark: seconds.",
               ("{{engine}}", per_minute("merges_total", "engine"))),
         areas("Why Spark", "cpm", "Batches that went to Spark, by reason. cost: Spark was expected to be faster.",
-              ("{{refusal}}", per_minute("native_refusals_total", "refusal"))),
+              ("{{refusal}}", per_minute("driver_refusals_total", "refusal"))),
         lines("Steps of a merge", "s", "Mean time of a MERGE up to its commit, and of Delta's steps in it.",
               ("p99", quantile(0.99, "merge_execution_seconds")), ("mean", per_merge("merge_execution_seconds_sum")),
               ("materialize source", per_merge("merge_materialize_source_seconds_total")),
@@ -399,7 +399,7 @@ def text(board: str, title: str, description: str, rows: list[Row]) -> str:
     built.with_variable(dashboard.TextBoxVariable("runbook").label("Runbook").default_value(alerts.RUNBOOK))
     started = 'process_start_time_seconds{job=~"$job"} * 1000'
     built.annotation(annotation("Restarts", "red", started, "{{instance}} started"))
-    changed = f"{in_range('native_refusals_total', SCHEMA_CHANGE, over='2m')} > 0"
+    changed = f"{in_range('driver_refusals_total', SCHEMA_CHANGE, over='2m')} > 0"
     built.annotation(annotation("Schema changes", "blue", changed, "columns of {{target}} change"))
     for heading, panels in rows:
         built.with_row(dashboard.Row(heading))

@@ -77,7 +77,7 @@ class MergeSink:
         table_properties: properties of a created target.
         change_data_feed: make sure the target's change data feed is on.
         schema_evolution: True adds new columns and nested fields of the source, "widen" also widens types.
-        engine: "auto", "spark" or "native".
+        engine: "auto", "spark" or "driver".
         retry: attempts, time budget and backoff for lost commits.
         app_id: part of the idempotency identity; outside a streaming query all of it.
         name: label for metrics and logs; part of the identity when given.

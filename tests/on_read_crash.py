@@ -16,8 +16,8 @@ from deltalake import DeltaTable
 from on_read_target import events, merger
 
 from stream_merge.engines.base import CommitTag, MergeReport
-from stream_merge.engines.merge_on_read import compact
-from stream_merge.engines.merge_on_read import merger as merging
+from stream_merge.engines.driver import compact
+from stream_merge.engines.driver import merger as merging
 from stream_merge.model.results import Upkeep
 from stream_merge.tables.delta_rs.table import NativeTable, open_table
 from stream_merge.tables.merge_on_read import vectors

@@ -16,7 +16,7 @@ from pyspark.sql.types import DataType, LongType, StringType, StructField, Struc
 from stream_merge.engines.base import CommitTag, MergeReport
 from stream_merge.engines.in_driver import DriverMerger
 from stream_merge.engines.memory import Promise
-from stream_merge.engines.merge_on_read.merger import MergeOnReadMerger
+from stream_merge.engines.driver.merger import MergeOnReadMerger
 from stream_merge.model import names
 from stream_merge.model.settings import MergeSpec
 from stream_merge.shapes.key_bounds import KeyBounds

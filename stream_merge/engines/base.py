@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from pyspark.sql import SparkSession
 
 from stream_merge.engines.costs import CostModel, Work
-from stream_merge.model.results import Refusal, Tidied
+from stream_merge.model.results import Mode, Refusal, Tidied
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import CommitRecord, TableSnapshot
 from stream_merge.shapes.batch import Batch
@@ -18,6 +18,9 @@ from stream_merge.tables.delta_rs.table import NativeTable
 from stream_merge.tables.reader import Store
 from stream_merge.tables.tombstones.base import BatchTombstones, Hits
 from stream_merge.tables.whitelist import Ineligible
+
+Way = Literal["mark", "rewrite", "spark"]
+"""What a merge's time is estimated by."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,6 +113,8 @@ class Choice:
     """The engine for one batch."""
 
     engine: str
+    mode: Mode | None = None
+    """None on Spark."""
     why: str
     how: str = ""
     """What the engine adds, with a separator."""
@@ -118,7 +123,7 @@ class Choice:
 
     def __str__(self) -> str:
         """The choice in one sentence."""
-        return f"{self.engine}: {self.why}{self.how}"
+        return f"{self.engine}{f' ({self.mode})' if self.mode else ''}: {self.why}{self.how}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,10 +150,12 @@ class Engine(Protocol):
 
     name: str
     """As results and metrics have it."""
-    said: str
-    """As people call it."""
     in_driver: bool
     """Whether it works in the driver; one that does not takes any job."""
+
+    def way(self, job: MergeJob) -> Way:
+        """What the time of a merge is estimated by."""
+        ...
 
     def reads(self, spec: MergeSpec, store: Store, session: SparkSession, found: TableSnapshot) -> bool:
         """Whether it may merge into a target, by what the target's log says."""

@@ -10,7 +10,7 @@ from itertools import takewhile
 from stream_merge.engines import ENGINES
 from stream_merge.engines.base import Choice, Engine, Execution, MergeJob
 from stream_merge.engines.costs import CostModel
-from stream_merge.engines.in_driver import NoLongerEligibleError
+from stream_merge.engines.driver.merger import NoLongerEligibleError
 from stream_merge.errors import ConfigError
 from stream_merge.model.logs import tell
 from stream_merge.model.results import Refusal
@@ -38,7 +38,7 @@ def rank(job: MergeJob) -> Ranking:
     wanted = job.spec.engine
     if wanted == "spark":
         return Ranking(engines=tuple(one for one in ENGINES if not one.in_driver), estimate="asked for", refused=None)
-    seconds = {one.name: job.costs.seconds(one.name, job.work) for one in ENGINES}
+    seconds = {one.name: job.costs.seconds(one.way(job), job.work) for one in ENGINES}
     asked = sorted((one for one in ENGINES if wanted == "auto" or one.in_driver), key=lambda one: seconds[one.name])
     obstacles = {one.name: one.obstacle(job) for one in asked}
     expected = ", ".join(f"{name} about {taken:.2f} s" for name, taken in seconds.items())
@@ -61,7 +61,7 @@ def start(job: MergeJob, ranking: Ranking) -> Execution:
     """The first engine that can have the job, at work on it.
 
     Raises:
-        ConfigError: engine="native", and none can that works in the driver.
+        ConfigError: engine="driver", and none can that works in the driver.
     """
     refused = ranking.refused
     for engine in ranking.engines:
@@ -74,7 +74,7 @@ def start(job: MergeJob, ranking: Ranking) -> Execution:
         refused = found
     detail = "there is no such engine" if refused is None else refused.detail
     msg = (
-        f"[NATIVE_NOT_POSSIBLE] engine={job.spec.engine!r} cannot merge this batch: {detail}; use engine='auto' or"
+        f"[DRIVER_NOT_POSSIBLE] engine={job.spec.engine!r} cannot merge this batch: {detail}; use engine='auto' or"
         " 'spark'"
     )
     raise ConfigError(msg, target=job.spec.target)
@@ -89,30 +89,29 @@ def _why_not_in_the_driver(ranking: Ranking, refused: Ineligible | None) -> tupl
 def take_over(job: MergeJob, failed: Execution, error: Exception) -> Execution | None:
     """Leave everything to Spark after an engine failed and left nothing behind; None where that is no way out."""
     last = next((one for one in ENGINES if not one.in_driver), None)
-    if failed.only_spark or last is None or job.spec.engine == "native":
+    if failed.only_spark or last is None or job.spec.engine == "driver":
         return None
     if environment.said(error) is not None:  # on the same disk, Spark would fail as well
         return None
-    tell(log.warning, "native_engine_failed", target=job.spec.label, error=reason(error))
+    tell(log.warning, "driver_failed", target=job.spec.label, error=reason(error))
     failed.release()
     alone = replace(job, log=None)  # by delta-rs
     if isinstance(error, NoLongerEligibleError):
         found = last.start(alone, error.refused.detail, error.refused.reason)
     elif failed.choice.engine == last.name:
-        why = f"{failed.choice.why}; delta-rs failed on the tombstones ({reason(error)})"
+        why = f"{failed.choice.why}; the driver failed on the tombstones ({reason(error)})"
         found = last.start(alone, why, failed.choice.refusal)
     else:
-        said = next(one.said for one in ENGINES if one.name == failed.choice.engine)
-        found = last.start(alone, f"{said} failed ({reason(error)}), nothing was committed", "failed")
+        found = last.start(alone, f"the driver failed ({reason(error)}), nothing was committed", "failed")
     return found if isinstance(found, Execution) else None
 
 
 def without_work(engine: str) -> Choice:
     """The engine of a batch that left nothing to merge: the one that would have been tried first."""
-    return Choice(engine="native" if engine == "native" else "spark", why="no merge needed")
+    return Choice(engine="driver" if engine == "driver" else "spark", why="no merge needed")
 
 
 def learn(costs: CostModel, job: MergeJob, execution: Execution, seconds: float) -> None:
     """Note what a merge took."""
     if job.spec.engine != "spark":
-        costs.learn(execution.choice.engine, job.work, seconds)
+        costs.learn(execution.choice.mode or "spark", job.work, seconds)

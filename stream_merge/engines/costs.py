@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-EngineName = str
+Way = str
+"""`base.Way`."""
 
 DRIVER_EVENTS = 100_000
 DRIVER_BYTES = 16 << 20
@@ -51,14 +52,14 @@ class Shape:
         return self.fixed + (growing / max(1, work.cores) if self.spreads else growing)
 
 
-SHAPES: dict[EngineName, Shape] = {
-    "native": Shape(fixed=0.03, per_event=1.5e-6, per_byte=7e-9, spreads=False),
-    "merge_on_read": Shape(fixed=0.05, per_event=6e-6, per_byte=1e-9, spreads=False),
+SHAPES: dict[Way, Shape] = {
+    "mark": Shape(fixed=0.05, per_event=6e-6, per_byte=1e-9, spreads=False),
+    "rewrite": Shape(fixed=0.05, per_event=6e-6, per_byte=7e-9, spreads=False),
     "spark": Shape(fixed=1.0, per_event=1e-5, per_byte=6e-8, spreads=True),
 }
 """Only the proportions matter: how fast the machine is, a job learns from its first batches.
 
-Fitted to merges of 1,000 to 1 M events into 20 k to 20 M rows on 2 cores (Spark 4.2, delta-rs 1.6).
+Fitted to merges of 1,000 to 1 M events into 20 k to 20 M rows on 2 cores (Spark 4.2).
 """
 
 _DELETION_VECTORS_FIXED = 1.1
@@ -90,25 +91,25 @@ class CostModel:
     def __init__(self) -> None:
         self.last_events: int | None = None
         """Size of the batch before, received events; None at first."""
-        self._warm: set[EngineName] = set()
-        self._factors: dict[EngineName, float] = {}
-        self._upkeep: dict[EngineName, float] = {}
+        self._warm: set[Way] = set()
+        self._factors: dict[Way, float] = {}
+        self._upkeep: dict[Way, float] = {}
         """Mean seconds per merge that an engine needs for the files that its merges leave."""
-        self._rounds: Counter[EngineName] = Counter()
+        self._rounds: Counter[Way] = Counter()
 
     def expect(self, events: int) -> None:
         """Take a size for that of the batch before, where there was none yet."""
         if self.last_events is None:
             self.last_events = events
 
-    def seconds(self, engine: EngineName, work: Work) -> float:
+    def seconds(self, engine: Way, work: Work) -> float:
         """Estimated seconds of a merge; an engine not yet used is as much off as the other one."""
         factor = self._factors.get(engine)
         if factor is None:
             factor = next(iter(self._factors.values()), 1.0)
         return factor * SHAPES[engine].seconds(work) + self._upkeep.get(engine, 0.0)
 
-    def learn(self, engine: EngineName, work: Work, seconds: float) -> None:
+    def learn(self, engine: Way, work: Work, seconds: float) -> None:
         """Take note of what a merge took."""
         if engine not in self._warm:
             self._warm.add(engine)  # the first merge of an engine pays for its start
@@ -123,7 +124,7 @@ class CostModel:
         for other in self._upkeep.keys() - {engine}:
             self._upkeep[other] *= 1 - _FADING
 
-    def learn_upkeep(self, engine: EngineName, seconds: float) -> None:
+    def learn_upkeep(self, engine: Way, seconds: float) -> None:
         """Take note of what an engine's merge took afterwards, for the files that it and those before have left."""
         self._rounds[engine] += 1
         before = self._upkeep.get(engine, 0.0)

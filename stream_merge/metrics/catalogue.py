@@ -126,8 +126,8 @@ MERGES = Instrument(
     label="engine",
     values=ENGINES,
 )
-NATIVE_REFUSALS = Instrument(
-    name="stream_merge_native_refusals_total",
+DRIVER_REFUSALS = Instrument(
+    name="stream_merge_driver_refusals_total",
     type="counter",
     unit="micro-batches",
     help="Calls that went to Spark though an engine could be chosen, by reason; `cost`: one in the driver could have"
@@ -322,7 +322,7 @@ CATALOGUE: tuple[Instrument, ...] = (
     UNKNOWN_FIELDS,
     QUARANTINED,
     MERGES,
-    NATIVE_REFUSALS,
+    DRIVER_REFUSALS,
     ATTEMPTS,
     LOST_COMMITS,
     RETRIES_EXHAUSTED,

@@ -30,13 +30,13 @@ from stream_merge.metrics.catalogue import (
     BUCKETS_SECONDS,
     CATALOGUE,
     DELETED_SHARE,
+    DRIVER_REFUSALS,
     EVENTS,
     FAILED,
     LAST_COMMIT,
     LAST_VERSION,
     LOST_COMMITS,
     MERGES,
-    NATIVE_REFUSALS,
     OF_DELTA,
     OTHER,
     PHASE_SECONDS,
@@ -128,7 +128,7 @@ class MergeMetrics:
         if result.attempts:
             add.append((MERGES, (result.engine,), 1))
         if result.refusal is not None:
-            add.append((NATIVE_REFUSALS, (result.refusal,), 1))
+            add.append((DRIVER_REFUSALS, (result.refusal,), 1))
         if result.upkeep is not None:
             add.append((UPKEEP, (result.upkeep.outcome,), 1))
             add += [(UPKEEP_REMOVED, (), result.upkeep.removed_files), (UPKEEP_ADDED, (), result.upkeep.added_files)]

@@ -10,7 +10,7 @@ from typing import Any
 
 from stream_merge.engines.base import CommitTag
 from stream_merge.model import names
-from stream_merge.model.snapshot import FINGERPRINT, History, TableSnapshot, is_applied, newest_first
+from stream_merge.model.snapshot import FINGERPRINT, TableSnapshot, is_applied
 from stream_merge.spark.identity import Caller
 from stream_merge.tables import quarantine
 from stream_merge.tables.side_commits import Judge, Runner, SideCommit
@@ -45,24 +45,6 @@ class Marks:
         """Of the newest batch that the target's transaction id shows."""
         app_id = self.caller.app_id("target")
         return None if app_id is None else found.transaction(app_id)
-
-    def native_versions(self, found: TableSnapshot, history: History) -> list[int]:
-        """The target's versions that delta-rs has committed for this batch before, as far as the log is kept.
-
-        Cost: nothing unless the batch is the last one that the target has recorded.
-        """
-        if self.recorded_id(found) != self.batch_id:
-            return []
-        versions = []
-        for commit in newest_first(found.version, history):
-            ours = commit.ours or {}
-            if (ours.get("identity"), ours.get("batch_id")) != (self.caller.identity, self.batch_id):
-                continue
-            if ours.get("engine") == "native":
-                versions.append(commit.version)
-            if ours.get("role") == "target":
-                break
-        return versions
 
     def is_first(self, found: TableSnapshot) -> bool:
         """Whether the batch is a streaming query's and the target has no transaction id of the query yet."""

@@ -123,6 +123,7 @@ def result_of(call: BatchCall, done: Done) -> MergeResult:
         batch_id=call.batch_id,
         outcome=outcome,
         engine=done.merged.engine or choice.engine,
+        mode=choice.mode if (done.merged.engine or choice.engine) == choice.engine else None,
         version=done.version,
         attempts=call.attempts.merges,
         conflicts=dict(call.attempts.conflicts),

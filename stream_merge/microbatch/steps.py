@@ -50,7 +50,6 @@ def prepare(call: BatchCall, source: DataFrame) -> Prepared | Applied:
         applied = _is_applied(call, found)
         if applied and found is not None:
             call.attempts.landed = True
-            _expect_whole(call, found)
         layout = call.layouts.plan(source, found)
         fitness.check_target(session, found, spec, layout)
         check_quarantine(call)
@@ -92,14 +91,6 @@ def _is_applied(call: BatchCall, found: TableSnapshot | None) -> bool:
     if recorded is not None and recorded > call.batch_id:  # a script that begins again, or events that nobody has
         tell(log.warning, "batch_id_below_recorded", target=call.spec.label, batch_id=call.batch_id, recorded=recorded)
     return True
-
-
-def _expect_whole(call: BatchCall, found: TableSnapshot) -> None:
-    """Stop again where the batch stopped after a commit that had left rows behind, which nobody would notice."""
-    for version in call.marks.native_versions(found, call.history):
-        table = call.store.readable(call.session, call.spec.target)
-        if table is not None:
-            table.expect_removed(version)
 
 
 def repeat(call: BatchCall, source: DataFrame, applied: Applied) -> Done:

@@ -28,7 +28,8 @@ CONFLICTS = (
 )
 """Delta's classes of lost optimistic commits (delta-spark 4.4.0, `delta.exceptions`); the last is their umbrella."""
 
-ENGINES = ("native", "merge_on_read", "spark")
+Mode = Literal["mark", "rewrite"]
+ENGINES = ("driver", "spark")
 """Who runs a merge."""
 
 TARGET_FAILED = "target_failed"
@@ -140,6 +141,9 @@ class MergeResult:
     """`committed`; `skipped_duplicate`: this batch id was applied before; `no_change`: no row changed; `empty`."""
     engine: str
     """Which engine ran the merge, or would have."""
+    mode: Mode | None
+    """How the driver removed rows from their files: `mark` by deletion vectors, `rewrite` by writing the files again;
+    None on Spark."""
     version: int | None
     """Version of the target that this call's merge committed; None when it committed none."""
     attempts: int
@@ -150,7 +154,7 @@ class MergeResult:
     """Why this engine and shape, in one sentence."""
     events: EventCounts
     refusal: Refusal | None = None
-    """Why the native engine was not taken; None when it was, or was not to be."""
+    """Why the driver did not merge; None when it did, or was not to."""
     reasons: Mapping[str, int] = field(default_factory=dict)
     """Quarantined events by reason; one event can have several."""
     metrics: Mapping[str, int] = field(default_factory=dict)

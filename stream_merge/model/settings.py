@@ -15,7 +15,7 @@ from stream_merge.errors import ConfigError
 from stream_merge.model import locations, names
 from stream_merge.model.maintenance import Maintenance
 
-Engine = Literal["auto", "spark", "native"]
+Engine = Literal["auto", "spark", "driver"]
 OnInvalid = Literal["quarantine", "fail"]
 SchemaEvolution = bool | Literal["widen"]
 
@@ -234,7 +234,7 @@ def _value_problems(spec: MergeSpec) -> list[str]:
         found.append("[MISSING_SETTING] target is empty; set a catalog name, a path or a URI")
     choices: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         ("on_invalid", spec.on_invalid, ("quarantine", "fail")),
-        ("engine", spec.engine, ("auto", "spark", "native")),
+        ("engine", spec.engine, ("auto", "spark", "driver")),
     )
     for setting, value, allowed in choices:
         if value not in allowed:
@@ -352,9 +352,9 @@ def _filter_problems(spec: MergeSpec) -> list[str]:
         example = "t.day >= '2024-06-01'"
         return [f'[INVALID_SETTING] target_filter={written!r} must be SQL text over t, such as "{example}"']
     found: list[str] = []
-    if spec.engine == "native":
+    if spec.engine == "driver":
         found.append(
-            "[CONFLICTING_SETTINGS] target_filter is SQL, which engine='native' does not execute; remove one of them"
+            "[CONFLICTING_SETTINGS] target_filter is SQL, which engine='driver' does not execute; remove one of them"
         )
     if spec.is_whole:
         found.append(

@@ -96,9 +96,9 @@ class Clauses(Shape):
             )
         if spec.tombstone_retention_seconds is not None:
             yield "[CONFLICTING_SETTINGS] tombstone_retention_seconds has no effect with shape=Clauses(…); remove it"
-        if spec.engine == "native":
+        if spec.engine == "driver":
             yield (
-                "[CONFLICTING_SETTINGS] engine='native' does not execute the SQL of shape=Clauses(…); use 'auto' or"
+                "[CONFLICTING_SETTINGS] engine='driver' does not execute the SQL of shape=Clauses(…); use 'auto' or"
                 " 'spark'"
             )
 

@@ -151,9 +151,9 @@ class Snapshot(Shape):
         if spec.tombstone_retention_seconds is not None:
             yield "[CONFLICTING_SETTINGS] tombstone_retention_seconds has no effect with shape=Snapshot(…); remove it"
         sql = next((name for name in ("missing", "within") if getattr(self, f"_{name}") is not None), None)
-        if spec.engine == "native" and sql is not None:
+        if spec.engine == "driver" and sql is not None:
             yield (
-                f"[CONFLICTING_SETTINGS] engine='native' does not execute the SQL of {sql} in shape=Snapshot(…); use"
+                f"[CONFLICTING_SETTINGS] engine='driver' does not execute the SQL of {sql} in shape=Snapshot(…); use"
                 " 'auto' or 'spark'"
             )
         keys = sorted(set(self.kept_beside).intersection(spec.keys))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -17,8 +16,6 @@ from stream_merge.shapes import SHAPES
 from stream_merge.shapes.recorded import filled_as
 from stream_merge.spark import environment, places
 from stream_merge.tables.advice import advice
-from stream_merge.tables.delta_rs.eligibility import of_recorded, of_table
-from stream_merge.tables.delta_rs.metrics import files_written
 from stream_merge.tables.delta_rs.table import NativeTable, open_table
 from stream_merge.tables.facts import facts_of
 from stream_merge.tables.merge_on_read import eligibility
@@ -62,11 +59,9 @@ class Explained:
     """Keys that the sink recorded; None where no sink has written yet."""
     shape: str | None
     """What its batches mean; None where no sink has written yet."""
-    native: str | None
-    """Why delta-rs must not write this table; None when it may (on an object store where commits exclude each other, or
-    nobody else writes)."""
-    on_read: str | None
-    """Why it must not be merged on read; None when it may."""
+    driver: str | None
+    """Why the driver must not merge into this table; None when it may (on an object store where commits exclude each
+    other, or nobody else writes)."""
     merges: tuple[MergedVersion, ...]
     """Newest first."""
     others: int
@@ -91,32 +86,28 @@ def explain(target: str, *, last: int = 20, storage_options: Mapping[str, str] |
     keys = snapshot.properties.get(names.KEYS_PROPERTY)
     recorded = snapshot.properties.get(names.SEQUENCE_PROPERTY)
     shape = None if recorded is None else filled_as(recorded)
-    refused = of_table(table, snapshot, "the table") or of_recorded(snapshot)
     commits = table.history(last)
-    merges = tuple(_merges(table, commits))
-    native = _of_shape(shape, by_delta_rs=True) or (None if refused is None else refused.detail)
-    not_on_read = eligibility.of_table(table, snapshot, "the table") or eligibility.of_recorded(snapshot)
+    merges = tuple(_merges(commits))
+    refused = eligibility.of_table(table, snapshot, "the table") or eligibility.of_recorded(snapshot)
+    driver = _refused_shape(shape) or (None if refused is None else refused.detail)
     return Explained(
         version=snapshot.version,
         files=snapshot.files or 0,
         bytes=int(pc.sum(table.files()["size_bytes"]).as_py() or 0),
         keys=keys,
         shape=shape,
-        native=native,
-        on_read=_of_shape(shape, by_delta_rs=False) or (None if not_on_read is None else not_on_read.detail),
+        driver=driver,
         merges=merges,
         others=len(commits) - len(merges),
-        advice=advice(facts_of(table, snapshot, commits, target=target, is_native=native is None)),
+        advice=advice(facts_of(table, snapshot, commits, target=target, is_native=driver is None)),
     )
 
 
-def _of_shape(shape: str | None, *, by_delta_rs: bool) -> str | None:
+def _refused_shape(shape: str | None) -> str | None:
     """Why what a table is filled by cannot be done in the driver."""
     filled = next((one for one in SHAPES if one.name == shape), None)
     if filled is not None and filled.needs_whole_events:
         return f"the table is filled as {shape}, which only Spark merges"
-    if filled is not None and filled.is_whole and by_delta_rs:
-        return f"the table is filled as {shape}, which delta-rs does not merge"
     return None
 
 
@@ -162,7 +153,7 @@ def opened(target: str, storage_options: Mapping[str, str] | None = None) -> Nat
     return table
 
 
-def _merges(table: NativeTable, commits: list[CommitRecord]) -> Iterator[MergedVersion]:
+def _merges(commits: list[CommitRecord]) -> Iterator[MergedVersion]:
     for commit in commits:
         ours = commit.ours
         if ours is None:
@@ -175,14 +166,5 @@ def _merges(table: NativeTable, commits: list[CommitRecord]) -> Iterator[MergedV
             role=str(ours.get("role", "target")),
             engine=str(ours.get("engine", "")),
             plan=str(ours.get("plan", "")),
-            metrics=_with_files(table, commit),
+            metrics=commit.metrics,
         )
-
-
-def _with_files(table: NativeTable, commit: CommitRecord) -> Mapping[str, int]:
-    """A commit's metrics; which files delta-rs has added, tells its text alone, as long as the log has it."""
-    if (commit.ours or {}).get("engine") != "native":
-        return commit.metrics
-    with suppress(FileNotFoundError):
-        return {**commit.metrics, **files_written(table.commit(commit.version))}
-    return commit.metrics

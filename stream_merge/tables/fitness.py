@@ -21,7 +21,6 @@ from stream_merge.spark.jvm import zones
 from stream_merge.spark.log_store import remedy
 from stream_merge.spark.versions import SHIFTS_PARTITION_TIMES
 from stream_merge.tables import spark_table
-from stream_merge.tables.delta_rs.eligibility import of_batch
 from stream_merge.tables.merge_on_read import eligibility
 
 
@@ -59,12 +58,10 @@ def check_target(session: SparkSession, found: TableSnapshot | None, spec: Merge
                 f"[TARGET_IS_APPEND_ONLY] target {spec.target!r} has delta.appendOnly, but a merge updates and deletes;"
                 " unset the property"
             )
-        refused = of_batch(layout) if spec.engine == "native" else None
-        if refused is not None and found.has_vectors:
-            refused = eligibility.of_layout(layout)
+        refused = eligibility.of_layout(layout) if spec.engine == "driver" else None
         if refused is not None:
             problems.append(
-                f"[NATIVE_NOT_POSSIBLE] engine='native' cannot merge this batch: {refused.detail}; use engine='auto' or"
+                f"[DRIVER_NOT_POSSIBLE] engine='driver' cannot merge this batch: {refused.detail}; use engine='auto' or"
                 " 'spark'"
             )
         if layout.type_changes:
@@ -173,17 +170,18 @@ def _shifted_times(
 
 
 def _unpromised_problems(session: SparkSession, spec: MergeSpec, found: TableSnapshot | None) -> Iterable[str]:
-    """Refuse engine='native' on an object store where delta-rs must not write."""
+    """Refuse engine='driver' on an object store where only Spark may write."""
     location = names.normal_path(spec.target) if found is None and names.is_path(spec.target) else None
     location = location if found is None else found.location
-    if spec.engine != "native" or spec.single_writer or location is None or locations.local_path(location) is not None:
+    if spec.engine != "driver" or spec.single_writer or location is None or locations.local_path(location) is not None:
         return
     if object_stores.excludes_delta_rs(session, location, spec.storage_options):
         return
     log_store = remedy(location) if locations.is_on_s3(location) else None
     yield (
-        f"[NATIVE_NOT_POSSIBLE] engine='native' cannot merge into {spec.target!r}: on this object store commits of"
-        " delta-rs and Spark do not exclude each other; set single_writer=True if nobody else writes, or engine='auto'"
+        f"[DRIVER_NOT_POSSIBLE] engine='driver' cannot merge into {spec.target!r}: on this object store commits of"
+        " the driver and of Spark do not exclude each other; set single_writer=True if nobody else writes, or"
+        " engine='auto'"
         f"{'' if log_store is None else f', or {log_store}'}"
     )
 
@@ -218,12 +216,6 @@ def _recorded_problems(found: TableSnapshot, spec: MergeSpec, layout: Layout, *,
 
 
 def _widening_problems(session: SparkSession, found: TableSnapshot, spec: MergeSpec, layout: Layout) -> Iterable[str]:
-    if spec.engine == "native":
-        listed = ", ".join(map(str, layout.type_changes))
-        yield (
-            f"[NATIVE_NOT_POSSIBLE] engine='native' cannot merge into {spec.target!r} once its columns are widened"
-            f" ({listed}): delta-rs does not support type widening; use engine='auto', or rebuild the table"
-        )
     yield from widening.obstacles(layout.type_changes, found.schema, found.properties, session)
 
 

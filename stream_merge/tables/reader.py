@@ -247,7 +247,7 @@ class Store:
                 self._looked_at.add(found)
                 found.snapshot()  # reads the log's file list, too
         except Exception as err:
-            if must_read or (self._spec.engine == "native" and (_is_of_store(err) or isinstance(err, ConfigError))):
+            if must_read or (self._spec.engine == "driver" and (_is_of_store(err) or isinstance(err, ConfigError))):
                 raise
             # Whatever delta-rs cannot read, Spark may: it decides what is wrong with the table.
             why = str(err) if isinstance(err, NotTranslatedError | ConfigError) else type(err).__name__

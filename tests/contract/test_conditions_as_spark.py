@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from stream_merge.engines.merge_on_read.conditions import holds
+from stream_merge.engines.driver.conditions import holds
 from stream_merge.engines.spark import render
 from stream_merge.model import names
 from stream_merge.shapes.clauses import (

@@ -23,7 +23,7 @@ from pyspark.sql import functions as F
 
 from stream_merge import CommitConflictError, ConfigError, MergeMetrics, MergeResult, MergeSink, RetryPolicy
 from stream_merge.engines.in_driver import DriverMerger
-from stream_merge.engines.merge_on_read.merger import MergeOnReadMerger
+from stream_merge.engines.driver.merger import MergeOnReadMerger
 from stream_merge.engines.spark.merger import SparkMerger
 from stream_merge.microbatch import steps
 from stream_merge.microbatch.call import BatchCall

@@ -229,7 +229,7 @@ def test_a_target_made_anew_does_not_meet_the_tombstones_of_the_old_one(
     assert stream.rows() == [(2, 1, "new life")]
     assert remembered(stream) == [(1, 2, False)]
     assert "tombstones_of_dropped_target_discarded" in caplog.text
-    assert "native_engine_failed" not in caplog.text
+    assert "driver_failed" not in caplog.text
 
 
 @pytest.mark.parametrize("place", ["path", "name"])

@@ -37,7 +37,7 @@ ENDED = of_query("query_failed")
 BY_SPARK, BY_DRIVER, ON_READ = (
     of_query("merges_total", f'engine="{name}"') for name in ("spark", "native", "merge_on_read")
 )
-COLUMN, COST = (of_query("native_refusals_total", f'refusal="{name}"') for name in ("column", "cost"))
+COLUMN, COST = (of_query("driver_refusals_total", f'refusal="{name}"') for name in ("column", "cost"))
 SHARE, AWAITING = of_query("target_deleted_rows_ratio"), of_query("target_files_awaiting_compaction")
 CERTIFICATE = of_query("certificate_expiry_timestamp_seconds", 'certificate="kafka"')
 UPKEEP_FAILED, UPKEEP_DONE = (of_query("upkeep_total", f'upkeep="{name}"') for name in ("failed", "done"))

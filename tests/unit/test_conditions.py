@@ -28,10 +28,10 @@ from pyspark.sql.types import (
     VariantType,
 )
 
-from stream_merge.engines.merge_on_read import conditions
-from stream_merge.engines.merge_on_read import values as module
-from stream_merge.engines.merge_on_read.conditions import holds
-from stream_merge.engines.merge_on_read.values import differs
+from stream_merge.engines.driver import conditions
+from stream_merge.engines.driver import values as module
+from stream_merge.engines.driver.conditions import holds
+from stream_merge.engines.driver.values import differs
 from stream_merge.model import names
 from stream_merge.shapes.clauses import (
     Always,

@@ -121,7 +121,7 @@ def test_an_engine_that_was_asked_for_is_never_replaced(
 ) -> None:
     with pytest.raises(ConfigError) as raised:
         started(monkeypatch, *engines, asked="native")
-    assert raised.value.code == "NATIVE_NOT_POSSIBLE"
+    assert raised.value.code == "DRIVER_NOT_POSSIBLE"
     assert f"engine='native' cannot merge this batch: {reason}; use engine='auto' or 'spark'" in str(raised.value)
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from on_read_target import Target
 
-from stream_merge.engines.merge_on_read import compact as module
-from stream_merge.engines.merge_on_read.compact import compact
-from stream_merge.engines.merge_on_read.memory import BASE_BYTES
+from stream_merge.engines.driver import compact as module
+from stream_merge.engines.driver.compact import compact
+from stream_merge.engines.driver.memory import BASE_BYTES
 from stream_merge.tables.delta_rs.table import open_table
 from stream_merge.tables.merge_on_read.compaction import TOGETHER
 

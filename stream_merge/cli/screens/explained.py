@@ -18,9 +18,8 @@ def show(explained: Explained, target: str, *, console: Console) -> None:
         highlight=False,
         soft_wrap=True,
     )
-    for way, refused in (("native engine", explained.native), ("merge-on-read", explained.on_read)):
-        may = "may write this table" if refused is None else f"must not write it: {refused}"
-        console.print(f"{way}: {escape(may)}", highlight=False, soft_wrap=True)
+    may = "may merge into this table" if explained.driver is None else f"must not merge into it: {explained.driver}"
+    console.print(f"driver: {escape(may)}", highlight=False, soft_wrap=True)
     for merge in explained.merges:
         console.print(escape(_lines(merge)), highlight=False, soft_wrap=True)
     looked_at = len(explained.merges) + explained.others

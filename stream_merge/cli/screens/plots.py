@@ -60,7 +60,7 @@ _FATES = {
     "stale": _YELLOW,
     "quarantined": _PURPLE,
 }
-_ENGINES = {"native": _BLUE, "merge_on_read": _CYAN, "spark": _RED}
+_ENGINES = {"driver": _BLUE, "spark": _RED}
 _PHASES = {
     "read": "#77aadd",
     "prepare": _CYAN,
@@ -137,8 +137,7 @@ def plots(history: TableHistory) -> Iterator[Plot]:
         )
         yield Plot(
             title="Engines",
-            how_to_read="Batches by the engine that merged them: native and merge_on_read run in the driver and take"
-            " tenths of a second, spark takes seconds.",
+            how_to_read="Batches by the engine that merged them: driver takes tenths of a second, spark takes seconds.",
             svg=_stacked(batches, batches.sums(lambda one: {one.engine: 1}, ENGINES), "batches", _ENGINES),
         )
         yield Plot(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pyspark.sql import SparkSession
 
 from stream_merge.engines import tombstones
-from stream_merge.engines.base import Choice, Execution, MergeJob
+from stream_merge.engines.base import Choice, Execution, MergeJob, Way
 from stream_merge.engines.costs import favours_deletion_vectors
 from stream_merge.engines.spark.merger import SparkMerger
 from stream_merge.engines.spark.pruning import Pruning
@@ -22,8 +22,11 @@ class Spark:
     """Delta's MERGE on the executors."""
 
     name = "spark"
-    said = "Spark"
     in_driver = False
+
+    def way(self, job: MergeJob) -> Way:
+        """As Delta's MERGE."""
+        return "spark"
 
     def reads(self, spec: MergeSpec, store: Store, session: SparkSession, found: TableSnapshot) -> bool:
         """Any table."""

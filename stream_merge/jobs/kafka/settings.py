@@ -248,7 +248,7 @@ class QuerySettings(Model):
     schema_evolution: SchemaEvolution = True
     on_column_default: Literal["warn", "fill"] = "warn"
     """What rows from before a new column get where its schema block has a default."""
-    engine: Literal["auto", "spark", "native"] = "auto"
+    engine: Literal["auto", "spark", "driver"] = "auto"
     table_properties: Mapping[str, str] = Field(default_factory=dict)
     """Of a target that the job creates."""
     target_filter: str | None = None

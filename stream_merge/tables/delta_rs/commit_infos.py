@@ -6,8 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from stream_merge.model.snapshot import CommitRecord
-from stream_merge.tables.delta_rs.metrics import metrics_of
+from stream_merge.model.snapshot import CommitRecord, metrics_of_history
 
 
 def newest_first(commit: Callable[[int], bytes], version: int) -> Iterator[dict[str, Any]]:
@@ -37,5 +36,5 @@ def record(commit: Mapping[str, Any]) -> CommitRecord:
         version=int(commit["version"]),
         timestamp_ms=commit.get("timestamp"),
         user_metadata=commit.get("userMetadata"),
-        metrics=metrics_of(commit.get("operationMetrics") or {}),
+        metrics=metrics_of_history(commit.get("operationMetrics") or {}),
     )

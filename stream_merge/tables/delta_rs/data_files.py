@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import json
 import string
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -55,32 +54,6 @@ def misnamed(files: pa.Table) -> str | None:
 
 def _is_plain(path: str) -> bool:
     return not path.startswith("/") and path == quote(unquote(path), safe=_NOT_ENCODED)
-
-
-def strays(commit: bytes, live: pa.ChunkedArray) -> list[str]:
-    """The paths that a commit (the text of its file in the log) removes although no live file has them."""
-    removed = [json.loads(line)["remove"]["path"] for line in commit.splitlines() if line.startswith(b'{"remove"')]
-    paths = pa.array(removed, pa.string())
-    found: list[str] = paths.filter(pc.invert(pc.is_in(paths, live))).to_pylist()
-    return found
-
-
-def stray_problem(commit: bytes, live: pa.ChunkedArray, *, version: int, location: str) -> str | None:
-    """What is wrong with a merge that removes files (`strays`) which the table at a location did not hold; or None."""
-    stray = strays(commit, live)
-    if not stray:
-        return None
-    return (
-        f"[FILES_NOT_REMOVED] version {version} of {location!r} removes file(s) {stray[:3]!r} not in the"
-        f" table, so replaced rows remain; restore version {version - 1}, then merge again with engine='spark' and a"
-        " new checkpoint or app_id"
-    )
-
-
-def adds_escaped(commit: bytes) -> bool:
-    """Whether a commit (the text of its file in the log) adds a file under a path with a character that URLs escape."""
-    actions = (json.loads(line) for line in commit.splitlines() if line.startswith((b'{"add"', b'{"cdc"')))
-    return any("%" in action["path"] for of_kind in actions for action in of_kind.values())
 
 
 class Times:

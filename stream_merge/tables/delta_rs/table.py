@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
@@ -15,29 +14,19 @@ import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.fs import DeltaStorageHandler
-from deltalake.table import TableMerger
 from pyspark.sql.types import StructType
 
-from stream_merge.errors import StreamMergeError
-from stream_merge.model.logs import tell
 from stream_merge.model.snapshot import CommitRecord, TableSnapshot
 from stream_merge.tables.delta_rs import checkpoints, commit_infos
-from stream_merge.tables.delta_rs.data_files import Times, stray_problem, unambiguous
+from stream_merge.tables.delta_rs.data_files import Times, unambiguous
 from stream_merge.tables.delta_rs.held_columns import HeldColumns
 from stream_merge.tables.delta_rs.kept import Before, KeptRows, KeptTransactions, Postponed
-from stream_merge.tables.delta_rs.metrics import as_merge_metrics, files_written
 from stream_merge.tables.delta_rs.newest import ListedLateError, added, look, new
 from stream_merge.tables.delta_rs.objects import AT_ONCE, Objects
 from stream_merge.tables.delta_rs.panics import no_panics
 from stream_merge.tables.delta_rs.protocol import Protocol
 from stream_merge.tables.delta_rs.views import unsliced, without_views
-from stream_merge.tables.delta_rs.widths import Widths
 from stream_merge.tables.delta_rs.writing import NO_HOOKS, commit_properties, parquet
-
-log = logging.getLogger(__name__)
-
-Merger = TableMerger
-"""What the clauses of a merge are added to."""
 
 
 class NativeTable:
@@ -72,8 +61,6 @@ class NativeTable:
         """What is known of how its files hold the columns."""
         self.times = Times(self.opened)
         """What is known of how its files were written."""
-        self.widths = Widths(self.opened)
-        """What is known of how wide its rows are."""
         self._open()
 
     def is_at(self, location: str, storage_options: Mapping[str, str] | None) -> bool:
@@ -154,7 +141,7 @@ class NativeTable:
             properties=properties,
             files=self.files().num_rows,
             transaction=self.transaction,
-            read_by="native",
+            read_by="driver",
         )
 
     @property
@@ -205,67 +192,6 @@ class NativeTable:
         """The commits in a range of versions, newest first."""
         found = self.history(max(0, self.version - newer_than))
         return [commit for commit in found if newer_than < commit.version <= up_to]
-
-    @no_panics
-    def merge(
-        self,
-        source: pa.Table,
-        predicate: str,
-        build: Callable[[TableMerger], TableMerger],
-        *,
-        transaction: tuple[str, int] | None,
-        user_metadata: str,
-    ) -> dict[str, int]:
-        """Merge on the handle's very version (aliases `s` and `t`); any newer commit makes it lose.
-
-        Returns: delta-rs' own metrics under Delta's names, and the files that the commit names.
-        """
-        merger = self._table.merge(
-            unsliced(source),
-            predicate,
-            source_alias="s",
-            target_alias="t",
-            streamed_exec=True,
-            **parquet(*self._described()[1:3]),
-            commit_properties=commit_properties(transaction, user_metadata),
-            post_commithook_properties=NO_HOOKS,
-        )
-        before = self._before()
-        with self.lock():
-            metrics = as_merge_metrics(build(merger).execute())
-        written = b""
-        if self.version != before.version:
-            written = self._expect_removed(self.version, before.live)
-            self._has_written(before, transaction)
-        return metrics | files_written(written)
-
-    def _expect_removed(self, version: int, live: pa.ChunkedArray) -> bytes:
-        """Hold a commit, whose text it returns, against the log: a file removed under another name than it has stays.
-
-        delta-rs itself does not notice (1.6): it compares decoded paths.
-        """
-        text = self.commit(version)
-        problem = stray_problem(text, live, version=version, location=self.location)
-        if problem is not None:
-            raise StreamMergeError(problem, target=self.location)
-        return text
-
-    @no_panics
-    def expect_removed(self, version: int) -> None:
-        """Hold a merge of before, by delta-rs, against the log, as each is after its commit.
-
-        Cost: the table is opened at the version before it.
-
-        Raises:
-            StreamMergeError: rows that it replaces are still there, or were until somebody restored the table.
-        """
-        try:
-            before = DeltaTable(self.location, version=version - 1, storage_options=self._options)
-            live = pa.table(before.get_add_actions(flatten=True))["path"]
-        except Exception as err:
-            tell(log.warning, "commit_not_held_against_log", table=self.location, version=version, error=str(err))
-            return
-        self._expect_removed(version, live)
 
     @no_panics
     def append(self, rows: pa.Table, *, transaction: tuple[str, int] | None, user_metadata: str | None = None) -> None:
@@ -358,11 +284,6 @@ class NativeTable:
             with suppress(Exception):  # of what is not as expected
                 return self.objects.rows(self.files(), pa.schema(self._table.schema().to_arrow()))
         return self.query("SELECT * FROM log")
-
-    @no_panics
-    def changes(self, version: int) -> pa.Table:
-        """The change feed of one version."""
-        return pa.table(self._table.load_cdf(starting_version=version, ending_version=version).read_all())
 
     @no_panics
     def committed(self, transaction: tuple[str, int] | None) -> None:

@@ -38,7 +38,9 @@ from stream_merge.tables.merge_on_read.statistics import maps_columns, statistic
 
 CHANGE_TYPE = "_change_type"
 OWN_PREFIX = "on-read-"
-"""What the names of data files of merge-on-read begin with: they may be put together without being asked for."""
+"""Prefix of data files of new rows: they may be compacted without being asked for."""
+OTHERS_PREFIX = "part-"
+"""Prefix of data files that replace other writers' files, as Spark's names have it."""
 CHANGE_FOLDER = "_change_data"
 _CHANGE_FIELD = StructField(CHANGE_TYPE, StringType(), nullable=False)
 _MOST_ROWS = 1 << 20
@@ -71,6 +73,7 @@ def write_data_file(
     partition: Mapping[str, str | None],
     properties: Mapping[str, str],
     now_ms: int,
+    prefix: str = OWN_PREFIX,
 ) -> dict[str, Any]:
     """Write rows of one partition to a new data file.
 
@@ -82,6 +85,7 @@ def write_data_file(
         partition: as the log has it, by names in files; the table's partition columns in their order.
         properties: of the table.
         now_ms: milliseconds since 1970, the file's time in the log.
+        prefix: of the file's name.
 
     Returns:
         The body of the `add` action.
@@ -95,7 +99,7 @@ def write_data_file(
     _refuse(rows, data, partitioned, partition)
     stats = statistics(rows, data, properties)
     values = {name: value or None for name, value in partition.items()}
-    name = f"{OWN_PREFIX}{uuid.uuid4()}.snappy.parquet"
+    name = f"{prefix}{uuid.uuid4()}.snappy.parquet"
     file = _written(root, _folder("", values) / name, as_stored(rows, data, properties), values)
     return {**file, "modificationTime": now_ms, "dataChange": True, "stats": stats}
 

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from stream_merge.model.results import Mode
 from stream_merge.model.snapshot import VECTORS_PROPERTY, is_on
 from stream_merge.tables.whitelist import CONSTRAINT, OTHER_READERS
 
@@ -112,15 +113,16 @@ def refusal(
     versions = reader_version, writer_version
     if reader_version > _NAMED_FEATURES[0] or writer_version > _NAMED_FEATURES[1]:
         return f"the target has protocol {versions}, which is newer than Delta 4.4's {_NAMED_FEATURES}"
-    if versions != _NAMED_FEATURES or DELETION_VECTORS not in features:
-        return f"the target's deletion vectors are off (its protocol {versions} does not have {DELETION_VECTORS})"
-    if not is_on(properties, VECTORS_PROPERTY):
-        return f"the target's deletion vectors are off ({VECTORS_PROPERTY} is not true)"
     unproven = [f"{name} ({why})" for name, why in _unproven(features)]
     if unproven:
         return f"the target uses {', '.join(unproven)}"
     demands = [f"{name} = {properties[name]!r} {what}" for name, what in _demands(properties)]
     return f"the target's {', and '.join(demands)}" if demands else None
+
+
+def mode_of(features: Collection[str], properties: Mapping[str, str]) -> Mode:
+    """How rows are removed: by deletion vectors where the table has them, else by writing their files again."""
+    return "mark" if DELETION_VECTORS in features and is_on(properties, VECTORS_PROPERTY) else "rewrite"
 
 
 def _unproven(features: Collection[str]) -> Iterator[tuple[str, str]]:

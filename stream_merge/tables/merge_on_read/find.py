@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import duckdb
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from pyroaring import BitMap64
 from pyspark.sql.types import BinaryType, StructField, StructType, TimestampNTZType, TimestampType
 
@@ -28,8 +30,8 @@ OWN_COLUMNS = frozenset({"filename", "file_row_number", "file_index"})
 """What DuckDB (1.5) calls its own columns, in any case; a table's columns must not be called so."""
 _UTC, _LOCAL = pa.timestamp("us", tz="UTC"), pa.timestamp("us")
 _EVENTS = "__stream_merge_events"
-_ROWS_AT_A_TIME = 512
-"""Nobody knows how wide rows are before they are there: a footer tells how they are encoded."""
+_LEAST_ROWS, _MOST_ROWS, _ENCODED_BYTES = 512, 65_536, 16 << 20
+"""Rows that are read at a time: as many as take so many bytes, by what footers tell of how they are encoded."""
 _SETTINGS = {
     "autoinstall_known_extensions": "false",
     "autoload_known_extensions": "false",
@@ -103,18 +105,22 @@ def find(
             on = on if has_keys else ["FALSE"]
             con.register(_EVENTS, pa.table({EVENT: events_of, **values}))
             read = [field for field in held if field in kept.fields]
-            rows = _read(
-                con.sql(_query(paths, read, on, others=others)), sum(table.nbytes for table in found), room_for
-            )
+            query = con.sql(_query(paths, read, on, others=others))
+            at_a_time = _rows_at_a_time([candidates[number] for number in group])
+            rows = _read(query.to_arrow_reader(at_a_time), sum(table.nbytes for table in found), room_for)
             at = pc.index_in(rows[FILE], value_set=pa.array(paths, rows[FILE].type))
             rows = rows.set_column(1, FILE, pa.array(group, pa.int64()).take(at))
             found.append(_with_columns(rows, read, kept, first).cast(wanted))
     return pa.concat_tables(found).combine_chunks()
 
 
-def _read(query: duckdb.DuckDBPyRelation, before: int, room_for: Callable[[int], object]) -> pa.Table:
+def _rows_at_a_time(files: Sequence[Candidate]) -> int:
+    widest = max(1.0, *(one.footer.row_bytes for one in files))
+    return int(min(max(_ENCODED_BYTES / widest, _LEAST_ROWS), _MOST_ROWS))
+
+
+def _read(reader: pa.RecordBatchReader, before: int, room_for: Callable[[int], object]) -> pa.Table:
     """The rows of a query, a few at a time while there is room for them and for the bytes of those before."""
-    reader = query.to_arrow_reader(_ROWS_AT_A_TIME)
     batches = []
     for batch in reader:
         batches.append(batch)
@@ -123,27 +129,32 @@ def _read(query: duckdb.DuckDBPyRelation, before: int, room_for: Callable[[int],
     return pa.Table.from_batches(batches, reader.schema)
 
 
-def rows_of(
-    root: Path, candidate: Candidate, dead: BitMap64, schema: StructType, *, room_for: Callable[[int], object]
-) -> pa.Table:
-    """The live rows of a file, in their order, with all columns of the table.
+def live_rows(root: Path, candidate: Candidate, dead: BitMap64, schema: StructType) -> Iterator[pa.Table]:
+    """The rows of a file that are not deleted, in their order and a few at a time, with all columns of the table.
 
     Args:
         root: folder of the table.
         candidate: the file.
         dead: positions of its deleted rows.
         schema: of the table.
-        room_for: as for `find`.
 
     Raises:
-        duckdb.Error, OSError: the file cannot be read.
+        pa.ArrowException, OSError: the file cannot be read.
     """
     held = _held(schema, candidate)
-    with _connections.cursor() as con:
-        rows = _read(con.sql(_query([os.fspath(root / candidate.path)], held, None)), 0, room_for)
-    if len(dead):
-        rows = rows.filter(pc.invert(pc.is_in(rows[POSITION], value_set=pa.array(dead, pa.int64()))))
-    return _with_columns(rows, held, schema, candidate).drop_columns([EVENT, FILE, POSITION])
+    names = [name_in_files(field) for field in held]
+    # A dot in a name would mean a field of a struct there.
+    chosen = None if any("." in name for name in names) else names
+    live = np.ones(candidate.footer.rows, dtype=bool)
+    live[np.fromiter(dead, np.int64, len(dead))] = False
+    first = 0
+    with pq.ParquetFile(root / candidate.path, memory_map=True, coerce_int96_timestamp_unit="us") as file:
+        for batch in file.iter_batches(_rows_at_a_time([candidate]), columns=chosen, use_threads=False):
+            kept = live[first : first + batch.num_rows]
+            first += batch.num_rows
+            rows = batch if kept.all() else batch.filter(pa.array(kept))
+            read = {field.name: pa.chunked_array([rows.column(name)]) for field, name in zip(held, names, strict=True)}
+            yield pa.table(_columns(read, schema, candidate, rows.num_rows))
 
 
 def _held(schema: StructType, file: Candidate) -> list[StructField]:
@@ -185,16 +196,15 @@ def _key_columns(
     return columns, on or ["TRUE"]
 
 
-def _query(paths: Sequence[str], held: Sequence[StructField], on: Sequence[str] | None, *, others: bool = False) -> str:
-    """The rows of files that an event is joined to, with `others` all; on None: all without events, in their order."""
+def _query(paths: Sequence[str], held: Sequence[StructField], on: Sequence[str], *, others: bool) -> str:
+    """The rows of files that an event is joined to, with `others` all."""
     selected = "".join(f", t.{sql.quote(name_in_files(field))} AS c{i}" for i, field in enumerate(held))
     files = ", ".join(sql.text(path) for path in paths)
-    event = "NULL" if on is None else "e." + EVENT
     join = "LEFT JOIN" if others else "JOIN"
-    rest = "ORDER BY t.file_row_number" if on is None else f"{join} {_EVENTS} AS e ON {' AND '.join(on)}"
     return (
-        f"SELECT {event} AS {EVENT}, t.filename AS {FILE}, t.file_row_number AS {POSITION}{selected}"
-        f" FROM read_parquet([{files}], file_row_number = true, filename = true, hive_partitioning = false) AS t {rest}"
+        f"SELECT e.{EVENT}, t.filename AS {FILE}, t.file_row_number AS {POSITION}{selected}"
+        f" FROM read_parquet([{files}], file_row_number = true, filename = true, hive_partitioning = false) AS t"
+        f" {join} {_EVENTS} AS e ON {' AND '.join(on)}"
     )
 
 
@@ -202,16 +212,23 @@ def _with_columns(rows: pa.Table, held: Sequence[StructField], schema: StructTyp
     """All columns of the table: as read (`c0`, `c1`, …), as the partition says, or NULL."""
     made = {name: rows[name] for name in (EVENT, FILE, POSITION)}
     read = {field.name: rows[f"c{i}"] for i, field in enumerate(held)}
+    return pa.table({**made, **_columns(read, schema, file, rows.num_rows)})
+
+
+def _columns(
+    read: Mapping[str, pa.ChunkedArray], schema: StructType, file: Candidate, rows: int
+) -> dict[str, pa.ChunkedArray]:
+    made = {}
     for field in schema.fields:
         dtype, name = arrow_type(field.dataType), name_in_files(field)
         if field.name in read:
             chunks = [conformed(chunk, field.dataType) for chunk in read[field.name].chunks]
             made[field.name] = pa.chunked_array(chunks, dtype)
         elif name in file.partition:
-            made[field.name] = pa.repeat(partitions.typed(file.partition[name], field.dataType), rows.num_rows)
+            made[field.name] = pa.repeat(partitions.typed(file.partition[name], field.dataType), rows)
         else:
-            made[field.name] = pa.nulls(rows.num_rows, dtype)
-    return pa.table(made)
+            made[field.name] = pa.nulls(rows, dtype)
+    return made
 
 
 class _Connections:

@@ -14,7 +14,6 @@ from pyspark.sql.types import StructType
 
 from stream_merge.tables.delta_rs.data_files import counts_days_otherwise, holds_times
 from stream_merge.tables.delta_rs.held_columns import Types, columns_of_file
-from stream_merge.tables.delta_rs.widths import row_bytes
 
 _MOST_KNOWN = 100_000
 GLOB = re.compile(r"[*?\[{]")
@@ -87,7 +86,13 @@ class Footers:
             problem = "has dates or times in the calendar of Spark 2" if old else held.problem(self._fields)
             return Footer(
                 rows=file.metadata.num_rows,
-                row_bytes=row_bytes(file.metadata),
+                row_bytes=_row_bytes(file.metadata),
                 types=self._types.setdefault(held.types, held.types),  # one copy for all files that a writer made
                 problem=None if problem is None else f"file {path!r} {problem}",
             )
+
+
+def _row_bytes(footer: pq.FileMetaData) -> float:
+    """Of a row of a file on average, as it is encoded but not compressed."""
+    groups = (footer.row_group(i) for i in range(footer.num_row_groups))
+    return float(sum(group.total_byte_size for group in groups) / max(footer.num_rows, 1))

@@ -47,6 +47,11 @@ class MergeOnReadTable:
         self._columns = (snapshot.schema, snapshot.partition_columns)
         self._footers = Footers(self.folder.opened, *self._columns)
 
+    def expands(self, file: Touched, row_bytes: int) -> None:
+        """Learn how many bytes in memory the rows of a file take."""
+        encoded = file.candidate.footer.row_bytes * file.candidate.footer.rows
+        self.expansion = max(self.expansion, row_bytes / max(encoded, 1))
+
     def touched(self, native: NativeTable, snapshot: TableSnapshot, bounds: KeyBounds) -> Sequence[Touched]:
         """The files that may hold keys within the bounds, at the handle's version.
 

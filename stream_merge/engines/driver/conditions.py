@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
-from stream_merge.engines.merge_on_read.values import (
+from stream_merge.engines.driver.values import (
     check_alike,
     check_known_type,
     differ,

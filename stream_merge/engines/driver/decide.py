@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import StructType
 
-from stream_merge.engines.merge_on_read.conditions import holds
+from stream_merge.engines.driver.conditions import holds
 from stream_merge.shapes.clauses import (
     Always,
     Assignments,
@@ -48,6 +48,11 @@ class Decision:
     def changes_nothing(self) -> bool:
         """Whether the table stays as it is."""
         return not self.gone.num_rows and not self.inserted.num_rows
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all its rows."""
+        return sum(int(rows.nbytes) for rows in (self.before, self.after, self.deleted, self.inserted))
 
 
 def decide(

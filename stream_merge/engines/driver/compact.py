@@ -10,8 +10,8 @@ from contextlib import closing
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from stream_merge.engines.driver.memory import BASE_BYTES
 from stream_merge.engines.memory import Promise
-from stream_merge.engines.merge_on_read.memory import BASE_BYTES
 from stream_merge.model.logs import tell
 from stream_merge.model.results import ReadDebt, Tidied, Upkeep
 from stream_merge.model.snapshot import UPKEEP_METADATA, TableSnapshot
@@ -21,7 +21,7 @@ from stream_merge.tables.live_files import decoded
 from stream_merge.tables.merge_on_read import commit, eligibility, vectors
 from stream_merge.tables.merge_on_read.compaction import Stored, rounds
 from stream_merge.tables.merge_on_read.data_file import write_data_file
-from stream_merge.tables.merge_on_read.find import rows_of
+from stream_merge.tables.merge_on_read.find import live_rows
 from stream_merge.tables.merge_on_read.table import MergeOnReadTable, Touched, sizes_of, table_of
 
 log = logging.getLogger(__name__)
@@ -111,28 +111,23 @@ def _affordable(table: MergeOnReadTable, files: Sequence[Touched], promise: Prom
     return ()
 
 
-class _NoRoomError(Exception):
-    """There is no memory for more rows."""
-
-
 def _rows(
     table: MergeOnReadTable, snapshot: TableSnapshot, files: Sequence[Touched], promise: Promise
 ) -> Sequence[pa.Table]:
     """The live rows of the files, one after the other, of as many as there turns out to be memory for."""
     found: list[pa.Table] = []
+    total = 0
     for one in files:
-        before = sum(part.nbytes for part in found)
-
-        def room_for(row_bytes: int, one: Touched = one, before: int = before) -> None:
-            table.expansion = max(table.expansion, row_bytes / max(_encoded_bytes(one), 1))
-            if promise.cover(BASE_BYTES + _COPIES * (before + row_bytes)) is not None:
-                raise _NoRoomError
-
-        dead = vectors.of(one.add, table.folder.root)
-        try:
-            found.append(rows_of(table.folder.root, one.candidate, dead, snapshot.schema, room_for=room_for))
-        except _NoRoomError:
-            break
+        before, parts = total, []
+        for part in live_rows(
+            table.folder.root, one.candidate, vectors.of(one.add, table.folder.root), snapshot.schema
+        ):
+            parts.append(part)
+            total += part.nbytes
+            table.expands(one, total - before)
+            if promise.cover(BASE_BYTES + _COPIES * total) is not None:
+                return found
+        found.append(pa.concat_tables(parts))
     return found
 
 

@@ -1,1 +1,0 @@
-"""The merge by delta-rs, in the driver."""

@@ -1,0 +1,126 @@
+"""The driver as an engine: where it may merge, and what it needs."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from stream_merge.engines import tombstones
+from stream_merge.engines.base import Choice, Execution, MergeJob
+from stream_merge.engines.driver.compact import compact
+from stream_merge.engines.driver.memory import memory_before, refusal_of_memory
+from stream_merge.engines.driver.merger import DriverMerger
+from stream_merge.engines.driver.write import rewritten_bytes
+from stream_merge.engines.memory import Promise
+from stream_merge.model.results import Mode, Refusal
+from stream_merge.model.settings import MergeSpec
+from stream_merge.model.snapshot import TableSnapshot
+from stream_merge.shapes import shape_of
+from stream_merge.shapes.layout import Layout
+from stream_merge.spark.errors import exceeds_driver_results
+from stream_merge.tables.delta_rs.eligibility import of_log
+from stream_merge.tables.merge_on_read.eligibility import of_clauses, of_events, of_files, of_layout, of_table
+from stream_merge.tables.merge_on_read.features import mode_of
+from stream_merge.tables.merge_on_read.table import sizes_of, table_of
+from stream_merge.tables.reader import Store
+from stream_merge.tables.whitelist import Ineligible
+
+
+class Driver:
+    """The merge in the driver process, for tables and batches for which it is proven to do what Spark does."""
+
+    name = "driver"
+    in_driver = True
+
+    def way(self, job: MergeJob) -> Mode:
+        """By deletion vectors where the table has them."""
+        return "rewrite" if job.table is None else mode_of(job.table.protocol.features, job.target.properties)
+
+    def reads(self, spec: MergeSpec, store: Store, session: SparkSession, found: TableSnapshot) -> bool:
+        """What it can write as well."""
+        if spec.target_filter is not None or found.read_by != "driver":
+            return False
+        return of_table(store.handle(session, spec.target), found, "target") is None
+
+    def takes(self, layout: Layout) -> bool:
+        """What Arrow evaluates as Spark does."""
+        return of_layout(layout) is None
+
+    def obstacle(self, job: MergeJob) -> Ineligible | None:
+        """Columns, features and places that are not proven."""
+        if job.spec.target_filter is not None:
+            return Ineligible(reason="filter", detail="target_filter is SQL, which only Spark executes")
+        refused = of_layout(job.layout) or of_table(job.table, job.target, "the target")
+        if refused is None:
+            clauses = shape_of(job.spec).clauses(job.layout, job.spec, deletes=True, upserts=True)
+            refused = of_clauses(clauses)
+        if refused is None and job.log_snapshot is not None and job.log is None:
+            refused = Ineligible(reason="storage", detail="the tombstone table is not where the driver can read it")
+        return refused or tombstones.obstacle(job)
+
+    def start(self, job: MergeJob, why: str, refusal: Refusal | None) -> Execution | Ineligible:
+        """Files, memory and the very values are looked at now."""
+        if job.table is None:
+            return Ineligible(reason="storage", detail="the target is not where it can be read")
+        table = job.table
+        try:
+            known = table_of(table, job.target)
+            touched = known.touched(table, job.target, job.batch.bounds)
+            too_many = known.folder.obstacle(sizes_of(touched))
+        except Exception as err:
+            detail = f"the target's files could not be looked into ({type(err).__name__}: {err})"
+            return Ineligible(reason="storage", detail=detail)
+        refused = of_files(touched, "the target")
+        if refused is None and too_many is not None:
+            refused = Ineligible(reason="storage", detail=too_many)
+        if refused is None and job.log is not None and job.log_snapshot is not None:
+            refused = of_log(job.layout, job.log, job.log_snapshot)
+        if refused is not None:
+            return refused
+        mode = self.way(job)
+        rewriting = rewritten_bytes(known, touched) if mode == "rewrite" else 0
+        need = partial(memory_before, job.work, touched, rewriting=rewriting, is_whole=job.layout.is_whole)
+        promise = Promise(job.spec.native_memory_bytes)
+        version = table.version
+        try:
+            refused = refusal_of_memory(promise, need(None))
+            events = _events(job) if refused is None else refused
+            if isinstance(events, pa.Table):
+                refused = refusal_of_memory(promise, need(events.nbytes))
+                refused = refused or of_events(events, job.target.partition_columns)
+                refused = refused or tombstones.obstacle_in(events, job)
+            if refused is not None or not isinstance(events, pa.Table):
+                promise.close()
+                return refused or events
+            return Execution(
+                choice=Choice(engine=self.name, mode=mode, why=why, refusal=refusal),
+                merger=DriverMerger(
+                    spec=job.spec,
+                    target=table,
+                    layout=job.layout,
+                    events=events,
+                    bounds=job.batch.bounds,
+                    prepared_for=job.target.table_id,
+                    chosen_at=version,
+                    promise=promise,
+                ),
+                tombstones=tombstones.by_delta_rs(job, events) if job.spec.tombstones else None,
+                in_driver=True,
+                only_spark=False,
+                tidy=partial(compact, table, job.spec.native_memory_bytes),
+                release=promise.close,
+            )
+        except BaseException:
+            promise.close()
+            raise
+
+
+def _events(job: MergeJob) -> pa.Table | Ineligible:
+    try:
+        return job.batch.rows.arrow()
+    except Exception as err:
+        if not exceeds_driver_results(err):
+            raise
+        return Ineligible(reason="memory", detail="the events exceed spark.driver.maxResultSize")

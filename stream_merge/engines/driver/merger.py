@@ -1,0 +1,290 @@
+"""The merge in the driver: rows of the batch's keys leave their files, what becomes of them goes into new ones."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from functools import cached_property
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stream_merge.engines.base import CommitTag, MergeReport
+from stream_merge.engines.driver.conditions import NotReadError
+from stream_merge.engines.driver.decide import Decision, decide
+from stream_merge.engines.driver.memory import memory_needed, refusal_of_memory
+from stream_merge.engines.driver.needed import needed
+from stream_merge.engines.driver.write import Attempt, DeadRows, rewritten_bytes
+from stream_merge.engines.memory import Promise
+from stream_merge.model import names
+from stream_merge.model.settings import MergeSpec
+from stream_merge.model.snapshot import CommitRecord, TableSnapshot, expect_not_replaced, is_applied
+from stream_merge.shapes import shape_of
+from stream_merge.shapes.base import Copied
+from stream_merge.shapes.clauses import Clause, Delete, DeleteMissing, Newer
+from stream_merge.shapes.key_bounds import KeyBounds
+from stream_merge.shapes.layout import Layout
+from stream_merge.spark import columns
+from stream_merge.tables.delta_rs.table import NativeTable
+from stream_merge.tables.merge_on_read import commit, eligibility
+from stream_merge.tables.merge_on_read.features import mode_of
+from stream_merge.tables.merge_on_read.find import find
+from stream_merge.tables.merge_on_read.table import MergeOnReadTable, Touched, sizes_of, table_of
+from stream_merge.tables.tombstones.delta_rs import NativeHits
+from stream_merge.tables.whitelist import Ineligible
+
+
+class NoLongerEligibleError(RuntimeError):
+    """The merge must not go on in the driver; nothing was written.
+
+    Args:
+        refused: another writer has changed the table, or its rows are larger than thought.
+    """
+
+    def __init__(self, refused: Ineligible) -> None:
+        super().__init__(refused.detail)
+        self.refused = refused
+
+
+class DriverMerger:
+    """Merges one batch.
+
+    Args:
+        spec: the sink's settings.
+        target: the table.
+        layout: how the batch's columns map onto it.
+        events: `Rows.arrow` of the batch, one row per key.
+        bounds: least and greatest keys.
+        prepared_for: Delta table id of the target when the batch was prepared.
+        chosen_at: version of the target for which the engine was eligible.
+        promise: of the memory that it may take.
+    """
+
+    def __init__(
+        self,
+        *,
+        spec: MergeSpec,
+        target: NativeTable,
+        layout: Layout,
+        events: pa.Table,
+        bounds: KeyBounds,
+        prepared_for: str,
+        chosen_at: int,
+        promise: Promise,
+    ) -> None:
+        self._spec = spec
+        self._table = target
+        self._layout = layout
+        self._events = events
+        self._bounds = bounds
+        self._prepared_for = prepared_for
+        self._chosen_at = chosen_at
+        self._promise = promise
+        self._has_tried = False
+        self._repairs = False
+        self._written: dict[int, Mapping[str, pa.Table]] = {}
+        """Keys of the rows inserted and updated, by the version that an attempt was to commit."""
+
+    def merge(self, hits: NativeHits | None, tag: CommitTag) -> MergeReport:
+        """One merge in one commit: what the shape makes of each event that no tombstone refuses."""
+        events = self._events if hits is None else hits.live(self._events)
+        any_delete = bool(pc.any(events[names.DELETE_COLUMN]).as_py())
+        any_upsert = not bool(pc.all(events[names.DELETE_COLUMN]).as_py())
+        wanted = shape_of(self._spec).clauses(self._layout, self._spec, deletes=any_delete, upserts=any_upsert)
+        report = self._commit(events, wanted, tag)
+        if report.version is None and not report.already_applied and any_delete and self._has_moved():
+            return self._commit(events, wanted, tag)
+        return report
+
+    def repair(self, late: NativeHits, tag: CommitTag) -> MergeReport:
+        """One merge that only deletes, whatever memory it takes: the upserts that it undoes are committed already."""
+        self._repairs = True
+        older = Delete(when=Newer())  # the tombstone than the row
+        return self._commit(late.refused_entries(), [older], tag)
+
+    def find(self) -> TableSnapshot | None:
+        """The target, freshly loaded."""
+        self._table.refresh()
+        return self._table.snapshot()
+
+    def history(self, *, newer_than: int, up_to: int) -> Sequence[CommitRecord]:
+        """Its commits in a range of versions, newest first."""
+        return self._table.commits(newer_than, up_to)
+
+    def counted_as(self, late: NativeHits, version: int) -> Mapping[str, int]:
+        """How many of the refused keys this merger inserted and updated in a version; nothing of another's version."""
+        keys = list(self._layout.keys)
+        refused = late.refused_entries().select(keys)
+        return {
+            kind: rows.cast(refused.schema).join(refused, keys, join_type="left semi").num_rows
+            for kind, rows in self._written.get(version, {}).items()
+        }
+
+    def _bring_up_to_date(self, batch_id: int) -> None:
+        """Before an attempt. Where a look takes requests, the first one makes do with that at the batch's beginning.
+
+        Raises:
+            ConfigError: the table is another one now.
+        """
+        if self._has_tried:
+            self._table.follow()
+        else:
+            self._table.refresh_if_free()
+        self._has_tried = True
+        expect_not_replaced(self._prepared_for, self._table.table_id, target=self._spec.target, batch_id=batch_id)
+
+    def _has_moved(self) -> bool:
+        """Whether there is a newer version than the one that an attempt has read; the handle is then at it.
+
+        Of an attempt that commits nothing no conflict tells. A delete has to have seen what others had merged before
+        it was remembered: their look at the remembered deletes may have come before, and then nobody removes the row.
+        """
+        before = self._table.version
+        self._table.follow()
+        return self._table.version != before
+
+    def _commit(self, source: pa.Table, clauses: Sequence[Clause], tag: CommitTag) -> MergeReport:
+        """Merge on the newest version of the table, in one commit; any other commit meanwhile makes it lose."""
+        started = time.perf_counter()
+        native = self._table
+        self._bring_up_to_date(tag.batch_id)
+        if is_applied(native.transaction, tag.app_id, tag.batch_id):
+            return MergeReport(already_applied=True)
+        snapshot = native.snapshot()
+        refused = None if snapshot.version == self._chosen_at else eligibility.of_table(native, snapshot, "the target")
+        refused = refused or self._of_columns(snapshot)
+        table = table_of(native, snapshot)
+        touched = [] if refused else table.touched(native, snapshot, self._bounds)
+        refused = refused or eligibility.of_files(touched, "the target")
+        if refused is not None:
+            raise NoLongerEligibleError(refused)
+        dead = DeadRows(table, touched)
+        with table.folder.holding(sizes_of(touched)):
+            decision = self._decided(clauses, snapshot, source, table, dead)
+            decided = time.perf_counter()
+            scan_ms = int((decided - started) * 1000)
+            self._expect_allowed(decision, touched, dead, batch_id=tag.batch_id)
+            metrics = _counted(decision, source, touched, native)
+            if decision.changes_nothing:
+                return MergeReport(metrics={**metrics, "scanTimeMs": scan_ms})
+            mode = mode_of(native.protocol.features, snapshot.properties)
+            if mode == "rewrite":
+                self._room_for(decision.nbytes + rewritten_bytes(table, touched))
+            attempt = Attempt(table, snapshot, decision, int(time.time() * 1000))
+            try:
+                metrics |= attempt.write(mode, dead)
+            except BaseException:
+                attempt.discard()
+                raise
+        metrics |= {
+            "scanTimeMs": scan_ms,
+            "rewriteTimeMs": int((time.perf_counter() - decided) * 1000),
+            "executionTimeMs": int((time.perf_counter() - started) * 1000),
+        }
+        made = attempt.commit(tag, metrics)
+        keys = list(self._layout.keys)
+        self._written[made.version] = {
+            "inserted": decision.inserted.select(keys),
+            "updated": decision.after.select(keys),
+        }
+        try:
+            table.folder.commit(made)
+        except commit.ConcurrentWriteException:  # of any other failure nobody knows yet whether it has landed
+            attempt.discard()
+            raise
+        table.live.follow(made.version, list(made.actions()))
+        native.committed(made.transaction)
+        return MergeReport(
+            inserted=metrics["numTargetRowsInserted"],
+            updated=metrics["numTargetRowsUpdated"],
+            deleted=metrics["numTargetRowsDeleted"],
+            version=made.version,
+            metrics=metrics,
+        )
+
+    def _decided(
+        self,
+        clauses: Sequence[Clause],
+        snapshot: TableSnapshot,
+        source: pa.Table,
+        table: MergeOnReadTable,
+        dead: DeadRows,
+    ) -> Decision:
+        """What changes, over as few columns of the rows as will do."""
+        layout, schema, root = self._layout, snapshot.schema, table.folder.root
+        candidates = [one.candidate for one in dead.touched]
+
+        def over(columns: Collection[str] | None) -> Decision:
+            rows = find(
+                root,
+                candidates,
+                source,
+                layout.keys,
+                schema,
+                columns=columns,
+                others=any(isinstance(clause, DeleteMissing) for clause in clauses),
+                room_for=self._room_for,
+            )
+            return decide(clauses, layout, schema, events=source, rows=rows.filter(dead.live(rows)))
+
+        columns = None if snapshot.has_feed else needed(clauses, layout, schema)
+        with suppress(NotReadError):
+            return over(columns)
+        return over(None)
+
+    def _expect_allowed(self, decision: Decision, touched: Sequence[Touched], dead: DeadRows, *, batch_id: int) -> None:
+        """Whether a copy of the whole table may do to the version that was read what it would.
+
+        Raises:
+            ContractError: it must not be merged.
+        """
+        if not self._spec.is_whole:
+            return
+        rows = sum(one.candidate.footer.rows - len(dead.positions(number)) for number, one in enumerate(touched))
+        counts = Copied(rows=rows, missing=decision.missing)
+        shape_of(self._spec).expect_allowed(counts, target=self._spec.target, batch_id=batch_id)
+
+    @cached_property
+    def _event_bytes(self) -> int:
+        """Arrow adds them up chunk by chunk, and rows are read a few at a time."""
+        return int(self._events.nbytes)
+
+    def _room_for(self, row_bytes: int) -> None:
+        """Have memory promised for so many bytes of rows.
+
+        Raises:
+            NoLongerEligibleError: there is none.
+        """
+        refused = refusal_of_memory(self._promise, memory_needed(self._event_bytes, row_bytes))
+        if refused is not None and not self._repairs:
+            raise NoLongerEligibleError(refused)
+
+    def _of_columns(self, snapshot: TableSnapshot) -> Ineligible | None:
+        """Whether the target has the batch's columns as they were when the batch was laid out."""
+        types = {field.name: columns.nullable(field.dataType) for field in snapshot.schema.fields}
+        other = [c.name for c in self._layout.stored if types.get(c.name) != columns.nullable(c.dtype)]
+        if not other:
+            return None
+        return Ineligible(reason="schema_change", detail=f"column(s) {other!r} of the target have changed meanwhile")
+
+
+def _counted(decision: Decision, events: pa.Table, touched: Sequence[Touched], native: NativeTable) -> dict[str, int]:
+    """What a merge did to rows, and what it looked at, under Delta's names."""
+    sizes = native.files()["size_bytes"]
+    updated, deleted = decision.after.num_rows, decision.deleted.num_rows
+    return {
+        "operationNumSourceRows": events.num_rows,
+        "numSourceRows": events.num_rows,
+        "numTargetRowsInserted": decision.inserted.num_rows,
+        "numTargetRowsUpdated": updated,
+        "numTargetRowsMatchedUpdated": updated,
+        "numTargetRowsDeleted": deleted,
+        "numTargetRowsMatchedDeleted": deleted - decision.missing,
+        "numTargetRowsNotMatchedBySourceDeleted": decision.missing,
+        "numTargetRowsCopied": 0,
+        "numTargetFilesBeforeSkipping": len(sizes),
+        "numTargetFilesAfterSkipping": len(touched),
+        "numTargetBytesBeforeSkipping": int(pc.sum(sizes).as_py() or 0),
+        "numTargetBytesAfterSkipping": sum(int(one.add["size"]) for one in touched),
+    }

@@ -1,0 +1,283 @@
+"""The files and actions of one attempt: rows that change leave their files, what becomes of them goes into new ones."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyroaring import BitMap64
+
+from stream_merge.engines.base import CommitTag
+from stream_merge.engines.driver.decide import Decision
+from stream_merge.model.results import Mode
+from stream_merge.model.snapshot import TableSnapshot
+from stream_merge.tables.live_files import decoded
+from stream_merge.tables.merge_on_read import commit, partitions, vectors
+from stream_merge.tables.merge_on_read.data_file import (
+    CHANGE_TYPE,
+    OTHERS_PREFIX,
+    OWN_PREFIX,
+    write_change_file,
+    write_data_file,
+)
+from stream_merge.tables.merge_on_read.find import FILE, POSITION, live_rows
+from stream_merge.tables.merge_on_read.table import MergeOnReadTable, Touched
+
+_SMALL_BYTES = 8 << 20
+"""Encoded bytes below which what is left of a file is written together with the new rows of its partition."""
+_MOST_BYTES = 128 << 20
+"""Bytes in memory from which on the rows of one file become another: Spark's `parquet.block.size`."""
+_AT_ONCE = 2
+"""Files that are rewritten side by side."""
+
+_Partition = tuple[tuple[str, str | None], ...]
+_Losing = tuple[Touched, BitMap64]
+"""A file, and the positions of all its rows that are deleted once the attempt is committed."""
+
+
+class DeadRows:
+    """The deletion vectors of touched files, as the table has them.
+
+    Args:
+        table: whose files they are.
+        touched: the files.
+    """
+
+    def __init__(self, table: MergeOnReadTable, touched: Sequence[Touched]) -> None:
+        self.touched = touched
+        self._folder = table.folder
+        self._read: dict[int, BitMap64] = {}
+
+    def positions(self, number: int) -> BitMap64:
+        """Positions of the deleted rows of a file, by its number; not to be changed."""
+        if number not in self._read:
+            self._load([number])
+        return self._read[number]
+
+    def live(self, rows: pa.Table) -> pa.Array:
+        """Which rows (`find.find`) are not deleted: booleans."""
+        mask = np.ones(rows.num_rows, dtype=bool)
+        files = [one for one in _by_file(rows) if self.touched[one[0]].add.get("deletionVector") is not None]
+        self._load(number for number, _, _ in files)
+        for number, positions, at in files:
+            dead = BitMap64(positions) & self._read[number]
+            mask[at[np.isin(positions, np.fromiter(dead, np.int64, len(dead)))]] = False
+        return pa.array(mask)
+
+    def _load(self, numbers: Iterable[int]) -> None:
+        missing = [number for number in numbers if number not in self._read]
+        adds = [self.touched[number].add for number in missing]
+        with self._folder.holding(vectors.files_of(adds)):
+            self._read.update(zip(missing, (vectors.of(add, self._folder.root) for add in adds), strict=True))
+
+
+def rewritten_bytes(table: MergeOnReadTable, touched: Iterable[Touched]) -> int:
+    """Bytes of rows that are in memory at once while files are rewritten, at most."""
+    sizes = sorted(min(table.expansion * _encoded_bytes(one), _MOST_BYTES) for one in touched)
+    return int(sum(sizes[-_AT_ONCE:]))
+
+
+class Attempt:
+    """The files and actions of one attempt to commit.
+
+    Args:
+        table: whose files are written.
+        snapshot: the table as it was read.
+        decision: what changes; at least one row.
+        now_ms: milliseconds since the epoch.
+    """
+
+    def __init__(self, table: MergeOnReadTable, snapshot: TableSnapshot, decision: Decision, now_ms: int) -> None:
+        self._table = table
+        self._root = table.folder.root
+        self._snapshot = snapshot
+        self._decision = decision
+        self._now_ms = now_ms
+        self._removes: list[Mapping[str, Any]] = []
+        self._adds: list[Mapping[str, Any]] = []
+        self._changes: list[Mapping[str, Any]] = []
+        self._files: list[str] = []
+
+    def write(self, mode: Mode, dead: DeadRows) -> dict[str, int]:
+        """Write all files.
+
+        Args:
+            mode: "mark" leaves the files that lose rows, with a deletion vector; "rewrite" writes them again.
+            dead: the files that the decision is about.
+
+        Returns: metrics by Delta's names.
+        """
+        losing = [
+            (dead.touched[number], dead.positions(number) | BitMap64(positions))
+            for number, positions, _ in _by_file(self._decision.gone)
+        ]
+        self._removes += [commit.removed(one.add, self._now_ms) for one, _ in losing]
+        kept = [(one, gone) for one, gone in losing if len(gone) < one.candidate.footer.rows]
+        marked = [one for one, _ in kept] if mode == "mark" else []
+        new = self._append({}) if mode == "mark" else self._rewrite(kept)
+        if mode == "mark":
+            self._mark(kept)
+        self._table.folder.send(self._files)
+        self._adds += new
+        had_vector = [one.add.get("deletionVector") is not None for one in marked]
+        emptied = [one for one, _ in losing if one not in marked]
+        return {
+            "numTargetRowsCopied": sum(one.candidate.footer.rows - len(gone) for one, gone in kept if not marked),
+            "numTargetFilesAdded": len(new),
+            "numTargetBytesAdded": sum(int(add["size"]) for add in new),
+            "numTargetFilesRemoved": len(emptied),
+            "numTargetBytesRemoved": sum(int(one.add["size"]) for one in emptied),
+            "numTargetDeletionVectorsAdded": had_vector.count(False),
+            "numTargetDeletionVectorsUpdated": had_vector.count(True),
+            "numTargetDeletionVectorsRemoved": sum(one.add.get("deletionVector") is not None for one in emptied),
+            "numTargetChangeFilesAdded": len(self._changes),
+            "numTargetChangeFileBytes": sum(int(body["size"]) for body in self._changes),
+        }
+
+    def commit(self, tag: CommitTag, metrics: Mapping[str, int]) -> commit.Commit:
+        """The commit, for the version after the one that was read."""
+        before = self._snapshot.version
+        return commit.Commit(
+            version=before + 1,
+            now_ms=self._now_ms,
+            user_metadata=tag.user_metadata,
+            metrics=_as_history(metrics),
+            transaction=None if tag.app_id is None else (tag.app_id, tag.batch_id),
+            parameters={"predicate": "[]", "matchedPredicates": "[]", "notMatchedPredicates": "[]"},
+            removes=self._removes,
+            adds=self._adds,
+            changes=self._changes,
+            in_commit_timestamp=commit.timestamp_after(self._snapshot, self._table.folder.log, self._now_ms),
+        )
+
+    def discard(self) -> None:
+        """Delete what was written for a commit that is known to be lost."""
+        self._table.folder.discard(self._files)
+
+    def _mark(self, kept: Sequence[_Losing]) -> None:
+        """Add the files again with a larger deletion vector."""
+        described = vectors.write(self._root, {one.candidate.path: gone for one, gone in kept})
+        self._files += vectors.files_of({"deletionVector": vector} for vector in described.values())
+        for one, _ in kept:
+            vector = described[one.candidate.path]
+            self._adds.append(commit.added_again(one.add, vector, one.candidate.footer.rows))
+
+    def _rewrite(self, kept: Sequence[_Losing]) -> list[Mapping[str, Any]]:
+        """Write what is left of the files, the small ones together with the new rows of their partition."""
+        small: dict[_Partition, list[_Losing]] = defaultdict(list)
+        large: list[_Losing] = []
+        for one, gone in kept:
+            if _encoded_bytes(one) < _SMALL_BYTES:
+                small[tuple(one.candidate.partition.items())].append((one, gone))
+            else:
+                large.append((one, gone))
+        with ThreadPoolExecutor(_AT_ONCE) as threads:
+            rewritten = list(threads.map(self._rewritten, large))
+        return [*(add for adds in rewritten for add in adds), *self._append(small)]
+
+    def _rewritten(self, losing: _Losing) -> list[Mapping[str, Any]]:
+        # Their rows may be in an order that someone gave them: compaction leaves them alone.
+        partition = losing[0].candidate.partition
+        return [self._written(rows, partition, OTHERS_PREFIX) for rows in _in_parts(self._left(losing))]
+
+    def _left(self, losing: _Losing) -> Iterator[pa.Table]:
+        """The rows that a file keeps, without its partition columns."""
+        one, gone = losing
+        total = 0
+        for part in live_rows(self._root, one.candidate, gone, self._snapshot.schema):
+            total += part.nbytes
+            yield part.drop_columns(list(self._snapshot.partition_columns))
+        self._table.expands(one, total)
+
+    def _append(self, small: Mapping[_Partition, Sequence[_Losing]]) -> list[Mapping[str, Any]]:
+        """Write new rows and what is left of small files, and the change feed where the table has one."""
+        decision, schema, columns = self._decision, self._snapshot.schema, self._snapshot.partition_columns
+        tables: dict[_Partition, list[Iterable[pa.Table]]] = defaultdict(list)
+        for partition, files in small.items():
+            tables[partition] += [self._left(losing) for losing in files]
+        fresh = pa.concat_tables([decision.after, decision.inserted])
+        for values, part in partitions.split(fresh, schema, columns):
+            tables[tuple(values.items())].append([part])
+        new = [
+            self._written(rows, dict(partition), OWN_PREFIX)
+            for partition, parts in tables.items()
+            for rows in _in_parts(rows for part in parts for rows in part)
+        ]
+        if self._snapshot.has_feed:
+            for values, part in partitions.split(_feed(decision), schema, columns):
+                change = write_change_file(
+                    self._root, part, schema, partition=values, properties=self._snapshot.properties
+                )
+                self._files.append(decoded(change["path"]))
+                self._changes.append(change)
+        return new
+
+    def _written(self, rows: pa.Table, partition: Mapping[str, str | None], prefix: str) -> Mapping[str, Any]:
+        add = write_data_file(
+            self._root,
+            rows,
+            self._snapshot.schema,
+            partition=partition,
+            properties=self._snapshot.properties,
+            now_ms=self._now_ms,
+            prefix=prefix,
+        )
+        self._files.append(decoded(add["path"]))
+        return add
+
+
+def _in_parts(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """The rows of tables in parts of about `_MOST_BYTES`; no part is empty."""
+    part: list[pa.Table] = []
+    total = 0
+    for rows in tables:
+        part.append(rows)
+        total += rows.nbytes
+        if total >= _MOST_BYTES:
+            yield pa.concat_tables(part)
+            part, total = [], 0
+    if any(rows.num_rows for rows in part):
+        yield pa.concat_tables(part)
+
+
+def _encoded_bytes(one: Touched) -> float:
+    return one.candidate.footer.row_bytes * one.candidate.footer.rows
+
+
+def _by_file(rows: pa.Table) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    """The number of each file in rows (`find.find`), the positions in it, and where in the rows they are."""
+    files, positions = rows[FILE].to_numpy(), rows[POSITION].to_numpy()
+    order = np.argsort(files, kind="stable")
+    numbers, starts = np.unique(files[order], return_index=True)
+    for number, at in zip(numbers.tolist(), np.split(order, starts[1:]), strict=False):
+        yield number, positions[at], at
+
+
+def _feed(decision: Decision) -> pa.Table:
+    """The change feed of a merge."""
+    return pa.concat_tables(
+        [
+            rows.append_column(CHANGE_TYPE, pa.repeat(pa.scalar(kind), rows.num_rows))
+            for rows, kind in (
+                (decision.before, "update_preimage"),
+                (decision.after, "update_postimage"),
+                (decision.deleted, "delete"),
+                (decision.inserted, "insert"),
+            )
+        ]
+    )
+
+
+def _as_history(metrics: Mapping[str, int]) -> dict[str, int]:
+    """The metrics of a commit as Delta's MERGE (4.4) writes them into the log: see `metrics_of_history`."""
+    written = {name: value for name, value in metrics.items() if name != "operationNumSourceRows"}
+    updated = written.get("numTargetDeletionVectorsUpdated", 0)
+    for name in ("numTargetDeletionVectorsAdded", "numTargetDeletionVectorsRemoved"):
+        written[name] = written.get(name, 0) + updated
+    written["numSourceRows"] = metrics["operationNumSourceRows"]
+    written["numOutputRows"] = sum(written[f"numTargetRows{kind}"] for kind in ("Inserted", "Updated", "Copied"))
+    return written
