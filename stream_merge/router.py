@@ -22,11 +22,11 @@ from stream_merge.microbatch.own_session import OwnSession
 from stream_merge.microbatch.report import failures_told
 from stream_merge.model import names
 from stream_merge.model.counted import counted
-from stream_merge.model.locations import canonical
 from stream_merge.model.logs import tell
 from stream_merge.model.results import UNDECODABLE, UNKNOWN_ROUTE, MergeResult
 from stream_merge.model.settings import RetryPolicy
 from stream_merge.model.source_batch import Intake
+from stream_merge.model.table_ref import TableRef
 from stream_merge.shapes import contract
 from stream_merge.sink import MergeSink
 from stream_merge.spark import columns
@@ -116,7 +116,7 @@ class MergeSinks:
         self._sinks = dict(sinks)
         self._route_by = route_by
         self._on_failure = on_failure
-        self._quarantine_target = quarantine_target
+        self._quarantine_target = None if quarantine_target is None else TableRef(quarantine_target)
         self._app_id = app_id
         self._name = name
         self._metrics = metrics
@@ -212,7 +212,7 @@ class MergeSinks:
         """Two names of one table would share its transaction ids: one sink would skip the other's events."""
         places: dict[str, Route] = {}
         for route, sink in self._sinks.items():
-            place = canonical(sink._place_for(batch_df))
+            place = sink._place_for(batch_df).canonical
             if place in places:
                 msg = (
                     f"[DUPLICATE_SETTING] routes {places[place]!r} and {route!r} have the same table ({place}); give"
@@ -367,7 +367,7 @@ def _problems(
         types = sorted(kind.__name__ for kind in kinds)
         problems.append(f"[INVALID_SETTING] sinks has keys of {types}; use str for all of them, or int")
     for what, values in (
-        ("target", [names.normal_path(sink._spec.target) for sink in sinks.values()]),
+        ("target", [sink._spec.target.plain for sink in sinks.values()]),
         ("name= (label of metrics)", [sink._spec.label for sink in sinks.values()]),
     ):
         twice = sorted({value for value in values if values.count(value) > 1})

@@ -26,13 +26,13 @@ from stream_merge.microbatch.own_session import OwnSession
 from stream_merge.microbatch.report import failures_told, result_of, told
 from stream_merge.microbatch.upkeep import UpkeepPlan
 from stream_merge.microbatch.values import Applied, Done
-from stream_merge.model import names
 from stream_merge.model.given import as_mapping, as_names, as_own_mapping, as_truth
 from stream_merge.model.maintenance import Maintenance
 from stream_merge.model.observer import Observer
 from stream_merge.model.results import MergeResult
 from stream_merge.model.settings import Engine, MergeSpec, OnInvalid, RetryPolicy, SchemaEvolution
 from stream_merge.model.source_batch import Intake
+from stream_merge.model.table_ref import TableRef
 from stream_merge.shapes import Changes, Shape, checked
 from stream_merge.shapes import target_filter as filters
 from stream_merge.shapes.matching import Layouts
@@ -131,14 +131,14 @@ class MergeSink:
         wanted = checked(Changes() if shape is None else shape, target=target)
         tombstones = as_truth(tombstones)
         self._spec = MergeSpec(
-            target=target,
+            target=TableRef(target),
             keys=as_names(keys),
             sequence_by=sequence_by if isinstance(sequence_by, Column) else as_names(sequence_by),
             apply_as_deletes=apply_as_deletes,
             column_list=None if column_list is None else as_names(column_list),
             except_column_list=None if except_column_list is None else as_names(except_column_list),
             on_invalid=on_invalid,
-            quarantine_target=quarantine_target,
+            quarantine_target=None if quarantine_target is None else TableRef(quarantine_target),
             tombstones=tombstones if tombstones is not True else wanted.remembers_deletes,
             tombstone_retention_seconds=tombstone_retention_seconds,
             create_target=as_truth(create_target),
@@ -167,7 +167,7 @@ class MergeSink:
         self._sleep: Callable[[float], None] = time.sleep
         self._session = OwnSession()
         self._upkeep = None if maintenance is None else UpkeepPlan(self._spec, maintenance)
-        self._place: str | None = None
+        self._place: TableRef | None = None
         self._last_result: MergeResult | None = None
         self._is_new, self._failed_late = True, False
         self._noted: set[Noted] = set()
@@ -276,7 +276,7 @@ class MergeSink:
             session = self._session.of(batch_df)
             self._store.begin()
             location = self._location(session)
-            observed.started(location if names.is_path(location) else None)
+            observed.started(location if location.path is not None else None)
             if self._is_new:
                 locks.expect_no_other(self._spec.target, location)
             part = part_of(batch_df, who, batch_id, intake.calls)
@@ -399,20 +399,20 @@ class MergeSink:
         (self._metrics or default_metrics()).prepare(who.query, self._spec.label)
         self._costs.expect(at_most)
 
-    def _place_for(self, batch_df: DataFrame) -> str:
+    def _place_for(self, batch_df: DataFrame) -> TableRef:
         """Where the target lies or is going to, however it is spelled; its whole name where only a catalog knows."""
         session, target = self._session.of(batch_df), self._spec.target
         location = self._location(session)
-        return location if names.is_path(location) else catalog.place_to_be(session, target)
+        return location if location.path is not None else TableRef(catalog.place_to_be(session, target))
 
-    def _location(self, session: SparkSession) -> str:
+    def _location(self, session: SparkSession) -> TableRef:
         """Looked up once where it cannot change: of a path. Of a table in a catalog by each call, once."""
         if self._place is not None:
             return self._place
-        target = names.normal_path(self._spec.target)
+        target = self._spec.target
         found = self._store.location(session, target)
         places.expect_scheme(self._spec.target, found)
-        self._place = found if names.is_path(target) else None
+        self._place = found if target.path is not None else None
         return found
 
     def _may_hold(self, batch_df: DataFrame, batch_id: int) -> bool:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 
 from stream_merge.model import names
 from stream_merge.model.results import MergeResult
+from stream_merge.model.table_ref import TableRef
 from stream_merge.sink import MergeSink
 
 Row = Mapping[str, Any]
@@ -30,7 +31,7 @@ def target_rows(spark: SparkSession, target: str, *columns: str) -> list[tuple[A
 def change_rows(spark: SparkSession, target: str, *columns: str, since: int = 0) -> list[tuple[Any, ...]]:
     """The change feed from a version on: (version, change type, columns…), sorted."""
     reader = spark.read.format("delta").option("readChangeFeed", "true").option("startingVersion", since)
-    feed = reader.load(names.normal_path(target)) if names.is_path(target) else reader.table(target)
+    feed = _loaded(reader, target)
     hidden = set(names.CHANGE_FEED_COLUMNS)
     wanted = columns or tuple(name for name in feed.columns if not names.is_reserved(name) and name not in hidden)
     rows = feed.select("_commit_version", "_change_type", *(names.quote(name) for name in wanted)).collect()
@@ -39,7 +40,7 @@ def change_rows(spark: SparkSession, target: str, *columns: str, since: int = 0)
 
 def table_version(spark: SparkSession, target: str) -> int:
     """The newest version of a table."""
-    version: int = spark.sql(f"DESCRIBE HISTORY {names.sql_identifier(target)} LIMIT 1").collect()[0]["version"]
+    version: int = spark.sql(f"DESCRIBE HISTORY {TableRef(target).sql} LIMIT 1").collect()[0]["version"]
     return version
 
 
@@ -67,5 +68,9 @@ def assert_replay_stable(spark: SparkSession, sink: MergeSink, target: str, batc
 
 
 def _read(spark: SparkSession, target: str) -> DataFrame:
-    reader = spark.read.format("delta")
-    return reader.load(names.normal_path(target)) if names.is_path(target) else reader.table(target)
+    return _loaded(spark.read.format("delta"), target)
+
+
+def _loaded(reader: DataFrameReader, target: str) -> DataFrame:
+    ref = TableRef(target)
+    return reader.table(target) if ref.path is None else reader.load(ref.path)

@@ -23,6 +23,7 @@ from spared import spare_creations, spare_lookups, spare_processes
 from turns import Turn, core, rank
 
 from stream_merge.jobs.kafka import jars
+from stream_merge.model.table_ref import TableRef
 from stream_merge.session import SMALL_BATCHES, local_session
 from stream_merge.spark import preflight, versions
 from stream_merge.spark.log_store import log_store_confs
@@ -216,12 +217,12 @@ def bucket(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 @pytest.fixture
-def tmp_table(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def tmp_table(request: pytest.FixtureRequest, tmp_path: Path) -> TableRef:
     """A place where no table is yet."""
     if request.config.option.place == "disk":
-        return str(tmp_path / "table")
+        return TableRef(tmp_path / "table")
     bucket: s3.Bucket = request.getfixturevalue("bucket")
-    return bucket.uri(f"{uuid4().hex[:8]}/table")
+    return TableRef(bucket.uri(f"{uuid4().hex[:8]}/table"))
 
 
 @pytest.fixture(scope="session")

@@ -18,8 +18,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 from stream_merge import MergeSink
 from stream_merge.metrics.instruments import MergeMetrics
-from stream_merge.model.names import quote, sibling, sql_identifier
+from stream_merge.model.names import quote
 from stream_merge.model.results import EventCounts, MergeResult
+from stream_merge.model.table_ref import TableRef
 from stream_merge.spark.versions import ANSWERS_MERGE
 from stream_merge.testing import batch, change_rows, run, target_rows
 
@@ -148,11 +149,11 @@ class ChangeStream:
 
     def side_table(self, prefix: str) -> DataFrame:
         """The tombstones or the quarantine beside the target."""
-        return self.spark.table(sql_identifier(sibling(self.target, prefix)))
+        return self.spark.table(TableRef(self.target).beside(prefix).sql)
 
     def sql(self, statement: str) -> DataFrame:
         """Run a statement with `{target}` as the target's identifier."""
-        return self.spark.sql(statement.format(target=sql_identifier(self.target)))
+        return self.spark.sql(statement.format(target=TableRef(self.target).sql))
 
 
 def expect_metrics(result: MergeResult, **wanted: int) -> None:

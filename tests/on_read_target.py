@@ -12,11 +12,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from delta_log import check_table, live_rows
 from pyspark.sql.types import DataType, LongType, StringType, StructField, StructType
+from stream_merge.engines.in_driver import DriverMerger
 
 from stream_merge.engines.base import CommitTag, MergeReport
-from stream_merge.engines.in_driver import DriverMerger
-from stream_merge.engines.memory import Promise
 from stream_merge.engines.driver.merger import MergeOnReadMerger
+from stream_merge.engines.memory import Promise
 from stream_merge.model import names
 from stream_merge.model.settings import MergeSpec
 from stream_merge.shapes.key_bounds import KeyBounds

@@ -20,8 +20,8 @@ from py4j.java_gateway import JavaClass, JavaPackage, JVMView
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructField, StructType
 
-from stream_merge.model import names
 from stream_merge.model.snapshot import TableSnapshot
+from stream_merge.model.table_ref import TableRef
 from stream_merge.tables import spark_table
 
 _FIRST = f"{0:020}.json"
@@ -70,8 +70,8 @@ def spare_creations(folder: Path) -> None:
     templates: dict[str, Path] = {}
 
     def created(session: SparkSession, target: str, fields: Sequence[StructField], **how: Any) -> TableSnapshot:
-        table = Path(names.normal_path(target))
-        if not names.is_path(target) or not table.is_absolute() or table.exists():
+        table = Path(TableRef(target).plain)
+        if not (TableRef(target).path is not None) or not table.is_absolute() or table.exists():
             return create(session, target, fields, **how)
         defaults = {name: value for name, value in session.conf.getAll.items() if "delta" in name}
         kind = json.dumps([StructType(list(fields)).jsonValue(), how, defaults], sort_keys=True, default=dict)

@@ -17,10 +17,10 @@ from stream_merge.demo import oracle
 from stream_merge.demo.events import SCHEMA, Disorder, Event, History, cut, deliveries, share
 from stream_merge.errors import ConfigError
 from stream_merge.jobs.watch import queries, screen
-from stream_merge.model import names
 from stream_merge.model.counted import counted
 from stream_merge.model.results import MergeResult
 from stream_merge.model.settings import RetryPolicy
+from stream_merge.model.table_ref import TableRef
 from stream_merge.sink import MergeSink
 
 _WRITERS = ("one", "two")
@@ -97,12 +97,12 @@ class _Folder:
     root: Path
 
     @property
-    def table(self) -> str:
-        return str(self.root / "orders")
+    def table(self) -> TableRef:
+        return TableRef(self.root / "orders")
 
     @property
-    def quarantine(self) -> str:
-        return names.sibling(self.table, names.QUARANTINE_TABLE_PREFIX)
+    def quarantine(self) -> TableRef:
+        return self.table.quarantine
 
     @property
     def changes(self) -> Path:

@@ -71,7 +71,7 @@ def obstacle(job: MergeJob) -> Ineligible | None:
     if refused is not None or not begins:
         return refused
     target = job.spec.tombstone_target
-    refused = of_place(names.normal_path(target), "the tombstone table") if names.is_path(target) else None
+    refused = of_place(target.plain, "the tombstone table") if target.path is not None else None
     return refused or of_keys(job.layout)
 
 

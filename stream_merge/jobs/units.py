@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlparse
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, GetPydanticSchema
+from pydantic_core.core_schema import with_info_after_validator_function
 
-from stream_merge.model import names
+from stream_merge.model.table_ref import TableRef
 
 _UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _NUMBER = r"(?P<number>\d+(?:\.\d+)?)\s*"
@@ -70,15 +71,24 @@ def absolute_path(location: str, folder: Path | None) -> str:
     return os.path.normpath(os.path.join(folder, path))
 
 
-def absolute_target(name: str, folder: Path | None) -> str:
+def absolute_target(name: str, folder: Path | None) -> TableRef:
     """A path, made absolute; a catalog name stays."""
-    path = names.normal_path(name)
-    return absolute_path(path, folder) if names.is_path(name) and not urlparse(path).scheme else name
+    ref = TableRef(name)
+    if ref.path is None or urlparse(ref.path).scheme:
+        return ref
+    return TableRef(absolute_path(ref.path, folder))
 
 
 JobPath = Annotated[str, AfterValidator(lambda path, info: absolute_path(path, info.context))]
 """Path or URI of a file or folder."""
-Target = Annotated[str, AfterValidator(lambda name, info: absolute_target(name, info.context))]
+Target = Annotated[
+    TableRef,
+    GetPydanticSchema(
+        lambda _, of: with_info_after_validator_function(
+            lambda name, info: absolute_target(name, info.context), of(str)
+        )
+    ),
+]
 """Path, URI or catalog name of a table."""
 
 

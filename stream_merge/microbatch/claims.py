@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pyspark.sql import DataFrame
 
 from stream_merge.errors import ConfigError
-from stream_merge.model import names
-from stream_merge.model.locations import canonical, local_path
+from stream_merge.model.locations import local_path
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.source_batch import Calls
+from stream_merge.model.table_ref import TableRef
 from stream_merge.spark.identity import Caller
 
 
@@ -69,7 +69,7 @@ class _Claims:
                 merged, as which this one would be skipped; or one works on a table on an object store that either was
                 promised to be alone on.
         """
-        target, location = names.normal_path(spec.target), canonical(location)
+        target, location = spec.target.plain, TableRef(location).canonical
         wanted = set() if identity is None else {(identity, target), (identity, location)}
         writer = (location, spec.single_writer and local_path(location) is None)
         with self._lock:

@@ -11,6 +11,7 @@ from typing import Any
 from stream_merge.engines.base import CommitTag
 from stream_merge.model import names
 from stream_merge.model.snapshot import FINGERPRINT, TableSnapshot, is_applied
+from stream_merge.model.table_ref import TableRef
 from stream_merge.spark.identity import Caller
 from stream_merge.tables import quarantine
 from stream_merge.tables.side_commits import Judge, Runner, SideCommit
@@ -22,7 +23,7 @@ class Marks:
 
     caller: Caller
     batch_id: int
-    target: str
+    target: TableRef
     """As the sink was told."""
     run: Runner
     """Runs an attempt of a side commit."""

@@ -9,7 +9,6 @@ from pyspark.sql import DataFrame, SparkSession
 
 from stream_merge.errors import ConfigError
 from stream_merge.microbatch.own_session import OwnSession
-from stream_merge.model import names
 from stream_merge.model.logs import tell
 from stream_merge.model.results import TARGET_FAILED
 from stream_merge.model.settings import MergeSpec
@@ -35,7 +34,7 @@ def _commit_of(
     """
     who = caller(batch_df, spec)
     return SideCommit(
-        app_id=who.app_id("quarantine-broken", about=names.normal_path(spec.target)),
+        app_id=who.app_id("quarantine-broken", about=spec.target.plain),
         batch_id=batch_id,
         run=lambda attempt: retry.run(attempt, spec.retry, sleep=sleep),
         fingerprint=fingerprint(who, batch_id, session),

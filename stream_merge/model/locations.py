@@ -1,12 +1,21 @@
-"""Where a table lies, by what it is called: on this machine, in which store, and whether two names are one place."""
+"""Where paths and URIs lead: to this machine's disk, to which object store, and one spelling for each location."""
 
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from urllib.parse import urlparse
 
-from stream_merge.model import names
+_S3 = re.compile(r"^s3[an]?(?=://)", re.IGNORECASE)
+
+
+def hadoop_uri(path: str) -> str:
+    """A path or URI as Hadoop's own file systems know its scheme: `s3:` and `s3n:` are spelled `s3a:`.
+
+    Under two spellings one table would have two logs and two locks in Spark.
+    """
+    return _S3.sub("s3a", path)
 
 
 def local_path(location: str) -> Path | None:
@@ -25,45 +34,34 @@ def local_path(location: str) -> Path | None:
 
 
 def is_on_s3(location: str) -> bool:
-    """Whether a path or URI lies on S3, or on a store that is spoken to as S3."""
-    return urlparse(names.hadoop_uri(location)).scheme == "s3a"
+    """Whether a path or URI is on S3, or on an object store with S3's interface."""
+    return urlparse(hadoop_uri(location)).scheme == "s3a"
 
 
 def is_on_azure(location: str) -> bool:
-    """Whether a path or URI lies on Azure, by the names that Hadoop's file system for it goes by."""
+    """Whether a path or URI is on Azure, by the schemes of Hadoop's file system for it."""
     return urlparse(location).scheme.lower() in ("abfs", "abfss")
 
 
-def canonical(location: str) -> str:
-    """One spelling per table, as far as that can be told from outside."""
-    local = local_path(location) if names.is_path(location) else None
+def canonical_location(location: str) -> str:
+    """One spelling per folder, as far as that can be told from outside.
+
+    Args:
+        location: path or URI, normalized (`TableRef.path`).
+    """
+    local = local_path(location)
     if local is not None:
         return os.path.realpath(local)
-    if not names.is_path(location):
-        return location.casefold()
-    path = names.normal_path(location)
-    if not is_on_azure(path):
-        return path
-    # Both endpoints, with TLS and without, are one table; Spark is told what the user says: an emulator has no TLS.
-    authority, slash, inside = path.partition("://")[2].partition("/")
+    if not is_on_azure(location):
+        return location
+    # Both endpoints, with TLS and without, are one table; Spark gets what the user wrote: an emulator has no TLS.
+    authority, slash, inside = location.partition("://")[2].partition("/")
     container, at, host = authority.rpartition("@")
     return f"abfs://{container}{at}{host.lower().replace('.blob.', '.dfs.')}{slash}{inside}"
 
 
-def place(target: str) -> str:
-    """One spelling per target, as far as its name tells: without a look at catalogs and stores."""
-    if names.is_path(target):
-        return canonical(names.normal_path(target))
-    return ".".join(names.quote(part) for part in names.split_identifier(target.casefold()))
-
-
-def folder(path: str) -> str:
-    """One spelling per folder of a checkpoint; without a slash, too, it is a path."""
-    return canonical(path if names.is_path(path) else f"./{path}")
-
-
 def beside_folder(path: str, suffix: str) -> Path | None:
-    """A file beside a checkpoint's folder, the same however that is spelled; None where it is not on a local disk."""
+    """A file beside a checkpoint's folder, however that is spelled; None where it is not on a local disk."""
     local = local_path(path)
     if local is None:
         return None

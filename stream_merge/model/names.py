@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import posixpath
 import re
 from typing import Literal
 
@@ -78,11 +77,6 @@ Role = Literal[
 ]
 
 _NEEDS_COLUMN_MAPPING = re.compile(r"[ ,;{}()\n\t=]")
-_EMPTY_AUTHORITY = re.compile(r"^(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):///")
-_IN_STORE = re.compile(r"^(?P<store>[A-Za-z][A-Za-z0-9+.-]*://[^/]+)(?P<path>/.*)$", re.DOTALL)
-_S3 = re.compile(r"^s3[an]?(?=://)", re.IGNORECASE)
-_QUOTED = re.compile(r"`(?:[^`]|``)*`")
-_PATH_IDENTIFIER = re.compile(r"^delta\.`(?P<path>.+)`$", re.IGNORECASE)
 
 
 def is_reserved(name: str) -> bool:
@@ -98,85 +92,6 @@ def quote(name: str) -> str:
 def needs_column_mapping(name: str) -> bool:
     """Whether Delta refuses this column name unless column mapping is on (Delta 4.4, SchemaUtils)."""
     return _NEEDS_COLUMN_MAPPING.search(name) is not None
-
-
-def is_path(target: str) -> bool:
-    """Whether a target is a path or URI rather than a catalog name, whose quoted parts may hold anything."""
-    outside = target if _PATH_IDENTIFIER.match(target.strip()) else _QUOTED.sub("", target)
-    return "/" in outside or ":" in outside
-
-
-def normal_path(target: str) -> str:
-    """A path target without `delta.` wrapping, trailing slashes and the empty authority of `file:///`; S3 as `s3a:`.
-
-    What is a path stays one: `orders/` becomes `./orders`, since `orders` is a name.
-    """
-    wrapped = _PATH_IDENTIFIER.match(target.strip())
-    path = wrapped.group("path").replace("``", "`") if wrapped else target
-    # Delta 4.4 takes file:///a and file:/a for two locations and refuses to create the table.
-    found = _EMPTY_AUTHORITY.sub(r"\g<scheme>:/", hadoop_uri(path)).rstrip("/") or "/"
-    found = _IN_STORE.sub(_resolved, found)
-    return f"./{found}" if is_path(target) and not is_path(found) else found
-
-
-def _resolved(uri: re.Match[str]) -> str:
-    """A URI without `.`, `..` and double slashes in its path, as Hadoop's `Path` makes it one."""
-    inside = posixpath.normpath(f"/{uri['path'].lstrip('/')}").rstrip("/")
-    return f"{uri['store']}{inside}"
-
-
-def is_root(target: str) -> bool:
-    """Whether a target is a bucket, a container or another store as a whole, beside which nothing can lie."""
-    found = _IN_STORE.fullmatch(f"{normal_path(target)}/") if is_path(target) else None
-    return found is not None and not found["path"].strip("/")
-
-
-def hadoop_uri(path: str) -> str:
-    """A path or URI as Hadoop's own file systems know its scheme: `s3:` and `s3n:` are spelled `s3a:`.
-
-    Under two spellings one table would have two logs and two locks in Spark.
-    """
-    return _S3.sub("s3a", path)
-
-
-def sql_identifier(target: str) -> str:
-    """A target as it is written in SQL; a catalog name is already SQL."""
-    return f"delta.{quote(normal_path(target))}" if is_path(target) else target
-
-
-def split_identifier(name: str) -> list[str]:
-    """The parts of a (possibly quoted) SQL identifier, unquoted."""
-    parts: list[str] = []
-    part, quoted, i = "", False, 0
-    while i < len(name):
-        char = name[i]
-        if char == "`":
-            if quoted and name[i + 1 : i + 2] == "`":
-                part, i = part + "`", i + 1
-            else:
-                quoted = not quoted
-        elif char == "." and not quoted:
-            parts, part = [*parts, part], ""
-        else:
-            part += char
-        i += 1
-    return [*parts, part]
-
-
-def table_name(target: str) -> str:
-    """The last part of a target: table of a catalog name, folder of a path."""
-    if is_path(target):
-        return normal_path(target).rsplit("/", 1)[-1]
-    return split_identifier(target)[-1]
-
-
-def sibling(target: str, prefix: str) -> str:
-    """A table of the sink beside the target: same schema or same parent folder."""
-    if is_path(target):
-        parent, slash, last = normal_path(target).rpartition("/")
-        return f"{parent}{slash}{prefix}{last}"
-    *parents, last = split_identifier(target)
-    return ".".join(quote(part) for part in [*parents, prefix + last])
 
 
 def identity(*, query_id: str | None, app_id: str | None, name: str | None) -> str | None:

@@ -141,9 +141,6 @@ class MergeResult:
     """`committed`; `skipped_duplicate`: this batch id was applied before; `no_change`: no row changed; `empty`."""
     engine: str
     """Which engine ran the merge, or would have."""
-    mode: Mode | None
-    """How the driver removed rows from their files: `mark` by deletion vectors, `rewrite` by writing the files again;
-    None on Spark."""
     version: int | None
     """Version of the target that this call's merge committed; None when it committed none."""
     attempts: int
@@ -153,6 +150,9 @@ class MergeResult:
     plan: str
     """Why this engine and shape, in one sentence."""
     events: EventCounts
+    mode: Mode | None = None
+    """How the driver removed rows from their files: `mark` by deletion vectors, `rewrite` by writing the files again;
+    None on Spark."""
     refusal: Refusal | None = None
     """Why the driver did not merge; None when it did, or was not to."""
     reasons: Mapping[str, int] = field(default_factory=dict)

@@ -14,6 +14,7 @@ from pyspark.sql import Column
 from stream_merge.errors import ConfigError
 from stream_merge.model import locations, names
 from stream_merge.model.maintenance import Maintenance
+from stream_merge.model.table_ref import TableRef
 
 Engine = Literal["auto", "spark", "driver"]
 OnInvalid = Literal["quarantine", "fail"]
@@ -85,7 +86,7 @@ class MergeSpec:
     nested fields can only be reached through a Column.
     """
 
-    target: str
+    target: TableRef
     """Catalog name, or a path / URI when it has a slash or a scheme."""
     keys: tuple[str, ...]
     """Top-level columns that together identify a row."""
@@ -100,7 +101,7 @@ class MergeSpec:
     """Columns not stored in the target."""
     on_invalid: OnInvalid = "quarantine"
     """What happens to events that break the contract; "fail" raises before anything is written."""
-    quarantine_target: str | None = None
+    quarantine_target: TableRef | None = None
     """None: the sibling `__stream_merge_quarantine_<table>`."""
     tombstones: bool = True
     """Remember deletes, so that a late upsert cannot revive a key. Switch off only for sources ordered per key."""
@@ -149,6 +150,9 @@ class MergeSpec:
     """Whether an event that repeats a row in every column is no change even with a newer sequence."""
 
     def __post_init__(self) -> None:
+        for name in ("target", "quarantine_target"):
+            if isinstance(text := getattr(self, name), str):
+                object.__setattr__(self, name, TableRef(text))
         problems = _problems(self)
         if problems:
             raise ConfigError(problems, target=self.target)
@@ -176,17 +180,17 @@ class MergeSpec:
     @property
     def label(self) -> str:
         """The `target` label of metrics and logs."""
-        return self.name if self.name is not None else names.table_name(self.target)
+        return self.name if self.name is not None else self.target.last
 
     @property
-    def tombstone_target(self) -> str:
+    def tombstone_target(self) -> TableRef:
         """Where deletes are remembered."""
-        return names.sibling(self.target, names.TOMBSTONE_TABLE_PREFIX)
+        return self.target.tombstones
 
     @property
-    def quarantine_table(self) -> str:
+    def quarantine_table(self) -> TableRef:
         """Where events that break the contract go."""
-        return self.quarantine_target or names.sibling(self.target, names.QUARANTINE_TABLE_PREFIX)
+        return self.quarantine_target or self.target.quarantine
 
 
 def _problems(spec: MergeSpec) -> list[str]:
@@ -309,9 +313,7 @@ def _place_problems(spec: MergeSpec) -> Iterable[str]:
     """A target without a place beside it, and side tables that are another of the sink's tables."""
     if not isinstance(spec.target, str) or not spec.target.strip():
         return
-    if names.is_root(spec.target) and (
-        spec.tombstones or (spec.on_invalid == "quarantine" and not spec.quarantine_target)
-    ):
+    if spec.target.is_root and (spec.tombstones or (spec.on_invalid == "quarantine" and not spec.quarantine_target)):
         yield (
             f"[TARGET_IS_BUCKET_ROOT] target={spec.target!r} is a bucket root; side tables are created next to the"
             " target, so use a path inside the bucket"
@@ -319,9 +321,9 @@ def _place_problems(spec: MergeSpec) -> Iterable[str]:
     yield from _length_problems(spec)
     if not isinstance(spec.quarantine_target, str):
         return
-    place = locations.place(spec.quarantine_target)
+    place = TableRef(spec.quarantine_target).canonical
     for whose, other in (("the target", spec.target), ("the tombstone table", spec.tombstone_target)):
-        if place == locations.place(other):
+        if place == TableRef(other).canonical:
             yield f"[CONFLICTING_SETTINGS] quarantine_target={spec.quarantine_target!r} is {whose}; use another table"
 
 
@@ -330,7 +332,7 @@ def _length_problems(spec: MergeSpec) -> Iterable[str]:
     wanted = [spec.target]
     wanted += [spec.tombstone_target] if spec.tombstones else []
     wanted += [spec.quarantine_table] if spec.on_invalid == "quarantine" and not spec.quarantine_target else []
-    folders = [names.table_name(table) for table in wanted if locations.local_path(table) is not None]
+    folders = [table.last for table in wanted if locations.local_path(table) is not None]
     longest = max((len(folder.encode()) for folder in folders), default=0)
     if longest > _LONGEST_FOLDER:
         own, most = len(folders[0].encode()), _LONGEST_FOLDER - (longest - len(folders[0].encode()))

@@ -40,7 +40,7 @@ def fields(
         return ()
     rows = StructType([StructField(c.name, c.dtype) for c in stored] if target is None else list(target.fields))
     frame = session.createDataFrame([], rows).alias("t")
-    alter = f"ALTER TABLE {names.sql_identifier(spec.target)}"
+    alter = f"ALTER TABLE {spec.target.sql}"
     found: list[StructField] = []
     for name, written in wanted.items():
         of_source = columns.resolve(name, [c.name for c in stored], case_sensitive=case_sensitive)

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from pyspark.sql.types import StructField, StructType
 
 from stream_merge.model import names
+from stream_merge.model.table_ref import TableRef
 
 
 def lacking(
-    target: str,
+    target: TableRef,
     keys: Sequence[StructField],
     sequence: Sequence[StructField],
     new: Sequence[str],
@@ -25,7 +26,7 @@ def lacking(
         new: names and dotted paths.
         unknown: columns of the target that the source does not have.
     """
-    table = names.sql_identifier(target)
+    table = target.sql
     perhaps = f"perhaps it was renamed to one of {list(unknown)!r}" if unknown else "it was dropped"
     found: dict[str, str] = {}
     for what, fields in (("a key", keys), ("the sequence (sequence_by)", sequence)):
@@ -50,9 +51,9 @@ def lacking(
     return found
 
 
-def lacks_reserved(target: str) -> str:
+def lacks_reserved(target: TableRef) -> str:
     """A target whose sequence was kept in the reserved column, which is gone."""
-    table = names.sql_identifier(target)
+    table = target.sql
     renamed = f"ALTER TABLE {table} RENAME COLUMN … TO {names.quote(names.SEQUENCE_COLUMN)}"
     unset = f"ALTER TABLE {table} UNSET TBLPROPERTIES ({names.sql_string(names.SEQUENCE_PROPERTY)})"
     return (

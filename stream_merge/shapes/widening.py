@@ -22,6 +22,7 @@ from pyspark.sql.types import (
 )
 
 from stream_merge.model import names
+from stream_merge.model.table_ref import TableRef
 from stream_merge.spark import columns, expressions
 from stream_merge.spark.versions import ALTERS_SEVERAL_COLUMNS, WIDENS_BEYOND_INTEGERS
 
@@ -121,20 +122,20 @@ def _is_made(change: TypeChange, schema: StructType) -> bool:
     return columns.holds(change.after, dtype)
 
 
-def statements(target: str, wanted: Sequence[TypeChange], properties: Mapping[str, str]) -> list[str]:
+def statements(target: TableRef, wanted: Sequence[TypeChange], properties: Mapping[str, str]) -> list[str]:
     """The SQL that makes the changes, in a table with these properties."""
     if not wanted:
         return []
-    identifier = names.sql_identifier(target)
+    identifier = target.sql
     single = [f"{'.'.join(map(names.quote, change.path))} TYPE {change.after.simpleString()}" for change in wanted]
     lists = [", ".join(single)] if ALTERS_SEVERAL_COLUMNS else single
     found = [] if properties.get(PROPERTY, "").lower() == "true" else [enabling(target)]
     return [*found, *(f"ALTER TABLE {identifier} ALTER COLUMN {listed}" for listed in lists)]
 
 
-def enabling(target: str) -> str:
+def enabling(target: TableRef) -> str:
     """The SQL that lets a table's types be changed."""
-    return f"ALTER TABLE {names.sql_identifier(target)} SET TBLPROPERTIES ({names.sql_string(PROPERTY)} = 'true')"
+    return f"ALTER TABLE {target.sql} SET TBLPROPERTIES ({names.sql_string(PROPERTY)} = 'true')"
 
 
 def obstacles(

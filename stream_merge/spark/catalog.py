@@ -17,7 +17,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from stream_merge.errors import ConfigError, MergeFailedError
-from stream_merge.model.names import is_path, quote
+from stream_merge.model.names import quote
+from stream_merge.model.table_ref import TableRef
 from stream_merge.spark.errors import java_causes, reason
 from stream_merge.spark.jvm import active, java_class, strings
 from stream_merge.spark.places import no_table
@@ -161,9 +162,9 @@ def created_as(session: SparkSession, name: str) -> Iterator[str]:
                 manager.setCurrentNamespace(before_in)
 
 
-def is_forgotten(session: SparkSession, name: str) -> bool:
+def is_forgotten(session: SparkSession, name: TableRef) -> bool:
     """Whether a table of this name is known for as long as this process lives."""
-    if is_path(name) or session.conf.get("spark.sql.catalogImplementation") != "in-memory":
+    if name.path is not None or session.conf.get("spark.sql.catalogImplementation") != "in-memory":
         return False
     with active(session):
         catalog, _, _ = _resolved(session, name)

@@ -10,10 +10,10 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from stream_merge.errors import ConfigError
-from stream_merge.model import names
-from stream_merge.model.locations import canonical, local_path
+from stream_merge.model.locations import local_path
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import TableSnapshot
+from stream_merge.model.table_ref import TableRef
 
 _ESCAPE = re.compile(r"%[0-9A-Fa-f]{2}")
 _OF_URLS = re.compile(r"%[0-9A-Fa-f]{2}|[#?\\\x00-\x1f]|\s\Z")
@@ -25,11 +25,11 @@ def permission_problems(spec: MergeSpec, found: TableSnapshot | None) -> list[st
     wanted: list[str] = []
     if found is not None:
         wanted.append(found.location)
-    elif names.is_path(spec.target):
-        wanted.append(names.normal_path(spec.target))
+    elif spec.target.path is not None:
+        wanted.append(spec.target.plain)
     siblings = [spec.quarantine_table if spec.on_invalid == "quarantine" else None]
     siblings.append(spec.tombstone_target if spec.tombstones else None)
-    wanted.extend(names.normal_path(table) for table in siblings if table is not None and names.is_path(table))
+    wanted.extend(table.plain for table in siblings if table is not None and table.path is not None)
     problems: dict[Path | None, str] = {}
     for location in wanted:
         problem = not_writable(location) or not_writable(f"{location}/_delta_log")
@@ -62,7 +62,7 @@ def _nearest(location: str) -> Path | None:
     return None if local is None else nearest_existing(local)
 
 
-def expect_scheme(target: str, location: str) -> None:
+def expect_scheme(target: TableRef, location: str) -> None:
     """Refuse a path without a scheme that Hadoop (`fs.defaultFS`) takes for one of another file system than this disk.
 
     Locks, permissions and delta-rs' look at the table would be those of a local folder.
@@ -74,7 +74,7 @@ def expect_scheme(target: str, location: str) -> None:
     Raises:
         ConfigError: it is one.
     """
-    if names.is_path(target) and local_path(names.normal_path(target)) is not None and local_path(location) is None:
+    if target.path is not None and local_path(target.plain) is not None and local_path(location) is None:
         msg = f"[INVALID_TARGET] target {target!r} is located at {location!r} by fs.defaultFS; use that location"
         raise ConfigError(msg, target=target)
 
@@ -97,7 +97,7 @@ def scratch(session: SparkSession) -> Path:
     return Path(told.split(",")[0].strip()) if told else Path(tempfile.gettempdir())
 
 
-def table_above(target: str, found: TableSnapshot | None) -> str | None:
+def table_above(target: TableRef, found: TableSnapshot | None) -> str | None:
     """The Delta table that a target which is a path is a folder of; None where it is none of any.
 
     Delta looks for a table in all folders above a path (4.4): it would merge into the table whose partition the folder
@@ -108,11 +108,11 @@ def table_above(target: str, found: TableSnapshot | None) -> str | None:
         found: what Delta takes for it. Where that is nothing, only a local disk is searched: elsewhere a process need
             not be allowed to look above its tables.
     """
-    if not names.is_path(target):
+    if target.path is None:
         return None
-    path = names.normal_path(target)
+    path = target.plain
     if found is not None:
-        return found.location if canonical(path).startswith(f"{canonical(found.location)}/") else None
+        return found.location if TableRef(path).canonical.startswith(f"{TableRef(found.location).canonical}/") else None
     local = local_path(path)
     above = [] if local is None else Path(os.path.realpath(local)).parents
     return next((str(folder) for folder in above if _exists(folder / "_delta_log")), None)

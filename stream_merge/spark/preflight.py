@@ -23,8 +23,7 @@ import pyspark
 from pyspark.sql import SparkSession
 
 from stream_merge.errors import ConfigError
-from stream_merge.model.locations import local_path
-from stream_merge.model.names import is_path, normal_path, table_name
+from stream_merge.model.table_ref import TableRef
 from stream_merge.spark.catalog import is_forgotten
 from stream_merge.spark.places import no_table
 from stream_merge.spark.versions import DELTA_PACKAGE, NEEDS_VECTOR_MODULE, NEWEST, PARTS, Parts
@@ -230,7 +229,7 @@ def describe_java(command: str) -> Java | None:
     return Java(command=command, major=int(old.group(1)), has_vector_module=False) if old is not None else None
 
 
-def refuse_forgetful_catalog(session: SparkSession, target: str) -> None:
+def refuse_forgetful_catalog(session: SparkSession, target: TableRef) -> None:
     """Refuse a table in a catalog that ends with this process: the table would be lost, and its checkpoint would stay.
 
     Raises:
@@ -239,17 +238,17 @@ def refuse_forgetful_catalog(session: SparkSession, target: str) -> None:
     if is_forgotten(session, target):
         msg = (
             f"[CATALOG_NOT_SUPPORTED] target {target!r} is in an in-memory catalog, which is lost when this process"
-            f" ends; use a path ('./{table_name(target)}'), or configure a catalog with --conf"
+            f" ends; use a path ('./{target.last}'), or configure a catalog with --conf"
         )
         raise ConfigError(msg, target=target)
 
 
-def occupied(target: str) -> str | None:
+def occupied(target: TableRef) -> str | None:
     """The error of `spark_table.find` for a local folder that holds something else, without Spark; None if it is free.
 
     An empty folder is free; one that this process may not read is not checked.
     """
-    local = local_path(normal_path(target)) if is_path(target) else None
+    local = target.local
     try:
         if local is None or not local.exists():
             return None

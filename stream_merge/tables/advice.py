@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from stream_merge.model import names
 from stream_merge.model.counted import counted
 from stream_merge.model.snapshot import VECTORS_PROPERTY, is_on
+from stream_merge.model.table_ref import TableRef
 from stream_merge.tables.compaction import TARGET_BYTES
 
 OPTIMIZE_WRITE_PROPERTY = "delta.autoOptimize.optimizeWrite"
@@ -69,7 +70,7 @@ class KeySpread:
 class TableFacts:
     """A table as its log describes it."""
 
-    target: str
+    target: TableRef
     files: int
     bytes: int
     rows: int
@@ -163,7 +164,7 @@ def _clustering(facts: TableFacts) -> Iterable[str]:
 
 def _ordered(facts: TableFacts, key: str) -> str:
     """How to have a table ordered by a column, in files of the size that merges are best served with."""
-    table, quoted = names.sql_identifier(facts.target), names.quote(key)
+    table, quoted = facts.target.sql, names.quote(key)
     session = f"in a session with {MAX_FILE_CONF}={TARGET_BYTES}"
     if facts.is_partitioned or facts.is_native:
         # Delta clusters no partitioned table, and delta-rs writes no clustered one.
@@ -229,4 +230,4 @@ def _small_files(facts: TableFacts) -> Iterable[str]:
 
 
 def _alter(facts: TableFacts) -> str:
-    return f"ALTER TABLE {names.sql_identifier(facts.target)}"
+    return f"ALTER TABLE {facts.target.sql}"

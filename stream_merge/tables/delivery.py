@@ -10,11 +10,11 @@ from pyspark.sql import SparkSession
 
 from stream_merge.errors import ConfigError
 from stream_merge.model import names
-from stream_merge.model.locations import canonical
 from stream_merge.model.logs import tell
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import FINGERPRINT, History, TableSnapshot, is_other, recorded_fingerprint
 from stream_merge.model.source_batch import Calls
+from stream_merge.model.table_ref import TableRef
 from stream_merge.spark.checkpoint import Checkpoint, Destination
 from stream_merge.spark.errors import reason
 from stream_merge.spark.identity import Caller
@@ -124,7 +124,7 @@ class Delivery:
         if not known:
             self._judge_old_checkpoint(found)
             return
-        here = [one for one in known if canonical(one.location) == canonical(self.location)]
+        here = [one for one in known if TableRef(one.location).canonical == TableRef(self.location).canonical]
         ids = {one.table_id for one in here if one.table_id is not None}
         if found is not None and found.table_id in ids:
             if any(one.is_merged and one.identity == self.identity for one in here):
@@ -154,7 +154,7 @@ class Delivery:
         here = (
             one.table_id
             for one in self.checkpoint.destinations() or []
-            if one.identity == self.identity and canonical(one.location) == canonical(self.location)
+            if one.identity == self.identity and TableRef(one.location).canonical == TableRef(self.location).canonical
         )
         ids = {table_id for table_id in here if table_id is not None}
         if ids and found.table_id not in ids:

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from stream_merge.errors import ConfigError
 from stream_merge.model import locations, names
 from stream_merge.model.snapshot import CommitRecord
+from stream_merge.model.table_ref import TableRef
 from stream_merge.shapes import SHAPES
 from stream_merge.shapes.recorded import filled_as
 from stream_merge.spark import environment, places
@@ -99,7 +100,7 @@ def explain(target: str, *, last: int = 20, storage_options: Mapping[str, str] |
         driver=driver,
         merges=merges,
         others=len(commits) - len(merges),
-        advice=advice(facts_of(table, snapshot, commits, target=target, is_native=driver is None)),
+        advice=advice(facts_of(table, snapshot, commits, target=TableRef(target), is_native=driver is None)),
     )
 
 
@@ -117,13 +118,13 @@ def find(target: str, storage_options: Mapping[str, str] | None = None) -> Nativ
     Raises:
         ConfigError: it cannot be read so.
     """
-    if not names.is_path(target):
+    place = TableRef(target).path
+    if place is None:
         msg = (
             f"[NEEDS_SPARK] {target!r} is a catalog name, and only Spark knows its location (DESCRIBE DETAIL {target});"
             " use the table's path or URI"
         )
         raise ConfigError(msg, target=target)
-    place = names.normal_path(target)
     escape = places.escape_in(place)
     if escape is not None:
         msg = (

@@ -12,6 +12,7 @@ from pyspark.sql.types import StructField
 
 from stream_merge.model import names
 from stream_merge.model.snapshot import CommitRecord, TableSnapshot, name_in_files
+from stream_merge.model.table_ref import TableRef
 from stream_merge.shapes.key_bounds import boundable
 from stream_merge.spark.data_files import DataFile
 from stream_merge.tables.advice import SMALL_BYTES, KeySpread, MergedRows, TableFacts
@@ -27,7 +28,7 @@ _MOST_LOOKED_AT = 3
 
 
 def facts_of(
-    table: NativeTable, snapshot: TableSnapshot, commits: Sequence[CommitRecord], *, target: str, is_native: bool
+    table: NativeTable, snapshot: TableSnapshot, commits: Sequence[CommitRecord], *, target: TableRef, is_native: bool
 ) -> TableFacts:
     """Put together what is known of a table without reading a row of it.
 

@@ -106,7 +106,7 @@ def _reserved_by_delta(found: TableSnapshot | None, spec: MergeSpec, layout: Lay
         "deletion vectors": names.VECTOR_SCAN_COLUMNS if is_on(properties, VECTORS_PROPERTY) else (),
         "the change data feed": names.CHANGE_FEED_COLUMNS if has_feed else (),
     }
-    table = names.sql_identifier(spec.target)
+    table = spec.target.sql
     for what, taken in reserved.items():
         for name in [] if found is None else found.schema.names:
             if name.lower() in taken:
@@ -128,7 +128,7 @@ def _reserved_by_delta(found: TableSnapshot | None, spec: MergeSpec, layout: Lay
 
 def _unwritable_problems(spec: MergeSpec, layout: Layout) -> Iterable[str]:
     """Columns of an existing target that Delta's MERGE cannot write from events (4.4)."""
-    table = names.sql_identifier(spec.target)
+    table = spec.target.sql
     for stored in layout.stored:
         required = list(_not_null_inside(names.quote(stored.name), stored.dtype))
         if required:
@@ -171,7 +171,7 @@ def _shifted_times(
 
 def _unpromised_problems(session: SparkSession, spec: MergeSpec, found: TableSnapshot | None) -> Iterable[str]:
     """Refuse engine='driver' on an object store where only Spark may write."""
-    location = names.normal_path(spec.target) if found is None and names.is_path(spec.target) else None
+    location = spec.target.plain if found is None and spec.target.path is not None else None
     location = location if found is None else found.location
     if spec.engine != "driver" or spec.single_writer or location is None or locations.local_path(location) is not None:
         return

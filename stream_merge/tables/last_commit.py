@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pyspark.sql import SparkSession
 
 from stream_merge.errors import ConfigError
-from stream_merge.model import locations, names
+from stream_merge.model import locations
 from stream_merge.model.logs import tell
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import TableSnapshot
@@ -140,7 +140,7 @@ class LastCommit:
         """Whether writers exclude each other where the table lies; looked up, and said, once."""
         spec = self._spec
         if self._is_guarded is None:
-            target = names.normal_path(spec.target) if names.is_path(spec.target) else None
+            target = spec.target.plain if spec.target.path is not None else None
             place = target if found is None else found.location
             if place is None:
                 return True  # a catalog's table that is not there yet

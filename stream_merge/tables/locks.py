@@ -16,8 +16,8 @@ from uuid import uuid4
 
 from stream_merge.errors import HeldError
 from stream_merge.model import names
-from stream_merge.model.locations import local_path
 from stream_merge.model.logs import tell
+from stream_merge.model.table_ref import TableRef
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ def only_writer(target: str, by: str, location: str | None = None) -> Iterator[N
     Raises:
         HeldError: another process has the table.
     """
-    path = _lock_of(target, location)
+    path = _lock_of(TableRef(target), location)
     if path is None or path in _ours:
         yield
         return
@@ -113,7 +113,7 @@ def expect_no_other(target: str, location: str | None = None) -> None:
     Raises:
         HeldError: naming that process.
     """
-    path = _lock_of(target, location)
+    path = _lock_of(TableRef(target), location)
     holder = None if path is None or path in _ours else holder_of(path)
     if holder is not None:
         raise _taken(target, holder)
@@ -139,7 +139,7 @@ def expect_alone(target: str, location: str | None = None) -> None:
     Raises:
         HeldError: naming that process.
     """
-    path = _lock_of(target, location)
+    path = _lock_of(TableRef(target), location)
     if path is None:
         return
     place = path.with_name(path.name.removeprefix(_LOCK_PREFIX))
@@ -213,7 +213,7 @@ def warn_of_others(target: str, by: str, location: str | None = None) -> None:
         by: who this is, for others to read.
         location: as of `only_writer`.
     """
-    path = _lock_of(target, location)
+    path = _lock_of(TableRef(target), location)
     if path is None:
         return
     place = path.with_name(path.name.removeprefix(_LOCK_PREFIX))
@@ -254,11 +254,10 @@ def _taken(target: str, holder: str) -> HeldError:
     return HeldError(msg, target=target)
 
 
-def _lock_of(target: str, location: str | None) -> Path | None:
+def _lock_of(target: TableRef, location: str | None) -> Path | None:
     """Beside the table, however its path is spelled; None where it is not known to lie on this machine's disks."""
-    lies_at = target if names.is_path(target) else location
-    place = local_path(names.normal_path(lies_at)) if lies_at is not None and names.is_path(lies_at) else None
-    if place is None:
+    ref = TableRef(location) if target.path is None and location is not None else target
+    if ref.local is None:
         return None
-    place = place.resolve()
+    place = ref.local.resolve()
     return place.with_name(f"{_LOCK_PREFIX}{place.name}")

@@ -20,6 +20,7 @@ from stream_merge.errors import ConfigError
 from stream_merge.model import names, source_batch
 from stream_merge.model.results import UNDECODABLE
 from stream_merge.model.snapshot import is_applied, is_other
+from stream_merge.model.table_ref import TableRef
 from stream_merge.shapes import contract
 from stream_merge.spark import columns
 from stream_merge.spark.identity import Caller
@@ -49,7 +50,7 @@ Spark reads as many rows at once as a row group has, up to 4,096, and holds each
 """
 
 
-def check(session: SparkSession, table: str) -> None:
+def check(session: SparkSession, table: TableRef) -> None:
     """Refuse a table in the quarantine's place that cannot take its rows; writes nothing.
 
     Raises:
@@ -68,7 +69,7 @@ def check(session: SparkSession, table: str) -> None:
         raise ConfigError(msg, target=table)
 
 
-def write(invalid: DataFrame, table: str, *, query: str, recorded_at: Column, commit: SideCommit) -> None:
+def write(invalid: DataFrame, table: TableRef, *, query: str, recorded_at: Column, commit: SideCommit) -> None:
     """Append the invalid events of a batch, once per batch.
 
     Args:
@@ -83,15 +84,15 @@ def write(invalid: DataFrame, table: str, *, query: str, recorded_at: Column, co
     _append_missing(rows, table, commit)
 
 
-def undecodable_id(caller: Caller, target: str) -> str | None:
+def undecodable_id(caller: Caller, target: TableRef) -> str | None:
     """Application id of the commit of undecodable records.
 
     It holds the target's name: a replay may come when the target is not there yet, or is there by then.
     """
-    return caller.app_id("quarantine-undecodable", about=names.normal_path(target))
+    return caller.app_id("quarantine-undecodable", about=target.plain)
 
 
-def write_undecodable(rows: DataFrame, table: str, *, commit: SideCommit) -> None:
+def write_undecodable(rows: DataFrame, table: TableRef, *, commit: SideCommit) -> None:
     """Append records that never became events, once per batch.
 
     Args:
@@ -103,7 +104,7 @@ def write_undecodable(rows: DataFrame, table: str, *, commit: SideCommit) -> Non
     _append_missing(rows.select(*named), table, commit)
 
 
-def records(session: SparkSession, table: str, *, replayed_at: Column | None = None) -> DataFrame | None:
+def records(session: SparkSession, table: TableRef, *, replayed_at: Column | None = None) -> DataFrame | None:
     """Records of topics that lie here with their bytes, replayed then, or never; None where there is no table."""
     if spark_table.find(session, table) is None:
         return None
@@ -112,7 +113,7 @@ def records(session: SparkSession, table: str, *, replayed_at: Column | None = N
     return spark_table.rows(session, table).where(is_record & _is_replayed(replayed_at))
 
 
-def records_of_files(session: SparkSession, table: str, *, replayed_at: Column | None = None) -> DataFrame | None:
+def records_of_files(session: SparkSession, table: TableRef, *, replayed_at: Column | None = None) -> DataFrame | None:
     """As `records`, of files: `topic` is the file, and `partition` NULL."""
     if spark_table.find(session, table) is None:
         return None
@@ -125,7 +126,7 @@ def _is_replayed(at: Column | None) -> Column:
 
 
 def write_whole(
-    events: DataFrame, table: str, *, reason: str, error: str, query: str, commit: SideCommit
+    events: DataFrame, table: TableRef, *, reason: str, error: str, query: str, commit: SideCommit
 ) -> Mapping[str, int]:
     """Append all events of a batch as they came, valid or not; where it was the last one written, what it has beyond.
 
@@ -170,7 +171,7 @@ def write_whole(
     return counts
 
 
-def is_written(session: SparkSession, table: str, commit: SideCommit) -> bool:
+def is_written(session: SparkSession, table: TableRef, commit: SideCommit) -> bool:
     """Whether this batch is the last one that was written under that application id."""
     found = None if commit.app_id is None else spark_table.find(session, table)
     if found is None or commit.app_id is None or found.transaction(commit.app_id) != commit.batch_id:
@@ -193,7 +194,7 @@ def _as_stored(rows: DataFrame, *, error: Column, query: str, recorded_at: Colum
     return rows.select(*(known.get(f.name, F.lit(None)).cast(f.dataType).alias(f.name) for f in SCHEMA.fields))
 
 
-def _append_missing(rows: DataFrame, table: str, commit: SideCommit) -> None:
+def _append_missing(rows: DataFrame, table: TableRef, commit: SideCommit) -> None:
     missing = _missing(rows, table, commit)
     if missing is not None:
         append_once(missing.rows, table, missing.commit)
@@ -207,7 +208,7 @@ class _Missing:
     commit: SideCommit
 
 
-def _missing(rows: DataFrame, table: str, commit: SideCommit) -> _Missing | None:
+def _missing(rows: DataFrame, table: TableRef, commit: SideCommit) -> _Missing | None:
     """Of the rows of a batch all, once per batch, and those that it has beyond what an earlier try of it has written.
 
     The table is created when it is missing.

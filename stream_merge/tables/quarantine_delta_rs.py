@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 
 from stream_merge.model import names, source_batch
 from stream_merge.model.snapshot import is_applied
+from stream_merge.model.table_ref import TableRef
 from stream_merge.shapes.arrow_text import is_legible
 from stream_merge.spark.versions import arrow_type
 from stream_merge.tables import quarantine
@@ -20,7 +21,7 @@ from stream_merge.tables.side_commits import SideCommit
 
 def write(
     invalid: pa.Table,
-    table: str,
+    table: TableRef,
     find: Callable[[], NativeTable | None],
     *,
     query: str,

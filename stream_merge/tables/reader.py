@@ -16,10 +16,11 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from stream_merge.errors import ConfigError
-from stream_merge.model import locations, names
+from stream_merge.model import locations
 from stream_merge.model.logs import tell
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import CommitRecord, TableSnapshot
+from stream_merge.model.table_ref import TableRef
 from stream_merge.spark import catalog, delta, environment, object_stores, places
 from stream_merge.spark.catalog import Entry
 from stream_merge.spark.delta import commit_lock, put_commit, write_checkpoint
@@ -94,25 +95,25 @@ class Store:
             return kept.is_at(kept.location, self._options(session, kept.location))
         return False
 
-    def location(self, session: SparkSession, table: str) -> str:
+    def location(self, session: SparkSession, table: TableRef) -> TableRef:
         """As `spark_table.location`."""
-        if names.is_path(table):
+        if table.path is not None:
             return spark_table.location(session, table)
         found = self._entry(session, table)
-        return table if found is None else found.location
+        return table if found is None else TableRef(found.location)
 
-    def full_name(self, session: SparkSession, table: str) -> str:
+    def full_name(self, session: SparkSession, table: TableRef) -> str:
         """A catalog's name with all its parts, as SQL; a sink's own session goes on meaning the same by it."""
         if table not in self._full_names:
             self._full_names[table] = catalog.full_name(session, table)
         return self._full_names[table]
 
-    def known_location(self, table: str) -> str | None:
+    def known_location(self, table: TableRef) -> str | None:
         """Where a table lies that this call has found in the catalog."""
         kept = self._entries.get(table)
         return None if kept is None else kept.location
 
-    def _entry(self, session: SparkSession, table: str) -> Entry | None:
+    def _entry(self, session: SparkSession, table: TableRef) -> Entry | None:
         """What the catalog has under a name; one that has nothing is asked again, since a call makes tables."""
         kept = self._entries.get(table)
         if kept is None:
@@ -121,14 +122,14 @@ class Store:
                 self._entries[table] = kept
         return kept
 
-    def find(self, session: SparkSession, table: str) -> TableSnapshot | None:
+    def find(self, session: SparkSession, table: TableRef) -> TableSnapshot | None:
         """The table's newest snapshot, or None when nothing is there.
 
         Raises:
             ConfigError: something is there, but it is not a Delta table.
         """
-        if names.is_path(table):
-            location = names.normal_path(table)
+        if table.path is not None:
+            location = table.plain
             native = self._at(session, table, location)
             if native is not None:
                 return native.snapshot()
@@ -139,12 +140,12 @@ class Store:
             return None if native is None else native.snapshot()
         return delta.snapshot(session, found.newest())
 
-    def _by_spark(self, session: SparkSession, table: str) -> TableSnapshot | None:
+    def _by_spark(self, session: SparkSession, table: TableRef) -> TableSnapshot | None:
         found = spark_table.find(session, table)
         (self._missed_by_spark.add if found is None else self._missed_by_spark.discard)(table)
         return found
 
-    def _is_known_to_be_missing(self, session: SparkSession, table: str, location: str) -> bool:
+    def _is_known_to_be_missing(self, session: SparkSession, table: TableRef, location: str) -> bool:
         """Whether delta-rs, which sees nothing at a place on S3, is known to look into the store that Spark does.
 
         It has a table of the same bucket, reached in the same way, that Spark was asked for, too; and Spark has seen
@@ -160,24 +161,24 @@ class Store:
             )
         )
 
-    def native(self, session: SparkSession, table: str, *, must_read: bool = False) -> NativeTable | None:
+    def native(self, session: SparkSession, table: TableRef, *, must_read: bool = False) -> NativeTable | None:
         """The table, up to date, as delta-rs reads it; None where it is not there or not for delta-rs.
 
         With `must_read` only absence is None: a log that cannot be read must not pass for one that is not there.
         """
-        if names.is_path(table):
-            return self._at(session, table, names.normal_path(table), must_read=must_read)
+        if table.path is not None:
+            return self._at(session, table, table.plain, must_read=must_read)
         found = self._entry(session, table)
         return None if found is None else self._at(session, table, found.location, must_read=must_read)
 
-    def history(self, session: SparkSession, table: str, *, newer_than: int, up_to: int) -> Sequence[CommitRecord]:
+    def history(self, session: SparkSession, table: TableRef, *, newer_than: int, up_to: int) -> Sequence[CommitRecord]:
         """The table's commits in a range of versions, newest first."""
         native = self.handle(session, table)
         if native is None:
             return spark_table.history(session, table, newer_than=newer_than, up_to=up_to)
         return native.commits(newer_than, up_to)
 
-    def statistics(self, session: SparkSession, table: str) -> pa.Table | None:
+    def statistics(self, session: SparkSession, table: TableRef) -> pa.Table | None:
         """The table's data files with their statistics (`NativeTable.files`), up to date; None where Spark reads alone.
 
         Reading a log is harmless beside whatever engine writes it.
@@ -185,7 +186,7 @@ class Store:
         native = self.readable(session, table)
         return None if native is None else native.files()
 
-    def readable(self, session: SparkSession, table: str) -> NativeTable | None:
+    def readable(self, session: SparkSession, table: TableRef) -> NativeTable | None:
         """As `native`, also where Spark merges alone: to read the log only.
 
         On an object store that is where Hadoop's settings, or `storage_options`, say how delta-rs gets in.
@@ -193,7 +194,7 @@ class Store:
         native = None if self._spec.engine == "spark" else self.native(session, table)
         if native is not None:
             return native
-        location = names.normal_path(table) if names.is_path(table) else self.location(session, table)
+        location = table.plain if table.path is not None else self.location(session, table)
         local = locations.local_path(location)
         place = location if local is None else str(local)
         is_left_to_spark = place in self._unreadable or places.escape_in(location) is not None
@@ -220,15 +221,17 @@ class Store:
         self._read_only[place] = kept
         return kept
 
-    def held(self, table: str) -> NativeTable | None:
+    def held(self, table: TableRef) -> NativeTable | None:
         """As `handle`, where there is one."""
         return self._handles.get(table)
 
-    def handle(self, session: SparkSession, table: str) -> NativeTable | None:
+    def handle(self, session: SparkSession, table: TableRef) -> NativeTable | None:
         """As `native`, at the version that this batch has seen last; for what does not change within a batch."""
         return self._handles.get(table) or self.native(session, table)
 
-    def _at(self, session: SparkSession, table: str, location: str, *, must_read: bool = False) -> NativeTable | None:
+    def _at(
+        self, session: SparkSession, table: TableRef, location: str, *, must_read: bool = False
+    ) -> NativeTable | None:
         """The handle of a table that lies at a location; one from another place is given up."""
         place = self._readable(session, location)
         kept = self._handles.pop(table, None)
@@ -328,7 +331,7 @@ def _is_of_store(err: Exception) -> bool:
     return environment.said(err) is not None or environment.away(err) is not None
 
 
-def _expect_as_spark(session: SparkSession, table: str, found: NativeTable) -> None:
+def _expect_as_spark(session: SparkSession, table: TableRef, found: NativeTable) -> None:
     """Whether Spark sees the same table: elsewhere the environment, or options, may name another store.
 
     Cost: nothing on a local disk; else Spark's look at the log, once for each handle.

@@ -6,12 +6,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from stream_merge.model import names
+from stream_merge.model.table_ref import TableRef
 from stream_merge.spark import columns
 from stream_merge.tables import spark_table
 from stream_merge.tables.tombstones.rules import log_of
 
 
-def deletes(session: SparkSession, target: str, *, retention_seconds: float | None) -> DataFrame | None:
+def deletes(session: SparkSession, target: TableRef, *, retention_seconds: float | None) -> DataFrame | None:
     """The entries of a target's tombstones that still count, those included that an upsert has overtaken.
 
     Args:
@@ -21,7 +22,7 @@ def deletes(session: SparkSession, target: str, *, retention_seconds: float | No
 
     Returns: None where there is no table, or none that belongs to this very target.
     """
-    log = names.sibling(target, names.TOMBSTONE_TABLE_PREFIX)
+    log = target.tombstones
     found = spark_table.find(session, target)
     if found is None or log_of(found.table_id, spark_table.find(session, log)) is None:
         return None

@@ -23,10 +23,10 @@ from pyspark.sql import functions as F
 
 from stream_merge.errors import CommitStateUnknownError, MergeFailedError
 from stream_merge.model import names
-from stream_merge.model.locations import folder
 from stream_merge.model.logs import tell
 from stream_merge.model.settings import RetryPolicy
 from stream_merge.model.snapshot import newest_first
+from stream_merge.model.table_ref import TableRef, canonical_folder
 from stream_merge.spark import columns
 from stream_merge.spark.confs import committed_as, holding
 from stream_merge.tables import retry, spark_table
@@ -83,9 +83,9 @@ class Claims:
     """Those of the replays of one query, of which one runs at a time."""
 
     session: SparkSession
-    table: str
+    table: TableRef
     """The quarantine: catalog name or path of a table that is there."""
-    target: str
+    target: TableRef
     owner: str
     """The checkpoint of the query: two queries may fill one table, each with replays of its own."""
 
@@ -166,7 +166,7 @@ class Claims:
     @property
     def _app_id(self) -> str:
         """Of the commits to the quarantine; an even version claims, the odd one after it ends the claim."""
-        return f"{_IDENTITY}/{folder(self.owner)}"
+        return f"{_IDENTITY}/{canonical_folder(self.owner)}"
 
     def _fate(self, at: int) -> _Fate:
         """What has become of the merge of a replay.
@@ -247,7 +247,7 @@ class Claims:
 
         self._commit(self.table, self._app_id, at + 1, say)
 
-    def _commit(self, table: str, app_id: str, version: int, command: Callable[[], None]) -> None:
+    def _commit(self, table: TableRef, app_id: str, version: int, command: Callable[[], None]) -> None:
         def attempt(_: int) -> None:
             try:
                 with holding(self.session, committed_as(app_id, version, None)):
@@ -273,7 +273,7 @@ def _moment(micros: int) -> Column:
     return F.timestamp_micros(F.lit(micros))
 
 
-def claims_of(session: SparkSession, table: str, target: str, *, owner: str) -> Claims | None:
+def claims_of(session: SparkSession, table: TableRef, target: TableRef, *, owner: str) -> Claims | None:
     """Of the replays of a query, to be settled before anything else; None where there is no quarantine.
 
     Args:

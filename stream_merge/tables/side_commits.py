@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pyspark.sql import DataFrame
 
 from stream_merge.errors import MergeFailedError
-from stream_merge.model import names
 from stream_merge.model.snapshot import FINGERPRINT, History, recorded_fingerprint
+from stream_merge.model.table_ref import TableRef
 from stream_merge.spark.errors import reason
 from stream_merge.tables import retry, spark_table
 
@@ -64,7 +64,7 @@ class SideCommit:
         return recorded_fingerprint(version, history, app_id=self.app_id, batch_id=self.batch_id)
 
 
-def append_once(rows: DataFrame, table: str, commit: SideCommit) -> None:
+def append_once(rows: DataFrame, table: TableRef, commit: SideCommit) -> None:
     """Append rows in one commit; a second append under the same application and batch id does nothing.
 
     Guarantees: idempotent when there is an application id (Delta's `txnAppId` and `txnVersion` writer options).
@@ -85,8 +85,8 @@ def append_once(rows: DataFrame, table: str, commit: SideCommit) -> None:
 
     def attempt(_: int) -> None:
         try:
-            if names.is_path(table):
-                writer.save(names.normal_path(table))
+            if table.path is not None:
+                writer.save(table.plain)
             else:
                 writer.saveAsTable(table)
         except Exception as err:

@@ -26,6 +26,7 @@ from stream_merge.model.snapshot import (
     TableSnapshot,
     metrics_of_history,
 )
+from stream_merge.model.table_ref import TableRef
 from stream_merge.shapes import widening
 from stream_merge.shapes.layout import Layout
 from stream_merge.spark import catalog, columns, delta, places
@@ -49,16 +50,16 @@ _PREPARE_TRIES = 5
 """Another writer may prepare the table at the same moment; each loss is followed by a fresh look."""
 
 
-def delta_table(session: SparkSession, target: str) -> DeltaTable:
+def delta_table(session: SparkSession, target: TableRef) -> DeltaTable:
     """A fresh handle; a handle pins the schema it was built with (Delta 4.4), so build one per attempt."""
-    if names.is_path(target):
-        return DeltaTable.forPath(session, names.normal_path(target))
+    if target.path is not None:
+        return DeltaTable.forPath(session, target.plain)
     return DeltaTable.forName(session, catalog.qualified(session, target))
 
 
-def newest(session: SparkSession, target: str) -> Any:
+def newest(session: SparkSession, target: TableRef) -> Any:
     """Delta's own snapshot of a table that is there, freshly loaded."""
-    if names.is_path(target):
+    if target.path is not None:
         return delta.newest(session, delta_table(session, target))
     found = catalog.entry(session, target)
     if found is None:
@@ -67,19 +68,19 @@ def newest(session: SparkSession, target: str) -> Any:
     return found.newest()
 
 
-def find(session: SparkSession, target: str) -> TableSnapshot | None:
+def find(session: SparkSession, target: TableRef) -> TableSnapshot | None:
     """The table's newest snapshot, or None when nothing is there.
 
     Raises:
         ConfigError: something is there, but it is not a Delta table, or one that its catalog commits to.
     """
-    if not names.is_path(target):
+    if target.path is None:
         found = catalog.entry(session, target)
         return None if found is None else delta.snapshot(session, found.newest())
     try:
         return delta.snapshot(session, newest(session, target))
     except AnalysisException:
-        if not path_is_occupied(session, names.normal_path(target)):
+        if not path_is_occupied(session, target.plain):
             return None
     except Py4JError as err:
         if catalog.is_managed(err):
@@ -91,7 +92,7 @@ def find(session: SparkSession, target: str) -> TableSnapshot | None:
         raise ConfigError(places.no_table(target), target=target) from err
 
 
-def rows(session: SparkSession, target: str, *, version: int | None = None) -> DataFrame:
+def rows(session: SparkSession, target: TableRef, *, version: int | None = None) -> DataFrame:
     """The table's rows at a version; None: at its newest, whatever a user has cached of it.
 
     Spark takes cached rows for those of the table, however old: what others, or delta-rs, have committed since is not
@@ -100,39 +101,39 @@ def rows(session: SparkSession, target: str, *, version: int | None = None) -> D
     reader = session.read.format("delta")
     if version is not None:
         reader = reader.option("versionAsOf", version)
-    found = reader.load(names.normal_path(target)) if names.is_path(target) else reader.table(target)
+    found = reader.load(target.path) if target.path is not None else reader.table(target)
     if version is not None or not (found.storageLevel.useMemory or found.storageLevel.useDisk):
         return found
     newest = find(session, target)
     return found if newest is None else rows(session, target, version=newest.version)
 
 
-def refresh_cached(session: SparkSession, target: str) -> None:
+def refresh_cached(session: SparkSession, target: TableRef) -> None:
     """After a commit that Spark has not made: have it read anew what a user has cached of the table."""
     if caches_nothing(session):
         return
-    if names.is_path(target):
-        session.catalog.refreshByPath(names.normal_path(target))
+    if target.path is not None:
+        session.catalog.refreshByPath(target.plain)
     else:
         session.catalog.refreshTable(target)
 
 
-def location(session: SparkSession, target: str) -> str:
+def location(session: SparkSession, target: TableRef) -> TableRef:
     """Where a target lies, however it is spelled; of a catalog table that is not there yet, its name."""
-    if names.is_path(target):
-        return qualified_path(session, names.normal_path(target))
+    if target.path is not None:
+        return TableRef(qualified_path(session, target.path))
     found = catalog.entry(session, target)
-    return target if found is None else found.location
+    return target if found is None else TableRef(found.location)
 
 
-def named_location(session: SparkSession, target: str) -> str | None:
+def named_location(session: SparkSession, target: TableRef) -> str | None:
     """As `location`, of a table that is named in a catalog; None of a path, which says itself where it lies."""
-    return None if names.is_path(target) else location(session, target)
+    return None if target.path is not None else location(session, target)
 
 
 def create(
     session: SparkSession,
-    target: str,
+    target: TableRef,
     fields: Sequence[StructField],
     *,
     properties: Mapping[str, str],
@@ -151,13 +152,13 @@ def create(
     if cluster_by:
         # Unlike `partitionedBy`, this one parses its names (Delta 4.4).
         builder = builder.clusterBy(*(names.quote(name) for name in _spelled(cluster_by, fields)))
-    if names.is_path(target):
-        return _created(session, target, builder.location(names.normal_path(target)))
+    if target.path is not None:
+        return _created(session, target, builder.location(target.plain))
     with catalog.created_as(session, target) as name:
         return _created(session, target, builder.tableName(name))
 
 
-def _created(session: SparkSession, target: str, builder: DeltaTableBuilder) -> TableSnapshot:
+def _created(session: SparkSession, target: TableRef, builder: DeltaTableBuilder) -> TableSnapshot:
     for left in reversed(range(_CREATE_TRIES)):
         try:
             builder.execute()
@@ -167,11 +168,11 @@ def _created(session: SparkSession, target: str, builder: DeltaTableBuilder) -> 
                 return found
             if not left or not any(code in str(err) for code in _BEING_CREATED):
                 msg = f"[WRITE_FAILED] table {target!r} cannot be created: {reason(err)}"
-                if not names.is_path(target) and "NON_EMPTY_LOCATION" in str(err):
+                if target.path is None and "NON_EMPTY_LOCATION" in str(err):
                     msg += "; without a metastore the catalog ends with its process: use the folder's path as target"
                 raise ConfigError(msg, target=target) from err
-            if left == 1 and names.is_path(target):  # nobody has: whoever began is gone
-                remove_begun(session, f"{names.normal_path(target)}/_delta_log")
+            if left == 1 and target.path is not None:  # nobody has: whoever began is gone
+                remove_begun(session, f"{target.plain}/_delta_log")
             time.sleep(_CREATE_PAUSE_SECONDS)
         else:
             tell(log.info, "table_created", table=target)
@@ -184,7 +185,7 @@ def _created(session: SparkSession, target: str, builder: DeltaTableBuilder) -> 
 
 
 def start_over(
-    session: SparkSession, target: str, fields: Sequence[StructField], *, properties: Mapping[str, str], once: str
+    session: SparkSession, target: TableRef, fields: Sequence[StructField], *, properties: Mapping[str, str], once: str
 ) -> None:
     """Empty a table of the sink and give it other columns and properties, in this order: a crash in between repeats.
 
@@ -198,14 +199,14 @@ def start_over(
         once: id of the transaction that empties it. Delta skips one that the table has seen already, so that a
             process that comes late does not remove what another one has written to the emptied table.
     """
-    identifier = names.sql_identifier(target)
+    identifier = target.sql
     if needs_column_mapping(fields):
         session.sql(f"ALTER TABLE {identifier} SET TBLPROPERTIES ({_listed(_mapping(fields))})")
     rewrite(session.createDataFrame([], StructType(list(fields))), target, once=once)
     session.sql(f"ALTER TABLE {identifier} SET TBLPROPERTIES ({_listed(properties)})")
 
 
-def rewrite(rows: DataFrame, target: str, *, once: str | None = None) -> None:
+def rewrite(rows: DataFrame, target: TableRef, *, once: str | None = None) -> None:
     """Put rows of a table, in other types, in the place of all its rows, in one commit; properties stay.
 
     The rows are read by the very transaction that replaces them (PrepareDeltaScan, Delta 4.4), so that what somebody
@@ -219,8 +220,8 @@ def rewrite(rows: DataFrame, target: str, *, once: str | None = None) -> None:
     writer = rows.write.format("delta").mode("overwrite").option("overwriteSchema", "true")
     if once is not None:
         writer = writer.option("txnAppId", once).option("txnVersion", "0")
-    if names.is_path(target):
-        writer.save(names.normal_path(target))
+    if target.path is not None:
+        writer.save(target.plain)
     else:
         writer.saveAsTable(target)
 
@@ -279,13 +280,13 @@ def lacks_reserved(found: TableSnapshot, layout: Layout) -> bool:
     return layout.sequence_columns is None and names.SEQUENCE_COLUMN not in found.schema.names
 
 
-def is_prepared(found: TableSnapshot, target: str, layout: Layout, properties: Mapping[str, str]) -> bool:
+def is_prepared(found: TableSnapshot, target: TableRef, layout: Layout, properties: Mapping[str, str]) -> bool:
     """Whether an existing table lacks nothing that `prepared` would give it."""
     return not _missing(target, found, layout, properties)
 
 
 def prepared(
-    session: SparkSession, target: str, found: TableSnapshot, layout: Layout, properties: Mapping[str, str]
+    session: SparkSession, target: TableRef, found: TableSnapshot, layout: Layout, properties: Mapping[str, str]
 ) -> TableSnapshot:
     """Give an existing table the reserved column, properties and wider types that it lacks; often there are none."""
     for left in reversed(range(_PREPARE_TRIES)):
@@ -307,8 +308,8 @@ def prepared(
     return found
 
 
-def _missing(target: str, found: TableSnapshot, layout: Layout, properties: Mapping[str, str]) -> list[str]:
-    identifier = names.sql_identifier(target)
+def _missing(target: TableRef, found: TableSnapshot, layout: Layout, properties: Mapping[str, str]) -> list[str]:
+    identifier = target.sql
     statements: list[str] = []
     # Before the property that says there is one: where it is missing later, somebody has taken it away.
     if lacks_reserved(found, layout):
@@ -332,7 +333,7 @@ _MEANWHILE = 100
 """Commits of others during a look."""
 
 
-def history(session: SparkSession, target: str, *, newer_than: int, up_to: int) -> list[CommitRecord]:
+def history(session: SparkSession, target: TableRef, *, newer_than: int, up_to: int) -> list[CommitRecord]:
     """The commits in a range of versions up to the table's newest, newest first; Delta counts from there (4.4)."""
     wanted = up_to - newer_than
     if wanted <= 0:
@@ -354,12 +355,12 @@ def history(session: SparkSession, target: str, *, newer_than: int, up_to: int) 
     ]
 
 
-def history_of(session: SparkSession, target: str) -> History:
+def history_of(session: SparkSession, target: TableRef) -> History:
     """`history` of one table."""
     return lambda newer_than, up_to: history(session, target, newer_than=newer_than, up_to=up_to)
 
 
-def changes(session: SparkSession, target: str, version: int) -> DataFrame:
+def changes(session: SparkSession, target: TableRef, version: int) -> DataFrame:
     """The change feed of one version."""
     reader = (
         session.read.format("delta")
@@ -367,4 +368,4 @@ def changes(session: SparkSession, target: str, version: int) -> DataFrame:
         .option("startingVersion", version)
         .option("endingVersion", version)
     )
-    return reader.load(names.normal_path(target)) if names.is_path(target) else reader.table(target)
+    return reader.load(target.path) if target.path is not None else reader.table(target)

@@ -10,9 +10,9 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from stream_merge.errors import ConfigError
-from stream_merge.model import names
 from stream_merge.model.results import FATES
 from stream_merge.model.snapshot import CommitRecord
+from stream_merge.model.table_ref import TableRef
 from stream_merge.tables.delta_rs import commit_infos
 from stream_merge.tables.delta_rs.objects import AT_ONCE
 from stream_merge.tables.delta_rs.table import NativeTable
@@ -212,7 +212,7 @@ def _commit(table: NativeTable, version: int) -> Commit | None:
 def _quarantined(
     target: str, storage_options: Mapping[str, str] | None, commits: Sequence[Commit]
 ) -> Iterator[Quarantined]:
-    beside = find(names.sibling(target, names.QUARANTINE_TABLE_PREFIX), storage_options)
+    beside = find(TableRef(target).quarantine, storage_options)
     if beside is None or not commits:
         return
     oldest = commits[0]  # events of the batch that makes the table are in quarantine before

@@ -19,6 +19,7 @@ from stream_merge.model.maintenance import Maintenance
 from stream_merge.model.results import Upkeep, UpkeepOutcome
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import TableSnapshot
+from stream_merge.model.table_ref import TableRef
 from stream_merge.shapes.layout import Layout
 from stream_merge.spark import columns, places
 from stream_merge.spark.confs import TIMESTAMP_CONF, TIMESTAMP_MICROS, WHOLE_READS, holding
@@ -58,12 +59,12 @@ BETWEEN_VACUUMS = timedelta(days=1)
 class Beside:
     """A table beside a target, which nobody else looks after."""
 
-    table: str
+    table: TableRef
     packs: bool
     """Whether its small files are put together; the remembered deletes are by whoever writes them."""
 
 
-def beside(tombstones: str | None, quarantine: str | None) -> list[Beside]:
+def beside(tombstones: TableRef | None, quarantine: TableRef | None) -> list[Beside]:
     """The tables of a sink beside its target, of those that it has."""
     of_both = ((tombstones, False), (quarantine, True))
     return [Beside(table=table, packs=packs) for table, packs in of_both if table is not None]
@@ -78,7 +79,7 @@ class TableUpkeep:
         beside: tables of the sink's own, looked after whenever the target is vacuumed.
     """
 
-    def __init__(self, target: str, wanted: Maintenance, beside: Sequence[Beside] = ()) -> None:
+    def __init__(self, target: TableRef, wanted: Maintenance, beside: Sequence[Beside] = ()) -> None:
         self._target = target
         self._wanted = wanted
         self._beside = tuple(beside)
@@ -126,7 +127,7 @@ class TableUpkeep:
     def _compacted(self, session: SparkSession, plan: Compaction, target_bytes: int) -> Upkeep:
         if not plan.files and not plan.purge:
             return _left(plan.beyond, self._bytes_per_second)
-        identifier, statements = names.sql_identifier(self._target), []
+        identifier, statements = self._target.sql, []
         if plan.files:
             statements.append(f"OPTIMIZE {identifier}")
         if plan.purge:
@@ -150,7 +151,7 @@ class TableUpkeep:
         if needed > most_bytes:
             return _left(needed, self._bytes_per_second)
         together = ", ".join(names.quote(name) for name in self._wanted.zorder_by)
-        statement = f"OPTIMIZE {names.sql_identifier(self._target)}" + (f" ZORDER BY ({together})" if together else "")
+        statement = f"OPTIMIZE {self._target.sql}" + (f" ZORDER BY ({together})" if together else "")
         return self._rewritten(session, {MAX_FILE_CONF: str(target_bytes)}, [statement], needed)
 
     def _rewritten(
@@ -245,7 +246,7 @@ def both(one: Upkeep, other: Upkeep) -> Upkeep:
 
 
 def retention_problem(
-    session: SparkSession, target: str, properties: Mapping[str, str], wanted: Maintenance
+    session: SparkSession, target: TableRef, properties: Mapping[str, str], wanted: Maintenance
 ) -> str | None:
     """Why `vacuum_after` would delete what readers may still need, or None.
 
@@ -265,7 +266,7 @@ def retention_problem(
     if wanted.vacuum_after.total_seconds() == seconds:
         return None
     if wanted.vacuum_after.total_seconds() > seconds:
-        alter = f"ALTER TABLE {names.sql_identifier(target)} SET TBLPROPERTIES ('{RETENTION_PROPERTY}' = '…')"
+        alter = f"ALTER TABLE {target.sql} SET TBLPROPERTIES ('{RETENTION_PROPERTY}' = '…')"
         return (
             f"[INVALID_RETENTION] vacuum_after={wanted.vacuum_after} is longer than {RETENTION_PROPERTY}={kept!r} of"
             f" {target!r}, so VACUUM would delete removed files too early; use that interval, or set the property:"
@@ -331,7 +332,7 @@ def _left(needed: int, bytes_per_second: float) -> Upkeep:
     return Upkeep(outcome="over_budget", detail=f"{detail}; {_REMEDY}")
 
 
-def maintained(session: SparkSession, target: str, wanted: Maintenance) -> Upkeep:
+def maintained(session: SparkSession, target: TableRef, wanted: Maintenance) -> Upkeep:
     """One round now, by hand, with the table on a local disk kept from jobs of other processes meanwhile.
 
     Raises:
@@ -346,7 +347,7 @@ def maintained(session: SparkSession, target: str, wanted: Maintenance) -> Upkee
         return _maintained(session, target, wanted)
 
 
-def _maintained(session: SparkSession, target: str, wanted: Maintenance) -> Upkeep:
+def _maintained(session: SparkSession, target: TableRef, wanted: Maintenance) -> Upkeep:
     snapshot = find(session, target)
     if snapshot is None:
         msg = f"[TABLE_NOT_FOUND] there is no Delta table at {target!r}; use a sink's target"
@@ -354,5 +355,5 @@ def _maintained(session: SparkSession, target: str, wanted: Maintenance) -> Upke
     problem = retention_problem(session, target, snapshot.properties, wanted)
     if problem is not None:
         raise ConfigError(problem, target=target)
-    own = (place.of_table(session, target, snapshot), names.sibling(target, names.QUARANTINE_TABLE_PREFIX))
+    own = (place.of_table(session, target, snapshot), target.quarantine)
     return TableUpkeep(target, wanted, beside(*own)).round(session)

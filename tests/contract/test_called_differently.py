@@ -12,7 +12,8 @@ from deliveries import ChangeStream, delete, ledger, upsert
 from pyspark.sql import SparkSession
 
 from stream_merge import ConfigError, MergeResult
-from stream_merge.model.names import TOMBSTONE_TABLE_PREFIX, TOMBSTONES_PROPERTY, sibling, sql_identifier
+from stream_merge.model.names import TOMBSTONE_TABLE_PREFIX, TOMBSTONES_PROPERTY
+from stream_merge.model.table_ref import TableRef
 from stream_merge.testing import table_version, target_rows
 
 ROWS = "id bigint, lsn bigint, name string"
@@ -127,7 +128,7 @@ def test_a_folder_that_was_moved_without_its_deletes_is_refused(spark: SparkSess
 def test_a_clone_has_none_of_the_deletes_of_its_source_and_leaves_them_alone(spark: SparkSession, tmp_path: Path):
     source, clone = str(tmp_path / "orders"), str(tmp_path / "clone")
     merge(spark, source, tmp_path, upsert(1, "one", lsn=1), delete(1, lsn=5), upsert(2, "two", lsn=1))
-    spark.sql(f"CREATE TABLE {sql_identifier(clone)} SHALLOW CLONE {sql_identifier(source)}")
+    spark.sql(f"CREATE TABLE {TableRef(clone).sql} SHALLOW CLONE {TableRef(source).sql}")
 
     of_clone = merge(spark, clone, tmp_path, LATE, delete(2, lsn=5))
 
@@ -140,7 +141,7 @@ def test_a_table_that_an_older_version_has_filled_is_told_once(spark: SparkSessi
     """With the first batch that has deletes."""
     merge(spark, tmp_table, tmp_path, upsert(1, "one", lsn=1), upsert(2, "two", lsn=1))
     merge(spark, tmp_table, tmp_path, delete(1, lsn=5))
-    identifier = sql_identifier(tmp_table)
+    identifier = TableRef(tmp_table).sql
     spark.sql(f"ALTER TABLE {identifier} UNSET TBLPROPERTIES ('{TOMBSTONES_PROPERTY}')")
 
     before = table_version(spark, tmp_table)
@@ -149,4 +150,4 @@ def test_a_table_that_an_older_version_has_filled_is_told_once(spark: SparkSessi
     assert table_version(spark, tmp_table) == before
     assert ledger(merge(spark, tmp_table, tmp_path, delete(2, lsn=5))) == {"received": 1, "deleted": 1}
     (found,) = spark.sql(f"SHOW TBLPROPERTIES {identifier} ('{TOMBSTONES_PROPERTY}')").collect()
-    assert found["value"] == "./" + Path(sibling(tmp_table, TOMBSTONE_TABLE_PREFIX)).name
+    assert found["value"] == "./" + Path(TableRef(tmp_table).tombstones).name

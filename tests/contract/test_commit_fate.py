@@ -17,8 +17,8 @@ from stream_merge import CommitStateUnknownError, ConfigError, MergeFailedError,
 from stream_merge.metrics.delta_merge import DELTA_MERGE_METRICS
 from stream_merge.microbatch import after, commit_fate
 from stream_merge.microbatch.call import BatchCall
-from stream_merge.model import names
 from stream_merge.model.results import FATES
+from stream_merge.model.table_ref import TableRef
 from stream_merge.testing import batch, change_rows, run, table_version, target_rows
 
 EVENT = "id bigint, lsn bigint, name string, op string"
@@ -273,7 +273,7 @@ def test_a_lost_answer_of_the_tombstones_is_not_written_twice(spark, events, log
 
     assert target_rows(spark, faulty_table) == [(2, 1, "bob")]
     assert fates(run(sink, events((2, 2, "", "d")), 2)) == {"deleted": 1}
-    assert target_rows(spark, names.sibling(faulty_table, names.TOMBSTONE_TABLE_PREFIX), "id") == [(1,), (2,)]
+    assert target_rows(spark, TableRef(faulty_table).tombstones, "id") == [(1,), (2,)]
 
 
 def test_a_table_whose_creation_lost_its_answer_is_used(spark, events, log_faults, faulty_table):

@@ -20,9 +20,9 @@ from prometheus_client import CollectorRegistry
 from pyspark import InheritableThread
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from stream_merge.engines.in_driver import DriverMerger
 
 from stream_merge import CommitConflictError, ConfigError, MergeMetrics, MergeResult, MergeSink, RetryPolicy
-from stream_merge.engines.in_driver import DriverMerger
 from stream_merge.engines.driver.merger import MergeOnReadMerger
 from stream_merge.engines.spark.merger import SparkMerger
 from stream_merge.microbatch import steps

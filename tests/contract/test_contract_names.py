@@ -14,7 +14,8 @@ from pyspark.sql import SparkSession
 from since import since
 
 from stream_merge import ConfigError, MergeSink
-from stream_merge.model.names import QUARANTINE_TABLE_PREFIX, TARGET_ID_PROPERTY, TOMBSTONE_TABLE_PREFIX, quote, sibling
+from stream_merge.model.names import QUARANTINE_TABLE_PREFIX, TARGET_ID_PROPERTY, TOMBSTONE_TABLE_PREFIX, quote
+from stream_merge.model.table_ref import TableRef
 from stream_merge.tables.explain import explain
 from stream_merge.tables.tombstones import rules
 from stream_merge.testing import target_rows
@@ -43,7 +44,7 @@ def test_no_key_is_called_as_what_stands_beside_it(
 
     assert ledger(late) == {"received": 2, "stale": 1, "updated": 1}
     assert stream.rows() == [(1, 2, 2)]
-    log = sibling(tmp_table, TOMBSTONE_TABLE_PREFIX)
+    log = TableRef(tmp_table).tombstones
     assert "MERGE" in {row["operation"] for row in spark.sql(f"DESCRIBE HISTORY delta.`{log}`").collect()}
 
 

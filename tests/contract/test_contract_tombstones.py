@@ -12,7 +12,8 @@ from disk import removed
 from pyspark.sql import SparkSession
 
 from stream_merge.errors import ConfigError
-from stream_merge.model.names import FORMAT_PROPERTY, TOMBSTONE_TABLE_PREFIX, sibling, sql_identifier
+from stream_merge.model.names import FORMAT_PROPERTY, TOMBSTONE_TABLE_PREFIX
+from stream_merge.model.table_ref import TableRef
 from stream_merge.tables import spark_table
 from stream_merge.tables.tombstones import rules
 
@@ -246,7 +247,7 @@ def test_the_log_of_a_dropped_target_is_emptied_once(
 
     def late(session: SparkSession, table: str, *args: Any, **settings: Any) -> None:
         start_over(session, table, *args, **settings)
-        session.sql(f"INSERT INTO {sql_identifier(table)} VALUES (7, struct(8), false, current_timestamp())")
+        session.sql(f"INSERT INTO {TableRef(table).sql} VALUES (7, struct(8), false, current_timestamp())")
         start_over(session, table, *args, **settings)
 
     monkeypatch.setattr(spark_table, "start_over", late)
@@ -259,7 +260,7 @@ def test_the_log_of_a_dropped_target_is_emptied_once(
 
 def test_a_table_that_no_sink_has_made_is_not_emptied_for_deletes(stream: ChangeStream):
     stream.deliver(upsert(1, "row", lsn=1))
-    log = sql_identifier(sibling(stream.target, TOMBSTONE_TABLE_PREFIX))
+    log = TableRef(stream.target).tombstones.sql
     stream.spark.sql(f"CREATE TABLE {log} USING delta AS SELECT 'kept' AS note")
 
     with pytest.raises(ConfigError, match="is a table that no sink has created; rename it, or drop it"):
@@ -271,7 +272,7 @@ def test_a_table_that_no_sink_has_made_is_not_emptied_for_deletes(stream: Change
 def test_deletes_remembered_in_another_format_are_not_misread(stream: ChangeStream):
     """A later version may write its tombstones in another way: this one stops before it writes anything."""
     stream.deliver(upsert(1, "row", lsn=1), delete(2, lsn=5))
-    log = sql_identifier(sibling(stream.target, TOMBSTONE_TABLE_PREFIX))
+    log = TableRef(stream.target).tombstones.sql
     stream.spark.sql(f"ALTER TABLE {log} SET TBLPROPERTIES ('{FORMAT_PROPERTY}' = '9')")
     before = stream.versions()
 

@@ -21,8 +21,8 @@ from traces import USER_METADATA_CONF, commits, transactions, user_metadata
 
 from stream_merge import ConfigError, MergeMetrics, MergeSinks
 from stream_merge.microbatch import after, merging
-from stream_merge.model.names import TOMBSTONE_TABLE_PREFIX, sibling
 from stream_merge.model.source_batch import Intake, Undecodable
+from stream_merge.model.table_ref import TableRef
 from stream_merge.tables.delta_rs import data_files
 from stream_merge.tables.quarantine import SCHEMA
 from stream_merge.testing import run, table_version, target_rows
@@ -454,7 +454,7 @@ def test_a_user_value_of_the_metadata_stays_in_commits_beside_the_target(query: 
     finally:
         query.spark.conf.unset(USER_METADATA_CONF)
 
-    metadata = json.loads(user_metadata(sibling(query.table, TOMBSTONE_TABLE_PREFIX))[-1])
+    metadata = json.loads(user_metadata(TableRef(query.table).tombstones)[-1])
     assert metadata["user"] == "mine"
     assert sorted(metadata["stream_merge"]) == ["app_id", "batch_id", "source"]
 

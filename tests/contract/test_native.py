@@ -16,11 +16,11 @@ from confs import REBASE, conf
 from deliveries import COPY_ON_WRITE, DEFAULTS, ChangeStream, delete, ledger, upsert
 from generated import create_generated
 from pyspark.sql import SparkSession
+from stream_merge.engines.delta_rs.merger import DeltaRsMerger
 
 from stream_merge import CommitStateUnknownError, ConfigError, MergeFailedError, RetryPolicy
-from stream_merge.engines.delta_rs.merger import DeltaRsMerger
 from stream_merge.engines.spark import engine as spark_engine
-from stream_merge.model.names import TOMBSTONE_TABLE_PREFIX, sibling
+from stream_merge.model.table_ref import TableRef
 from stream_merge.tables.delta_rs.table import NativeTable
 from stream_merge.tables.tombstones import rules
 from stream_merge.testing import batch, run
@@ -365,7 +365,7 @@ def test_a_target_that_only_spark_may_write_has_its_deletes_remembered_by_delta_
     assert ledger(second) == {"received": 3, "stale": 1, "updated": 1, "deleted": 1}
     assert ledger(third) == {"received": 3, "collapsed": 1, "stale": 1, "inserted": 1}
     assert stream.rows("id", "name") == [(2, "newer"), (9, "back")]
-    log = Path(sibling(tmp_table, TOMBSTONE_TABLE_PREFIX)) / "_delta_log"
+    log = Path(TableRef(tmp_table).tombstones) / "_delta_log"
     writers = [commit_info(file)["engineInfo"].split(":")[0] for file in sorted(log.glob("*.json"))]
     assert [writer.startswith("delta-rs") for writer in writers] == [False, False, True, True]
 

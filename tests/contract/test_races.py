@@ -39,7 +39,8 @@ from racing import (
 )
 
 from stream_merge import MergeMetrics, MergeSink
-from stream_merge.model.names import QUARANTINE_TABLE_PREFIX, TOMBSTONE_TABLE_PREFIX, sibling
+from stream_merge.model.names import QUARANTINE_TABLE_PREFIX, TOMBSTONE_TABLE_PREFIX
+from stream_merge.model.table_ref import TableRef
 from stream_merge.tables.delta_rs import table as delta_rs
 from stream_merge.testing import batch, change_rows, run, target_rows
 
@@ -194,7 +195,10 @@ def test_delta_rs_writes_under_the_lock_of_sparks_commits(
 
     assert merge_of(then, 1) == "native"
 
-    written = [tmp_table, *(sibling(tmp_table, kind) for kind in (TOMBSTONE_TABLE_PREFIX, QUARANTINE_TABLE_PREFIX))]
+    written = [
+        tmp_table,
+        *(TableRef(tmp_table).beside(kind) for kind in (TOMBSTONE_TABLE_PREFIX, QUARANTINE_TABLE_PREFIX)),
+    ]
     assert sorted(seen) == sorted((Path(one).name, False) for one in written)
     assert is_free(spark, tmp_table)
 

@@ -29,8 +29,8 @@ from stream_merge import (
 from stream_merge.engines.memory import reservations
 from stream_merge.microbatch import after
 from stream_merge.microbatch.call import BatchCall
-from stream_merge.model.names import sibling
 from stream_merge.model.source_batch import Intake
+from stream_merge.model.table_ref import TableRef
 from stream_merge.testing import batch, target_rows
 
 SCHEMA = "source string, id bigint, lsn bigint, op string, name string"
@@ -182,7 +182,7 @@ def test_by_policy_the_events_of_a_failing_table_are_quarantined_once_and_not_me
         (["target_failed"], 1, {"source": "orders", "id": 2, "lsn": 1, "op": "u", "name": "bad"}),
         (["target_failed"], 1, {"source": "orders", "id": 3, "lsn": 1, "op": "u", "name": "good"}),
     ]
-    quarantine = sibling(fleet.path("orders"), "__stream_merge_quarantine_")
+    quarantine = TableRef(fleet.path("orders")).quarantine
     assert fleet.quarantined(quarantine) == expected
     assert fleet.events_total("orders", "quarantined") == 2
 
@@ -236,7 +236,7 @@ def test_events_that_are_merged_already_are_not_quarantined(fleet: Fleet, monkey
     again(events, 1)
     assert {result.outcome for result in again.last_results.values()} == {"skipped_duplicate"}
     assert fleet.rows("orders") == [(1, 1, "good"), (2, 1, "good")]
-    assert not Path(sibling(fleet.path("orders"), "__stream_merge_quarantine_")).exists()
+    assert not Path(TableRef(fleet.path("orders")).quarantine).exists()
 
 
 def test_a_cancelled_job_is_no_reason_to_quarantine(fleet: Fleet):
@@ -260,7 +260,7 @@ def test_a_cancelled_job_is_no_reason_to_quarantine(fleet: Fleet):
 
     routed = fleet.batch(event("orders", 2))
     assert sinks._not_set_aside(routed, 1, "orders", raised.value) is raised.value
-    assert not Path(sibling(fleet.path("orders"), "__stream_merge_quarantine_")).exists()
+    assert not Path(TableRef(fleet.path("orders")).quarantine).exists()
 
 
 def test_an_older_batch_is_quarantined_too(fleet: Fleet):
@@ -269,7 +269,7 @@ def test_an_older_batch_is_quarantined_too(fleet: Fleet):
     for batch_id in (7, 3):
         fleet.tolerant()(fleet.batch(event("orders", batch_id, "bad")), batch_id)
 
-    quarantine = sibling(fleet.path("orders"), "__stream_merge_quarantine_")
+    quarantine = TableRef(fleet.path("orders")).quarantine
     assert sorted(batch_id for _, batch_id, _ in fleet.quarantined(quarantine)) == [3, 7]
 
 
@@ -288,7 +288,7 @@ def test_events_whose_commit_nobody_knows_are_not_quarantined(fleet: Fleet, monk
         with pytest.raises(RoutedMergeError, match="no answer"):
             sinks(fleet.batch(event("orders", 2), event("customers", 2)), 1)
 
-    assert not Path(sibling(fleet.path("orders"), "__stream_merge_quarantine_")).exists()
+    assert not Path(TableRef(fleet.path("orders")).quarantine).exists()
 
 
 STRAYS = (event("invoices", 1), event(None, 2), event("orders", 2))
@@ -338,7 +338,7 @@ def test_what_a_batch_that_was_set_aside_has_beyond_that_is_set_aside_too(fleet:
     for _ in range(2):
         fleet.tolerant()(fleet.batch(*first, *beyond), 1)
 
-    kept = fleet.quarantined(sibling(fleet.path("orders"), "__stream_merge_quarantine_"))
+    kept = fleet.quarantined(TableRef(fleet.path("orders")).quarantine)
     assert sorted((reasons, found["id"]) for reasons, _, found in kept) == [
         (["target_failed"], 2),
         (["target_failed"], 3),
@@ -372,7 +372,7 @@ def test_a_count_that_fails_leaves_no_event_in_quarantine_uncounted(
     for _ in range(2):
         fleet.tolerant()(events, 1)
 
-    table = fleet.path("unrouted") if label == "unrouted" else sibling(fleet.path(label), "__stream_merge_quarantine_")
+    table = fleet.path("unrouted") if label == "unrouted" else TableRef(fleet.path(label)).quarantine
     assert [found["id"] for _, _, found in fleet.quarantined(table)] == [2]
     assert fleet.events_total(label, "quarantined") == 1
 
@@ -389,7 +389,7 @@ def test_a_quarantine_that_cannot_be_written_fails_the_batch(fleet: Fleet):
     sinks = fleet.tolerant()
     sinks(fleet.batch(event("orders", 2)), 1)
     fleet.break_table("orders")
-    fleet.spark.range(1).write.format("delta").save(sibling(fleet.path("orders"), "__stream_merge_quarantine_"))
+    fleet.spark.range(1).write.format("delta").save(TableRef(fleet.path("orders")).quarantine)
 
     with pytest.raises(RoutedMergeError, match="__stream_merge_quarantine_orders") as raised:
         sinks(fleet.batch(event("orders", 3, "bad"), event("customers", 2)), 2)

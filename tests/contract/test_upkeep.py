@@ -12,7 +12,7 @@ from deliveries import SCHEMA, ChangeStream, delete, ledger, upsert
 from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import SparkSession
 
-from stream_merge.model.names import TOMBSTONE_TABLE_PREFIX, sibling
+from stream_merge.model.table_ref import TableRef
 from stream_merge.tables.delta_rs.table import NativeTable
 from stream_merge.tables.tombstones import delta_rs, rules
 from stream_merge.tables.tombstones.spark import Tombstones
@@ -37,7 +37,7 @@ class Log:
 
     def __init__(self, spark: SparkSession, target: str) -> None:
         self.stream = ChangeStream(spark, target, tombstone_retention_seconds=RETENTION_SECONDS)
-        self.place = sibling(target, TOMBSTONE_TABLE_PREFIX)
+        self.place = TableRef(target).tombstones
 
     def deliver(self, engine: str, *events: tuple[Any, ...]) -> dict[str, int]:
         """One batch, once; a sink of its own, as after a restart."""

@@ -15,7 +15,8 @@ from pyspark.sql import types as T
 from since import since
 
 from stream_merge import ConfigError, MergeSink
-from stream_merge.model.names import TOMBSTONE_TABLE_PREFIX, sibling, sql_identifier
+from stream_merge.model.names import TOMBSTONE_TABLE_PREFIX
+from stream_merge.model.table_ref import TableRef
 from stream_merge.shapes.widening import PROPERTY, TypeChange, obstacles, statements, wider, widest
 from stream_merge.spark import columns
 from stream_merge.spark.versions import from_ddl
@@ -117,7 +118,7 @@ def test_without_widen_the_error_has_the_commands_that_help(spark: SparkSession,
         stream.deliver((1, 2, (2**40,)), schema="id int, lsn int, s struct<n:bigint>")
 
     (problem,) = caught.value.problems
-    table = sql_identifier(tmp_table)
+    table = TableRef(tmp_table).sql
     commands = [
         f"ALTER TABLE {table} SET TBLPROPERTIES ('delta.enableTypeWidening' = 'true')",
         f"ALTER TABLE {table} ALTER COLUMN `s`.`n` TYPE bigint",
@@ -294,7 +295,7 @@ def test_deletes_are_remembered_beyond_the_old_type_of_key_and_sequence(
     log = stream.side_table(TOMBSTONE_TABLE_PREFIX)
     assert dict(log.dtypes)["id"] == "bigint"
     assert dict(log.dtypes)["__stream_merge_sequence"] == "struct<c1:bigint>"
-    identifier = sql_identifier(sibling(tmp_table, TOMBSTONE_TABLE_PREFIX))
+    identifier = TableRef(tmp_table).tombstones.sql
     assert "delta.enableTypeWidening" not in {
         row["key"] for row in spark.sql(f"SHOW TBLPROPERTIES {identifier}").collect()
     }
@@ -311,7 +312,7 @@ def test_a_delete_that_is_remembered_while_the_log_is_widened_is_not_lost(
     run(stream.sink(), events, 0)
     stream.sql("ALTER TABLE {target} SET TBLPROPERTIES ('delta.enableTypeWidening' = 'true')")
     stream.sql("ALTER TABLE {target} ALTER COLUMN id TYPE bigint")
-    log = sql_identifier(sibling(faulty_table, TOMBSTONE_TABLE_PREFIX))
+    log = TableRef(faulty_table).tombstones.sql
     entry = f"INSERT INTO {log} SELECT 2, named_struct('c1', 9), false, current_timestamp()"
 
     log_faults.overtake(
@@ -370,7 +371,7 @@ def test_a_key_or_sequence_that_somebody_renamed_or_dropped_is_named_before_anyt
         with pytest.raises(ConfigError) as caught:
             run(stream.sink(), events, 1)
 
-        assert caught.value.problems == (problem.format(target=tmp_table, table=sql_identifier(tmp_table)),)
+        assert caught.value.problems == (problem.format(target=tmp_table, table=TableRef(tmp_table).sql),)
     assert stream.versions() == before
 
 

@@ -13,12 +13,12 @@ from confs import conf
 from deliveries import COPY_ON_WRITE, ledger
 from prometheus_client import CollectorRegistry
 from pyspark.sql import DataFrame, SparkSession
+from stream_merge.engines.delta_rs.merger import DeltaRsMerger
 
 from stream_merge import ConfigError, MergeMetrics, MergeSink, StreamMergeError
-from stream_merge.engines.delta_rs.merger import DeltaRsMerger
 from stream_merge.microbatch.own_session import TIMESTAMP_CONF
-from stream_merge.model.names import sql_identifier
 from stream_merge.model.results import MergeResult
+from stream_merge.model.table_ref import TableRef
 from stream_merge.shapes import Snapshot
 from stream_merge.spark.versions import SHIFTS_PARTITION_TIMES
 from stream_merge.tables.delta_rs import data_files
@@ -55,9 +55,7 @@ class Table:
     def rows(self, *columns: str) -> list[tuple[str, ...]]:
         """Columns of the target, spelled by Spark."""
         casts = ", ".join(f"CAST({column} AS string)" for column in columns)
-        return sorted(
-            tuple(row) for row in self.spark.sql(f"SELECT {casts} FROM {sql_identifier(self.path)}").collect()
-        )
+        return sorted(tuple(row) for row in self.spark.sql(f"SELECT {casts} FROM {TableRef(self.path).sql}").collect())
 
 
 @pytest.fixture

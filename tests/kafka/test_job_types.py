@@ -18,7 +18,8 @@ from stream_merge import ConfigError
 from stream_merge.jobs.kafka.check import check
 from stream_merge.jobs.kafka.columns import RowSchema
 from stream_merge.microbatch import steps
-from stream_merge.model.names import TOMBSTONE_TABLE_PREFIX, sql_identifier
+from stream_merge.model.names import TOMBSTONE_TABLE_PREFIX
+from stream_merge.model.table_ref import TableRef
 from stream_merge.sources.wire.connect_schema import canonical
 from stream_merge.spark.versions import from_ddl
 
@@ -135,7 +136,7 @@ def test_a_type_that_grows_in_an_existing_table_stops_the_job_or_widens_it(sourc
     told = source.said()
     (widened,) = source.job.merge(value_format=WITH_SCHEMAS, schema_evolution="widen")
 
-    table = sql_identifier(source.job.target)
+    table = TableRef(source.job.target).sql
     sentence = (
         f"[COLUMN_TYPE_CHANGED] column 'id' of {source.job.target!r} is int, new events have bigint; set"
         f" 'schema_evolution: widen', widen it in Spark (ALTER TABLE {table} SET TBLPROPERTIES"
@@ -147,7 +148,7 @@ def test_a_type_that_grows_in_an_existing_table_stops_the_job_or_widens_it(sourc
     assert before == [(2, 1)]
     assert source.job.rows("id", "qty") == [(2, 2)]
     assert (widened.engine, widened.refusal) == ("spark", "table_feature")
-    log = source.job.spark.table(sql_identifier(str(source.job.folder / f"{TOMBSTONE_TABLE_PREFIX}rows")))
+    log = source.job.spark.table(TableRef(str(source.job.folder / f"{TOMBSTONE_TABLE_PREFIX}rows")).sql)
     assert sorted(row["id"] for row in log.select("id").collect()) == [1, FAR, FAR + 1]
     assert source.said(schema_evolution="widen")["columns"] == "id bigint, qty bigint"
 

@@ -8,7 +8,8 @@ from typing import cast
 import pytest
 from pyspark.sql import SparkSession
 
-from stream_merge.model.locations import canonical, is_on_azure
+from stream_merge.model.locations import is_on_azure
+from stream_merge.model.table_ref import TableRef
 from stream_merge.spark import azure, object_stores
 from stream_merge.spark.azure import Access, access
 from stream_merge.spark.downloads import azure_confs, azure_coordinates, for_places
@@ -114,8 +115,8 @@ def test_both_endpoints_with_tls_and_without_are_one_place() -> None:
     assert is_on_azure(f"abfss://lake@{HOST}/t")
     assert is_on_azure(f"abfs://lake@{HOST}/t")
     assert not is_on_azure(f"wasbs://lake@{HOST}/t")
-    assert canonical("ABFSS://lake@Orders.blob.core.windows.net/t@x/") == f"abfs://lake@{HOST}/t@x"
-    assert canonical(PLACE) == PLACE
+    assert TableRef("ABFSS://lake@Orders.blob.core.windows.net/t@x/").canonical == f"abfs://lake@{HOST}/t@x"
+    assert TableRef(PLACE).canonical == PLACE
 
 
 def test_spark_downloads_its_file_system_for_azure_where_something_lies_there(monkeypatch: pytest.MonkeyPatch) -> None:

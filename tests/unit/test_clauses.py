@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
 from pyspark.sql.types import DoubleType, LongType, StructField
-
 from stream_merge.engines.delta_rs import render
+
 from stream_merge.model import names
 from stream_merge.model.settings import MergeSpec
 from stream_merge.shapes import Changes

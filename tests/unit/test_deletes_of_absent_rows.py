@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 from on_read_target import ARROW, Target, events, merger
-
-from stream_merge.engines.base import CommitTag
 from stream_merge.engines.delta_rs.merger import DeltaRsMerger
 from stream_merge.engines.in_driver import DriverMerger
+
+from stream_merge.engines.base import CommitTag
 from stream_merge.tables.delta_rs.table import NativeTable
 
 

@@ -16,15 +16,15 @@ from delta_log import live_rows
 from deltalake import DeltaTable
 from on_read_target import ARROW, COLUMNS, EVENTS, LONG, SCHEMA, SPEC, Row, Target, events, layout, tuples
 from pyspark.sql.types import IntegerType, StructField, StructType
+from stream_merge.engines.in_driver import NoLongerEligibleError
 
 from stream_merge.engines.base import CommitTag, MergeReport
-from stream_merge.engines.in_driver import NoLongerEligibleError
-from stream_merge.engines.memory import Promise
 from stream_merge.engines.driver import merger as module
 from stream_merge.engines.driver.decide import Decision, decide
 from stream_merge.engines.driver.engine import MergeOnRead
 from stream_merge.engines.driver.merger import MergeOnReadMerger
 from stream_merge.engines.driver.needed import needed
+from stream_merge.engines.memory import Promise
 from stream_merge.errors import ContractError
 from stream_merge.model import names
 from stream_merge.model.settings import MergeSpec

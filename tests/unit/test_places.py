@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from stream_merge.errors import ConfigError
-from stream_merge.model.locations import beside_folder, canonical, local_path, place
+from stream_merge.model.locations import beside_folder, local_path
+from stream_merge.model.table_ref import TableRef
 from stream_merge.spark.places import escape_in, expect_scheme
 
 
@@ -29,7 +30,7 @@ def test_a_path_of_this_machine_is_whole(location: str, path: str | None) -> Non
 
 
 def test_two_folders_are_two_tables() -> None:
-    assert canonical("file:/lake/orders#eu") != canonical("file:/lake/orders#us")
+    assert TableRef("file:/lake/orders#eu").canonical != TableRef("file:/lake/orders#us").canonical
 
 
 @pytest.mark.parametrize(
@@ -48,7 +49,7 @@ def test_two_folders_are_two_tables() -> None:
 )
 def test_what_delta_rs_would_decode_is_told(location: str, escape: str | None) -> None:
     assert escape_in(location) == escape
-    assert canonical("file:/lake/a%20b") != canonical("file:/lake/a b")
+    assert TableRef("file:/lake/a%20b").canonical != TableRef("file:/lake/a b").canonical
 
 
 def test_a_path_without_a_scheme_is_one_of_this_disk_or_refused() -> None:
@@ -61,8 +62,8 @@ def test_a_path_without_a_scheme_is_one_of_this_disk_or_refused() -> None:
 
 
 def test_two_tables_of_a_catalog_are_two_places() -> None:
-    assert len({place(name) for name in ("a.b", "`a.b`", "a.`b`", "A.B", "b", "a/b")}) == 4
-    assert len({place(name) for name in ("b", "b/", "B/", "./b", "delta.`b/`")}) == 3
+    assert len({TableRef(name).canonical for name in ("a.b", "`a.b`", "a.`b`", "A.B", "b", "a/b")}) == 4
+    assert len({TableRef(name).canonical for name in ("b", "b/", "B/", "./b", "delta.`b/`")}) == 3
 
 
 @pytest.mark.parametrize(

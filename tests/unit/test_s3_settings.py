@@ -9,8 +9,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from stream_merge.model import names
-from stream_merge.model.locations import canonical, is_on_s3
+from stream_merge.model.locations import is_on_s3
+from stream_merge.model.table_ref import TableRef
 from stream_merge.spark import log_store
 from stream_merge.spark.downloads import for_places, s3_confs, s3_coordinates
 from stream_merge.spark.log_store import (
@@ -138,17 +138,17 @@ def test_a_bucket_with_its_secrets_shows_nothing() -> None:
 )
 def test_every_spelling_of_a_place_on_s3_is_one_place(spelling: str) -> None:
     """Two would be two logs and two locks in Spark."""
-    assert names.normal_path(spelling) == "s3a://lake/a/t"
-    assert names.sibling(spelling, "__x_") == "s3a://lake/a/__x_t"
-    assert names.sql_identifier(spelling) == "delta.`s3a://lake/a/t`"
-    assert canonical(names.normal_path(spelling)) == canonical("s3://lake/a/t")
-    assert is_on_s3(names.normal_path(spelling))
+    assert TableRef(spelling).plain == "s3a://lake/a/t"
+    assert TableRef(spelling).beside("__x_") == "s3a://lake/a/__x_t"
+    assert TableRef(spelling).sql == "delta.`s3a://lake/a/t`"
+    assert TableRef(spelling).canonical == TableRef("s3://lake/a/t").canonical
+    assert is_on_s3(TableRef(spelling).plain)
 
 
 @pytest.mark.parametrize("other", ["/s3/t", "s3/t", "gs://s3/t", "file:/s3a/t", "s3.lake.t", "abfss://lake@x/t"])
 def test_other_places_are_not_on_s3(other: str) -> None:
     assert not is_on_s3(other)
-    assert names.normal_path(other) == other
+    assert TableRef(other).plain == other
 
 
 def test_spark_downloads_its_file_system_for_s3_where_something_lies_there(monkeypatch: pytest.MonkeyPatch) -> None:

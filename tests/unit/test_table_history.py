@@ -15,6 +15,7 @@ from stream_merge.cli import app as cli
 from stream_merge.cli.screens import plots
 from stream_merge.cli.screens.report import page, summary
 from stream_merge.errors import ConfigError
+from stream_merge.model.table_ref import TableRef
 from stream_merge.tables.live_files import LiveFiles, LocalLog
 from stream_merge.tables.table_history import Files, table_history
 
@@ -27,7 +28,7 @@ def table(tmp_path: Path) -> Path:
 
 
 def test_a_commit_says_what_became_of_its_batch(table: Path) -> None:
-    second = table_history(str(table)).batches[1]
+    second = table_history(TableRef(table)).batches[1]
 
     assert (second.batch_id, second.engine, second.retries) == (1, "native", 1)
     assert second.conflicts == {"ConcurrentAppendException": 1}
@@ -46,7 +47,7 @@ def test_a_commit_says_what_became_of_its_batch(table: Path) -> None:
 
 
 def test_files_of_each_version_are_those_of_the_log(table: Path) -> None:
-    history = table_history(str(table))
+    history = table_history(TableRef(table))
     log = LiveFiles(LocalLog(table / "_delta_log"))
 
     assert [commit.after for commit in history.commits] == [
@@ -63,7 +64,7 @@ def test_deletion_vectors_are_counted_with_their_rows() -> None:
 
 
 def test_of_many_commits_the_newest_are_read(table: Path) -> None:
-    history = table_history(str(table), last=2)
+    history = table_history(TableRef(table), last=2)
 
     assert [commit.record.version for commit in history.commits] == [5, 6]
     assert history.commits[-1].after == history.files
@@ -76,12 +77,12 @@ def test_a_tidied_log_ends_where_its_oldest_commit_is(table: Path) -> None:
     for version in range(3):
         (table / "_delta_log" / f"{version:020d}.json").unlink()
 
-    assert [commit.record.version for commit in table_history(str(table)).commits] == [3, 4, 5, 6]
+    assert [commit.record.version for commit in table_history(TableRef(table)).commits] == [3, 4, 5, 6]
 
 
 def test_the_quarantine_is_counted_by_reason(table: Path) -> None:
     counts: Counter[str] = Counter()
-    for one in table_history(str(table)).quarantined:
+    for one in table_history(TableRef(table)).quarantined:
         counts[one.reason] += one.events
 
     assert counts == {"null_key": 2, "undecodable": 1}
@@ -95,7 +96,7 @@ def test_commits_of_older_sinks_tell_of_rows_and_of_the_merge_alone(table: Path)
     info["userMetadata"] = json.dumps({"stream_merge": ours, "user": None})
     oldest.write_text("".join(json.dumps(action, separators=(",", ":")) + "\n" for action in actions))
 
-    commit = table_history(str(table)).batches[0]
+    commit = table_history(TableRef(table)).batches[0]
 
     assert sum(commit.fates.values()) == commit.fates["inserted"] == 5
     assert list(commit.phases) == ["merge"]
@@ -103,7 +104,7 @@ def test_commits_of_older_sinks_tell_of_rows_and_of_the_merge_alone(table: Path)
 
 
 def test_the_page_has_numbers_nine_plots_and_the_newest_commits(table: Path) -> None:
-    history = table_history(str(table))
+    history = table_history(TableRef(table))
 
     text = page(history)
 
@@ -122,7 +123,7 @@ def test_many_commits_share_bars() -> None:
 def test_a_table_without_batches_has_a_page(tmp_path: Path) -> None:
     history_table.made(tmp_path, batches=0)
 
-    assert "0 batches of a sink" in page(table_history(str(tmp_path / "orders")))
+    assert "0 batches of a sink" in page(table_history(TableRef(tmp_path / "orders")))
 
 
 def test_the_command_writes_the_page_where_it_is_told(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,4 +152,4 @@ def test_without_the_extra_there_is_a_sentence(table: Path, monkeypatch: pytest.
 
 def test_without_a_table_there_is_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="TABLE_NOT_FOUND"):
-        table_history(str(tmp_path / "none"))
+        table_history(TableRef(tmp_path / "none"))

@@ -7,32 +7,32 @@ from typing import Any
 import pytest
 
 from stream_merge import ConfigError, MergeSink
-from stream_merge.model import names
+from stream_merge.model.table_ref import TableRef
 
 
 @pytest.mark.parametrize(
     "target", ["/lake/t", "lake/t", "file:/t", "s3://lake/t", "delta.`/lake/t`", " Delta.`/a`", "/lake/a`b/c`d", "c:t"]
 )
 def test_a_slash_or_a_scheme_makes_a_path(target: str) -> None:
-    assert names.is_path(target)
+    assert TableRef(target).path is not None
 
 
 @pytest.mark.parametrize("target", ["t", "shop.t", "lake.shop.t", "`a/b`.t", "shop.`2024:01`", "`a``/b`.`c`"])
 def test_what_stands_in_backticks_makes_none(target: str) -> None:
     """Spark's own rule for a part of a name, in which two backticks are one."""
-    assert not names.is_path(target)
+    assert not (TableRef(target).path is not None)
 
 
 @pytest.mark.parametrize("target", ["t/", "t//", "delta.`t/`"])
 def test_a_folder_beside_the_process_is_a_path_without_its_slash_too(target: str) -> None:
     """Else its table of deletes would be one of a catalog, which need not know it after a restart."""
-    assert names.normal_path(target) == "./t"
-    assert names.sibling(target, "x_") == "./x_t"
+    assert TableRef(target).plain == "./t"
+    assert TableRef(target).beside("x_") == "./x_t"
 
 
 @pytest.mark.parametrize("target", ["s3://lake", "s3a://lake/", "abfss://c@a.dfs.core.windows.net//", "gs://b/x/.."])
 def test_a_store_as_a_whole_has_no_place_beside_it(target: str) -> None:
-    assert names.is_root(target)
+    assert TableRef(target).is_root
     with pytest.raises(ConfigError, match=r"is a bucket root; .* use a path inside the bucket"):
         MergeSink(target=target, keys="id", sequence_by="n")
     MergeSink(target=target, keys="id", sequence_by="n", tombstones=False, on_invalid="fail")
@@ -59,8 +59,8 @@ def test_a_folder_name_on_a_disk_leaves_room_for_those_of_the_side_tables(
 
 @pytest.mark.parametrize("target", ["s3://lake/t", "file:///t", "t", "/", "gs://b/a%2e", "hdfs://nn:8020/t"])
 def test_a_folder_has_one(target: str) -> None:
-    assert not names.is_root(target)
+    assert not TableRef(target).is_root
 
 
 def test_side_tables_of_a_quoted_name_lie_in_its_schema() -> None:
-    assert names.sibling("`my-lake`.`a/b`.`c``d`", "x_") == "`my-lake`.`a/b`.`x_c``d`"
+    assert TableRef("`my-lake`.`a/b`.`c``d`").beside("x_") == "`my-lake`.`a/b`.`x_c``d`"

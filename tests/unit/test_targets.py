@@ -8,6 +8,7 @@ import pytest
 
 from stream_merge import ConfigError, MergeFailedError, MergeResult
 from stream_merge.jobs.kafka.targets import OwnTable, Targets
+from stream_merge.model.table_ref import TableRef
 
 ELSEWHERE = "s3a://lake/t"
 
@@ -20,12 +21,12 @@ class Catalog:
         self.looks: list[str] = []
         self.away = ""
 
-    def place(self, target: str) -> str:
+    def place(self, target: TableRef) -> TableRef:
         self.looks.append(target)
         if target == self.away:
             msg = f"the catalog did not give {target!r}"
             raise MergeFailedError(msg, target=target)
-        return self.places.get(target, target)
+        return TableRef(self.places.get(target, target))
 
 
 class Sink:
@@ -40,18 +41,18 @@ class Sink:
 def test_two_names_of_one_place_are_refused_before_anything_is_read() -> None:
     targets = Targets(Catalog(a="/lake/t", b="file:///lake/t", c="`x`.`T`", d="`X`.`t`").place)
     for query in ("a", "c", "a"):  # it starts again
-        targets.expect_own(query, query)
+        targets.expect_own(query, TableRef(query))
 
     for query in ("b", "d"):
         with pytest.raises(ConfigError, match=f"queries '.' and '{query}' write to"):
-            targets.expect_own(query, query)
+            targets.expect_own(query, TableRef(query))
 
 
 def test_a_table_that_its_catalog_places_later_is_looked_for_before_each_batch_until_it_is_there() -> None:
     catalog = Catalog()
     targets = Targets(catalog.place)
-    targets.expect_own("one", "main.db.t")
-    targets.expect_own("other", ELSEWHERE)
+    targets.expect_own("one", TableRef("main.db.t"))
+    targets.expect_own("other", TableRef(ELSEWHERE))
     one, other = Sink(), Sink()
     merges, too = OwnTable(one, "one", targets), OwnTable(other, "other", targets)
     no_rows = cast("Any", None)
@@ -73,7 +74,7 @@ def test_a_catalog_that_does_not_answer_stops_the_query_of_its_table_alone() -> 
     catalog = Catalog(b="/lake/b")
     targets = Targets(catalog.place)
     for query in ("away.db.a", "b"):
-        targets.expect_own(query, query)
+        targets.expect_own(query, TableRef(query))
     catalog.away = "away.db.a"
     sink = Sink()
 
@@ -82,14 +83,14 @@ def test_a_catalog_that_does_not_answer_stops_the_query_of_its_table_alone() -> 
     assert sink.batches == [0]
     assert catalog.looks[-1] == "away.db.a"
     with pytest.raises(MergeFailedError):
-        targets.expect_own("away.db.a", "away.db.a")
+        targets.expect_own("away.db.a", TableRef("away.db.a"))
 
 
 def test_queries_with_tables_of_their_own_go_on() -> None:
     catalog = Catalog(a="/lake/a")
     targets = Targets(catalog.place)
     for query in ("a", "b"):
-        targets.expect_own(query, query)
+        targets.expect_own(query, TableRef(query))
     sink = Sink()
 
     OwnTable(sink, "a", targets)(cast("Any", None), 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from pyspark.sql import types as T
 
+from stream_merge.model.table_ref import TableRef
 from stream_merge.shapes import widening
 from stream_merge.shapes.widening import TypeChange, alterable, statements
 
@@ -40,8 +41,10 @@ def test_beside_spark_3_each_column_is_altered_by_itself(monkeypatch: pytest.Mon
     enabled = {widening.PROPERTY: "true"}
 
     monkeypatch.setattr(widening, "ALTERS_SEVERAL_COLUMNS", False)
-    one_by_one = statements("t", changes, enabled)
+    one_by_one = statements(TableRef("t"), changes, enabled)
     monkeypatch.setattr(widening, "ALTERS_SEVERAL_COLUMNS", True)
 
     assert one_by_one == [f"ALTER TABLE t ALTER COLUMN `{name}` TYPE smallint" for name in ("a", "b")]
-    assert statements("t", changes, enabled) == ["ALTER TABLE t ALTER COLUMN `a` TYPE smallint, `b` TYPE smallint"]
+    assert statements(TableRef("t"), changes, enabled) == [
+        "ALTER TABLE t ALTER COLUMN `a` TYPE smallint, `b` TYPE smallint"
+    ]

@@ -53,11 +53,10 @@ from stream_merge.jobs.watch import queries, report, screen
 from stream_merge.jobs.watch.text import escape
 from stream_merge.metrics.push import push
 from stream_merge.metrics.server import MetricsServer
-from stream_merge.model import names as table_names
 from stream_merge.model.counted import counted
-from stream_merge.model.locations import local_path
 from stream_merge.model.logs import tell
 from stream_merge.model.results import MergeResult
+from stream_merge.model.table_ref import TableRef
 from stream_merge.session import is_submitted
 from stream_merge.spark.downloads import azure_confs, for_places, s3_confs
 from stream_merge.tables import locks, spark_table
@@ -136,7 +135,7 @@ def _run(settings: JobSettings, start: Callable[[], SparkSession], server: Metri
         query.name: report.Merged(
             name=query.name,
             target=query.target,
-            quarantine=table_names.sibling(query.target, table_names.QUARANTINE_TABLE_PREFIX),
+            quarantine=query.target.quarantine,
         )
         for query in settings.queries
     }
@@ -263,14 +262,14 @@ def _places(chosen: Sequence[QuerySettings]) -> list[str]:
 
 def _replayed(query: QuerySettings, request: Request, start: Callable[[], SparkSession]) -> Replayed:
     """By the job that runs the query, however long its batch takes; where none does, or it ends before, by this one."""
-    tables = (query.target, table_names.sibling(query.target, table_names.QUARANTINE_TABLE_PREFIX))
+    tables = (query.target, query.target.quarantine)
     if not any(map(_may_exist, tables)):  # no folders for locks where nothing has run
         return Replayed(id=request.id)
     is_asked = False
     while True:
         with held(query) as is_ours:
             if is_ours:
-                location = None if table_names.is_path(query.target) else spark_table.location(start(), query.target)
+                location = None if query.target.path is not None else spark_table.location(start(), query.target)
                 with locks.only_writer(query.target, f"quarantine replay of query {query.name!r}", location):
                     answer = replay_answer(query, request) or replay(start(), query, request)
                 if is_asked:
@@ -291,17 +290,16 @@ def _replayed(query: QuerySettings, request: Request, start: Callable[[], SparkS
         time.sleep(_POLL_SECONDS)
 
 
-def _may_exist(table: str) -> bool:
+def _may_exist(table: TableRef) -> bool:
     """Whether a table is there, unless only Spark or a store can tell."""
-    local = local_path(table_names.normal_path(table)) if table_names.is_path(table) else None
-    return local is None or local.exists()
+    return table.local is None or table.local.exists()
 
 
 def _tables_of(job_or_table: str, name: str | None) -> Sequence[quarantined.Table]:
     file = Path(job_or_table)
     if file.is_file() or file.suffix in (".yaml", ".yml"):
         return _chosen(load(file), name)
-    return [quarantined.NamedTable(name=job_or_table, target=job_or_table)]
+    return [quarantined.NamedTable(name=job_or_table, target=TableRef(job_or_table))]
 
 
 def _chosen(settings: JobSettings, name: str | None) -> list[QuerySettings]:

@@ -41,7 +41,8 @@ from stream_merge.jobs.shapes import read_clauses
 from stream_merge.jobs.spelling import as_options
 from stream_merge.metrics.push import expect_gateway, push
 from stream_merge.metrics.server import Access
-from stream_merge.model.names import hadoop_uri
+from stream_merge.model.locations import hadoop_uri
+from stream_merge.model.table_ref import TableRef
 from stream_merge.shapes import Changes, Shape, Snapshot, known_shapes, of_name
 from stream_merge.shapes.written import plain_name
 from stream_merge.sources.files.reader import Folder
@@ -203,7 +204,10 @@ def files(
     format: Annotated[Format, typer.Option(help="json: one object per line; csv: RFC 4180.")],
     keys: Annotated[str, typer.Option(metavar="COLUMNS", help="Columns that identify a row, separated by commas.")],
     target: Annotated[
-        str, typer.Option(metavar="PATH", help="The Delta table; created from the first files if it is missing.")
+        TableRef,
+        typer.Option(
+            parser=TableRef, metavar="PATH", help="The Delta table; created from the first files if it is missing."
+        ),
     ],
     checkpoint: Annotated[str, typer.Option(metavar="DIR", help="Checkpoint folder; use one per target.")],
     sequence_by: Annotated[
@@ -293,8 +297,10 @@ def files(
         typer.Option(min=1, metavar="NUMBER", help="Files per micro-batch; by default all that are available."),
     ] = None,
     quarantine_target: Annotated[
-        str | None,
-        typer.Option(metavar="PATH", help="Quarantine table for broken events; by default next to the target."),
+        TableRef | None,
+        typer.Option(
+            parser=TableRef, metavar="PATH", help="Quarantine table for broken events; by default next to the target."
+        ),
     ] = None,
     name: Annotated[str | None, typer.Option(help="Label of metrics; by default the name of the table.")] = None,
     replay_quarantine: Annotated[
@@ -402,7 +408,9 @@ def files(
 
 @app.command()
 def explain(
-    target: Annotated[str, typer.Argument(metavar="TABLE", help="Path or URI of a sink's target.")],
+    target: Annotated[
+        TableRef, typer.Argument(parser=TableRef, metavar="TABLE", help="Path or URI of a sink's target.")
+    ],
     *,
     last: Annotated[
         int, typer.Option(min=1, max=1_000_000, metavar="NUMBER", help="How many versions to read, newest first.")

@@ -24,6 +24,7 @@ from stream_merge.jobs.units import seconds_by_unit
 from stream_merge.model.counted import counted
 from stream_merge.model.maintenance import Maintenance
 from stream_merge.model.results import Upkeep
+from stream_merge.model.table_ref import TableRef
 from stream_merge.tables.upkeep import maintained
 
 app = typer.Typer()
@@ -41,7 +42,9 @@ def _age(text: str) -> timedelta:
 
 @app.command()
 def maintain(
-    target: Annotated[str, typer.Argument(metavar="TABLE", help="Path, URI or catalog name of a sink's target.")],
+    target: Annotated[
+        TableRef, typer.Argument(parser=TableRef, metavar="TABLE", help="Path, URI or catalog name of a sink's target.")
+    ],
     *,
     optimize: Annotated[
         bool, typer.Option("--optimize/--no-optimize", help="Compact small files, within the budget.")

@@ -18,8 +18,8 @@ from stream_merge.cli.screens.top import drawn
 from stream_merge.errors import ConfigError
 from stream_merge.jobs.watch.text import escape
 from stream_merge.metrics.scraped import Endpoint, Scrape, Status, UnreachableError, Watched
-from stream_merge.model import names
 from stream_merge.model.counted import counted
+from stream_merge.model.table_ref import TableRef
 from stream_merge.tables.table_history import table_history
 
 app = typer.Typer()
@@ -79,7 +79,9 @@ def _look(watched: Mapping[Endpoint, Watched], threads: ThreadPoolExecutor) -> d
 
 @app.command()
 def report(
-    target: Annotated[str, typer.Argument(metavar="TABLE", help="Path or URI of a sink's target.")],
+    target: Annotated[
+        TableRef, typer.Argument(parser=TableRef, metavar="TABLE", help="Path or URI of a sink's target.")
+    ],
     *,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The page; by default the table's name and -report.html.")
@@ -100,7 +102,7 @@ def report(
             msg = f"[EXTRA_NOT_INSTALLED] report needs {err.name}; run: pip install 'stream-merge[cli,report]'"
             raise ConfigError(msg) from err
         history = table_history(target, last=last)
-        file = out or Path(f"{names.normal_path(target).rpartition('/')[2]}-report.html")
+        file = out or Path(f"{target.plain.rpartition('/')[2]}-report.html")
         if file.is_dir() or not file.absolute().parent.is_dir():
             msg = f"[INVALID_SETTING] --out {str(file)!r} must be a file in a folder that exists"
             raise ConfigError(msg)

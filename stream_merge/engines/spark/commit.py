@@ -13,6 +13,7 @@ from stream_merge.engines.base import CommitTag, MergeReport
 from stream_merge.errors import CommitStateUnknownError, MergeFailedError
 from stream_merge.model import names
 from stream_merge.model.snapshot import CommitRecord, TableSnapshot, is_applied
+from stream_merge.model.table_ref import TableRef
 from stream_merge.spark import columns
 from stream_merge.spark.confs import committed_as, holding
 from stream_merge.spark.delta import LAST_COMMIT_VERSION_CONF, merge_metrics
@@ -32,7 +33,7 @@ RECORDING_CONFS = ("spark.databricks.delta.commitInfo.enabled", "spark.databrick
 class SparkCommits:
     """Where the commits of a table are looked for."""
 
-    def __init__(self, session: SparkSession, target: str) -> None:
+    def __init__(self, session: SparkSession, target: TableRef) -> None:
         self._session = session
         self._target = target
 
@@ -45,7 +46,7 @@ class SparkCommits:
         return spark_table.history(self._session, self._target, newer_than=newer_than, up_to=up_to)
 
 
-def record(session: SparkSession, target: str, tag: CommitTag) -> MergeReport:
+def record(session: SparkSession, target: TableRef, tag: CommitTag) -> MergeReport:
     """Commit a tag's transaction id and metadata alone: a MERGE that matches no row."""
     with committing(session, tag):
         nothing = delta_table(session, target).alias("t").merge(session.range(0).alias("s"), F.lit(False))
@@ -53,7 +54,7 @@ def record(session: SparkSession, target: str, tag: CommitTag) -> MergeReport:
 
 
 def add_filled(
-    session: SparkSession, target: str, values: Mapping[str, Column], within: Column | None, tag: CommitTag
+    session: SparkSession, target: TableRef, values: Mapping[str, Column], within: Column | None, tag: CommitTag
 ) -> MergeReport:
     """Add columns and fill them in all rows, in one commit; columns that are there already stay as they are.
 
@@ -81,7 +82,7 @@ def add_filled(
         return executed(session, target, builder.withSchemaEvolution(), tag)
 
 
-def executed(session: SparkSession, target: str, builder: DeltaMergeBuilder, tag: CommitTag) -> MergeReport:
+def executed(session: SparkSession, target: TableRef, builder: DeltaMergeBuilder, tag: CommitTag) -> MergeReport:
     """Run a MERGE and report what it did; without a row in its answer Delta knew its transaction id already."""
     if not ANSWERS_MERGE:
         return _executed_unanswered(session, target, builder, tag)
@@ -101,7 +102,9 @@ def executed(session: SparkSession, target: str, builder: DeltaMergeBuilder, tag
     )
 
 
-def _executed_unanswered(session: SparkSession, target: str, builder: DeltaMergeBuilder, tag: CommitTag) -> MergeReport:
+def _executed_unanswered(
+    session: SparkSession, target: TableRef, builder: DeltaMergeBuilder, tag: CommitTag
+) -> MergeReport:
     """As `executed`, where `execute` gives no frame: what the MERGE did stands in its commit.
 
     Delta counts what it writes there by the same accumulators. It notes no commit for the session where it knew the

@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from stream_merge.errors import ContractError
+from stream_merge.model.table_ref import TableRef
 from stream_merge.sources.files import parquet_columns
 from stream_merge.sources.files.reader import NEW_FIELD_REMEDY
 from stream_merge.sources.files.schema import Schema, outside, said
@@ -68,7 +69,7 @@ def refuse_other_types(session: SparkSession, files: Sequence[str], schema: Sche
     return sorted(lacking or ())
 
 
-def refuse_without(session: SparkSession, target: str, lacking: Sequence[str], files: Sequence[str]) -> None:
+def refuse_without(session: SparkSession, target: TableRef, lacking: Sequence[str], files: Sequence[str]) -> None:
     """Stop where a snapshot would set columns to NULL that it does not have, in rows that have something there.
 
     Args:

@@ -13,6 +13,7 @@ from pyspark.sql import functions as F
 
 from stream_merge.model import names
 from stream_merge.model.counted import counted
+from stream_merge.model.table_ref import TableRef
 from stream_merge.shapes.contract import breaks_key
 from stream_merge.sink import MergeSink
 from stream_merge.sources.files.reader import Folder
@@ -79,8 +80,8 @@ def replay(
     sink_of: Callable[[str], MergeSink],
     *,
     before: Schema | None,
-    quarantine_table: str,
-    target: str,
+    quarantine_table: TableRef,
+    target: TableRef,
     checkpoint: str,
     contract: Contract,
 ) -> Replayed:
@@ -136,7 +137,7 @@ def replay(
 
 
 def _records(
-    session: SparkSession, folder: Folder, table: str, *, replayed_at: Column | None = None
+    session: SparkSession, folder: Folder, table: TableRef, *, replayed_at: Column | None = None
 ) -> tuple[DataFrame | None, list[str]]:
     """Quarantined records that were replayed then, or never, and the folder's files among theirs; None for no file."""
     kept = quarantine.records_of_files(session, table, replayed_at=replayed_at)

@@ -19,12 +19,13 @@ from stream_merge.jobs.files.replay import Contract, Replayed, replay
 from stream_merge.jobs.watch import queries, report, screen
 from stream_merge.jobs.watch.text import escape_line
 from stream_merge.metrics.instruments import default_metrics
-from stream_merge.model import locations, names
+from stream_merge.model import locations
 from stream_merge.model.logs import tell
 from stream_merge.model.results import MergeResult
 from stream_merge.model.settings import SchemaEvolution
 from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.model.source_batch import MostUndecodable
+from stream_merge.model.table_ref import TableRef
 from stream_merge.session import is_submitted
 from stream_merge.shapes import Changes, Shape
 from stream_merge.sink import MergeSink
@@ -47,14 +48,14 @@ class FilesSettings:
     """What to read, and how to merge it; the merge settings are those of `MergeSink`."""
 
     folder: Folder
-    target: str
+    target: TableRef
     checkpoint: str
     keys: tuple[str, ...]
     sequence_by: tuple[str, ...] = ()
     apply_as_deletes: str | None = None
     columns: tuple[str, ...] | None = None
     except_columns: tuple[str, ...] | None = None
-    quarantine_target: str | None = None
+    quarantine_target: TableRef | None = None
     schema_evolution: SchemaEvolution = False
     table_properties: Mapping[str, str] = field(default_factory=dict)
     """Of a target that is created."""
@@ -75,7 +76,7 @@ class FilesSettings:
     @property
     def label(self) -> str:
         """Name of the query, and label of its metrics."""
-        return self.name if self.name is not None else names.table_name(self.target)
+        return self.name if self.name is not None else self.target.last
 
     @property
     def files_per_trigger(self) -> int | None:
@@ -83,9 +84,9 @@ class FilesSettings:
         return 1 if self.shape.is_whole else self.max_files_per_trigger
 
     @property
-    def quarantine(self) -> str:
+    def quarantine(self) -> TableRef:
         """Where the sink puts events that break the contract."""
-        return self.quarantine_target or names.sibling(self.target, names.QUARANTINE_TABLE_PREFIX)
+        return self.quarantine_target or self.target.quarantine
 
 
 def run(

@@ -212,7 +212,7 @@ class TopicSink:
         if self._has_looked_at_columns:
             return
         session, target = batch_df.sparkSession, self._settings.target
-        place = names.sibling(target, names.QUARANTINE_TABLE_PREFIX)
+        place = target.quarantine
         claims = claims_of(owned_session(session), place, target, owner=self._settings.checkpoint)
         if claims is not None and claims.settle() is not None:
             tell(log.warning, "quarantine_replay_unfinished", query=self._settings.name, remedy=UNFINISHED)

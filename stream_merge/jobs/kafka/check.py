@@ -18,7 +18,6 @@ from stream_merge.jobs.kafka.newest_records import Records, newest
 from stream_merge.jobs.kafka.settings import JobSettings, QuerySettings
 from stream_merge.jobs.spelling import as_settings
 from stream_merge.metrics.server import serve
-from stream_merge.model import names
 from stream_merge.model.locations import local_path
 from stream_merge.shapes import widening
 from stream_merge.sources.envelopes.base import Kind
@@ -157,7 +156,7 @@ def _sink(query: QuerySettings) -> Iterator[Finding]:
         yield Finding(query=query.name, about="settings", said=said, is_problem=True)
     if refused:
         return
-    if not names.is_path(query.target) or local_path(names.normal_path(query.target)) is None:
+    if query.target.path is None or local_path(query.target.plain) is None:
         yield Finding(query=query.name, about="storage", said=f"{query.target} is not on this disk; not checked")
         return
     problems = permission_problems(merge_sink(query)._spec, None)
@@ -295,7 +294,7 @@ def _table(query: QuerySettings, rows: RowSchema) -> Iterator[Finding]:
 
 def _lineage(query: QuerySettings) -> Iterator[Finding]:
     """Whether the table is the one that the checkpoint's query has merged into."""
-    place = local_path(names.normal_path(query.target)) if names.is_path(query.target) else None
+    place = local_path(query.target.plain) if query.target.path is not None else None
     if place is None or local_path(query.checkpoint) is None:
         return  # only Spark knows; the start of a run looks there
     try:

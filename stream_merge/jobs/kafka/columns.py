@@ -12,6 +12,7 @@ from stream_merge.jobs.kafka.column_defaults import ColumnDefault
 from stream_merge.jobs.kafka.newest_records import Records
 from stream_merge.jobs.kafka.settings import QuerySettings
 from stream_merge.model import names
+from stream_merge.model.table_ref import TableRef
 from stream_merge.shapes import widening
 from stream_merge.sources.decode import null_values
 from stream_merge.sources.decode.decoding import Decoder
@@ -41,7 +42,7 @@ class RowSchema:
     def __init__(
         self,
         *,
-        target: str,
+        target: TableRef,
         keys: tuple[str, ...],
         format: Format,
         may_grow: bool,

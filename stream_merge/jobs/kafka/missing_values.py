@@ -23,6 +23,7 @@ from stream_merge.jobs.kafka.ordering import (
 from stream_merge.jobs.kafka.settings import QuerySettings
 from stream_merge.jobs.kafka.unread import UNREAD
 from stream_merge.model import names
+from stream_merge.model.table_ref import TableRef
 from stream_merge.shapes import key_bounds
 from stream_merge.spark import columns
 from stream_merge.tables import remembered, spark_table
@@ -44,7 +45,7 @@ class Known:
     """A target and its remembered deletes, for as long as one batch is prepared."""
 
     session: SparkSession
-    target: str
+    target: TableRef
     keys: tuple[str, ...]
     tombstone_retention: float | None
     """Seconds that the sink remembers deletes; None: for ever."""

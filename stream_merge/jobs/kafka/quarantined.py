@@ -11,8 +11,8 @@ from stream_merge.errors import ConfigError
 from stream_merge.jobs.kafka.settings import QuerySettings
 from stream_merge.jobs.watch.screen import whole_table
 from stream_merge.jobs.watch.text import escape_line
-from stream_merge.model import names
 from stream_merge.model.counted import counted
+from stream_merge.model.table_ref import TableRef
 from stream_merge.sources.decode.events import PLACE
 from stream_merge.tables import explain, quarantine
 from stream_merge.tables.delta_rs import sql
@@ -43,7 +43,7 @@ class Table(Protocol):
         ...
 
     @property
-    def target(self) -> str:
+    def target(self) -> TableRef:
         """Where it lies."""
         ...
 
@@ -52,7 +52,7 @@ class NamedTable(NamedTuple):
     """A table that no job file tells of."""
 
     name: str
-    target: str
+    target: TableRef
 
 
 def summary(query: Table) -> list[dict[str, Any]]:
@@ -138,11 +138,11 @@ def _opened(query: Table) -> NativeTable | None:
         ConfigError: where nobody but a person told of the table, there is neither it nor a quarantine beside it.
     """
     if isinstance(query, QuerySettings):
-        return explain.find(names.sibling(query.target, names.QUARANTINE_TABLE_PREFIX))
+        return explain.find(query.target.quarantine)
     given = explain.find(query.target)
     if given is not None and _is_quarantine(given):
         return given
-    beside = explain.find(names.sibling(query.target, names.QUARANTINE_TABLE_PREFIX))
+    beside = explain.find(query.target.quarantine)
     if given is None and beside is None:
         msg = f"[TABLE_NOT_FOUND] {query.target!r} is not a Delta table; give the path of a sink's target or quarantine"
         raise ConfigError(msg, target=query.target)

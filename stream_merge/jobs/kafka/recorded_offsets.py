@@ -348,7 +348,7 @@ def _has_deletes(session: SparkSession, settings: QuerySettings) -> bool:
 
 def _has_unread(session: SparkSession, settings: QuerySettings, *, since: int) -> bool:
     """Whether records of the epoch were set aside: a batch that has nothing else makes no commit."""
-    place = names.sibling(settings.target, names.QUARANTINE_TABLE_PREFIX)
+    place = settings.target.quarantine
     if spark_table.find(session, place) is None:
         return False
     is_ours = F.col("topic").isin(list(settings.topic)) & (F.unix_millis("recorded_at") >= since)

@@ -38,6 +38,7 @@ from stream_merge.model.counted import counted
 from stream_merge.model.results import MergeResult
 from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.model.source_batch import Intake
+from stream_merge.model.table_ref import TableRef
 from stream_merge.shapes.contract import breaks_key
 from stream_merge.sources.decode.events import PLACE
 from stream_merge.sources.envelopes.base import Kind
@@ -164,7 +165,7 @@ def replay(
 def _replayed(
     session: SparkSession, settings: QuerySettings, request: Request, metrics: MergeMetrics | None
 ) -> Replayed:
-    place = names.sibling(settings.target, names.QUARANTINE_TABLE_PREFIX)
+    place = settings.target.quarantine
     claims = claims_of(session, place, settings.target, owner=settings.checkpoint)
     if claims is None:
         return Replayed(id=request.id)
@@ -211,7 +212,7 @@ def _replayed(
     )
 
 
-def _finish(left: Unfinished, session: SparkSession, settings: QuerySettings, place: str) -> None:
+def _finish(left: Unfinished, session: SparkSession, settings: QuerySettings, place: TableRef) -> None:
     """Do what a replay that ended behind its merge has left: its batch is given to the sink again."""
     kept = quarantine.records(session, place, replayed_at=left.moment)
     if kept is None:

@@ -28,9 +28,9 @@ from stream_merge.jobs.kafka.targets import OwnTable, Targets
 from stream_merge.jobs.watch.queries import MOST_KEPT, Stream, drained
 from stream_merge.metrics.health import Health
 from stream_merge.metrics.instruments import MergeMetrics
-from stream_merge.model import names
 from stream_merge.model.logs import tell
 from stream_merge.model.results import MergeResult
+from stream_merge.model.table_ref import TableRef
 from stream_merge.sources.kafka.connection import Cluster
 from stream_merge.sources.kafka.connection import records as records_of
 from stream_merge.spark import catalog
@@ -274,9 +274,9 @@ class Job:
                     sink.look_again()
 
 
-def _place(session: SparkSession, target: str) -> str:
+def _place(session: SparkSession, target: TableRef) -> TableRef:
     location = spark_table.location(session, target)
-    return location if names.is_path(location) else catalog.place_to_be(session, target)
+    return location if location.path is not None else TableRef(catalog.place_to_be(session, target))
 
 
 def _progress(query: QuerySettings, metrics: MergeMetrics | None) -> Progress:

@@ -40,6 +40,7 @@ from stream_merge.model import locations, names
 from stream_merge.model.maintenance import Maintenance
 from stream_merge.model.observer import Observer
 from stream_merge.model.settings import SchemaEvolution
+from stream_merge.model.table_ref import canonical_folder
 from stream_merge.sources.envelopes.base import Format
 from stream_merge.sources.kafka.connection import Connection, Isolation, Mechanism, Protocol, Security
 
@@ -235,7 +236,7 @@ class QuerySettings(Model):
     value_format: ValueFormat = DebeziumFormat()
     target: Target = Field(min_length=1)
     keys: Names = Field(min_length=1)
-    checkpoint: Annotated[JobPath, AfterValidator(names.hadoop_uri)] = Field(min_length=1)
+    checkpoint: Annotated[JobPath, AfterValidator(locations.hadoop_uri)] = Field(min_length=1)
     trigger: Seconds = Field(default=1.0, ge=0)
     """Least time between the starts of two micro-batches."""
     start: Literal["earliest", "latest"] | datetime | Mapping[int, int] | None = None
@@ -409,8 +410,8 @@ def _shared(queries: Sequence[Mapping[str, Any]], folder: Path) -> Iterator[str]
     """A problem for each name, target and checkpoint that several queries have; relative paths begin in the folder."""
     for setting, spelled in (
         ("name", str),
-        ("target", lambda target: locations.place(absolute_target(target, folder))),
-        ("checkpoint", lambda path: locations.folder(names.hadoop_uri(absolute_path(path, folder)))),
+        ("target", lambda target: absolute_target(target, folder).canonical),
+        ("checkpoint", lambda path: canonical_folder(locations.hadoop_uri(absolute_path(path, folder)))),
     ):
         values = [query[setting] for query in queries if isinstance(query.get(setting), str) and query[setting]]
         same = [spelled(value) for value in values]

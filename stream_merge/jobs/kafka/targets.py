@@ -10,9 +10,8 @@ from pyspark.sql import DataFrame
 
 from stream_merge.errors import ConfigError, StreamMergeError
 from stream_merge.jobs.watch.queries import BatchFunction
-from stream_merge.model import names
-from stream_merge.model.locations import canonical
 from stream_merge.model.results import MergeResult
+from stream_merge.model.table_ref import TableRef
 
 
 class Targets:
@@ -22,13 +21,13 @@ class Targets:
         place: where a target lies or is going to; its whole name as long as only its catalog could tell.
     """
 
-    def __init__(self, place: Callable[[str], str]) -> None:
+    def __init__(self, place: Callable[[TableRef], TableRef]) -> None:
         self._place = place
         self._lock = threading.Lock()
-        self._places: dict[str, tuple[str, str]] = {}
+        self._places: dict[str, tuple[TableRef, TableRef]] = {}
         """Query -> its target, and where that was at the last look."""
 
-    def expect_own(self, query: str, target: str) -> None:
+    def expect_own(self, query: str, target: TableRef) -> None:
         """Look where a query's target lies, before the query reads anything.
 
         Raises:
@@ -50,8 +49,8 @@ class Targets:
             ConfigError: as `expect_own`.
         """
         with self._lock:
-            unknown = {name: target for name, (target, place) in self._places.items() if not names.is_path(place)}
-        found: dict[str, tuple[str, str]] = {}
+            unknown = {name: target for name, (target, place) in self._places.items() if place.path is None}
+        found: dict[str, tuple[TableRef, TableRef]] = {}
         for name, target in unknown.items():
             with suppress(StreamMergeError):
                 found[name] = target, self._place(target)
@@ -59,9 +58,9 @@ class Targets:
             self._places |= found
             self._refuse_another(query, *self._places[query])
 
-    def _refuse_another(self, query: str, target: str, place: str) -> None:
-        same = canonical(place)
-        others = [name for name, (_, at) in self._places.items() if canonical(at) == same and name != query]
+    def _refuse_another(self, query: str, target: TableRef, place: TableRef) -> None:
+        same = place.canonical
+        others = [name for name, (_, at) in self._places.items() if at.canonical == same and name != query]
         if others:
             msg = (
                 f"[DUPLICATE_SETTING] queries {others[0]!r} and {query!r} write to {place!r}; give each its own target"

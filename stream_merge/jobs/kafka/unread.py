@@ -9,7 +9,6 @@ from stream_merge.jobs.kafka.batch_offsets import Ranges
 from stream_merge.jobs.kafka.decode import DecodedBatch
 from stream_merge.jobs.kafka.ordering import OFFSET, PARTITION, TOPIC
 from stream_merge.jobs.kafka.settings import QuerySettings
-from stream_merge.model import names
 from stream_merge.sources.decode.decoding import events
 from stream_merge.sources.decode.events import ROW
 from stream_merge.sources.envelopes.base import Kind
@@ -38,7 +37,7 @@ def unread_records(
 
     Cost: a look at the quarantine's log.
     """
-    kept = quarantine.records(session, names.sibling(settings.target, names.QUARANTINE_TABLE_PREFIX))
+    kept = quarantine.records(session, settings.target.quarantine)
     if kept is None and not batch.total(Kind.UNDECODABLE):
         return None
     wanted = [F.col(name) for name in (*_PLACE, "raw_key")]

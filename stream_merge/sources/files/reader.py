@@ -17,7 +17,7 @@ from pyspark.sql.streaming.readwriter import DataStreamReader
 from pyspark.sql.types import DateType, IntegerType, LongType, NumericType, StringType, StructField, StructType
 
 from stream_merge.errors import ConfigError, ContractError
-from stream_merge.model import names, source_batch
+from stream_merge.model import locations, names, source_batch
 from stream_merge.sources.files import csv_text, parquet_columns, values
 from stream_merge.sources.files.decoding import (
     NOT_LINES,
@@ -103,7 +103,7 @@ def read_files(
         msg = f"[INVALID_SETTING] format={format!r} must be 'json' or 'csv'; read Parquet with spark.readStream"
         raise ConfigError(msg)
     known = parse(schema, setting="schema") if isinstance(schema, str) else Schema(fields=schema, is_inferred=False)
-    folder = Folder(path=names.hadoop_uri(path), format=format, header=header, delimiter=delimiter)
+    folder = Folder(path=locations.hadoop_uri(path), format=format, header=header, delimiter=delimiter)
     return folder.events(spark, known, max_files_per_trigger=max_files_per_trigger)
 
 

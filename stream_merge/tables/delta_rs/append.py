@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from stream_merge.errors import MergeFailedError
 from stream_merge.model.snapshot import is_applied
+from stream_merge.model.table_ref import TableRef
 from stream_merge.spark.errors import reason
 from stream_merge.tables import retry
 from stream_merge.tables.delta_rs.table import NativeTable
@@ -15,7 +16,7 @@ from stream_merge.tables.side_commits import SideCommit
 
 
 def append_once(
-    rows: pa.Table, table: str, find: Callable[[], NativeTable | None], commit: SideCommit, *, at_hand: NativeTable
+    rows: pa.Table, table: TableRef, find: Callable[[], NativeTable | None], commit: SideCommit, *, at_hand: NativeTable
 ) -> None:
     """Append rows in one commit; a second append under the same application and batch id does nothing.
 

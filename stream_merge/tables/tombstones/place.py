@@ -11,9 +11,9 @@ from pyspark.sql import SparkSession
 
 from stream_merge.errors import ConfigError, StreamMergeError
 from stream_merge.model import names
-from stream_merge.model.locations import canonical
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import TableSnapshot
+from stream_merge.model.table_ref import TableRef
 from stream_merge.spark.errors import reason
 from stream_merge.tables import spark_table
 from stream_merge.tables.reader import Store
@@ -36,13 +36,13 @@ def expect_here(session: SparkSession, spec: MergeSpec, store: Store, found: Tab
         return
     if log_of(found.table_id, store.find(session, spec.tombstone_target)) is not None:
         return
-    there, unseen = _resolved(then, found), ""
+    there, unseen = TableRef(_resolved(then, found)), ""
     try:
         if log_of(found.table_id, spark_table.find(session, there)) is None:
             return  # no delete yet, or they were dropped; a clone has none of its source's
     except (StreamMergeError, Py4JJavaError) as err:
         unseen = f" (which cannot be read: {reason(err)})"
-    forget = f"ALTER TABLE {names.sql_identifier(spec.target)} UNSET TBLPROPERTIES ('{names.TOMBSTONES_PROPERTY}')"
+    forget = f"ALTER TABLE {spec.target.sql} UNSET TBLPROPERTIES ('{names.TOMBSTONES_PROPERTY}')"
     msg = (
         f"[TOMBSTONES_ELSEWHERE] the tombstones of target {spec.target!r} are in {there!r}{unseen}, not in"
         f" {spec.tombstone_target!r}; use the target's previous name, rename the tombstone table, or forget its"
@@ -51,15 +51,15 @@ def expect_here(session: SparkSession, spec: MergeSpec, store: Store, found: Tab
     raise ConfigError(msg, target=spec.target)
 
 
-def of_table(session: SparkSession, target: str, found: TableSnapshot) -> str:
+def of_table(session: SparkSession, target: TableRef, found: TableSnapshot) -> TableRef:
     """Where the deletes of a table are remembered, whatever it is called here; beside it where none are known.
 
     Cost: nothing where the table does not say so; else a look at a log.
     """
-    beside, then = names.sibling(target, names.TOMBSTONE_TABLE_PREFIX), found.properties.get(names.TOMBSTONES_PROPERTY)
+    beside, then = target.tombstones, found.properties.get(names.TOMBSTONES_PROPERTY)
     if then is None:
         return beside
-    there = _resolved(then, found)
+    there = TableRef(_resolved(then, found))
     try:
         log = log_of(found.table_id, spark_table.find(session, there))
     except (StreamMergeError, Py4JJavaError):
@@ -109,16 +109,16 @@ def recorded(
 def _own(session: SparkSession, spec: MergeSpec, store: Store) -> str:
     """Where a sink looks for the log, as the property says it."""
     log = spec.tombstone_target
-    if not names.is_path(log):
+    if log.path is None:
         return store.full_name(session, log).lower()
-    place = canonical(log)
-    is_beside = _parent(place) == _parent(canonical(spec.target))  # not so where the target is a symbolic link
-    return f"{_BESIDE}{names.table_name(log)}" if is_beside else place
+    place = TableRef(log).canonical
+    is_beside = _parent(place) == _parent(TableRef(spec.target).canonical)  # not so where the target is a symbolic link
+    return f"{_BESIDE}{log.last}" if is_beside else place
 
 
 def _resolved(place: str, found: TableSnapshot) -> str:
     """A table by what the property of its target says."""
-    return f"{_parent(canonical(found.location))}/{place[2:]}" if place.startswith(_BESIDE) else place
+    return f"{_parent(TableRef(found.location).canonical)}/{place[2:]}" if place.startswith(_BESIDE) else place
 
 
 def _parent(path: str) -> str:

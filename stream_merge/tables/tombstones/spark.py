@@ -167,7 +167,7 @@ class Tombstones:
         self._delete_matched(overtaken, drop)
         if self._spec.tombstone_retention_seconds is not None:
             spark_table.delta_table(self._session, self._table).delete(expired)
-        self._session.sql(f"OPTIMIZE {names.sql_identifier(self._table)}")
+        self._session.sql(f"OPTIMIZE {self._table.sql}")
         tell(log.info, "tombstones_tidied", table=self._table, version=found.version, files=found.files)
 
     def _delete_matched(self, source: DataFrame, condition: Column) -> None:
