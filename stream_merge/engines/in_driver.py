@@ -22,7 +22,7 @@ from stream_merge.shapes.layout import Layout
 from stream_merge.spark.errors import exceeds_driver_results
 from stream_merge.tables.delta_rs import data_files
 from stream_merge.tables.delta_rs.table import NativeTable
-from stream_merge.tables.tombstones.delta_rs import NativeHits
+from stream_merge.tables.side.judging import Hits
 from stream_merge.tables.whitelist import Ineligible
 
 
@@ -152,7 +152,7 @@ class DriverMerger(ABC):
         self._promise = promise
         self._has_tried = False
 
-    def merge(self, hits: NativeHits | None, tag: CommitTag) -> MergeReport:
+    def merge(self, hits: Hits | None, tag: CommitTag) -> MergeReport:
         """One merge in one commit: what the shape makes of each event that no tombstone refuses."""
         events = self._events if hits is None else hits.live(self._events)
         any_delete = bool(pc.any(events[names.DELETE_COLUMN]).as_py())
@@ -163,10 +163,10 @@ class DriverMerger(ABC):
             return self._commit(events, wanted, tag)
         return report
 
-    def repair(self, late: NativeHits, tag: CommitTag) -> MergeReport:
+    def repair(self, late: Hits, tag: CommitTag) -> MergeReport:
         """One merge that only deletes."""
         older = Delete(when=Newer())  # the tombstone than the row
-        return self._commit(late.refused_entries(), [older], tag)
+        return self._commit(late.refusing, [older], tag)
 
     @abstractmethod
     def _commit(self, source: pa.Table, clauses: Sequence[Clause], tag: CommitTag) -> MergeReport:
@@ -204,7 +204,7 @@ class DriverMerger(ABC):
         """Its commits in a range of versions, newest first."""
         return self._table.commits(newer_than, up_to)
 
-    def counted_as(self, late: NativeHits, version: int) -> Mapping[str, int]:
+    def counted_as(self, late: Hits, version: int) -> Mapping[str, int]:
         """How many of the refused keys a version's change feed shows as inserted and as updated."""
         keys = list(self._layout.keys)
         if self._table.snapshot().maps_columns:
@@ -212,7 +212,7 @@ class DriverMerger(ABC):
         if data_files.adds_escaped(self._table.commit(version)):
             return {}  # nor does it find change files under paths with escapes
         changed = self._table.changes(version).select([*keys, "_change_type"])
-        refused = late.refused_entries().select(keys)
+        refused = late.refusing.select(keys)
         schema = pa.schema([*refused.schema, pa.field("_change_type", pa.string())])
         touched = changed.cast(schema).join(refused, keys, join_type="left semi")
         kinds = touched["_change_type"].to_pylist()

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from delta.tables import DeltaTable, DeltaTableBuilder
-from py4j.protocol import Py4JError
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
@@ -155,6 +155,41 @@ def create(
         return _created(session, target, builder.location(names.normal_path(target)))
     with catalog.created_as(session, target) as name:
         return _created(session, target, builder.tableName(name))
+
+
+_PLAIN_TYPES = frozenset(
+    "binary boolean byte date decimal double float integer long short string timestamp".split()  # noqa: SIM905
+)
+"""Types that every Delta table may have, by PySpark's names."""
+
+
+def create_plain(
+    session: SparkSession, target: str, fields: Sequence[StructField], *, properties: Mapping[str, str]
+) -> TableSnapshot:
+    """As `create`, for a table that is known to be missing: in the driver where its log is all that has to be written.
+
+    Spark creates it in a catalog, where a column or type needs a table feature, and where confs give it properties.
+    """
+    is_plain = _is_plain(StructType(list(fields))) and not needs_column_mapping(fields)
+    if names.is_path(target) and is_plain and not delta.has_table_defaults(session):
+        try:
+            delta.put_first_commit(session, names.normal_path(target), fields, properties)
+        except (FileExistsError, Py4JJavaError) as err:  # Spark finds out what is there, or what is wrong
+            tell(log.info, "table_left_to_spark", table=target, error=reason(err))
+        else:
+            found = find(session, target)
+            if found is not None:
+                tell(log.info, "table_created", table=target)
+                return found
+    return create(session, target, fields, properties=properties)
+
+
+def _is_plain(dtype: DataType) -> bool:
+    if isinstance(dtype, StructType):
+        return all(_is_plain(field.dataType) and not field.metadata for field in dtype.fields)
+    if isinstance(dtype, ArrayType):
+        return _is_plain(dtype.elementType)
+    return dtype.typeName() in _PLAIN_TYPES
 
 
 def _created(session: SparkSession, target: str, builder: DeltaTableBuilder) -> TableSnapshot:

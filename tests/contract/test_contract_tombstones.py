@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from stream_merge.errors import ConfigError
 from stream_merge.model.names import FORMAT_PROPERTY, TOMBSTONE_TABLE_PREFIX, sibling, sql_identifier
 from stream_merge.tables import spark_table
-from stream_merge.tables.tombstones import rules
+from stream_merge.tables.side import tombstones
 
 pytestmark = pytest.mark.engines("auto", "spark", "merge_on_read", "random")
 
@@ -185,7 +185,7 @@ def test_a_log_of_many_files_is_tidied_without_forgetting_a_delete(
     stream: ChangeStream, monkeypatch: pytest.MonkeyPatch
 ):
     """Overtaken and revived entries go, small files are packed; what refuses an event stays."""
-    monkeypatch.setattr(rules, "TIDY_FILES", 4)
+    monkeypatch.setattr(tombstones, "TIDY_FILES", 4)
     stream.deliver(delete(1, lsn=5), delete(2, lsn=5), delete(3, lsn=5))
     stream.deliver(delete(1, lsn=6))
     stream.deliver(upsert(2, "back", lsn=6))
@@ -202,7 +202,7 @@ def test_a_log_of_many_files_is_tidied_without_forgetting_a_delete(
 
 
 def test_a_tidied_log_drops_what_is_past_the_retention(stream: ChangeStream, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(rules, "TIDY_FILES", 2)
+    monkeypatch.setattr(tombstones, "TIDY_FILES", 2)
     stream.settings["tombstone_retention_seconds"] = 60
     noon = 1_700_000_000_000_000
     monkeypatch.setattr("stream_merge.sink.now_micros", lambda: noon)

@@ -31,7 +31,7 @@ from stream_merge.tables.merge_on_read.data_file import CHANGE_TYPE, write_chang
 from stream_merge.tables.merge_on_read.find import FILE, POSITION, find
 from stream_merge.tables.merge_on_read.folder import Folder
 from stream_merge.tables.merge_on_read.table import Touched, sizes_of, table_of
-from stream_merge.tables.tombstones.delta_rs import NativeHits
+from stream_merge.tables.side.judging import Hits
 from stream_merge.tables.whitelist import Ineligible
 
 
@@ -40,7 +40,7 @@ class MergeOnReadMerger(DriverMerger):
 
     _repairs = False
 
-    def repair(self, late: NativeHits, tag: CommitTag) -> MergeReport:
+    def repair(self, late: Hits, tag: CommitTag) -> MergeReport:
         """As `DriverMerger.repair`, whatever memory it takes: the upserts that it undoes are committed already."""
         self._repairs = True
         return super().repair(late, tag)
