@@ -13,14 +13,15 @@ from stream_merge.engines.costs import DRIVER_EVENTS
 from stream_merge.model import names
 from stream_merge.spark.errors import exceeds_driver_results
 from stream_merge.tables.delta_rs.eligibility import of_calendar, of_events, of_keys, of_log, of_place
-from stream_merge.tables.side.side_table import DriverSideTable
+from stream_merge.tables.side.side_table import DriverSideTable, SparkSideTable
 from stream_merge.tables.side.tombstones import DriverTombstones, SparkTombstones, own_log
 from stream_merge.tables.whitelist import Ineligible
 
 
 def on_spark(job: MergeJob) -> SparkTombstones:
     """By Spark."""
-    return SparkTombstones(**_scope(job))
+    own = partial(own_log, job.target.table_id)
+    return SparkTombstones(SparkSideTable(job.session, job.spec.tombstone_target, own), **_scope(job))
 
 
 def by_delta_rs(job: MergeJob, events: pa.Table) -> DriverTombstones:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 from uuid import uuid4
 
@@ -16,6 +16,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructField, StructType
 
+from stream_merge.model.locations import local_path
 from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.spark.hadoop_files import make_folder, write_text
 from stream_merge.spark.jvm import active, java_class, string_map, strings
@@ -180,7 +181,8 @@ def put_first_commit(
     }
     actions = ({"commitInfo": info}, {"metaData": metadata}, {"protocol": protocol})
     make_folder(session, f"{location}/_delta_log")
-    put_commit(session, location, 0, "".join(f"{json.dumps(action)}\n" for action in actions))
+    with nullcontext() if local_path(location) is None else commit_lock(session, location):
+        put_commit(session, location, 0, "".join(f"{json.dumps(action)}\n" for action in actions))
     counts = {"tableSizeBytes": 0, "numFiles": 0, "numMetadata": 1, "numProtocol": 1}
     lists: Mapping[str, Any] = {"setTransactions": [], "domainMetadata": [], "allFiles": []}
     checksum = json.dumps({**counts, **lists, "metadata": metadata, "protocol": protocol})

@@ -32,7 +32,7 @@ from stream_merge.spark import catalog, columns, delta, places
 from stream_merge.spark.confs import holding
 from stream_merge.spark.errors import reason
 from stream_merge.spark.hadoop_files import path_is_occupied, qualified_path, remove_begun
-from stream_merge.spark.jvm import caches_nothing
+from stream_merge.spark.jvm import caches_nothing, pins_threads
 from stream_merge.spark.versions import to_ddl
 
 log = logging.getLogger(__name__)
@@ -171,7 +171,7 @@ def create_plain(
     Spark creates it in a catalog, where a column or type needs a table feature, and where confs give it properties.
     """
     is_plain = _is_plain(StructType(list(fields))) and not needs_column_mapping(fields)
-    if names.is_path(target) and is_plain and not delta.has_table_defaults(session):
+    if names.is_path(target) and is_plain and pins_threads(session) and not delta.has_table_defaults(session):
         try:
             delta.put_first_commit(session, names.normal_path(target), fields, properties)
         except (FileExistsError, Py4JJavaError) as err:  # Spark finds out what is there, or what is wrong

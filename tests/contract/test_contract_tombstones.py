@@ -181,6 +181,19 @@ def test_without_tombstones_nothing_is_remembered(stream: ChangeStream):
     assert list(stream.data_changes()) == ["table"]
 
 
+@pytest.mark.engines("spark")
+def test_many_events_with_tombstones_are_judged_in_parts(stream: ChangeStream, monkeypatch: pytest.MonkeyPatch):
+    """Of so many that the driver should not hold them at once; each key is in one part."""
+    monkeypatch.setattr(tombstones, "MOST_JUDGED", 4)
+    stream.deliver(*(delete(key, lsn=5) for key in range(20)))
+    stream.deliver(*(upsert(key, "back", lsn=6) for key in range(4)))
+
+    late = stream.deliver(*(upsert(key, "late", lsn=6 if key % 2 else 4) for key in range(20)))
+
+    assert ledger(late) == {"received": 20, "stale": 8, "inserted": 8, "updated": 2, "unaffected": 2}
+    assert len(remembered(stream)) == 20 + 4 + 8
+
+
 def test_a_log_of_many_files_is_tidied_without_forgetting_a_delete(
     stream: ChangeStream, monkeypatch: pytest.MonkeyPatch
 ):
@@ -191,7 +204,7 @@ def test_a_log_of_many_files_is_tidied_without_forgetting_a_delete(
     stream.deliver(upsert(2, "back", lsn=6))
     stream.deliver(delete(4, lsn=1))
 
-    stream.deliver(delete(5, lsn=1))  # on an object store the mark of 2 has come along with 4
+    stream.deliver(delete(5, lsn=1))
 
     assert remembered(stream) == [(1, 6, False), (3, 5, False), (4, 1, False), (5, 1, False)]
     late = stream.deliver(

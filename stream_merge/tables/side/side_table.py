@@ -23,6 +23,8 @@ Runner = Callable[[Callable[[int], None]], None]
 Judge = Callable[[int, int, Callable[[], str | None]], None]
 """Stops where a batch is not the one that a table has recorded: given the recorded id, the batch's, and what gets the
 fingerprint of the recorded batch."""
+Accept = Callable[[TableSnapshot], TableSnapshot | None]
+"""Gives the snapshot of the table that is meant, None for another one of its name."""
 Rows = TypeVar("Rows", DataFrame, pa.Table)
 
 
@@ -73,7 +75,7 @@ class SideTable(ABC, Generic[Rows]):
 
     Args:
         name: catalog name or path.
-        accept: gives the snapshot of a table that this one is, None for another table of its name.
+        accept: which table it is.
     """
 
     def __init__(
@@ -127,12 +129,7 @@ class SideTable(ABC, Generic[Rows]):
 class SparkSideTable(SideTable[DataFrame]):
     """A side table by Spark, which reads and writes any. Cost of an append: one Spark job per attempt."""
 
-    def __init__(
-        self,
-        session: SparkSession,
-        name: str,
-        accept: Callable[[TableSnapshot], TableSnapshot | None] = lambda found: found,
-    ) -> None:
+    def __init__(self, session: SparkSession, name: str, accept: Accept = lambda found: found) -> None:
         super().__init__(name, accept)
         self._session = session
 
@@ -177,14 +174,14 @@ class DriverSideTable(SideTable[pa.Table]):
         name: str,
         newest: Callable[[], NativeTable | None],
         cached: Callable[[], NativeTable | None],
-        accept: Callable[[TableSnapshot], TableSnapshot | None] = lambda found: found,
+        accept: Accept = lambda found: found,
     ) -> None:
         super().__init__(name, accept)
         self._newest = newest
         self._cached = cached
 
     def table(self, *, newest: bool = True) -> NativeTable | None:
-        """What `snapshot` is of."""
+        """The table, or None while there is none."""
         cached = None if newest else self._cached()
         found = self._newest() if cached is None else cached
         return None if found is None or self._accept(found.snapshot()) is None else found
@@ -193,15 +190,20 @@ class DriverSideTable(SideTable[pa.Table]):
         found = self.table(newest=newest)
         return None if found is None else found.snapshot()
 
-    def _expected(self, commit: SideCommit, *, newest: bool) -> NativeTable:
+    def expected(self, *, newest: bool = False) -> NativeTable:
+        """What `snapshot` is of.
+
+        Raises:
+            MergeFailedError: it is gone.
+        """
         found = self.table(newest=newest)
         if found is None:
-            msg = f"[TABLE_NOT_FOUND] {self.name!r} disappeared during batch {commit.batch_id}; restart the query"
-            raise MergeFailedError(msg, target=self.name, batch_id=commit.batch_id)
+            msg = f"[TABLE_NOT_FOUND] {self.name!r} disappeared during a batch; restart the query"
+            raise MergeFailedError(msg, target=self.name)
         return found
 
     def _is_recorded(self, commit: SideCommit, *, is_retry: bool) -> bool:
-        found = self._expected(commit, newest=is_retry)
+        found = self.expected(newest=is_retry)
         if not is_retry:
             found.refresh_if_free()
         snapshot = found.snapshot()
@@ -210,5 +212,4 @@ class DriverSideTable(SideTable[pa.Table]):
 
     def _append(self, rows: pa.Table, commit: SideCommit) -> None:
         transaction = None if commit.app_id is None else (commit.app_id, commit.batch_id)
-        found = self._expected(commit, newest=False)
-        found.append(rows, transaction=transaction, user_metadata=commit.metadata)
+        self.expected().append(rows, transaction=transaction, user_metadata=commit.metadata)

@@ -40,7 +40,7 @@ from stream_merge.tables.delta_rs.kept import MOST_KEPT_ROWS
 from stream_merge.tables.delta_rs.table import NativeTable
 from stream_merge.tables.side import judging
 from stream_merge.tables.side.judging import Hits
-from stream_merge.tables.side.side_table import DriverSideTable, Rows, SideCommit, SideTable, SparkSideTable
+from stream_merge.tables.side.side_table import DriverSideTable, Rows, SideCommit, SideTable
 
 log = logging.getLogger(__name__)
 
@@ -143,7 +143,7 @@ class Tombstones(ABC, Generic[Rows]):
 
         Must follow the target's commit: until then the tombstone is all that refuses older events.
         """
-        self._table.append_once(self._entries(self._sent(hits.overtaken), revived=True), commit)
+        self._table.append_once(self._entries(hits.overtaken, revived=True), commit)
 
     def tidy(self) -> None:
         """Compact small files when there are many; drop overtaken and expired entries when the log has doubled.
@@ -189,12 +189,8 @@ class Tombstones(ABC, Generic[Rows]):
         """Keys, sequence and whether it is a delete, of each event; None: of all."""
 
     @abstractmethod
-    def _entries(self, events: Rows, *, revived: bool) -> Rows:
+    def _entries(self, events: Rows | pa.Table, *, revived: bool) -> Rows:
         """Rows of the log, for keys and sequences."""
-
-    @abstractmethod
-    def _sent(self, rows: pa.Table) -> Rows:
-        """Keys and sequences, for this back end."""
 
     @abstractmethod
     def _matched(self, events: Rows) -> Iterable[tuple[pa.Table, pa.Table, pa.Table]]:
@@ -241,9 +237,6 @@ class DriverTombstones(Tombstones[pa.Table]):
         recorded_at = pa.array([self._now] * count, pa.timestamp("us", tz="UTC"))
         return rows.append_column(names.RECORDED_AT_COLUMN, recorded_at)
 
-    def _sent(self, rows: pa.Table) -> pa.Table:
-        return rows
-
     def hits(self) -> Hits:  # noqa: D102
         found = self._log.table(newest=False)
         if found is not None:
@@ -252,7 +245,7 @@ class DriverTombstones(Tombstones[pa.Table]):
 
     def _matched(self, events: pa.Table) -> Iterator[tuple[pa.Table, pa.Table, pa.Table]]:
         wanted = [*self._keys, names.SEQUENCE_COLUMN, names.REVIVED_COLUMN]
-        entries = self._read(self._cached(), wanted, sql.bounds(self._batch.bounds, "log"))
+        entries = self._read(self._log.expected(), wanted, sql.bounds(self._batch.bounds, "log"))
         types = {field.name: field.type for field in events.schema}  # delta-rs answers with other encodings
         as_events = pa.schema([pa.field(f.name, types.get(f.name, f.type)) for f in entries.schema])
         entries = entries.cast(as_events)
@@ -273,18 +266,11 @@ class DriverTombstones(Tombstones[pa.Table]):
         where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
         return found.query(f"SELECT {', '.join(map(sql.quote, wanted))} FROM log{where}")
 
-    def _cached(self) -> NativeTable:
-        found = self._log.table(newest=False)
-        if found is None:
-            msg = f"[TABLE_NOT_FOUND] {self._table.name!r} disappeared during a batch; restart the query"
-            raise MergeFailedError(msg, target=self._table.name)
-        return found
-
     def _entries_by_file(self) -> list[int]:
-        return [count or 0 for count in self._cached().files()["num_records"].to_pylist()]
+        return [count or 0 for count in self._log.expected().files()["num_records"].to_pylist()]
 
     def _compact(self, *, clears: bool, judges: bool) -> None:
-        found = self._cached()
+        found = self._log.expected()
         if not clears or not (judges or self._oldest is not None):
             found.pack()
             return
@@ -293,32 +279,20 @@ class DriverTombstones(Tombstones[pa.Table]):
 
 
 class SparkTombstones(Tombstones[DataFrame]):
-    """By Spark, of any table and any number of events.
-
-    Args:
-        scope: as of `Tombstones`.
-    """
-
-    def __init__(self, **scope: Any) -> None:
-        table = SparkSideTable(
-            scope["session"], scope["spec"].tombstone_target, functools.partial(own_log, scope["target_id"])
-        )
-        super().__init__(table, **scope)
+    """By Spark, of any table and any number of events."""
 
     def _events(self, *, are_deletes: bool | None = None) -> DataFrame:
         events, is_delete = self._batch.rows.latest(), columns.column(names.DELETE_COLUMN)
         return events if are_deletes is None else events.where(is_delete if are_deletes else ~is_delete)
 
-    def _entries(self, events: DataFrame, *, revived: bool) -> DataFrame:
-        return events.select(
+    def _entries(self, events: DataFrame | pa.Table, *, revived: bool) -> DataFrame:
+        rows = of_arrow(self._session, events, self._types) if isinstance(events, pa.Table) else events
+        return rows.select(
             *(columns.column(key) for key in self._keys),
             columns.column(names.SEQUENCE_COLUMN),
             F.lit(revived).alias(names.REVIVED_COLUMN),
             F.timestamp_micros(F.lit(self._now)).alias(names.RECORDED_AT_COLUMN),
         ).coalesce(1)
-
-    def _sent(self, rows: pa.Table) -> DataFrame:
-        return of_arrow(self._session, rows, self._types)
 
     def _matched(self, events: DataFrame) -> Iterator[tuple[pa.Table, pa.Table, pa.Table]]:
         """Cost: one Spark job over the files of the log that the bounds leave; one more for a million pairs.
