@@ -37,9 +37,10 @@ from stream_merge.spark.identity import Caller, caller_of
 from stream_merge.spark.jvm import expect_classic, in_session
 from stream_merge.spark.streaming import is_stopping
 from stream_merge.spark.versions import for_thread
-from stream_merge.tables import quarantine, retry
+from stream_merge.tables import retry
 from stream_merge.tables.delivery import fingerprint
-from stream_merge.tables.side_commits import SideCommit
+from stream_merge.tables.side import quarantine
+from stream_merge.tables.side.side_table import SideCommit
 
 log = logging.getLogger(__name__)
 

@@ -15,9 +15,9 @@ from stream_merge.engines.spark.whole import Beside
 from stream_merge.microbatch import steps
 from stream_merge.microbatch.call import BatchCall
 from stream_merge.session import local_session
-from stream_merge.tables.tombstones.delta_rs import NativeTombstones
+from stream_merge.tables.side.tombstones import DriverTombstones
 
-INSIDE = {"remember_deletes": (NativeTombstones, "_append"), "merge": (Beside, "expect_newest")}
+INSIDE = {"remember_deletes": (DriverTombstones, "_entries"), "merge": (Beside, "expect_newest")}
 """Between two parts of one step: the log of deletes exists and has no entry; a snapshot was compared with its table."""
 
 

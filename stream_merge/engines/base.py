@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol
 
 from pyspark.sql import SparkSession
 
@@ -16,7 +16,8 @@ from stream_merge.shapes.batch import Batch
 from stream_merge.shapes.layout import Layout
 from stream_merge.tables.delta_rs.table import NativeTable
 from stream_merge.tables.reader import Store
-from stream_merge.tables.tombstones.base import BatchTombstones, Hits
+from stream_merge.tables.side.judging import Hits
+from stream_merge.tables.side.tombstones import Tombstones
 from stream_merge.tables.whitelist import Ineligible
 
 Way = Literal["mark", "rewrite", "spark"]
@@ -62,21 +63,18 @@ class Commits(Protocol):
         ...
 
 
-H_contra = TypeVar("H_contra", bound=Hits, contravariant=True)
-
-
-class Merger(Commits, Protocol[H_contra]):
+class Merger(Commits, Protocol):
     """Merges one evaluated batch into its target. Raises what its library raises."""
 
-    def merge(self, hits: H_contra | None, tag: CommitTag) -> MergeReport:
+    def merge(self, hits: Hits | None, tag: CommitTag) -> MergeReport:
         """Merge what no tombstone refuses, on a freshly loaded table, in one commit."""
         ...
 
-    def repair(self, late: H_contra, tag: CommitTag) -> MergeReport:
+    def repair(self, late: Hits, tag: CommitTag) -> MergeReport:
         """Delete the rows of refused keys whose stored sequence is older than the tombstone's, in one commit."""
         ...
 
-    def counted_as(self, late: H_contra, version: int) -> Mapping[str, int]:
+    def counted_as(self, late: Hits, version: int) -> Mapping[str, int]:
         """How many of the refused keys a version's change feed shows as `inserted` and as `updated`."""
         ...
 
@@ -131,9 +129,9 @@ class Execution:
     """An engine at work on one batch: who merges, and who looks after the remembered deletes."""
 
     choice: Choice
-    merger: Merger[Any]
-    tombstones: BatchTombstones[Any] | None
-    """Of the merger's kind of hits; None where deletes are not remembered."""
+    merger: Merger
+    tombstones: Tombstones[Any] | None
+    """None where deletes are not remembered."""
     in_driver: bool
     """Whether the merger works in the driver."""
     only_spark: bool

@@ -15,8 +15,7 @@ from stream_merge.shapes.layout import Layout
 from stream_merge.spark.evaluate_once import known_bytes
 from stream_merge.tables.delta_rs.touched_files import size_of, touched_files
 from stream_merge.tables.reader import Store
-from stream_merge.tables.tombstones.rules import log_of
-from stream_merge.tables.tombstones.spark import Tombstones
+from stream_merge.tables.side.tombstones import own_log, widen_schema
 
 
 def job_of(
@@ -36,12 +35,12 @@ def job_of(
     Cost: the tables' logs alone; for `engine="spark"` nothing.
     """
     if spec.tombstones:
-        layout.once("log_of_types", lambda: _bring_log_along(session, spec, store, layout, target))
+        layout.once("log_of_types", lambda: _widen_log(session, spec, store, layout, target))
     table, log, log_snapshot, touched, rows = None, None, None, 0, 0
     if spec.engine != "spark":
         table = store.handle(session, spec.target)
         if spec.tombstones:
-            log_snapshot = log_of(target.table_id, store.find(session, spec.tombstone_target))
+            log_snapshot = own_log(target.table_id, store.find(session, spec.tombstone_target))
             log = store.held(spec.tombstone_target)
         for one in (table, None if log_snapshot is None else log):
             if one is not None:
@@ -69,13 +68,11 @@ def job_of(
     )
 
 
-def _bring_log_along(
-    session: SparkSession, spec: MergeSpec, store: Store, layout: Layout, target: TableSnapshot
-) -> bool:
+def _widen_log(session: SparkSession, spec: MergeSpec, store: Store, layout: Layout, target: TableSnapshot) -> bool:
     """Keys and sequence of the target may have been widened, by this batch or by somebody."""
-    found = log_of(target.table_id, store.find(session, spec.tombstone_target))
+    found = own_log(target.table_id, store.find(session, spec.tombstone_target))
     if found is not None:
-        Tombstones(session, spec, target.table_id, layout).bring_along(found)
+        widen_schema(session, spec, target.table_id, layout, found)
     return True
 
 

@@ -1,64 +1,55 @@
-"""Who looks after the remembered deletes of a job: whichever engine merges, delta-rs does it where that is proven."""
+"""Who reads and writes the remembered deletes of a job: whichever engine merges, the driver does it where it may."""
 
 from __future__ import annotations
 
-import logging
+from functools import partial
+from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
 
 from stream_merge.engines.base import MergeJob
 from stream_merge.engines.costs import DRIVER_EVENTS
 from stream_merge.model import names
-from stream_merge.model.logs import tell
-from stream_merge.spark.errors import exceeds_driver_results, reason
+from stream_merge.spark.errors import exceeds_driver_results
 from stream_merge.tables.delta_rs.eligibility import of_calendar, of_events, of_keys, of_log, of_place
-from stream_merge.tables.tombstones.delta_rs import NativeLog, NativeTombstones
-from stream_merge.tables.tombstones.spark import Tombstones
-from stream_merge.tables.tombstones.spark_batch import SparkTombstones
+from stream_merge.tables.side.side_table import DriverSideTable, SparkSideTable
+from stream_merge.tables.side.tombstones import DriverTombstones, SparkTombstones, own_log
 from stream_merge.tables.whitelist import Ineligible
-
-log = logging.getLogger(__name__)
 
 
 def on_spark(job: MergeJob) -> SparkTombstones:
-    """By Spark, which is shown what delta-rs was yet to write."""
-    held = job.store.held(job.spec.tombstone_target)
-    if held is not None:
-        try:
-            held.append_postponed(job.target.table_id)
-        except Exception as err:
-            tell(log.info, "postponed_rows_given_up", table=job.spec.tombstone_target, error=reason(err))
-    return SparkTombstones(
-        session=job.session,
-        tombstones=_of_target(job),
-        layout=job.layout,
-        batch=job.batch,
-        now=F.timestamp_micros(F.lit(job.now_micros)),
-    )
+    """By Spark."""
+    own = partial(own_log, job.target.table_id)
+    return SparkTombstones(SparkSideTable(job.session, job.spec.tombstone_target, own), **_scope(job))
 
 
-def by_delta_rs(job: MergeJob, events: pa.Table) -> NativeTombstones:
-    """By delta-rs.
+def by_delta_rs(job: MergeJob, events: pa.Table) -> DriverTombstones:
+    """In the driver.
 
     Args:
         job: whose deletes are remembered.
         events: `Rows.arrow` or `Rows.keys` of the batch.
     """
-    return NativeTombstones(
-        log=NativeLog(
-            newest=lambda: job.store.native(job.session, job.spec.tombstone_target, must_read=True),
-            held=lambda: job.store.held(job.spec.tombstone_target),
-            start=_of_target(job).start,
-        ),
-        spec=job.spec,
-        target_id=job.target.table_id,
-        layout=job.layout,
-        events=events,
-        bounds=job.batch.bounds,
-        now_micros=job.now_micros,
+    name = job.spec.tombstone_target
+    table = DriverSideTable(
+        name,
+        newest=lambda: job.store.native(job.session, name, must_read=True),
+        cached=lambda: job.store.held(name),
+        accept=partial(own_log, job.target.table_id),
     )
+    return DriverTombstones(table, events, **_scope(job))
+
+
+def _scope(job: MergeJob) -> dict[str, Any]:
+    return {
+        "session": job.session,
+        "spec": job.spec,
+        "target_id": job.target.table_id,
+        "layout": job.layout,
+        "batch": job.batch,
+        "now_micros": job.now_micros,
+    }
 
 
 def obstacle(job: MergeJob) -> Ineligible | None:
@@ -82,8 +73,8 @@ def obstacle_in(events: pa.Table, job: MergeJob) -> Ineligible | None:
     return of_events(events.select([*job.layout.keys, names.SEQUENCE_COLUMN]), ())
 
 
-def quickly(job: MergeJob) -> NativeTombstones | None:
-    """By delta-rs for a batch that Spark merges, None where that is not proven; Spark takes a job or two for a look.
+def quickly(job: MergeJob) -> DriverTombstones | None:
+    """In the driver for a batch that Spark merges, None where that is not proven; Spark takes a job or two to read.
 
     The log is a plain table of the sink's own, whatever the target is like.
     """
@@ -104,12 +95,8 @@ def quickly(job: MergeJob) -> NativeTombstones | None:
 
 
 def _of_calendar(job: MergeJob) -> Ineligible | None:
-    """Of keys and sequence, where the batch reads or writes the log; its own time is of today."""
+    """Obstacle of keys and sequence, where the batch reads or writes the log; its own time is of today."""
     if not job.spec.tombstones or (job.batch.deletes == 0 and job.log_snapshot is None):
         return None
     sequence = StructField(names.SEQUENCE_COLUMN, job.layout.sequence_type)
     return of_calendar(job.session, StructType([*job.layout.key_fields, sequence]))
-
-
-def _of_target(job: MergeJob) -> Tombstones:
-    return Tombstones(job.session, job.spec, job.target.table_id, job.layout)

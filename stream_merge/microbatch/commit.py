@@ -13,8 +13,8 @@ from stream_merge.model import names
 from stream_merge.model.snapshot import FINGERPRINT, TableSnapshot, is_applied
 from stream_merge.model.table_ref import TableRef
 from stream_merge.spark.identity import Caller
-from stream_merge.tables import quarantine
-from stream_merge.tables.side_commits import Judge, Runner, SideCommit
+from stream_merge.tables.side import quarantine
+from stream_merge.tables.side.side_table import Judge, Runner, SideCommit
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -27,7 +27,8 @@ from stream_merge.shapes.batch import Batch
 from stream_merge.spark.errors import reason
 from stream_merge.spark.versions import KEEPS_NULL_STRUCTS
 from stream_merge.tables import fitness, spark_table
-from stream_merge.tables.tombstones.base import BatchTombstones, Hits
+from stream_merge.tables.side.judging import Hits
+from stream_merge.tables.side.tombstones import Tombstones
 
 T = TypeVar("T")
 
@@ -113,7 +114,7 @@ class Executor:
             )
             raise MergeFailedError(msg, target=spec.target, batch_id=call.batch_id)
         tell(log.info, "columns_changed_meanwhile", target=spec.label, batch_id=call.batch_id, version=found.version)
-        self.keep(None)
+        self.hits = None
         self._execution.release()
         self._job = replace(self._job, layout=self._job.layout.onto(layout), target=found)
         self._execution = choose.start(self._job, choose.rank(self._job))
@@ -135,7 +136,7 @@ class Executor:
         seconds = {phase: round(spent, 3) for phase, spent in self._call.clock.seconds().items() if round(spent, 3)}
         return {"events": events, "seconds": seconds, "attempt": attempts.merges, "conflicts": dict(attempts.conflicts)}
 
-    def with_tombstones(self, action: Callable[[BatchTombstones[Any]], T]) -> T | None:
+    def with_tombstones(self, action: Callable[[Tombstones[Any]], T]) -> T | None:
         """Do something with the remembered deletes; where delta-rs cannot, Spark does it and the rest of the batch.
 
         Returns: None where deletes are not remembered.
@@ -170,18 +171,11 @@ class Executor:
         """The evaluated batch."""
         return self._job.batch
 
-    def look(self, tombstones: BatchTombstones[Any]) -> Hits | None:
+    def look(self, tombstones: Tombstones[Any]) -> Hits | None:
         """The tombstones that concern the batch, looked for again when the log has moved on."""
         if self.hits is None or tombstones.version() != self.hits.version:
-            self.keep(None)
             self.hits = tombstones.hits()
         return self.hits
-
-    def keep(self, hits: Hits | None) -> None:
-        """Hold these in place of those that were seen before."""
-        if self.hits is not None:
-            self.hits.release()
-        self.hits = hits
 
     def merge(self, tag: CommitTag) -> MergeReport:
         """One merge of what no tombstone refuses."""
@@ -268,12 +262,12 @@ class Executor:
         other = choose.take_over(self._job, self._execution, err)
         if other is None:
             return False
-        self.keep(None)
+        self.hits = None
         self._execution = other
         return True
 
     def _release(self) -> None:
-        self.keep(None)
+        self.hits = None
         self._execution.release()
 
 
@@ -305,7 +299,7 @@ def merged(call: BatchCall, executor: Executor, *, events: int) -> Merged:
     report = call.attempts.run(attempt)
     if report.already_applied:
         # Whoever applied it may have seen fewer tombstones than this attempt: all upserts are checked again.
-        executor.keep(None)
+        executor.hits = None
     done = Merged(report=report, engine=done_by, refused=0 if executor.hits is None else executor.hits.refused)
     if report.already_applied or report.version is not None:
         keep_ledger(call, executor.batch, done)
@@ -322,7 +316,7 @@ def keep_ledger(call: BatchCall, batch: Batch, merged: Merged) -> None:
 def rechecked(call: BatchCall, executor: Executor, merged: Merged) -> Merged:
     """Undo upserts that a delete refuses which another writer remembered while this batch merged."""
 
-    def late(tombstones: BatchTombstones[Any]) -> Hits | None:
+    def late(tombstones: Tombstones[Any]) -> Hits | None:
         seen = None if executor.hits is None else executor.hits.version
         if not merged.report.already_applied and tombstones.version() == seen:
             return None
@@ -335,9 +329,7 @@ def rechecked(call: BatchCall, executor: Executor, merged: Merged) -> Merged:
     if found.refused:
         merged = _repaired(call, executor, found, merged)
     if merged.report.already_applied:
-        executor.keep(found)
-    else:
-        found.release()
+        executor.hits = found
     return merged
 
 
@@ -358,7 +350,7 @@ def _repaired(call: BatchCall, executor: Executor, late: Hits, merged: Merged) -
 def forget(call: BatchCall, executor: Executor, *, table_id: str) -> bool:
     """Mark the tombstones that the batch's upserts have overtaken; whether there were any."""
 
-    def forgotten(tombstones: BatchTombstones[Any]) -> None:
+    def forgotten(tombstones: Tombstones[Any]) -> None:
         if executor.hits is None:  # the other engine found them
             executor.hits = tombstones.hits()
         if executor.hits.revived:

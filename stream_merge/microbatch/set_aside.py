@@ -17,10 +17,11 @@ from stream_merge.spark.confs import USER_METADATA_CONF
 from stream_merge.spark.errors import reason
 from stream_merge.spark.identity import caller
 from stream_merge.spark.jvm import in_session
-from stream_merge.tables import quarantine, retry
+from stream_merge.tables import retry
 from stream_merge.tables.delivery import fingerprint
 from stream_merge.tables.reader import Store
-from stream_merge.tables.side_commits import SideCommit
+from stream_merge.tables.side import quarantine
+from stream_merge.tables.side.side_table import SideCommit
 
 log = logging.getLogger(__name__)
 

@@ -33,9 +33,9 @@ from stream_merge.spark.columns import CHAR_VARCHAR_METADATA
 from stream_merge.spark.confs import holding
 from stream_merge.spark.jvm import in_session
 from stream_merge.spark.streaming import keeps_state, run_through
-from stream_merge.tables import fitness, quarantine, quarantining, spark_table, upkeep
-from stream_merge.tables.tombstones import place
-from stream_merge.tables.tombstones.rules import log_of
+from stream_merge.tables import fitness, spark_table, upkeep
+from stream_merge.tables.side import location, quarantine
+from stream_merge.tables.side.tombstones import own_log
 
 log = logging.getLogger(__name__)
 
@@ -55,10 +55,10 @@ def prepare(call: BatchCall, source: DataFrame) -> Prepared | Applied:
         check_quarantine(call)
         check_upkeep(call, found, layout)
         if found is not None:
-            place.expect_here(session, spec, call.store, found)
+            location.expect_here(session, spec, call.store, found)
         if call.is_first and spec.tombstones and found is not None:
             # Before the first write: whether the remembered deletes are in a format that this version reads.
-            log_of(found.table_id, call.store.find(session, spec.tombstone_target))
+            own_log(found.table_id, call.store.find(session, spec.tombstone_target))
     if applied and found is not None:
         return Applied(layout=layout, target=found)
     return Prepared(layout=layout, target=found)
@@ -114,7 +114,7 @@ def _remembers_deletes(call: BatchCall, target: TableSnapshot) -> bool:
     if not call.spec.tombstones:
         return False
     with call.clock.phase("tombstones"):
-        found = log_of(target.table_id, call.store.find(call.session, call.spec.tombstone_target))
+        found = own_log(target.table_id, call.store.find(call.session, call.spec.tombstone_target))
     return found is not None and found.files != 0
 
 
@@ -213,7 +213,7 @@ def prepare_target(call: BatchCall, source: DataFrame, prepared: Prepared, batch
     inside_at: int | None = None
     with call.clock.phase("plan"):
         is_prepared = found is not None and spark_table.is_prepared(found, spec.target, layout, properties)
-        properties |= place.recorded(
+        properties |= location.recorded(
             session, spec, call.store, found, deletes=batch.deletes > 0, is_prepared=is_prepared
         )
         if found is None:
@@ -284,7 +284,7 @@ def quarantine_invalid(call: BatchCall, ready: Ready) -> None:
     if not ready.batch.quarantined:
         return
     with call.clock.phase("quarantine"):
-        quarantining.write(
+        quarantine.write(
             ready.batch,
             call.spec,
             call.store,

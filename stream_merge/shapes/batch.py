@@ -122,12 +122,12 @@ class _SparkRows:
     def arrow(self) -> pa.Table:
         """Cost: one Spark job over the evaluated rows; no shuffle."""
         wanted = self.layout.once("merged", lambda: [columns.column(name) for name in _merged(self.layout)])
-        return _as_stored(arrow_table(self.latest().select(*wanted)))
+        return as_stored(arrow_table(self.latest().select(*wanted)))
 
     def keys(self) -> pa.Table:
         """Cost: as `arrow`."""
         wanted = self.layout.once("keys", lambda: [columns.column(name) for name in _keys(self.layout)])
-        return _as_stored(arrow_table(self.latest().select(*wanted)))
+        return as_stored(arrow_table(self.latest().select(*wanted)))
 
     def greatest(self) -> GreatestSequence | None:
         return self.observed
@@ -246,7 +246,7 @@ def evaluate_in_driver(source: DataFrame, layout: Layout) -> Batch | None:
         return None
     broken = judged[names.REASONS_COLUMN].is_valid()
     refused = judged.filter(broken).select(_QUARANTINED.names)
-    valid = _as_stored(judged.filter(pc.invert(broken)).select(_merged(layout)))
+    valid = as_stored(judged.filter(pc.invert(broken)).select(_merged(layout)))
     found = _in_driver(source.sparkSession, layout, valid, refused)
     if names.LEFT_OUT_COLUMN not in source.columns:
         return found
@@ -277,7 +277,7 @@ def evaluate_at_hand(source: DataFrame, at_hand: AtHand, layout: Layout) -> Batc
         return None
     ordered_by = pa.Table.from_pydict(sequence).to_struct_array()
     every = {**stored, names.SEQUENCE_COLUMN: ordered_by, names.DELETE_COLUMN: events[at_hand.delete]}
-    valid = _as_stored(pa.Table.from_pydict(every))
+    valid = as_stored(pa.Table.from_pydict(every))
     found = _in_driver(source.sparkSession, layout, valid, _NONE_REFUSED)
     rows = found.rows.arrow()
     if rows.num_rows <= MOST_SENT and rows.nbytes <= MOST_SENT_BYTES:
@@ -331,7 +331,8 @@ def _text(end: bytes | Decimal) -> str:
     return end.decode(errors="replace") if isinstance(end, bytes) else str(end)
 
 
-def _as_stored(events: pa.Table) -> pa.Table:
+def as_stored(events: pa.Table) -> pa.Table:
+    """Events in the types in which Delta keeps them."""
     return events.cast(pa.schema([pa.field(f.name, _for_delta(f.type)) for f in events.schema]))
 
 

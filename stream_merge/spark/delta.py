@@ -6,15 +6,19 @@ Everything here goes through Py4J to classes that are not public API, read and r
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
+from uuid import uuid4
 
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType
 
+from stream_merge.model.locations import local_path
 from stream_merge.model.snapshot import TableSnapshot
+from stream_merge.spark.hadoop_files import make_folder, write_text
 from stream_merge.spark.jvm import active, java_class, string_map, strings
 
 LAST_COMMIT_VERSION_CONF = "spark.databricks.delta.lastCommitVersionInSession"
@@ -135,3 +139,51 @@ def merge_metrics(result: DataFrame) -> dict[str, int]:
         entry = entries.next()
         found[entry._1()] = int(entry._2().value())
     return found
+
+
+_DEFAULTS_CONF = "spark.databricks.delta.properties.defaults."
+
+
+def has_table_defaults(session: SparkSession) -> bool:
+    """Whether confs say which properties Delta gives a new table (4.4)."""
+    return _DEFAULTS_CONF in str(session._jsparkSession.sessionState().conf().settings().keySet().toString())
+
+
+def put_first_commit(
+    session: SparkSession, location: str, fields: Sequence[StructField], properties: Mapping[str, str]
+) -> None:
+    """Create a table without table features: its first commit, as Delta 4.4 writes it, and that version's checksum.
+
+    Without the checksum Delta runs a job to count files and transaction ids.
+
+    Raises:
+        FileExistsError: another writer was faster.
+        py4j.protocol.Py4JJavaError: as of `put_commit`.
+    """
+    now = int(time.time() * 1000)
+    metadata = {
+        "id": str(uuid4()),
+        "format": {"provider": "parquet", "options": {}},
+        "schemaString": StructType(list(fields)).json(),
+        "partitionColumns": [],
+        "configuration": dict(properties),
+        "createdTime": now,
+    }
+    protocol = {"minReaderVersion": 1, "minWriterVersion": 2}
+    info = {
+        "timestamp": now,
+        "operation": "CREATE TABLE",
+        "operationParameters": {"partitionBy": "[]", "properties": json.dumps(dict(properties))},
+        "isolationLevel": "Serializable",
+        "isBlindAppend": True,
+        "operationMetrics": {},
+        "engineInfo": "stream_merge",
+    }
+    actions = ({"commitInfo": info}, {"metaData": metadata}, {"protocol": protocol})
+    make_folder(session, f"{location}/_delta_log")
+    with nullcontext() if local_path(location) is None else commit_lock(session, location):
+        put_commit(session, location, 0, "".join(f"{json.dumps(action)}\n" for action in actions))
+    counts = {"tableSizeBytes": 0, "numFiles": 0, "numMetadata": 1, "numProtocol": 1}
+    lists: Mapping[str, Any] = {"setTransactions": [], "domainMetadata": [], "allFiles": []}
+    checksum = json.dumps({**counts, **lists, "metadata": metadata, "protocol": protocol})
+    write_text(session, f"{location}/_delta_log/{0:020d}.crc", checksum)

@@ -57,6 +57,12 @@ def write_text(session: SparkSession, path: str, text: str) -> None:
         files.rename(unfinished, hadoop_path)
 
 
+def make_folder(session: SparkSession, path: str) -> None:
+    """Create a folder and those above it, where a file system has folders."""
+    hadoop_path, files = _located(session, path)
+    files.mkdirs(hadoop_path)
+
+
 def list_names(session: SparkSession, path: str) -> list[str]:
     """The names in a folder wherever Hadoop's file systems reach; none where there is no folder."""
     hadoop_path, files = _located(session, path)

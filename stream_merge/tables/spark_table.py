@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from delta.tables import DeltaTable, DeltaTableBuilder
-from py4j.protocol import Py4JError
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
@@ -33,7 +33,7 @@ from stream_merge.spark import catalog, columns, delta, places
 from stream_merge.spark.confs import holding
 from stream_merge.spark.errors import reason
 from stream_merge.spark.hadoop_files import path_is_occupied, qualified_path, remove_begun
-from stream_merge.spark.jvm import caches_nothing
+from stream_merge.spark.jvm import caches_nothing, pins_threads
 from stream_merge.spark.versions import to_ddl
 
 log = logging.getLogger(__name__)
@@ -156,6 +156,41 @@ def create(
         return _created(session, target, builder.location(target.plain))
     with catalog.created_as(session, target) as name:
         return _created(session, target, builder.tableName(name))
+
+
+_PLAIN_TYPES = frozenset(
+    "binary boolean byte date decimal double float integer long short string timestamp".split()  # noqa: SIM905
+)
+"""Types that every Delta table may have, by PySpark's names."""
+
+
+def create_plain(
+    session: SparkSession, target: TableRef, fields: Sequence[StructField], *, properties: Mapping[str, str]
+) -> TableSnapshot:
+    """As `create`, for a table that is known to be missing: in the driver where its log is all that has to be written.
+
+    Spark creates it in a catalog, where a column or type needs a table feature, and where confs give it properties.
+    """
+    is_plain = _is_plain(StructType(list(fields))) and not needs_column_mapping(fields)
+    if target.path is not None and is_plain and pins_threads(session) and not delta.has_table_defaults(session):
+        try:
+            delta.put_first_commit(session, target.plain, fields, properties)
+        except (FileExistsError, Py4JJavaError) as err:  # Spark finds out what is there, or what is wrong
+            tell(log.info, "table_left_to_spark", table=target, error=reason(err))
+        else:
+            found = find(session, target)
+            if found is not None:
+                tell(log.info, "table_created", table=target)
+                return found
+    return create(session, target, fields, properties=properties)
+
+
+def _is_plain(dtype: DataType) -> bool:
+    if isinstance(dtype, StructType):
+        return all(_is_plain(field.dataType) and not field.metadata for field in dtype.fields)
+    if isinstance(dtype, ArrayType):
+        return _is_plain(dtype.elementType)
+    return dtype.typeName() in _PLAIN_TYPES
 
 
 def _created(session: SparkSession, target: TableRef, builder: DeltaTableBuilder) -> TableSnapshot:

@@ -28,8 +28,8 @@ from stream_merge.spark.data_files import DataFile, data_files
 from stream_merge.spark.errors import reason
 from stream_merge.tables import compaction, locks, retry, spark_table
 from stream_merge.tables.compaction import TARGET_BYTES, Compaction
+from stream_merge.tables.side import location
 from stream_merge.tables.spark_table import delta_table, find, named_location, newest
-from stream_merge.tables.tombstones import place
 
 log = logging.getLogger(__name__)
 
@@ -355,5 +355,5 @@ def _maintained(session: SparkSession, target: TableRef, wanted: Maintenance) ->
     problem = retention_problem(session, target, snapshot.properties, wanted)
     if problem is not None:
         raise ConfigError(problem, target=target)
-    own = (place.of_table(session, target, snapshot), target.quarantine)
+    own = (location.locate(session, target, snapshot), target.quarantine)
     return TableUpkeep(target, wanted, beside(*own)).round(session)

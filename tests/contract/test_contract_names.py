@@ -17,7 +17,7 @@ from stream_merge import ConfigError, MergeSink
 from stream_merge.model.names import QUARANTINE_TABLE_PREFIX, TARGET_ID_PROPERTY, TOMBSTONE_TABLE_PREFIX, quote
 from stream_merge.model.table_ref import TableRef
 from stream_merge.tables.explain import explain
-from stream_merge.tables.tombstones import rules
+from stream_merge.tables.side import tombstones
 from stream_merge.testing import target_rows
 
 pytestmark = pytest.mark.engines("auto", "spark", "merge_on_read")
@@ -33,7 +33,7 @@ def test_no_key_is_called_as_what_stands_beside_it(
     spark: SparkSession, tmp_table: str, keys: list[str], monkeypatch: pytest.MonkeyPatch
 ):
     """While deletes are looked up, and put together."""
-    monkeypatch.setattr(rules, "TIDY_FILES", 2)
+    monkeypatch.setattr(tombstones, "TIDY_FILES", 2)
     schema = f"{keys[0]} bigint, {keys[1]} bigint, lsn bigint, op string"
     settings = {"keys": keys, "sequence_by": "lsn", "apply_as_deletes": "op = 'd'", "except_column_list": ["op"]}
     stream = ChangeStream(spark, tmp_table, schema, **settings)

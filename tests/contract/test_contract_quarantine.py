@@ -14,8 +14,8 @@ from pyspark.sql import functions as F
 from stream_merge import ConfigError, ContractError, MergeFailedError, MergeSink
 from stream_merge.model.names import QUARANTINE_TABLE_PREFIX
 from stream_merge.spark.versions import SPARK
-from stream_merge.tables import quarantine
-from stream_merge.tables.side_commits import SideCommit
+from stream_merge.tables.side import quarantine
+from stream_merge.tables.side.side_table import SideCommit
 from stream_merge.testing import batch, run, target_rows
 
 NESTED_JSON = "parse_json('{\"v\": [1]}')" if SPARK >= (4, 0) else "struct(array(1) AS v)"  # VARIANT came with 4.0

@@ -15,7 +15,7 @@ from stream_merge.errors import ConfigError
 from stream_merge.model.names import FORMAT_PROPERTY, TOMBSTONE_TABLE_PREFIX
 from stream_merge.model.table_ref import TableRef
 from stream_merge.tables import spark_table
-from stream_merge.tables.tombstones import rules
+from stream_merge.tables.side import tombstones
 
 pytestmark = pytest.mark.engines("auto", "spark", "merge_on_read", "random")
 
@@ -182,17 +182,30 @@ def test_without_tombstones_nothing_is_remembered(stream: ChangeStream):
     assert list(stream.data_changes()) == ["table"]
 
 
+@pytest.mark.engines("spark")
+def test_many_events_with_tombstones_are_judged_in_parts(stream: ChangeStream, monkeypatch: pytest.MonkeyPatch):
+    """Of so many that the driver should not hold them at once; each key is in one part."""
+    monkeypatch.setattr(tombstones, "MOST_JUDGED", 4)
+    stream.deliver(*(delete(key, lsn=5) for key in range(20)))
+    stream.deliver(*(upsert(key, "back", lsn=6) for key in range(4)))
+
+    late = stream.deliver(*(upsert(key, "late", lsn=6 if key % 2 else 4) for key in range(20)))
+
+    assert ledger(late) == {"received": 20, "stale": 8, "inserted": 8, "updated": 2, "unaffected": 2}
+    assert len(remembered(stream)) == 20 + 4 + 8
+
+
 def test_a_log_of_many_files_is_tidied_without_forgetting_a_delete(
     stream: ChangeStream, monkeypatch: pytest.MonkeyPatch
 ):
     """Overtaken and revived entries go, small files are packed; what refuses an event stays."""
-    monkeypatch.setattr(rules, "TIDY_FILES", 4)
+    monkeypatch.setattr(tombstones, "TIDY_FILES", 4)
     stream.deliver(delete(1, lsn=5), delete(2, lsn=5), delete(3, lsn=5))
     stream.deliver(delete(1, lsn=6))
     stream.deliver(upsert(2, "back", lsn=6))
     stream.deliver(delete(4, lsn=1))
 
-    stream.deliver(delete(5, lsn=1))  # on an object store the mark of 2 has come along with 4
+    stream.deliver(delete(5, lsn=1))
 
     assert remembered(stream) == [(1, 6, False), (3, 5, False), (4, 1, False), (5, 1, False)]
     late = stream.deliver(
@@ -203,7 +216,7 @@ def test_a_log_of_many_files_is_tidied_without_forgetting_a_delete(
 
 
 def test_a_tidied_log_drops_what_is_past_the_retention(stream: ChangeStream, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(rules, "TIDY_FILES", 2)
+    monkeypatch.setattr(tombstones, "TIDY_FILES", 2)
     stream.settings["tombstone_retention_seconds"] = 60
     noon = 1_700_000_000_000_000
     monkeypatch.setattr("stream_merge.sink.now_micros", lambda: noon)

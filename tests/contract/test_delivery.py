@@ -24,7 +24,7 @@ from stream_merge.microbatch import after, merging
 from stream_merge.model.source_batch import Intake, Undecodable
 from stream_merge.model.table_ref import TableRef
 from stream_merge.tables.delta_rs import data_files
-from stream_merge.tables.quarantine import SCHEMA
+from stream_merge.tables.side.quarantine import SCHEMA
 from stream_merge.testing import run, table_version, target_rows
 
 ENGINES = pytest.mark.parametrize("engine", ["auto", "spark"])

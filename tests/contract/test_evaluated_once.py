@@ -20,7 +20,7 @@ from stream_merge.engines.spark.merger import SparkMerger
 from stream_merge.model.names import QUARANTINE_TABLE_PREFIX, TOMBSTONE_TABLE_PREFIX
 from stream_merge.model.results import MergeResult
 from stream_merge.spark.versions import ANSWERS_MERGE
-from stream_merge.tables.tombstones.spark_batch import without_refused
+from stream_merge.tables.side.tombstones import without_refused
 from stream_merge.testing import batch, run
 
 pytestmark = pytest.mark.generated  # jobs are counted in as many tasks as users have

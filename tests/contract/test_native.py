@@ -22,7 +22,7 @@ from stream_merge import CommitStateUnknownError, ConfigError, MergeFailedError,
 from stream_merge.engines.spark import engine as spark_engine
 from stream_merge.model.table_ref import TableRef
 from stream_merge.tables.delta_rs.table import NativeTable
-from stream_merge.tables.tombstones import rules
+from stream_merge.tables.side import tombstones
 from stream_merge.testing import batch, run
 
 QUICK = RetryPolicy(attempts=3, backoff_initial_seconds=0, backoff_max_seconds=0, backoff_jitter_seconds=0)
@@ -280,7 +280,7 @@ def test_housekeeping_that_fails_does_not_fail_the_batch(stream: ChangeStream, m
     def broken(*_: Any) -> Any:
         raise OSError
 
-    monkeypatch.setattr(rules, "TIDY_FILES", 1)
+    monkeypatch.setattr(tombstones, "TIDY_FILES", 1)
     monkeypatch.setattr(NativeTable, "replace", broken)
     monkeypatch.setattr(NativeTable, "pack", broken)
 
@@ -394,7 +394,7 @@ def test_kept_tombstones_follow_other_writers_and_housekeeping(
     spark: SparkSession, tmp_table: str, monkeypatch: pytest.MonkeyPatch
 ):
     """One sink, whose entries in memory grow by its own appends; whatever else happens to the log is read again."""
-    monkeypatch.setattr(rules, "TIDY_FILES", 4)
+    monkeypatch.setattr(tombstones, "TIDY_FILES", 4)
     settings = {"schema": "id string, lsn bigint, op string, name string", "tombstone_retention_seconds": 3600}
     stream = ChangeStream(spark, tmp_table, engine="native", **DEFAULTS, **settings)
     sink, other = stream.sink(), ChangeStream(spark, tmp_table, engine="spark", app_id="other", **DEFAULTS, **settings)

@@ -9,12 +9,13 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from deliveries import SCHEMA, ChangeStream, ledger, upsert
+from deliveries import SCHEMA, ChangeStream, delete, ledger, upsert
 from pyspark.sql import DataFrame, SparkSession
 
-from stream_merge.model.names import CORRUPT_COLUMN, ORIGIN_COLUMN, QUARANTINE_TABLE_PREFIX
+from stream_merge.model.names import CORRUPT_COLUMN, ORIGIN_COLUMN, QUARANTINE_TABLE_PREFIX, TOMBSTONE_TABLE_PREFIX
 from stream_merge.model.results import MergeResult
 from stream_merge.spark.versions import SPARK
+from stream_merge.tables import spark_table
 from stream_merge.tables.delta_rs.table import NativeTable
 from stream_merge.testing import batch, run
 
@@ -74,6 +75,29 @@ def test_what_a_small_batch_refuses_is_appended_by_delta_rs(stream: ChangeStream
     assert kept(stream, 2) == kept(stream, 3) == kept(stream, 4)
     recorded = stream.side_table(QUARANTINE_TABLE_PREFIX).selectExpr("max(recorded_at) - min(recorded_at) AS apart")
     assert recorded.collect()[0]["apart"].total_seconds() < 3_600
+
+
+def test_the_first_broken_event_and_the_first_delete_need_no_job_of_spark(spark: SparkSession, tmp_table: str):
+    """Both tables are created in the driver, and are what Spark would have created."""
+    stream = ChangeStream(spark, tmp_table)
+    stream.deliver(upsert(1, "row", lsn=1), upsert(2, "row", lsn=1))
+
+    twice(stream, broken(stream, delete(1, lsn=2)))
+    late = stream.deliver(upsert(1, "late", lsn=1), delete(2, lsn=3))
+
+    assert writers(stream) == ["delta-rs"]
+    assert len(kept(stream, 2)) == len(BROKEN)
+    assert ledger(late) == {"received": 2, "stale": 1, "deleted": 1}
+    for prefix in (QUARANTINE_TABLE_PREFIX, TOMBSTONE_TABLE_PREFIX):
+        ours = spark_table.find(spark, str(stream.folder / f"{prefix}table"))
+        assert ours is not None
+        first = (Path(ours.location.removeprefix("file:")) / "_delta_log" / f"{0:020}.json").read_text()
+        assert '"engineInfo": "stream_merge"' in first
+        theirs = spark_table.create(
+            spark, str(stream.folder / f"by_spark_{prefix}"), ours.schema.fields, properties=ours.properties
+        )
+        assert (theirs.schema, theirs.properties) == (ours.schema, ours.properties)
+        assert '"protocol": {"minReaderVersion": 1, "minWriterVersion": 2}' in first
 
 
 @pytest.mark.parametrize(("engine", "writer"), [("spark", "Spark"), ("native", "delta-rs")])

@@ -357,14 +357,13 @@ def test_a_batch_asks_the_store_but_for_what_it_needs(native: OnBadStore, proxy:
     """Of each of two tables: whether its log has grown, and is the one of before (2); a commit by delta-rs (6).
 
     Of the target beside that its one file is read (3), a change file written (1), and the commit held against the log
-    (1). At the end whether somebody else has remembered a delete (1). Spark asks for nothing. Keys that were deleted
-    come back without a request more.
+    (1). At the end whether somebody else has remembered a delete (1). Spark asks for nothing.
     """
     native.merge(2, *(upsert(key, "some", lsn=3) for key in range(10, 300)))
     for number in (3, 4):
         native.merge(number, upsert(1, "new", lsn=number + 1), delete(number * 10, lsn=number + 1))
     with proxy.counted() as requests:
-        result = native.merge(5, upsert(30, "back", lsn=6), upsert(1, "newest", lsn=6), delete(50, lsn=6))
+        result = native.merge(5, upsert(300, "new", lsn=6), upsert(1, "newest", lsn=6), delete(50, lsn=6))
 
     assert (result.engine, ledger(result)) == ("native", {"received": 3, "inserted": 1, "updated": 1, "deleted": 1})
     assert {one.caller for one in requests} == {"delta-rs"}, shown(requests)
@@ -391,80 +390,19 @@ def test_a_stream_without_deletes_does_not_ask_spark_for_their_table_again(
     assert (ledger(deleted), ledger(late)) == ({"received": 1, "deleted": 1}, {"received": 1, "stale": 1})
 
 
-MARKS_OF_ONE = [(1, 3, False), (1, 3, True)]
-
-
-def test_overtaken_tombstones_are_marked_with_the_next_delete(begun: Callable[[str], OnBadStore]) -> None:
-    """Until then the process knows of the marks, so that its ledger is the one that it would be on a disk."""
-    stream = fresh(begun("native"))
+def test_an_overtaken_tombstone_is_marked_at_once(begun: Callable[[str], OnBadStore]) -> None:
+    """Also where that takes requests: a process that begins afterwards counts what is older as the one before would."""
+    native = begun("native")
+    stream = OnBadStore(native.spark, native.bucket, native.engine)
+    stream.merge(0, upsert(1, "one", lsn=1))
     stream.merge(1, delete(1, lsn=3))
     back = stream.merge(2, upsert(1, "back", lsn=4))
-    before = marks(stream)
+    stream.kept = stream.sink()
+
     late = stream.merge(3, upsert(1, "late", lsn=2))
-    stream.merge(4, upsert(1, "again", lsn=5), delete(9, lsn=5))
 
     assert (ledger(back), ledger(late)) == ({"received": 1, "inserted": 1}, {"received": 1, "unaffected": 1})
-    assert before == [(1, 3, False)]
-    assert marks(stream) == [*MARKS_OF_ONE, (9, 5, False)]
-
-
-def test_spark_is_shown_the_marks_that_are_yet_to_be_written(begun: Callable[[str], OnBadStore]) -> None:
-    """Whoever looks after the remembered deletes next, the ledger is the same."""
-    stream = fresh(begun("native"))
-    stream.settings["engine"] = "auto"
-    stream.kept = stream.sink()
-    stream.merge(1, delete(1, lsn=3))
-    stream.merge(2, upsert(1, "back", lsn=4))
-
-    stream.kept = stream.kept._under(costs=engines.SparkAlways())
-    late = stream.merge(3, upsert(1, "late", lsn=2))
-
-    assert late.engine == "spark"
-    assert ledger(late) == {"received": 1, "unaffected": 1}
-    assert marks(stream) == MARKS_OF_ONE
-
-
-def test_a_tombstone_whose_mark_was_lost_costs_no_row(begun: Callable[[str], OnBadStore]) -> None:
-    """A process that ends before the next delete takes them along: what is older than the delete is `stale` then."""
-    stream = fresh(begun("native"))
-    stream.merge(1, delete(1, lsn=3))
-    stream.merge(2, upsert(1, "back", lsn=4))
-    stream.kept = stream.sink()
-
-    late = stream.merge(3, upsert(1, "late", lsn=2))
-    newer = stream.merge(4, upsert(1, "newer", lsn=5), delete(9, lsn=5))
-
-    assert (ledger(late), ledger(newer)) == (
-        {"received": 1, "stale": 1},
-        {"received": 2, "updated": 1, "unaffected": 1},
-    )
-    assert marks(stream) == [(1, 3, False), (9, 5, False)]
-    stream.merge(5, delete(8, lsn=6))
-    assert marks(stream) == [*MARKS_OF_ONE, (8, 6, False), (9, 5, False)]
-
-
-def test_marks_of_a_dropped_table_overtake_no_delete_of_the_one_in_its_place(
-    begun: Callable[[str], OnBadStore],
-) -> None:
-    """Sequences begin anew there."""
-    stream = fresh(begun("native"))
-    stream.merge(1, delete(1, lsn=30))
-    stream.merge(2, upsert(1, "back", lsn=40))
-    stream.bucket.remove(stream.place)
-    stream.merge(3, upsert(1, "other", lsn=1))
-    stream.merge(4, delete(1, lsn=3))
-
-    ghost = stream.merge(5, upsert(1, "ghost", lsn=2))
-
-    assert (ledger(ghost), stream.ids()) == ({"received": 1, "stale": 1}, [])
-    assert marks(stream) == [(1, 3, False)]
-
-
-def fresh(stream: OnBadStore) -> OnBadStore:
-    """Another stream of this kind, of one row."""
-    found = OnBadStore(stream.spark, stream.bucket, stream.engine)
-    found.merge(0, upsert(1, "one", lsn=1))
-    return found
+    assert marks(stream) == [(1, 3, False), (1, 3, True)]
 
 
 def marks(stream: OnBadStore) -> list[tuple[int, int, bool]]:

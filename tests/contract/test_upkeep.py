@@ -14,8 +14,8 @@ from pyspark.sql import SparkSession
 
 from stream_merge.model.table_ref import TableRef
 from stream_merge.tables.delta_rs.table import NativeTable
-from stream_merge.tables.tombstones import delta_rs, rules
-from stream_merge.tables.tombstones.spark import Tombstones
+from stream_merge.tables.side import tombstones
+from stream_merge.tables.side.tombstones import SparkTombstones
 from stream_merge.testing import batch, run
 
 RETENTION_SECONDS = 3_600
@@ -91,7 +91,7 @@ def test_the_file_that_makes_it_too_many_has_the_log_tidied_and_neither_engine_f
     other = ENGINES[engine == "spark"]
     log.deliver(other, *(upsert(key, "row", lsn=1) for key in range(1, 4)))
     log.deliver(other, delete(1, lsn=10))
-    log.fill(rules.TIDY_FILES - 2)
+    log.fill(tombstones.TIDY_FILES - 2)
     log.deliver(other, delete(2, lsn=10))
     before = log.files
     late = [
@@ -102,9 +102,9 @@ def test_the_file_that_makes_it_too_many_has_the_log_tidied_and_neither_engine_f
 
     log.deliver(engine, delete(3, lsn=10))
 
-    assert before == rules.TIDY_FILES - 1
+    assert before == tombstones.TIDY_FILES - 1
     assert log.files < 3
-    standing = [(100 + number, 10, False) for number in range(1, rules.TIDY_FILES - 2) if number % 3 == 0]
+    standing = [(100 + number, 10, False) for number in range(1, tombstones.TIDY_FILES - 2) if number % 3 == 0]
     assert log.entries == [(key, 10, False) for key in (1, 2, 3)] + standing
     assert seen == {"received": 6, "stale": 3, "inserted": 2, "updated": 1}
     assert log.deliver(other, *(upsert(key, "later", lsn=9) for key in (1, 2, 3, 103, 105, 106))) == {
@@ -128,13 +128,13 @@ def during_the_upkeep(engine: str, monkeypatch: pytest.MonkeyPatch, action: Call
 
         monkeypatch.setattr(NativeTable, "replace", racing)
         return
-    delete_matched = Tombstones._delete_matched
+    delete_overtaken = SparkTombstones._delete_overtaken
 
     def deleted(*args: Any) -> None:
         action()
-        delete_matched(*args)
+        delete_overtaken(*args)
 
-    monkeypatch.setattr(Tombstones, "_delete_matched", deleted)
+    monkeypatch.setattr(SparkTombstones, "_delete_overtaken", deleted)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -144,7 +144,7 @@ def test_what_is_remembered_while_the_log_is_tidied_is_not_lost(
     """A delete of a key that had none, a newer delete, and a mark; the upkeep may win or lose."""
     other = ENGINES[engine == "spark"]
     log.deliver(engine, *(delete(key, lsn=10) for key in (1, 2)))
-    log.fill(rules.TIDY_FILES - 1)
+    log.fill(tombstones.TIDY_FILES - 1)
     with monkeypatch.context() as patched:
         during_the_upkeep(
             engine, patched, lambda: log.append([(7, 10, False), (2, 20, False), (1, 10, True), (103, 10, True)])
@@ -153,7 +153,7 @@ def test_what_is_remembered_while_the_log_is_tidied_is_not_lost(
     late = (upsert(1, "came back", lsn=9), upsert(2, "late", lsn=15), upsert(7, "late", lsn=9))
 
     assert log.deliver(other, *late, upsert(103, "came back", lsn=9)) == {"received": 4, "stale": 2, "inserted": 2}
-    log.fill(rules.TIDY_FILES + 1)
+    log.fill(tombstones.TIDY_FILES + 1)
     log.deliver(engine, delete(4, lsn=10))
     assert log.files < 3
     assert [entry for entry in log.entries if entry[0] < 103] == [
@@ -161,19 +161,19 @@ def test_what_is_remembered_while_the_log_is_tidied_is_not_lost(
     ]
 
 
-@pytest.mark.parametrize("kept", [delta_rs.MOST_KEPT_ROWS, 0], ids=["in memory", "by a query"])
+@pytest.mark.parametrize("kept", [tombstones.MOST_KEPT_ROWS, 0], ids=["in memory", "by a query"])
 def test_a_log_of_many_entries_is_packed_and_cleared_only_when_it_has_doubled(
     log: Log, kept: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delta_rs, "TIDY_ENTRIES", 10)
-    monkeypatch.setattr(delta_rs, "MOST_KEPT_ROWS", kept)
+    monkeypatch.setattr(tombstones, "TIDY_ENTRIES", 10)
+    monkeypatch.setattr(tombstones, "MOST_KEPT_ROWS", kept)
     log.deliver("native", delete(1, lsn=10))
     log.append([*((key, 10, False) for key in range(200, 300)), (200, 10, True)])
-    log.fill(rules.TIDY_FILES - 1)
+    log.fill(tombstones.TIDY_FILES - 1)
     log.deliver("native", delete(2, lsn=10))
     packed, entries = log.files, len(log.entries)
     log.append([(key, 11, False) for key in range(200, 400)])
-    log.fill(rules.TIDY_FILES - 1)
+    log.fill(tombstones.TIDY_FILES - 1)
 
     log.deliver("native", delete(3, lsn=10))
 

@@ -12,10 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, TableFeatures, write_deltalake
-from deltalake.exceptions import CommitFailedError, DeltaError
-from stream_merge.tables.delta_rs.metrics import files_written
+from deltalake.exceptions import DeltaError
 
-from stream_merge.tables.delta_rs.kept import MOST_POSTPONED_ROWS
+from stream_merge.tables.delta_rs.metrics import files_written
 from stream_merge.tables.delta_rs.objects import Objects
 from stream_merge.tables.delta_rs.table import NativeTable, open_table
 from stream_merge.tables.explain import explain
@@ -151,94 +150,10 @@ def test_commits_are_told_beside_one_that_delta_rs_cannot_read(table: Path, kept
     assert [commit.version for commit in kept.history(2)] == [2, 1]
 
 
-# -- rows that wait for the next append ---------------------------------------------------------
-
-
 @pytest.fixture
 def remote(table: Path) -> NativeTable:
     """A handle for which a commit takes requests."""
     return NativeTable(table.as_uri())
-
-
-def test_postponed_rows_come_with_the_next_append(table: Path, remote: NativeTable):
-    """One commit has both; what the handle keeps in memory has them, too, and they come once."""
-    assert remote.rows().num_rows == 1
-    assert remote.postpone(rows(7), owner="a")
-    assert remote.postpone(rows(8), owner="a")
-    assert DeltaTable(str(table)).version() == 0
-
-    remote.append(rows(1), transaction=None)
-    remote.append(rows(2), transaction=None)
-
-    assert remote.postponed("a") is None
-    assert sorted(remote.rows()["id"].to_pylist()) == [0, 1, 2, 7, 8]
-    written = [sorted(pa.table(DeltaTable(str(table), version=v).to_pyarrow_table())["id"].to_pylist()) for v in (1, 2)]
-    assert written == [[0, 1, 7, 8], [0, 1, 2, 7, 8]]
-
-
-def test_postponed_rows_stay_postponed_where_the_append_fails(table: Path, remote: NativeTable):
-    """Another commit came first: the next attempt brings them."""
-    remote.postpone(rows(7), owner="a")
-    write_deltalake(str(table), rows(1), mode="append")
-    with pytest.raises(CommitFailedError):
-        remote.append(rows(2), transaction=None)
-    remote.refresh()
-
-    remote.append(rows(2), transaction=None)
-
-    assert sorted(remote.rows()["id"].to_pylist()) == [0, 1, 2, 7]
-
-
-def test_postponed_rows_of_a_table_that_was_made_anew_are_not_the_new_one_s(table: Path, remote: NativeTable):
-    """They spoke of the old one."""
-    remote.postpone(rows(7), owner="a")
-    shutil.rmtree(table)
-    write_deltalake(str(table), rows(5))
-
-    remote.refresh()
-
-    assert remote.postponed("a") is None
-
-
-def test_postponed_rows_of_another_owner_are_given_up(remote: NativeTable):
-    """The table has become somebody else's, with the same files."""
-    remote.postpone(rows(7), owner="a")
-
-    assert remote.postponed("b") is None
-    remote.append_postponed("a")
-    remote.append(rows(1), transaction=None)
-    assert sorted(remote.rows()["id"].to_pylist()) == [0, 1]
-
-
-def test_postponed_rows_whose_types_do_not_fit_any_more_are_given_up(remote: NativeTable):
-    """The append itself is not held up by them."""
-    remote.postpone(pa.table({"id": pa.array(["text"])}), owner="a")
-
-    remote.append(rows(2), transaction=None)
-
-    assert sorted(remote.rows()["id"].to_pylist()) == [0, 2]
-
-
-def test_rows_are_postponed_only_where_that_saves_requests_and_not_without_end(table: Path, remote: NativeTable):
-    """A commit on a disk costs next to nothing."""
-    many = pa.table({"id": pa.array(range(MOST_POSTPONED_ROWS), pa.int64())})
-
-    assert remote.postpone(many, owner="a")
-    assert not remote.postpone(rows(7), owner="a")
-    kept = remote.postponed("a")
-    assert kept is not None
-    assert kept.num_rows == MOST_POSTPONED_ROWS
-    assert not NativeTable(str(table)).postpone(rows(7), owner="a")
-
-
-def test_postponed_rows_are_appended_for_others_who_read_the_table(remote: NativeTable):
-    """Once."""
-    remote.postpone(rows(7), owner="a")
-
-    remote.append_postponed("a")
-    remote.append_postponed("a")
-
-    assert (remote.version, sorted(remote.rows()["id"].to_pylist())) == (1, [0, 7])
 
 
 # -- texts of the log ---------------------------------------------------------------------------

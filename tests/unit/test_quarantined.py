@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from stream_merge.cli import app as cli
 from stream_merge.cli.commands import shared
-from stream_merge.tables.quarantine import SCHEMA
+from stream_merge.tables.side.quarantine import SCHEMA
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 

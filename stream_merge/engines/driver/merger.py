@@ -31,7 +31,7 @@ from stream_merge.tables.merge_on_read import commit, eligibility
 from stream_merge.tables.merge_on_read.features import mode_of
 from stream_merge.tables.merge_on_read.find import find
 from stream_merge.tables.merge_on_read.table import MergeOnReadTable, Touched, sizes_of, table_of
-from stream_merge.tables.tombstones.delta_rs import NativeHits
+from stream_merge.tables.side.judging import Hits
 from stream_merge.tables.whitelist import Ineligible
 
 
@@ -86,7 +86,7 @@ class DriverMerger:
         self._written: dict[int, Mapping[str, pa.Table]] = {}
         """Keys of the rows inserted and updated, by the version that an attempt was to commit."""
 
-    def merge(self, hits: NativeHits | None, tag: CommitTag) -> MergeReport:
+    def merge(self, hits: Hits | None, tag: CommitTag) -> MergeReport:
         """One merge in one commit: what the shape makes of each event that no tombstone refuses."""
         events = self._events if hits is None else hits.live(self._events)
         any_delete = bool(pc.any(events[names.DELETE_COLUMN]).as_py())
@@ -97,11 +97,11 @@ class DriverMerger:
             return self._commit(events, wanted, tag)
         return report
 
-    def repair(self, late: NativeHits, tag: CommitTag) -> MergeReport:
+    def repair(self, late: Hits, tag: CommitTag) -> MergeReport:
         """One merge that only deletes, whatever memory it takes: the upserts that it undoes are committed already."""
         self._repairs = True
         older = Delete(when=Newer())  # the tombstone than the row
-        return self._commit(late.refused_entries(), [older], tag)
+        return self._commit(late.refusing, [older], tag)
 
     def find(self) -> TableSnapshot | None:
         """The target, freshly loaded."""
@@ -112,10 +112,10 @@ class DriverMerger:
         """Its commits in a range of versions, newest first."""
         return self._table.commits(newer_than, up_to)
 
-    def counted_as(self, late: NativeHits, version: int) -> Mapping[str, int]:
+    def counted_as(self, late: Hits, version: int) -> Mapping[str, int]:
         """How many of the refused keys this merger inserted and updated in a version; nothing of another's version."""
         keys = list(self._layout.keys)
-        refused = late.refused_entries().select(keys)
+        refused = late.refusing.select(keys)
         return {
             kind: rows.cast(refused.schema).join(refused, keys, join_type="left semi").num_rows
             for kind, rows in self._written.get(version, {}).items()

@@ -24,10 +24,9 @@ from stream_merge.shapes.surely_changes import GreatestSequence
 from stream_merge.spark import columns
 from stream_merge.spark.evaluate_once import held_bytes
 from stream_merge.tables import spark_table
+from stream_merge.tables.side.judging import Hits
+from stream_merge.tables.side.tombstones import BROADCAST_EVENTS, without_refused
 from stream_merge.tables.spark_table import delta_table
-from stream_merge.tables.tombstones.base import Hits
-from stream_merge.tables.tombstones.spark import BROADCAST_EVENTS
-from stream_merge.tables.tombstones.spark_batch import without_refused
 
 BROADCAST_BYTES = 64 << 20
 """Events up to this size are sent to all executors whole, through the memory of the driver."""

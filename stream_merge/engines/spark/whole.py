@@ -20,7 +20,7 @@ from stream_merge.shapes.batch import Batch
 from stream_merge.shapes.layout import Layout
 from stream_merge.spark import columns
 from stream_merge.tables import spark_table
-from stream_merge.tables.tombstones.spark import BROADCAST_EVENTS
+from stream_merge.tables.side.tombstones import BROADCAST_EVENTS
 
 log = logging.getLogger(__name__)
 

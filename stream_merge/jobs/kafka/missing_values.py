@@ -26,7 +26,8 @@ from stream_merge.model import names
 from stream_merge.model.table_ref import TableRef
 from stream_merge.shapes import key_bounds
 from stream_merge.spark import columns
-from stream_merge.tables import remembered, spark_table
+from stream_merge.tables import spark_table
+from stream_merge.tables.side import location
 
 UNAVAILABLE, ABSENT = "$unavailable", "$absent"
 OLD_KEY = "$old_key"
@@ -71,7 +72,7 @@ class Known:
 
     def deletes(self, wanted: DataFrame) -> DataFrame | None:
         """The newest remembered delete of each of some keys; None where nothing is remembered."""
-        entries = remembered.deletes(self.session, self.target, retention_seconds=self.tombstone_retention)
+        entries = location.deletes(self.session, self.target, retention_seconds=self.tombstone_retention)
         found = None if entries is None else self._matching(entries, wanted)
         if found is None:
             return None

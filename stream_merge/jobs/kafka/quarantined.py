@@ -14,9 +14,10 @@ from stream_merge.jobs.watch.text import escape_line
 from stream_merge.model.counted import counted
 from stream_merge.model.table_ref import TableRef
 from stream_merge.sources.decode.events import PLACE
-from stream_merge.tables import explain, quarantine
+from stream_merge.tables import explain
 from stream_merge.tables.delta_rs import sql
 from stream_merge.tables.delta_rs.table import NativeTable
+from stream_merge.tables.side import quarantine
 
 _SHOWN = (
     "recorded_at",

@@ -24,7 +24,8 @@ from stream_merge.model.snapshot import TableSnapshot, newest_first
 from stream_merge.sources.envelopes.base import Kind
 from stream_merge.sources.kafka.connection import Offsets, TopicState
 from stream_merge.spark import columns
-from stream_merge.tables import remembered, spark_table
+from stream_merge.tables import spark_table
+from stream_merge.tables.side import location
 
 
 @dataclass(kw_only=True)
@@ -341,7 +342,7 @@ class Origin:
 
 def _has_deletes(session: SparkSession, settings: QuerySettings) -> bool:
     """Whether deletes of the epoch are remembered: a batch that has only remembered some has made no commit."""
-    found = remembered.deletes(session, settings.target, retention_seconds=settings.tombstone_retention)
+    found = location.deletes(session, settings.target, retention_seconds=settings.tombstone_retention)
     epoch = columns.column(names.SEQUENCE_COLUMN)[COMPONENTS[0]]
     return found is not None and not found.where(epoch == settings.epoch).isEmpty()
 

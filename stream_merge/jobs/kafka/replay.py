@@ -44,8 +44,9 @@ from stream_merge.sources.decode.events import PLACE
 from stream_merge.sources.envelopes.base import Kind
 from stream_merge.spark import columns
 from stream_merge.spark.confs import WHOLE_READS, holding
-from stream_merge.tables import quarantine, spark_table
+from stream_merge.tables import spark_table
 from stream_merge.tables.replay_claims import Unfinished, claims_of
+from stream_merge.tables.side import quarantine
 
 _FOLLOWED = "$followed"
 _STILL_BAD = (Kind.UNDECODABLE, Kind.TRUNCATE, Kind.OTHER_SCHEMA)

@@ -13,7 +13,7 @@ from stream_merge.sources.decode.decoding import events
 from stream_merge.sources.decode.events import ROW
 from stream_merge.sources.envelopes.base import Kind
 from stream_merge.spark import columns
-from stream_merge.tables import quarantine
+from stream_merge.tables.side import quarantine
 
 UNREAD = "$unread"
 """Offset of the newest of these records."""

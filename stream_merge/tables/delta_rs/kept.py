@@ -15,8 +15,6 @@ log = logging.getLogger(__name__)
 MOST_KEPT_ROWS = 100_000
 """Tables of up to so many rows may be kept in memory: reading many small files costs more."""
 _MOST_CHUNKS = 64
-MOST_POSTPONED_ROWS = 10_000
-"""More are appended at once: memory, and what a process that is killed loses, stay bounded."""
 
 
 class KeptRows:
@@ -47,45 +45,6 @@ class KeptRows:
         except (pa.ArrowException, KeyError):
             # The append has landed; the rows are read again when they are wanted.
             tell(log.warning, "rows_not_kept", table=self._location, exc_info=True)
-
-
-class Postponed:
-    """Rows that are to be appended, without a commit of their own.
-
-    Args:
-        location: of the table, for messages.
-    """
-
-    def __init__(self, location: str) -> None:
-        self._location = location
-        self.rows: pa.Table | None = None
-        """None where there are none."""
-        self._owner = ""
-
-    def of(self, owner: str) -> pa.Table | None:
-        """Those of an owner; others are given up."""
-        if self._owner != owner:
-            self.rows, self._owner = None, owner
-        return self.rows
-
-    def add(self, rows: pa.Table, owner: str) -> bool:
-        """Keep these, too; or not, since it would be too many."""
-        kept = rows if self.of(owner) is None else self.beside(rows)
-        if kept.num_rows > MOST_POSTPONED_ROWS:
-            return False
-        self.rows = kept
-        return True
-
-    def beside(self, rows: pa.Table) -> pa.Table:
-        """These, and what was postponed in their types."""
-        if self.rows is None:
-            return rows
-        try:
-            return pa.concat_tables([rows, self.rows.select(rows.column_names).cast(rows.schema)])
-        except (pa.ArrowException, KeyError):
-            # The table has got other columns meanwhile.
-            tell(log.warning, "postponed_rows_given_up", table=self._location, rows=self.rows.num_rows, exc_info=True)
-            return rows
 
 
 class KeptTransactions:

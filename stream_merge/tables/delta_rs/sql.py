@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from stream_merge.model import names
 from stream_merge.shapes.key_bounds import KeyBounds
 from stream_merge.shapes.layout import Layout
-from stream_merge.shapes.sequence import leaves
 
 
 def column(frame: str, *path: str) -> str:
@@ -33,8 +31,3 @@ def bounds(found: KeyBounds, frame: str) -> list[str]:
 def matched(layout: Layout, found: KeyBounds) -> str:
     """The merge's ON: same keys, within the bounds."""
     return " AND ".join([*bounds(found, "t"), *(f"{column('t', key)} = {column('s', key)}" for key in layout.keys)])
-
-
-def sequence_paths(layout: Layout) -> list[tuple[str, ...]]:
-    """The scalar components of `__stream_merge_sequence`, in the order in which they are compared."""
-    return [(names.SEQUENCE_COLUMN, *path) for path, _ in leaves(layout.sequence_type)]

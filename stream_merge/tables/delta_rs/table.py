@@ -20,7 +20,7 @@ from stream_merge.model.snapshot import CommitRecord, TableSnapshot
 from stream_merge.tables.delta_rs import checkpoints, commit_infos
 from stream_merge.tables.delta_rs.data_files import Times, unambiguous
 from stream_merge.tables.delta_rs.held_columns import HeldColumns
-from stream_merge.tables.delta_rs.kept import Before, KeptRows, KeptTransactions, Postponed
+from stream_merge.tables.delta_rs.kept import Before, KeptRows, KeptTransactions
 from stream_merge.tables.delta_rs.newest import ListedLateError, added, look, new
 from stream_merge.tables.delta_rs.objects import AT_ONCE, Objects
 from stream_merge.tables.delta_rs.panics import no_panics
@@ -76,7 +76,6 @@ class NativeTable:
         """Its files by their paths."""
         self._files: tuple[int, pa.Table] | None = None
         self._rows = KeptRows(self.location)
-        self._postponed = Postponed(self.location)
         self._metadata: tuple[int, str, StructType, dict[str, str], tuple[str, ...]] | None = None
         self._transactions = KeptTransactions()
         self._mark: Hashable | None = self._look.mark(self.version, lambda: None)
@@ -195,33 +194,10 @@ class NativeTable:
 
     @no_panics
     def append(self, rows: pa.Table, *, transaction: tuple[str, int] | None, user_metadata: str | None = None) -> None:
-        """Append on the handle's very version, together with what was postponed."""
-        before, rows = self.version, self._postponed.beside(rows)
+        """Append on the handle's very version."""
+        before = self.version
         self._write(rows, "append", transaction, user_metadata)
-        self._postponed.rows = None
         self._rows.append(before, self.version, rows)
-
-    def append_postponed(self, owner: str) -> None:
-        """Append what was postponed, for somebody else who reads the table; another commit meanwhile makes it lose."""
-        rows = self.postponed(owner)
-        self._postponed.rows = None
-        if rows is not None:
-            self.append(rows, transaction=None)
-
-    def postponed(self, owner: str) -> pa.Table | None:
-        """Rows that the next append brings along, None where there are none; those of another owner are given up."""
-        return self._postponed.of(owner)
-
-    def postpone(self, rows: pa.Table, *, owner: str) -> bool:
-        """Leave rows to the next append, where a commit of their own takes requests; they are lost with the process.
-
-        Args:
-            rows: in the table's types.
-            owner: whose they are, as long as the table is this owner's.
-
-        Returns: whether they are left to it: else they have to be appended now.
-        """
-        return not self._look.is_free and self._postponed.add(rows, owner)
 
     @no_panics
     def replace(self, rows: pa.Table) -> None:

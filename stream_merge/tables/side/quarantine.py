@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import (
@@ -16,16 +19,26 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from stream_merge.errors import ConfigError
+from stream_merge.errors import ConfigError, MergeFailedError
 from stream_merge.model import names, source_batch
+from stream_merge.model.logs import tell
 from stream_merge.model.results import UNDECODABLE
-from stream_merge.model.snapshot import is_applied, is_other
+from stream_merge.model.settings import MergeSpec
+from stream_merge.model.snapshot import TableSnapshot, is_applied, is_other
 from stream_merge.model.table_ref import TableRef
 from stream_merge.shapes import contract
+from stream_merge.shapes.arrow_text import is_legible
+from stream_merge.shapes.batch import Batch
 from stream_merge.spark import columns
+from stream_merge.spark.errors import reason
 from stream_merge.spark.identity import Caller
+from stream_merge.spark.versions import arrow_type
 from stream_merge.tables import spark_table
-from stream_merge.tables.side_commits import SideCommit, append_once
+from stream_merge.tables.delta_rs.eligibility import of_table
+from stream_merge.tables.reader import Store
+from stream_merge.tables.side.side_table import DriverSideTable, SideCommit, SparkSideTable
+
+log = logging.getLogger(__name__)
 
 SCHEMA = StructType(
     [
@@ -69,19 +82,62 @@ def check(session: SparkSession, table: TableRef) -> None:
         raise ConfigError(msg, target=table)
 
 
-def write(invalid: DataFrame, table: TableRef, *, query: str, recorded_at: Column, commit: SideCommit) -> None:
-    """Append the invalid events of a batch, once per batch.
+def write(
+    batch: Batch,
+    spec: MergeSpec,
+    store: Store,
+    session: SparkSession,
+    *,
+    query: str,
+    now_micros: int,
+    commit: SideCommit,
+) -> None:
+    """Append the invalid events of a batch, once per batch; in the driver where it has them.
+
+    The driver writes only what belongs to this sink alone: a table that was named may be shared with another sink,
+    whose commit by Spark at the same moment a local disk would not keep apart from ours. It writes only under a
+    transaction id; of a batch that is here already Spark reads what is missing.
 
     Args:
-        invalid: rows of `contract.checked` with reasons.
-        table: catalog name or path; created when it is missing.
+        batch: the evaluated events.
+        spec: the sink's settings.
+        store: its tables.
+        session: its own.
         query: label of the query, kept with each event.
-        recorded_at: time of the call.
+        now_micros: time of the call, microseconds since the epoch.
         commit: application id of the quarantine role, batch id, the sink's retry policy.
     """
-    error = columns.column(names.CORRUPT_COLUMN)
-    rows = _as_stored(invalid, error=error, query=query, recorded_at=recorded_at, commit=commit)
+    table, invalid = spec.quarantine_table, batch.rows.invalid_at_hand()
+    if invalid is not None and commit.app_id is not None and spec.quarantine_target is None and is_legible(invalid):
+        side = DriverSideTable(table, lambda: store.native(session, table), lambda: store.held(table))
+        try:
+            if _is_for_driver(side, spec, session, commit):
+                side.append_once(_stored_arrow(invalid, query, commit.batch_id, now_micros), commit)
+                return
+        except MergeFailedError as err:
+            tell(log.warning, "quarantine_left_to_spark", target=spec.label, error=reason(err))
+    error, recorded_at = columns.column(names.CORRUPT_COLUMN), F.timestamp_micros(F.lit(now_micros))
+    rows = _stored(batch.rows.invalid(), error=error, query=query, recorded_at=recorded_at, commit=commit)
     _append_missing(rows, table, commit)
+
+
+def _is_for_driver(side: DriverSideTable, spec: MergeSpec, session: SparkSession, commit: SideCommit) -> bool:
+    """Whether the driver may append the batch; a missing table is created, unless Spark is to write alone."""
+    if side.table() is None and spec.engine != "spark":
+        _created(session, side.name)
+    found = side.table()
+    if found is None:
+        return False
+    snapshot = found.snapshot()
+    if is_applied(snapshot.transaction, commit.app_id, commit.batch_id):
+        return False
+    stored, wanted = ([(f.name, f.dataType) for f in schema.fields] for schema in (snapshot.schema, SCHEMA))
+    return stored == wanted and of_table(found, snapshot, "the quarantine") is None
+
+
+def _created(session: SparkSession, table: TableRef) -> TableSnapshot:
+    found = spark_table.find(session, table)
+    return found or spark_table.create_plain(session, table, SCHEMA.fields, properties=PROPERTIES)
 
 
 def undecodable_id(caller: Caller, target: TableRef) -> str | None:
@@ -161,13 +217,13 @@ def write_whole(
         contract.origin(events.columns).alias(names.ORIGIN_COLUMN),
     )
     why = F.coalesce(columns.column(names.CORRUPT_COLUMN), F.lit(error))
-    rows = _as_stored(kept, error=why, query=query, recorded_at=F.current_timestamp(), commit=commit)
+    rows = _stored(kept, error=why, query=query, recorded_at=F.current_timestamp(), commit=commit)
     missing = _missing(rows, table, commit)
     if missing is None:
         return {}
     # Before the append: behind it a job that fails would leave rows uncounted that no replay finds missing.
-    counts = {row[0]: row[1] for row in missing.rows.groupBy(F.col("reasons")[0]).count().collect()}
-    append_once(missing.rows, table, missing.commit)
+    counts = {row[0]: row[1] for row in missing[0].groupBy(F.col("reasons")[0]).count().collect()}
+    SparkSideTable(session, table).append_once(*missing)
     return counts
 
 
@@ -180,7 +236,8 @@ def is_written(session: SparkSession, table: TableRef, commit: SideCommit) -> bo
     return not is_other(commit.fingerprint, then)
 
 
-def _as_stored(rows: DataFrame, *, error: Column, query: str, recorded_at: Column, commit: SideCommit) -> DataFrame:
+def _stored(rows: DataFrame, *, error: Column, query: str, recorded_at: Column, commit: SideCommit) -> DataFrame:
+    """Rows of the quarantine, in Spark."""
     origin = columns.column(names.ORIGIN_COLUMN)
     known: dict[str, Column] = {field.name: origin[field.name] for field in source_batch.ORIGIN_TYPE.fields}
     known |= {
@@ -194,21 +251,31 @@ def _as_stored(rows: DataFrame, *, error: Column, query: str, recorded_at: Colum
     return rows.select(*(known.get(f.name, F.lit(None)).cast(f.dataType).alias(f.name) for f in SCHEMA.fields))
 
 
+def _stored_arrow(invalid: pa.Table, query: str, batch_id: int, now_micros: int) -> pa.Table:
+    """Rows of the quarantine, in the driver."""
+    count = invalid.num_rows
+    origin = invalid[names.ORIGIN_COLUMN]
+    known = {name: pc.struct_field(origin, name) for name in source_batch.ORIGIN_TYPE.names}
+    known |= {
+        "reasons": invalid[names.REASONS_COLUMN],
+        "query": pa.array([query] * count),
+        "batch_id": pa.array([batch_id] * count),
+        "recorded_at": pa.array([now_micros] * count, pa.timestamp("us", tz="UTC")),
+        "event": invalid[names.EVENT_COLUMN],
+        "error": invalid[names.CORRUPT_COLUMN],
+    }
+    schema = pa.schema([(f.name, arrow_type(f.dataType)) for f in SCHEMA.fields])
+    filled = [known.get(field.name, pa.nulls(count, field.type)).cast(field.type) for field in schema]
+    return pa.table(filled, schema=schema)
+
+
 def _append_missing(rows: DataFrame, table: TableRef, commit: SideCommit) -> None:
     missing = _missing(rows, table, commit)
     if missing is not None:
-        append_once(missing.rows, table, missing.commit)
+        SparkSideTable(rows.sparkSession, table).append_once(*missing)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Missing:
-    """Rows that a table lacks, and how they are written there."""
-
-    rows: DataFrame
-    commit: SideCommit
-
-
-def _missing(rows: DataFrame, table: TableRef, commit: SideCommit) -> _Missing | None:
+def _missing(rows: DataFrame, table: TableRef, commit: SideCommit) -> tuple[DataFrame, SideCommit] | None:
     """Of the rows of a batch all, once per batch, and those that it has beyond what an earlier try of it has written.
 
     The table is created when it is missing.
@@ -217,20 +284,18 @@ def _missing(rows: DataFrame, table: TableRef, commit: SideCommit) -> _Missing |
     then is what was wrong with it before: a record of a topic or file is known by its place there, anything else by
     what it says. What another query has written under the same id is none of this one's.
 
-    Returns: what is to be appended; None where nothing is.
+    Returns: what is to be appended, and how; None where nothing is.
 
-    Cost: a look at the table; one or two Spark jobs more where the batch has been here.
+    Cost: the table's log is read; one or two Spark jobs more where the batch has been here.
     """
     session = rows.sparkSession
-    found = spark_table.find(session, table)
-    if found is None:
-        found = spark_table.create(session, table, SCHEMA.fields, properties=PROPERTIES)
+    found = _created(session, table)
     if not is_applied(found.transaction, commit.app_id, commit.batch_id):
-        return _Missing(rows=rows, commit=commit)
-    commit.expect_own(found.transaction, found.version, spark_table.history_of(session, table))
+        return rows, commit
+    commit.expect_own(found, spark_table.history_of(session, table))
     stored = spark_table.rows(session, table).where(F.col("batch_id") == commit.batch_id)
     beyond = _beyond(rows, stored).localCheckpoint(eager=True)
-    return None if beyond.isEmpty() else _Missing(rows=beyond, commit=replace(commit, app_id=None, judge=None))
+    return None if beyond.isEmpty() else (beyond, replace(commit, app_id=None, judge=None))
 
 
 def _beyond(rows: DataFrame, stored: DataFrame) -> DataFrame:

@@ -1,0 +1,1 @@
+"""The tables beside a target: its remembered deletes and its quarantine."""

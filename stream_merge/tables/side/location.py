@@ -1,0 +1,148 @@
+"""Where a target's deletes are remembered, whatever the target is called.
+
+The log is located beside the target, under a name made of the target's. A table has more names than one: it is renamed,
+or named by its path here and by a catalog there. So the target says by a property where its log is.
+"""
+
+from __future__ import annotations
+
+from py4j.protocol import Py4JJavaError
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from stream_merge.errors import ConfigError, StreamMergeError
+from stream_merge.model import names
+from stream_merge.model.settings import MergeSpec
+from stream_merge.model.snapshot import TableSnapshot
+from stream_merge.model.table_ref import TableRef
+from stream_merge.spark import columns
+from stream_merge.spark.errors import reason
+from stream_merge.tables import spark_table
+from stream_merge.tables.reader import Store
+from stream_merge.tables.side.tombstones import own_log
+
+_BESIDE = "./"
+"""Begins the location of a log that is in the folder of its target, which may be moved with it, or copied."""
+
+
+def expect_here(session: SparkSession, spec: MergeSpec, store: Store, found: TableSnapshot) -> None:
+    """Stop where the deletes of a target are remembered under another of its names: an older event would win over them.
+
+    Cost: nothing where the target is called as ever; else two logs are read.
+
+    Raises:
+        ConfigError: naming both locations, or that the other one cannot be read.
+    """
+    then = found.properties.get(names.TOMBSTONES_PROPERTY)
+    if not spec.tombstones or then is None or then == _own(session, spec, store):
+        return
+    if own_log(found.table_id, store.find(session, spec.tombstone_target)) is not None:
+        return
+    there, unseen = _resolved(then, found), ""
+    try:
+        if own_log(found.table_id, spark_table.find(session, there)) is None:
+            return  # no delete yet, or they were dropped; a clone has none of its source's
+    except (StreamMergeError, Py4JJavaError) as err:
+        unseen = f" (which cannot be read: {reason(err)})"
+    forget = f"ALTER TABLE {spec.target.sql} UNSET TBLPROPERTIES ('{names.TOMBSTONES_PROPERTY}')"
+    msg = (
+        f"[TOMBSTONES_ELSEWHERE] the tombstones of target {spec.target!r} are in {there!r}{unseen}, not in"
+        f" {spec.tombstone_target!r}; use the target's previous name, rename the tombstone table, or forget its"
+        f" deletes: {forget}"
+    )
+    raise ConfigError(msg, target=spec.target)
+
+
+def locate(session: SparkSession, target: TableRef, found: TableSnapshot) -> TableRef:
+    """Where the deletes of a table are remembered, whatever it is called here; beside it where none are known."""
+    then = found.properties.get(names.TOMBSTONES_PROPERTY)
+    if then is not None:
+        there = _resolved(then, found)
+        try:
+            if own_log(found.table_id, spark_table.find(session, there)) is not None:
+                return there  # a clone says where its source's are
+        except (StreamMergeError, Py4JJavaError):
+            pass
+    return target.tombstones
+
+
+def recorded(
+    session: SparkSession,
+    spec: MergeSpec,
+    store: Store,
+    found: TableSnapshot | None,
+    *,
+    deletes: bool,
+    is_prepared: bool,
+) -> dict[str, str]:
+    """The property by which a target says where its log is.
+
+    A table that the sink creates, or prepares, says it from the beginning; any other from the first batch with deletes
+    on: nobody needs the right to alter it before. Two streams may call a table by two names as long as there is no
+    delete, and neither takes back what the other says.
+
+    Requires: `expect_here`, of a table that is there.
+
+    Args:
+        session: the sink's own.
+        spec: the sink's settings.
+        store: its tables.
+        found: the target; None while there is none.
+        deletes: whether the batch has some.
+        is_prepared: whether it has all else that a sink needs on it.
+    """
+    if not spec.tombstones:
+        return {}
+    own = _own(session, spec, store)
+    then = None if found is None else found.properties.get(names.TOMBSTONES_PROPERTY)
+    if found is None or then == own:
+        is_said = True
+    elif then is None:
+        is_said = deletes or not is_prepared
+    else:  # one log of two names, or nothing to remember yet
+        is_said = deletes and own_log(found.table_id, store.find(session, spec.tombstone_target)) is None
+    return {names.TOMBSTONES_PROPERTY: own} if is_said else {}
+
+
+def deletes(session: SparkSession, target: TableRef, *, retention_seconds: float | None) -> DataFrame | None:
+    """The entries of a target's tombstones that still count, those included that an upsert has overtaken.
+
+    For those who read them beside a sink.
+
+    Args:
+        session: any.
+        target: as the sink was told.
+        retention_seconds: how long entries count; None: forever.
+
+    Returns: None where there is no table, or none that belongs to this very target.
+    """
+    name = target.tombstones
+    found = spark_table.find(session, target)
+    if found is None or own_log(found.table_id, spark_table.find(session, name)) is None:
+        return None
+    entries = spark_table.rows(session, name)
+    if retention_seconds is None:
+        return entries
+    recorded_at = columns.column(names.RECORDED_AT_COLUMN)
+    return entries.where(~columns.is_older(recorded_at, retention_seconds, now=F.current_timestamp()))
+
+
+def _own(session: SparkSession, spec: MergeSpec, store: Store) -> str:
+    """Where a sink expects the log, as the property says it."""
+    name = spec.tombstone_target
+    if name.path is None:
+        return store.full_name(session, name).lower()
+    location = name.canonical
+    is_beside = _parent(location) == _parent(spec.target.canonical)  # not so where the target is a symbolic link
+    return f"{_BESIDE}{name.last}" if is_beside else location
+
+
+def _resolved(location: str, found: TableSnapshot) -> TableRef:
+    """A table by what the property of its target says."""
+    return TableRef(
+        f"{_parent(TableRef(found.location).canonical)}/{location[2:]}" if location.startswith(_BESIDE) else location
+    )
+
+
+def _parent(path: str) -> str:
+    return path.rpartition("/")[0]

@@ -1,0 +1,215 @@
+"""A table beside the target, written by Spark or in the driver: once per batch, again when another writer won."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+
+from stream_merge.errors import MergeFailedError
+from stream_merge.model.snapshot import FINGERPRINT, History, TableSnapshot, is_applied, recorded_fingerprint
+from stream_merge.model.table_ref import TableRef
+from stream_merge.spark.errors import reason
+from stream_merge.tables import retry, spark_table
+from stream_merge.tables.delta_rs.table import NativeTable
+
+Runner = Callable[[Callable[[int], None]], None]
+"""Runs an attempt under the sink's retry policy."""
+Judge = Callable[[int, int, Callable[[], str | None]], None]
+"""Stops where a batch is not the one that a table has recorded: given the recorded id, the batch's, and what gets the
+fingerprint of the recorded batch."""
+Accept = Callable[[TableSnapshot], TableSnapshot | None]
+"""Gives the snapshot of the table that is meant, None for another one of its name."""
+Rows = TypeVar("Rows", DataFrame, pa.Table)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SideCommit:
+    """How a side table is written: once per batch, retried when another writer won."""
+
+    app_id: str | None
+    """Application id of the commit's role; None writes no transaction id."""
+    batch_id: int
+    run: Runner
+    fingerprint: str | None = None
+    """`Checkpoint.fingerprint` of the batch; None: a repeated one is known by its id alone."""
+    user: str | None = None
+    """The user's own value of `userMetadata`, kept beside the sink's."""
+    judge: Judge | None = None
+    """None: a batch whose id, or a later one, is recorded is skipped."""
+
+    @property
+    def metadata(self) -> str | None:
+        """JSON for the commit's `userMetadata`, by which the batch is found again."""
+        if self.app_id is None:
+            return self.user
+        fingerprint = {} if self.fingerprint is None else {FINGERPRINT: self.fingerprint}
+        ours = {"app_id": self.app_id, "batch_id": self.batch_id, **fingerprint}
+        return json.dumps({"stream_merge": ours, "user": self.user})
+
+    def expect_own(self, snapshot: TableSnapshot, history: History) -> None:
+        """Let no batch of a stream pass for a repeated one because another is recorded, under its id or a later one.
+
+        Cost: nothing where the table has recorded earlier batches alone; else its newest commits are read.
+
+        Args:
+            snapshot: of the table, its newest.
+            history: of the table.
+        """
+        recorded = None if self.app_id is None or self.judge is None else snapshot.transaction(self.app_id)
+        if recorded is not None and self.judge is not None:
+            self.judge(recorded, self.batch_id, lambda: self.recorded_fingerprint(snapshot.version, history))
+
+    def recorded_fingerprint(self, version: int, history: History) -> str | None:
+        """Fingerprint that the table has recorded under this id."""
+        return recorded_fingerprint(version, history, app_id=self.app_id, batch_id=self.batch_id)
+
+
+class SideTable(ABC, Generic[Rows]):
+    """One side table, by one back end.
+
+    Args:
+        name: catalog name or path.
+        accept: which table it is.
+    """
+
+    def __init__(
+        self, name: TableRef, accept: Callable[[TableSnapshot], TableSnapshot | None] = lambda found: found
+    ) -> None:
+        self.name = name
+        self._accept = accept
+
+    @abstractmethod
+    def snapshot(self, *, newest: bool = True) -> TableSnapshot | None:
+        """The table, or None while there is none.
+
+        Args:
+            newest: False: the version that this batch has read last will do; a commit on an older one loses.
+        """
+
+    @abstractmethod
+    def _append(self, rows: Rows, commit: SideCommit) -> None:
+        """One attempt. Raises what its library raises."""
+
+    @abstractmethod
+    def _is_recorded(self, commit: SideCommit, *, is_retry: bool) -> bool:
+        """Whether the table is known to hold the batch; stops where it holds another one under its id."""
+
+    def append_once(self, rows: Rows, commit: SideCommit) -> None:
+        """Append rows in one commit; a second append under the same application and batch id does nothing.
+
+        Guarantees: idempotent when there is an application id.
+        Raises: `CommitConflictError` when the policy is exhausted, `MergeFailedError` for any other failure.
+        """
+
+        def attempt(number: int) -> None:
+            if self._is_recorded(commit, is_retry=number > 1):
+                return
+            try:
+                self._append(rows, commit)
+            except Exception as err:
+                lost = retry.conflict(err, target=self.name, batch_id=commit.batch_id)
+                if lost is None:
+                    msg = f"[WRITE_FAILED] writing to {self.name!r} for batch {commit.batch_id} failed: {reason(err)}"
+                    raise MergeFailedError(msg, target=self.name, batch_id=commit.batch_id) from err
+                if retry.VERDICTS[lost.conflict] is retry.Verdict.LOOK_UP_FIRST and commit.app_id is not None:
+                    # A blind append reads nothing, so only its own transaction id can be the one recorded:
+                    # a twin of this call wrote the same rows, or the answer to this very commit was lost.
+                    return
+                raise lost from err
+
+        commit.run(attempt)
+
+
+class SparkSideTable(SideTable[DataFrame]):
+    """A side table by Spark, which reads and writes any. Cost of an append: one Spark job per attempt."""
+
+    def __init__(self, session: SparkSession, name: TableRef, accept: Accept = lambda found: found) -> None:
+        super().__init__(name, accept)
+        self._session = session
+
+    def snapshot(self, *, newest: bool = True) -> TableSnapshot | None:  # noqa: D102 - Spark keeps none
+        found = spark_table.find(self._session, self.name)
+        return None if found is None else self._accept(found)
+
+    def _is_recorded(self, commit: SideCommit, *, is_retry: bool) -> bool:
+        """False: Delta drops what its `txnVersion` shows as written."""
+        found = None if commit.judge is None else spark_table.find(self._session, self.name)
+        if found is not None:
+            commit.expect_own(found, spark_table.history_of(self._session, self.name))
+        return False
+
+    def _append(self, rows: DataFrame, commit: SideCommit) -> None:
+        writer = rows.write.format("delta").mode("append")
+        if commit.metadata is not None:
+            writer = writer.option("userMetadata", commit.metadata)
+        if commit.app_id is not None:
+            writer = writer.option("txnAppId", commit.app_id).option("txnVersion", str(commit.batch_id))
+        if self.name.path is not None:
+            writer.save(self.name.plain)
+        else:
+            writer.saveAsTable(self.name)
+
+
+class DriverSideTable(SideTable[pa.Table]):
+    """A side table in the driver, by delta-rs.
+
+    delta-rs writes transaction ids but does not check them (1.6): each attempt reads the id from the very version that
+    it is based on, and any commit in between makes it lose.
+
+    Args:
+        name: catalog name or path.
+        newest: the table up to date, or None where it is gone.
+        cached: the same as this batch has read it last; None where it has not.
+        accept: as of `SideTable`.
+    """
+
+    def __init__(
+        self,
+        name: TableRef,
+        newest: Callable[[], NativeTable | None],
+        cached: Callable[[], NativeTable | None],
+        accept: Accept = lambda found: found,
+    ) -> None:
+        super().__init__(name, accept)
+        self._newest = newest
+        self._cached = cached
+
+    def table(self, *, newest: bool = True) -> NativeTable | None:
+        """The table, or None while there is none."""
+        cached = None if newest else self._cached()
+        found = self._newest() if cached is None else cached
+        return None if found is None or self._accept(found.snapshot()) is None else found
+
+    def snapshot(self, *, newest: bool = True) -> TableSnapshot | None:  # noqa: D102
+        found = self.table(newest=newest)
+        return None if found is None else found.snapshot()
+
+    def expected(self, *, newest: bool = False) -> NativeTable:
+        """What `snapshot` is of.
+
+        Raises:
+            MergeFailedError: it is gone.
+        """
+        found = self.table(newest=newest)
+        if found is None:
+            msg = f"[TABLE_NOT_FOUND] {self.name!r} disappeared during a batch; restart the query"
+            raise MergeFailedError(msg, target=self.name)
+        return found
+
+    def _is_recorded(self, commit: SideCommit, *, is_retry: bool) -> bool:
+        found = self.expected(newest=is_retry)
+        if not is_retry:
+            found.refresh_if_free()
+        snapshot = found.snapshot()
+        commit.expect_own(snapshot, found.commits)
+        return is_applied(snapshot.transaction, commit.app_id, commit.batch_id)
+
+    def _append(self, rows: pa.Table, commit: SideCommit) -> None:
+        transaction = None if commit.app_id is None else (commit.app_id, commit.batch_id)
+        self.expected().append(rows, transaction=transaction, user_metadata=commit.metadata)

@@ -1,1 +1,0 @@
-"""The remembered deletes of a table."""
