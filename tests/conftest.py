@@ -23,7 +23,6 @@ from spared import spare_creations, spare_lookups, spare_processes
 from turns import Turn, core, rank
 
 from stream_merge.jobs.kafka import jars
-from stream_merge.model.table_ref import TableRef
 from stream_merge.session import SMALL_BATCHES, local_session
 from stream_merge.spark import preflight, versions
 from stream_merge.spark.log_store import log_store_confs
@@ -217,12 +216,12 @@ def bucket(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 @pytest.fixture
-def tmp_table(request: pytest.FixtureRequest, tmp_path: Path) -> TableRef:
+def tmp_table(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A place where no table is yet."""
     if request.config.option.place == "disk":
-        return TableRef(tmp_path / "table")
+        return str(tmp_path / "table")
     bucket: s3.Bucket = request.getfixturevalue("bucket")
-    return TableRef(bucket.uri(f"{uuid4().hex[:8]}/table"))
+    return bucket.uri(f"{uuid4().hex[:8]}/table")
 
 
 @pytest.fixture(scope="session")

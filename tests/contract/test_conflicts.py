@@ -28,6 +28,7 @@ from stream_merge.engines.spark.merger import SparkMerger
 from stream_merge.microbatch import steps
 from stream_merge.microbatch.call import BatchCall
 from stream_merge.model.results import FATES
+from stream_merge.model.table_ref import TableRef
 from stream_merge.tables import spark_table
 from stream_merge.testing import batch, change_rows, run, target_rows
 
@@ -509,7 +510,7 @@ def test_a_table_that_appears_between_two_looks_is_there(spark, tmp_table, monke
     spark.sql(f"CREATE TABLE delta.`{tmp_table}` (id bigint) USING delta")
     monkeypatch.setattr(spark_table, "delta_table", too_early_at_first)
     monkeypatch.setattr(spark_table, "path_is_occupied", lambda *_: True)
-    found = spark_table.find(spark, tmp_table)
+    found = spark_table.find(spark, TableRef(tmp_table))
 
     assert found is not None
     assert found.version == 0

@@ -17,6 +17,7 @@ from stream_merge import ConfigError, MergeFailedError, MergeResult
 from stream_merge.engines.spark.merger import SparkMerger
 from stream_merge.microbatch import steps
 from stream_merge.model.source_batch import Intake
+from stream_merge.model.table_ref import TableRef
 from stream_merge.shapes import Clauses, InsertOnly, Snapshot, when_matched, when_not_matched
 from stream_merge.spark.versions import from_ddl
 from stream_merge.tables import spark_table
@@ -244,7 +245,7 @@ def test_the_default_of_a_new_column_fills_earlier_rows_once_wherever_a_call_sto
     assert stream.rows() == [(1, 2, None), (2, 2, None), (3, 1, "none"), (4, 1, "new")]
     filled = [row for row in change_rows(spark, faulty_table) if row[1] == "update_postimage" and row[-1] == "none"]
     assert [row[1:] for row in filled] == [("update_postimage", key, 1, "none") for key in (1, 2, 3)]
-    table = spark_table.find(spark, faulty_table)
+    table = spark_table.find(spark, TableRef(faulty_table))
     assert table is not None
     assert table.transaction("test/column-default") == 1
 

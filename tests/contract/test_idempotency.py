@@ -20,6 +20,7 @@ from stream_merge import ConfigError, MergeFailedError, MergeSink
 from stream_merge.microbatch import steps
 from stream_merge.model.locations import is_on_s3
 from stream_merge.model.results import EventCounts
+from stream_merge.model.table_ref import TableRef
 from stream_merge.tables import spark_table
 from stream_merge.testing import assert_replay_stable, run, target_rows
 
@@ -286,7 +287,7 @@ def test_history_reaches_back_although_others_have_committed_meanwhile(spark: Sp
     for version in range(4):
         spark.sql(f"SELECT {version} AS v").write.format("delta").mode("append").save(tmp_table)
 
-    found = spark_table.history(spark, tmp_table, newer_than=0, up_to=1)
+    found = spark_table.history(spark, TableRef(tmp_table), newer_than=0, up_to=1)
 
     assert 1 in {commit.version for commit in found}
     assert 0 not in {commit.version for commit in found}

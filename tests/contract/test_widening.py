@@ -173,7 +173,7 @@ def test_a_constraint_stands_in_the_way_of_what_it_reads_and_of_nothing_else(
         for path in (("n",), ("odd`name",), ("l", "element"), ("s", "n"))
     ]
     properties = {PROPERTY: "true", "delta.columnMapping.mode": "name"}
-    spark_table.create(spark, tmp_table, schema.fields, properties=properties)
+    spark_table.create(spark, TableRef(tmp_table), schema.fields, properties=properties)
     spark.sql(f"ALTER TABLE delta.`{tmp_table}` ADD CONSTRAINT some CHECK ({check})")
     by_delta = set()
     for change in wanted:
@@ -191,7 +191,7 @@ def test_a_constraint_stands_in_the_way_of_what_it_reads_and_of_nothing_else(
 
 def test_a_generated_column_stands_in_the_way_of_what_it_is_made_of(spark: SparkSession, tmp_table: str):
     create_generated(spark, tmp_table, "n int, m int", {"g string": "concat('m', cast(n AS string))"})
-    schema = spark_table.find(spark, tmp_table).schema
+    schema = spark_table.find(spark, TableRef(tmp_table)).schema
     wanted = [TypeChange(path=(name,), before=T.IntegerType(), after=T.LongType()) for name in ("n", "m")]
 
     (said,) = obstacles(wanted, schema, {}, spark)

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, TableFeatures, write_deltalake
 from deltalake.exceptions import DeltaError
-
 from stream_merge.tables.delta_rs.metrics import files_written
+
 from stream_merge.tables.delta_rs.objects import Objects
 from stream_merge.tables.delta_rs.table import NativeTable, open_table
 from stream_merge.tables.explain import explain
