@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame
 
 from stream_merge.engines.costs import CostModel
 from stream_merge.engines.job import wants_events_at_hand
@@ -36,7 +36,6 @@ from stream_merge.model.table_ref import TableRef
 from stream_merge.shapes import Changes, Shape, checked
 from stream_merge.shapes import target_filter as filters
 from stream_merge.shapes.matching import Layouts
-from stream_merge.spark import catalog, places
 from stream_merge.spark.confs import USER_METADATA_CONF
 from stream_merge.spark.errors import spark_errors_unlogged
 from stream_merge.spark.identity import Caller, caller
@@ -45,7 +44,7 @@ from stream_merge.spark.streaming import is_called_by_query
 from stream_merge.tables import locks
 from stream_merge.tables.delivery import Noted, of_query
 from stream_merge.tables.last_commit import LastCommit
-from stream_merge.tables.reader import Store
+from stream_merge.tables.table import Tables
 
 log = logging.getLogger(__name__)
 
@@ -161,13 +160,12 @@ class MergeSink:
         self._metrics = metrics
         self._observers = tuple(observers)
         self._layouts = Layouts(self._spec)
-        self._store = Store(self._spec)
+        self._tables = Tables(self._spec)
         self._costs = CostModel()
         self._last_commit = LastCommit(self._spec)
         self._sleep: Callable[[float], None] = time.sleep
         self._session = OwnSession()
         self._upkeep = None if maintenance is None else UpkeepPlan(self._spec, maintenance)
-        self._place: TableRef | None = None
         self._last_result: MergeResult | None = None
         self._is_new, self._failed_late = True, False
         self._noted: set[Noted] = set()
@@ -274,9 +272,9 @@ class MergeSink:
             landed=lambda: self._failed_late,
         ):
             session = self._session.of(batch_df)
-            self._store.begin()
-            location = self._location(session)
-            observed.started(location if location.path is not None else None)
+            self._tables.begin(session)
+            location = self._tables.target.location
+            observed.started(location.path)
             if self._is_new:
                 locks.expect_no_other(self._spec.target, location)
             part = part_of(batch_df, who, batch_id, intake.calls)
@@ -344,7 +342,7 @@ class MergeSink:
             now_micros=now_micros(),
             session=session,
             source_confs={} if spec.source_columns else self._session.ignored,
-            store=self._store,
+            tables=self._tables,
             layouts=self._layouts,
             costs=self._costs,
             last_commit=self._last_commit,
@@ -361,7 +359,7 @@ class MergeSink:
         self._last_result = result
         told(result, self._metrics or default_metrics())
         target = self._spec.target
-        locks.warn_of_others(target, f"query {call.caller.query!r}", self._store.known_location(target))
+        locks.warn_of_others(target, f"query {call.caller.query!r}", self._tables.target.known_location)
         call.observed.ended(lambda: {"result": result, **self._table(call, done)})
 
     def _observed(self, clock: PhaseClock, *, query: str, batch_id: int) -> Observed:
@@ -371,8 +369,8 @@ class MergeSink:
         """Place and columns of the target behind a batch. Cost: a look at its log where the batch has added columns."""
         found = done.target
         if found is not None and done.adds_columns:
-            self._store.begin()
-            found = self._store.find(call.session, self._spec.target) or found
+            self._tables.begin(call.session)
+            found = self._tables.target.snapshot() or found
         return {} if found is None else {"location": found.location, "schema": found.schema}
 
     def _reading(
@@ -389,7 +387,8 @@ class MergeSink:
 
     def _wants_events_at_hand(self, batch_df: DataFrame, *, need: int) -> bool:
         """Whether an engine in the driver is likely to merge a batch that takes so many bytes there."""
-        return wants_events_at_hand(self._session.of(batch_df), self._spec, self._store, need=need)
+        self._tables.begin(self._session.of(batch_df))
+        return wants_events_at_hand(self._spec, self._tables, need=need)
 
     # -- for `MergeSinks` --------------------------------------------------------------------
 
@@ -401,23 +400,12 @@ class MergeSink:
 
     def _place_for(self, batch_df: DataFrame) -> TableRef:
         """Where the target lies or is going to, however it is spelled; its whole name where only a catalog knows."""
-        session, target = self._session.of(batch_df), self._spec.target
-        location = self._location(session)
-        return location if location.path is not None else TableRef(catalog.place_to_be(session, target))
-
-    def _location(self, session: SparkSession) -> TableRef:
-        """Looked up once where it cannot change: of a path. Of a table in a catalog by each call, once."""
-        if self._place is not None:
-            return self._place
-        target = self._spec.target
-        found = self._store.location(session, target)
-        places.expect_scheme(self._spec.target, found)
-        self._place = found if target.path is not None else None
-        return found
+        self._tables.begin(self._session.of(batch_df))
+        return self._tables.target.location_to_be
 
     def _may_hold(self, batch_df: DataFrame, batch_id: int) -> bool:
         """Whether the target may hold the batch whose call failed: its commit came first, or nobody can say."""
-        return self._failed_late or set_aside.may_hold(batch_df, batch_id, self._spec, self._session, self._store)
+        return self._failed_late or set_aside.may_hold(batch_df, batch_id, self._spec, self._session, self._tables)
 
     def _set_aside(self, batch_df: DataFrame, batch_id: int, error: Exception) -> int:
         """Commit all events of a batch to the quarantine table instead of merging them, each once.

@@ -15,9 +15,9 @@ from stream_merge.model.snapshot import CommitRecord, TableSnapshot
 from stream_merge.shapes.batch import Batch
 from stream_merge.shapes.layout import Layout
 from stream_merge.tables.delta_rs.table import NativeTable
-from stream_merge.tables.reader import Store
 from stream_merge.tables.side.judging import Hits
 from stream_merge.tables.side.tombstones import Tombstones
+from stream_merge.tables.table import Tables
 from stream_merge.tables.whitelist import Ineligible
 
 Way = Literal["mark", "rewrite", "spark"]
@@ -86,7 +86,7 @@ class MergeJob:
     session: SparkSession
     """The sink's own."""
     spec: MergeSpec
-    store: Store
+    tables: Tables
     costs: CostModel
     layout: Layout
     batch: Batch
@@ -155,7 +155,7 @@ class Engine(Protocol):
         """What the time of a merge is estimated by."""
         ...
 
-    def reads(self, spec: MergeSpec, store: Store, session: SparkSession, found: TableSnapshot) -> bool:
+    def reads(self, spec: MergeSpec, tables: Tables, found: TableSnapshot) -> bool:
         """Whether it may merge into a target, by what the target's log says."""
         ...
 

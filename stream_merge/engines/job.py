@@ -14,14 +14,14 @@ from stream_merge.shapes.batch import Batch
 from stream_merge.shapes.layout import Layout
 from stream_merge.spark.evaluate_once import known_bytes
 from stream_merge.tables.delta_rs.touched_files import size_of, touched_files
-from stream_merge.tables.reader import Store
 from stream_merge.tables.side.tombstones import own_log, widen_schema
+from stream_merge.tables.table import Tables
 
 
 def job_of(
     session: SparkSession,
     spec: MergeSpec,
-    store: Store,
+    tables: Tables,
     costs: CostModel,
     *,
     layout: Layout,
@@ -35,13 +35,13 @@ def job_of(
     Cost: the tables' logs alone; for `engine="spark"` nothing.
     """
     if spec.tombstones:
-        layout.once("log_of_types", lambda: _widen_log(session, spec, store, layout, target))
+        layout.once("log_of_types", lambda: _widen_log(session, spec, tables, layout, target))
     table, log, log_snapshot, touched, rows = None, None, None, 0, 0
     if spec.engine != "spark":
-        table = store.handle(session, spec.target)
+        table = tables.target.current_driver()
         if spec.tombstones:
-            log_snapshot = own_log(target.table_id, store.find(session, spec.tombstone_target))
-            log = store.held(spec.tombstone_target)
+            log_snapshot = own_log(target.table_id, tables.tombstones.snapshot())
+            log = tables.tombstones.cached_driver()
         for one in (table, None if log_snapshot is None else log):
             if one is not None:
                 more_bytes, more_rows = size_of(touched_files(one, batch.bounds))
@@ -49,7 +49,7 @@ def job_of(
     return MergeJob(
         session=session,
         spec=spec,
-        store=store,
+        tables=tables,
         costs=costs,
         layout=layout,
         batch=batch,
@@ -68,9 +68,9 @@ def job_of(
     )
 
 
-def _widen_log(session: SparkSession, spec: MergeSpec, store: Store, layout: Layout, target: TableSnapshot) -> bool:
+def _widen_log(session: SparkSession, spec: MergeSpec, tables: Tables, layout: Layout, target: TableSnapshot) -> bool:
     """Keys and sequence of the target may have been widened, by this batch or by somebody."""
-    found = own_log(target.table_id, store.find(session, spec.tombstone_target))
+    found = own_log(target.table_id, tables.tombstones.snapshot())
     if found is not None:
         widen_schema(session, spec, target.table_id, layout, found)
     return True
@@ -79,7 +79,7 @@ def _widen_log(session: SparkSession, spec: MergeSpec, store: Store, layout: Lay
 def fits_the_driver(
     source: DataFrame,
     spec: MergeSpec,
-    store: Store,
+    tables: Tables,
     costs: CostModel,
     *,
     layout: Layout,
@@ -90,7 +90,7 @@ def fits_the_driver(
     Nobody knows a batch's size before it is read. The batch before is the best guess, else what
     Spark knows of a source that is in memory already.
     """
-    if not is_for_driver(source.sparkSession, spec, store, target, layout):
+    if not is_for_driver(spec, tables, target, layout):
         return False
     if costs.last_events is None:
         return known_bytes(source) <= DRIVER_BYTES
@@ -98,9 +98,8 @@ def fits_the_driver(
 
 
 def is_for_driver(
-    session: SparkSession,
     spec: MergeSpec,
-    store: Store,
+    tables: Tables,
     target: TableSnapshot | None,
     layout: Layout | None = None,
 ) -> bool:
@@ -108,12 +107,12 @@ def is_for_driver(
     if spec.engine == "spark" or target is None:
         return False
     return any(
-        engine.in_driver and (layout is None or engine.takes(layout)) and engine.reads(spec, store, session, target)
+        engine.in_driver and (layout is None or engine.takes(layout)) and engine.reads(spec, tables, target)
         for engine in ENGINES
     )
 
 
-def wants_events_at_hand(session: SparkSession, spec: MergeSpec, store: Store, *, need: int) -> bool:
+def wants_events_at_hand(spec: MergeSpec, tables: Tables, *, need: int) -> bool:
     """Whether an engine in the driver is likely to merge a batch that takes so many bytes of memory there."""
     ceiling = reservations.allowed() if spec.native_memory_bytes is None else spec.native_memory_bytes
-    return need <= ceiling and is_for_driver(session, spec, store, store.find(session, spec.target))
+    return need <= ceiling and is_for_driver(spec, tables, tables.target.snapshot())

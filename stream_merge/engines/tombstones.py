@@ -34,8 +34,8 @@ def by_delta_rs(job: MergeJob, events: pa.Table) -> DriverTombstones:
     name = job.spec.tombstone_target
     table = DriverSideTable(
         name,
-        newest=lambda: job.store.native(job.session, name, must_read=True),
-        cached=lambda: job.store.held(name),
+        newest=lambda: job.tables.tombstones.driver(must_read=True),
+        cached=job.tables.tombstones.cached_driver,
         accept=partial(own_log, job.target.table_id),
     )
     return DriverTombstones(table, events, **_scope(job))

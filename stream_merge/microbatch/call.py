@@ -21,7 +21,7 @@ from stream_merge.shapes.matching import Layouts
 from stream_merge.spark.identity import Caller
 from stream_merge.tables.delivery import Delivery
 from stream_merge.tables.last_commit import LastCommit
-from stream_merge.tables.reader import Store
+from stream_merge.tables.table import Tables
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,8 +48,8 @@ class BatchCall:
     """The sink's own."""
     source_confs: Mapping[str, str | None]
     """Confs that hold while the events are read, and not for the sink's tables."""
-    store: Store
-    """Reads the sink's tables."""
+    tables: Tables
+    """The sink's: target, tombstones, quarantine."""
     layouts: Layouts
     """How the sink's batches map onto the target."""
     costs: CostModel
@@ -68,4 +68,4 @@ class BatchCall:
 
     def history(self, newer_than: int, up_to: int) -> Sequence[CommitRecord]:
         """The target's commits in a range of versions, newest first."""
-        return self.store.history(self.session, self.spec.target, newer_than=newer_than, up_to=up_to)
+        return self.tables.target.commits(newer_than=newer_than, up_to=up_to)

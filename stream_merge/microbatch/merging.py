@@ -92,7 +92,7 @@ class Executor:
         layout = self._job.layout
         if not is_retry and layout.is_indifferent_to_columns and self._execution.in_driver:
             return  # which looks for itself whether the table is the same
-        found = call.store.find(call.session, spec.target)
+        found = call.tables.target.snapshot()
         if found is None:
             return
         expect_not_replaced(before.table_id, found.table_id, target=spec.target, batch_id=call.batch_id)
@@ -103,7 +103,7 @@ class Executor:
         properties = spark_table.target_properties(spec, layout)
         prepared = spark_table.prepared(call.session, spec.target, found, layout, properties)
         if prepared is not found:
-            found = call.store.find(call.session, spec.target) or prepared
+            found = call.tables.target.snapshot() or prepared
             expect_not_replaced(before.table_id, found.table_id, target=spec.target, batch_id=call.batch_id)
         held = {column.name: column.dtype for column in self._job.layout.stored}
         grown = [c.name for c in layout.stored if c.lacks_fields and c.dtype != held.get(c.name, c.dtype)]
@@ -162,7 +162,7 @@ class Executor:
     def _expect_same_table(self) -> None:
         """Before Spark takes over: it does not look for itself, as the engines of the driver do."""
         call, before = self._call, self._job.target
-        found = call.store.find(call.session, call.spec.target)
+        found = call.tables.target.snapshot()
         if found is not None:
             expect_not_replaced(before.table_id, found.table_id, target=call.spec.target, batch_id=call.batch_id)
 
@@ -371,7 +371,7 @@ def tidy(call: BatchCall, executor: Executor) -> None:
 
 
 def _is_recorded(call: BatchCall) -> bool:
-    found = call.store.find(call.session, call.spec.target)
+    found = call.tables.target.snapshot()
     return found is not None and call.marks.is_recorded(found)
 
 

@@ -19,9 +19,9 @@ from stream_merge.spark.identity import caller
 from stream_merge.spark.jvm import in_session
 from stream_merge.tables import retry
 from stream_merge.tables.delivery import fingerprint
-from stream_merge.tables.reader import Store
 from stream_merge.tables.side import quarantine
 from stream_merge.tables.side.side_table import SideCommit
+from stream_merge.tables.table import Tables
 
 log = logging.getLogger(__name__)
 
@@ -71,12 +71,12 @@ def write(
     )
 
 
-def may_hold(batch_df: DataFrame, batch_id: int, spec: MergeSpec, sessions: OwnSession, store: Store) -> bool:
+def may_hold(batch_df: DataFrame, batch_id: int, spec: MergeSpec, sessions: OwnSession, tables: Tables) -> bool:
     """Whether the target holds the batch, or nobody can say."""
     app_id = caller(batch_df, spec).app_id("target")
-    store.begin()
+    tables.begin(sessions.of(batch_df))
     try:
-        found = store.find(sessions.of(batch_df), spec.target)
+        found = tables.target.snapshot()
         return found is not None and is_applied(found.transaction, app_id, batch_id)
     except ConfigError:
         return False  # what is there is no Delta table

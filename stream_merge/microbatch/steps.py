@@ -44,8 +44,7 @@ def prepare(call: BatchCall, source: DataFrame) -> Prepared | Applied:
     """Check everything that can be checked before the first event is read; nothing is written."""
     spec, session = call.spec, call.session
     with call.clock.phase("plan"):
-        call.store.look_at_all(session)
-        found = call.store.find(session, spec.target)
+        found = call.tables.target.snapshot()
         call.last_commit.expect(session, found, call.delivery)
         applied = _is_applied(call, found)
         if applied and found is not None:
@@ -55,10 +54,10 @@ def prepare(call: BatchCall, source: DataFrame) -> Prepared | Applied:
         check_quarantine(call)
         check_upkeep(call, found, layout)
         if found is not None:
-            location.expect_here(session, spec, call.store, found)
+            location.expect_here(session, spec, call.tables, found)
         if call.is_first and spec.tombstones and found is not None:
             # Before the first write: whether the remembered deletes are in a format that this version reads.
-            own_log(found.table_id, call.store.find(session, spec.tombstone_target))
+            own_log(found.table_id, call.tables.tombstones.snapshot())
     if applied and found is not None:
         return Applied(layout=layout, target=found)
     return Prepared(layout=layout, target=found)
@@ -114,7 +113,7 @@ def _remembers_deletes(call: BatchCall, target: TableSnapshot) -> bool:
     if not call.spec.tombstones:
         return False
     with call.clock.phase("tombstones"):
-        found = own_log(target.table_id, call.store.find(call.session, call.spec.tombstone_target))
+        found = own_log(target.table_id, call.tables.tombstones.snapshot())
     return found is not None and found.files != 0
 
 
@@ -184,11 +183,11 @@ def _evaluated_in_driver(
 ) -> Batch | None:
     """The batch in the driver, or None where it should not or could not go there; then nothing of it is kept."""
     spec, at_hand = call.spec, call.intake.at_hand
-    if at_hand is not None and is_for_driver(call.session, spec, call.store, target, layout):
+    if at_hand is not None and is_for_driver(spec, call.tables, target, layout):
         found = evaluate_at_hand(source, at_hand, layout)
         if found is not None:
             return found
-    if not fits_the_driver(source, spec, call.store, call.costs, layout=layout, target=target):
+    if not fits_the_driver(source, spec, call.tables, call.costs, layout=layout, target=target):
         return None
     found = evaluate_in_driver(source, layout)
     if found is None:
@@ -214,7 +213,7 @@ def prepare_target(call: BatchCall, source: DataFrame, prepared: Prepared, batch
     with call.clock.phase("plan"):
         is_prepared = found is not None and spark_table.is_prepared(found, spec.target, layout, properties)
         properties |= location.recorded(
-            session, spec, call.store, found, deletes=batch.deletes > 0, is_prepared=is_prepared
+            session, spec, call.tables, found, deletes=batch.deletes > 0, is_prepared=is_prepared
         )
         if found is None:
             _be_seen(call)
@@ -238,7 +237,7 @@ def prepare_target(call: BatchCall, source: DataFrame, prepared: Prepared, batch
         before = found
         found = spark_table.prepared(session, spec.target, found, layout, properties)
         if found is not before:  # delta-rs, too, has to see what has become of the table
-            found = call.store.find(session, spec.target) or found
+            found = call.tables.target.snapshot() or found
             expect_not_replaced(before.table_id, found.table_id, target=spec.target, batch_id=call.batch_id)
     return Ready(layout=layout, target=found, batch=batch, source=source, inside_at=inside_at)
 
@@ -287,7 +286,7 @@ def quarantine_invalid(call: BatchCall, ready: Ready) -> None:
         quarantine.write(
             ready.batch,
             call.spec,
-            call.store,
+            call.tables,
             call.session,
             query=call.caller.query,
             now_micros=call.now_micros,
@@ -315,7 +314,7 @@ def fill_new_columns(call: BatchCall, ready: Ready) -> Ready:
         return ready
     with call.clock.phase("merge"):
         report = merging.fill_new_columns(call, values, since=target.version)
-        found = call.store.find(call.session, call.spec.target) or target
+        found = call.tables.target.snapshot() or target
         expect_not_replaced(target.table_id, found.table_id, target=call.spec.target, batch_id=call.batch_id)
         layout = layout.onto(call.layouts.plan(ready.source, found))
     tell(log.info, "new_columns_filled", target=call.spec.label, columns=sorted(values), rows=report.updated)
@@ -328,7 +327,7 @@ def choose_engine(call: BatchCall, ready: Ready) -> Executor:
         job = job_of(
             call.session,
             call.spec,
-            call.store,
+            call.tables,
             call.costs,
             layout=ready.layout,
             batch=ready.batch,
@@ -399,5 +398,5 @@ def _is_newest_recorded(call: BatchCall) -> bool:
     Below a later one nobody knows whether its upserts were merged, also while it was under way (`replay_claims`). A
     tombstone that is left does no harm; one that is forgotten lets an older upsert revive its key.
     """
-    found = call.store.find(call.session, call.spec.target)
+    found = call.tables.target.snapshot()
     return found is not None and call.marks.recorded_id(found) == call.batch_id

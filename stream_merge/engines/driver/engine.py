@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 
 import pyarrow as pa
-from pyspark.sql import SparkSession
 
 from stream_merge.engines import tombstones
 from stream_merge.engines.base import Choice, Execution, MergeJob
@@ -24,7 +23,7 @@ from stream_merge.tables.delta_rs.eligibility import of_log
 from stream_merge.tables.merge_on_read.eligibility import of_clauses, of_events, of_files, of_layout, of_table
 from stream_merge.tables.merge_on_read.features import mode_of
 from stream_merge.tables.merge_on_read.table import sizes_of, table_of
-from stream_merge.tables.reader import Store
+from stream_merge.tables.table import Tables
 from stream_merge.tables.whitelist import Ineligible
 
 
@@ -38,11 +37,11 @@ class Driver:
         """By deletion vectors where the table has them."""
         return "rewrite" if job.table is None else mode_of(job.table.protocol.features, job.target.properties)
 
-    def reads(self, spec: MergeSpec, store: Store, session: SparkSession, found: TableSnapshot) -> bool:
+    def reads(self, spec: MergeSpec, tables: Tables, found: TableSnapshot) -> bool:
         """What it can write as well."""
         if spec.target_filter is not None or found.read_by != "driver":
             return False
-        return of_table(store.handle(session, spec.target), found, "target") is None
+        return of_table(tables.target.current_driver(), found, "target") is None
 
     def takes(self, layout: Layout) -> bool:
         """What Arrow evaluates as Spark does."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pyspark.sql import SparkSession
-
 from stream_merge.engines import tombstones
 from stream_merge.engines.base import Choice, Execution, MergeJob, Way
 from stream_merge.engines.costs import favours_deletion_vectors
@@ -15,7 +13,7 @@ from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.shapes.layout import Layout
 from stream_merge.shapes.surely_changes import GreatestSequence, stored
 from stream_merge.spark.versions import VECTOR_COLUMNS
-from stream_merge.tables.reader import Store
+from stream_merge.tables.table import Tables
 
 
 class Spark:
@@ -28,7 +26,7 @@ class Spark:
         """As Delta's MERGE."""
         return "spark"
 
-    def reads(self, spec: MergeSpec, store: Store, session: SparkSession, found: TableSnapshot) -> bool:
+    def reads(self, spec: MergeSpec, tables: Tables, found: TableSnapshot) -> bool:
         """Any table."""
         return True
 
@@ -80,5 +78,5 @@ def _stands_in_their_way(job: MergeJob) -> bool:
 def _stored_greatest(job: MergeJob) -> GreatestSequence | None:
     if job.target.maps_columns:
         return None  # statistics go by the names in the files, which may be those of other columns by now
-    files = job.store.statistics(job.session, job.spec.target)
+    files = job.tables.target.files()
     return None if files is None else stored(files, job.layout)

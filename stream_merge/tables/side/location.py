@@ -18,14 +18,14 @@ from stream_merge.model.table_ref import TableRef
 from stream_merge.spark import columns
 from stream_merge.spark.errors import reason
 from stream_merge.tables import spark_table
-from stream_merge.tables.reader import Store
 from stream_merge.tables.side.tombstones import own_log
+from stream_merge.tables.table import Tables
 
 _BESIDE = "./"
 """Begins the location of a log that is in the folder of its target, which may be moved with it, or copied."""
 
 
-def expect_here(session: SparkSession, spec: MergeSpec, store: Store, found: TableSnapshot) -> None:
+def expect_here(session: SparkSession, spec: MergeSpec, tables: Tables, found: TableSnapshot) -> None:
     """Stop where the deletes of a target are remembered under another of its names: an older event would win over them.
 
     Cost: nothing where the target is called as ever; else two logs are read.
@@ -34,9 +34,9 @@ def expect_here(session: SparkSession, spec: MergeSpec, store: Store, found: Tab
         ConfigError: naming both locations, or that the other one cannot be read.
     """
     then = found.properties.get(names.TOMBSTONES_PROPERTY)
-    if not spec.tombstones or then is None or then == _own(session, spec, store):
+    if not spec.tombstones or then is None or then == _own(spec, tables):
         return
-    if own_log(found.table_id, store.find(session, spec.tombstone_target)) is not None:
+    if own_log(found.table_id, tables.tombstones.snapshot()) is not None:
         return
     there, unseen = _resolved(then, found), ""
     try:
@@ -69,7 +69,7 @@ def locate(session: SparkSession, target: TableRef, found: TableSnapshot) -> Tab
 def recorded(
     session: SparkSession,
     spec: MergeSpec,
-    store: Store,
+    tables: Tables,
     found: TableSnapshot | None,
     *,
     deletes: bool,
@@ -86,21 +86,21 @@ def recorded(
     Args:
         session: the sink's own.
         spec: the sink's settings.
-        store: its tables.
+        tables: its tables.
         found: the target; None while there is none.
         deletes: whether the batch has some.
         is_prepared: whether it has all else that a sink needs on it.
     """
     if not spec.tombstones:
         return {}
-    own = _own(session, spec, store)
+    own = _own(spec, tables)
     then = None if found is None else found.properties.get(names.TOMBSTONES_PROPERTY)
     if found is None or then == own:
         is_said = True
     elif then is None:
         is_said = deletes or not is_prepared
     else:  # one log of two names, or nothing to remember yet
-        is_said = deletes and own_log(found.table_id, store.find(session, spec.tombstone_target)) is None
+        is_said = deletes and own_log(found.table_id, tables.tombstones.snapshot()) is None
     return {names.TOMBSTONES_PROPERTY: own} if is_said else {}
 
 
@@ -127,11 +127,11 @@ def deletes(session: SparkSession, target: TableRef, *, retention_seconds: float
     return entries.where(~columns.is_older(recorded_at, retention_seconds, now=F.current_timestamp()))
 
 
-def _own(session: SparkSession, spec: MergeSpec, store: Store) -> str:
+def _own(spec: MergeSpec, tables: Tables) -> str:
     """Where a sink expects the log, as the property says it."""
     name = spec.tombstone_target
     if name.path is None:
-        return store.full_name(session, name).lower()
+        return tables.tombstones.full_name.lower()
     location = name.canonical
     is_beside = _parent(location) == _parent(spec.target.canonical)  # not so where the target is a symbolic link
     return f"{_BESIDE}{name.last}" if is_beside else location

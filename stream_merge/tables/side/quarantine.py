@@ -35,8 +35,8 @@ from stream_merge.spark.identity import Caller
 from stream_merge.spark.versions import arrow_type
 from stream_merge.tables import spark_table
 from stream_merge.tables.delta_rs.eligibility import of_table
-from stream_merge.tables.reader import Store
 from stream_merge.tables.side.side_table import DriverSideTable, SideCommit, SparkSideTable
+from stream_merge.tables.table import Tables
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ def check(session: SparkSession, table: TableRef) -> None:
 def write(
     batch: Batch,
     spec: MergeSpec,
-    store: Store,
+    tables: Tables,
     session: SparkSession,
     *,
     query: str,
@@ -101,7 +101,7 @@ def write(
     Args:
         batch: the evaluated events.
         spec: the sink's settings.
-        store: its tables.
+        tables: its tables.
         session: its own.
         query: label of the query, kept with each event.
         now_micros: time of the call, microseconds since the epoch.
@@ -109,7 +109,7 @@ def write(
     """
     table, invalid = spec.quarantine_table, batch.rows.invalid_at_hand()
     if invalid is not None and commit.app_id is not None and spec.quarantine_target is None and is_legible(invalid):
-        side = DriverSideTable(table, lambda: store.native(session, table), lambda: store.held(table))
+        side = DriverSideTable(table, tables.quarantine.driver, tables.quarantine.cached_driver)
         try:
             if _is_for_driver(side, spec, session, commit):
                 side.append_once(_stored_arrow(invalid, query, commit.batch_id, now_micros), commit)
