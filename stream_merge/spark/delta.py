@@ -135,3 +135,20 @@ def merge_metrics(result: DataFrame) -> dict[str, int]:
         entry = entries.next()
         found[entry._1()] = int(entry._2().value())
     return found
+
+
+@contextmanager
+def silent(session: SparkSession) -> Iterator[None]:
+    """Drop what the block's own thread prints: VACUUM prints how much it deleted (`DatabricksLogging.logConsole`, 4.4).
+
+    `setOutDirect` is `private[scala]`, which the JVM does not enforce; it concerns the calling thread alone.
+    """
+    module = "MODULE$"
+    console = getattr(java_class(session, "scala.Console$"), module)
+    before = console.out()
+    nowhere = java_class(session, "java.io.OutputStream").nullOutputStream()
+    console.setOutDirect(java_class(session, "java.io.PrintStream")(nowhere))
+    try:
+        yield
+    finally:
+        console.setOutDirect(before)
