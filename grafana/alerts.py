@@ -228,7 +228,7 @@ ALERTS = (
         name="MaintenanceFails",
         expression=f"{increase(MAINTENANCE_FAILED, '6h')} > 2 unless {increase(MAINTENANCE_DONE, '6h')} > 0",
         severity="warning",
-        summary="No maintenance of a table has succeeded for 6 hours, and several rounds failed",
+        summary="No maintenance of a table has succeeded for 6 hours, and several runs failed",
     ),
 )
 """Every alert; the rule file, both pages and the tests are compared with it."""

@@ -312,7 +312,7 @@ class MergeSink:
         resources: ExitStack,
     ) -> BatchCall:
         session = self._session.of(batch_df)
-        spec = filters.of_call(session, self._spec)
+        spec = filters.with_fixed_time(session, self._spec)
         delivery = of_query(spec, who, batch_id, session, location=location, noted=self._noted, calls=intake.calls)
         attempts = Attempts(
             spec.retry,

@@ -131,7 +131,7 @@ def merge_events(call: BatchCall, source: DataFrame, prepared: Prepared) -> Done
     call.intake.expect_whole()
     batch = evaluate(call, source, prepared.layout, prepared.target)
     call.intake.expect_whole()
-    refuse_invalid_if_told_to(call, batch, prepared.layout)
+    refuse_invalid_if_told_to(call, batch, prepared)
     if not batch.received and not call.spec.is_whole:
         _be_seen(call)
         quarantine_undecodable(call)
@@ -194,10 +194,18 @@ def _evaluated_in_driver(
     return found
 
 
-def refuse_invalid_if_told_to(call: BatchCall, batch: Batch, layout: Layout) -> None:
+def refuse_invalid_if_told_to(call: BatchCall, batch: Batch, prepared: Prepared) -> None:
     """Under on_invalid="fail", and for events that may not come in this shape, raise before anything is written."""
     undecodable = call.intake.undecodable_events
-    meaning.refuse(batch, layout, call.spec, undecodable=undecodable, batch_id=call.batch_id)
+    meaning.refuse(
+        call.session,
+        batch,
+        prepared.layout,
+        call.spec,
+        prepared.target,
+        undecodable=undecodable,
+        batch_id=call.batch_id,
+    )
     meaning.refuse_invalid_if_told_to(batch, call.spec, batch_id=call.batch_id)
     most = call.intake.most_undecodable
     if most is not None:
