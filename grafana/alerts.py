@@ -32,7 +32,9 @@ FAILED = f'{BATCHES}{{outcome="failed"}}'
 RETURNED = f'{BATCHES}{{outcome!="failed"}}'
 QUARANTINED = 'stream_merge_events_total{fate="quarantined"}'
 REFUSALS = 'stream_merge_driver_refusals_total{refusal!="cost"}'
-UPKEEP_FAILED, UPKEEP_DONE = (f'stream_merge_upkeep_total{{upkeep="{outcome}"}}' for outcome in ("failed", "done"))
+MAINTENANCE_FAILED, MAINTENANCE_DONE = (
+    f'stream_merge_maintenance_total{{maintenance="{outcome}"}}' for outcome in ("failed", "done")
+)
 MERGES = "stream_merge_merges_total"
 STALE = "topic:stream_merge_stale"
 
@@ -223,10 +225,10 @@ ALERTS = (
         summary=f"A certificate of the job expires within {CERTIFICATE_DAYS} days",
     ),
     Alert(
-        name="UpkeepFails",
-        expression=f"{increase(UPKEEP_FAILED, '6h')} > 2 unless {increase(UPKEEP_DONE, '6h')} > 0",
+        name="MaintenanceFails",
+        expression=f"{increase(MAINTENANCE_FAILED, '6h')} > 2 unless {increase(MAINTENANCE_DONE, '6h')} > 0",
         severity="warning",
-        summary="No maintenance of a table has succeeded for 6 hours, and several rounds failed",
+        summary="No maintenance of a table has succeeded for 6 hours, and several runs failed",
     ),
 )
 """Every alert; the rule file, both pages and the tests are compared with it."""

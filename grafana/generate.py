@@ -355,13 +355,13 @@ MERGE: list[Row] = [
         lines("Files and deletion vectors", "cpm", "What merges add, replace, remove, and maintenance compacts.",
               ("files added", per_minute("target_files_added_total")),
               ("files removed", per_minute("target_files_removed_total")),
-              ("files compacted", per_minute("upkeep_removed_files_total")),
+              ("files compacted", per_minute("maintenance_removed_files_total")),
               ("vectors added", per_minute("target_deletion_vectors_added_total")),
               ("vectors replaced", per_minute("target_deletion_vectors_updated_total"))),
         lines("Size of an added file", "bytes", "Mean. Small files slow down every later read and merge.",
               ("mean", ratio(rate("target_added_bytes_total"), rate("target_files_added_total")))),
-        areas("Maintenance rounds", "cpm", "over_budget: needs a larger budget_seconds. behind: skipped under backlog.",
-              ("{{upkeep}}", per_minute("upkeep_total", "upkeep"))),
+        areas("Maintenance runs", "cpm", "no_memory: compaction in the driver. lost: another writer was faster.",
+              ("{{maintenance}}", per_minute("maintenance_total", "maintenance"))),
     ]),
 ]
 # fmt: on

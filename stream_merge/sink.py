@@ -24,7 +24,6 @@ from stream_merge.microbatch.commit import Marks
 from stream_merge.microbatch.observing import Observed
 from stream_merge.microbatch.own_session import OwnSession
 from stream_merge.microbatch.report import failures_told, result_of, told
-from stream_merge.microbatch.upkeep import UpkeepPlan
 from stream_merge.microbatch.values import Applied, Done
 from stream_merge.model.given import as_mapping, as_names, as_own_mapping, as_truth
 from stream_merge.model.maintenance import Maintenance
@@ -44,6 +43,7 @@ from stream_merge.spark.streaming import is_called_by_query
 from stream_merge.tables import locks
 from stream_merge.tables.delivery import Noted, of_query
 from stream_merge.tables.last_commit import LastCommit
+from stream_merge.tables.maintenance import MaintenancePlan
 from stream_merge.tables.table import Tables
 
 log = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ class MergeSink:
             unless commits exclude each other there (on S3 by `streammerge.ConditionalPutLogStore`).
         storage_options: how delta-rs reaches an object store; None: on S3 and Azure as Spark's settings say.
         native_memory_bytes: memory ceiling of the native engine.
-        maintenance: upkeep of the target's files at the end of a call; None: none.
+        maintenance: compact and vacuum the target at the end of a call; None: never.
         target_filter: SQL over the row `t`, such as "t.day >= current_date() - 7": the only part of the target that is
             looked through for a batch's keys. Rows of them elsewhere stop the batch before anything is written.
         shape: what a batch means for the table, one of `stream_merge.shapes`; None: its changes.
@@ -165,7 +165,7 @@ class MergeSink:
         self._last_commit = LastCommit(self._spec)
         self._sleep: Callable[[float], None] = time.sleep
         self._session = OwnSession()
-        self._upkeep = None if maintenance is None else UpkeepPlan(self._spec, maintenance)
+        self._maintenance = None if maintenance is None else MaintenancePlan(self._spec, maintenance)
         self._last_result: MergeResult | None = None
         self._is_new, self._failed_late = True, False
         self._noted: set[Noted] = set()
@@ -238,7 +238,7 @@ class MergeSink:
                 done = steps.merge_events(call, source, prepared)
                 self._is_new = False
             after.note_target(call, done)
-            done = after.keep_up(call, done)
+            done = after.run_maintenance(call, done)
         self._report(call, done)
 
     def _account(self, batch_df: DataFrame, batch_id: int, intake: Intake) -> None:
@@ -310,7 +310,7 @@ class MergeSink:
         resources: ExitStack,
     ) -> BatchCall:
         session = self._session.of(batch_df)
-        spec = filters.of_call(session, self._spec)
+        spec = filters.with_fixed_time(session, self._spec)
         delivery = of_query(spec, who, batch_id, session, location=location, noted=self._noted, calls=intake.calls)
         attempts = Attempts(
             spec.retry,
@@ -348,7 +348,7 @@ class MergeSink:
             last_commit=self._last_commit,
             attempts=attempts,
             marks=marks,
-            upkeep=self._upkeep,
+            maintenance=self._maintenance,
             resources=resources,
             be_seen=partial(locks.enter, spec.target, f"query {who.query!r}", location),
         )

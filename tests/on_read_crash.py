@@ -18,7 +18,7 @@ from on_read_target import events, merger
 from stream_merge.engines.base import CommitTag, MergeReport
 from stream_merge.engines.driver import compact
 from stream_merge.engines.driver import merger as merging
-from stream_merge.model.results import Upkeep
+from stream_merge.model.results import MaintenanceRun
 from stream_merge.tables.delta_rs.table import NativeTable, open_table
 from stream_merge.tables.merge_on_read import vectors
 
@@ -77,11 +77,11 @@ def deliver(root: Path, batch_id: int) -> MergeReport:
     return merger(root, BATCHES[batch_id]()).merge(None, tag)
 
 
-def put_together(root: Path) -> Upkeep | None:
+def put_together(root: Path) -> MaintenanceRun | None:
     """One round of compaction."""
     native = open_table(str(root))
     assert native is not None
-    return compact.compact(native).upkeep
+    return compact.compact(native).maintenance
 
 
 def killed(act: Callable[..., object], *args: Any, what: str, at: str) -> None:

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from stream_merge.cli.commands import jobs, tables, upkeep, watching
+from stream_merge.cli.commands import jobs, tables, watching
 from stream_merge.cli.panics import panics_in_the_log
 
 app = typer.Typer(
@@ -25,7 +25,6 @@ app = typer.Typer(
 )
 app.add_typer(tables.app)
 app.add_typer(jobs.app)
-app.add_typer(upkeep.app)
 app.add_typer(watching.app)
 
 

@@ -79,7 +79,7 @@ _FADING = 0.05
 """How fast an engine that is not used comes to be judged like the other one."""
 _LIMITS = (0.02, 50.0)
 _ROUNDS = 64
-"""The mean of upkeep is over about so many merges: most of them have none to do, a few much."""
+"""The mean of maintenance is over about so many merges: most of them have none to do, a few much."""
 
 
 class CostModel:
@@ -93,7 +93,7 @@ class CostModel:
         """Size of the batch before, received events; None at first."""
         self._warm: set[Way] = set()
         self._factors: dict[Way, float] = {}
-        self._upkeep: dict[Way, float] = {}
+        self._maintenance: dict[Way, float] = {}
         """Mean seconds per merge that an engine needs for the files that its merges leave."""
         self._rounds: Counter[Way] = Counter()
 
@@ -107,7 +107,7 @@ class CostModel:
         factor = self._factors.get(engine)
         if factor is None:
             factor = next(iter(self._factors.values()), 1.0)
-        return factor * SHAPES[engine].seconds(work) + self._upkeep.get(engine, 0.0)
+        return factor * SHAPES[engine].seconds(work) + self._maintenance.get(engine, 0.0)
 
     def learn(self, engine: Way, work: Work, seconds: float) -> None:
         """Take note of what a merge took."""
@@ -121,11 +121,11 @@ class CostModel:
         for other in self._factors.keys() - {engine}:
             # What was learnt long ago fades, so that an engine gets another chance.
             self._factors[other] = self._factors[other] ** (1 - _FADING) * self._factors[engine] ** _FADING
-        for other in self._upkeep.keys() - {engine}:
-            self._upkeep[other] *= 1 - _FADING
+        for other in self._maintenance.keys() - {engine}:
+            self._maintenance[other] *= 1 - _FADING
 
-    def learn_upkeep(self, engine: Way, seconds: float) -> None:
+    def learn_maintenance(self, engine: Way, seconds: float) -> None:
         """Take note of what an engine's merge took afterwards, for the files that it and those before have left."""
         self._rounds[engine] += 1
-        before = self._upkeep.get(engine, 0.0)
-        self._upkeep[engine] = before + (seconds - before) / min(self._rounds[engine], _ROUNDS)
+        before = self._maintenance.get(engine, 0.0)
+        self._maintenance[engine] = before + (seconds - before) / min(self._rounds[engine], _ROUNDS)

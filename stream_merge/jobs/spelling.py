@@ -5,12 +5,16 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 
 from stream_merge.model.maintenance import Maintenance
 from stream_merge.shapes import Changes, Clauses, InsertOnly, Snapshot
 from stream_merge.sink import MergeSink
 
-_ARGUMENTS = {name for one in (MergeSink, Snapshot, Maintenance) for name in inspect.signature(one).parameters}
+_ARGUMENTS = {
+    *(name for one in (MergeSink, Snapshot) for name in inspect.signature(one).parameters),
+    *(field.name for field in fields(Maintenance)),
+}
 _ANY = "|".join(sorted(_ARGUMENTS, key=len, reverse=True))
 _SINK = re.compile(
     rf"""
@@ -37,7 +41,6 @@ _OPTIONS: Mapping[str, str] = {
 """Argument -> option of `stream-merge files`."""
 _SETTINGS: Mapping[str, str] = {
     "tombstone_retention_seconds": "tombstone_retention",
-    "zorder_by": "maintenance.zorder_by",
 } | {
     name: name
     for name in (

@@ -10,12 +10,12 @@ from stream_merge.model.results import (
     CONFLICTS,
     ENGINES,
     FATES,
+    MAINTENANCE_OUTCOMES,
     OUTCOMES,
     PHASES,
     REASONS,
     REFUSALS,
     ROUTING_REASONS,
-    UPKEEP_OUTCOMES,
 )
 
 FAILED = "failed"
@@ -150,25 +150,25 @@ PHASE_SECONDS = Instrument(
     label="phase",
     values=PHASES,
 )
-UPKEEP = Instrument(
-    name="stream_merge_upkeep_total",
+MAINTENANCE = Instrument(
+    name="stream_merge_maintenance_total",
     type="counter",
-    unit="rounds",
-    help="Rounds of upkeep of the target's files that were due, by what became of them.",
-    label="upkeep",
-    values=UPKEEP_OUTCOMES,
+    unit="runs",
+    help="Maintenance runs on the target's files, by outcome.",
+    label="maintenance",
+    values=MAINTENANCE_OUTCOMES,
 )
-UPKEEP_REMOVED = Instrument(
-    name="stream_merge_upkeep_removed_files_total",
+MAINTENANCE_REMOVED = Instrument(
+    name="stream_merge_maintenance_removed_files_total",
     type="counter",
     unit="files",
-    help="Data files that upkeep put together, or wrote again without removed rows.",
+    help="Data files that maintenance compacted, or rewrote without removed rows.",
 )
-UPKEEP_ADDED = Instrument(
-    name="stream_merge_upkeep_added_files_total",
+MAINTENANCE_ADDED = Instrument(
+    name="stream_merge_maintenance_added_files_total",
     type="counter",
     unit="files",
-    help="Data files that upkeep wrote in their place.",
+    help="Data files that maintenance wrote in their place.",
 )
 DELETED_SHARE = Instrument(
     name="stream_merge_target_deleted_rows_ratio",
@@ -328,9 +328,9 @@ CATALOGUE: tuple[Instrument, ...] = (
     RETRIES_EXHAUSTED,
     BACKOFF,
     PHASE_SECONDS,
-    UPKEEP,
-    UPKEEP_REMOVED,
-    UPKEEP_ADDED,
+    MAINTENANCE,
+    MAINTENANCE_REMOVED,
+    MAINTENANCE_ADDED,
     DELETED_SHARE,
     AWAITING_FILES,
     LAST_VERSION,

@@ -36,6 +36,9 @@ from stream_merge.metrics.catalogue import (
     LAST_COMMIT,
     LAST_VERSION,
     LOST_COMMITS,
+    MAINTENANCE,
+    MAINTENANCE_ADDED,
+    MAINTENANCE_REMOVED,
     MERGES,
     OF_DELTA,
     OTHER,
@@ -48,9 +51,6 @@ from stream_merge.metrics.catalogue import (
     TOPIC_LAG,
     UNKNOWN_DELTA_METRICS,
     UNKNOWN_FIELDS,
-    UPKEEP,
-    UPKEEP_ADDED,
-    UPKEEP_REMOVED,
     Instrument,
 )
 from stream_merge.metrics.delta_merge import DELTA_MERGE_METRICS
@@ -129,9 +129,12 @@ class MergeMetrics:
             add.append((MERGES, (result.engine,), 1))
         if result.refusal is not None:
             add.append((DRIVER_REFUSALS, (result.refusal,), 1))
-        if result.upkeep is not None:
-            add.append((UPKEEP, (result.upkeep.outcome,), 1))
-            add += [(UPKEEP_REMOVED, (), result.upkeep.removed_files), (UPKEEP_ADDED, (), result.upkeep.added_files)]
+        if (run := result.maintenance) is not None:
+            add.append((MAINTENANCE, (run.outcome,), 1))
+            add += [
+                (MAINTENANCE_REMOVED, (), run.removed_files),
+                (MAINTENANCE_ADDED, (), run.added_files),
+            ]
         unknown = result.metrics.keys() - DELTA_MERGE_METRICS.keys()
         for name in result.metrics.keys() - unknown:
             value = result.metrics[name] * DELTA_MERGE_METRICS[name].factor
@@ -143,7 +146,7 @@ class MergeMetrics:
         if result.version is not None:
             store = [
                 (LAST_VERSION, (), result.version),
-                (LAST_COMMIT, (), time.time() - result.seconds.get("upkeep", 0.0)),
+                (LAST_COMMIT, (), time.time() - result.seconds.get("maintenance", 0.0)),
             ]
         if (debt := result.read_debt) is not None:
             store += [(DELETED_SHARE, (), debt.deleted_share), (AWAITING_FILES, (), debt.awaiting_files)]

@@ -7,7 +7,7 @@ from dataclasses import replace
 from stream_merge.microbatch.call import BatchCall
 from stream_merge.microbatch.values import Done
 from stream_merge.model.results import Tidied
-from stream_merge.tables.upkeep import both
+from stream_merge.tables.maintenance import worse
 
 
 def note_query(call: BatchCall) -> None:
@@ -25,16 +25,15 @@ def note_target(call: BatchCall, done: Done) -> None:
         call.delivery.note(done.target)
 
 
-def keep_up(call: BatchCall, done: Done) -> Done:
-    """See to the target's files: what the engine leaves, and a round of upkeep, if one is due."""
-    if call.upkeep is None and done.tidy is None:
+def run_maintenance(call: BatchCall, done: Done) -> Done:
+    """Compact the files that the engine's merges leave, and maintain the target, if it is due."""
+    if call.maintenance is None and done.tidy is None:
         return done
     call.resources.close()  # other sinks may need the memory of this batch meanwhile
-    with call.clock.phase("upkeep"):
+    with call.clock.phase("maintenance"):
         tidied = Tidied() if done.tidy is None else done.tidy()
-        rounds = [tidied.upkeep]
-        if call.upkeep is not None:
-            changed, query_id = done.merged.report.version is not None, call.caller.query_id
-            rounds.append(call.upkeep.round(call.session, changed=changed, query_id=query_id))
-    had = [one for one in rounds if one is not None]
-    return replace(done, upkeep=both(*had) if len(had) > 1 else next(iter(had), None), read_debt=tidied.debt)
+        runs = [tidied.maintenance]
+        if call.maintenance is not None:
+            runs.append(call.maintenance.after_call(call.session, changed=done.merged.report.version is not None))
+    done_runs = [run for run in runs if run is not None]
+    return replace(done, maintenance=worse(done_runs) if done_runs else None, read_debt=tidied.debt)

@@ -13,7 +13,6 @@ from stream_merge.microbatch.attempts import Attempts
 from stream_merge.microbatch.clock import PhaseClock
 from stream_merge.microbatch.commit import Marks
 from stream_merge.microbatch.observing import Observed
-from stream_merge.microbatch.upkeep import UpkeepPlan
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import CommitRecord
 from stream_merge.model.source_batch import Intake
@@ -21,6 +20,7 @@ from stream_merge.shapes.matching import Layouts
 from stream_merge.spark.identity import Caller
 from stream_merge.tables.delivery import Delivery
 from stream_merge.tables.last_commit import LastCommit
+from stream_merge.tables.maintenance import MaintenancePlan
 from stream_merge.tables.table import Tables
 
 
@@ -59,8 +59,8 @@ class BatchCall:
     attempts: Attempts
     marks: Marks
     """Of its commits."""
-    upkeep: UpkeepPlan | None
-    """When the target's files are looked after; None: never."""
+    maintenance: MaintenancePlan | None
+    """When the target is maintained; None: never."""
     resources: ExitStack
     """Given back when the call is over."""
     be_seen: Callable[[], None]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
 from stream_merge.errors import ContractError
 from stream_merge.microbatch.ledger import all_reasons
@@ -17,13 +19,24 @@ from stream_merge.shapes.layout import Layout
 from stream_merge.spark import columns
 
 
-def refuse(batch: Batch, layout: Layout, spec: MergeSpec, *, undecodable: int, batch_id: int) -> None:
+def refuse(
+    session: SparkSession,
+    batch: Batch,
+    layout: Layout,
+    spec: MergeSpec,
+    target: TableSnapshot | None,
+    *,
+    undecodable: int,
+    batch_id: int,
+) -> None:
     """Stop for events of which the shape would make something wrong.
 
     Args:
+        session: the sink's own.
         batch: evaluated.
         layout: how its columns map onto the target.
         spec: what the sink was told.
+        target: None while there is none.
         undecodable: events that are not in the batch, since nobody could read them.
         batch_id: of the micro-batch.
 
@@ -52,7 +65,7 @@ def refuse(batch: Batch, layout: Layout, spec: MergeSpec, *, undecodable: int, b
             f"[INVALID_EVENTS] {batch.quarantined + undecodable} of {received} events of {where} break the contract, so"
             " their rows would count as missing; repair the events, or remove the clauses when_not_matched_by_source"
         )
-    elif layout.whole is not None and batch.delete_events and not _heeds_deletes(spec):
+    elif layout.whole is not None and batch.delete_events and not _handles_deletes(session, layout, spec, target):
         mark = f"s.{spec.apply_as_deletes}"
         msg = (
             f"[UNHANDLED_DELETES] {batch.delete_events} of {received} events of {where} are deletes, which a clause"
@@ -145,7 +158,8 @@ def _refused_whole(batch: Batch, spec: MergeSpec, *, where: str, undecodable: in
     return None
 
 
-def _heeds_deletes(spec: MergeSpec) -> bool:
+def _handles_deletes(session: SparkSession, layout: Layout, spec: MergeSpec, target: TableSnapshot | None) -> bool:
     """Whether the user's clauses write nothing that the source marks as a delete."""
-    marked = spec.apply_as_deletes
-    return isinstance(marked, str) and shape_of(spec).heeds(marked)
+    mark = spec.apply_as_deletes
+    schema = StructType(list(layout.target_fields)) if target is None else target.schema
+    return isinstance(mark, str) and shape_of(spec).handles_marked_events(session, mark, layout, schema)

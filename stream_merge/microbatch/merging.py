@@ -235,7 +235,7 @@ class Executor:
         """What it takes counts for choices to come, as part of what a merge costs."""
         started = time.perf_counter()
         found = tidy()
-        self._call.costs.learn_upkeep(self.choice.engine, time.perf_counter() - started)
+        self._call.costs.learn_maintenance(self.choice.engine, time.perf_counter() - started)
         return found
 
     def _decided(self, err: Exception, tag: CommitTag) -> MergeReport:

@@ -133,7 +133,7 @@ def result_of(call: BatchCall, done: Done) -> MergeResult:
         reasons={} if report.already_applied else dict(all_reasons(done.batch, undecodable)),
         metrics=dict(report.metrics),
         seconds=call.clock.seconds(),
-        upkeep=done.upkeep,
+        maintenance=done.maintenance,
         read_debt=done.read_debt,
     )
 

@@ -19,7 +19,7 @@ from stream_merge.engines.base import MergeReport
 from stream_merge.engines.job import fits_the_driver, is_for_driver, job_of
 from stream_merge.engines.spark.pruning import Pruning
 from stream_merge.engines.spark.whole import Beside
-from stream_merge.errors import ConfigError, MergeFailedError
+from stream_merge.errors import MergeFailedError
 from stream_merge.microbatch import meaning, merging
 from stream_merge.microbatch.call import BatchCall
 from stream_merge.microbatch.merging import Executor, Merged
@@ -33,7 +33,7 @@ from stream_merge.spark.columns import CHAR_VARCHAR_METADATA
 from stream_merge.spark.confs import holding
 from stream_merge.spark.jvm import in_session
 from stream_merge.spark.streaming import keeps_state, run_through
-from stream_merge.tables import fitness, spark_table, upkeep
+from stream_merge.tables import fitness, spark_table
 from stream_merge.tables.side import location, quarantine
 from stream_merge.tables.side.tombstones import own_log
 
@@ -52,7 +52,6 @@ def prepare(call: BatchCall, source: DataFrame) -> Prepared | Applied:
         layout = call.layouts.plan(source, found)
         fitness.check_target(session, found, spec, layout)
         check_quarantine(call)
-        check_upkeep(call, found, layout)
         if found is not None:
             location.expect_here(session, spec, call.tables, found)
         if call.is_first and spec.tombstones and found is not None:
@@ -67,16 +66,6 @@ def check_quarantine(call: BatchCall) -> None:
     """Before the first write: whether the quarantine can take what it may have to."""
     if call.is_first and call.spec.on_invalid == "quarantine":
         quarantine.check(call.session, call.spec.quarantine_table)
-
-
-def check_upkeep(call: BatchCall, found: TableSnapshot | None, layout: Layout) -> None:
-    """Before the first write: whether the upkeep would delete files that readers may need."""
-    spec = call.spec
-    if not call.is_first or spec.maintenance is None:
-        return
-    problems = upkeep.problems(call.session, spec, spec.maintenance, layout, found)
-    if problems:
-        raise ConfigError(problems, target=spec.target)
 
 
 def _is_applied(call: BatchCall, found: TableSnapshot | None) -> bool:
@@ -132,7 +121,7 @@ def merge_events(call: BatchCall, source: DataFrame, prepared: Prepared) -> Done
     call.intake.expect_whole()
     batch = evaluate(call, source, prepared.layout, prepared.target)
     call.intake.expect_whole()
-    refuse_invalid_if_told_to(call, batch, prepared.layout)
+    refuse_invalid_if_told_to(call, batch, prepared)
     if not batch.received and not call.spec.is_whole:
         _be_seen(call)
         quarantine_undecodable(call)
@@ -195,10 +184,18 @@ def _evaluated_in_driver(
     return found
 
 
-def refuse_invalid_if_told_to(call: BatchCall, batch: Batch, layout: Layout) -> None:
+def refuse_invalid_if_told_to(call: BatchCall, batch: Batch, prepared: Prepared) -> None:
     """Under on_invalid="fail", and for events that may not come in this shape, raise before anything is written."""
     undecodable = call.intake.undecodable_events
-    meaning.refuse(batch, layout, call.spec, undecodable=undecodable, batch_id=call.batch_id)
+    meaning.refuse(
+        call.session,
+        batch,
+        prepared.layout,
+        call.spec,
+        prepared.target,
+        undecodable=undecodable,
+        batch_id=call.batch_id,
+    )
     meaning.refuse_invalid_if_told_to(batch, call.spec, batch_id=call.batch_id)
     most = call.intake.most_undecodable
     if most is not None:

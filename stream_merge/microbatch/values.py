@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame
 
 from stream_merge.engines.base import Choice, MergeReport
 from stream_merge.microbatch.merging import Merged
-from stream_merge.model.results import ReadDebt, Tidied, Upkeep
+from stream_merge.model.results import MaintenanceRun, ReadDebt, Tidied
 from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.shapes.batch import Batch
 from stream_merge.shapes.layout import Layout
@@ -65,10 +65,10 @@ class Done:
     """Of the target, that has the batch's transaction id alone."""
     tidy: Callable[[], Tidied] | None = None
     """What the engine that merged does about the files that it leaves."""
-    upkeep: Upkeep | None = None
+    maintenance: MaintenanceRun | None = None
     """Of the target's files, after all else; None where none was due."""
     read_debt: ReadDebt | None = None
-    """Of the target, after upkeep; None where the engine leaves none."""
+    """Of the target, after maintenance; None where the engine leaves none."""
 
     @property
     def version(self) -> int | None:

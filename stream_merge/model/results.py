@@ -41,28 +41,29 @@ Refusal = Literal["storage", "table_feature", "column", "shape", "filter", "sche
 REFUSALS: tuple[Refusal, ...] = get_args(Refusal)
 """Why a batch that could choose went to Spark instead of delta-rs."""
 
-Phase = Literal["read", "prepare", "quarantine", "tombstones", "plan", "merge", "recheck", "backoff", "upkeep", "other"]
+Phase = Literal[
+    "read", "prepare", "quarantine", "tombstones", "plan", "merge", "recheck", "backoff", "maintenance", "other"
+]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 """Where the wall time of a call goes; together they are the whole call. `read`: before the sink has the events, of a
 Kafka job fetching and decoding the records, of `MergeSinks` the evaluation of the source."""
 
 
-UpkeepOutcome = Literal["done", "nothing", "over_budget", "behind", "lost", "failed"]
-UPKEEP_OUTCOMES: tuple[UpkeepOutcome, ...] = get_args(UpkeepOutcome)
-"""What became of a round of upkeep that was due: files were written again or deleted; none was worth it; the least
-that would be worth it takes longer than allowed; left out because the stream is behind; another writer was faster;
-it failed."""
+MaintenanceOutcome = Literal["done", "nothing", "no_memory", "lost", "failed"]
+MAINTENANCE_OUTCOMES: tuple[MaintenanceOutcome, ...] = get_args(MaintenanceOutcome)
+"""Result of a maintenance run: files were compacted or deleted; none was worth it; the driver lacks memory for a
+compaction; another writer was faster; it failed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Upkeep:
-    """A round of upkeep of the target's files."""
+class MaintenanceRun:
+    """One maintenance run on the target's files."""
 
-    outcome: UpkeepOutcome
+    outcome: MaintenanceOutcome
     removed_files: int = 0
-    """Data files that were put together, or written without removed rows."""
+    """Data files that were compacted, or rewritten without removed rows."""
     added_files: int = 0
-    """What they have become."""
+    """Data files written in their place."""
     vacuumed: bool = False
     """Whether files that the table no longer needs were deleted."""
     detail: str = ""
@@ -90,7 +91,7 @@ class ReadDebt:
 class Tidied:
     """What an engine did about the files that its merges leave, and what is left of them."""
 
-    upkeep: Upkeep | None = None
+    maintenance: MaintenanceRun | None = None
     """None where nothing was due."""
     debt: ReadDebt | None = None
     """None where nobody could look."""
@@ -161,8 +162,8 @@ class MergeResult:
     """Raw SQL metrics of Delta's MERGE, by Delta's own names; empty when no merge ran."""
     seconds: Mapping[Phase, float] = field(default_factory=dict)
     """Wall time by phase; adds up to the call."""
-    upkeep: Upkeep | None = None
-    """The round of upkeep at the end of the call; None where none was due."""
+    maintenance: MaintenanceRun | None = None
+    """The maintenance run at the end of the call; None where none was due."""
     read_debt: ReadDebt | None = None
     """What readers pay for merges on read; None where this call was none."""
 

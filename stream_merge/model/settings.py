@@ -254,9 +254,9 @@ def _value_problems(spec: MergeSpec) -> list[str]:
     memory: object = spec.native_memory_bytes
     if memory is not None and not _is_positive(memory):
         found.append(f"[INVALID_SETTING] native_memory_bytes={memory!r} must be a positive number of bytes")
-    upkeep: object = spec.maintenance
-    if not isinstance(upkeep, Maintenance | None):
-        found.append(f"[INVALID_SETTING] maintenance={upkeep!r} must be a Maintenance, or None")
+    maintenance: object = spec.maintenance
+    if not isinstance(maintenance, Maintenance | None):
+        found.append(f"[INVALID_SETTING] maintenance={maintenance!r} must be a Maintenance, or None")
     texts: tuple[tuple[str, object], ...] = (
         ("app_id", spec.app_id),
         ("name", spec.name),

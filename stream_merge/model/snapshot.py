@@ -96,8 +96,9 @@ def is_applied(transaction: Callable[[str], int | None], app_id: str | None, bat
     return recorded is not None and recorded >= batch_id
 
 
-_UPKEEP = "upkeep"
-UPKEEP_METADATA = json.dumps({"stream_merge": {"role": _UPKEEP}})
+_MAINTENANCE = "upkeep"
+"""As commits record it."""
+MAINTENANCE_METADATA = json.dumps({"stream_merge": {"role": _MAINTENANCE}})
 """`userMetadata` of a commit that the sink makes for no batch: without `batch_id` nobody takes it for one's."""
 
 
@@ -119,9 +120,9 @@ class CommitRecord:
         return found if "batch_id" in found else None
 
     @property
-    def is_upkeep(self) -> bool:
-        """Whether the sink put files together, and says so (`UPKEEP_METADATA`)."""
-        return self._said().get("role") == _UPKEEP
+    def is_maintenance(self) -> bool:
+        """Whether the sink compacted files in it (`MAINTENANCE_METADATA`)."""
+        return self._said().get("role") == _MAINTENANCE
 
     def _said(self) -> dict[str, Any]:
         try:

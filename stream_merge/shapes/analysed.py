@@ -12,9 +12,10 @@ from pyspark.sql.types import ArrayType, AtomicType, DataType, MapType, NullType
 from stream_merge.model import names
 from stream_merge.shapes.layout import Layout
 from stream_merge.shapes.written import Kind, Then, Written, named, plain_name, text_of
-from stream_merge.spark import casts, columns
+from stream_merge.spark import columns
 from stream_merge.spark.errors import reason
-from stream_merge.spark.jvm import FilterTraits, filter_traits
+from stream_merge.spark.jvm import FilterTraits, filter_traits, is_never_true
+from stream_merge.spark.versions import KEEPS_NULL_STRUCTS
 
 
 def misfits(session: SparkSession, clauses: Sequence[Then], layout: Layout, target: StructType) -> list[str]:
@@ -36,6 +37,37 @@ def misfits(session: SparkSession, clauses: Sequence[Then], layout: Layout, targ
     ]
 
 
+def handles_marked_events(
+    session: SparkSession, clauses: Sequence[Then], mark: str, layout: Layout, target: StructType
+) -> bool:
+    """Whether no clause writes an event that a column of the source marks unless it asks for the mark.
+
+    The condition of an insert must be false for marked events. So must that of an update, unless it is false for all
+    others, or an earlier clause takes every marked event. Where Spark's optimizer cannot tell, it is not false.
+
+    Args:
+        session: whose functions count.
+        clauses: in their order, without misfits.
+        mark: the boolean column of the source.
+        layout: how the batch's columns map onto the target.
+        target: the columns of the target, or those that it will be made with.
+    """
+    name = plain_name(mark)
+    marked, others = (_Sides(session, layout, target, {name: is_marked}) for is_marked in (True, False))
+    are_taken = False
+    for clause in clauses:
+        condition = F.lit(True) if clause.condition is None else _as_column(clause.condition)
+        if clause.kind == "not_matched" and not marked.rule_out(clause.kind, condition):
+            return False
+        if clause.kind == "matched":
+            if clause.action == "update" and not (
+                are_taken or marked.rule_out(clause.kind, condition) or others.rule_out(clause.kind, condition)
+            ):
+                return False
+            are_taken = are_taken or marked.rule_out(clause.kind, ~F.coalesce(condition, F.lit(False)))
+    return True
+
+
 def stored(name: str, layout: Layout) -> str | None:
     """The stored column that a user means, by the source's name or the target's."""
     wanted = plain_name(name)
@@ -49,10 +81,13 @@ def stored(name: str, layout: Layout) -> str | None:
 class _Sides:
     """Source and target without rows."""
 
-    def __init__(self, session: SparkSession, layout: Layout, target: StructType) -> None:
+    def __init__(
+        self, session: SparkSession, layout: Layout, target: StructType, known: Mapping[str, bool] | None = None
+    ) -> None:
         self._layout = layout
         source = StructType([StructField(c.name, c.dtype) for c in layout.whole.columns] if layout.whole else [])
-        events = session.createDataFrame([], source).alias("s")
+        values = {name: F.lit(value) for name, value in (known or {}).items()}
+        events = session.createDataFrame([], source).withColumns(values).alias("s")
         rows = session.createDataFrame([], target).alias("t")
         self._seen: Mapping[Kind, tuple[DataFrame, str]] = {
             "matched": (rows.crossJoin(events), f"s has {_shown(source.names)}, t has {_shown(target.names)}"),
@@ -60,8 +95,13 @@ class _Sides:
             "not_matched_by_source": (rows, f"t has {_shown(target.names)}, there is no event s"),
         }
         # Of a column that is stored: as it will be, with the events' new fields and wider types.
-        known = {f.name: f.dataType for f in target.fields} | {c.name: c.dtype for c in layout.stored}
-        self._assignable = {name: dtype for name, dtype in known.items() if not names.is_reserved(name)}
+        types = {f.name: f.dataType for f in target.fields} | {c.name: c.dtype for c in layout.stored}
+        self._assignable = {name: dtype for name, dtype in types.items() if not names.is_reserved(name)}
+
+    def rule_out(self, kind: Kind, condition: Column) -> bool:
+        """Whether a condition is false or NULL whatever the columns are whose values are not known."""
+        frame, _ = self._seen[kind]
+        return is_never_true(frame.where(condition))
 
     def problems(self, clause: Then) -> Iterator[str]:
         """Of one clause."""
@@ -91,10 +131,7 @@ class _Sides:
     ) -> Iterator[str]:
         frame, seen = self._seen[kind]
         said = f"{what} {text_of(written)!r}"
-        evolves = self._layout.evolves
-        problem = misfit(
-            frame, said, written, seen=seen, is_condition=is_condition, stored_as=stored_as, evolves=evolves
-        )
+        problem = misfit(frame, said, written, seen=seen, is_condition=is_condition, stored_as=stored_as)
         if problem is not None:
             yield problem
 
@@ -108,9 +145,10 @@ def misfit(
     is_condition: bool = False,
     is_fixed: bool = False,
     stored_as: DataType | None = None,
-    evolves: bool = False,
 ) -> str | None:
-    """What is wrong with a condition or a value of a clause, without a code; None where Delta takes it.
+    """What is wrong with a condition or a value of a clause, without a code; None where nothing is.
+
+    What is inside of a struct, an array or a map is left to Delta: its MERGE fails where it has no cast.
 
     Args:
         frame: what it is over, without rows.
@@ -120,7 +158,6 @@ def misfit(
         is_condition: whether it decides, and is no value.
         is_fixed: whether it has to mean the same in query after query.
         stored_as: the type of the column that it is the value of.
-        evolves: whether the MERGE evolves the target's schema.
     """
     try:
         value = _as_stored(written, stored_as)
@@ -133,9 +170,8 @@ def misfit(
         are = f"{said} is {held.simpleString()}, and the column is {stored_as.simpleString()}"
         if _are_unlike(held, stored_as):
             return f"{are}; {seen}"
-        why = casts.obstacle(frame.sparkSession, held, stored_as, evolves=evolves)
-        if why is not None:
-            return f"{are}: {why}"
+        if not KEEPS_NULL_STRUCTS and "struct<" in held.simpleString() and _differ(held, stored_as):
+            return f"{are}: Delta for Spark 3.5 casts a NULL struct to a struct of NULLs; cast it in the clause"
     return _not_in_merge(said, traits, is_condition=is_condition, is_fixed=is_fixed)
 
 
@@ -164,6 +200,10 @@ def _are_unlike(held: DataType, stored: DataType) -> bool:
     if not isinstance(held, kinds | NullType) and not isinstance(stored, kinds):
         return False
     return not isinstance(held, NullType) and type(held) is not type(stored)
+
+
+def _differ(held: DataType, stored: DataType) -> bool:
+    return bool(columns.nullable(held) != columns.nullable(stored))
 
 
 def _as_stored(written: Written, stored_as: DataType | None) -> Column:

@@ -110,8 +110,8 @@ class Shape(ABC):
         """What of the shape does not fit the columns of source and target, a sentence each; runs no Spark job."""
         return ()
 
-    def heeds(self, mark: str) -> bool:
-        """Whether no event that a column of the source marks is written as a row unasked, as the user has put it."""
+    def handles_marked_events(self, session: SparkSession, mark: str, layout: Layout, target: StructType) -> bool:
+        """Whether no event that a column of the source marks is written as a row unasked."""
         return False
 
     @abstractmethod

@@ -9,7 +9,7 @@ from pyspark.sql.types import StructType
 
 from stream_merge.errors import ConfigError
 from stream_merge.model.settings import MergeSpec
-from stream_merge.shapes import analysed, deletes
+from stream_merge.shapes import analysed
 from stream_merge.shapes.base import Shape
 from stream_merge.shapes.clauses import (
     Always,
@@ -29,7 +29,6 @@ from stream_merge.shapes.written import (
     Then,
     list_problems,
     plain_name,
-    text_of,
     when_matched,
     when_not_matched,
     when_not_matched_by_source,
@@ -111,25 +110,12 @@ class Clauses(Shape):
         found: list[str] = layout.once("misfits", lambda: analysed.misfits(session, self._clauses, layout, target))
         return found
 
-    def heeds(self, mark: str) -> bool:
-        """Whether no clause can write an event that bears the mark unless it says so.
-
-        An insert needs the condition NOT mark, alone or with others by AND; an update that condition, or the mark
-        itself, or before it a matched clause with nothing but the mark, which takes all of them.
-        """
-        wanted = deletes.bare(mark)
-        taken = False
-        for one in self._clauses:
-            terms = deletes.terms(None if one.condition is None else text_of(one.condition))
-            leaves_out = any(deletes.negates(term, wanted) for term in terms)
-            asks = any(deletes.is_mark(term, wanted) for term in terms)
-            if one.kind == "matched":
-                if one.action == "update" and not (taken or leaves_out or asks):
-                    return False
-                taken = taken or (asks and len(terms) == 1)
-            elif one.kind == "not_matched" and not leaves_out:
-                return False
-        return True
+    def handles_marked_events(self, session: SparkSession, mark: str, layout: Layout, target: StructType) -> bool:
+        """Whether no clause writes a marked event unless it asks for the mark."""
+        handles: bool = layout.once(
+            f"handles {mark}", lambda: analysed.handles_marked_events(session, self._clauses, mark, layout, target)
+        )
+        return handles
 
     def certain(self, spec: MergeSpec) -> None:
         """Nobody asks: clauses are executed as they stand."""

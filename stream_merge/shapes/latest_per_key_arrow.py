@@ -1,6 +1,6 @@
 """Which event of a key wins inside a batch, on Arrow: `latest_per_key_spark` for batches that fit the driver.
 
-A second definition of one rule, worth its upkeep: a window in Spark costs 0.1 to 0.2 s per batch
+A second definition of one rule, worth its maintenance: a window in Spark costs 0.1 to 0.2 s per batch
 however small it is, this costs milliseconds. The random histories of the tests hold both to one oracle.
 """
 

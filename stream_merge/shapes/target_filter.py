@@ -1,10 +1,11 @@
-"""The part of a target that a user says a batch's keys are in: whether Spark understands it, and what lies outside."""
+"""The user's `target_filter`: checks it, fixes its time for a call, and gives the conditions inside and outside."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
 
+from pyspark.errors import ParseException
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
@@ -12,8 +13,11 @@ from pyspark.sql.types import StructField, StructType
 from stream_merge.model.settings import MergeSpec
 from stream_merge.shapes import analysed, shape_of
 from stream_merge.shapes.layout import Layout
-from stream_merge.spark import moments
-from stream_merge.spark.jvm import reads_only
+from stream_merge.spark.jvm import leaf_spans, reads_only
+
+_TIMES = ("current_date", "curdate", "current_timestamp", "now", "localtimestamp")
+_ONLY_CALLED = ("curdate", "now")
+"""Without parentheses these are columns (Spark 4.2)."""
 
 
 def inside(written: str) -> Column:
@@ -26,12 +30,37 @@ def outside(written: str) -> Column:
     return ~F.expr(written) | F.expr(written).isNull()
 
 
-def of_call(session: SparkSession, spec: MergeSpec) -> MergeSpec:
-    """The settings with one time for all looks at the target that a call takes."""
+def with_fixed_time(session: SparkSession, spec: MergeSpec) -> MergeSpec:
+    """The settings of a call, all of whose queries see the same time."""
     if spec.target_filter is not None:
-        spec = replace(spec, target_filter=moments.fixed(session, spec.target_filter))
+        spec = replace(spec, target_filter=fixed(session, spec.target_filter))
     shape = shape_of(spec)
-    return spec if shape.within is None else replace(spec, shape=shape.over(moments.fixed(session, shape.within)))
+    return spec if shape.within is None else replace(spec, shape=shape.over(fixed(session, shape.within)))
+
+
+def fixed(session: SparkSession, written: str) -> str:
+    """The SQL with a literal for each function of the current time.
+
+    Spark gives each query a time of its own: a row inside for the check, and outside for the MERGE, would be there
+    twice. Cost: nothing where no time is asked for; else one query without a job.
+    """
+    if not any(name in written.lower() for name in _TIMES):
+        return written
+    try:
+        spans = leaf_spans(session, written)
+    except ParseException:  # `misfits` names it
+        return written
+    ((day, micros, clock),) = session.sql(
+        "SELECT CAST(current_date() AS STRING), unix_micros(current_timestamp()), CAST(localtimestamp() AS STRING)"
+    ).collect()
+    date, instant = f"DATE '{day}'", f"timestamp_micros({micros})"
+    literals = dict(zip(_TIMES, (date, date, instant, instant, f"TIMESTAMP_NTZ '{clock}'"), strict=True))
+    for start, end in reversed(spans):
+        name, called, _ = written[start:end].partition("(")
+        name = name.strip().lower()
+        if name in literals and (called or name not in _ONLY_CALLED):
+            written = written[:start] + literals[name] + written[end:]
+    return written
 
 
 def misfits(session: SparkSession, written: str, layout: Layout, target: StructType) -> list[str]:
@@ -45,7 +74,7 @@ def _misfits(session: SparkSession, written: str, layout: Layout, target: Struct
     names = [c.name for c in layout.whole.columns] if layout.whole else [c.name for c in layout.stored]
     events = session.createDataFrame([], StructType([StructField(n, target.fields[0].dataType) for n in names]))
     said, seen = f"target_filter={written!r}", f"it applies to the target's row t, which has {target.names!r}"
-    text = moments.fixed(session, written)
+    text = fixed(session, written)
     both = rows.crossJoin(events.alias("s"))
     # Over the rows alone nothing is known of the events; beside them a column of both needs the name of its side.
     for frame, remedy in ((rows, ""), (both, "; write columns as t.<name>")):

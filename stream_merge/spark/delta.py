@@ -187,3 +187,20 @@ def put_first_commit(
     lists: Mapping[str, Any] = {"setTransactions": [], "domainMetadata": [], "allFiles": []}
     checksum = json.dumps({**counts, **lists, "metadata": metadata, "protocol": protocol})
     write_text(session, f"{location}/_delta_log/{0:020d}.crc", checksum)
+
+
+@contextmanager
+def silent(session: SparkSession) -> Iterator[None]:
+    """Drop what the block's own thread prints: VACUUM prints how much it deleted (`DatabricksLogging.logConsole`, 4.4).
+
+    `setOutDirect` is `private[scala]`, which the JVM does not enforce; it concerns the calling thread alone.
+    """
+    module = "MODULE$"
+    console = getattr(java_class(session, "scala.Console$"), module)
+    before = console.out()
+    nowhere = java_class(session, "java.io.OutputStream").nullOutputStream()
+    console.setOutDirect(java_class(session, "java.io.PrintStream")(nowhere))
+    try:
+        yield
+    finally:
+        console.setOutDirect(before)

@@ -180,6 +180,28 @@ def reads_only(filtered: DataFrame, rows: DataFrame) -> bool:
     return bool(condition.references().subsetOf(rows._jdf.queryExecution().analyzed().outputSet()))
 
 
+def is_never_true(filtered: DataFrame) -> bool:
+    """Whether Spark's optimizer can tell that a frame whose last operation is `where` has no rows; nothing is run."""
+    most = filtered._jdf.queryExecution().optimizedPlan().maxRows()
+    return bool(most.isDefined()) and int(most.get()) == 0
+
+
+def leaf_spans(session: SparkSession, sql: str) -> list[tuple[int, int]]:
+    """Start and end of each leaf of an SQL expression in its text: columns, literals, functions without arguments.
+
+    Raises:
+        ParseException: Spark cannot parse it.
+    """
+    spans, todo = set(), [session._jsparkSession.sessionState().sqlParser().parseExpression(sql)]
+    while todo:
+        node = todo.pop()
+        children, origin = list(each(node.children())), node.origin()
+        todo += children
+        if not children and origin.startIndex().isDefined():
+            spans.add((int(origin.startIndex().get()), int(origin.stopIndex().get()) + 1))
+    return sorted(spans)
+
+
 @contextmanager
 def jvm_signals(tell: Callable[[], None], *numbers: signal.Signals) -> Iterator[None]:
     """Have the JVM tell this process of signals, instead of ending Spark at once; nothing where no JVM runs.

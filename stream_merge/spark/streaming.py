@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 from pyspark import SparkContext
@@ -54,16 +53,6 @@ def streaming_query(batch_df: DataFrame) -> StreamingQueryInfo | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Trigger:
-    """One that a query has ended, with events to process."""
-
-    started: float
-    """Seconds since the epoch."""
-    seconds: float
-    """What it took: planning, the batch with all that was called for it, and the query's own log."""
-
-
-@dataclass(frozen=True, slots=True)
 class Look:
     """One look at a running query."""
 
@@ -94,29 +83,8 @@ def _look(query: Any) -> Look:
         name=str(query.name() or query.id().toString()),
         is_waiting=is_waiting,
         progress=None if progress is None else str(progress.timestamp()),
-        trigger_seconds=0.0 if progress is None else _trigger(progress).seconds,
+        trigger_seconds=0.0 if progress is None else int(progress.durationMs().get("triggerExecution")) / 1000,
     )
-
-
-def ended_triggers(session: SparkSession, query_id: str, *, most: int) -> list[Trigger]:
-    """The newest triggers of a running query, oldest first: so many, or fewer where Spark keeps fewer of them.
-
-    Args:
-        session: any of the query's JVM.
-        query_id: of the query; of one that has ended there is nothing.
-        most: Spark keeps `spark.sql.streaming.numRecentProgressUpdates` of them, 100 unless told otherwise.
-    """
-    running = session._jsparkSession.sharedState().activeStreamingQueries()
-    query = running.get(java_class(session, "java.util.UUID").fromString(query_id))
-    if query is None:
-        return []
-    progress = query.recentProgress()
-    return [_trigger(progress[i]) for i in range(max(0, len(progress) - most), len(progress))]
-
-
-def _trigger(progress: Any) -> Trigger:
-    started = datetime.fromisoformat(str(progress.timestamp())).timestamp()
-    return Trigger(started=started, seconds=int(progress.durationMs().get("triggerExecution")) / 1000)
 
 
 def _described(query: Any, query_id: str, context: SparkContext) -> StreamingQueryInfo:

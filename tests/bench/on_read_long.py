@@ -32,7 +32,7 @@ def debt(bench: Bench, batches: int) -> list[Comparison]:
         seconds.append(timed(partial(sink, batch, bench.batch_id)))
         if sink.last_result is not None:
             engines.add(sink.last_result.engine)
-            rounds += sink.last_result.upkeep is not None
+            rounds += sink.last_result.maintenance is not None
     left = None if sink.last_result is None else sink.last_result.read_debt
     scan = _scan(bench.spark, target)
     bench.spark.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")

@@ -22,6 +22,7 @@ from pathlib import Path
 from common import DEFAULT_CONFS, Bench, Comparison, deduped, hand_written, show, sink_on, timed
 from engines import CASES, measure, plot, rows_of
 from first_batch import first_batch
+from maintenance import maintenance
 from native import grid, growth, memory, overhead
 from on_read import growth_on_read, on_read
 from on_read_long import debt, memory_on_read, random_stream
@@ -31,7 +32,6 @@ from pyspark.sql import functions as F
 from s3 import on_s3, s3_confs
 from shapes import matched_only, snapshot
 from streams import end_to_end, fleet, year
-from upkeep import upkeep
 
 from stream_merge.model.results import PHASES, Phase
 from stream_merge.model.settings import Engine
@@ -186,7 +186,7 @@ COMPARISONS: dict[str, Callable[[Bench, argparse.Namespace], list[Comparison]]] 
     "memory-on-read": lambda bench, _: memory_on_read(bench),
     "debt": lambda bench, args: debt(bench, args.random_batches),
     "snapshot": lambda bench, _: snapshot(bench),
-    "upkeep": lambda bench, args: upkeep(bench, args.calls, args.png),
+    "maintenance": lambda bench, args: maintenance(bench, args.calls, args.png),
     "year": lambda bench, args: year(bench, args.batches),
 }
 
@@ -197,7 +197,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=9, help="counted rounds per comparison")
     parser.add_argument("--rows", type=int, default=5_000_000, help="rows of the large table")
     parser.add_argument("--batches", type=int, default=5_000, help="commits of the year")
-    parser.add_argument("--calls", type=int, default=1_000, help="batches of the comparison of upkeep")
+    parser.add_argument("--calls", type=int, default=1_000, help="batches of the comparison of maintenance")
     parser.add_argument("--random-batches", type=int, default=3_000, help="batches of the comparison of debt")
     parser.add_argument(
         "--latency", type=float, action="append", help="milliseconds that a request to S3 takes longer; 20 and 80"
@@ -206,7 +206,7 @@ def main() -> None:
     parser.add_argument(
         "--case", type=int, action="append", help="only these cases of a comparison that has several, from 0"
     )
-    parser.add_argument("--png", type=Path, help="also draw the engines here, and upkeep beside it")
+    parser.add_argument("--png", type=Path, help="also draw the engines here, and maintenance beside it")
     parser.add_argument("--json", type=Path, help="also write the results here")
     args = parser.parse_args()
     wanted = args.only or tuple(COMPARISONS)

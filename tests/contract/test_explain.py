@@ -99,11 +99,5 @@ def test_advice_names_the_figures_of_the_newest_merge(spark: SparkSession, tmp_t
     found = explain(tmp_table)
 
     assert found.native is None
-    order, vectors = found.advice
-    merge = "the newest merge wrote 54,999 rows again for each row changed"
-    assert order.startswith(f"{merge}, and by their statistics {found.files} of {found.files} files may hold the keys")
-    assert "ordered by 'id' they would lie in about 2" in order
-    assert f"OPTIMIZE delta.`{tmp_table}` ZORDER BY (`id`)" in order
-    assert vectors.startswith(
-        f"{merge}, 109,998 in all by Spark; with deletion vectors they stay where they are (10,000 random"
-    )
+    (vectors,) = found.advice
+    assert vectors.startswith("1 merge rewrote 109,998 unchanged rows to change 2; deletion vectors avoid it")

@@ -1,15 +1,13 @@
-"""Upkeep of a target at the end of a call. Needs a JVM: OPTIMIZE and VACUUM are Spark's, on real tables.
+"""Maintenance of a target at the end of a call. Needs a JVM: OPTIMIZE and VACUUM are Spark's, on real tables.
 
-When a round comes, and which files it takes, is arithmetic: `tests/unit/test_compaction.py`.
+When it runs: `tests/unit/test_maintenance.py`.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +20,14 @@ from typer.testing import CliRunner
 
 from stream_merge import ConfigError, Maintenance
 from stream_merge.cli import app as cli
-from stream_merge.model.results import MergeResult
-from stream_merge.tables import upkeep
-from stream_merge.tables.upkeep import TableUpkeep, maintained
+from stream_merge.model.results import MaintenanceRun, MergeResult
+from stream_merge.tables import maintenance
+from stream_merge.tables.maintenance import maintain
 from stream_merge.testing import run
 
 OFTEN = Maintenance(every=5)
+VACUUM = Maintenance(every=1, optimize=False, vacuum=True)
+BRIEF = {"delta.deletedFileRetentionDuration": "interval 1 hour"}
 
 
 def operations(target: str) -> list[str]:
@@ -76,11 +76,15 @@ def test_small_files_are_put_together_after_the_commit(spark: SparkSession, tmp_
     stream = ChangeStream(spark, tmp_table, engine=engine, maintenance=OFTEN)
     done = grown(stream, 6)
 
-    assert [result.upkeep is None for result in done] == [True] * 4 + [False, True]
-    assert done[4].upkeep is not None
-    assert (done[4].upkeep.outcome, done[4].upkeep.removed_files, done[4].upkeep.added_files) == ("done", 5, 1)
-    assert done[4].seconds["upkeep"] > 0
-    assert done[3].seconds["upkeep"] == pytest.approx(0, abs=0.01)
+    assert [result.maintenance is None for result in done] == [True] * 4 + [False, True]
+    assert done[4].maintenance is not None
+    assert (done[4].maintenance.outcome, done[4].maintenance.removed_files, done[4].maintenance.added_files) == (
+        "done",
+        5,
+        1,
+    )
+    assert done[4].seconds["maintenance"] > 0
+    assert done[3].seconds["maintenance"] == pytest.approx(0, abs=0.01)
     assert (done[4].outcome, done[5].outcome) == ("committed", "committed")
     assert operations(tmp_table).count("OPTIMIZE") == 1
     assert [row[0] for row in stream.rows()] == list(range(6))
@@ -91,47 +95,27 @@ def test_small_files_are_put_together_after_the_commit(spark: SparkSession, tmp_
 
 def test_files_are_written_without_the_rows_that_vectors_removed(spark: SparkSession, tmp_table: str) -> None:
     vectors = {"delta.enableDeletionVectors": "true"}
-    stream = ChangeStream(
-        spark, tmp_table, engine="spark", table_properties=vectors, maintenance=Maintenance(every=1, budget_seconds=90)
-    )
+    stream = ChangeStream(spark, tmp_table, engine="spark", table_properties=vectors, maintenance=Maintenance(every=1))
     sink = stream.sink()
     run(sink, spark.range(1_000).selectExpr("id", "10L AS lsn", "'u' AS op", "'x' AS name"), 0)
     spark.conf.set("spark.databricks.delta.merge.deletionVectors.persistent", "true")
-    result = run(sink, spark.range(200).selectExpr("id", "20L AS lsn", "'d' AS op", "'x' AS name"), 1)
+    result = run(sink, spark.range(300).selectExpr("id", "20L AS lsn", "'d' AS op", "'x' AS name"), 1)
 
     assert result.metrics["numTargetDeletionVectorsAdded"] == 1
-    assert result.upkeep is not None
-    assert (result.upkeep.outcome, result.upkeep.removed_files) == ("done", 1)
-    assert spark.read.format("delta").load(tmp_table).count() == 800
+    assert result.maintenance is not None
+    assert (result.maintenance.outcome, result.maintenance.removed_files) == ("done", 1)
+    assert spark.read.format("delta").load(tmp_table).count() == 700
     metadata = deltalake.DeltaTable(tmp_table).get_add_actions(flatten=True)
-    assert sum(metadata.column("num_records").to_pylist()) == 800
+    assert sum(metadata.column("num_records").to_pylist()) == 700
 
 
-@pytest.mark.parametrize("settings", [{"cluster_by": ["id"]}, {"zorder": True}], ids=["cluster_by", "zorder_by"])
-def test_rows_that_are_to_lie_together_do(spark: SparkSession, tmp_table: str, settings: dict[str, Any]) -> None:
-    zorder = settings.pop("zorder", False)
-    maintenance = Maintenance(every=5, zorder_by=("id",) if zorder else ())
-    stream = ChangeStream(spark, tmp_table, engine="spark", maintenance=maintenance, **settings)
+def test_new_files_of_a_clustered_table_are_clustered(spark: SparkSession, tmp_table: str) -> None:
+    stream = ChangeStream(spark, tmp_table, engine="spark", maintenance=OFTEN, cluster_by=["id"])
     done = grown(stream, 5)
 
-    assert done[-1].upkeep is not None
-    assert (done[-1].upkeep.outcome, done[-1].upkeep.added_files) == ("done", 1)
+    assert done[-1].maintenance == MaintenanceRun(outcome="done", removed_files=5, added_files=1)
     parameters = deltalake.DeltaTable(tmp_table).history(1)[0]["operationParameters"]
-    wanted = "zOrderBy" if zorder else "clusterBy"
-    assert "id" in str(parameters[wanted])
-
-
-def test_what_does_not_fit_the_budget_is_left_out_and_told(
-    spark: SparkSession, tmp_table: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(upkeep, "BYTES_PER_SECOND", 10.0)
-    stream = ChangeStream(spark, tmp_table, engine="native", maintenance=OFTEN)
-    done = grown(stream, 5)
-
-    assert done[-1].upkeep is not None
-    assert done[-1].upkeep.outcome == "over_budget"
-    assert "MB would take about" in done[-1].upkeep.detail
-    assert "OPTIMIZE" not in operations(tmp_table)
+    assert "id" in str(parameters["clusterBy"])
 
 
 @pytest.mark.parametrize(
@@ -149,40 +133,35 @@ def test_a_round_that_fails_does_not_fail_the_batch(
     def failing(*_: Any) -> None:
         raise error
 
-    monkeypatch.setattr(TableUpkeep, "_optimized", failing)
+    monkeypatch.setattr(maintenance, "_rewritten", failing)
     stream = ChangeStream(spark, tmp_table, engine="native", maintenance=Maintenance(every=1))
     (result,) = grown(stream, 1)
 
     assert (result.outcome, result.events.inserted) == ("committed", 1)
-    assert result.upkeep is not None
-    assert (result.upkeep.outcome, result.upkeep.detail) == (outcome, str(error))
+    assert result.maintenance is not None
+    assert (result.maintenance.outcome, result.maintenance.detail) == (outcome, str(error))
 
 
 def test_files_that_are_no_longer_needed_are_deleted(
     spark: SparkSession, tmp_table: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Below the table's retention only if that is forced; what was removed just now stays, and nothing is printed."""
-    forced = Maintenance(every=1, optimize=False, vacuum_after=timedelta(hours=1), force=True)
-    stream = ChangeStream(spark, tmp_table, engine="native")
+    """After the table's own retention; what was removed just now stays, and nothing is printed."""
+    stream = ChangeStream(spark, tmp_table, engine="native", table_properties=BRIEF)
     stream.deliver(upsert(1, "one", lsn=10))
     needed = stored_files(tmp_table)
     old = Path(tmp_table, "of-a-writer-that-died.parquet")
     old.write_bytes(b"never committed")
     os.utime(old, (time.time() - 3_700,) * 2)
-    stream.settings["maintenance"] = forced
+    stream.settings["maintenance"] = VACUUM
     sink = stream.sink()
     capfd.readouterr()
     result = run(sink, spark.sql("SELECT 1L AS id, 30L AS lsn, 'u' AS op, 'eins' AS name"), 7)
 
-    assert result.upkeep is not None
-    assert (result.upkeep.outcome, result.upkeep.vacuumed) == ("done", True)
+    assert result.maintenance == MaintenanceRun(outcome="done", vacuumed=True)
     assert not old.exists()
     assert needed <= stored_files(tmp_table)
     assert stream.rows() == [(1, 30, "eins")]
     assert "Deleted" not in "".join(capfd.readouterr())
-    again = run(sink, spark.sql("SELECT 1L AS id, 40L AS lsn, 'u' AS op, 'un' AS name"), 8).upkeep
-    assert again is not None
-    assert (again.outcome, again.vacuumed) == ("nothing", False)  # not twice on a day
 
 
 def test_tables_beside_the_target_are_looked_after_with_it(spark: SparkSession, tmp_table: str) -> None:
@@ -198,102 +177,16 @@ def test_tables_beside_the_target_are_looked_after_with_it(spark: SparkSession, 
     for file in old:
         file.write_bytes(b"removed long ago")
         os.utime(file, (time.time() - 8 * 86_400,) * 2)
-    forced = Maintenance(every=1, optimize=False, vacuum_after=timedelta(hours=1), force=True)
 
-    result = stream.deliver(upsert(1, "one", lsn=9), upsert(2, "two", lsn=20), maintenance=forced)
+    result = stream.deliver(upsert(1, "one", lsn=9), upsert(2, "two", lsn=20), maintenance=VACUUM)
 
-    assert result.upkeep is not None
-    assert (result.upkeep.outcome, result.upkeep.vacuumed) == ("done", True)
+    assert result.maintenance is not None
+    assert (result.maintenance.outcome, result.maintenance.vacuumed) == ("done", True)
     assert [file.exists() for file in old] == [False, False]
     assert len(deltalake.DeltaTable(str(quarantine)).file_uris()) == 1
     assert spark.read.format("delta").load(str(quarantine)).count() == 5
     assert (result.events.stale, stream.rows()) == (1, [(2, 20, "two")])
     assert stream.deliver(upsert(0, "older", lsn=9)).events.stale == 1
-
-
-def test_a_time_beyond_the_retention_is_refused(spark: SparkSession, tmp_table: str) -> None:
-    """Of a file whose removal Delta has forgotten VACUUM goes by its age alone (Delta 4.4).
-
-    Here by that of one that was removed two hours ago, where it was to stay for three.
-    """
-    brief = {"delta.deletedFileRetentionDuration": "interval 1 hour"}
-    wanted = Maintenance(every=1, optimize=False, vacuum_after=timedelta(hours=3))
-    refused = ChangeStream(spark, tmp_table, engine="native", table_properties=brief, maintenance=wanted)
-    with pytest.raises(ConfigError, match=r"vacuum_after=3:00:00 is longer than .* delete removed files too early"):
-        refused.deliver(upsert(9, "nine", lsn=10))
-    assert not Path(tmp_table).exists()
-
-    stream = ChangeStream(spark, tmp_table, engine="native", table_properties=brief)
-    stream.deliver(upsert(9, "nine", lsn=10))
-    removed = stored_files(tmp_table)
-    spark.sql(f"DELETE FROM delta.`{tmp_table}`")
-    log = sorted(Path(tmp_table, "_delta_log").glob("*.json"))[-1]
-    was, now = log.read_text(), int(time.time() * 1000)
-    log.write_text(re.sub(r'"deletionTimestamp":\d+', f'"deletionTimestamp":{now - 7_200_000}', was))
-    log.with_name(f".{log.name}.crc").unlink()
-    for file in removed:
-        os.utime(file, (time.time() - 5 * 3_600,) * 2)
-    forced = Maintenance(every=1, optimize=False, vacuum_after=timedelta(hours=3), force=True)
-    assert maintained(spark, tmp_table, forced).vacuumed
-
-    assert not removed & stored_files(tmp_table)
-
-
-def test_a_retention_that_has_grown_counts_from_then_on(spark: SparkSession, tmp_table: str) -> None:
-    stream = ChangeStream(spark, tmp_table, maintenance=Maintenance(every=2, vacuum_after=timedelta(days=7)))
-    sink = stream.sink()
-    run(sink, spark.sql("SELECT 1L AS id, 1L AS lsn, 'u' AS op, 'a' AS name"), 0)
-    spark.sql(f"ALTER TABLE delta.`{tmp_table}` SET TBLPROPERTIES (delta.deletedFileRetentionDuration = '30 days')")
-    result = run(sink, spark.sql("SELECT 1L AS id, 2L AS lsn, 'u' AS op, 'a' AS name"), 1)
-
-    assert (result.outcome, result.upkeep is not None and result.upkeep.outcome) == ("committed", "failed")
-    assert result.upkeep is not None
-    assert "is shorter than delta.deletedFileRetentionDuration" in result.upkeep.detail
-
-
-@pytest.mark.parametrize(
-    ("settings", "problem"),
-    [
-        ({}, "[COLUMN_NOT_FOUND] zorder_by names ['nmae'], not in"),
-        ({"cluster_by": ["id"], "zorder_by": ("id",)}, "is clustered (cluster_by); remove it"),
-        ({"partition_by": ["name"], "zorder_by": ("NAME",)}, "zorder_by names ['name'], by which"),
-        (
-            {"table_properties": {"delta.deletedFileRetentionDuration": "interval soon"}},
-            "is not a comparable interval",
-        ),
-    ],
-)
-def test_what_a_round_could_never_do_is_refused_at_once(
-    spark: SparkSession, tmp_table: str, settings: dict[str, Any], problem: str
-) -> None:
-    zorder_by = settings.pop("zorder_by", ("nmae",))
-    wanted = Maintenance(zorder_by=zorder_by, vacuum_after=timedelta(days=7))
-    stream = ChangeStream(spark, tmp_table, maintenance=wanted, **settings)
-    with pytest.raises(ConfigError) as raised:
-        run(stream.sink(), spark.sql("SELECT 1L AS id, 1L AS lsn, 'u' AS op, 'a' AS name"), 0)
-    assert problem in str(raised.value)
-    assert not Path(tmp_table).exists()
-
-
-@pytest.mark.parametrize("retention", [None, "interval 2 weeks", "interval 30 hours"])
-def test_a_time_below_the_retention_is_refused_before_anything_is_written(
-    spark: SparkSession, tmp_table: str, retention: str | None
-) -> None:
-    properties = {} if retention is None else {"delta.deletedFileRetentionDuration": retention}
-    too_short = Maintenance(vacuum_after=timedelta(hours=29))
-    stream = ChangeStream(spark, tmp_table, table_properties=properties, maintenance=too_short)
-    with pytest.raises(ConfigError) as raised:
-        run(stream.sink(), spark.sql("SELECT 1L AS id, 1L AS lsn, 'u' AS op, 'a' AS name"), 0)
-
-    assert str(raised.value) == (
-        "[INVALID_RETENTION] vacuum_after=1 day, 5:00:00 is shorter than"
-        f" delta.deletedFileRetentionDuration='{retention or 'interval 1 week'}' of {tmp_table!r}, so time travel and"
-        " slow readers would lose files; use that interval, set the property, or force=True"
-    )
-    assert not Path(tmp_table).exists()
-    if retention == "interval 30 hours":
-        long_enough = Maintenance(vacuum_after=timedelta(hours=30))
-        stream.deliver(delete(1, lsn=1), maintenance=long_enough)
 
 
 def test_by_hand(spark: SparkSession, tmp_table: str) -> None:
@@ -303,13 +196,7 @@ def test_by_hand(spark: SparkSession, tmp_table: str) -> None:
 
     assert command.invoke(cli.app, ["maintain", tmp_table]).output == "compacted 6 files into 1\n"
     assert command.invoke(cli.app, ["maintain", tmp_table]).output == "nothing to do\n"
-    refused = command.invoke(cli.app, ["maintain", tmp_table, "--vacuum-after", "3 days"])
-    assert (refused.exit_code, "vacuum_after=3 days, 0:00:00 is shorter than" in refused.output) == (2, True)
-    done = command.invoke(cli.app, ["maintain", tmp_table, "--vacuum-after", "1 hour", "--force"])
-    assert done.output == "no files are worth compacting; files that it no longer needs are deleted\n"
-    too_short = command.invoke(cli.app, ["maintain", tmp_table, "--vacuum-after", "0 s", "--force"])
-    assert (too_short.exit_code, "must be at least an hour" in too_short.output) == (2, True)
-    wrong = command.invoke(cli.app, ["maintain", tmp_table, "--vacuum-after", "3"])
-    assert (wrong.exit_code, "'3' has no unit" in wrong.output) == (2, True)
+    vacuumed = command.invoke(cli.app, ["maintain", tmp_table, "--vacuum"])
+    assert vacuumed.output == "deleted files that the table no longer needs\n"
     with pytest.raises(ConfigError, match="there is no Delta table at"):
-        maintained(spark, tmp_table + "_missing", OFTEN)
+        maintain(spark, tmp_table + "_missing", OFTEN)

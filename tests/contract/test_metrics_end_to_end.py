@@ -258,7 +258,7 @@ def test_phases_add_up_to_the_call(story):
 def test_work_is_charged_to_its_phase(story):
     first, _, duplicate, _, _, _ = story.results
 
-    assert {phase for phase, seconds in first.seconds.items() if seconds == 0} == {"read", "backoff", "upkeep"}
+    assert {phase for phase, seconds in first.seconds.items() if seconds == 0} == {"read", "backoff", "maintenance"}
     assert first.seconds["merge"] > first.seconds["recheck"]
     assert duplicate.seconds["merge"] == 0
 

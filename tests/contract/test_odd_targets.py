@@ -18,7 +18,7 @@ from stream_merge.microbatch import steps
 from stream_merge.shapes import Clauses, Snapshot, when_matched, when_not_matched
 from stream_merge.spark.confs import WHOLE_READS
 from stream_merge.spark.versions import SPARK
-from stream_merge.tables.upkeep import maintained
+from stream_merge.tables.maintenance import maintain
 from stream_merge.testing import batch, run, table_version, target_rows
 
 
@@ -265,7 +265,7 @@ def test_maintenance_by_hand_takes_no_broken_file_for_an_empty_one(
     os.unlink(file) if "Missing" in conf else file.write_bytes(b"PAR1 and then nothing")
     damaged.conf.set(conf, "true")
 
-    found = maintained(damaged, str(table), Maintenance(budget_seconds=60))
+    found = maintain(damaged, str(table), Maintenance())
 
     assert (found.outcome, found.removed_files) == ("failed", 0)
     assert damaged.conf.get(conf) == "true"

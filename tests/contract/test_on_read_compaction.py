@@ -64,7 +64,7 @@ def test_small_files_become_one_and_the_stream_goes_on(spark: SparkSession, tmp_
     """In a commit that changes no data: nothing of it is in the change feed."""
     table = Table(spark, tmp_table)
     results = [table.merge(number, number + 1, 100) for number in range(2 * compaction.TOGETHER)]
-    rounds = [result.upkeep for result in results]
+    rounds = [result.maintenance for result in results]
 
     grown = [ReadDebt(rows=3 * n + 3, deleted_rows=2 * n, awaiting_files=0) for n in range(compaction.TOGETHER - 1)]
     assert [result.read_debt for result in results[: compaction.TOGETHER]] == [
@@ -86,7 +86,7 @@ def test_a_table_that_forbids_it_is_left_alone(spark: SparkSession, tmp_table: s
 
     results = [table.merge(number) for number in range(compaction.TOGETHER + 1)]
 
-    assert {result.upkeep for result in results} == {None}
+    assert {result.maintenance for result in results} == {None}
     awaiting = [result.read_debt.awaiting_files for result in results if result.read_debt is not None]
     assert awaiting == [0] * (compaction.TOGETHER - 1) + [compaction.TOGETHER, compaction.TOGETHER + 1]
     assert table.files() > compaction.TOGETHER
@@ -105,12 +105,12 @@ def test_files_whose_rows_there_is_no_memory_for_are_left_alone(
 
     monkeypatch.setattr(compact, "_COPIES", room)
     held = table.merge(compaction.TOGETHER)
-    assert held.upkeep is not None
-    assert held.upkeep.outcome == "over_budget"
+    assert held.maintenance is not None
+    assert held.maintenance.outcome == "no_memory"
     assert held.read_debt is not None
     assert held.read_debt.awaiting_files == compaction.TOGETHER
     monkeypatch.setattr(compact, "_COPIES", room / file_bytes / compaction.TOGETHER * 1.5)
-    some = table.merge(compaction.TOGETHER + 1).upkeep
+    some = table.merge(compaction.TOGETHER + 1).maintenance
     assert some is not None
     assert (some.outcome, some.removed_files, some.added_files) == ("done", (compaction.TOGETHER + 1) // 2, 1)
     table.expect_rows()
@@ -130,7 +130,7 @@ def test_another_writer_wins(spark: SparkSession, tmp_table: str, monkeypatch: p
 
     with monkeypatch.context() as patch:
         patch.setattr(compact, "_written", overtaken)
-        lost = table.merge(50).upkeep
+        lost = table.merge(50).maintenance
     table.rows[0] = "theirs"
 
     assert lost is not None
@@ -139,7 +139,7 @@ def test_another_writer_wins(spark: SparkSession, tmp_table: str, monkeypatch: p
     live = check_table(Path(tmp_table)).files
     on_disk = {path.name for path in Path(tmp_table).glob("on-read-*.parquet")}
     assert on_disk <= set(live) | {path for path in on_disk if path in _removed(tmp_table)}
-    again = table.merge(51).upkeep
+    again = table.merge(51).maintenance
     assert again is not None
     assert again.outcome == "done"
     table.expect_rows()

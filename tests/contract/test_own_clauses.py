@@ -27,8 +27,18 @@ from since import NEW_FIELDS
 
 from stream_merge import ConfigError, ContractError, MergeResult, MergeSink
 from stream_merge.engines.spark import merger
-from stream_merge.shapes import Clauses, InsertOnly, when_matched, when_not_matched, when_not_matched_by_source
+from stream_merge.model.settings import MergeSpec
+from stream_merge.shapes import (
+    Clauses,
+    InsertOnly,
+    analysed,
+    when_matched,
+    when_not_matched,
+    when_not_matched_by_source,
+)
+from stream_merge.shapes.matching import Layouts
 from stream_merge.shapes.written import Then
+from stream_merge.spark.versions import from_ddl
 from stream_merge.testing import batch, change_rows, run, target_rows
 
 SCHEMA = "id bigint, op string, v int, name string"
@@ -586,3 +596,33 @@ def test_few_events_that_only_update_are_sent_to_the_rows_and_no_row_to_them(
 
     assert planned(events=1) == "SortMergeJoin"
     assert planned(events=2) == "BroadcastHashJoin"
+
+
+@pytest.mark.parametrize(
+    ("clauses", "handles"),
+    [
+        ([when_matched("s.`$delete`").delete(), when_not_matched("NOT s.`$delete`").insert_all()], True),
+        ([when_matched("s.`$delete`").delete(), when_matched().update_all()], True),
+        ([when_matched("s.v > 1").update_all(), when_matched("s.`$delete`").delete()], False),
+        ([when_matched("s.`$delete`").delete(), when_not_matched().insert_all()], False),
+        ([when_not_matched("s.`$delete` IS NOT TRUE AND s.v = 1").insert_all()], True),
+        ([when_matched().delete()], True),
+        ([when_matched("s.`$delete`").update({"gone": "TRUE"}), when_matched().update_all()], True),
+        # The mark is in a condition, and yet deletes get past it.
+        ([when_matched("NOT s.`$delete` AND s.v > t.v").update_all(), when_matched().update_all()], False),
+        ([when_matched("s.`$delete` AND s.v > t.v").delete(), when_matched().update_all()], False),
+        ([when_not_matched("s.`$delete` OR s.v > 0").insert_all()], False),
+        ([when_not_matched("NOT (s.`$delete` AND s.v > 0)").insert_all()], False),
+        ([when_not_matched("s.name = ' AND NOT s.$delete AND '").insert_all()], False),
+    ],
+)
+def test_what_marks_a_delete_has_to_be_asked_for_before_an_event_is_written(
+    spark: SparkSession, tmp_table: str, clauses: list[Then], handles: bool
+):
+    """Spark's optimizer tells: with the mark, the condition of what would write the event is false."""
+    schema = "id bigint, v bigint, name string, `$delete` boolean"
+    spec = MergeSpec(target=tmp_table, keys=("id",), sequence_by=(), shape=Clauses(clauses))
+    layout = Layouts(spec).plan(batch(spark, schema), None)
+    target = from_ddl("id bigint, v bigint, name string, gone boolean")
+
+    assert analysed.handles_marked_events(spark, clauses, "`$delete`", layout, target) is handles

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -33,10 +32,10 @@ from stream_merge.spark import s3 as of_s3
 from stream_merge.spark.versions import SPARK
 from stream_merge.tables.delta_rs import data_files
 from stream_merge.tables.explain import explain
+from stream_merge.tables.maintenance import maintain
 from stream_merge.tables.merge_on_read import copies
 from stream_merge.tables.merge_on_read.commit import Commit
 from stream_merge.tables.merge_on_read.copies import CopiedFolder
-from stream_merge.tables.upkeep import maintained
 from stream_merge.testing import batch, run
 
 PROMISED = {"single_writer": True}
@@ -107,7 +106,7 @@ def test_columns_are_added_and_files_put_together(spark: SparkSession, bucket: s
     ]
     operations = [commit["operation"] for commit in stream.sql("DESCRIBE HISTORY {target}").collect()]
     assert "OPTIMIZE" in operations
-    by_hand = maintained(spark, stream.target.replace("s3a:", "s3:"), Maintenance(vacuum_after=timedelta(days=7)))
+    by_hand = maintain(spark, stream.target.replace("s3a:", "s3:"), Maintenance(vacuum=True))
     assert by_hand.vacuumed
 
 

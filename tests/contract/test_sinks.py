@@ -19,7 +19,6 @@ from stream_merge import (
     CommitStateUnknownError,
     ConfigError,
     ContractError,
-    Maintenance,
     MergeFailedError,
     MergeMetrics,
     MergeSink,
@@ -443,25 +442,6 @@ def test_two_routers_of_one_query_may_share_a_route_that_comes_later(fleet: Flee
     writer.trigger(availableNow=True).start().awaitTermination()
 
     assert [fleet.rows(f"b_{copy}") for copy in ("here", "there")] == [[(2, 1, "good")]] * 2
-
-
-def test_upkeep_waits_while_the_stream_of_several_tables_is_behind(fleet: Fleet, tmp_path: Path):
-    """The time of other tables, and what Spark does around a batch, is no pause of the stream."""
-    source = tmp_path / "source"
-    for key in range(2, 9):
-        events = (event(table, key) for table in ("customers", "orders"))
-        fleet.batch(*events).coalesce(1).write.mode("append").json(str(source))
-    stream = fleet.spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).json(str(source))
-    orders = fleet.sink("orders", maintenance=Maintenance(every=6))
-    sinks = fleet.sinks({"customers": fleet.sink("customers"), "orders": orders})
-
-    writer = stream.writeStream.foreachBatch(sinks).option("checkpointLocation", str(tmp_path / "checkpoint"))
-    writer.trigger(availableNow=True).start().awaitTermination()
-
-    upkeep = sinks.last_results["orders"].upkeep
-    assert upkeep is not None
-    assert upkeep.outcome == "behind"
-    assert sinks.last_results["customers"].upkeep is None
 
 
 def test_tables_can_be_named_by_numbers_and_routed_by_an_expression(fleet: Fleet):

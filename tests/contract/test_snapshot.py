@@ -24,8 +24,7 @@ from stream_merge import CommitConflictError, ConfigError, ContractError, MergeM
 from stream_merge.engines.spark import whole
 from stream_merge.engines.spark.merger import SparkMerger
 from stream_merge.model.results import MergeResult
-from stream_merge.shapes import InsertOnly, Snapshot
-from stream_merge.spark import moments
+from stream_merge.shapes import InsertOnly, Snapshot, target_filter
 from stream_merge.testing import batch, change_rows, run, target_rows
 
 pytestmark = pytest.mark.engines("auto", "spark")
@@ -468,7 +467,7 @@ def test_a_window_that_moves_stands_still_for_a_call(
         fixed.append(written.replace("current_date()", f"DATE '{next(days)}'"))
         return fixed[-1]
 
-    monkeypatch.setattr(moments, "fixed", now)
+    monkeypatch.setattr(target_filter, "fixed", now)
     stream.deliver((1, 9, "2024-06-01"), shape=Snapshot(within="CAST(t.day AS DATE) = current_date()", **ANY))
 
     assert fixed[0] == "CAST(t.day AS DATE) = DATE '2024-06-01'"

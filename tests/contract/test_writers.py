@@ -93,7 +93,7 @@ def test_a_running_sink_and_a_job_that_starts_hear_of_each_other_once(
 def test_a_sink_is_seen_before_it_has_merged_and_by_its_file_alone(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Upkeep by hand would run beside a first batch; processes of two containers may have one number."""
+    """Maintenance by hand would run beside a first batch; processes of two containers may have one number."""
     table = tmp_path / "table"
     with other("stream", table) as first:
         first.merge()

@@ -125,7 +125,7 @@ class Shop:
             for line in commit.read_text().splitlines():
                 metadata = json.loads(line).get("commitInfo", {}).get("userMetadata")
                 said = json.loads(metadata)["stream_merge"] if metadata else {}
-                if "batch_id" in said:  # not of upkeep
+                if "batch_id" in said:  # not of maintenance
                     found.append(said["kafka"])
         return found
 

@@ -40,7 +40,9 @@ BY_SPARK, BY_DRIVER, ON_READ = (
 COLUMN, COST = (of_query("driver_refusals_total", f'refusal="{name}"') for name in ("column", "cost"))
 SHARE, AWAITING = of_query("target_deleted_rows_ratio"), of_query("target_files_awaiting_compaction")
 CERTIFICATE = of_query("certificate_expiry_timestamp_seconds", 'certificate="kafka"')
-UPKEEP_FAILED, UPKEEP_DONE = (of_query("upkeep_total", f'upkeep="{name}"') for name in ("failed", "done"))
+MAINTENANCE_FAILED, MAINTENANCE_DONE = (
+    of_query("maintenance_total", f'maintenance="{name}"') for name in ("failed", "done")
+)
 
 HEALTHY = {
     UP: f"1x{STEPS}",
@@ -52,8 +54,8 @@ HEALTHY = {
     RECEIVED: f"0+1000x{STEPS}",
     BY_DRIVER: f"0+8x{STEPS}",
     ON_READ: f"0+2x{STEPS}",
-    UPKEEP_DONE: f"0+1x{STEPS}",
-    UPKEEP_FAILED: f"0x{STEPS}",
+    MAINTENANCE_DONE: f"0+1x{STEPS}",
+    MAINTENANCE_FAILED: f"0x{STEPS}",
     **dict.fromkeys(
         (
             GAPS,
@@ -68,7 +70,7 @@ HEALTHY = {
             COLUMN,
             COST,
             SHARE,
-            UPKEEP_FAILED,
+            MAINTENANCE_FAILED,
         ),
         f"0x{STEPS}",
     ),
@@ -172,10 +174,10 @@ CASES = {
         at=180,
         quiet={CERTIFICATE: f"0x{STEPS}"},  # there is none
     ),
-    "UpkeepFails": Case(
-        fires={UPKEEP_DONE: f"4x{STEPS}", UPKEEP_FAILED: from_hour(1, "0+1x10 10x350")},
+    "MaintenanceFails": Case(
+        fires={MAINTENANCE_DONE: f"4x{STEPS}", MAINTENANCE_FAILED: from_hour(1, "0+1x10 10x350")},
         at=90,
-        quiet={UPKEEP_FAILED: f"0+1x{STEPS}"},
+        quiet={MAINTENANCE_FAILED: f"0+1x{STEPS}"},
     ),
 }
 MORE_FIRES = {

@@ -23,12 +23,15 @@ from pyspark.sql import SparkSession
 
 from stream_merge.spark.confs import holding
 from stream_merge.tables.merge_on_read.compaction import TOGETHER
-from stream_merge.tables.upkeep import LISTING_CONF, RETENTION_CHECK_CONF
 from stream_merge.testing import change_rows, target_rows
 
 BEFORE = [(1, 4, "uno"), (3, 3, "three"), (4, 3, "four"), (5, 3, "five"), (9, 4, "nine")]
 AFTER = [(1, 5, "one"), (5, 3, "five"), (8, 5, "eight"), (9, 5, "neun")]
 CHECKPOINTED = "delta.checkpointInterval"
+VACUUM_CONFS = {
+    "spark.databricks.delta.retentionDurationCheck.enabled": "false",
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",
+}
 LOG_NAME = re.compile(r"\d{20}\.(json|checkpoint\.parquet(#1)?)|_last_checkpoint")
 """What belongs into a log, and what delta-rs leaves there of a checkpoint that it has not finished: no reader takes
 that for one."""
@@ -65,7 +68,7 @@ def expect_for_spark(spark: SparkSession, root: Path, expected: State) -> None:
     """Rows and changes by Spark; then its VACUUM leaves of all files those that this version refers to, and the log."""
     assert [file.name for file in (root / "_delta_log").iterdir() if not LOG_NAME.fullmatch(file.name)] == []
     assert change_rows(spark, str(root)) == expected.feed
-    with holding(spark, {RETENTION_CHECK_CONF: "false", LISTING_CONF: "2"}):
+    with holding(spark, VACUUM_CONFS):
         spark.sql(f"VACUUM delta.`{root}` RETAIN 0 HOURS")
     live = check_table(root, vacuumed=True).files
     wanted = {root / path for path in live}

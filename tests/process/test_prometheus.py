@@ -245,8 +245,8 @@ def test_every_query_of_the_dashboards_has_data_while_a_job_runs(
             seconds=START_SECONDS,
         )
         start = time.time()
-        of_each = "count(sum by (query) (stream_merge_upkeep_total) > 0)"
-        source.writes_until(lambda: value(of_each) == len(TOPICS), "upkeep of each table")
+        of_each = "count(sum by (query) (stream_merge_maintenance_total) > 0)"
+        source.writes_until(lambda: value(of_each) == len(TOPICS), "maintenance of each table")
         for _ in range(60):
             source.transaction()
         source.is_ahead = True

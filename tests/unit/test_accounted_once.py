@@ -11,7 +11,7 @@ from stream_merge.cli.screens.versions import _offsets
 from stream_merge.jobs.kafka.history import _step
 from stream_merge.microbatch.commit import Marks
 from stream_merge.model.names import Role
-from stream_merge.model.snapshot import UPKEEP_METADATA, CommitRecord
+from stream_merge.model.snapshot import MAINTENANCE_METADATA, CommitRecord
 from stream_merge.spark.identity import Caller
 
 SECTION = {"topics": {"t": {"id": "1", "partitions": {"0": {"range": [100, 200], "records": {"upsert": 100}}}}}}
@@ -57,7 +57,7 @@ def test_nor_does_one_of_an_older_version_that_says_them_once_more() -> None:
 
 @pytest.mark.parametrize(
     ("metadata", "said"),
-    [(UPKEEP_METADATA, "(upkeep)"), (None, "(no offsets)"), ('{"stream_merge": 1}', "(no offsets)")],
+    [(MAINTENANCE_METADATA, "(maintenance)"), (None, "(no offsets)"), ('{"stream_merge": 1}', "(no offsets)")],
 )
 def test_a_version_of_no_batch_is_called_what_is_known_of_it(metadata: str | None, said: str) -> None:
     commit = CommitRecord(version=7, timestamp_ms=None, user_metadata=metadata, metrics={})

@@ -140,32 +140,6 @@ def test_what_clauses_are_about_is_told_from_them():
     assert (spec.keeps_sequence, spec.only_inserts, spec.concerns_missing) == (False, False, True)
 
 
-@pytest.mark.parametrize(
-    ("clauses", "heeds"),
-    [
-        ([when_matched("s.`$delete`").delete(), when_not_matched("NOT s.`$delete`").insert_all()], True),
-        ([when_matched("s.`$delete`").delete(), when_matched().update_all()], True),
-        ([when_matched("s.v > 1").update_all(), when_matched("s.`$delete`").delete()], False),
-        ([when_matched("s.`$delete`").delete(), when_not_matched().insert_all()], False),
-        ([when_matched("NOT s.$delete").update_all(), when_not_matched("s.`$delete` IS FALSE").insert_all()], True),
-        ([when_matched().delete()], True),
-        ([when_matched("s.`$delete`").update({"gone": "TRUE"}), when_matched().update_all()], True),
-        # The mark is in a condition, and yet deletes get past it.
-        ([when_matched("NOT s.`$delete` AND s.v > t.v").update_all(), when_matched().update_all()], False),
-        ([when_matched("s.`$delete` AND s.v > t.v").delete(), when_matched().update_all()], False),
-        ([when_not_matched("s.`$delete` OR s.v > 0").insert_all()], False),
-        ([when_not_matched("NOT s.`$delete` AND s.v > 0 OR s.w").insert_all()], False),
-        ([when_not_matched("NOT (s.`$delete` AND s.v > 0)").insert_all()], False),
-        ([when_not_matched("CASE WHEN s.a AND NOT s.`$delete` AND s.b THEN s.c END").insert_all()], False),
-        ([when_not_matched("s.v = ' AND NOT s.$delete AND '").insert_all()], False),
-        ([when_not_matched("s.v = 1 /* AND NOT s.$delete */").insert_all()], False),
-        ([when_not_matched("(not s.`$delete`) and s.name = 'either OR'").insert_all()], True),
-    ],
-)
-def test_what_marks_a_delete_has_to_be_asked_for_before_an_event_is_written(clauses: list[Then], heeds: bool):
-    assert Clauses(clauses).heeds("`$delete`") is heeds
-
-
 def test_a_shape_that_needs_arguments_has_no_name_to_choose_it_by():
     assert Clauses in SHAPES
     assert Clauses.name not in known_shapes()

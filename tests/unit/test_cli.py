@@ -22,12 +22,11 @@ from stream_merge import (
     StreamMergeError,
 )
 from stream_merge.cli import app as cli
-from stream_merge.cli.commands import shared, tables, upkeep
+from stream_merge.cli.commands import shared, tables
 from stream_merge.jobs.files.run import FilesSettings
 from stream_merge.jobs.kafka.jars import CONNECTOR
 from stream_merge.jobs.watch.queries import QueryFailedError
-from stream_merge.model.results import Upkeep
-from stream_merge.tables.upkeep import both
+from stream_merge.model.results import MaintenanceRun
 
 FILES = "files --source in --format json --keys id --sequence-by lsn --target ./t --checkpoint ./c --metrics-port 0"
 SNAPSHOTS = "files --source in --format json --keys id --target ./t --checkpoint ./c --metrics-port 0 --shape snapshot"
@@ -316,18 +315,18 @@ def test_a_wrong_conf_for_the_download_of_jars_is_a_sentence(invoke: Invoke) -> 
     assert result.stderr.startswith("stream-merge: [INVALID_SETTING] --conf 'nonsense' is not a Spark conf")
 
 
-def test_what_a_round_of_upkeep_has_done_is_said_beside_what_it_has_not(
+def test_a_maintenance_run_that_failed_in_part_says_what_it_did(
     invoke: Invoke, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Files were deleted: time travel is shorter, whatever became of the rest."""
-    found = both(Upkeep(outcome="over_budget", detail="too large"), Upkeep(outcome="done", vacuumed=True))
-    monkeypatch.setattr(upkeep, "maintained", lambda *_: found)
+    run = MaintenanceRun(outcome="failed", detail="full", vacuumed=True)
+    monkeypatch.setattr(tables, "maintain_table", lambda *_: run)
     monkeypatch.setattr(shared, "local_session", lambda *_, **__: None)
 
     result = invoke("maintain ./t")
 
     assert result.exit_code == 1
-    assert result.stdout == "not done: too large; what was done: files that the table no longer needs are deleted\n"
+    assert result.stdout == "failed: full; deleted files that the table no longer needs\n"
 
 
 def test_no_error_of_the_sink_is_forgotten() -> None:

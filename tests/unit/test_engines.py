@@ -162,7 +162,7 @@ def test_what_an_engine_leaves_to_do_afterwards_is_part_of_its_cost() -> None:
     costs, work = CostModel(), Work(events=1_000, bytes=1 << 20, cores=2)
     before = costs.seconds("merge_on_read", work)
     for number in range(32):
-        costs.learn_upkeep("merge_on_read", 0.8 if number % 8 == 0 else 0.0)
+        costs.learn_maintenance("merge_on_read", 0.8 if number % 8 == 0 else 0.0)
 
     assert costs.seconds("merge_on_read", work) == pytest.approx(before + 0.1)
     for _ in range(100):

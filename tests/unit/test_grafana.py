@@ -42,7 +42,7 @@ ONLY_IN_THE_REFERENCE = {
     "stream_merge_target_partitions_removed_from_total",
     "stream_merge_target_change_files_added_total",
     "stream_merge_target_deletion_vectors_removed_total",
-    "stream_merge_upkeep_added_files_total",
+    "stream_merge_maintenance_added_files_total",
 }
 PANELS = [(board, panel) for board in BOARDS for panel in panels(board)]
 EXPRESSIONS = sorted(

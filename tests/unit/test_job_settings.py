@@ -200,6 +200,18 @@ def test_every_problem_is_told_at_once_with_its_place(read: Read) -> None:
     assert "at least 1 item" not in said
 
 
+def test_a_setting_of_maintenance_that_was_removed_is_one_problem_that_names_what_to_use(read: Read) -> None:
+    text = GOOD.replace("keys: id", "keys: id, maintenance: {vacuum_after: 7 days, every: 5}")
+
+    with pytest.raises(ConfigError) as raised:
+        read(text)
+
+    assert raised.value.problems == (
+        "[UNKNOWN_SETTING] queries.orders.maintenance: vacuum_after is not a setting; set vacuum, and the table property"
+        " delta.deletedFileRetentionDuration",
+    )
+
+
 def test_what_two_queries_share_is_told_beside_what_is_wrong_in_one(read: Read) -> None:
     """A query whose name is not the only one of its kind goes by its number."""
     with pytest.raises(ConfigError) as raised:

@@ -35,13 +35,13 @@ def test_as_many_files_are_put_together_as_there_is_memory_for(target: Target):
 
     found = compact(native, BASE_BYTES + 3 * 3 * FILE_BYTES + MEGABYTE * 5)
 
-    assert found.upkeep is not None
-    assert (found.upkeep.outcome, found.upkeep.removed_files, found.upkeep.added_files) == ("done", 3, 1)
+    assert found.maintenance is not None
+    assert (found.maintenance.outcome, found.maintenance.removed_files, found.maintenance.added_files) == ("done", 3, 1)
     assert found.debt is not None
     assert (found.debt.rows, found.debt.awaiting_files) == (TOGETHER * ROWS, TOGETHER - 3)
     assert target.rows() == before
     newest = native.history(1)[0]
-    assert (newest.is_upkeep, newest.ours) == (True, None)  # known as the sink's own, and no batch's
+    assert (newest.is_maintenance, newest.ours) == (True, None)  # known as the sink's own, and no batch's
 
 
 def test_what_there_is_no_memory_for_is_not_read_again(target: Target, monkeypatch: pytest.MonkeyPatch):
@@ -58,7 +58,7 @@ def test_what_there_is_no_memory_for_is_not_read_again(target: Target, monkeypat
     monkeypatch.setattr(module, "rows_of", noted)
     for times in range(1, 4):
         found = compact(native, BASE_BYTES + 3 * FILE_BYTES + MEGABYTE * 5)
-        assert found.upkeep is not None
-        assert found.upkeep.outcome == "over_budget"
+        assert found.maintenance is not None
+        assert found.maintenance.outcome == "no_memory"
         assert len(read) == 2, times
     assert target.files() == files

@@ -112,7 +112,7 @@ def test_only_a_commit_has_a_delay(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def result(outcome: Outcome, *, version: int | None) -> MergeResult:
-    """Of a batch with a quarter of a minute of upkeep."""
+    """Of a batch with a quarter of a minute of maintenance."""
     return MergeResult(
         target="orders",
         query="orders",
@@ -124,5 +124,5 @@ def result(outcome: Outcome, *, version: int | None) -> MergeResult:
         conflicts={},
         plan="the only engine",
         events=EventCounts(),
-        seconds={"upkeep": 15},
+        seconds={"maintenance": 15},
     )

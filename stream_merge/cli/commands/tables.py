@@ -1,4 +1,4 @@
-"""`demo`, `files` and `explain`: commands about a table and what is merged into it."""
+"""`demo`, `files`, `explain` and `maintain`: commands about a table and what is merged into it."""
 
 from __future__ import annotations
 
@@ -41,12 +41,16 @@ from stream_merge.jobs.shapes import read_clauses
 from stream_merge.jobs.spelling import as_options
 from stream_merge.metrics.push import expect_gateway, push
 from stream_merge.metrics.server import Access
+from stream_merge.model.counted import counted
 from stream_merge.model.locations import hadoop_uri
+from stream_merge.model.maintenance import Maintenance
+from stream_merge.model.results import MaintenanceRun
 from stream_merge.model.table_ref import TableRef
 from stream_merge.shapes import Changes, Shape, Snapshot, known_shapes, of_name
 from stream_merge.shapes.written import plain_name
 from stream_merge.sources.files.reader import Folder
 from stream_merge.tables.explain import explain as explain_table
+from stream_merge.tables.maintenance import maintain as maintain_table
 
 app = typer.Typer()
 
@@ -422,3 +426,44 @@ def explain(
     """
     with errors_as_sentences():
         show_explained(explain_table(target, last=last), target, console=OUT)
+
+
+@app.command()
+def maintain(
+    target: Annotated[str, typer.Argument(metavar="TABLE", help="Path, URI or catalog name of a sink's target.")],
+    *,
+    optimize: Annotated[bool, typer.Option("--optimize/--no-optimize", help="Compact small files.")] = True,
+    vacuum: Annotated[
+        bool, typer.Option("--vacuum", help="Delete files unused for the table's delta.deletedFileRetentionDuration.")
+    ] = False,
+    jars_in: Jars = None,
+    conf: Confs = None,
+    debug: Debug = False,
+) -> None:
+    """Compact a table's small files and delete files it no longer needs, once, while no sink writes to it.
+
+    Exit codes: 0 done, or nothing to do; 1 not done, with the reason; 2 fix an option; 4 another process writes to the
+    table, or the store is unavailable: run it again later.
+    """
+    log_to_screen(logging.ERROR)
+    with errors_as_sentences(debug=debug):
+        wanted = Maintenance(optimize=optimize, vacuum=vacuum)
+        with session_starter(f"stream-merge maintain {target}", session_confs(conf, jars_in, [target])) as start:
+            run = maintain_table(start(), target, wanted)
+    OUT.print(_sentence(run), markup=False, highlight=False, soft_wrap=True)
+    if run.outcome not in ("done", "nothing"):
+        raise typer.Exit(FAILED)
+
+
+def _sentence(run: MaintenanceRun) -> str:
+    """What a maintenance run did, also where a part of it failed."""
+    done = [f"compacted {counted(run.removed_files, 'file')} into {run.added_files:,}"] if run.removed_files else []
+    done += ["deleted files that the table no longer needs"] if run.vacuumed else []
+    match run.outcome:
+        case "done" | "nothing":
+            return "; ".join(done) or "nothing to do"
+        case "lost":
+            reason = f"not done: another writer was faster ({run.detail}); run it again"
+        case _:
+            reason = f"failed: {run.detail}"
+    return "; ".join([reason, *done])

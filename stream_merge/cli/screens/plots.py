@@ -71,7 +71,7 @@ _PHASES = {
     "backoff": _RED,
     "other": _GREY,
 }
-"""Those that a commit can know: `recheck` and `upkeep` follow it."""
+"""Those that a commit can know: `recheck` and `maintenance` follow it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

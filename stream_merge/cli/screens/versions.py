@@ -35,7 +35,7 @@ def _offsets(step: Step) -> str:
         return f"(replay of {step.replayed:,} from quarantine)"
     if step.version is not None and step.batch_id is None:
         # Another writer's, or the sink's own: ALTER TABLE and maintenance by Spark leave nothing that tells them apart.
-        return "(upkeep)" if step.is_upkeep else "(no offsets)"
+        return "(maintenance)" if step.is_maintenance else "(no offsets)"
     text = _ranges(step.ranges)
     if step.is_first:
         text += " (first of its query)"

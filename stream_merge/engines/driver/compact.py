@@ -13,8 +13,8 @@ import pyarrow.compute as pc
 from stream_merge.engines.driver.memory import BASE_BYTES
 from stream_merge.engines.memory import Promise
 from stream_merge.model.logs import tell
-from stream_merge.model.results import ReadDebt, Tidied, Upkeep
-from stream_merge.model.snapshot import UPKEEP_METADATA, TableSnapshot
+from stream_merge.model.results import MaintenanceRun, ReadDebt, Tidied
+from stream_merge.model.snapshot import MAINTENANCE_METADATA, TableSnapshot
 from stream_merge.spark.errors import reason
 from stream_merge.tables.delta_rs.table import NativeTable
 from stream_merge.tables.live_files import decoded
@@ -48,10 +48,10 @@ def compact(native: NativeTable, memory_bytes: int | None = None) -> Tidied:
         with closing(Promise(memory_bytes)) as promise:
             found = _compacted(native, promise)
     except commit.ConcurrentWriteException:
-        found = Tidied(upkeep=Upkeep(outcome="lost", detail="another writer was faster"))
+        found = Tidied(maintenance=MaintenanceRun(outcome="lost", detail="another writer was faster"))
     except Exception as err:
-        found = Tidied(upkeep=Upkeep(outcome="failed", detail=reason(err)))
-    if (done := found.upkeep) is not None:
+        found = Tidied(maintenance=MaintenanceRun(outcome="failed", detail=reason(err)))
+    if (done := found.maintenance) is not None:
         say = log.warning if done.outcome == "failed" else log.info
         taken = round(time.perf_counter() - started, 3)
         tell(say, "files_compacted", table=native.location, outcome=done.outcome, detail=done.detail, seconds=taken)
@@ -72,15 +72,15 @@ def _compacted(native: NativeTable, promise: Promise) -> Tidied:
     affordable = (_affordable(table, files, promise) for files in rounds_of)
     number, files = next(((i, files) for i, files in enumerate(affordable) if files), (0, ()))
     if not files:
-        return Tidied(upkeep=_over_budget(), debt=_debt(rows, stored, awaiting))
+        return Tidied(maintenance=_no_memory(), debt=_debt(rows, stored, awaiting))
     refused = eligibility.of_table(native, snapshot, "the table") or eligibility.of_files(files, "the table")
     if refused is not None:
-        upkeep = Upkeep(outcome="nothing", detail=refused.detail)
-        return Tidied(upkeep=upkeep, debt=_debt(rows, stored, awaiting))
+        run = MaintenanceRun(outcome="nothing", detail=refused.detail)
+        return Tidied(maintenance=run, debt=_debt(rows, stored, awaiting))
     with table.folder.holding({**sizes_of(files), **vectors.files_of(one.add for one in files)}):
         parts = _rows(table, snapshot, files, promise)
     if len(parts) < min(2, len(files)):
-        return Tidied(upkeep=_over_budget(), debt=_debt(rows, stored, awaiting))
+        return Tidied(maintenance=_no_memory(), debt=_debt(rows, stored, awaiting))
     files = files[: len(parts)]
     awaiting = (*awaiting[:number], awaiting[number][len(files) :], *awaiting[number + 1 :])
     made = _written(table, snapshot, files, pa.concat_tables(parts))
@@ -95,7 +95,7 @@ def _compacted(native: NativeTable, promise: Promise) -> Tidied:
     left = [file for file in stored if file.path not in written]
     gone = sum(file.deleted for file in stored) - sum(file.deleted for file in left)
     return Tidied(
-        upkeep=Upkeep(outcome="done", removed_files=len(files), added_files=len(made.adds)),
+        maintenance=MaintenanceRun(outcome="done", removed_files=len(files), added_files=len(made.adds)),
         debt=_debt(rows - gone, left, awaiting),
     )
 
@@ -135,8 +135,8 @@ def _encoded_bytes(one: Touched) -> float:
     return one.candidate.footer.row_bytes * one.candidate.footer.rows
 
 
-def _over_budget() -> Upkeep:
-    return Upkeep(outcome="over_budget", detail="there is not enough memory for the rows of a round's files")
+def _no_memory() -> MaintenanceRun:
+    return MaintenanceRun(outcome="no_memory", detail="there is not enough memory for the rows of a round's files")
 
 
 def _debt(rows: int, stored: Sequence[Stored], awaiting: Sequence[Sequence[Stored]]) -> ReadDebt:
@@ -170,7 +170,7 @@ def _written(
     return commit.Commit(
         version=snapshot.version + 1,
         now_ms=now_ms,
-        user_metadata=UPKEEP_METADATA,
+        user_metadata=MAINTENANCE_METADATA,
         operation="OPTIMIZE",
         metrics={
             "numRemovedFiles": len(files),

@@ -1,4 +1,4 @@
-"""Which part of the target a MERGE has to read: by bounds and partition values of the keys, and by a user's filter."""
+"""Which part of the target a MERGE reads: by bounds and partition values of the keys, and by the user's filter."""
 
 from __future__ import annotations
 
@@ -6,21 +6,26 @@ import logging
 
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import StringType
 
-from stream_merge.engines.spark.partitions import partition_condition
 from stream_merge.errors import ContractError
 from stream_merge.model.logs import tell
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.shapes import target_filter
 from stream_merge.shapes.batch import Batch
+from stream_merge.shapes.key_bounds import as_transported, boundable
 from stream_merge.shapes.layout import Layout
 from stream_merge.spark import columns
+from stream_merge.spark.jvm import exact_literal
+from stream_merge.spark.versions import is_valid_utf8
 from stream_merge.tables import spark_table
 from stream_merge.tables.side.tombstones import BROADCAST_EVENTS
 
 log = logging.getLogger(__name__)
 
+MOST_VALUES = 64
+"""Partition values that a condition lists; Delta compares each file with each value."""
 _SHOWN_KEYS = 2
 
 
@@ -62,15 +67,35 @@ class Pruning:
     def by_keys(self) -> Column:
         """What the rows of the batch's keys have in common, as a condition on `t`: the others need not be read.
 
-        Cost: one small Spark job, once, where partition columns follow from the keys and are not all alike.
+        Cost: one small Spark job, once, where a key is a partition column and has several values.
         """
         if self._by_keys is None:
             bounds = self._batch.bounds.condition(self._session, "t")
-            partitions = None
-            if not self._layout.concerns_missing:
-                partitions = partition_condition(self._session, self._layout, self._batch, self._target)
+            partitions = None if self._layout.concerns_missing else self._by_partitions()
             self._by_keys = bounds if partitions is None else bounds & partitions
         return self._by_keys
+
+    def _by_partitions(self) -> Column | None:
+        """The partitions of the keys that are partition columns; None where that says nothing new, or they are many."""
+        single = {bound.name for bound in self._batch.bounds.columns if bound.least == bound.greatest}
+        keys = {field.name for field in boundable(self._layout.key_fields)} - single
+        fields = [self._target.schema[name] for name in self._target.partition_columns if name in keys]
+        if not fields:
+            return None
+        values = [as_transported(columns.column(field.name), field.dataType) for field in fields]
+        # Text that is not UTF-8 would arrive here as another one.
+        are_legible = columns.all_of(
+            is_valid_utf8(columns.column(field.name)) for field in fields if isinstance(field.dataType, StringType)
+        )
+        rows = self._batch.rows.latest().select(*values, are_legible).distinct().limit(MOST_VALUES + 1).collect()
+        if len(rows) > MOST_VALUES or not all(row[-1] for row in rows):
+            return None
+        return columns.all_of(
+            columns.column(field.name, "t").isin(
+                *(exact_literal(self._session, value, field.dataType) for value in {row[i] for row in rows})
+            )
+            for i, field in enumerate(fields)
+        )
 
     def filtered(self) -> Column | None:
         """The user's filter; None where there is none."""

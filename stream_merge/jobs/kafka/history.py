@@ -27,7 +27,7 @@ class Step:
     """Offsets that the commit accounts for."""
     is_first: bool = False
     """Whether the query had recorded nothing before."""
-    is_upkeep: bool = False
+    is_maintenance: bool = False
     """Whether the sink put files together."""
     records: Counter[str] = field(default_factory=Counter)
     """Kind -> records of the batch."""
@@ -70,7 +70,7 @@ def _step(commit: CommitRecord) -> Step:
             at=at,
             identity=None,
             batch_id=None,
-            is_upkeep=commit.is_upkeep,
+            is_maintenance=commit.is_maintenance,
             replayed=replay.get("records"),
         )
     ranges: Ranges = {}

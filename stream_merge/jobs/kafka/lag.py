@@ -130,7 +130,7 @@ class Progress:
                     )
         self._numbers.observe_topics(self.query, self.target, add=[*kinds, *gaps, *gone])
         is_committed = result is not None and result.version is not None
-        now, skewed, store = time.time() - (0.0 if result is None else result.seconds.get("upkeep", 0.0)), [], []
+        now, skewed, store = time.time() - (0.0 if result is None else result.seconds.get("maintenance", 0.0)), [], []
         for topic, millis in batch.newest_millis.items():
             delay = now - millis / 1000
             newest = self.newest_millis[topic] = max(millis, self.newest_millis.get(topic, millis))

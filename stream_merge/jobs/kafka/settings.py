@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -37,7 +37,7 @@ from stream_merge.jobs.units import (
 from stream_merge.metrics.push import expect_gateway
 from stream_merge.metrics.server import Access
 from stream_merge.model import locations, names
-from stream_merge.model.maintenance import Maintenance
+from stream_merge.model.maintenance import Maintenance, removed_settings
 from stream_merge.model.observer import Observer
 from stream_merge.model.settings import SchemaEvolution
 from stream_merge.model.table_ref import canonical_folder
@@ -152,16 +152,11 @@ class Limits(Model):
 
 
 class MaintenanceSettings(Model):
-    """`maintenance`: upkeep of the target's files."""
+    """`maintenance`: the arguments of `Maintenance`."""
 
     optimize: bool = True
-    zorder_by: Names = ()
-    vacuum_after: Retention | None = Field(default=None, gt=0)
+    vacuum: bool = False
     every: int = Field(default=100, ge=1)
-    """Calls that changed a row between two rounds."""
-    budget: Seconds = Field(default=60.0, gt=0)
-    """What a round may take."""
-    force: bool = False
 
     def maintenance(self) -> Maintenance:
         """For a sink.
@@ -169,14 +164,14 @@ class MaintenanceSettings(Model):
         Raises:
             ConfigError: they do not fit together.
         """
-        return Maintenance(
-            optimize=self.optimize,
-            zorder_by=self.zorder_by,
-            vacuum_after=None if self.vacuum_after is None else timedelta(seconds=self.vacuum_after),
-            every=self.every,
-            budget_seconds=self.budget,
-            force=self.force,
-        )
+        return Maintenance(**self.model_dump())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_removed(cls, settings: Any) -> Any:
+        if isinstance(settings, Mapping) and (problems := removed_settings(settings)):
+            raise ValueError("\n".join(problems))
+        return settings
 
     @model_validator(mode="after")
     def _fits_together(self) -> MaintenanceSettings:

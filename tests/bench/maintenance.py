@@ -21,9 +21,9 @@ MOST_FILES = EVERY
 """A call adds a file at most, each fifth one puts some together, and a round leaves two or three."""
 
 
-def upkeep(bench: Bench, batches: int, png: Path | None) -> list[Comparison]:
-    """Small batches of new rows, with a few changes now and then, and a round of upkeep after every 50 of them."""
-    target = bench.copy(bench.table(20_000, 1), "upkeep")
+def maintenance(bench: Bench, batches: int, png: Path | None) -> list[Comparison]:
+    """Small batches of new rows, with a few changes now and then, and a maintenance run after every 50 of them."""
+    target = bench.copy(bench.table(20_000, 1), "maintenance")
     sink = sink_on(target, maintenance=Maintenance(every=EVERY))
     rows = bench.spark.range(EVENTS).selectExpr("id", "uuid() AS a", "current_timestamp() AS ts").localCheckpoint()
     table = DeltaTable(target)
@@ -45,14 +45,14 @@ def upkeep(bench: Bench, batches: int, png: Path | None) -> list[Comparison]:
         seconds.append(timed(partial(sink, batch, number)))
         table.update_incremental()
         files.append(len(table.file_uris()))
-        rounds += sink.last_result is not None and sink.last_result.upkeep is not None
+        rounds += sink.last_result is not None and sink.last_result.maintenance is not None
     first = statistics.median(seconds[WARM_UP : WARM_UP + COUNTED])
     last = statistics.median(seconds[-COUNTED:])
     if png is not None:
-        _plot(seconds[WARM_UP:], files[WARM_UP:], png.with_stem(f"{png.stem}_upkeep"))
+        _plot(seconds[WARM_UP:], files[WARM_UP:], png.with_stem(f"{png.stem}_maintenance"))
     return [
         Comparison(
-            case=f"{batches:,} batches of {EVENTS} events, 20,000 rows at first, upkeep after every {EVERY}",
+            case=f"{batches:,} batches of {EVENTS} events, 20,000 rows at first, maintenance after every {EVERY}",
             baseline=f"first {COUNTED} after {WARM_UP}",
             baseline_seconds=first,
             candidate=f"last {COUNTED}",
