@@ -20,10 +20,10 @@ from typer.testing import CliRunner
 from stream_merge import ConfigError, ContractError, MergeSink, MergeSinks
 from stream_merge.cli.app import app
 from stream_merge.cli.commands import shared
-from stream_merge.jobs.files.parquet import refuse_other_types
 from stream_merge.jobs.files.run import FilesSettings, replay_quarantine, run
 from stream_merge.model.names import CORRUPT_COLUMN
 from stream_merge.sources.files import read_files
+from stream_merge.sources.files.parquet import refuse_other_types
 from stream_merge.sources.files.reader import Folder
 from stream_merge.sources.files.schema import Schema, parse, recorded
 from stream_merge.tables import locks

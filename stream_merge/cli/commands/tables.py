@@ -199,7 +199,12 @@ def demo(
 def files(
     context: typer.Context,
     *,
-    source: Annotated[str, typer.Option(metavar="DIR", help="Folder of change files, read at any depth.")],
+    source: Annotated[
+        str,
+        typer.Option(
+            metavar="DIR", help="Folder of change files, read at any depth; with --shape snapshot one full copy."
+        ),
+    ],
     format: Annotated[Format, typer.Option(help="json: one object per line; csv: RFC 4180.")],
     keys: Annotated[str, typer.Option(metavar="COLUMNS", help="Columns that identify a row, separated by commas.")],
     target: Annotated[

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from rich.console import Console
 
 from stream_merge.errors import ConfigError, HeldError
-from stream_merge.jobs.files import whole
+from stream_merge.jobs.files.full_copy import FullCopy
 from stream_merge.jobs.files.planned import PlannedRead
 from stream_merge.jobs.files.replay import Contract, Replayed, replay
 from stream_merge.jobs.watch import queries, report, screen
@@ -31,7 +31,6 @@ from stream_merge.sink import MergeSink
 from stream_merge.sources.files import reader
 from stream_merge.sources.files.reader import Folder
 from stream_merge.sources.files.schema import Schema, parse, record, recorded
-from stream_merge.sources.files.whole import Snapshots
 from stream_merge.spark import places, preflight
 from stream_merge.spark.checkpoint import Checkpoint
 from stream_merge.spark.confs import WHOLE_READS, holding
@@ -78,11 +77,6 @@ class FilesSettings:
         return self.name if self.name is not None else names.table_name(self.target)
 
     @property
-    def files_per_trigger(self) -> int | None:
-        """One file is one snapshot; else as it was asked for."""
-        return 1 if self.shape.is_whole else self.max_files_per_trigger
-
-    @property
     def quarantine(self) -> str:
         """Where the sink puts events that break the contract."""
         return self.quarantine_target or names.sibling(self.target, names.QUARANTINE_TABLE_PREFIX)
@@ -102,10 +96,10 @@ def run(
         StreamMergeError: whatever else the sink raises.
         QueryFailedError: Spark failed.
     """
-    if settings.shape.is_whole and settings.max_files_per_trigger not in (None, 1):
+    if settings.shape.is_whole and not (settings.once and settings.max_files_per_trigger is None):
         msg = (
-            f"[CONFLICTING_SETTINGS] --max-files-per-trigger {settings.max_files_per_trigger} cannot be used with"
-            f" --shape {settings.shape.name}, where each file is one batch; remove it"
+            f"[CONFLICTING_SETTINGS] --shape {settings.shape.name} merges the full copy in --source and exits: set"
+            " --once, without --max-files-per-trigger; call it for each copy"
         )
         raise ConfigError(msg, target=settings.target)
     sink = _sink(settings)  # says what is wrong with the settings before Spark starts
@@ -152,7 +146,7 @@ def replay_quarantine(
                 " (with a new checkpoint, if the table was dropped)"
             )
             raise ConfigError(msg, target=settings.target)
-        schema, origin = _schema(session, settings)
+        schema, origin = _schema(session, settings, settings.folder)
         say("schema", f"{schema} ({origin})")
         with console.status("replaying"), holding(session, WHOLE_READS):
             found = replay(
@@ -215,11 +209,14 @@ def _run(
     preflight.refuse_forgetful_catalog(session, settings.target)
     _hold_named(session, settings, held)
     found = _expect_table(session, settings)
-    snapshots = _snapshots(session, settings)
-    with console.status(f"looking at the files in {escape_line(settings.folder.path)}"):
-        only = snapshots.whole() if snapshots is not None and snapshots.kind() == "folders" else None
-        schema, origin = _schema(session, settings, only=only)
-        events = settings.folder.events(session, schema, max_files_per_trigger=settings.files_per_trigger)
+    with console.status(f"reading the files in {escape_line(settings.folder.path)}"):
+        copy = FullCopy(session, settings.folder) if settings.shape.is_whole else None
+        folder = settings.folder if copy is None else copy.source
+        schema, origin = _schema(session, settings, folder)
+        if copy is None:
+            events = folder.events(session, schema, max_files_per_trigger=settings.max_files_per_trigger)
+        else:
+            events = folder.rows(session, schema)
         fitness.expect_fitting(events, sink._spec, found)
         if schema != recorded(session, settings.checkpoint):
             record(session, settings.checkpoint, schema)
@@ -228,32 +225,30 @@ def _run(
     tell(log.info, "job_started", queries=[settings.label], metrics=metrics_url)
     # Also where no file is new: a process without series looks like one without a job.
     default_metrics().prepare(settings.label, sink._spec.label)
-    each = PlannedRead(
-        sink,
-        schema,
-        is_parquet=settings.folder.format == "parquet",
-        snapshots=snapshots,
-        most_undecodable=MostUndecodable(share=settings.max_quarantine_share, setting="--max-quarantine-share"),
-    )
-    run_all: Callable[..., list[MergeResult]] = queries.run
-    if snapshots is not None:
-        of_folders = whole.FolderRead(sink, snapshots, settings.folder, schema)
-        run_all = partial(whole.run, of_folders=of_folders, snapshots=snapshots)
-    stream = queries.Stream(name=settings.label, events=events, sink=each, checkpoint=settings.checkpoint)
     merged = report.Merged(name=settings.label, target=settings.target, quarantine=settings.quarantine)
-    with (
-        queries.stop_on_signal(lambda text: say("stop", text)) as stopping,
-        screen.Screen(console) as shown,
-    ):
+    with queries.stop_on_signal(lambda text: say("stop", text)) as stopping, screen.Screen(console) as shown:
 
         def arrived(name: str, result: MergeResult) -> None:
             merged.add(result)
             shown.add(name, result)
 
         try:
-            results = run_all(
-                [stream], once=settings.once, stopping=stopping, on_result=arrived, keep=queries.MOST_KEPT
-            )
+            if copy is None:
+                each = PlannedRead(
+                    sink,
+                    schema,
+                    is_parquet=folder.format == "parquet",
+                    most_undecodable=MostUndecodable(
+                        share=settings.max_quarantine_share, setting="--max-quarantine-share"
+                    ),
+                )
+                stream = queries.Stream(name=settings.label, events=events, sink=each, checkpoint=settings.checkpoint)
+                results = queries.run(
+                    [stream], once=settings.once, stopping=stopping, on_result=arrived, keep=queries.MOST_KEPT
+                )
+            else:
+                results = [copy.merge(sink, events, schema, label=settings.label)]
+                arrived(settings.label, results[0])
         except queries.QueryFailedError as err:
             failure = reader.failure(settings.folder.path, err.trace, err.reason)
             raise failure or err from err
@@ -298,24 +293,6 @@ def _expect_files(checkpoint: Checkpoint) -> None:
         raise ConfigError(msg)
 
 
-def _snapshots(session: SparkSession, settings: FilesSettings) -> Snapshots | None:
-    """Those of the source; None where files are changes.
-
-    Raises:
-        ConfigError: the checkpoint is one of snapshots, and the files are changes.
-    """
-    found = Snapshots(session, settings.folder.path, Checkpoint.in_session(session, settings.checkpoint))
-    if settings.shape.is_whole:
-        return found
-    if found.taken():
-        msg = (
-            f"[CHECKPOINT_MISMATCH] checkpoint {settings.checkpoint!r} records snapshot folders, but shape"
-            f" {settings.shape.name!r} reads files as changes; use a new checkpoint"
-        )
-        raise ConfigError(msg, target=settings.target)
-    return None
-
-
 def _expect_table(session: SparkSession, settings: FilesSettings) -> TableSnapshot | None:
     """The sink would say at the first batch what is wrong with the table, and without new files there is none.
 
@@ -340,11 +317,11 @@ def _expect_table(session: SparkSession, settings: FilesSettings) -> TableSnapsh
     return found
 
 
-def _schema(session: SparkSession, settings: FilesSettings, *, only: Sequence[str] | None = None) -> tuple[Schema, str]:
+def _schema(session: SparkSession, settings: FilesSettings, folder: Folder) -> tuple[Schema, str]:
     """The schema, and where it comes from; later runs read the one that is kept."""
     if settings.schema is not None:
         return parse(settings.schema), "as given"
     known = recorded(session, settings.checkpoint)
     if known is not None:
         return known, "as in the runs before over this checkpoint; --schema changes it"
-    return settings.folder.infer(session, only=only), "inferred from the files that are there; --schema overrides it"
+    return folder.infer(session), "inferred from the files that are there; --schema overrides it"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -18,7 +18,7 @@ from pyspark.sql.types import DateType, IntegerType, LongType, NumericType, Stri
 
 from stream_merge.errors import ConfigError, ContractError
 from stream_merge.model import names, source_batch
-from stream_merge.sources.files import csv_text, parquet_columns, values
+from stream_merge.sources.files import csv_text, parquet, values
 from stream_merge.sources.files.decoding import (
     NOT_LINES,
     OTHER_HEADER,
@@ -28,7 +28,7 @@ from stream_merge.sources.files.decoding import (
     JsonLines,
     without_mark,
 )
-from stream_merge.sources.files.schema import Schema, outside, parse, said
+from stream_merge.sources.files.schema import NEW_FIELD_REMEDY, Schema, outside, parse, said
 from stream_merge.sources.wire.encodings import Encoding
 from stream_merge.sources.wire.strict_json import UndecodableError
 from stream_merge.spark import columns, preflight, versions
@@ -50,10 +50,6 @@ _STREAM_OPTIONS = {
     # By default Spark 4.2 passes over a file that is a week older than the newest one, without a word.
     "maxFileAge": "36500d",
 }
-NEW_FIELD_REMEDY = (
-    "pass --schema: with them to store them (add --schema-evolution if the table lacks them), without them to ignore"
-    " them"
-)
 _RAISED = r"(?:(?<=\[USER_RAISED_EXCEPTION\] )|(?<=RuntimeException: ))"
 _END = r"(?=\s+SQLSTATE|\s+Details:|$)"
 _READ_FAILURES = {
@@ -128,49 +124,36 @@ class Folder:
     delimiter: str = ","
     """CSV: what separates fields."""
 
-    def infer(self, session: SparkSession, *, only: Sequence[str] | None = None) -> Schema:
+    def infer(self, session: SparkSession) -> Schema:
         """Derive the schema from the files that are there now; lines that cannot be read do not count.
-
-        Args:
-            session: reads them.
-            only: folders below this one; None: all that is there.
 
         Cost: reads all files once (Parquet: only their footers), CSV twice where columns are numbers.
 
         Raises:
             ConfigError: there is no folder, no file, or nothing in them to derive a schema from.
         """
-        if only == []:
-            msg = (
-                f"[SCHEMA_NOT_INFERRED] source {self.path!r} has no folder with _SUCCESS to infer types from; wait for"
-                " one, or pass --schema"
-            )
-            raise ConfigError(msg)
         reader = session.read.options(**_FILE_OPTIONS)
-        paths = [self.path] if only is None else [exactly(path) for path in only]
         try:
             match self.format:
                 case "json":
-                    found = reader.option("mode", "DROPMALFORMED").json(paths).schema
+                    found = reader.option("mode", "DROPMALFORMED").json(self.path).schema
                 case "csv":
-                    self._expect_one_order(session, paths)
+                    self._expect_one_order(session)
                     reader = reader.options(**self._csv_options(), header=str(self.header).lower())
-                    inferred = reader.option("inferSchema", "true").csv(paths).schema
-                    found = _inferred(reader.option("inferSchema", "false").csv(paths), inferred)
+                    inferred = reader.option("inferSchema", "true").csv(self.path).schema
+                    found = _inferred(reader.option("inferSchema", "false").csv(self.path), inferred)
                 case "parquet":
-                    frame = reader.option("mergeSchema", "true").parquet(*paths)
+                    frame = reader.option("mergeSchema", "true").parquet(self.path)
                     found = frame.schema
-                    without = parquet_columns.untyped(
-                        session, list(map(unquote, frame.inputFiles())), parquet_columns.leaves(found)
-                    )
+                    without = parquet.untyped(session, list(map(unquote, frame.inputFiles())), parquet.leaves(found))
                     for name, file in without:
-                        problem = f"{file}: {parquet_columns.untyped_problem(name)}"
+                        problem = f"{file}: {parquet.untyped_problem(name)}"
                         msg = f"[SCHEMA_NOT_INFERRED] source {self.path!r}: {problem}"
                         raise ConfigError(msg)
         except (PySparkException, Py4JJavaError) as err:
             problem = f"{said(err)}; put a {self.format} file there, or pass --schema"
             if self.format == "parquet":
-                problem = self._column_problem(session, paths) or problem
+                problem = self._column_problem(session) or problem
             msg = f"[SCHEMA_NOT_INFERRED] source {self.path!r}: {problem}"
             raise ConfigError(outside(err, f"source {self.path!r}") or msg) from err
         if not found.fields:
@@ -178,7 +161,7 @@ class Folder:
             raise ConfigError(msg)
         return Schema(fields=found, is_inferred=True, keeps_spelling=True)
 
-    def _expect_one_order(self, session: SparkSession, paths: str | list[str]) -> None:
+    def _expect_one_order(self, session: SparkSession) -> None:
         """Spark infers types by position.
 
         Cost: one Spark job that reads the files, where there are several.
@@ -187,7 +170,7 @@ class Folder:
             ConfigError: some have the same columns in different orders.
         """
         reader = session.read.schema(_RECORD).options(**_FILE_OPTIONS, **self._csv_options(), **_AS_TEXT)
-        records = reader.csv(paths)
+        records = reader.csv(self.path)
         if not self.header or len(records.inputFiles()) <= 1:
             return
         records = records.select(
@@ -210,12 +193,12 @@ class Folder:
                 )
                 raise ConfigError(msg)
 
-    def _column_problem(self, session: SparkSession, paths: str | list[str]) -> str | None:
+    def _column_problem(self, session: SparkSession) -> str | None:
         try:
-            files = session.read.options(**_FILE_OPTIONS).text(paths).inputFiles()
+            files = session.read.options(**_FILE_OPTIONS).text(self.path).inputFiles()
         except AnalysisException:
             return None
-        return parquet_columns.difference(session, files)
+        return parquet.difference(session, files)
 
     def events(self, session: SparkSession, schema: Schema, *, max_files_per_trigger: int | None) -> DataFrame:
         """The folder as a stream.
@@ -228,26 +211,24 @@ class Folder:
         if max_files_per_trigger is not None:
             stream = stream.option("maxFilesPerTrigger", max_files_per_trigger)
         try:
-            return self._read(stream, session, schema, self.path)
+            return self._read(stream, session, schema)
         except AnalysisException as err:
             msg = f"[SOURCE_NOT_FOUND] source {self.path!r} cannot be read: {said(err)}; create it, or correct the path"
             raise ConfigError(outside(err, f"source {self.path!r}") or msg) from err
 
-    def rows(self, session: SparkSession, schema: Schema, path: str) -> DataFrame:
-        """The files of one folder that are there now, with the columns of `events`; not as a stream."""
-        return self._read(session.read.options(**_FILE_OPTIONS), session, schema, exactly(path))
+    def rows(self, session: SparkSession, schema: Schema) -> DataFrame:
+        """The files that are there now, with the columns of `events`; not as a stream."""
+        return self._read(session.read.options(**_FILE_OPTIONS), session, schema)
 
-    def _read(
-        self, reader: DataFrameReader | DataStreamReader, session: SparkSession, schema: Schema, path: str
-    ) -> DataFrame:
+    def _read(self, reader: DataFrameReader | DataStreamReader, session: SparkSession, schema: Schema) -> DataFrame:
         match self.format:
             case "json":
-                lines = reader.text(path).select(F.col("value").cast("binary"), *_of_file())
+                lines = reader.text(self.path).select(F.col("value").cast("binary"), *_of_file())
             case "csv":
                 found = reader.schema(_RECORD).options(**self._csv_options(), **_AS_TEXT)
-                lines = found.csv(path).select(_record_text().alias("value"), *_of_file())
+                lines = found.csv(self.path).select(_record_text().alias("value"), *_of_file())
             case "parquet":
-                return reader.schema(schema.fields).parquet(path)
+                return reader.schema(schema.fields).parquet(self.path)
         return self.decoded(lines, schema, has_header=self.header)
 
     def decoded(

@@ -1,4 +1,4 @@
-"""Parquet files bring their own types: each must be held exactly by the schema's, or the file is not merged.
+"""Types of Parquet files: each must be held exactly by the schema's, or the file is not merged.
 
 Spark looks at how a value is stored, not at what it means: it wraps an int into a tinyint, takes it for the days of a
 date, and a time for a number (Spark 4.2, `ParquetVectorUpdaterFactory`).
@@ -6,7 +6,8 @@ date, and a time for a number (Spark 4.2, `ParquetVectorUpdaterFactory`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import re
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from urllib.parse import unquote
 
@@ -16,14 +17,20 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from stream_merge.errors import ContractError
-from stream_merge.sources.files import parquet_columns
-from stream_merge.sources.files.reader import NEW_FIELD_REMEDY
-from stream_merge.sources.files.schema import Schema, outside, said
-from stream_merge.spark import columns
+from stream_merge.sources.files.schema import NEW_FIELD_REMEDY, Schema, outside, said
+from stream_merge.spark import columns, parquet_footers
 from stream_merge.spark.hadoop_files import exactly
-from stream_merge.tables import spark_table
 
 _REMEDY = "rewrite the file with the schema's types, or pass --schema with types that hold both"
+_UNREAD = {
+    "TIMESTAMP(NANOS": 'write it with coerce_timestamps="us" (PyArrow, pandas), or read it as BIGINT with --conf'
+    " spark.sql.legacy.parquet.nanosAsLong=true",
+    "FLOAT16": "write it as FLOAT",
+    "TIME(": "write it as a string or a number",
+}
+"""Parquet types that Spark 4.2 or Delta 4.4 lacks -> remedy."""
+_UNTYPED = "UNKNOWN"
+"""Parquet's name for Arrow's null type, of a column with only NULLs; Spark 4.2 reads it as INT."""
 
 
 def refuse_other_types(session: SparkSession, files: Sequence[str], schema: Schema) -> list[str]:
@@ -52,53 +59,20 @@ def refuse_other_types(session: SparkSession, files: Sequence[str], schema: Sche
             found = _types_in(session, [path])
         except (PySparkException, Py4JJavaError) as err:
             remedy = "rename one of them" if "COLUMN_ALREADY_EXISTS" in str(err) else _REMEDY
-            problem: str | None = parquet_columns.unread(session, path) or f"{said(err)}; {remedy}"
+            problem: str | None = unread(session, path) or f"{said(err)}; {remedy}"
             if (refused := outside(err, path)) is not None:
                 raise ContractError(refused, reasons={}) from err
         else:
             problem = _problem(found, schema, case_sensitive=case_sensitive)
             if problem is not None:
-                untyped = [name for name, _ in parquet_columns.untyped(session, [path])]
-                problem = _problem(found, schema, case_sensitive=case_sensitive, untyped=untyped)
+                without = [name for name, _ in untyped(session, [path])]
+                problem = _problem(found, schema, case_sensitive=case_sensitive, untyped=without)
             theirs = set(columns.new_fields(schema.fields, found, case_sensitive=case_sensitive))
             lacking = theirs if lacking is None else lacking & theirs
         if problem is not None:
             msg = f"[SOURCE_FILE_INVALID] {path}: {problem}"
             raise ContractError(msg, reasons={})
     return sorted(lacking or ())
-
-
-def refuse_without(session: SparkSession, target: str, lacking: Sequence[str], files: Sequence[str]) -> None:
-    """Stop where a snapshot would set columns to NULL that it does not have, in rows that have something there.
-
-    Args:
-        session: looks at the target.
-        target: of the snapshot.
-        lacking: from `refuse_other_types`.
-        files: of the snapshot.
-
-    Cost: nothing unless it lacks a column; then a look for the first row with a value.
-
-    Raises:
-        ContractError: there is such a row.
-    """
-    if not lacking or spark_table.find(session, target) is None:
-        return
-    rows = spark_table.rows(session, target)
-    known = {name: columns.resolve(name.split(".")[0], rows.columns, case_sensitive=False) for name in lacking}
-    used = {
-        name: column
-        for name, column in known.items()
-        if column is not None and not rows.where(columns.column(column).isNotNull()).isEmpty()
-    }
-    if not used:
-        return
-    where = f"{unquote(files[0])}" + (f" and {len(files) - 1} more files" if len(files) > 1 else "")
-    msg = (
-        f"[SNAPSHOT_LACKS_COLUMNS] snapshot {where} lacks column(s) {list(used)!r}, which have values in the table;"
-        " write them or, to keep the table's values, pass --schema without them"
-    )
-    raise ContractError(msg, reasons={})
 
 
 def _types_in(session: SparkSession, paths: list[str]) -> StructType:
@@ -113,7 +87,7 @@ def _problem(found: StructType, wanted: Schema, *, case_sensitive: bool, untyped
             continue
         without = [column for column in untyped if column.split(".")[0] == name]
         if without:
-            return parquet_columns.untyped_problem(without[0])
+            return untyped_problem(without[0])
         return (
             f"column {field.name!r} is {found[name].dataType.simpleString()}, and the schema's"
             f" {field.dataType.simpleString()} cannot hold all of its values; {_REMEDY}"
@@ -135,3 +109,81 @@ def _holds(wanted: DataType, theirs: DataType, *, case_sensitive: bool) -> bool:
             return holds(wanted.keyType, theirs.keyType) and holds(wanted.valueType, theirs.valueType)
         case _:
             return columns.refusal("", theirs, wanted) is None
+
+
+def unread(session: SparkSession, path: str) -> str | None:
+    """The first column of a file that Spark cannot read, with the remedy; None if there is none."""
+    try:
+        types = parquet_footers.columns(session, path)
+    except Py4JJavaError:  # not a Parquet file, which Spark reports
+        return None
+    for name, written in types.items():
+        for kind, remedy in _UNREAD.items():
+            if kind in written:
+                return f"column {name!r} is {written}, which Spark cannot read; {remedy}"
+    return None
+
+
+def untyped(session: SparkSession, files: Sequence[str], leaves: int = 0) -> Iterator[tuple[str, str]]:
+    """Columns that have no type in any of these files, each with the first such file.
+
+    Args:
+        session: reads footers, until each column has been seen with a type.
+        files: paths.
+        leaves: how many columns the files have in all, nested ones by their innermost.
+    """
+    typed: set[str] = set()
+    without: dict[str, str] = {}
+    for file in files:
+        for name, written in parquet_footers.columns(session, file).items():
+            if _UNTYPED in re.sub(r"^\S+", "", written):
+                without.setdefault(name, file)
+            else:
+                typed.add(name)
+        if leaves and len(typed) >= leaves:
+            return
+    yield from ((name, file) for name, file in without.items() if name not in typed)
+
+
+def untyped_problem(name: str) -> str:
+    """The error sentence for a column without a type."""
+    return (
+        f"column {name!r} has only NULLs and no type (Arrow's null type), so Spark reads it as INT; write it with a"
+        " type, or pass --schema without it"
+    )
+
+
+def difference(session: SparkSession, files: Sequence[str]) -> str | None:
+    """The first column that keeps these files from having one schema, and why; None if there is none."""
+    seen: dict[str, tuple[DataType, str]] = {}
+    for file in sorted(map(unquote, files)):
+        problem = unread(session, file)
+        if problem is not None:
+            return f"{file}: {problem}"
+        try:
+            fields = session.read.parquet(exactly(file)).schema.fields
+        except (PySparkException, Py4JJavaError):
+            return None
+        for field in fields:
+            before, other = seen.setdefault(field.name.lower(), (field.dataType, file))
+            if before == field.dataType or isinstance(before, StructType | ArrayType | MapType):
+                continue
+            for name, where in (*untyped(session, [other]), *untyped(session, [file])):
+                if name == field.name:
+                    return f"{where}: {untyped_problem(name)}"
+            both = f"{before.simpleString()} in {other} but {field.dataType.simpleString()} in {file}"
+            return f"column {field.name!r} is {both}; write it with the same type in all files"
+    return None
+
+
+def leaves(dtype: DataType) -> int:
+    """The number of Parquet columns that store a type."""
+    match dtype:
+        case StructType():
+            return sum(leaves(field.dataType) for field in dtype.fields)
+        case ArrayType():
+            return leaves(dtype.elementType)
+        case MapType():
+            return leaves(dtype.keyType) + leaves(dtype.valueType)
+        case _:
+            return 1
