@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from stream_merge.sources.decode.events import MOST_MILLIS, ROW, Reading
 from stream_merge.sources.envelopes.base import Kind, ReadMany
-from stream_merge.sources.wire.encodings import Encoding, decode
-from stream_merge.sources.wire.json_table import FEWEST
+from stream_merge.sources.wire.encodings import Decoded, Encoding, decode
+from stream_merge.sources.wire.json_table import FEWEST, holds_decimal
 from stream_merge.sources.wire.strict_json import UndecodableError
 from stream_merge.spark.versions import arrow_type
 
@@ -51,17 +51,24 @@ def _upserts(reading: Reading, read: ReadMany) -> Iterator[Piece]:
     count = len(read.indexes)
     if not count:
         return
-    columns = []
+    columns: list[pa.Array] = []
+    failed: set[int] = set()
     for field in reading.columns.fields:
-        encoding = encodings.get(field.name)
-        dtype = arrow_type(field.dataType)
-        found = pa.nulls(count, dtype) if encoding is None else _column(encoding, read.image.field(field.name), dtype)
-        if found is None:
-            if count >= 2 * FEWEST:  # the halves that can be read at once
-                yield from _upserts(reading, read.slice(0, count // 2))
-                yield from _upserts(reading, read.slice(count // 2, count - count // 2))
-            return
-        columns.append(found)
+        encoding, dtype = encodings.get(field.name), arrow_type(field.dataType)
+        decoded = Decoded(pa.nulls(count, dtype), {})
+        if encoding is not None:
+            column = _column(encoding, read.image.field(field.name))
+            if column is None:
+                if count >= 2 * FEWEST:  # the halves that can be read at once
+                    yield from _upserts(reading, read.slice(0, count // 2))
+                    yield from _upserts(reading, read.slice(count // 2, count - count // 2))
+                return
+            decoded = column
+        columns.append(decoded.values if decoded.values.type == dtype else decoded.values.cast(dtype))
+        failed |= decoded.errors.keys()
+    if failed:  # one by one they are told what is wrong
+        good = pc.invert(pc.is_in(pa.arange(0, count), value_set=pa.array(list(failed), pa.int64())))
+        read, columns = read.where(good), [column.filter(good) for column in columns]
     absent = [name for name in reading.columns.names if name not in encodings]
     yield Piece(read.indexes, _events(reading, read, Kind.UPSERT, columns, absent or None), are_deletes=False)
 
@@ -95,9 +102,14 @@ def _stand_for_one(encoding: Encoding, values: pa.Array) -> pa.BooleanArray:
     return pa.array([encoding.is_unavailable(value) for value in values.to_pylist()], pa.bool_())
 
 
-def _column(encoding: Encoding, values: pa.Array, dtype: pa.DataType) -> pa.Array | None:
-    found = None if encoding.many is None else encoding.many(values)
-    return found if found is None or found.type == dtype else found.cast(dtype)
+def _column(encoding: Encoding, values: pa.Array) -> Decoded | None:
+    """A column of what Arrow has read; None where it has forgotten what was written."""
+    read = None if encoding.many is None else encoding.many(values)
+    if read is not None:
+        return Decoded(read, {})
+    if not _is_as_in_json(encoding) or holds_decimal(encoding.wire):  # which has another number of digits
+        return None
+    return decode(encoding, values.to_pylist())
 
 
 def _deletes(reading: Reading, read: ReadMany, keys: pa.BinaryArray) -> Iterator[Piece]:
@@ -133,7 +145,7 @@ def _deletes(reading: Reading, read: ReadMany, keys: pa.BinaryArray) -> Iterator
     yield Piece(read.indexes, _events(reading, read, Kind.DELETE, rows, None), are_deletes=True)
 
 
-def _is_as_in_json(encoding: Encoding | None) -> bool:
+def _is_as_in_json(encoding: Encoding | None) -> TypeGuard[Encoding]:
     """Whether Arrow's reader keeps what the value was; a double may have been an integer."""
     return encoding is not None and encoding.wire is not None and not pa.types.is_floating(encoding.wire)
 
@@ -166,6 +178,8 @@ def _events(
         "connector": read.connector,
         "absent": pa.array([absent] * count, pa.list_(pa.string())),
     }
+    if read.note is not None:
+        known["note"] = read.note
     types = {field.name: arrow_type(field.dataType) for field in reading.schema.fields}
     known[ROW] = pa.StructArray.from_arrays(columns, fields=list(types[ROW]))
     arrays = [known[name].cast(dtype) if name in known else pa.nulls(count, dtype) for name, dtype in types.items()]

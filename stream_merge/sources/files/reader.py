@@ -18,14 +18,14 @@ from pyspark.sql.types import DateType, IntegerType, LongType, NumericType, Stri
 
 from stream_merge.errors import ConfigError, ContractError
 from stream_merge.model import names, source_batch
-from stream_merge.sources.files import csv_text, parquet, values
+from stream_merge.sources.files import csv_records, parquet
+from stream_merge.sources.files.csv_records import OTHER_HEADER, CsvRecords, delimiter_of, fields_of
 from stream_merge.sources.files.decoding import (
     NOT_LINES,
-    OTHER_HEADER,
     UNKNOWN_FIELDS,
-    CsvRecords,
-    Decoder,
+    FileDecoder,
     JsonLines,
+    json_encoding,
     without_mark,
 )
 from stream_merge.sources.files.schema import NEW_FIELD_REMEDY, Schema, outside, parse, said
@@ -183,7 +183,7 @@ class Folder:
         for (header,) in of_file.select("header").distinct().collect():
             text = without_mark(bytes(header)).decode("utf-8", "replace").lower()
             try:
-                names = tuple(name or "" for name in csv_text.fields_of(text, csv_text.delimiter_of(self.delimiter)))
+                names = tuple(name or "" for name in fields_of(text, delimiter_of(self.delimiter)))
             except UndecodableError:  # the file is refused when it is read
                 continue
             if orders.setdefault(tuple(sorted(names)), names) != names:
@@ -244,10 +244,12 @@ class Folder:
             order: CSV without headers: see `header_order`.
         """
         fields = StructType([StructField(f.name, columns.nullable(f.dataType)) for f in schema.fields.fields])
-        decoder = Decoder(lines=self._lines(records.sparkSession, schema, fields, has_header, order), fields=fields)
+        decoder = FileDecoder(
+            records=self._records(records.sparkSession, schema, fields, has_header, order), fields=fields
+        )
         return _events(records, decoder)
 
-    def _lines(
+    def _records(
         self,
         session: SparkSession,
         schema: Schema,
@@ -259,21 +261,23 @@ class Folder:
         encodings = self._encodings(fields, zone, keeps_spelling=schema.keeps_spelling)
         if self.format == "json":
             return JsonLines(
-                encodings=encodings,
+                declared=encodings,
                 fields=fields,
                 is_inferred=schema.is_inferred,
                 case_sensitive=columns.is_case_sensitive(session),
             )
         return CsvRecords(
-            encodings=encodings,
-            delimiter=csv_text.delimiter_of(self.delimiter),
+            declared=encodings,
+            delimiter=delimiter_of(self.delimiter),
             has_header=has_header,
             case_sensitive=columns.is_case_sensitive(session),
             order=order,
         )
 
     def _encodings(self, fields: StructType, zone: str, *, keeps_spelling: bool) -> Mapping[str, Encoding]:
-        encoding = values.of_json if self.format == "json" else partial(values.of_csv, keeps_spelling=keeps_spelling)
+        encoding = (
+            json_encoding if self.format == "json" else partial(csv_records.encoding, keeps_spelling=keeps_spelling)
+        )
         found: dict[str, Encoding] = {}
         for one in fields.fields:
             if one.name in found:
@@ -314,9 +318,9 @@ class Folder:
             header = without_mark(bytes(first[0]))
         elif before is not None and header is None:
             quoted = ('"' + name.replace('"', '""') + '"' for name in before.fields.names)
-            header = csv_text.delimiter_of(self.delimiter).join(quoted).encode()
+            header = delimiter_of(self.delimiter).join(quoted).encode()
         if header is not None:
-            lines, problem = self._lines(session, schema, schema.fields, has_header=True).of_file(header)
+            lines, problem = self._records(session, schema, schema.fields, has_header=True).of_file(header)
             if problem is None and isinstance(lines, CsvRecords):
                 return lines.order
         msg = f"[SOURCE_FILE_INVALID] records of {file} cannot be replayed: {problem}; pass --schema with its columns"
@@ -327,7 +331,7 @@ class Folder:
         return {"sep": self.delimiter, **quoting, "mode": "PERMISSIVE", "maxColumns": _MOST_FIELDS}
 
 
-def _events(records: DataFrame, decoder: Decoder) -> DataFrame:
+def _events(records: DataFrame, decoder: FileDecoder) -> DataFrame:
     """What Python gives depends on the order of the records, so Spark must not move or repeat it."""
     decoded = F.col(_DECODED)
     found = versions.decoded(
@@ -420,7 +424,7 @@ def _inferred(texts: DataFrame, inferred: StructType) -> StructType:
     would lose its leading zeros or its plus.
     """
     numbers = [f.name for f in inferred.fields if isinstance(f.dataType, NumericType)]
-    lossy = [F.max(columns.column(name).rlike(values.RESPELLED)).alias(name) for name in numbers]
+    lossy = [F.max(columns.column(name).rlike(csv_records.RESPELLED)).alias(name) for name in numbers]
     row = texts.agg(*lossy).first() if lossy else None
     types = {name: StringType() for name in numbers if row is not None and row[name]}
     widened = {f.name: LongType() for f in inferred.fields if isinstance(f.dataType, IntegerType)}
