@@ -12,8 +12,8 @@ from files_job import SCHEMA, Job
 from pyspark.sql import SparkSession
 
 from stream_merge import ContractError
-from stream_merge.jobs.files import planned
-from stream_merge.jobs.files.planned import PlannedRead
+from stream_merge.jobs.files import batches
+from stream_merge.jobs.files.batches import PlannedRead
 from stream_merge.jobs.watch import queries
 from stream_merge.spark.streaming import files_of
 from stream_merge.testing import batch
@@ -88,7 +88,7 @@ def test_a_file_that_is_replaced_while_its_batch_is_planned_is_not_passed_over(
     changes = Job(spark, tmp_path)
     for name, line in (("a", A), ("b", B)):
         (changes.source / f"{name}.json").write_text(f"{line}\n")
-    monkeypatch.setattr(planned, "files_of", lambda found: [file for file in files_of(found) if "b.json" not in file])
+    monkeypatch.setattr(batches, "files_of", lambda found: [file for file in files_of(found) if "b.json" not in file])
 
     refused(changes, "disappeared and came back while Spark planned batch 0", schema=SCHEMA, sequence_by=("name",))
     monkeypatch.undo()

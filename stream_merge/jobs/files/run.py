@@ -13,8 +13,7 @@ from pyspark.sql import SparkSession
 from rich.console import Console
 
 from stream_merge.errors import ConfigError, HeldError
-from stream_merge.jobs.files.full_copy import FullCopy
-from stream_merge.jobs.files.planned import PlannedRead
+from stream_merge.jobs.files.batches import FullCopy, PlannedRead
 from stream_merge.jobs.files.replay import Contract, Replayed, replay
 from stream_merge.jobs.watch import queries, report, screen
 from stream_merge.jobs.watch.text import escape_line
@@ -102,7 +101,7 @@ def run(
             " --once, without --max-files-per-trigger; call it for each copy"
         )
         raise ConfigError(msg, target=settings.target)
-    sink = _sink(settings)  # says what is wrong with the settings before Spark starts
+    sink = _sink(settings)  # checks the settings before Spark starts
     closed = places.not_writable(settings.checkpoint) or preflight.occupied(settings.target)
     closed = closed or _missing(settings.folder.path)
     if closed is not None:
@@ -132,7 +131,7 @@ def replay_quarantine(
             " not_matched_by_source clauses would match the others; put repaired files into the source"
         )
         raise ConfigError(msg, target=settings.target)
-    _sink(settings)  # what is wrong with the settings is said before Spark is started
+    _sink(settings)  # checks the settings before Spark starts
     say = screen.Teller(console)
     with _alone(settings) as held:
         with console.status("starting Spark"):
@@ -149,7 +148,7 @@ def replay_quarantine(
         schema, origin = _schema(session, settings, settings.folder)
         say("schema", f"{schema} ({origin})")
         with console.status("replaying"), holding(session, WHOLE_READS):
-            found = replay(
+            replayed = replay(
                 session,
                 settings.folder,
                 schema,
@@ -162,13 +161,13 @@ def replay_quarantine(
                     keys=settings.keys, sequence_by=settings.sequence_by, partitioned_by=into.partition_columns
                 ),
             )
-    say("replayed", found.said())
-    return found
+    say("replayed", replayed.summary())
+    return replayed
 
 
 @contextmanager
 def _alone(settings: FilesSettings) -> Iterator[ExitStack]:
-    """Keep other processes from the checkpoint and, on a local disk, from the table; one of a catalog comes later."""
+    """Keep other processes from the checkpoint and, on a local disk, from the table."""
     who, lock = _who(settings), locations.beside_folder(settings.checkpoint, "lock")
     with ExitStack() as held:
         if lock is not None:
@@ -184,7 +183,7 @@ def _alone(settings: FilesSettings) -> Iterator[ExitStack]:
 
 
 def _hold_named(session: SparkSession, settings: FilesSettings, held: ExitStack) -> None:
-    """As `_alone`, of a table that only a catalog knows the place of."""
+    """Keep other processes from a table whose location only a catalog knows."""
     location = spark_table.named_location(session, settings.target)
     if location is not None:
         held.enter_context(locks.only_writer(settings.target, _who(settings), location))
@@ -208,7 +207,7 @@ def _run(
         session = start_session()
     preflight.refuse_forgetful_catalog(session, settings.target)
     _hold_named(session, settings, held)
-    found = _expect_table(session, settings)
+    table = _expect_table(session, settings)
     with console.status(f"reading the files in {escape_line(settings.folder.path)}"):
         copy = FullCopy(session, settings.folder) if settings.shape.is_whole else None
         folder = settings.folder if copy is None else copy.source
@@ -217,13 +216,13 @@ def _run(
             events = folder.events(session, schema, max_files_per_trigger=settings.max_files_per_trigger)
         else:
             events = folder.rows(session, schema)
-        fitness.expect_fitting(events, sink._spec, found)
+        fitness.expect_fitting(events, sink._spec, table)
         if schema != recorded(session, settings.checkpoint):
             record(session, settings.checkpoint, schema)
     say("schema", f"{schema} ({origin})")
     say("metrics", metrics_url)
     tell(log.info, "job_started", queries=[settings.label], metrics=metrics_url)
-    # Also where no file is new: a process without series looks like one without a job.
+    # Also if no file is new: a process without series looks like one without a job.
     default_metrics().prepare(settings.label, sink._spec.label)
     merged = report.Merged(name=settings.label, target=settings.target, quarantine=settings.quarantine)
     with queries.stop_on_signal(lambda text: say("stop", text)) as stopping, screen.Screen(console) as shown:
@@ -294,27 +293,27 @@ def _expect_files(checkpoint: Checkpoint) -> None:
 
 
 def _expect_table(session: SparkSession, settings: FilesSettings) -> TableSnapshot | None:
-    """The sink would say at the first batch what is wrong with the table, and without new files there is none.
+    """Check the table at the start: the sink would do so at the first batch, and without new files there is none.
 
-    Returns: the table; None where it is not there.
+    Returns: the table; None if it does not exist.
     """
-    place = spark_table.location(session, settings.target)
-    places.expect_scheme(settings.target, place)
+    location = spark_table.location(session, settings.target)
+    places.expect_scheme(settings.target, location)
     checkpoint = Checkpoint.in_session(session, settings.checkpoint)
     _expect_files(checkpoint)
-    found = spark_table.find(session, settings.target)
-    problem = found and fitness.keys_problem(found, settings.target, settings.keys, case_sensitive=False)
+    table = spark_table.find(session, settings.target)
+    problem = table and fitness.keys_problem(table, settings.target, settings.keys, case_sensitive=False)
     if problem:
         raise ConfigError(problem, target=settings.target)
     expect_same_table(
         checkpoint,
-        found,
+        table,
         name=settings.name,
         label=settings.label,
         target=settings.target,
-        location=place if found is None else found.location,
+        location=location if table is None else table.location,
     )
-    return found
+    return table
 
 
 def _schema(session: SparkSession, settings: FilesSettings, folder: Folder) -> tuple[Schema, str]:

@@ -38,9 +38,9 @@ def pieces(reading: Reading, keys: pa.BinaryArray, values: pa.BinaryArray) -> It
     given = values if len(fitting) == len(values) else values.take(fitting)
     for read in reading.format.read_many(given):
         if read.schema_id in reading.known and read.schema_id not in reading.broken:
-            found = read._replace(indexes=fitting.take(read.indexes))
-            yield from _upserts(reading, found.where(pc.invert(found.is_delete)))
-            yield from _deletes(reading, found.where(found.is_delete), keys)
+            placed = read._replace(indexes=fitting.take(read.indexes))
+            yield from _upserts(reading, placed.where(pc.invert(placed.is_delete)))
+            yield from _deletes(reading, placed.where(placed.is_delete), keys)
 
 
 def _upserts(reading: Reading, read: ReadMany) -> Iterator[Piece]:
@@ -75,18 +75,18 @@ def _upserts(reading: Reading, read: ReadMany) -> Iterator[Piece]:
 
 def _have_what_they_must(reading: Reading, encodings: Mapping[str, Encoding], image: pa.StructArray) -> pa.BooleanArray:
     """Which rows have a value in each key and required column, and none that only stands for one."""
-    found = pa.repeat(pa.scalar(all(key in encodings for key in reading.keys)), len(image))
+    is_complete = pa.repeat(pa.scalar(all(key in encodings for key in reading.keys)), len(image))
     for name in set(reading.columns.names).intersection(encodings):
         encoding, is_key, values = encodings[name], name in reading.keys, image.field(name)
         if is_key or not encoding.is_optional:
-            found = pc.and_(found, values.is_valid())
+            is_complete = pc.and_(is_complete, values.is_valid())
         if not is_key and encoding.placeholders:
-            found = pc.and_(found, pc.invert(_stand_for_one(encoding, values)))
-    return found
+            is_complete = pc.and_(is_complete, pc.invert(_stand_for_one(encoding, values)))
+    return is_complete
 
 
 def _surely_keep_their_keys(reading: Reading, read: ReadMany) -> pa.BooleanArray:
-    """Which rows have the same keys before and after; one by one a change of them is looked into."""
+    """Which rows have the same keys before and after; a change of them is judged one by one."""
     kept = pa.repeat(pa.scalar(True), len(read.indexes))
     for name in reading.keys if read.before is not None else ():
         before, after = pc.struct_field(read.before, name), read.image.field(name)
@@ -127,11 +127,11 @@ def _deletes(reading: Reading, read: ReadMany, keys: pa.BinaryArray) -> Iterator
         values = [
             (fields or {}).get(name) if value is None else value for value, fields in zip(image, of_record, strict=True)
         ]
-        found = decode(encodings[name], values)
+        decoded = decode(encodings[name], values)
         sure = [is_sure and value is not None for is_sure, value in zip(sure, values, strict=True)]
-        for row in found.errors:
+        for row in decoded.errors:
             sure[row] = False
-        columns[name] = found.values
+        columns[name] = decoded.values
     mask = pa.array(sure, pa.bool_())
     read = read.where(mask)
     count = len(read.indexes)
@@ -140,8 +140,7 @@ def _deletes(reading: Reading, read: ReadMany, keys: pa.BinaryArray) -> Iterator
     rows = []
     for field in reading.columns.fields:
         dtype = arrow_type(field.dataType)
-        found = columns[field.name].filter(mask).cast(dtype) if field.name in columns else pa.nulls(count, dtype)
-        rows.append(found)
+        rows.append(columns[field.name].filter(mask).cast(dtype) if field.name in columns else pa.nulls(count, dtype))
     yield Piece(read.indexes, _events(reading, read, Kind.DELETE, rows, None), are_deletes=True)
 
 
@@ -155,13 +154,13 @@ def _key_fields(reading: Reading, keys: pa.BinaryArray, image: pa.StructArray) -
     needless = reading.format.key.are_readable(keys)
     for name in reading.keys:
         needless = pc.and_(needless, image.field(name).is_valid())
-    found: list[Mapping[str, Any] | None] = [{}] * len(keys)
+    fields: list[Mapping[str, Any] | None] = [{}] * len(keys)
     for i in pc.indices_nonzero(pc.invert(needless)).to_pylist():
         try:
-            found[i] = reading.format.key.fields(keys[i].as_py())
+            fields[i] = reading.format.key.fields(keys[i].as_py())
         except UndecodableError:
-            found[i] = None
-    return found
+            fields[i] = None
+    return fields
 
 
 def _events(

@@ -129,36 +129,36 @@ class PlainJson(Declared):
     """Whether columns that a value lacks are taken from the record key; else only null-value records use it."""
 
     def read(self, key: bytes | None, value: bytes) -> Read:
-        """As `Format.read`."""
-        found = parse(text_of(value), exact=True)
-        if not isinstance(found, dict):
+        """Take one record apart."""
+        row = parse(text_of(value), exact=True)
+        if not isinstance(row, dict):
             refuse("the value is not an object")
         names = self.declared.keys() | ({} if self.deletes is None else {self.deletes[0]})
-        found = folded(found, names)
+        row = folded(row, names)
         if self.key_completes:
-            found = {**folded(self.key.fields(key), names), **found}
+            row = {**folded(self.key.fields(key), names), **row}
         is_delete = False
         if self.deletes is not None:
             name, says = self.deletes
-            is_delete = name in found and _are_the_same(found[name], says)
+            is_delete = name in row and _are_the_same(row[name], says)
             if name not in self.declared:
-                found = {field: value for field, value in found.items() if field != name}
-        position: Any = 0 if self.position is None else found.get(self.position)
+                row = {field: value for field, value in row.items() if field != name}
+        position: Any = 0 if self.position is None else row.get(self.position)
         if type(position) is not int:
             refuse(f"{self.position} is {shown(position)}, not an integer that orders the event")
-        return Read(Kind.DELETE if is_delete else Kind.UPSERT, found, DECLARED, position)
+        return Read(Kind.DELETE if is_delete else Kind.UPSERT, row, DECLARED, position)
 
     def read_many(self, values: pa.BinaryArray) -> Iterator[ReadMany]:
-        """As `Format.read_many`."""
-        row = {name: column.wire for name, column in self.declared.items()}
+        """Take apart objects that surely have all columns and no other field."""
+        wires = {name: column.wire for name, column in self.declared.items()}
         marker, says = self.deletes or (None, None)
-        around = {} if marker is None or marker in row else {marker: shape_of([says])}
-        types = {**row, **around}
+        around = {} if marker is None or marker in wires else {marker: shape_of([says])}
+        types = {**wires, **around}
         if self.key_completes or None in types.values() or not self._can_compare(types):
             return
         for first, rows in json_table.read_parts(values, pa.schema(list(types.items()))):
-            columns = [rows.field(name) for name in row]
-            image = pa.StructArray.from_arrays(columns, fields=[pa.field(*field) for field in row.items()])
+            columns = [rows.field(name) for name in wires]
+            image = pa.StructArray.from_arrays(columns, fields=[pa.field(*field) for field in wires.items()])
             is_delete = pa.repeat(pa.scalar(False), len(rows))
             if marker is not None:
                 is_delete = pc.fill_null(pc.equal(rows.field(marker), pa.scalar(says, types[marker])), False)

@@ -28,7 +28,7 @@ OTHER_HEADER = "CSV header does not conform to the schema: "
 
 @dataclass(kw_only=True)
 class CsvRecords(Declared):
-    """Records of RFC 4180; Spark's reader has found where they end."""
+    """Records of RFC 4180; Spark's reader tells where they end."""
 
     delimiter: str
     has_header: bool
@@ -45,20 +45,20 @@ class CsvRecords(Declared):
         return pc.equal(pc.binary_length(records), 0)
 
     def read(self, key: bytes | None, value: bytes) -> Read:
-        """As `Format.read`."""
+        """Take one record apart."""
         fields = _fields(value, self.delimiter, len(self.declared))
         texts = {name: fields[place] for name, place in self._places()}
         row = {name: text if text or self._is_text(name) else None for name, text in texts.items()}
         return Read(Kind.UPSERT, row, position=0)
 
     def read_many(self, values: pa.BinaryArray) -> Iterator[ReadMany]:
-        """As `Format.read_many`."""
+        """Take apart all records that have as many fields as the schema."""
         indexes, fields = split(values, self.delimiter, len(self.declared))
         columns = [fields[n] if self._is_text(name) else _null_if_empty(fields[n]) for name, n in self._places()]
         yield ReadMany.upserts(indexes, pa.StructArray.from_arrays(columns, names=list(self.declared)))
 
-    def of_file(self, first: bytes) -> tuple[CsvRecords, str | None]:
-        """As `Records.of_file`: columns are read by their names in the header."""
+    def for_file(self, first: bytes) -> tuple[CsvRecords, str | None]:
+        """Read the columns of a file by their names in its header."""
         if not self.has_header:
             return self, None
         wanted = list(self.declared)
@@ -210,8 +210,8 @@ def _as_spelled(inner: Encoding) -> Encoding:
         return inner.one(text)
 
     def many(texts: pa.Array) -> pa.Array | None:
-        found = pc.any(pc.match_substring_regex(texts, RESPELLED)).as_py()
-        return None if found or inner.many is None else inner.many(texts)
+        is_respelled = pc.any(pc.match_substring_regex(texts, RESPELLED)).as_py()
+        return None if is_respelled or inner.many is None else inner.many(texts)
 
     return scalar(inner.dtype, inner.arrow, one, str, wire=pa.string(), many=many)
 
@@ -239,15 +239,15 @@ _BOOLEANS = {
 
 
 def _boolean(text: str) -> bool:
-    found = _BOOLEANS.get(text.lower())
-    return found if found is not None else refuse(f"{shown(text)} is not a boolean")
+    value = _BOOLEANS.get(text.lower())
+    return value if value is not None else refuse(f"{shown(text)} is not a boolean")
 
 
 def _booleans(texts: pa.Array) -> pa.Array | None:
     lower = pc.ascii_lower(texts)
-    found = pc.is_in(lower, value_set=pa.array([name for name, value in _BOOLEANS.items() if value]))
+    is_true = pc.is_in(lower, value_set=pa.array([name for name, value in _BOOLEANS.items() if value]))
     known = pc.is_in(lower, value_set=pa.array([*_BOOLEANS, None]))
-    return pc.if_else(texts.is_valid(), found, pa.scalar(None, pa.bool_())) if pc.all(known).as_py() else None
+    return pc.if_else(texts.is_valid(), is_true, pa.scalar(None, pa.bool_())) if pc.all(known).as_py() else None
 
 
 def _integer(text: str) -> int:
@@ -291,8 +291,8 @@ def _floats(inner: Encoding) -> M.Many:
     def many(texts: pa.Array) -> pa.Array | None:
         if not M.all_match(texts, r"^-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]{1,5})?$"):
             return None
-        found = _cast(texts, pa.float64())
-        return None if found is None or inner.many is None else inner.many(found)
+        numbers = _cast(texts, pa.float64())
+        return None if numbers is None or inner.many is None else inner.many(numbers)
 
     return many
 

@@ -65,8 +65,8 @@ class Records(Format, Protocol):
         """Which records are not events."""
         ...
 
-    def of_file(self, first: bytes) -> tuple[Records, str | None]:
-        """Reads the file that begins with this record; and why it may not be merged, or None."""
+    def for_file(self, first: bytes) -> tuple[Records, str | None]:
+        """The reader of the file that begins with this record; and why it may not be merged, or None."""
         ...
 
 
@@ -161,7 +161,7 @@ class FileDecoder:
             first: bytes = records[start].as_py()
             if first.startswith(_BOM):
                 first = changed[start] = without_mark(first)
-            reader, problem = self.records.of_file(first)
+            reader, problem = self.records.for_file(first)
             if problem is not None:
                 fatal[start] = problem
             if not readers or reader.header != next(reversed(readers.values())).header:
@@ -229,14 +229,14 @@ class JsonLines(Declared):
             return pc.invert(is_odd.is_valid())
         return pa.array([not record.strip(_SPACES) for record in records.to_pylist()], pa.bool_())
 
-    def of_file(self, first: bytes) -> tuple[JsonLines, str | None]:
-        """As `Records.of_file`."""
+    def for_file(self, first: bytes) -> tuple[JsonLines, str | None]:
+        """Refuse a file whose first line shows that it is not one object per line."""
         begun = first.strip(_SPACES)
         is_array_of_objects = begun[:1] == b"[" and begun[1:].lstrip(_SPACES)[:1] == b"{"
         return self, NOT_LINES if is_array_of_objects or begun in (b"{", b"[") else None
 
     def read(self, key: bytes | None, value: bytes) -> Read:
-        """As `Format.read`."""
+        """Take one line apart."""
         others: set[str] = set()
         row = self._known(_object(value), self.fields, others)
         note = ", ".join(sorted(others)) or None
@@ -245,7 +245,7 @@ class JsonLines(Declared):
         return Read(Kind.UPSERT, {**dict.fromkeys(self.declared), **row}, DECLARED, position=0, note=note)
 
     def read_many(self, values: pa.BinaryArray) -> Iterator[ReadMany]:
-        """As `Format.read_many`."""
+        """Take apart lines that surely have nothing but columns, and fields like those of some samples."""
         spelled, others = self._sampled(values)
         wires = {spelled.get(name, name): encoding.wire for name, encoding in self.declared.items()}
         if None in wires.values():
@@ -336,8 +336,8 @@ def _object(record: bytes) -> dict[str, Any]:
 
 def _left_out(table: pa.StructArray, others: Iterable[str]) -> pa.StringArray | None:
     """Names of the fields that have a value, of records that Arrow has read; NULL for a record without any."""
-    given = [pc.if_else(table.field(name).is_valid(), f"{name}, ", "") for name in sorted(others)]
-    if not given:
+    named = [pc.if_else(table.field(name).is_valid(), f"{name}, ", "") for name in sorted(others)]
+    if not named:
         return None
-    joined = pc.utf8_slice_codeunits(pc.binary_join_element_wise(*given, ""), 0, -2)
+    joined = pc.utf8_slice_codeunits(pc.binary_join_element_wise(*named, ""), 0, -2)
     return pc.if_else(pc.equal(joined, ""), pa.scalar(None, pa.string()), joined)

@@ -48,26 +48,26 @@ def refuse_other_types(session: SparkSession, files: Sequence[str], schema: Sche
     """
     paths, case_sensitive = [unquote(file) for file in files], columns.is_case_sensitive(session)
     try:
-        found = _types_in(session, paths)
+        types: StructType | None = _types_in(session, paths)
     except (PySparkException, Py4JJavaError):  # they differ among each other, or there is a type of another world
-        found = None
-    if found is not None and _problem(found, schema, case_sensitive=case_sensitive) is None:
-        return columns.new_fields(schema.fields, found, case_sensitive=case_sensitive)
+        types = None
+    if types is not None and _problem(types, schema, case_sensitive=case_sensitive) is None:
+        return columns.new_fields(schema.fields, types, case_sensitive=case_sensitive)
     lacking: set[str] | None = None
     for path in paths:
         try:
-            found = _types_in(session, [path])
+            own = _types_in(session, [path])
         except (PySparkException, Py4JJavaError) as err:
             remedy = "rename one of them" if "COLUMN_ALREADY_EXISTS" in str(err) else _REMEDY
             problem: str | None = unread(session, path) or f"{said(err)}; {remedy}"
             if (refused := outside(err, path)) is not None:
                 raise ContractError(refused, reasons={}) from err
         else:
-            problem = _problem(found, schema, case_sensitive=case_sensitive)
+            problem = _problem(own, schema, case_sensitive=case_sensitive)
             if problem is not None:
                 without = [name for name, _ in untyped(session, [path])]
-                problem = _problem(found, schema, case_sensitive=case_sensitive, untyped=without)
-            theirs = set(columns.new_fields(schema.fields, found, case_sensitive=case_sensitive))
+                problem = _problem(own, schema, case_sensitive=case_sensitive, untyped=without)
+            theirs = set(columns.new_fields(schema.fields, own, case_sensitive=case_sensitive))
             lacking = theirs if lacking is None else lacking & theirs
         if problem is not None:
             msg = f"[SOURCE_FILE_INVALID] {path}: {problem}"
@@ -79,20 +79,20 @@ def _types_in(session: SparkSession, paths: list[str]) -> StructType:
     return session.read.option("mergeSchema", "true").parquet(*map(exactly, paths)).schema
 
 
-def _problem(found: StructType, wanted: Schema, *, case_sensitive: bool, untyped: Collection[str] = ()) -> str | None:
+def _problem(types: StructType, wanted: Schema, *, case_sensitive: bool, untyped: Collection[str] = ()) -> str | None:
     """What is wrong with the types of a file, and what to do."""
     for field in wanted.fields.fields:
-        name = columns.resolve(field.name, found.names, case_sensitive=case_sensitive)
-        if name is None or _holds(field.dataType, found[name].dataType, case_sensitive=case_sensitive):
+        name = columns.resolve(field.name, types.names, case_sensitive=case_sensitive)
+        if name is None or _holds(field.dataType, types[name].dataType, case_sensitive=case_sensitive):
             continue
         without = [column for column in untyped if column.split(".")[0] == name]
         if without:
             return untyped_problem(without[0])
         return (
-            f"column {field.name!r} is {found[name].dataType.simpleString()}, and the schema's"
+            f"column {field.name!r} is {types[name].dataType.simpleString()}, and the schema's"
             f" {field.dataType.simpleString()} cannot hold all of its values; {_REMEDY}"
         )
-    more = columns.new_fields(found, wanted.fields, case_sensitive=case_sensitive) if wanted.is_inferred else []
+    more = columns.new_fields(types, wanted.fields, case_sensitive=case_sensitive) if wanted.is_inferred else []
     return f"it has column(s) {more!r} that the schema lacks; {NEW_FIELD_REMEDY}" if more else None
 
 

@@ -136,16 +136,16 @@ class Folder:
         try:
             match self.format:
                 case "json":
-                    found = reader.option("mode", "DROPMALFORMED").json(self.path).schema
+                    fields = reader.option("mode", "DROPMALFORMED").json(self.path).schema
                 case "csv":
                     self._expect_one_order(session)
                     reader = reader.options(**self._csv_options(), header=str(self.header).lower())
                     inferred = reader.option("inferSchema", "true").csv(self.path).schema
-                    found = _inferred(reader.option("inferSchema", "false").csv(self.path), inferred)
+                    fields = _inferred(reader.option("inferSchema", "false").csv(self.path), inferred)
                 case "parquet":
                     frame = reader.option("mergeSchema", "true").parquet(self.path)
-                    found = frame.schema
-                    without = parquet.untyped(session, list(map(unquote, frame.inputFiles())), parquet.leaves(found))
+                    fields = frame.schema
+                    without = parquet.untyped(session, list(map(unquote, frame.inputFiles())), parquet.leaves(fields))
                     for name, file in without:
                         problem = f"{file}: {parquet.untyped_problem(name)}"
                         msg = f"[SCHEMA_NOT_INFERRED] source {self.path!r}: {problem}"
@@ -156,10 +156,10 @@ class Folder:
                 problem = self._column_problem(session) or problem
             msg = f"[SCHEMA_NOT_INFERRED] source {self.path!r}: {problem}"
             raise ConfigError(outside(err, f"source {self.path!r}") or msg) from err
-        if not found.fields:
+        if not fields.fields:
             msg = f"[SCHEMA_NOT_INFERRED] source {self.path!r} has no {self.format} events to infer from; pass --schema"
             raise ConfigError(msg)
-        return Schema(fields=found, is_inferred=True, keeps_spelling=True)
+        return Schema(fields=fields, is_inferred=True, keeps_spelling=True)
 
     def _expect_one_order(self, session: SparkSession) -> None:
         """Spark infers types by position.
@@ -178,9 +178,9 @@ class Folder:
             F.monotonically_increasing_id().alias("place"),
             _record_text().alias("text"),
         )
-        of_file = records.groupBy("file").agg(F.min_by("text", "place").alias("header"))
+        headers = records.groupBy("file").agg(F.min_by("text", "place").alias("header"))
         orders: dict[tuple[str, ...], tuple[str, ...]] = {}
-        for (header,) in of_file.select("header").distinct().collect():
+        for (header,) in headers.select("header").distinct().collect():
             text = without_mark(bytes(header)).decode("utf-8", "replace").lower()
             try:
                 names = tuple(name or "" for name in fields_of(text, delimiter_of(self.delimiter)))
@@ -223,10 +223,10 @@ class Folder:
     def _read(self, reader: DataFrameReader | DataStreamReader, session: SparkSession, schema: Schema) -> DataFrame:
         match self.format:
             case "json":
-                lines = reader.text(self.path).select(F.col("value").cast("binary"), *_of_file())
+                lines = reader.text(self.path).select(F.col("value").cast("binary"), *_file_columns())
             case "csv":
-                found = reader.schema(_RECORD).options(**self._csv_options(), **_AS_TEXT)
-                lines = found.csv(self.path).select(_record_text().alias("value"), *_of_file())
+                records = reader.schema(_RECORD).options(**self._csv_options(), **_AS_TEXT)
+                lines = records.csv(self.path).select(_record_text().alias("value"), *_file_columns())
             case "parquet":
                 return reader.schema(schema.fields).parquet(self.path)
         return self.decoded(lines, schema, has_header=self.header)
@@ -278,20 +278,20 @@ class Folder:
         encoding = (
             json_encoding if self.format == "json" else partial(csv_records.encoding, keeps_spelling=keeps_spelling)
         )
-        found: dict[str, Encoding] = {}
+        encodings: dict[str, Encoding] = {}
         for one in fields.fields:
-            if one.name in found:
+            if one.name in encodings:
                 msg = f"[INVALID_SETTING] the schema has column {one.name!r} twice; remove one of them"
                 raise ConfigError(msg)
             try:
-                found[one.name] = encoding(one.dataType, zone)
+                encodings[one.name] = encoding(one.dataType, zone)
             except UndecodableError as err:
                 msg = (
                     f"[INVALID_SETTING] column {one.name!r} of the schema cannot be read: {err}; use another type, or"
                     " remove the column"
                 )
                 raise ConfigError(msg) from err
-        return found
+        return encodings
 
     def header_order(
         self, session: SparkSession, schema: Schema, file: str, *, header: bytes | None, before: Schema | None
@@ -320,7 +320,7 @@ class Folder:
             quoted = ('"' + name.replace('"', '""') + '"' for name in before.fields.names)
             header = delimiter_of(self.delimiter).join(quoted).encode()
         if header is not None:
-            lines, problem = self._records(session, schema, schema.fields, has_header=True).of_file(header)
+            lines, problem = self._records(session, schema, schema.fields, has_header=True).for_file(header)
             if problem is None and isinstance(lines, CsvRecords):
                 return lines.order
         msg = f"[SOURCE_FILE_INVALID] records of {file} cannot be replayed: {problem}; pass --schema with its columns"
@@ -334,7 +334,7 @@ class Folder:
 def _events(records: DataFrame, decoder: FileDecoder) -> DataFrame:
     """What Python gives depends on the order of the records, so Spark must not move or repeat it."""
     decoded = F.col(_DECODED)
-    found = versions.decoded(
+    rows = versions.decoded(
         records,
         decoder,
         *("value", "file"),
@@ -356,7 +356,7 @@ def _events(records: DataFrame, decoder: FileDecoder) -> DataFrame:
         *(place.get(f.name, F.lit(None)).cast(f.dataType).alias(f.name) for f in source_batch.ORIGIN_TYPE.fields)
     )
     own = {names.SOURCE_METADATA: "files"}
-    return found.select(
+    return rows.select(
         *(decoded["row"][f.name].alias(f.name) for f in decoder.fields.fields),
         corrupt.alias(names.CORRUPT_COLUMN, metadata=own),
         decoded["left_out"].alias(names.LEFT_OUT_COLUMN, metadata=own),
@@ -364,7 +364,7 @@ def _events(records: DataFrame, decoder: FileDecoder) -> DataFrame:
     )
 
 
-def _of_file() -> list[Column]:
+def _file_columns() -> list[Column]:
     """Where a record comes from. Files of lines may be cut into parts: only in the first one lines can be counted."""
     is_first = F.col("_metadata.file_block_start") == 0
     return [
@@ -409,9 +409,9 @@ def failure(path: str, trace: str, reason: str) -> ContractError | None:
         reason: what the innermost cause said.
     """
     for pattern, remedy in _READ_FAILURES.items():
-        found = pattern.search(trace)
-        if found is not None:
-            text = " ".join(found.group().split())
+        match = pattern.search(trace)
+        if match is not None:
+            text = " ".join(match.group().split())
             cause = "" if reason in text or text in reason else f" ({reason})"
             return ContractError(f"[SOURCE_FILE_INVALID] source {path!r}: {text}{cause}; {remedy}", reasons={})
     return None
