@@ -258,7 +258,7 @@ class MergeSink:
         clock = PhaseClock(intake.began)
         self._failed_late = False
         expect_classic(batch_df, target=self._spec.target, batch_id=batch_id)
-        who = caller(batch_df, self._spec)
+        who = caller(batch_df, self._spec, intake.query)
         metrics = self._metrics or default_metrics()
         metrics.prepare(who.query, self._spec.label)
         observed = self._observed(clock, query=who.query, batch_id=batch_id)

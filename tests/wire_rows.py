@@ -173,7 +173,7 @@ def flattened_json(declared: Mapping[str, Encoding]) -> Flattened:
 
 def formats() -> dict[str, tuple[Format, dict[str, Encoding], frozenset[str], Callable[[Any, int], Record]]]:
     declared = {name: postgres(name) for name in COLUMNS}
-    objects = {name: plain.encoding(kind) for name, kind in PLAIN.items()}
+    objects = {name: plain.declared_encoding(kind) for name, kind in PLAIN.items()}
     block = debezium_json()
     key, value = with_block(ROW, 0)
     schema_id = block.read(key, value or b"").schema_id

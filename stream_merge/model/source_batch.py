@@ -91,6 +91,8 @@ class Intake:
     """Kept in the metadata of the target's commit, beside the sink's own fields: where the events came from."""
     at_hand: AtHand | None = None
     """The events once more, for an evaluation without Spark; None where they are not in the driver."""
+    query: str = "direct"
+    """Label of the caller in metrics, where no streaming query delivers the batch."""
     calls: Calls = "some"
     """For which batches of its query the sink is called."""
     expect_whole: Callable[[], None] = _cannot_change

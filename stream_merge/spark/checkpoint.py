@@ -60,22 +60,6 @@ class Destination:
         return self.table_id is not None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PlannedFile:
-    """A file that Spark has made part of a batch."""
-
-    path: str
-    """As a URL, its special characters percent-encoded (`SparkPath`, since Spark 3.4)."""
-    modified_millis: int
-    """When it was written, milliseconds since 1970, as it was then."""
-
-    @classmethod
-    def of(cls, entry: str) -> Self:
-        """What the log says of it: path and time."""
-        path, modified = entry.rsplit(" ", 1)
-        return cls(path=path, modified_millis=int(modified))
-
-
 class Checkpoint:
     """The checkpoint of one query (Spark 4.2's files `metadata`, `offsets/N`, `commits/N`, `sources/<i>/N`)."""
 
@@ -168,10 +152,11 @@ class Checkpoint:
         shown = files or ends
         return shown[:most] + (["..."] if len(shown) > most else [])
 
-    def files(self, batch_id: int) -> list[PlannedFile]:
-        """What a batch of one file source reads.
+    def files(self, batch_id: int) -> list[str]:
+        """The files that a batch of one file source reads.
 
-        Returns: nothing where the checkpoint does not tell.
+        Returns: URLs, their special characters percent-encoded (`SparkPath`, since Spark 3.4); none where the
+            checkpoint does not list them.
         """
         ends, before = self.sources(batch_id), self.sources(batch_id - 1) if batch_id else []
         if before is None or ends is None or len(ends) != 1:
@@ -179,23 +164,7 @@ class Checkpoint:
         last, previous = _log_offset(ends[0]), _log_offset(before[0]) if before else -1
         if last is None or previous is None:
             return []
-        return [PlannedFile.of(entry) for entry in self._entries("sources/0", after=previous, up_to=last)]
-
-    def newest_file(self, batch_id: int) -> PlannedFile | None:
-        """Of all files that batches up to this one have read, that which was written last, as far as was known then.
-
-        Returns: None where there are none, or the checkpoint does not tell.
-        """
-        ends = self.sources(batch_id)
-        last = _log_offset(ends[0]) if ends is not None and len(ends) == 1 else None
-        if last is None:
-            return None
-        packed = [int(name.removesuffix(_COMPACT)) for name in self._names("sources/0") if name.endswith(_COMPACT)]
-        holder = max((number for number in packed if number <= last), default=None)
-        entries = list(self._entries("sources/0", after=-1 if holder is None else holder, up_to=last))
-        if holder is not None:
-            entries += _all_entries(self._read(f"sources/0/{holder}{_COMPACT}") or "")
-        return max(map(PlannedFile.of, entries), key=lambda file: file.modified_millis, default=None)
+        return [entry.rsplit(" ", 1)[0] for entry in self._entries("sources/0", after=previous, up_to=last)]
 
     def _content(self, ends: Sequence[str], before: Sequence[str]) -> Iterator[str]:
         """Where each source ends, and the files behind it."""
@@ -288,12 +257,6 @@ def _entries_of(text: str, number: int) -> tuple[list[str], bool]:
         if entry["batchId"] == number:
             found.append(f"{entry['path']} {entry['timestamp']}")
     return found, False
-
-
-def _all_entries(text: str) -> list[str]:
-    """As `_entries_of`, of all offsets."""
-    entries = (_json(line) for line in text.split("\n"))
-    return [f"{entry['path']} {entry['timestamp']}" for entry in entries if entry is not None]
 
 
 def _json(text: str | None) -> dict[str, Any] | None:

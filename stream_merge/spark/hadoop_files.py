@@ -72,28 +72,6 @@ def list_names(session: SparkSession, path: str) -> list[str]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Entry:
-    """A file or a folder."""
-
-    path: str
-    """With its scheme."""
-    name: str
-    is_folder: bool
-
-
-def matching(session: SparkSession, path: str) -> list[Entry]:
-    """What a path or glob means; nothing where nothing is."""
-    hadoop_path, files = _located(session, path)
-    return [_entry(one) for one in files.globStatus(hadoop_path) or ()]
-
-
-def inside(session: SparkSession, path: str) -> list[Entry]:
-    """What lies in a folder that is there."""
-    hadoop_path, files = _located(session, path)
-    return [_entry(one) for one in files.listStatus(hadoop_path)]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class State:
     """By what one writing of a file is told from another."""
 
@@ -103,7 +81,7 @@ class State:
 
 
 def states_below(session: SparkSession, path: str) -> dict[str, State]:
-    """All files in a folder, at any depth, by their paths with scheme; none where there is no folder."""
+    """All files in a folder, at any depth, or the single file, by their paths with scheme; none where nothing is."""
     hadoop_path, files = _located(session, path)
     found: dict[str, State] = {}
     try:
@@ -126,11 +104,6 @@ def state(session: SparkSession, path: str) -> State | None:
 
 def _state(status: Any) -> State:
     return State(bytes=int(status.getLen()), modified_millis=int(status.getModificationTime()))
-
-
-def _entry(status: Any) -> Entry:
-    found = status.getPath()
-    return Entry(path=str(found.toString()), name=str(found.getName()), is_folder=bool(status.isDirectory()))
 
 
 def path_is_occupied(session: SparkSession, path: str) -> bool:

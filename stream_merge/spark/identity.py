@@ -38,16 +38,16 @@ class Caller:
         return names.transaction_app_id(self.identity, role, about=about)
 
 
-def caller(batch_df: DataFrame, spec: MergeSpec) -> Caller:
-    """Find out which streaming query delivers the batch to a sink, if any does."""
-    return caller_of(batch_df, app_id=spec.app_id, name=spec.name)
+def caller(batch_df: DataFrame, spec: MergeSpec, label: str = DIRECT) -> Caller:
+    """Find out which streaming query delivers the batch to a sink; `label` stands for it where none does."""
+    return caller_of(batch_df, app_id=spec.app_id, name=spec.name, label=label)
 
 
-def caller_of(batch_df: DataFrame, *, app_id: str | None, name: str | None) -> Caller:
+def caller_of(batch_df: DataFrame, *, app_id: str | None, name: str | None, label: str = DIRECT) -> Caller:
     """As `caller`, for whatever writes under that `app_id` and `name`."""
     query = streaming_query(batch_df)
     if query is None:
-        return Caller(query=DIRECT, identity=names.identity(query_id=None, app_id=app_id, name=name))
+        return Caller(query=label, identity=names.identity(query_id=None, app_id=app_id, name=name))
     identity = names.identity(query_id=query.id, app_id=app_id, name=name)
     return Caller(
         query=query.name or query.id,

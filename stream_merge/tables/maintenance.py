@@ -120,8 +120,8 @@ def _maintained(
     *,
     optimize: bool,
     vacuum: bool,
-    tombstones: str | None,
-    quarantine: str | None,
+    tombstones: TableRef | None,
+    quarantine: TableRef | None,
 ) -> MaintenanceRun:
     """One run: the target, and if it is vacuumed, its side tables, which nobody else maintains.
 
@@ -153,7 +153,7 @@ def _run(session: SparkSession, table: TableRef, *, optimize: bool, vacuum: bool
 
 
 def _guarded(
-    part: Callable[[SparkSession, str], MaintenanceRun], session: SparkSession, table: TableRef
+    part: Callable[[SparkSession, TableRef], MaintenanceRun], session: SparkSession, table: TableRef
 ) -> MaintenanceRun:
     try:
         return MaintenanceRun(outcome="nothing") if find(session, table) is None else part(session, table)

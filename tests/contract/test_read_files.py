@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import types as T
 from rich.console import Console
 from since import since
 from typer.testing import CliRunner
@@ -20,10 +21,10 @@ from typer.testing import CliRunner
 from stream_merge import ConfigError, ContractError, MergeSink, MergeSinks
 from stream_merge.cli.app import app
 from stream_merge.cli.commands import shared
-from stream_merge.jobs.files.parquet import refuse_other_types
 from stream_merge.jobs.files.run import FilesSettings, replay_quarantine, run
 from stream_merge.model.names import CORRUPT_COLUMN
 from stream_merge.sources.files import read_files
+from stream_merge.sources.files.parquet import refuse_other_types
 from stream_merge.sources.files.reader import Folder
 from stream_merge.sources.files.schema import Schema, parse, recorded
 from stream_merge.tables import locks
@@ -383,3 +384,14 @@ def test_a_later_parquet_file_with_columns_that_an_inferred_schema_lacks_is_refu
     refuse_other_types(world.spark, [str(file)], given)
     with pytest.raises(ContractError, match=r"b\.parquet: it has column\(s\) \['v\.b', 'w'\] that the schema lacks"):
         refuse_other_types(world.spark, [str(file)], Schema(fields=given.fields, is_inferred=True))
+
+
+@pytest.mark.parametrize("kind", ["json", "csv"])
+def test_a_column_that_is_twice_in_the_schema_is_refused(spark: SparkSession, tmp_path: Path, kind: Any) -> None:
+    """Workers would fail for it, with another error."""
+    fields = T.StructType([T.StructField("id", T.LongType()), T.StructField("id", T.StringType())])
+
+    with pytest.raises(ConfigError, match="the schema has column 'id' twice"):
+        read_files(spark, str(tmp_path), format=kind, schema=fields)
+    with pytest.raises(ConfigError, match=r"has a field twice|holds no struct"):
+        read_files(spark, str(tmp_path), format=kind, schema=T.StructType([T.StructField("v", fields)]))

@@ -1,33 +1,29 @@
-"""Snapshots one after the other: by their versions from a function, and as files of a folder.
+"""Snapshots one after the other: by their versions from a function, and as calls of `files`.
 
-Needs a JVM: the version is a transaction id in Delta's log, and Spark's file source says which files make a batch.
+Needs a JVM: the version is a transaction id in Delta's log.
 """
 
 from __future__ import annotations
 
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 from engines import under_test
-from files_job import ANY, SCHEMA, SnapshotJob
+from files_job import SCHEMA
 from prometheus_client import CollectorRegistry
 from pyspark.sql import DataFrame, SparkSession
-from rich.console import Console
 from typer.testing import CliRunner, Result
 
-from stream_merge import ConfigError, ContractError, MergeSink
+from stream_merge import ConfigError, MergeSink
 from stream_merge.cli import app as cli
 from stream_merge.cli.commands import shared
-from stream_merge.jobs.files.run import replay_quarantine
 from stream_merge.metrics.instruments import MergeMetrics
-from stream_merge.shapes import InsertOnly, Shape
+from stream_merge.shapes import InsertOnly, Shape, Snapshot
 from stream_merge.snapshots import merge_versions
-from stream_merge.sources.files.reader import Folder
-from stream_merge.spark.versions import arrow_table
 from stream_merge.testing import batch, change_rows, target_rows
+
+ANY = Snapshot(max_delete_share=1.0)
 
 # -- versions ---------------------------------------------------------------------------------------
 
@@ -101,7 +97,7 @@ def test_a_sink_that_cannot_tell_versions_is_refused(spark: SparkSession, tmp_ta
 # -- files ------------------------------------------------------------------------------------------
 
 
-FILES = "files --source {0}/in --format csv --keys id --target {0}/table --checkpoint {0}/checkpoint --once"
+FILES = "files --source {0}/in/{1}.csv --format csv --keys id --target {0}/table --checkpoint {0}/checkpoint --once"
 
 
 def test_the_command_takes_a_file_for_a_snapshot_and_says_why_it_refuses_one(
@@ -109,8 +105,8 @@ def test_the_command_takes_a_file_for_a_snapshot_and_says_why_it_refuses_one(
 ) -> None:
     monkeypatch.setattr(shared, "local_session", lambda *_, **__: spark)
 
-    def invoke(options: str) -> Result:
-        return CliRunner().invoke(cli.app, f"{FILES.format(tmp_path)} --metrics-port 0 {options}".split())
+    def invoke(options: str, copy: int = 2) -> Result:
+        return CliRunner().invoke(cli.app, f"{FILES.format(tmp_path, copy)} --metrics-port 0 {options}".split())
 
     def put(name: str, *lines: str) -> None:
         (tmp_path / "in" / name).write_text("".join(f"{line}\n" for line in ("id,name", *lines)))
@@ -118,7 +114,7 @@ def test_the_command_takes_a_file_for_a_snapshot_and_says_why_it_refuses_one(
     (tmp_path / "in").mkdir()
     target = str(tmp_path / "table")
     put("1.csv", "1,a", "2,b", "3,c", "4,d")
-    assert invoke("--shape snapshot").exit_code == 0
+    assert invoke("--shape snapshot", 1).exit_code == 0
     put("2.csv", "1,a", "2,x")
 
     refused = invoke("--shape snapshot")
@@ -136,60 +132,3 @@ def test_the_command_takes_a_file_for_a_snapshot_and_says_why_it_refuses_one(
         2,
         True,
     )
-
-
-@pytest.fixture
-def job(spark: SparkSession, tmp_path: Path) -> SnapshotJob:
-    return SnapshotJob(spark, tmp_path)
-
-
-def test_each_file_is_one_snapshot_in_the_order_of_their_times(job: SnapshotJob) -> None:
-    job.put("b.json", '{"id": 1, "name": "a"}', '{"id": 2, "name": "b"}')
-    job.put("a.json", '{"id": 1, "name": "a"}', '{"id": 3, "name": "c"}')
-
-    results = job()
-
-    assert [result.events.inserted for result in results] == [2, 1]
-    assert job.rows() == [(1, "a"), (3, "c")]
-    assert job() == []
-
-
-def test_a_file_with_a_broken_line_stops_the_job_and_changes_nothing(job: SnapshotJob) -> None:
-    job.put("1.json", '{"id": 1, "name": "a"}', '{"id": 2, "name": "b"}')
-    job()
-    job.put("2.json", '{"id": 1, "name": "a"}', '{"id": 2, "na')
-
-    for _ in range(2):
-        with pytest.raises(ContractError, match=r"1 of 2 rows of snapshot 1 .* break the contract \(undecodable: 1\)"):
-            job()
-    assert job.rows() == [(1, "a"), (2, "b")]
-
-    with pytest.raises(ConfigError, match="quarantined records are not a snapshot"):
-        replay_quarantine(job.settings(), console=Console(file=StringIO()), start_session=lambda: job.spark)
-
-    job.put("2.json", '{"id": 1, "name": "a"}', '{"id": 2, "name": "repaired"}', '{"id": 3, "name": "c"}')
-    job()
-    assert job.rows() == [(1, "a"), (2, "repaired"), (3, "c")]
-
-
-def test_an_empty_file_stops_the_job(job: SnapshotJob) -> None:
-    job.put("1.json", '{"id": 1, "name": "a"}')
-    job()
-    job.put("2.json")
-
-    with pytest.raises(ContractError, match=r"snapshot 1 for .* has 0 row"):
-        job()
-    assert job.rows() == [(1, "a")]
-
-
-def test_a_parquet_file_is_one_snapshot(job: SnapshotJob) -> None:
-    for rows in ([(1, "a"), (2, "b")], [(1, "a")]):
-        pq.write_table(arrow_table(batch(job.spark, SCHEMA, *rows)), job.source / f"{len(rows)}.parquet")
-        job(folder=Folder(path=str(job.source), format="parquet"))
-
-    assert job.rows() == [(1, "a")]
-
-
-def test_several_files_per_batch_are_refused(job: SnapshotJob) -> None:
-    with pytest.raises(ConfigError, match=r"--max-files-per-trigger 2 cannot be used with --shape snapshot, where"):
-        job(max_files_per_trigger=2)

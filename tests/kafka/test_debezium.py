@@ -15,7 +15,7 @@ from oracle import replayed_feed
 from pyspark.sql import SparkSession
 from shop_world import CAPTURED, TABLES, WITH_BLOCKS, WITHOUT_BLOCKS, World, literal, workload
 
-from stream_merge.sources.envelopes.about import SNAPSHOT_READS
+from stream_merge.sources.envelopes.base import SNAPSHOT_READS
 
 
 @pytest.fixture

@@ -106,7 +106,10 @@ def test_nulls_are_told_from_missing_fields_in_either_spacing(read_one_by_one, m
 
 def test_a_null_marker_does_not_stand_for_a_missing_field(monkeypatch):
     """The text says `:null` once, and the row has one NULL: of another field, which is missing."""
-    declared = {"id": plain.encoding("bigint"), "name": plain.encoding("string")}
+    declared = {
+        "id": plain.declared_encoding("bigint"),
+        "name": plain.declared_encoding("string"),
+    }
     form = PlainJson(declared=declared, deletes=("op", "d"))
     by = Decoder(format=form, columns=fields_of(declared), keys=("id",), known=frozenset({""}), max_value_bytes=900)
     records = [(None, raw({"id": i, "name": "a", "op": "u"})) for i in range(300)]
@@ -230,7 +233,11 @@ def test_a_null_value_record_repeats_a_delete_that_nothing_has_followed(monkeypa
 def test_record_keys_hold_numbers_exactly(monkeypatch):
     """As values do: the decimal of a key with a fraction is that of its row."""
     form, _, known, _ = formats()["json"]
-    declared = {**form.declared, "id": plain.encoding("decimal(20,4)"), "x": plain.encoding("double")}
+    declared = {
+        **form.declared,
+        "id": plain.declared_encoding("decimal(20,4)"),
+        "x": plain.declared_encoding("double"),
+    }
     form = replace(form, key=JsonKey(), declared=declared)
     by = Decoder(format=form, columns=fields_of(declared), keys=("id", "x"), known=known, max_value_bytes=20_000)
     keys = [b'{"id":1.50,"x":-0.0}', b'{"id":9999999999999999.9999,"x":1e300}', b'{"id":-1,"x":0.1}']
@@ -494,7 +501,7 @@ def test_where_a_text_is_broken_is_told_alike_whether_its_schema_block_is_known_
     ],
 )
 def test_a_decimal_that_arrows_reader_wraps_or_makes_zero_is_refused(kind, written, monkeypatch):
-    declared = {"turn": plain.encoding("bigint"), "v": plain.encoding(kind)}
+    declared = {"turn": plain.declared_encoding("bigint"), "v": plain.declared_encoding(kind)}
     form, columns = PlainJson(declared=declared, position="turn"), fields_of(declared)
     by = Decoder(format=form, columns=columns, keys=("turn",), known=frozenset({""}), max_value_bytes=20_000)
     records: list[Record] = [(None, b'{"turn":%d,"v":%b}' % (turn, written)) for turn in range(600)]

@@ -29,7 +29,8 @@ from stream_merge.jobs.watch.queries import QueryFailedError
 from stream_merge.model.results import MaintenanceRun
 
 FILES = "files --source in --format json --keys id --sequence-by lsn --target ./t --checkpoint ./c --metrics-port 0"
-SNAPSHOTS = "files --source in --format json --keys id --target ./t --checkpoint ./c --metrics-port 0 --shape snapshot"
+SNAPSHOTS = "files --source in --format json --keys id --target ./t --checkpoint ./c --metrics-port 0"
+SNAPSHOTS += " --shape snapshot --once"
 
 
 Invoke = Callable[..., Result]
@@ -205,9 +206,9 @@ def test_a_snapshot_is_told_all_that_it_is_told_in_python(
             "[INVALID_SETTING] --missing sets 'gone' twice; remove one of the two",
         ),
         (
-            f"{SNAPSHOTS} --max-files-per-trigger 2",
-            "[CONFLICTING_SETTINGS] --max-files-per-trigger 2 cannot be used with --shape snapshot, where each file is"
-            " one batch; remove it",
+            SNAPSHOTS.removesuffix(" --once"),
+            "[CONFLICTING_SETTINGS] --shape snapshot merges the full copy in --source and exits: set --once, without"
+            " --max-files-per-trigger; call it for each copy",
         ),
         (
             f"{SNAPSHOTS} --sequence-by lsn",

@@ -611,7 +611,10 @@ def test_flattened_rows_say_in_fields_of_their_own_what_they_are() -> None:
 
 
 def test_plain_objects_are_read_in_the_declared_types() -> None:
-    declared = {"id": plain.encoding("bigint"), "name": plain.encoding("string")}
+    declared = {
+        "id": plain.declared_encoding("bigint"),
+        "name": plain.declared_encoding("string"),
+    }
     by = decoder(format=PlainJson(declared=declared, deletes=("gone", True)))
     found = decoded(
         (None, raw({"id": 1, "name": "a"})),
@@ -626,9 +629,9 @@ def test_plain_objects_are_read_in_the_declared_types() -> None:
 def test_a_field_is_the_column_of_its_name_in_any_case() -> None:
     """In each envelope and in record keys; two fields of one name cannot both be stored."""
     plain_columns = {
-        "id": plain.encoding("bigint"),
-        "name": plain.encoding("struct<first:string>"),
-        "at": plain.encoding("bigint"),
+        "id": plain.declared_encoding("bigint"),
+        "name": plain.declared_encoding("struct<first:string>"),
+        "at": plain.declared_encoding("bigint"),
     }
     of_plain = decoder(
         columns=T.StructType([T.StructField(name, one.dtype) for name, one in plain_columns.items()]),
@@ -692,12 +695,12 @@ def test_a_field_is_the_column_of_its_name_in_any_case() -> None:
     ],
 )
 def test_a_declared_type_of_plain_json_is_stored_exactly(declared: str, written: Any, stored: Any) -> None:
-    assert one(plain.encoding(declared), written) == stored
+    assert one(plain.declared_encoding(declared), written) == stored
 
 
 def test_a_type_that_plain_json_cannot_hold_is_refused() -> None:
     with pytest.raises(UndecodableError, match="'blob' is not a type"):
-        plain.encoding("array<blob>")
+        plain.declared_encoding("array<blob>")
 
 
 def test_keys_have_a_format_of_their_own() -> None:
@@ -745,7 +748,10 @@ def test_an_event_that_lacks_a_value_says_which_key_its_row_had() -> None:
 def test_a_delete_is_marked_by_the_value_and_not_by_one_that_python_takes_for_it(
     marker: Any, written: str, kind: Kind
 ) -> None:
-    declared = {"id": plain.encoding("bigint"), "name": plain.encoding("string")}
+    declared = {
+        "id": plain.declared_encoding("bigint"),
+        "name": plain.declared_encoding("string"),
+    }
     by = decoder(format=PlainJson(declared=declared, deletes=("gone", marker)))
 
     (found,) = decoded((None, b'{"id": 1, "name": "a", "gone": %b}' % written.encode()), by=by)

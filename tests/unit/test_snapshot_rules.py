@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 
 from stream_merge import ConfigError, MergeSink, MergeSinks
-from stream_merge.jobs.files.run import FilesSettings
 from stream_merge.shapes import SHAPES, Clauses, Snapshot, known_shapes, of_name
 from stream_merge.shapes.base import Copied
-from stream_merge.sources.files.reader import Folder
 
 
 def sink(shape: Snapshot | None = None, **settings: Any) -> MergeSink:
@@ -120,10 +118,3 @@ def test_a_part_of_a_routed_stream_is_no_snapshot(tmp_path: Path):
         whole = MergeSink(target=str(tmp_path / "a"), keys="id", shape=shape)
         with pytest.raises(ConfigError, match=r"the sinks of \['a'\] need full copies of their tables"):
             MergeSinks({"a": whole}, route_by="source")
-
-
-def test_one_file_is_one_snapshot(tmp_path: Path):
-    settings = {"folder": Folder(path="in", format="json"), "target": "t", "checkpoint": "c", "keys": ("id",)}
-
-    assert FilesSettings(**settings, max_files_per_trigger=7).files_per_trigger == 7
-    assert FilesSettings(**settings, shape=Snapshot()).files_per_trigger == 1

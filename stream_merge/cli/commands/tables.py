@@ -204,7 +204,12 @@ def demo(
 def files(
     context: typer.Context,
     *,
-    source: Annotated[str, typer.Option(metavar="DIR", help="Folder of change files, read at any depth.")],
+    source: Annotated[
+        str,
+        typer.Option(
+            metavar="DIR", help="Folder of change files, read at any depth; with --shape snapshot one full copy."
+        ),
+    ],
     format: Annotated[Format, typer.Option(help="json: one object per line; csv: RFC 4180.")],
     keys: Annotated[str, typer.Option(metavar="COLUMNS", help="Columns that identify a row, separated by commas.")],
     target: Annotated[
@@ -430,7 +435,9 @@ def explain(
 
 @app.command()
 def maintain(
-    target: Annotated[str, typer.Argument(metavar="TABLE", help="Path, URI or catalog name of a sink's target.")],
+    target: Annotated[
+        TableRef, typer.Argument(parser=TableRef, metavar="TABLE", help="Path, URI or catalog name of a sink's target.")
+    ],
     *,
     optimize: Annotated[bool, typer.Option("--optimize/--no-optimize", help="Compact small files.")] = True,
     vacuum: Annotated[

@@ -29,10 +29,10 @@ _PLACE = ("topic", "offset", "timestamp", "raw_value")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Replayed:
-    """What became of the records."""
+    """Result of a replay."""
 
     records: int = 0
-    """Found in quarantine, not replayed before."""
+    """In quarantine, not replayed before."""
     marked: int = 0
     """Merged, so that they are done with."""
     changed: int = 0
@@ -40,8 +40,8 @@ class Replayed:
     version: int | None = None
     """Of the target; None where nothing was committed."""
 
-    def said(self) -> str:
-        """In one sentence."""
+    def summary(self) -> str:
+        """The result in one sentence."""
         if not self.records:
             return "no record of these files is in quarantine with its bytes and not replayed yet"
         where = "nothing to commit" if self.version is None else f"version {self.version}"
@@ -77,7 +77,7 @@ def replay(
     session: SparkSession,
     folder: Folder,
     schema: Schema,
-    sink_of: Callable[[str], MergeSink],
+    make_sink: Callable[[str], MergeSink],
     *,
     before: Schema | None,
     quarantine_table: TableRef,
@@ -92,11 +92,11 @@ def replay(
 
     Args:
         session: not used by anybody else meanwhile.
-        folder: where the files of the records lay; only theirs are looked at.
+        folder: where the files of the records were; other records stay.
         schema: what to read.
-        sink_of: the sink with an `app_id`.
+        make_sink: the sink with an `app_id`.
         before: what the runs over the checkpoint read; it tells the order of columns in CSV files that are gone.
-        quarantine_table: where the records lie.
+        quarantine_table: where the records are.
         target: of the sink.
         checkpoint: of the runs.
         contract: records that break it stay.
@@ -113,23 +113,23 @@ def replay(
             kept, files = _records(session, folder, quarantine_table, replayed_at=left.moment)
             if kept is not None:
                 events = _decoded(kept, files, folder, schema, before)
-                sink_of(left.app_id)(events.where(contract.holds(events)), 0)
+                make_sink(left.app_id)(events.where(contract.holds(events)), 0)
     kept, files = _records(session, folder, quarantine_table)
     if kept is None:
         return Replayed()
     events = _decoded(kept, files, folder, schema, before)
     good = events.where(contract.holds(events))
-    found, marked = events.count(), good.count()
+    records, marked = events.count(), good.count()
     if not marked:
-        return Replayed(records=found)
+        return Replayed(records=records)
     origin = columns.column(names.ORIGIN_COLUMN)
     with claims.taken(good.select(*(origin[name].alias(name) for name in _PLACE))) as app_id:
-        sink = sink_of(app_id)
+        sink = make_sink(app_id)
         sink(good, 0)
     result = sink.last_result
     counts = None if result is None else result.events
     return Replayed(
-        records=found,
+        records=records,
         marked=marked,
         changed=0 if counts is None else counts.inserted + counts.updated + counts.deleted,
         version=None if result is None else result.version,
@@ -141,7 +141,7 @@ def _records(
 ) -> tuple[DataFrame | None, list[str]]:
     """Quarantined records that were replayed then, or never, and the folder's files among theirs; None for no file."""
     kept = quarantine.records_of_files(session, table, replayed_at=replayed_at)
-    files = [] if kept is None else _files_of(kept, session, folder)
+    files = [] if kept is None else _source_files(kept, session, folder)
     return (kept if files else None), files
 
 
@@ -169,8 +169,8 @@ def _decoded(kept: DataFrame, files: list[str], folder: Folder, schema: Schema, 
     return functools.reduce(DataFrame.unionByName, parts).localCheckpoint(eager=True)
 
 
-def _files_of(kept: DataFrame, session: SparkSession, folder: Folder) -> list[str]:
-    """Those files of quarantined records that lie in the folder, whether they are still there or not."""
+def _source_files(kept: DataFrame, session: SparkSession, folder: Folder) -> list[str]:
+    """The files of quarantined records that are or were in the folder."""
     pattern = re.compile(matching_paths(session, folder.path) + r"(/.*)?", re.DOTALL)
-    found = [row[0] for row in kept.select("topic").distinct().collect()]
-    return [path for path in found if pattern.fullmatch(re.sub(r"^(\w+):/(//)?(?=[^/])", r"\1:/", unquote(path)))]
+    paths = [row[0] for row in kept.select("topic").distinct().collect()]
+    return [path for path in paths if pattern.fullmatch(re.sub(r"^(\w+):/(//)?(?=[^/])", r"\1:/", unquote(path)))]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,8 +13,7 @@ from pyspark.sql import SparkSession
 from rich.console import Console
 
 from stream_merge.errors import ConfigError, HeldError
-from stream_merge.jobs.files import whole
-from stream_merge.jobs.files.planned import PlannedRead
+from stream_merge.jobs.files.batches import FullCopy, PlannedRead
 from stream_merge.jobs.files.replay import Contract, Replayed, replay
 from stream_merge.jobs.watch import queries, report, screen
 from stream_merge.jobs.watch.text import escape_line
@@ -32,7 +31,6 @@ from stream_merge.sink import MergeSink
 from stream_merge.sources.files import reader
 from stream_merge.sources.files.reader import Folder
 from stream_merge.sources.files.schema import Schema, parse, record, recorded
-from stream_merge.sources.files.whole import Snapshots
 from stream_merge.spark import places, preflight
 from stream_merge.spark.checkpoint import Checkpoint
 from stream_merge.spark.confs import WHOLE_READS, holding
@@ -79,11 +77,6 @@ class FilesSettings:
         return self.name if self.name is not None else self.target.last
 
     @property
-    def files_per_trigger(self) -> int | None:
-        """One file is one snapshot; else as it was asked for."""
-        return 1 if self.shape.is_whole else self.max_files_per_trigger
-
-    @property
     def quarantine(self) -> TableRef:
         """Where the sink puts events that break the contract."""
         return self.quarantine_target or self.target.quarantine
@@ -103,13 +96,13 @@ def run(
         StreamMergeError: whatever else the sink raises.
         QueryFailedError: Spark failed.
     """
-    if settings.shape.is_whole and settings.max_files_per_trigger not in (None, 1):
+    if settings.shape.is_whole and not (settings.once and settings.max_files_per_trigger is None):
         msg = (
-            f"[CONFLICTING_SETTINGS] --max-files-per-trigger {settings.max_files_per_trigger} cannot be used with"
-            f" --shape {settings.shape.name}, where each file is one batch; remove it"
+            f"[CONFLICTING_SETTINGS] --shape {settings.shape.name} merges the full copy in --source and exits: set"
+            " --once, without --max-files-per-trigger; call it for each copy"
         )
         raise ConfigError(msg, target=settings.target)
-    sink = _sink(settings)  # says what is wrong with the settings before Spark starts
+    sink = _sink(settings)  # checks the settings before Spark starts
     closed = places.not_writable(settings.checkpoint) or preflight.occupied(settings.target)
     closed = closed or _missing(settings.folder.path)
     if closed is not None:
@@ -139,7 +132,7 @@ def replay_quarantine(
             " not_matched_by_source clauses would match the others; put repaired files into the source"
         )
         raise ConfigError(msg, target=settings.target)
-    _sink(settings)  # what is wrong with the settings is said before Spark is started
+    _sink(settings)  # checks the settings before Spark starts
     say = screen.Teller(console)
     with _alone(settings) as held:
         with console.status("starting Spark"):
@@ -153,10 +146,10 @@ def replay_quarantine(
                 " (with a new checkpoint, if the table was dropped)"
             )
             raise ConfigError(msg, target=settings.target)
-        schema, origin = _schema(session, settings)
+        schema, origin = _schema(session, settings, settings.folder)
         say("schema", f"{schema} ({origin})")
         with console.status("replaying"), holding(session, WHOLE_READS):
-            found = replay(
+            replayed = replay(
                 session,
                 settings.folder,
                 schema,
@@ -169,13 +162,13 @@ def replay_quarantine(
                     keys=settings.keys, sequence_by=settings.sequence_by, partitioned_by=into.partition_columns
                 ),
             )
-    say("replayed", found.said())
-    return found
+    say("replayed", replayed.summary())
+    return replayed
 
 
 @contextmanager
 def _alone(settings: FilesSettings) -> Iterator[ExitStack]:
-    """Keep other processes from the checkpoint and, on a local disk, from the table; one of a catalog comes later."""
+    """Keep other processes from the checkpoint and, on a local disk, from the table."""
     who, lock = _who(settings), locations.beside_folder(settings.checkpoint, "lock")
     with ExitStack() as held:
         if lock is not None:
@@ -191,7 +184,7 @@ def _alone(settings: FilesSettings) -> Iterator[ExitStack]:
 
 
 def _hold_named(session: SparkSession, settings: FilesSettings, held: ExitStack) -> None:
-    """As `_alone`, of a table that only a catalog knows the place of."""
+    """Keep other processes from a table whose location only a catalog knows."""
     location = spark_table.named_location(session, settings.target)
     if location is not None:
         held.enter_context(locks.only_writer(settings.target, _who(settings), location))
@@ -215,46 +208,47 @@ def _run(
         session = start_session()
     preflight.refuse_forgetful_catalog(session, settings.target)
     _hold_named(session, settings, held)
-    found = _expect_table(session, settings)
-    snapshots = _snapshots(session, settings)
-    with console.status(f"looking at the files in {escape_line(settings.folder.path)}"):
-        only = snapshots.whole() if snapshots is not None and snapshots.kind() == "folders" else None
-        schema, origin = _schema(session, settings, only=only)
-        events = settings.folder.events(session, schema, max_files_per_trigger=settings.files_per_trigger)
-        fitness.expect_fitting(events, sink._spec, found)
+    table = _expect_table(session, settings)
+    with console.status(f"reading the files in {escape_line(settings.folder.path)}"):
+        copy = FullCopy(session, settings.folder) if settings.shape.is_whole else None
+        folder = settings.folder if copy is None else copy.source
+        schema, origin = _schema(session, settings, folder)
+        if copy is None:
+            events = folder.events(session, schema, max_files_per_trigger=settings.max_files_per_trigger)
+        else:
+            events = folder.rows(session, schema)
+        fitness.expect_fitting(events, sink._spec, table)
         if schema != recorded(session, settings.checkpoint):
             record(session, settings.checkpoint, schema)
     say("schema", f"{schema} ({origin})")
     say("metrics", metrics_url)
     tell(log.info, "job_started", queries=[settings.label], metrics=metrics_url)
-    # Also where no file is new: a process without series looks like one without a job.
+    # Also if no file is new: a process without series looks like one without a job.
     default_metrics().prepare(settings.label, sink._spec.label)
-    each = PlannedRead(
-        sink,
-        schema,
-        is_parquet=settings.folder.format == "parquet",
-        snapshots=snapshots,
-        most_undecodable=MostUndecodable(share=settings.max_quarantine_share, setting="--max-quarantine-share"),
-    )
-    run_all: Callable[..., list[MergeResult]] = queries.run
-    if snapshots is not None:
-        of_folders = whole.FolderRead(sink, snapshots, settings.folder, schema)
-        run_all = partial(whole.run, of_folders=of_folders, snapshots=snapshots)
-    stream = queries.Stream(name=settings.label, events=events, sink=each, checkpoint=settings.checkpoint)
     merged = report.Merged(name=settings.label, target=settings.target, quarantine=settings.quarantine)
-    with (
-        queries.stop_on_signal(lambda text: say("stop", text)) as stopping,
-        screen.Screen(console) as shown,
-    ):
+    with queries.stop_on_signal(lambda text: say("stop", text)) as stopping, screen.Screen(console) as shown:
 
         def arrived(name: str, result: MergeResult) -> None:
             merged.add(result)
             shown.add(name, result)
 
         try:
-            results = run_all(
-                [stream], once=settings.once, stopping=stopping, on_result=arrived, keep=queries.MOST_KEPT
-            )
+            if copy is None:
+                each = PlannedRead(
+                    sink,
+                    schema,
+                    is_parquet=folder.format == "parquet",
+                    most_undecodable=MostUndecodable(
+                        share=settings.max_quarantine_share, setting="--max-quarantine-share"
+                    ),
+                )
+                stream = queries.Stream(name=settings.label, events=events, sink=each, checkpoint=settings.checkpoint)
+                results = queries.run(
+                    [stream], once=settings.once, stopping=stopping, on_result=arrived, keep=queries.MOST_KEPT
+                )
+            else:
+                results = [copy.merge(sink, events, schema, label=settings.label)]
+                arrived(settings.label, results[0])
         except queries.QueryFailedError as err:
             failure = reader.failure(settings.folder.path, err.trace, err.reason)
             raise failure or err from err
@@ -299,53 +293,35 @@ def _expect_files(checkpoint: Checkpoint) -> None:
         raise ConfigError(msg)
 
 
-def _snapshots(session: SparkSession, settings: FilesSettings) -> Snapshots | None:
-    """Those of the source; None where files are changes.
-
-    Raises:
-        ConfigError: the checkpoint is one of snapshots, and the files are changes.
-    """
-    found = Snapshots(session, settings.folder.path, Checkpoint.in_session(session, settings.checkpoint))
-    if settings.shape.is_whole:
-        return found
-    if found.taken():
-        msg = (
-            f"[CHECKPOINT_MISMATCH] checkpoint {settings.checkpoint!r} records snapshot folders, but shape"
-            f" {settings.shape.name!r} reads files as changes; use a new checkpoint"
-        )
-        raise ConfigError(msg, target=settings.target)
-    return None
-
-
 def _expect_table(session: SparkSession, settings: FilesSettings) -> TableSnapshot | None:
-    """The sink would say at the first batch what is wrong with the table, and without new files there is none.
+    """Check the table at the start: the sink would do so at the first batch, and without new files there is none.
 
-    Returns: the table; None where it is not there.
+    Returns: the table; None if it does not exist.
     """
-    place = spark_table.location(session, settings.target)
-    places.expect_scheme(settings.target, place)
+    location = spark_table.location(session, settings.target)
+    places.expect_scheme(settings.target, location)
     checkpoint = Checkpoint.in_session(session, settings.checkpoint)
     _expect_files(checkpoint)
-    found = spark_table.find(session, settings.target)
-    problem = found and fitness.keys_problem(found, settings.target, settings.keys, case_sensitive=False)
+    table = spark_table.find(session, settings.target)
+    problem = table and fitness.keys_problem(table, settings.target, settings.keys, case_sensitive=False)
     if problem:
         raise ConfigError(problem, target=settings.target)
     expect_same_table(
         checkpoint,
-        found,
+        table,
         name=settings.name,
         label=settings.label,
         target=settings.target,
-        location=place if found is None else found.location,
+        location=location if table is None else table.location,
     )
-    return found
+    return table
 
 
-def _schema(session: SparkSession, settings: FilesSettings, *, only: Sequence[str] | None = None) -> tuple[Schema, str]:
+def _schema(session: SparkSession, settings: FilesSettings, folder: Folder) -> tuple[Schema, str]:
     """The schema, and where it comes from; later runs read the one that is kept."""
     if settings.schema is not None:
         return parse(settings.schema), "as given"
     known = recorded(session, settings.checkpoint)
     if known is not None:
         return known, "as in the runs before over this checkpoint; --schema changes it"
-    return settings.folder.infer(session, only=only), "inferred from the files that are there; --schema overrides it"
+    return folder.infer(session), "inferred from the files that are there; --schema overrides it"

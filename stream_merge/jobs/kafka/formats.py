@@ -183,7 +183,7 @@ class JsonFormat(Model):
         return PlainJson(
             key=key,
             key_completes=key_completes,
-            declared={name: plain.encoding(declared) for name, declared in self.columns.items()},
+            declared={name: plain.declared_encoding(declared) for name, declared in self.columns.items()},
             position=self.position,
             deletes=None if self.deletes is None else next(iter(self.deletes.items())),
         )
@@ -202,7 +202,7 @@ class JsonFormat(Model):
         problems = []
         for name, declared in self.columns.items():
             try:
-                plain.encoding(declared)
+                plain.declared_encoding(declared)
             except UndecodableError as err:
                 problems.append(f"[INVALID_SETTING] column {name!r}: {err}")
         if self.position is not None and self.position not in self.columns:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from stream_merge.sources.decode.events import MOST_MILLIS, ROW, Reading
 from stream_merge.sources.envelopes.base import Kind, ReadMany
-from stream_merge.sources.wire.encodings import Encoding, decode
-from stream_merge.sources.wire.json_table import FEWEST
+from stream_merge.sources.wire.encodings import Decoded, Encoding, decode
+from stream_merge.sources.wire.json_table import FEWEST, holds_decimal
 from stream_merge.sources.wire.strict_json import UndecodableError
 from stream_merge.spark.versions import arrow_type
 
@@ -38,9 +38,9 @@ def pieces(reading: Reading, keys: pa.BinaryArray, values: pa.BinaryArray) -> It
     given = values if len(fitting) == len(values) else values.take(fitting)
     for read in reading.format.read_many(given):
         if read.schema_id in reading.known and read.schema_id not in reading.broken:
-            found = read._replace(indexes=fitting.take(read.indexes))
-            yield from _upserts(reading, found.where(pc.invert(found.is_delete)))
-            yield from _deletes(reading, found.where(found.is_delete), keys)
+            placed = read._replace(indexes=fitting.take(read.indexes))
+            yield from _upserts(reading, placed.where(pc.invert(placed.is_delete)))
+            yield from _deletes(reading, placed.where(placed.is_delete), keys)
 
 
 def _upserts(reading: Reading, read: ReadMany) -> Iterator[Piece]:
@@ -51,35 +51,42 @@ def _upserts(reading: Reading, read: ReadMany) -> Iterator[Piece]:
     count = len(read.indexes)
     if not count:
         return
-    columns = []
+    columns: list[pa.Array] = []
+    failed: set[int] = set()
     for field in reading.columns.fields:
-        encoding = encodings.get(field.name)
-        dtype = arrow_type(field.dataType)
-        found = pa.nulls(count, dtype) if encoding is None else _column(encoding, read.image.field(field.name), dtype)
-        if found is None:
-            if count >= 2 * FEWEST:  # the halves that can be read at once
-                yield from _upserts(reading, read.slice(0, count // 2))
-                yield from _upserts(reading, read.slice(count // 2, count - count // 2))
-            return
-        columns.append(found)
+        encoding, dtype = encodings.get(field.name), arrow_type(field.dataType)
+        decoded = Decoded(pa.nulls(count, dtype), {})
+        if encoding is not None:
+            column = _column(encoding, read.image.field(field.name))
+            if column is None:
+                if count >= 2 * FEWEST:  # the halves that can be read at once
+                    yield from _upserts(reading, read.slice(0, count // 2))
+                    yield from _upserts(reading, read.slice(count // 2, count - count // 2))
+                return
+            decoded = column
+        columns.append(decoded.values if decoded.values.type == dtype else decoded.values.cast(dtype))
+        failed |= decoded.errors.keys()
+    if failed:  # one by one they are told what is wrong
+        good = pc.invert(pc.is_in(pa.arange(0, count), value_set=pa.array(list(failed), pa.int64())))
+        read, columns = read.where(good), [column.filter(good) for column in columns]
     absent = [name for name in reading.columns.names if name not in encodings]
     yield Piece(read.indexes, _events(reading, read, Kind.UPSERT, columns, absent or None), are_deletes=False)
 
 
 def _have_what_they_must(reading: Reading, encodings: Mapping[str, Encoding], image: pa.StructArray) -> pa.BooleanArray:
     """Which rows have a value in each key and required column, and none that only stands for one."""
-    found = pa.repeat(pa.scalar(all(key in encodings for key in reading.keys)), len(image))
+    is_complete = pa.repeat(pa.scalar(all(key in encodings for key in reading.keys)), len(image))
     for name in set(reading.columns.names).intersection(encodings):
         encoding, is_key, values = encodings[name], name in reading.keys, image.field(name)
         if is_key or not encoding.is_optional:
-            found = pc.and_(found, values.is_valid())
+            is_complete = pc.and_(is_complete, values.is_valid())
         if not is_key and encoding.placeholders:
-            found = pc.and_(found, pc.invert(_stand_for_one(encoding, values)))
-    return found
+            is_complete = pc.and_(is_complete, pc.invert(_stand_for_one(encoding, values)))
+    return is_complete
 
 
 def _surely_keep_their_keys(reading: Reading, read: ReadMany) -> pa.BooleanArray:
-    """Which rows have the same keys before and after; one by one a change of them is looked into."""
+    """Which rows have the same keys before and after; a change of them is judged one by one."""
     kept = pa.repeat(pa.scalar(True), len(read.indexes))
     for name in reading.keys if read.before is not None else ():
         before, after = pc.struct_field(read.before, name), read.image.field(name)
@@ -95,9 +102,14 @@ def _stand_for_one(encoding: Encoding, values: pa.Array) -> pa.BooleanArray:
     return pa.array([encoding.is_unavailable(value) for value in values.to_pylist()], pa.bool_())
 
 
-def _column(encoding: Encoding, values: pa.Array, dtype: pa.DataType) -> pa.Array | None:
-    found = None if encoding.many is None else encoding.many(values)
-    return found if found is None or found.type == dtype else found.cast(dtype)
+def _column(encoding: Encoding, values: pa.Array) -> Decoded | None:
+    """A column of what Arrow has read; None where it has forgotten what was written."""
+    read = None if encoding.many is None else encoding.many(values)
+    if read is not None:
+        return Decoded(read, {})
+    if not _is_as_in_json(encoding) or holds_decimal(encoding.wire):  # which has another number of digits
+        return None
+    return decode(encoding, values.to_pylist())
 
 
 def _deletes(reading: Reading, read: ReadMany, keys: pa.BinaryArray) -> Iterator[Piece]:
@@ -115,11 +127,11 @@ def _deletes(reading: Reading, read: ReadMany, keys: pa.BinaryArray) -> Iterator
         values = [
             (fields or {}).get(name) if value is None else value for value, fields in zip(image, of_record, strict=True)
         ]
-        found = decode(encodings[name], values)
+        decoded = decode(encodings[name], values)
         sure = [is_sure and value is not None for is_sure, value in zip(sure, values, strict=True)]
-        for row in found.errors:
+        for row in decoded.errors:
             sure[row] = False
-        columns[name] = found.values
+        columns[name] = decoded.values
     mask = pa.array(sure, pa.bool_())
     read = read.where(mask)
     count = len(read.indexes)
@@ -128,12 +140,11 @@ def _deletes(reading: Reading, read: ReadMany, keys: pa.BinaryArray) -> Iterator
     rows = []
     for field in reading.columns.fields:
         dtype = arrow_type(field.dataType)
-        found = columns[field.name].filter(mask).cast(dtype) if field.name in columns else pa.nulls(count, dtype)
-        rows.append(found)
+        rows.append(columns[field.name].filter(mask).cast(dtype) if field.name in columns else pa.nulls(count, dtype))
     yield Piece(read.indexes, _events(reading, read, Kind.DELETE, rows, None), are_deletes=True)
 
 
-def _is_as_in_json(encoding: Encoding | None) -> bool:
+def _is_as_in_json(encoding: Encoding | None) -> TypeGuard[Encoding]:
     """Whether Arrow's reader keeps what the value was; a double may have been an integer."""
     return encoding is not None and encoding.wire is not None and not pa.types.is_floating(encoding.wire)
 
@@ -143,13 +154,13 @@ def _key_fields(reading: Reading, keys: pa.BinaryArray, image: pa.StructArray) -
     needless = reading.format.key.are_readable(keys)
     for name in reading.keys:
         needless = pc.and_(needless, image.field(name).is_valid())
-    found: list[Mapping[str, Any] | None] = [{}] * len(keys)
+    fields: list[Mapping[str, Any] | None] = [{}] * len(keys)
     for i in pc.indices_nonzero(pc.invert(needless)).to_pylist():
         try:
-            found[i] = reading.format.key.fields(keys[i].as_py())
+            fields[i] = reading.format.key.fields(keys[i].as_py())
         except UndecodableError:
-            found[i] = None
-    return found
+            fields[i] = None
+    return fields
 
 
 def _events(
@@ -166,6 +177,8 @@ def _events(
         "connector": read.connector,
         "absent": pa.array([absent] * count, pa.list_(pa.string())),
     }
+    if read.note is not None:
+        known["note"] = read.note
     types = {field.name: arrow_type(field.dataType) for field in reading.schema.fields}
     known[ROW] = pa.StructArray.from_arrays(columns, fields=list(types[ROW]))
     arrays = [known[name].cast(dtype) if name in known else pa.nulls(count, dtype) for name, dtype in types.items()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
@@ -10,8 +11,9 @@ from typing import Any, NamedTuple, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from stream_merge.sources.wire.connect_json import DECLARED
 from stream_merge.sources.wire.encodings import Encoding
-from stream_merge.sources.wire.keys import KeyFormat
+from stream_merge.sources.wire.keys import JsonKey, KeyFormat
 
 
 class Kind(StrEnum):
@@ -57,6 +59,7 @@ class Read(NamedTuple):
     last_commit: int | None = None
     """As `Database.last_commit`."""
     note: str | None = None
+    """As the kind says; of an upsert in a file the names of its fields that are not columns."""
     before: Mapping[str, Any] = _NO_FIELDS
     """JSON values of the row before an update, as far as the record tells."""
 
@@ -82,6 +85,26 @@ class ReadMany(NamedTuple):
     """Whether the record key has the keys that the image of a delete lacks."""
     before: pa.StructArray | None = None
     """Of upserts the row before, NULL where a record does not tell; None: none of them does."""
+    note: pa.StringArray | None = None
+    """As `Read.note`; None: there is none."""
+
+    @classmethod
+    def upserts(cls, indexes: pa.Int64Array, image: pa.StructArray, note: pa.StringArray | None = None) -> ReadMany:
+        """Rows in the declared schema, of which nothing else is known."""
+        count = len(indexes)
+        return cls(
+            indexes=indexes,
+            schema_id=DECLARED,
+            is_delete=pa.repeat(pa.scalar(False), count),
+            image=image,
+            position=pa.repeat(pa.scalar(0, pa.int64()), count),
+            is_snapshot=pa.repeat(pa.scalar(False), count),
+            source_millis=pa.nulls(count, pa.int64()),
+            connector=pa.nulls(count, pa.string()),
+            last_commit=pa.nulls(count, pa.int64()),
+            key_completes=False,
+            note=note,
+        )
 
     def where(self, mask: pa.BooleanArray) -> ReadMany:
         """Some of them."""
@@ -132,3 +155,54 @@ class Format(Protocol):
             UndecodableError: there is no such schema, or a column of it that nothing can hold.
         """
         ...
+
+
+@dataclass(kw_only=True)
+class Declared:
+    """The part of a `Format` whose records bring no schema: columns are declared."""
+
+    declared: Mapping[str, Encoding]
+    """Column -> how it is written."""
+    key: KeyFormat = field(default_factory=JsonKey)
+    """How record keys are written."""
+
+    @property
+    def is_declared(self) -> bool:
+        """As `Format.is_declared`: always."""
+        return True
+
+    def encodings(self, schema_id: str) -> Mapping[str, Encoding]:
+        """As `Format.encodings`; there is one schema."""
+        return self.declared
+
+
+# -- what Debezium (3.4) says about an event, in whatever envelope --------------------------------
+
+SNAPSHOT_READS = frozenset(
+    {True, "true", "first", "first_in_data_collection", "last_in_data_collection", "last", "incremental"}
+)
+"""Values of `source.snapshot` in initial, blocking and incremental snapshots."""
+
+
+def tells_snapshot(about: pa.StructType, name: str) -> bool:
+    """Whether a field, where there is one, has a type in which connectors name snapshot reads."""
+    types = [field.type for field in about if field.name == name]
+    return set(types) <= {pa.null(), pa.string(), pa.bool_()}
+
+
+def are_snapshot_reads(about: pa.StructArray, name: str) -> pa.BooleanArray:
+    """Which events a snapshot has read, by a field of the block about them."""
+    if (name, pa.bool_()) in named(about.type):
+        return pc.fill_null(about.field(name), False)
+    texts = [value for value in SNAPSHOT_READS if isinstance(value, str)]
+    return pc.is_in(inner(about, name, pa.string()), value_set=pa.array(texts))
+
+
+def inner(objects: pa.StructArray, name: str, dtype: pa.DataType) -> pa.Array:
+    """A field of objects; NULL where it is of another type."""
+    return objects.field(name) if (name, dtype) in named(objects.type) else pa.nulls(len(objects), dtype)
+
+
+def named(struct: pa.StructType) -> set[tuple[str, pa.DataType]]:
+    """The fields of an object with their types."""
+    return {(field.name, field.type) for field in struct}

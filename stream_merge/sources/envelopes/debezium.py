@@ -11,8 +11,16 @@ import pyarrow.compute as pc
 
 from stream_merge.sources.databases.base import Database
 from stream_merge.sources.envelopes import base
-from stream_merge.sources.envelopes.about import SNAPSHOT_READS, are_snapshot_reads, inner, named, tells_snapshot
-from stream_merge.sources.envelopes.base import Kind, Read, ReadMany
+from stream_merge.sources.envelopes.base import (
+    SNAPSHOT_READS,
+    Kind,
+    Read,
+    ReadMany,
+    are_snapshot_reads,
+    inner,
+    named,
+    tells_snapshot,
+)
 from stream_merge.sources.wire import connect_schema, json_table
 from stream_merge.sources.wire.base import Payloads, Wire
 from stream_merge.sources.wire.encodings import Encoding, refuse, shown

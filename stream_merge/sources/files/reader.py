@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -18,17 +18,17 @@ from pyspark.sql.types import DateType, IntegerType, LongType, NumericType, Stri
 
 from stream_merge.errors import ConfigError, ContractError
 from stream_merge.model import locations, names, source_batch
-from stream_merge.sources.files import csv_text, parquet_columns, values
+from stream_merge.sources.files import csv_records, parquet
+from stream_merge.sources.files.csv_records import OTHER_HEADER, CsvRecords, delimiter_of, fields_of
 from stream_merge.sources.files.decoding import (
     NOT_LINES,
-    OTHER_HEADER,
     UNKNOWN_FIELDS,
-    CsvRecords,
-    Decoder,
+    FileDecoder,
     JsonLines,
+    json_encoding,
     without_mark,
 )
-from stream_merge.sources.files.schema import Schema, outside, parse, said
+from stream_merge.sources.files.schema import NEW_FIELD_REMEDY, Schema, outside, parse, said
 from stream_merge.sources.wire.encodings import Encoding
 from stream_merge.sources.wire.strict_json import UndecodableError
 from stream_merge.spark import columns, preflight, versions
@@ -50,10 +50,6 @@ _STREAM_OPTIONS = {
     # By default Spark 4.2 passes over a file that is a week older than the newest one, without a word.
     "maxFileAge": "36500d",
 }
-NEW_FIELD_REMEDY = (
-    "pass --schema: with them to store them (add --schema-evolution if the table lacks them), without them to ignore"
-    " them"
-)
 _RAISED = r"(?:(?<=\[USER_RAISED_EXCEPTION\] )|(?<=RuntimeException: ))"
 _END = r"(?=\s+SQLSTATE|\s+Details:|$)"
 _READ_FAILURES = {
@@ -128,57 +124,44 @@ class Folder:
     delimiter: str = ","
     """CSV: what separates fields."""
 
-    def infer(self, session: SparkSession, *, only: Sequence[str] | None = None) -> Schema:
+    def infer(self, session: SparkSession) -> Schema:
         """Derive the schema from the files that are there now; lines that cannot be read do not count.
-
-        Args:
-            session: reads them.
-            only: folders below this one; None: all that is there.
 
         Cost: reads all files once (Parquet: only their footers), CSV twice where columns are numbers.
 
         Raises:
             ConfigError: there is no folder, no file, or nothing in them to derive a schema from.
         """
-        if only == []:
-            msg = (
-                f"[SCHEMA_NOT_INFERRED] source {self.path!r} has no folder with _SUCCESS to infer types from; wait for"
-                " one, or pass --schema"
-            )
-            raise ConfigError(msg)
         reader = session.read.options(**_FILE_OPTIONS)
-        paths = [self.path] if only is None else [exactly(path) for path in only]
         try:
             match self.format:
                 case "json":
-                    found = reader.option("mode", "DROPMALFORMED").json(paths).schema
+                    fields = reader.option("mode", "DROPMALFORMED").json(self.path).schema
                 case "csv":
-                    self._expect_one_order(session, paths)
+                    self._expect_one_order(session)
                     reader = reader.options(**self._csv_options(), header=str(self.header).lower())
-                    inferred = reader.option("inferSchema", "true").csv(paths).schema
-                    found = _inferred(reader.option("inferSchema", "false").csv(paths), inferred)
+                    inferred = reader.option("inferSchema", "true").csv(self.path).schema
+                    fields = _inferred(reader.option("inferSchema", "false").csv(self.path), inferred)
                 case "parquet":
-                    frame = reader.option("mergeSchema", "true").parquet(*paths)
-                    found = frame.schema
-                    without = parquet_columns.untyped(
-                        session, list(map(unquote, frame.inputFiles())), parquet_columns.leaves(found)
-                    )
+                    frame = reader.option("mergeSchema", "true").parquet(self.path)
+                    fields = frame.schema
+                    without = parquet.untyped(session, list(map(unquote, frame.inputFiles())), parquet.leaves(fields))
                     for name, file in without:
-                        problem = f"{file}: {parquet_columns.untyped_problem(name)}"
+                        problem = f"{file}: {parquet.untyped_problem(name)}"
                         msg = f"[SCHEMA_NOT_INFERRED] source {self.path!r}: {problem}"
                         raise ConfigError(msg)
         except (PySparkException, Py4JJavaError) as err:
             problem = f"{said(err)}; put a {self.format} file there, or pass --schema"
             if self.format == "parquet":
-                problem = self._column_problem(session, paths) or problem
+                problem = self._column_problem(session) or problem
             msg = f"[SCHEMA_NOT_INFERRED] source {self.path!r}: {problem}"
             raise ConfigError(outside(err, f"source {self.path!r}") or msg) from err
-        if not found.fields:
+        if not fields.fields:
             msg = f"[SCHEMA_NOT_INFERRED] source {self.path!r} has no {self.format} events to infer from; pass --schema"
             raise ConfigError(msg)
-        return Schema(fields=found, is_inferred=True, keeps_spelling=True)
+        return Schema(fields=fields, is_inferred=True, keeps_spelling=True)
 
-    def _expect_one_order(self, session: SparkSession, paths: str | list[str]) -> None:
+    def _expect_one_order(self, session: SparkSession) -> None:
         """Spark infers types by position.
 
         Cost: one Spark job that reads the files, where there are several.
@@ -187,7 +170,7 @@ class Folder:
             ConfigError: some have the same columns in different orders.
         """
         reader = session.read.schema(_RECORD).options(**_FILE_OPTIONS, **self._csv_options(), **_AS_TEXT)
-        records = reader.csv(paths)
+        records = reader.csv(self.path)
         if not self.header or len(records.inputFiles()) <= 1:
             return
         records = records.select(
@@ -195,12 +178,12 @@ class Folder:
             F.monotonically_increasing_id().alias("place"),
             _record_text().alias("text"),
         )
-        of_file = records.groupBy("file").agg(F.min_by("text", "place").alias("header"))
+        headers = records.groupBy("file").agg(F.min_by("text", "place").alias("header"))
         orders: dict[tuple[str, ...], tuple[str, ...]] = {}
-        for (header,) in of_file.select("header").distinct().collect():
+        for (header,) in headers.select("header").distinct().collect():
             text = without_mark(bytes(header)).decode("utf-8", "replace").lower()
             try:
-                names = tuple(name or "" for name in csv_text.fields_of(text, csv_text.delimiter_of(self.delimiter)))
+                names = tuple(name or "" for name in fields_of(text, delimiter_of(self.delimiter)))
             except UndecodableError:  # the file is refused when it is read
                 continue
             if orders.setdefault(tuple(sorted(names)), names) != names:
@@ -210,12 +193,12 @@ class Folder:
                 )
                 raise ConfigError(msg)
 
-    def _column_problem(self, session: SparkSession, paths: str | list[str]) -> str | None:
+    def _column_problem(self, session: SparkSession) -> str | None:
         try:
-            files = session.read.options(**_FILE_OPTIONS).text(paths).inputFiles()
+            files = session.read.options(**_FILE_OPTIONS).text(self.path).inputFiles()
         except AnalysisException:
             return None
-        return parquet_columns.difference(session, files)
+        return parquet.difference(session, files)
 
     def events(self, session: SparkSession, schema: Schema, *, max_files_per_trigger: int | None) -> DataFrame:
         """The folder as a stream.
@@ -228,26 +211,24 @@ class Folder:
         if max_files_per_trigger is not None:
             stream = stream.option("maxFilesPerTrigger", max_files_per_trigger)
         try:
-            return self._read(stream, session, schema, self.path)
+            return self._read(stream, session, schema)
         except AnalysisException as err:
             msg = f"[SOURCE_NOT_FOUND] source {self.path!r} cannot be read: {said(err)}; create it, or correct the path"
             raise ConfigError(outside(err, f"source {self.path!r}") or msg) from err
 
-    def rows(self, session: SparkSession, schema: Schema, path: str) -> DataFrame:
-        """The files of one folder that are there now, with the columns of `events`; not as a stream."""
-        return self._read(session.read.options(**_FILE_OPTIONS), session, schema, exactly(path))
+    def rows(self, session: SparkSession, schema: Schema) -> DataFrame:
+        """The files that are there now, with the columns of `events`; not as a stream."""
+        return self._read(session.read.options(**_FILE_OPTIONS), session, schema)
 
-    def _read(
-        self, reader: DataFrameReader | DataStreamReader, session: SparkSession, schema: Schema, path: str
-    ) -> DataFrame:
+    def _read(self, reader: DataFrameReader | DataStreamReader, session: SparkSession, schema: Schema) -> DataFrame:
         match self.format:
             case "json":
-                lines = reader.text(path).select(F.col("value").cast("binary"), *_of_file())
+                lines = reader.text(self.path).select(F.col("value").cast("binary"), *_file_columns())
             case "csv":
-                found = reader.schema(_RECORD).options(**self._csv_options(), **_AS_TEXT)
-                lines = found.csv(path).select(_record_text().alias("value"), *_of_file())
+                records = reader.schema(_RECORD).options(**self._csv_options(), **_AS_TEXT)
+                lines = records.csv(self.path).select(_record_text().alias("value"), *_file_columns())
             case "parquet":
-                return reader.schema(schema.fields).parquet(path)
+                return reader.schema(schema.fields).parquet(self.path)
         return self.decoded(lines, schema, has_header=self.header)
 
     def decoded(
@@ -263,10 +244,12 @@ class Folder:
             order: CSV without headers: see `header_order`.
         """
         fields = StructType([StructField(f.name, columns.nullable(f.dataType)) for f in schema.fields.fields])
-        decoder = Decoder(lines=self._lines(records.sparkSession, schema, fields, has_header, order), fields=fields)
+        decoder = FileDecoder(
+            records=self._records(records.sparkSession, schema, fields, has_header, order), fields=fields
+        )
         return _events(records, decoder)
 
-    def _lines(
+    def _records(
         self,
         session: SparkSession,
         schema: Schema,
@@ -278,35 +261,37 @@ class Folder:
         encodings = self._encodings(fields, zone, keeps_spelling=schema.keeps_spelling)
         if self.format == "json":
             return JsonLines(
-                encodings=encodings,
+                declared=encodings,
                 fields=fields,
                 is_inferred=schema.is_inferred,
                 case_sensitive=columns.is_case_sensitive(session),
             )
         return CsvRecords(
-            encodings=encodings,
-            delimiter=csv_text.delimiter_of(self.delimiter),
+            declared=encodings,
+            delimiter=delimiter_of(self.delimiter),
             has_header=has_header,
             case_sensitive=columns.is_case_sensitive(session),
             order=order,
         )
 
     def _encodings(self, fields: StructType, zone: str, *, keeps_spelling: bool) -> Mapping[str, Encoding]:
-        encoding = values.of_json if self.format == "json" else partial(values.of_csv, keeps_spelling=keeps_spelling)
-        found: dict[str, Encoding] = {}
+        encoding = (
+            json_encoding if self.format == "json" else partial(csv_records.encoding, keeps_spelling=keeps_spelling)
+        )
+        encodings: dict[str, Encoding] = {}
         for one in fields.fields:
-            if one.name in found:
+            if one.name in encodings:
                 msg = f"[INVALID_SETTING] the schema has column {one.name!r} twice; remove one of them"
                 raise ConfigError(msg)
             try:
-                found[one.name] = encoding(one.dataType, zone)
+                encodings[one.name] = encoding(one.dataType, zone)
             except UndecodableError as err:
                 msg = (
                     f"[INVALID_SETTING] column {one.name!r} of the schema cannot be read: {err}; use another type, or"
                     " remove the column"
                 )
                 raise ConfigError(msg) from err
-        return found
+        return encodings
 
     def header_order(
         self, session: SparkSession, schema: Schema, file: str, *, header: bytes | None, before: Schema | None
@@ -333,9 +318,9 @@ class Folder:
             header = without_mark(bytes(first[0]))
         elif before is not None and header is None:
             quoted = ('"' + name.replace('"', '""') + '"' for name in before.fields.names)
-            header = csv_text.delimiter_of(self.delimiter).join(quoted).encode()
+            header = delimiter_of(self.delimiter).join(quoted).encode()
         if header is not None:
-            lines, problem = self._lines(session, schema, schema.fields, has_header=True).of_file(header)
+            lines, problem = self._records(session, schema, schema.fields, has_header=True).for_file(header)
             if problem is None and isinstance(lines, CsvRecords):
                 return lines.order
         msg = f"[SOURCE_FILE_INVALID] records of {file} cannot be replayed: {problem}; pass --schema with its columns"
@@ -346,10 +331,10 @@ class Folder:
         return {"sep": self.delimiter, **quoting, "mode": "PERMISSIVE", "maxColumns": _MOST_FIELDS}
 
 
-def _events(records: DataFrame, decoder: Decoder) -> DataFrame:
+def _events(records: DataFrame, decoder: FileDecoder) -> DataFrame:
     """What Python gives depends on the order of the records, so Spark must not move or repeat it."""
     decoded = F.col(_DECODED)
-    found = versions.decoded(
+    rows = versions.decoded(
         records,
         decoder,
         *("value", "file"),
@@ -371,7 +356,7 @@ def _events(records: DataFrame, decoder: Decoder) -> DataFrame:
         *(place.get(f.name, F.lit(None)).cast(f.dataType).alias(f.name) for f in source_batch.ORIGIN_TYPE.fields)
     )
     own = {names.SOURCE_METADATA: "files"}
-    return found.select(
+    return rows.select(
         *(decoded["row"][f.name].alias(f.name) for f in decoder.fields.fields),
         corrupt.alias(names.CORRUPT_COLUMN, metadata=own),
         decoded["left_out"].alias(names.LEFT_OUT_COLUMN, metadata=own),
@@ -379,7 +364,7 @@ def _events(records: DataFrame, decoder: Decoder) -> DataFrame:
     )
 
 
-def _of_file() -> list[Column]:
+def _file_columns() -> list[Column]:
     """Where a record comes from. Files of lines may be cut into parts: only in the first one lines can be counted."""
     is_first = F.col("_metadata.file_block_start") == 0
     return [
@@ -424,9 +409,9 @@ def failure(path: str, trace: str, reason: str) -> ContractError | None:
         reason: what the innermost cause said.
     """
     for pattern, remedy in _READ_FAILURES.items():
-        found = pattern.search(trace)
-        if found is not None:
-            text = " ".join(found.group().split())
+        match = pattern.search(trace)
+        if match is not None:
+            text = " ".join(match.group().split())
             cause = "" if reason in text or text in reason else f" ({reason})"
             return ContractError(f"[SOURCE_FILE_INVALID] source {path!r}: {text}{cause}; {remedy}", reasons={})
     return None
@@ -439,7 +424,7 @@ def _inferred(texts: DataFrame, inferred: StructType) -> StructType:
     would lose its leading zeros or its plus.
     """
     numbers = [f.name for f in inferred.fields if isinstance(f.dataType, NumericType)]
-    lossy = [F.max(columns.column(name).rlike(values.RESPELLED)).alias(name) for name in numbers]
+    lossy = [F.max(columns.column(name).rlike(csv_records.RESPELLED)).alias(name) for name in numbers]
     row = texts.agg(*lossy).first() if lossy else None
     types = {name: StringType() for name in numbers if row is not None and row[name]}
     widened = {f.name: LongType() for f in inferred.fields if isinstance(f.dataType, IntegerType)}

@@ -18,6 +18,10 @@ from stream_merge.spark.versions import from_ddl
 
 _RECORD = "stream_merge_schema"
 """Folder in the checkpoint that keeps the schema; Spark's own are offsets, commits, sources, metadata."""
+NEW_FIELD_REMEDY = (
+    "pass --schema: with them to store them (add --schema-evolution if the table lacks them), without them to ignore"
+    " them"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -22,8 +22,8 @@ WIDEST = 38
 """Digits of the widest decimal."""
 _MICROS_PER_SECOND = 1_000_000
 _DATE = r"^\d{4}-\d\d-\d\dZ?$"
-_CLOCK = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?"
-_ZONE = r"(Z|[+-](0\d|1[0-4]):[0-5]\d)"
+_CLOCK = r"^\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d{1,6})?"
+_ZONE = r"(Z|[+-](0\d|1[0-4])(:?[0-5]\d)?)"
 
 
 def as_they_are(values: pa.Array) -> pa.Array:
@@ -171,19 +171,23 @@ def micros(units_per_second: int, least: int, most: int) -> Many:
     return many
 
 
-def moments_of_text(least: int, most: int, *, with_zone: bool) -> Many:
-    """ISO 8601 to the microsecond, as Debezium writes it; a `Z` says nothing on a clock without zone."""
-    dtype = pa.timestamp("us", tz="UTC") if with_zone else pa.timestamp("us")
-    pattern = f"{_CLOCK}{_ZONE}$" if with_zone else f"{_CLOCK}Z?$"
+def moments_of_text(least: int, most: int, *, with_zone: bool, zone: str | None) -> Many:
+    """ISO 8601 to the microsecond, as most programs write it. Arguments as `times.timestamp_of_text`."""
+    clock, moment = pa.timestamp("us"), pa.timestamp("us", tz="UTC")
 
     def many(values: pa.Array) -> pa.Array | None:
-        if not all_match(values, pattern):
-            return None
         try:
-            found = (values if with_zone else pc.utf8_rtrim(values, "Z")).cast(dtype)
+            if not with_zone and all_match(values, f"{_CLOCK}Z?$"):
+                read = pc.utf8_rtrim(values, "Z").cast(clock)
+            elif with_zone and all_match(values, f"{_CLOCK}{_ZONE}$"):
+                read = values.cast(moment)
+            elif with_zone and zone is not None and all_match(values, f"{_CLOCK}$"):
+                read = pc.assume_timezone(values.cast(clock), zone, ambiguous="raise", nonexistent="raise").cast(moment)
+            else:
+                return None
         except pa.ArrowException:
             return None
-        return found if within(found.view(pa.int64()), least, most) else None
+        return read if within(read.view(pa.int64()), least, most) else None
 
     return many
 

@@ -1,10 +1,11 @@
-"""How dates and times are written in JSON, and the Delta types that hold them exactly."""
+"""How dates and times are written in JSON and as text, and the Delta types that hold them exactly."""
 
 from __future__ import annotations
 
 import re
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta, timezone, tzinfo
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 from pyspark.sql import types as T
@@ -33,12 +34,14 @@ def date_of_days() -> Encoding:
 
 
 def date_of_text() -> Encoding:
-    """ISO 8601, `2026-11-21`, also with Debezium's `Z` behind it."""
+    """ISO 8601, `2026-11-21`; also `2026-1-5`, and with Debezium's `Z` behind it."""
 
     def one(value: str) -> date:
+        text = value.strip().removesuffix("Z")
+        parts = _DATE.fullmatch(text)
         try:
-            return date.fromisoformat(value.removesuffix("Z"))
-        except ValueError:
+            return date(*map(int, parts.groups())) if parts else date.fromisoformat(text)
+        except (ValueError, OverflowError):
             msg = f"{shown(value)} is not a date"
             raise UndecodableError(msg) from None
 
@@ -58,39 +61,83 @@ def timestamp_of(units_per_second: int) -> Encoding:
     return scalar(T.TimestampNTZType(), pa.timestamp("us"), one, int, wire=pa.int64(), many=many)
 
 
-_ISO = re.compile(
-    r"(?P<date>\d{4,}-\d\d-\d\d)[T ](?P<time>\d\d:\d\d(?::\d\d(?:\.(?P<fraction>\d{1,9}))?)?)"
-    r"(?P<zone>Z|[+-]\d\d:?\d\d(?::\d\d)?)?"
-)
+def timestamp_of_text(*, with_zone: bool, zone: str | None = None) -> Encoding:
+    """ISO 8601, with a blank or a `T` before the time.
 
-
-def timestamp_of_text(*, with_zone: bool) -> Encoding:
-    """ISO 8601; with a zone (Debezium's ZonedTimestamp) a moment, without one a reading of a clock."""
+    Args:
+        with_zone: whether values are moments (Debezium's ZonedTimestamp), else readings of a clock, behind which a `Z`
+            (Debezium's IsoTimestamp) means nothing.
+        zone: of moments without a zone; None: they are refused.
+    """
     dtype: T.DataType = T.TimestampType() if with_zone else T.TimestampNTZType()
+    kind = "a time without zone" if not with_zone else "a time with zone" if zone is None else "a time"
 
     def one(value: str) -> int:
-        found = _ISO.fullmatch(value)
-        zone = found["zone"] if found else None
-        # Debezium's IsoTimestamp puts a Z behind readings of a clock, which says nothing there.
-        if found is None or (with_zone and zone is None) or (not with_zone and zone not in (None, "Z")):
-            kind = "a time with zone" if with_zone else "a time without zone"
+        parts = _TIME.fullmatch(value.strip())
+        written = None if parts is None else parts["zone"]
+        is_moment = written is not None or zone is not None
+        if parts is None or (not is_moment if with_zone else written not in (None, "Z")):
             refuse(f"{shown(value)} is not {kind}")
-        fraction = (found["fraction"] or "").ljust(6, "0")
+        fraction = (parts["fraction"] or "").ljust(6, "0")
         if fraction[6:].strip("0"):
-            refuse(f"{value!r} is not a whole number of microseconds")
-        whole = f"{found['date']}T{found['time'].partition('.')[0]}"
+            refuse(f"{shown(value)} is not a whole number of microseconds")
         try:
-            moment = datetime.fromisoformat(whole + (zone or "") if with_zone else whole)
+            year, month, day, hour, minute, second = (int(parts[name] or 0) for name in _PARTS)
+            clock = datetime(year, month, day, hour, minute, second, int(fraction[:6]))
             if with_zone:
-                moment = moment.astimezone(UTC).replace(tzinfo=None)
-        except (ValueError, OverflowError):
+                clock = clock - _shift(parts) if written is not None else _in_utc(clock, zone or "", value)
+        except (ValueError, OverflowError) as err:
+            if isinstance(err, UndecodableError):
+                raise
             msg = f"{shown(value)} is not a time within the years 1 to 9999"
             raise UndecodableError(msg) from None
-        return (moment - _EPOCH) // timedelta(microseconds=1) + int(fraction[:6])
+        return (clock - _EPOCH) // timedelta(microseconds=1)
 
     arrow = pa.timestamp("us", tz="UTC") if with_zone else pa.timestamp("us")
-    many = M.moments_of_text(_LEAST_MICROS, _MOST_MICROS, with_zone=with_zone)
+    many = M.moments_of_text(_LEAST_MICROS, _MOST_MICROS, with_zone=with_zone, zone=zone)
     return scalar(dtype, arrow, one, str, wire=pa.string(), many=many)
+
+
+_DATE = re.compile(r"([0-9]{4,})-([0-9]{1,2})-([0-9]{1,2})")
+_TIME = re.compile(
+    r"(?P<year>[0-9]{4,})-(?P<month>[0-9]{1,2})-(?P<day>[0-9]{1,2})"
+    r"(?:[T ](?P<hour>[0-9]{1,2}):(?P<minute>[0-9]{1,2})(?::(?P<second>[0-9]{1,2})(?:\.(?P<fraction>[0-9]{1,9}))?)?"
+    r"(?: ?(?P<zone>Z|UTC|(?P<sign>[+-])(?P<hours>[0-9]{1,2})(?::?(?P<minutes>[0-9]{2})(?::?(?P<seconds>[0-9]{2}))?)?"
+    r"))?)?"
+)
+_PARTS = ("year", "month", "day", "hour", "minute", "second")
+
+
+def _shift(parts: re.Match[str]) -> timedelta:
+    """How far the written zone is ahead of UTC."""
+    hours, minutes, seconds = (int(parts[name] or 0) for name in ("hours", "minutes", "seconds"))
+    ahead = timedelta(hours=hours, minutes=minutes, seconds=seconds)
+    if ahead > timedelta(hours=18):
+        refuse(f"{parts['zone']!r} is not a zone")
+    return -ahead if parts["sign"] == "-" else ahead
+
+
+def _in_utc(clock: datetime, zone: str, text: str) -> datetime:
+    """The moment at which a clock of that zone shows this; in UTC, without zone."""
+    there = _zone(zone)
+    if there is None:
+        refuse(f"{shown(text)} has no zone, and that of the session ({zone}) is not known here")
+    moments = {clock.replace(tzinfo=there, fold=fold).astimezone(UTC) for fold in (0, 1)}
+    showing = [moment for moment in moments if moment.astimezone(there).replace(tzinfo=None) == clock]
+    if len(showing) != 1:
+        refuse(f"{shown(text)} has no zone, and clocks in {zone} show it {'twice' if showing else 'never'}")
+    return showing[0].replace(tzinfo=None)
+
+
+def _zone(name: str) -> tzinfo | None:
+    offset = re.fullmatch(r"([+-])(\d{1,2}):(\d\d)", name)
+    if offset:
+        ahead = timedelta(hours=int(offset[2]), minutes=int(offset[3]))
+        return timezone(-ahead if offset[1] == "-" else ahead)
+    try:
+        return UTC if name in ("UTC", "Z", "GMT", "Etc/UTC") else ZoneInfo(name)
+    except (KeyError, ValueError, OSError):
+        return None
 
 
 def clock_time(units_per_second: int) -> Encoding:

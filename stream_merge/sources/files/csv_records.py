@@ -1,0 +1,313 @@
+"""CSV: records are taken apart as RFC 4180 says, and each field is read exactly as its column's type, or refused."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import types as T
+
+from stream_merge.sources.envelopes import plain
+from stream_merge.sources.envelopes.base import Declared, Kind, Read, ReadMany
+from stream_merge.sources.wire import encodings as E
+from stream_merge.sources.wire import many as M
+from stream_merge.sources.wire import times
+from stream_merge.sources.wire.encodings import Encoding, refuse, scalar, shown
+from stream_merge.sources.wire.strict_json import UndecodableError, text_of
+from stream_merge.spark.columns import resolve
+
+OTHER_HEADER = "CSV header does not conform to the schema: "
+
+
+@dataclass(kw_only=True)
+class CsvRecords(Declared):
+    """Records of RFC 4180; Spark's reader tells where they end."""
+
+    delimiter: str
+    has_header: bool
+    case_sensitive: bool
+    order: tuple[int, ...] | None = None
+    """Where in a record each column of the schema is; None: in the schema's order."""
+    header: bytes | None = None
+    """Of the file, where its columns are in another order than the schema's."""
+    are_counted: bool = field(default=False, init=False)
+    """A record may have several lines, and Spark's reader leaves out empty ones."""
+
+    def are_blank(self, records: pa.BinaryArray) -> pa.BooleanArray:
+        """Spark's reader has left them out; a record of delimiters has empty fields."""
+        return pc.equal(pc.binary_length(records), 0)
+
+    def read(self, key: bytes | None, value: bytes) -> Read:
+        """Take one record apart."""
+        fields = _fields(value, self.delimiter, len(self.declared))
+        texts = {name: fields[place] for name, place in self._places()}
+        row = {name: text if text or self._is_text(name) else None for name, text in texts.items()}
+        return Read(Kind.UPSERT, row, position=0)
+
+    def read_many(self, values: pa.BinaryArray) -> Iterator[ReadMany]:
+        """Take apart all records that have as many fields as the schema."""
+        indexes, fields = split(values, self.delimiter, len(self.declared))
+        columns = [fields[n] if self._is_text(name) else _null_if_empty(fields[n]) for name, n in self._places()]
+        yield ReadMany.upserts(indexes, pa.StructArray.from_arrays(columns, names=list(self.declared)))
+
+    def for_file(self, first: bytes) -> tuple[CsvRecords, str | None]:
+        """Read the columns of a file by their names in its header."""
+        if not self.has_header:
+            return self, None
+        wanted = list(self.declared)
+        try:
+            header = [name or "" for name in fields_of(text_of(first), self.delimiter)]
+        except UndecodableError as err:
+            return self, f"{OTHER_HEADER}{err}"
+        named = [resolve(name, header, case_sensitive=self.case_sensitive) for name in wanted]
+        order = tuple(header.index(name) for name in named if name is not None)
+        if len(set(order)) != len(wanted) or len(header) != len(wanted):
+            return self, f"{OTHER_HEADER}it has {header!r}; the schema has {wanted!r}"
+        return (self if order == tuple(range(len(wanted))) else replace(self, order=order, header=first)), None
+
+    def _places(self) -> Iterator[tuple[str, int]]:
+        return zip(self.declared, self.order or range(len(self.declared)), strict=True)
+
+    def _is_text(self, name: str) -> bool:
+        """Whether a quoted empty field is a value."""
+        return isinstance(self.declared[name].dtype, T.StringType)
+
+
+# -- records into fields -----------------------------------------------------------------------
+
+_ESCAPED = {r"\t": "\t", r"\r": "\r", r"\b": "\b", r"\f": "\f", r"\\": "\\"}
+"""How people write delimiters that a shell does not let through, and Spark takes them."""
+
+
+def delimiter_of(written: str) -> str:
+    """The characters that a written delimiter stands for."""
+    return _ESCAPED.get(written, written)
+
+
+def split(records: pa.BinaryArray, delimiter: str, width: int) -> tuple[pa.Int64Array, list[pa.StringArray]]:
+    """Take records apart: those without quotes all at once, the others one by one.
+
+    Returns: which of the records have so many fields, ascending, and their fields, NULL for an unquoted empty one.
+    """
+    plain_ones = pc.invert(pc.match_substring(records, b'"'))
+    texts = _text(records.filter(plain_ones))
+    if texts is None:
+        plain_ones, texts = pa.repeat(pa.scalar(False), len(records)), pa.array([], pa.string())
+    lists = pc.split_pattern(texts, delimiter)
+    fits = pc.equal(pc.list_value_length(lists), width)
+    at, flat = pc.indices_nonzero(plain_ones).cast(pa.int64()).filter(fits), lists.filter(fits).flatten()
+    first = pc.multiply(pa.arange(0, len(at)), width)
+    columns = [_null_if_empty(flat.take(pc.add(first, n))) for n in range(width)]
+    others: dict[int, list[str | None]] = {}
+    for i in pc.indices_nonzero(pc.invert(plain_ones)).to_pylist():
+        with suppress(UndecodableError):
+            others[i] = _fields(records[i].as_py(), delimiter, width)
+    if not others:
+        return at, columns
+    at = pa.concat_arrays([at, pa.array(others, pa.int64())])
+    order = pc.sort_indices(at)
+    more = [pa.array([fields[n] for fields in others.values()], pa.string()) for n in range(width)]
+    return at.take(order), [pa.concat_arrays(both).take(order) for both in zip(columns, more, strict=True)]
+
+
+def fields_of(text: str, delimiter: str) -> list[str | None]:
+    """The fields of one record; None for an unquoted empty one.
+
+    Raises:
+        UndecodableError: a quote is not closed, or something stands behind it.
+    """
+    if '"' not in text:
+        return [part or None for part in text.split(delimiter)]
+    fields: list[str | None] = []
+    place, pattern = 0, _pattern(delimiter)
+    while True:
+        match = pattern.match(text, place)
+        if match is None:
+            refuse(f"the quote at character {place + 1} is not closed, or something but a delimiter stands behind it")
+        quoted = match["quoted"]
+        fields.append(match["plain"] or None if quoted is None else quoted.replace('""', '"'))
+        if not match["end"]:
+            return fields
+        place = match.end()
+
+
+def _fields(record: bytes, delimiter: str, width: int) -> list[str | None]:
+    fields = fields_of(text_of(record), delimiter)
+    return fields if len(fields) == width else refuse(f"the record has {len(fields)} field(s), the schema {width}")
+
+
+@functools.cache
+def _pattern(delimiter: str) -> re.Pattern[str]:
+    end = re.escape(delimiter)
+    return re.compile(rf'(?:"(?P<quoted>[^"]*(?:""[^"]*)*)"|(?P<plain>(?!")(?:(?!{end})[\s\S])*))(?P<end>{end}|\Z)')
+
+
+def _text(records: pa.BinaryArray) -> pa.StringArray | None:
+    try:
+        return records.cast(pa.string())
+    except pa.ArrowException:  # not UTF-8
+        return None
+
+
+def _null_if_empty(texts: pa.StringArray) -> pa.StringArray:
+    return pc.if_else(pc.equal(texts, ""), pa.scalar(None, pa.string()), texts)
+
+
+# -- fields into values ------------------------------------------------------------------------
+
+
+def encoding(dtype: T.DataType, zone: str, *, keeps_spelling: bool = False) -> Encoding:
+    """How a field holds a type.
+
+    Args:
+        dtype: of the column.
+        zone: time zone of the session; a TIMESTAMP without zone is a reading of a clock there.
+        keeps_spelling: nobody has said that it is a number, so one that would be stored otherwise is refused.
+
+    Raises:
+        UndecodableError: CSV has no way to write such a value.
+    """
+    if keeps_spelling and isinstance(dtype, T.NumericType):
+        return _as_spelled(encoding(dtype, zone))
+    if isinstance(dtype, T.DecimalType):
+        exact = E.decimal_of_text(dtype.precision, dtype.scale)
+        return _from_text(exact, lambda text: exact.one(_number(text)), _decimals(dtype))
+    if isinstance(dtype, T.TimestampType):
+        return times.timestamp_of_text(with_zone=True, zone=zone)
+    if type(dtype) not in _FROM_TEXT and type(dtype) not in _AS_IN_JSON:
+        refuse(f"CSV holds no {dtype.simpleString()}")
+    inner = plain.encoding(dtype)
+    return inner if type(dtype) in _AS_IN_JSON else _FROM_TEXT[type(dtype)](inner)
+
+
+def _from_text(inner: Encoding, one: Callable[[str], Any], many: M.Many) -> Encoding:
+    """Spaces around a value that is no text say nothing."""
+
+    def all_at_once(texts: pa.Array) -> pa.Array | None:
+        return many(pc.ascii_trim_whitespace(texts))
+
+    return scalar(inner.dtype, inner.arrow, lambda text: one(text.strip()), str, wire=pa.string(), many=all_at_once)
+
+
+RESPELLED = r"^\s*([+]|-?0[0-9])"
+"""Numbers that lose something as such: 007, and +49."""
+
+
+def _as_spelled(inner: Encoding) -> Encoding:
+    def one(text: str) -> Any:
+        if re.match(RESPELLED, text):
+            refuse(
+                f"{shown(text)} would be stored as a number, without its {'plus' if '+' in text else 'zeros'}, though"
+                " only earlier files say that the column is one; pass --schema with the column's type"
+            )
+        return inner.one(text)
+
+    def many(texts: pa.Array) -> pa.Array | None:
+        is_respelled = pc.any(pc.match_substring_regex(texts, RESPELLED)).as_py()
+        return None if is_respelled or inner.many is None else inner.many(texts)
+
+    return scalar(inner.dtype, inner.arrow, one, str, wire=pa.string(), many=many)
+
+
+def _integral(inner: Encoding) -> Encoding:
+    return _from_text(inner, lambda text: inner.one(_integer(text)), _integers(inner.arrow))
+
+
+def _fractional(inner: Encoding) -> Encoding:
+    return _from_text(inner, lambda text: inner.one(_floating(text)), _floats(inner))
+
+
+def _bytes(inner: Encoding) -> Encoding:
+    """The field's own bytes."""
+    return scalar(inner.dtype, inner.arrow, str.encode, str, wire=pa.string(), many=lambda t: t.cast(pa.binary()))
+
+
+_INTEGER = re.compile(r"[+-]?[0-9]{1,4000}")
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,5})?")
+_NOT_NUMBERS = {"nan": "NaN", "inf": "Infinity", "infinity": "Infinity"}
+_BOOLEANS = {
+    **dict.fromkeys(("t", "true", "y", "yes", "1"), True),
+    **dict.fromkeys(("f", "false", "n", "no", "0"), False),
+}
+
+
+def _boolean(text: str) -> bool:
+    value = _BOOLEANS.get(text.lower())
+    return value if value is not None else refuse(f"{shown(text)} is not a boolean")
+
+
+def _booleans(texts: pa.Array) -> pa.Array | None:
+    lower = pc.ascii_lower(texts)
+    is_true = pc.is_in(lower, value_set=pa.array([name for name, value in _BOOLEANS.items() if value]))
+    known = pc.is_in(lower, value_set=pa.array([*_BOOLEANS, None]))
+    return pc.if_else(texts.is_valid(), is_true, pa.scalar(None, pa.bool_())) if pc.all(known).as_py() else None
+
+
+def _integer(text: str) -> int:
+    return int(text) if _INTEGER.fullmatch(text) else refuse(f"{shown(text)} is not an integer")
+
+
+def _integers(dtype: pa.DataType) -> M.Many:
+    def many(texts: pa.Array) -> pa.Array | None:
+        return _cast(texts, dtype) if M.all_match(texts, "^-?[0-9]{1,19}$") else None
+
+    return many
+
+
+def _number(text: str) -> Decimal:
+    try:
+        return Decimal(text) if _NUMBER.fullmatch(text) else refuse(f"{shown(text)} is not a number")
+    except InvalidOperation:
+        refuse(f"{shown(text)} is not a number")
+
+
+def _decimals(dtype: T.DecimalType) -> M.Many:
+    whole, scale = dtype.precision - dtype.scale, dtype.scale
+    behind = rf"(\.[0-9]{{1,{scale}}})?" if scale else ""
+
+    def many(texts: pa.Array) -> pa.Array | None:
+        if not whole or not M.all_match(texts, f"^-?[0-9]{{1,{whole}}}{behind}$"):
+            return None
+        return _cast(texts, pa.decimal128(dtype.precision, scale))
+
+    return many
+
+
+def _floating(text: str) -> int | Decimal | str:
+    name = _NOT_NUMBERS.get(text.lstrip("+-").lower())
+    if name is not None:
+        return f"-{name}" if text.startswith("-") and name != "NaN" else name
+    return int(text) if _INTEGER.fullmatch(text) else _number(text)
+
+
+def _floats(inner: Encoding) -> M.Many:
+    def many(texts: pa.Array) -> pa.Array | None:
+        if not M.all_match(texts, r"^-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]{1,5})?$"):
+            return None
+        numbers = _cast(texts, pa.float64())
+        return None if numbers is None or inner.many is None else inner.many(numbers)
+
+    return many
+
+
+def _cast(texts: pa.Array, dtype: pa.DataType) -> pa.Array | None:
+    try:
+        return texts.cast(dtype)
+    except pa.ArrowException:
+        return None
+
+
+_AS_IN_JSON = (T.StringType, T.DateType, T.TimestampNTZType)
+_FROM_TEXT: dict[type[T.DataType], Callable[[Encoding], Encoding]] = {
+    T.BooleanType: lambda inner: _from_text(inner, _boolean, _booleans),
+    **dict.fromkeys((T.ByteType, T.ShortType, T.IntegerType, T.LongType), _integral),
+    **dict.fromkeys((T.FloatType, T.DoubleType), _fractional),
+    T.BinaryType: _bytes,
+}
