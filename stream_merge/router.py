@@ -16,10 +16,10 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import IntegralType, StringType
 
 from stream_merge.errors import CommitStateUnknownError, ConfigError, ContractError, MergeFailedError, RoutedMergeError
+from stream_merge.merge.clock import PhaseClock
+from stream_merge.merge.own_session import OwnSession
+from stream_merge.merge.report import failures_told
 from stream_merge.metrics.instruments import MergeMetrics, default_metrics
-from stream_merge.microbatch.clock import PhaseClock
-from stream_merge.microbatch.own_session import OwnSession
-from stream_merge.microbatch.report import failures_told
 from stream_merge.model import names
 from stream_merge.model.counted import counted
 from stream_merge.model.logs import tell
@@ -178,7 +178,7 @@ class MergeSinks:
             return
         self._expect_different_places(routed)
         for sink in self._sinks.values():
-            sink._announce(routed, at_most=at_most)
+            sink._calls.announce(routed, at_most=at_most)
         self._announced = True
 
     def _evaluated(self, batch_df: DataFrame) -> tuple[DataFrame, dict[str, Any]]:
@@ -213,13 +213,13 @@ class MergeSinks:
         """Two names of one table would share its transaction ids: one sink would skip the other's events."""
         places: dict[str, Route] = {}
         for route, sink in self._sinks.items():
-            place = sink._place_for(batch_df).canonical
+            place = sink._calls.location_to_be(batch_df).canonical
             if place in places:
                 msg = (
                     f"[DUPLICATE_SETTING] routes {places[place]!r} and {route!r} have the same table ({place}); give"
                     " each its own target"
                 )
-                raise ConfigError(msg, target=sink._spec.target)
+                raise ConfigError(msg, target=sink._calls.spec.target)
             places[place] = route
 
     def _check_type(self, with_route: DataFrame) -> None:
@@ -303,12 +303,12 @@ class MergeSinks:
         sink, events = self._sinks[route], self._of(routed, route)
         began = time.perf_counter() - turn.seconds
         if self._on_failure == "quarantine" and turn.may_be_replay:
-            with sink._reading(events, turn.batch_id, began):
-                is_set_aside = sink._is_set_aside(events, turn.batch_id)
+            with sink._calls.reading(events, turn.batch_id, began):
+                is_set_aside = sink._calls.is_quarantined(events, turn.batch_id)
             if is_set_aside:
                 self._tell_set_aside(sink, turn.batch_id, events, MergeFailedError(_SET_ASIDE_BEFORE))
                 return None
-        sink._merge(events, turn.batch_id, Intake(calls="routed", began=began))
+        sink._calls.merge(events, turn.batch_id, Intake(calls="routed", began=began))
         return sink.last_result
 
     def _of(self, routed: DataFrame, route: Route) -> DataFrame:
@@ -319,7 +319,7 @@ class MergeSinks:
         if is_stopping(routed) or was_cancelled(error):
             return error  # nothing is wrong with the table
         sink, events = self._sinks[route], self._of(routed, route)
-        if isinstance(error, CommitStateUnknownError) or sink._may_hold(events, batch_id):
+        if isinstance(error, CommitStateUnknownError) or sink._calls.may_hold(events, batch_id):
             return error  # a replay finds out, and does what was left undone
         try:
             self._tell_set_aside(sink, batch_id, events, error)
@@ -330,25 +330,27 @@ class MergeSinks:
 
     def _tell_set_aside(self, sink: MergeSink, batch_id: int, events: DataFrame, error: Exception) -> None:
         """Quarantine a batch of a table, as far as it is not there, and say how much of it that was."""
-        count = sink._set_aside(events, batch_id, error)
+        count = sink._calls.quarantine_batch(events, batch_id, error)
         if count:
             tell(
                 log.error,
                 "events_of_a_failed_table_quarantined",
-                target=sink._spec.label,
+                target=sink._calls.spec.label,
                 batch_id=batch_id,
                 events=count,
                 error=reason(error),
             )
 
     def _failure(self, lost: Mapping[Route, Exception], batch_id: int, tables: int) -> RoutedMergeError:
-        listed = "; ".join(f"{route!r} ({self._sinks[route]._spec.target}): {reason(e)}" for route, e in lost.items())
+        listed = "; ".join(
+            f"{route!r} ({self._sinks[route]._calls.spec.target}): {reason(e)}" for route, e in lost.items()
+        )
         msg = (
             f"[TABLES_FAILED] {len(lost)} of {tables} tables failed in batch {batch_id}; the others are merged and skip"
             f" it when it is delivered again: {listed}"
         )
         route, first = next(iter(lost.items()))
-        error = RoutedMergeError(msg, failures=lost, target=self._sinks[route]._spec.target, batch_id=batch_id)
+        error = RoutedMergeError(msg, failures=lost, target=self._sinks[route]._calls.spec.target, batch_id=batch_id)
         error.__cause__ = first
         return error
 
@@ -368,13 +370,13 @@ def _problems(
         types = sorted(kind.__name__ for kind in kinds)
         problems.append(f"[INVALID_SETTING] sinks has keys of {types}; use str for all of them, or int")
     for what, values in (
-        ("target", [sink._spec.target.plain for sink in sinks.values()]),
-        ("name= (label of metrics)", [sink._spec.label for sink in sinks.values()]),
+        ("target", [sink._calls.spec.target.plain for sink in sinks.values()]),
+        ("name= (label of metrics)", [sink._calls.spec.label for sink in sinks.values()]),
     ):
         twice = sorted({value for value in values if values.count(value) > 1})
         if twice:
             problems.append(f"[DUPLICATE_SETTING] several sinks have the same {what}: {twice!r}; give each its own")
-    missing = [route for route, sink in sinks.items() if sink._spec.concerns_missing or sink._spec.is_whole]
+    missing = [route for route, sink in sinks.items() if sink._calls.spec.concerns_missing or sink._calls.spec.is_whole]
     if missing:
         problems.append(
             f"[CONFLICTING_SETTINGS] the sinks of {missing!r} need full copies of their tables, and a routed batch has"

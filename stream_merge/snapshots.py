@@ -36,7 +36,7 @@ def merge_versions(sink: MergeSink, spark: SparkSession, next_version: NextVersi
         StreamMergeError: whatever the sink raises; snapshots before it are merged.
     """
     results: list[MergeResult] = []
-    target = sink._spec.target
+    target = sink._calls.spec.target
     latest = _latest(sink, spark)
     while (found := next_version(latest)) is not None:
         snapshot, version = found
@@ -65,7 +65,7 @@ def _latest(sink: MergeSink, spark: SparkSession) -> int | None:
     Raises:
         ConfigError: the sink merges no snapshots, or has no `app_id` to know its own by.
     """
-    spec = sink._spec
+    spec = sink._calls.spec
     problems = []
     if not spec.is_whole:
         problems.append("[MISSING_SETTING] merge_versions needs a sink with shape=Snapshot(…)")

@@ -12,8 +12,8 @@ import scenario
 from pyspark.sql import DataFrame
 
 from stream_merge.engines.spark.whole import Beside
-from stream_merge.microbatch import steps
-from stream_merge.microbatch.call import BatchCall
+from stream_merge.merge import steps
+from stream_merge.merge.call import BatchCall
 from stream_merge.session import local_session
 from stream_merge.tables.side.tombstones import DriverTombstones
 

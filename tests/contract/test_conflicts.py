@@ -25,8 +25,8 @@ from stream_merge.engines.in_driver import DriverMerger
 from stream_merge import CommitConflictError, ConfigError, MergeMetrics, MergeResult, MergeSink, RetryPolicy
 from stream_merge.engines.driver.merger import MergeOnReadMerger
 from stream_merge.engines.spark.merger import SparkMerger
-from stream_merge.microbatch import steps
-from stream_merge.microbatch.call import BatchCall
+from stream_merge.merge import steps
+from stream_merge.merge.call import BatchCall
 from stream_merge.model.results import FATES
 from stream_merge.model.table_ref import TableRef
 from stream_merge.tables import spark_table

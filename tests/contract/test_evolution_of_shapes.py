@@ -15,7 +15,7 @@ from since import NEW_FIELDS, since
 
 from stream_merge import ConfigError, MergeFailedError, MergeResult
 from stream_merge.engines.spark.merger import SparkMerger
-from stream_merge.microbatch import steps
+from stream_merge.merge import steps
 from stream_merge.model.source_batch import Intake
 from stream_merge.model.table_ref import TableRef
 from stream_merge.shapes import Clauses, InsertOnly, Snapshot, when_matched, when_not_matched

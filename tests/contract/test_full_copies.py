@@ -19,7 +19,7 @@ from rich.console import Console
 
 from stream_merge import ConfigError, ContractError, MergeResult
 from stream_merge.jobs.files.run import replay_quarantine
-from stream_merge.microbatch import steps
+from stream_merge.merge import steps
 from stream_merge.shapes import Snapshot
 from stream_merge.sources.files.reader import Folder, Format
 from stream_merge.testing import batch, change_rows, table_version

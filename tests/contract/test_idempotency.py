@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from traces import USER_METADATA_CONF, commits, transactions, user_metadata
 
 from stream_merge import ConfigError, MergeFailedError, MergeSink
-from stream_merge.microbatch import steps
+from stream_merge.merge import steps
 from stream_merge.model.locations import is_on_s3
 from stream_merge.model.results import EventCounts
 from stream_merge.model.table_ref import TableRef

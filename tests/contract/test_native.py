@@ -109,7 +109,7 @@ def test_a_twin_that_commits_the_batch_first_is_noticed(stream: ChangeStream, mo
     events = batch(stream.spark, stream.schema, upsert(1, "once", lsn=5))
     twin = ChangeStream(stream.spark, stream.target, engine="native", name=None).sink()
     # The claim on the identity keeps twins of one process apart; take the id as another process would.
-    monkeypatch.setattr("stream_merge.microbatch.claims._Claims.held", _no_claim)
+    monkeypatch.setattr("stream_merge.merge.running_calls._Claims.held", _no_claim)
     before_merge(monkeypatch, lambda: run(twin, events, 1))
 
     result = run(stream.sink(), events, 1)

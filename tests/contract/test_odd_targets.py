@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from since import since
 
 from stream_merge import ConfigError, ContractError, Maintenance, MergeFailedError, MergeSink, MergeSinks
-from stream_merge.microbatch import steps
+from stream_merge.merge import steps
 from stream_merge.shapes import Clauses, Snapshot, when_matched, when_not_matched
 from stream_merge.spark.confs import WHOLE_READS
 from stream_merge.spark.versions import SPARK

@@ -20,7 +20,7 @@ from stream_merge import MergeFailedError, MergeSink
 from stream_merge.jobs.files import run
 from stream_merge.jobs.files.replay import Replayed
 from stream_merge.jobs.files.run import replay_quarantine
-from stream_merge.microbatch import steps
+from stream_merge.merge import steps
 from stream_merge.shapes import Changes, Clauses, when_matched, when_not_matched
 from stream_merge.tables import replay_claims, spark_table
 from stream_merge.tables.replay_claims import Claims, Unfinished

@@ -26,8 +26,8 @@ from stream_merge import (
     RoutedMergeError,
 )
 from stream_merge.engines.memory import reservations
-from stream_merge.microbatch import after
-from stream_merge.microbatch.call import BatchCall
+from stream_merge.merge import finish
+from stream_merge.merge.call import BatchCall
 from stream_merge.model.source_batch import Intake
 from stream_merge.model.table_ref import TableRef
 from stream_merge.testing import batch, target_rows

@@ -36,7 +36,7 @@ from pyspark.sql.types import (
 )
 
 from stream_merge import MergeMetrics, MergeSink
-from stream_merge.microbatch.own_session import TIMESTAMP_CONF
+from stream_merge.merge.own_session import TIMESTAMP_CONF
 from stream_merge.model.names import quote
 from stream_merge.spark.versions import SPARK, from_ddl, of_arrow
 from stream_merge.tables.delta_rs.eligibility import PROVEN

@@ -16,7 +16,7 @@ import scenario
 from pyspark.sql import SparkSession
 
 from stream_merge import ConfigError, ContractError
-from stream_merge.microbatch import steps
+from stream_merge.merge import steps
 from stream_merge.tables import locks
 from stream_merge.testing import target_rows
 

@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from stream_merge.engines.delta_rs.merger import DeltaRsMerger
 
 from stream_merge import ConfigError, MergeMetrics, MergeSink, StreamMergeError
-from stream_merge.microbatch.own_session import TIMESTAMP_CONF
+from stream_merge.merge.own_session import TIMESTAMP_CONF
 from stream_merge.model.results import MergeResult
 from stream_merge.model.table_ref import TableRef
 from stream_merge.shapes import Snapshot

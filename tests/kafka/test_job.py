@@ -19,7 +19,7 @@ from stream_merge.jobs.kafka import JobSettings, run
 from stream_merge.jobs.kafka.check import check
 from stream_merge.jobs.kafka.exit_codes import Verdict
 from stream_merge.jobs.kafka.run import JobResult
-from stream_merge.microbatch import steps
+from stream_merge.merge import steps
 from stream_merge.testing import change_rows, target_rows
 
 FORMAT = {

@@ -23,7 +23,7 @@ from stream_merge.engines.memory import reservations
 from stream_merge.errors import MergeFailedError
 from stream_merge.jobs.kafka import decode
 from stream_merge.jobs.kafka.batch import TopicSink
-from stream_merge.microbatch import steps
+from stream_merge.merge import steps
 from stream_merge.sources.kafka.connection import Connection
 
 PLACEHOLDER = "__debezium_unavailable_value"

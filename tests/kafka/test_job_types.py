@@ -17,7 +17,7 @@ from topic_job import TopicJob, raw
 from stream_merge import ConfigError
 from stream_merge.jobs.kafka.check import check
 from stream_merge.jobs.kafka.columns import RowSchema
-from stream_merge.microbatch import steps
+from stream_merge.merge import steps
 from stream_merge.model.names import TOMBSTONE_TABLE_PREFIX
 from stream_merge.model.table_ref import TableRef
 from stream_merge.sources.wire.connect_schema import canonical

@@ -9,7 +9,7 @@ import pytest
 
 from stream_merge.cli.screens.versions import _offsets
 from stream_merge.jobs.kafka.history import _step
-from stream_merge.microbatch.commit import Marks
+from stream_merge.merge.commit_tags import Marks
 from stream_merge.model.names import Role
 from stream_merge.model.snapshot import MAINTENANCE_METADATA, CommitRecord
 from stream_merge.spark.identity import Caller

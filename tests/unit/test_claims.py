@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, ExitStack
 import pytest
 
 from stream_merge import ConfigError
-from stream_merge.microbatch.claims import Part, claims
+from stream_merge.merge.running_calls import Part, claims
 from stream_merge.model.settings import MergeSpec
 
 LOCAL, ON_S3 = "file:/lake/t", "s3a://lake/t"

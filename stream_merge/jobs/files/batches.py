@@ -73,7 +73,7 @@ class PlannedRead:
             ConfigError: the checkpoint does not list the files of the batch.
         """
         began = time.perf_counter()
-        with self._sink._reading(batch_df, batch_id, began):
+        with self._sink._calls.reading(batch_df, batch_id, began):
             read = files_of(batch_df)
             if self._is_parquet and read:
                 refuse_other_types(batch_df.sparkSession, read, self._schema)
@@ -81,7 +81,7 @@ class PlannedRead:
         expect_whole = cache(partial(self._expect_whole, batch_df, batch_id, read))
         # `foreachBatch` calls nothing but this.
         intake = Intake(calls="every", began=began, expect_whole=expect_whole, most_undecodable=self._most_undecodable)
-        self._sink._merge(batch_df, batch_id, intake)
+        self._sink._calls.merge(batch_df, batch_id, intake)
 
     def _expect_whole(self, batch_df: DataFrame, batch_id: int, read: Sequence[str]) -> None:
         session = batch_df.sparkSession
@@ -163,7 +163,7 @@ class FullCopy:
             expect_types()
 
         try:
-            sink._merge(rows, 0, Intake(query=label, expect_whole=expect_complete))
+            sink._calls.merge(rows, 0, Intake(query=label, expect_whole=expect_complete))
         except (PySparkException, Py4JJavaError) as err:
             raise QueryFailedError(label, err) from err
         if sink.last_result is None:

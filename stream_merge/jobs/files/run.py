@@ -217,14 +217,14 @@ def _run(
             events = folder.events(session, schema, max_files_per_trigger=settings.max_files_per_trigger)
         else:
             events = folder.rows(session, schema)
-        fitness.expect_fitting(events, sink._spec, table)
+        fitness.expect_fitting(events, sink._calls.spec, table)
         if schema != recorded(session, settings.checkpoint):
             record(session, settings.checkpoint, schema)
     say("schema", f"{schema} ({origin})")
     say("metrics", metrics_url)
     tell(log.info, "job_started", queries=[settings.label], metrics=metrics_url)
     # Also if no file is new: a process without series looks like one without a job.
-    default_metrics().prepare(settings.label, sink._spec.label)
+    default_metrics().prepare(settings.label, sink._calls.spec.label)
     merged = report.Merged(name=settings.label, target=settings.target, quarantine=settings.quarantine)
     with queries.stop_on_signal(lambda text: say("stop", text)) as stopping, screen.Screen(console) as shown:
 

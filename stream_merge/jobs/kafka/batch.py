@@ -109,15 +109,15 @@ class TopicSink:
     def _merge(self, batch_df: DataFrame, batch_id: int) -> None:
         began = time.perf_counter()
         with ExitStack() as held:
-            with self._sink._reading(batch_df, batch_id, began, is_outage):
+            with self._sink._calls.reading(batch_df, batch_id, began, is_outage):
                 self._look_around(batch_df)
                 known = self._rows.columns
                 read = self._read(batch_df, batch_id, held)
             intake = replace(read.intake, began=began)
             if read.events is not None:
-                self._sink._merge(read.events, batch_id, intake)
+                self._sink._calls.merge(read.events, batch_id, intake)
             else:
-                self._sink._account(batch_df, batch_id, intake)
+                self._sink._calls.account(batch_df, batch_id, intake)
             result = None if read.events is None else self._sink.last_result
             self._known_origin().committed(read.ranges, read.batch, read.lost, result)
             self._progress.merged(read.ranges, read.batch, read.lost, result)
@@ -189,7 +189,7 @@ class TopicSink:
             and rows.known
             and self._events_were_plain
             and (last is None or last.refusal is None)
-            and self._sink._wants_events_at_hand(batch_df, need=need)
+            and self._sink._calls.wants_events_at_hand(batch_df, need=need)
         ):
             batch = decode.evaluate(batch_df, rows, most_bytes)
             self._events_were_plain = decode.is_plain(batch)
@@ -199,7 +199,7 @@ class TopicSink:
         if batch.at_hand is not None and batch.records:
             size = batch.at_hand.nbytes
             self._event_bytes = size / batch.records
-            if not self._sink._wants_events_at_hand(batch_df, need=size * _COPIES):
+            if not self._sink._calls.wants_events_at_hand(batch_df, need=size * _COPIES):
                 batch.at_hand = None  # they are larger than those before; Spark reads the files
         return batch
 
@@ -305,7 +305,7 @@ class TopicSink:
 def merge_sink(settings: QuerySettings, **more: Any) -> MergeSink:
     """The sink behind a query's batch function."""
     shape = of_settings(settings.shape)
-    return MergeSink(
+    sink = MergeSink(
         target=settings.target,
         keys=settings.keys,
         sequence_by=SEQUENCE,
@@ -320,9 +320,11 @@ def merge_sink(settings: QuerySettings, **more: Any) -> MergeSink:
         maintenance=None if settings.maintenance is None else settings.maintenance.maintenance(),
         name=settings.name,
         **more,
-    )._for_source(
+    )
+    sink._calls.for_source(
         *SOURCE_COLUMNS,
         deletes=names.quote(DELETE),
         position_components=POSITION_COMPONENTS,
         skip_unchanged=settings.unchanged == "skip",
     )
+    return sink

@@ -159,7 +159,7 @@ def _sink(query: QuerySettings) -> Iterator[Finding]:
     if query.target.path is None or local_path(query.target.plain) is None:
         yield Finding(query=query.name, about="storage", said=f"{query.target} is not on this disk; not checked")
         return
-    problems = permission_problems(merge_sink(query)._spec, None)
+    problems = permission_problems(merge_sink(query)._calls.spec, None)
     for said in problems:
         yield Finding(query=query.name, about="storage", said=said, is_problem=True)
     if not problems:

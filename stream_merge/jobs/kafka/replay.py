@@ -248,7 +248,7 @@ def _merge(
     events: DataFrame, intake: Intake, settings: QuerySettings, app_id: str, metrics: MergeMetrics | None
 ) -> MergeResult | None:
     sink = merge_sink(settings, app_id=app_id, metrics=metrics)
-    sink._merge(events, 0, intake)
+    sink._calls.merge(events, 0, intake)
     return sink.last_result
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from stream_merge.errors import CommitConflictError
+from stream_merge.merge.clock import PhaseClock
 from stream_merge.metrics.instruments import MergeMetrics
-from stream_merge.microbatch.clock import PhaseClock
 from stream_merge.model.results import EventCounts
 from stream_merge.model.settings import RetryPolicy
 from stream_merge.tables import retry
@@ -18,7 +18,7 @@ Ledger = tuple[EventCounts, Mapping[str, int]]
 """The fates of a batch's events, and why some were quarantined."""
 
 
-class Attempts:
+class Retrying:
     """Of the merge and of the commits beside it.
 
     Args:
@@ -47,7 +47,7 @@ class Attempts:
         self._target = target
         self._sleep = sleep
         self.merges = 0
-        """Attempts of the merge."""
+        """Retrying of the merge."""
         self.conflicts: Counter[str] = Counter()
         """Lost commits by Delta's class."""
         self.landed = False

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pyspark.sql import DataFrame, SparkSession
 
 from stream_merge.errors import ConfigError
-from stream_merge.microbatch.own_session import OwnSession
+from stream_merge.merge.own_session import OwnSession
 from stream_merge.model.logs import tell
 from stream_merge.model.results import TARGET_FAILED
 from stream_merge.model.settings import MergeSpec

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pyspark.sql import SparkSession
 
 from stream_merge.engines.costs import CostModel
-from stream_merge.microbatch.attempts import Attempts
-from stream_merge.microbatch.clock import PhaseClock
-from stream_merge.microbatch.commit import Marks
-from stream_merge.microbatch.observing import Observed
+from stream_merge.merge.clock import PhaseClock
+from stream_merge.merge.commit_tags import CommitTags
+from stream_merge.merge.observing import Observed
+from stream_merge.merge.retrying import Retrying
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import CommitRecord
 from stream_merge.model.source_batch import Intake
@@ -56,14 +56,14 @@ class BatchCall:
     """What the sink knows of its engines."""
     last_commit: LastCommit
     """Of the sink, with which the batch before ended."""
-    attempts: Attempts
-    marks: Marks
+    retrying: Retrying
+    tags: CommitTags
     """Of its commits."""
     maintenance: MaintenancePlan | None
     """When the target is maintained; None: never."""
     resources: ExitStack
     """Given back when the call is over."""
-    be_seen: Callable[[], None]
+    register_writer: Callable[[], None]
     """To be asked before the sink's first write (`locks.enter`)."""
 
     def history(self, newer_than: int, up_to: int) -> Sequence[CommitRecord]:

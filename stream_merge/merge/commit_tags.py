@@ -18,7 +18,7 @@ from stream_merge.tables.side.side_table import Judge, Runner, SideCommit
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Marks:
+class CommitTags:
     """Of the target's commits and of those to the tables beside it."""
 
     caller: Caller

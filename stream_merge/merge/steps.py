@@ -14,16 +14,15 @@ from typing import Any
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from stream_merge.engines import choose
 from stream_merge.engines.base import MergeReport
-from stream_merge.engines.job import fits_the_driver, is_for_driver, job_of
+from stream_merge.engines.job import fits_the_driver, is_for_driver
 from stream_merge.engines.spark.pruning import Pruning
 from stream_merge.engines.spark.whole import Beside
 from stream_merge.errors import MergeFailedError
-from stream_merge.microbatch import meaning, merging
-from stream_merge.microbatch.call import BatchCall
-from stream_merge.microbatch.merging import Executor, Merged
-from stream_merge.microbatch.values import Applied, Done, Prepared, Ready
+from stream_merge.merge import commit, validation
+from stream_merge.merge.call import BatchCall
+from stream_merge.merge.plan import Plan, choose_plan, with_tombstones
+from stream_merge.merge.states import Applied, Done, Merged, Prepared, Ready
 from stream_merge.model.logs import tell
 from stream_merge.model.snapshot import TableSnapshot, expect_not_replaced, is_on
 from stream_merge.shapes.batch import Batch, evaluate_at_hand, evaluate_in_driver
@@ -48,7 +47,7 @@ def prepare(call: BatchCall, source: DataFrame) -> Prepared | Applied:
         call.last_commit.expect(session, found, call.delivery)
         applied = _is_applied(call, found)
         if applied and found is not None:
-            call.attempts.landed = True
+            call.retrying.landed = True
         layout = call.layouts.plan(source, found)
         fitness.check_target(session, found, spec, layout)
         check_quarantine(call)
@@ -72,10 +71,10 @@ def _is_applied(call: BatchCall, found: TableSnapshot | None) -> bool:
     if call.delivery is not None:
         return call.delivery.is_applied(found, call.batch_id, call.history)
     if found is not None and call.spec.is_whole:
-        meaning.expect_newest(found, call.spec, app_id=call.caller.app_id("target"), batch_id=call.batch_id)
-    if found is None or not call.marks.is_recorded(found):
+        validation.expect_newest(found, call.spec, app_id=call.caller.app_id("target"), batch_id=call.batch_id)
+    if found is None or not call.tags.is_recorded(found):
         return False
-    recorded = call.marks.recorded_id(found)
+    recorded = call.tags.recorded_id(found)
     if recorded is not None and recorded > call.batch_id:  # a script that begins again, or events that nobody has
         tell(log.warning, "batch_id_below_recorded", target=call.spec.label, batch_id=call.batch_id, recorded=recorded)
     return True
@@ -91,11 +90,10 @@ def repeat(call: BatchCall, source: DataFrame, applied: Applied) -> Done:
     ready = Ready(layout=applied.layout, target=applied.target, batch=batch, source=source)
     if not batch.upserts + batch.deletes:
         return Done(batch=batch, target=applied.target, was_applied=True, merged=again)
-    _be_seen(call)
-    executor = choose_engine(call, ready)
-    again = recheck(call, executor, ready, again)
-    forget_revived(call, executor, ready, again)
-    return Done(batch=batch, target=applied.target, choice=executor.choice, was_applied=True, merged=again)
+    _register_writer(call)
+    plan, again = recheck(call, choose_plan(call, ready), ready, again)
+    plan = forget_revived(call, plan, ready, again)
+    return Done(batch=batch, target=applied.target, choice=plan.choice, was_applied=True, merged=again)
 
 
 def _remembers_deletes(call: BatchCall, target: TableSnapshot) -> bool:
@@ -121,32 +119,22 @@ def merge_events(call: BatchCall, source: DataFrame, prepared: Prepared) -> Done
     call.intake.expect_whole()
     batch = evaluate(call, source, prepared.layout, prepared.target)
     call.intake.expect_whole()
-    refuse_invalid_if_told_to(call, batch, prepared)
+    refuse(call, batch, prepared)
     if not batch.received and not call.spec.is_whole:
-        _be_seen(call)
+        _register_writer(call)
         quarantine_undecodable(call)
         return Done(batch=batch, target=prepared.target)
     ready = prepare_target(call, source, prepared, batch)
-    quarantine_undecodable(call)
-    quarantine_invalid(call, ready)
+    quarantine_events(call, ready)
     if not batch.upserts + batch.deletes and not call.spec.is_whole:
         return Done(batch=batch, target=ready.target, recorded_version=record_first_batch(call, ready, None))
     ready = fill_new_columns(call, ready)
-    executor = choose_engine(call, ready)
-    remember_deletes(call, executor, ready)
-    merged = merge(call, executor, ready)
+    plan = remember_deletes(call, choose_plan(call, ready), ready)
+    plan, merged = commit.commit(call, plan)
     recorded = record_first_batch(call, ready, merged)
-    merged = recheck(call, executor, ready, merged)
-    forget_revived(call, executor, ready, merged)
-    return Done(
-        batch=batch,
-        target=ready.target,
-        choice=executor.choice,
-        merged=merged,
-        adds_columns=ready.layout.evolves,
-        recorded_version=recorded,
-        tidy=None if merged.report.version is None else executor.tidy,
-    )
+    plan, merged = recheck(call, plan, ready, merged)
+    plan = forget_revived(call, plan, ready, merged)
+    return done(call, plan, ready, merged, recorded)
 
 
 def evaluate(call: BatchCall, source: DataFrame, layout: Layout, target: TableSnapshot | None) -> Batch:
@@ -184,10 +172,10 @@ def _evaluated_in_driver(
     return found
 
 
-def refuse_invalid_if_told_to(call: BatchCall, batch: Batch, prepared: Prepared) -> None:
+def refuse(call: BatchCall, batch: Batch, prepared: Prepared) -> None:
     """Under on_invalid="fail", and for events that may not come in this shape, raise before anything is written."""
     undecodable = call.intake.undecodable_events
-    meaning.refuse(
+    validation.refuse(
         call.session,
         batch,
         prepared.layout,
@@ -196,10 +184,10 @@ def refuse_invalid_if_told_to(call: BatchCall, batch: Batch, prepared: Prepared)
         undecodable=undecodable,
         batch_id=call.batch_id,
     )
-    meaning.refuse_invalid_if_told_to(batch, call.spec, batch_id=call.batch_id)
+    validation.refuse_invalid_if_told_to(batch, call.spec, batch_id=call.batch_id)
     most = call.intake.most_undecodable
     if most is not None:
-        meaning.refuse_undecodable(batch, call.spec, most, batch_id=call.batch_id)
+        validation.refuse_undecodable(batch, call.spec, most, batch_id=call.batch_id)
 
 
 def prepare_target(call: BatchCall, source: DataFrame, prepared: Prepared, batch: Batch) -> Ready:
@@ -213,7 +201,7 @@ def prepare_target(call: BatchCall, source: DataFrame, prepared: Prepared, batch
             session, spec, call.tables, found, deletes=batch.deletes > 0, is_prepared=is_prepared
         )
         if found is None:
-            _be_seen(call)
+            _register_writer(call)
             found = spark_table.create(
                 session,
                 spec.target,
@@ -230,7 +218,7 @@ def prepare_target(call: BatchCall, source: DataFrame, prepared: Prepared, batch
             pruning = Pruning(session, spec, layout, batch, found)
             pruning.expect_inside(found.version, batch_id=call.batch_id)
             inside_at = found.version
-        _be_seen(call)
+        _register_writer(call)
         before = found
         found = spark_table.prepared(session, spec.target, found, layout, properties)
         if found is not before:  # delta-rs, too, has to see what has become of the table
@@ -239,10 +227,10 @@ def prepare_target(call: BatchCall, source: DataFrame, prepared: Prepared, batch
     return Ready(layout=layout, target=found, batch=batch, source=source, inside_at=inside_at)
 
 
-def _be_seen(call: BatchCall) -> None:
+def _register_writer(call: BatchCall) -> None:
     """Leave a mark for other writers, right before the sink's first write."""
     if call.is_first:
-        call.be_seen()
+        call.register_writer()
 
 
 def _same_layout(call: BatchCall, source: DataFrame, before: Layout, created: TableSnapshot) -> Layout:
@@ -272,11 +260,12 @@ def quarantine_undecodable(call: BatchCall) -> None:
         return
     with call.clock.phase("quarantine"):
         rows = in_session(found.rows, call.session)
-        quarantine.write_undecodable(rows, call.spec.quarantine_table, commit=call.marks.undecodable())
+        quarantine.write_undecodable(rows, call.spec.quarantine_table, commit=call.tags.undecodable())
 
 
-def quarantine_invalid(call: BatchCall, ready: Ready) -> None:
-    """Write the events that break the contract to the quarantine table, once per batch."""
+def quarantine_events(call: BatchCall, ready: Ready) -> None:
+    """Write what breaks the contract, and what never became an event, to the quarantine table, once per batch."""
+    quarantine_undecodable(call)
     if not ready.batch.quarantined:
         return
     with call.clock.phase("quarantine"):
@@ -287,7 +276,7 @@ def quarantine_invalid(call: BatchCall, ready: Ready) -> None:
             call.session,
             query=call.caller.query,
             now_micros=call.now_micros,
-            commit=call.marks.beside("quarantine", table_id=ready.target.table_id),
+            commit=call.tags.beside("quarantine", table_id=ready.target.table_id),
         )
 
 
@@ -310,7 +299,7 @@ def fill_new_columns(call: BatchCall, ready: Ready) -> Ready:
         tell(log.warning, "new_columns_not_filled", target=call.spec.label, columns=sorted(values), reason=why)
         return ready
     with call.clock.phase("merge"):
-        report = merging.fill_new_columns(call, values, since=target.version)
+        report = commit.fill_columns(call, values, since=target.version)
         found = call.tables.target.snapshot() or target
         expect_not_replaced(target.table_id, found.table_id, target=call.spec.target, batch_id=call.batch_id)
         layout = layout.onto(call.layouts.plan(ready.source, found))
@@ -318,37 +307,13 @@ def fill_new_columns(call: BatchCall, ready: Ready) -> Ready:
     return replace(ready, layout=layout, target=found, inside_at=None)
 
 
-def choose_engine(call: BatchCall, ready: Ready) -> Executor:
-    """Pick the engine for a batch that has events to merge, and bring them to where it works."""
-    with call.clock.phase("plan"):
-        job = job_of(
-            call.session,
-            call.spec,
-            call.tables,
-            call.costs,
-            layout=ready.layout,
-            batch=ready.batch,
-            target=ready.target,
-            now_micros=call.now_micros,
-            inside_at=ready.inside_at,
-        )
-        ranking = choose.rank(job)
-    with call.clock.phase("prepare"):
-        return Executor(call, job, choose.start(job, ranking), ready.source)
-
-
-def remember_deletes(call: BatchCall, executor: Executor, ready: Ready) -> None:
+def remember_deletes(call: BatchCall, plan: Plan, ready: Ready) -> Plan:
     """Add the batch's deletes to the tombstones, before the target shows their effect."""
     if not (ready.batch.deletes and call.spec.tombstones):
-        return
+        return plan
     with call.clock.phase("tombstones"):
-        commit = call.marks.beside("tombstones-add", table_id=ready.target.table_id)
-        executor.with_tombstones(lambda tombstones: tombstones.remember(commit))
-
-
-def merge(call: BatchCall, executor: Executor, ready: Ready) -> Merged:
-    """Merge what no tombstone refuses, in one commit."""
-    return merging.merged(call, executor, events=ready.batch.upserts + ready.batch.deletes)
+        tag = call.tags.beside("tombstones-add", table_id=ready.target.table_id)
+        return with_tombstones(call, plan, lambda tombstones: tombstones.remember(tag))[0]
 
 
 def record_first_batch(call: BatchCall, ready: Ready, merged: Merged | None) -> int | None:
@@ -358,35 +323,54 @@ def record_first_batch(call: BatchCall, ready: Ready, merged: Merged | None) -> 
 
     Returns: the version of that commit, if there was one.
     """
-    if merged is not None and (merged.report.already_applied or merged.report.version is not None):
+    if merged is not None and merged.is_in_the_target:
         return None
-    if not call.marks.is_first(ready.target):
+    if not call.tags.is_first(ready.target):
         return None
     with call.clock.phase("merge"):
-        version = merging.record_first(call, since=ready.target.version)
+        version = commit.record_first(call, since=ready.target.version)
     if version is not None:
-        merging.keep_ledger(call, ready.batch, merged or Merged(report=MergeReport()))
+        commit.keep_ledger(call, ready.batch, merged or Merged(report=MergeReport()))
     return version
 
 
-def recheck(call: BatchCall, executor: Executor, ready: Ready, merged: Merged) -> Merged:
+def recheck(call: BatchCall, plan: Plan, ready: Ready, merged: Merged) -> tuple[Plan, Merged]:
     """Undo upserts that a delete refuses which another writer remembered while this batch merged."""
     if not (ready.batch.upserts and call.spec.tombstones):
-        return merged
+        return plan, merged
     with call.clock.phase("recheck"):
-        return merging.rechecked(call, executor, merged)
+        return commit.recheck(call, plan, merged)
 
 
-def forget_revived(call: BatchCall, executor: Executor, ready: Ready, merged: Merged) -> None:
-    """Mark the tombstones that this batch's upserts have overtaken, and tidy the log now and then."""
+def forget_revived(call: BatchCall, plan: Plan, ready: Ready, merged: Merged) -> Plan:
+    """Mark the tombstones that this batch's upserts have overtaken, and compact their table now and then."""
     if not call.spec.tombstones:
-        return
+        return plan
     with call.clock.phase("tombstones"):
         if merged.report.already_applied and not _is_newest_recorded(call):
-            return
-        revived = merging.forget(call, executor, table_id=ready.target.table_id)
-        if ready.batch.deletes or revived:
-            merging.tidy(call, executor)
+            return plan
+        return commit.forget(call, plan, merged, table_id=ready.target.table_id)
+
+
+def done(call: BatchCall, plan: Plan, ready: Ready, merged: Merged, recorded: int | None) -> Done:
+    """What became of a batch that was merged.
+
+    Args:
+        call: the sink's.
+        plan: executed.
+        ready: the batch.
+        merged: what became of its events.
+        recorded: version of the commit of its transaction id alone.
+    """
+    return Done(
+        batch=ready.batch,
+        target=ready.target,
+        choice=plan.choice,
+        merged=merged,
+        adds_columns=ready.layout.evolves,
+        recorded_version=recorded,
+        tidy=None if merged.report.version is None else commit.tidy_of(call, plan),
+    )
 
 
 def _is_newest_recorded(call: BatchCall) -> bool:
@@ -396,4 +380,4 @@ def _is_newest_recorded(call: BatchCall) -> bool:
     tombstone that is left does no harm; one that is forgotten lets an older upsert revive its key.
     """
     found = call.tables.target.snapshot()
-    return found is not None and call.marks.recorded_id(found) == call.batch_id
+    return found is not None and call.tags.recorded_id(found) == call.batch_id

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from stream_merge.microbatch.call import BatchCall
-from stream_merge.microbatch.values import Done
+from stream_merge.merge.call import BatchCall
+from stream_merge.merge.states import Done
 from stream_merge.model.results import Tidied
 from stream_merge.tables.maintenance import worse
 
@@ -19,7 +19,7 @@ def note_query(call: BatchCall) -> None:
 def note_target(call: BatchCall, done: Done) -> None:
     """Tell the checkpoint that the query has merged into this very table, and the next call what is in its log."""
     if done.target is not None:
-        tokens = call.marks.tokens
+        tokens = call.tags.tokens
         call.last_commit.note(done.target, done.versions, call.delivery, batch_id=call.batch_id, tokens=tokens)
     if call.delivery is not None and done.target is not None and done.version is not None:
         call.delivery.note(done.target)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from pyspark.sql import DataFrame
 
 from stream_merge.engines.base import Choice, MergeReport
-from stream_merge.microbatch.merging import Merged
 from stream_merge.model.results import MaintenanceRun, ReadDebt, Tidied
 from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.shapes.batch import Batch
 from stream_merge.shapes.layout import Layout
+from stream_merge.tables.side.judging import Hits
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,6 +44,29 @@ class Ready:
     inside_at: int | None = None
     """Version of the target in which no row of the batch's keys lies outside of the user's filter; None where nobody
     has looked."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Merged:
+    """What became of the events of a batch."""
+
+    report: MergeReport
+    """What the merge did."""
+    choice: Choice | None = None
+    """Which engine merged; None where none had to."""
+    hits: Hits | None = None
+    """The tombstones of the batch's keys; None where deletes are not remembered, or somebody else has merged."""
+    refused: int = 0
+    """Events that a tombstone refused before the merge."""
+    repaired: Mapping[str, int] = field(default_factory=dict)
+    """Rows that the re-check removed, in `total` and by what they had been counted as."""
+    repaired_version: int | None = None
+    """Version of the target that the re-check has committed."""
+
+    @property
+    def is_in_the_target(self) -> bool:
+        """Whether the batch is recorded there, by this call or by another one."""
+        return self.report.already_applied or self.report.version is not None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

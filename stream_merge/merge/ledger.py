@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from stream_merge.engines.base import MergeReport
-from stream_merge.microbatch.attempts import Ledger
+from stream_merge.merge.retrying import Ledger
 from stream_merge.model.logs import tell
 from stream_merge.model.results import UNDECODABLE, EventCounts
 from stream_merge.shapes.batch import Batch

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from stream_merge.microbatch.clock import PhaseClock
+from stream_merge.merge.clock import PhaseClock
 from stream_merge.model.logs import tell
 from stream_merge.model.observer import MicroBatch, Observer
 

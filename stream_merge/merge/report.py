@@ -10,12 +10,12 @@ from typing import Protocol
 from stream_merge.engines.base import Choice
 from stream_merge.engines.choose import without_work
 from stream_merge.errors import ConfigError, MergeFailedError, StreamMergeError, located
+from stream_merge.merge.call import BatchCall
+from stream_merge.merge.clock import PhaseClock
+from stream_merge.merge.ledger import all_reasons, settle
+from stream_merge.merge.observing import Observed
+from stream_merge.merge.states import Done
 from stream_merge.metrics.instruments import MergeMetrics
-from stream_merge.microbatch.call import BatchCall
-from stream_merge.microbatch.clock import PhaseClock
-from stream_merge.microbatch.ledger import all_reasons, settle
-from stream_merge.microbatch.observing import Observed
-from stream_merge.microbatch.values import Done
 from stream_merge.model.logs import tell
 from stream_merge.model.results import FailedBatch, MergeResult, Outcome
 from stream_merge.model.settings import MergeSpec
@@ -102,7 +102,7 @@ def _raised(err: Exception, what: str, *, target: str | None, batch_id: int) -> 
 def result_of(call: BatchCall, done: Done) -> MergeResult:
     """The ledger and everything else worth knowing."""
     report, undecodable = done.merged.report, call.intake.undecodable_events
-    choice = done.choice or without_work(call.spec.engine)
+    choice = done.merged.choice or done.choice or without_work(call.spec.engine)
     events = settle(
         done.batch,
         report,
@@ -122,11 +122,11 @@ def result_of(call: BatchCall, done: Done) -> MergeResult:
         query=call.caller.query,
         batch_id=call.batch_id,
         outcome=outcome,
-        engine=done.merged.engine or choice.engine,
-        mode=choice.mode if (done.merged.engine or choice.engine) == choice.engine else None,
+        engine=choice.engine,
+        mode=choice.mode,
         version=done.version,
-        attempts=call.attempts.merges,
-        conflicts=dict(call.attempts.conflicts),
+        attempts=call.retrying.merges,
+        conflicts=dict(call.retrying.conflicts),
         plan=_plan(done, choice, call.spec),
         refusal=choice.refusal,
         events=events,

@@ -1,0 +1,299 @@
+"""The calls of one sink: what lasts from batch to batch, and the only door through which batches come in."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from pyspark.sql import DataFrame
+
+from stream_merge.engines.costs import CostModel
+from stream_merge.engines.job import wants_events_at_hand
+from stream_merge.merge import finish, quarantining, steps
+from stream_merge.merge.call import BatchCall
+from stream_merge.merge.clock import PhaseClock, now_micros
+from stream_merge.merge.commit_tags import CommitTags
+from stream_merge.merge.observing import Observed
+from stream_merge.merge.own_session import OwnSession
+from stream_merge.merge.report import failures_told, result_of, told
+from stream_merge.merge.retrying import Retrying
+from stream_merge.merge.running_calls import claims, part_of
+from stream_merge.merge.states import Applied, Done
+from stream_merge.metrics.instruments import MergeMetrics, default_metrics
+from stream_merge.model.observer import Observer
+from stream_merge.model.results import MergeResult
+from stream_merge.model.settings import MergeSpec
+from stream_merge.model.source_batch import Intake
+from stream_merge.model.table_ref import TableRef
+from stream_merge.shapes import target_filter as filters
+from stream_merge.shapes.matching import Layouts
+from stream_merge.spark.confs import USER_METADATA_CONF
+from stream_merge.spark.errors import spark_errors_unlogged
+from stream_merge.spark.identity import Caller, caller
+from stream_merge.spark.jvm import expect_classic, in_session
+from stream_merge.tables import locks
+from stream_merge.tables.delivery import Noted, of_query
+from stream_merge.tables.last_commit import LastCommit
+from stream_merge.tables.maintenance import MaintenancePlan
+from stream_merge.tables.table import Tables
+
+
+class Calls:
+    """Merges the batches of one sink, one call each.
+
+    Args:
+        spec: the sink's settings.
+        metrics: where to count; None: one instance on the default Prometheus registry.
+        observers: called when a micro-batch starts and ends.
+    """
+
+    def __init__(
+        self, spec: MergeSpec, *, metrics: MergeMetrics | None = None, observers: Sequence[Observer] = ()
+    ) -> None:
+        self.spec = spec
+        self.last_result: MergeResult | None = None
+        """Of the last call that did not raise; None before the first one."""
+        self.costs = CostModel()
+        self.sleep: Callable[[float], None] = time.sleep
+        self._own_metrics = metrics
+        self._observers = tuple(observers)
+        self._layouts = Layouts(spec)
+        self._tables = Tables(spec)
+        self._last_commit = LastCommit(spec)
+        self._session = OwnSession()
+        self._maintenance = None if spec.maintenance is None else MaintenancePlan(spec, spec.maintenance)
+        self._is_new, self._failed_late = True, False
+        self._noted: set[Noted] = set()
+
+    @property
+    def metrics(self) -> MergeMetrics:
+        """Where calls are counted."""
+        return self._own_metrics or default_metrics()
+
+    def for_source(
+        self,
+        *carries: str,
+        deletes: str | None = None,
+        position_components: int | None = None,
+        skip_unchanged: bool = False,
+    ) -> None:
+        """What only sources of this package know of their batches, before the first call.
+
+        Args:
+            carries: columns of `names.SOURCE_COLUMNS` that its batches have.
+            deletes: SQL text of what it marks as a delete; a shape without deletes refuses batches that have some.
+            position_components: see `MergeSpec.position_components`.
+            skip_unchanged: see `MergeSpec.skip_unchanged`.
+        """
+        self.spec = replace(
+            self.spec,
+            source_columns=frozenset(carries),
+            apply_as_deletes=self.spec.apply_as_deletes if deletes is None else deletes,
+            position_components=position_components,
+            skip_unchanged=skip_unchanged,
+        )
+        self._layouts = Layouts(self.spec)
+
+    @spark_errors_unlogged()
+    def merge(self, batch_df: DataFrame, batch_id: int, intake: Intake) -> None:
+        """Merge one micro-batch (`MergeSink.__call__`).
+
+        Args:
+            batch_df: the events.
+            batch_id: of the micro-batch.
+            intake: what the source tells about the batch beside its events.
+        """
+        with self._call(batch_df, batch_id, intake) as (call, source):
+            prepared = steps.prepare(call, source)
+            if isinstance(prepared, Applied):
+                done = steps.repeat(call, source, prepared)
+            else:
+                done = steps.merge_events(call, source, prepared)
+                self._is_new = False
+            finish.note_target(call, done)
+            done = finish.run_maintenance(call, done)
+        self._report(call, done)
+
+    def account(self, batch_df: DataFrame, batch_id: int, intake: Intake) -> None:
+        """As `merge`, for a batch without any event of which the columns of a row are known.
+
+        What is undecodable goes to the quarantine, once per batch; the target is neither looked at nor created.
+        """
+        with self._call(batch_df, batch_id, intake) as (call, _):
+            steps.check_quarantine(call)
+            steps.quarantine_undecodable(call)
+            finish.note_query(call)
+        self._report(call, Done())
+
+    @contextmanager
+    def _call(self, batch_df: DataFrame, batch_id: int, intake: Intake) -> Iterator[tuple[BatchCall, DataFrame]]:
+        """The call, and the batch in the sink's own session; what the block raises is counted and logged."""
+        clock = PhaseClock(intake.began)
+        self._failed_late = False
+        expect_classic(batch_df, target=self.spec.target, batch_id=batch_id)
+        who = caller(batch_df, self.spec, intake.query)
+        metrics = self.metrics
+        metrics.prepare(who.query, self.spec.label)
+        observed = self._observed(clock, query=who.query, batch_id=batch_id)
+        with failures_told(
+            self.spec,
+            metrics,
+            clock,
+            query=who.query,
+            batch_id=batch_id,
+            observed=observed,
+            landed=lambda: self._failed_late,
+        ):
+            session = self._session.of(batch_df)
+            self._tables.begin(session)
+            location = self._tables.target.location
+            observed.started(location.path)
+            if self._is_new:
+                locks.expect_no_other(self.spec.target, location)
+            part = part_of(batch_df, who, batch_id, intake.calls)
+            held = claims.held(self, who.identity, self.spec, location, part=part)
+            with held, ExitStack() as resources:
+                call = self._called(
+                    batch_df,
+                    batch_id,
+                    intake,
+                    who=who,
+                    location=location,
+                    clock=clock,
+                    observed=observed,
+                    resources=resources,
+                )
+                try:
+                    yield call, in_session(batch_df, session)
+                except BaseException:
+                    self._failed_late = call.retrying.landed
+                    call.retrying.count_landed()
+                    raise
+
+    def _called(
+        self,
+        batch_df: DataFrame,
+        batch_id: int,
+        intake: Intake,
+        *,
+        who: Caller,
+        location: str,
+        clock: PhaseClock,
+        observed: Observed,
+        resources: ExitStack,
+    ) -> BatchCall:
+        session = self._session.of(batch_df)
+        spec = filters.with_fixed_time(session, self.spec)
+        delivery = of_query(spec, who, batch_id, session, location=location, noted=self._noted, calls=intake.calls)
+        retrying = Retrying(
+            spec.retry,
+            clock=clock,
+            metrics=self.metrics,
+            query=who.query,
+            target=spec.label,
+            sleep=self.sleep,
+        )
+        tags = CommitTags(
+            caller=who,
+            batch_id=batch_id,
+            target=spec.target,
+            run=retrying.run,
+            judge=None if delivery is None else delivery.judge,
+            recorded={} if delivery is None else delivery.recorded(batch_id),
+            accounted=intake.recorded,
+            user_metadata=batch_df.sparkSession.conf.get(USER_METADATA_CONF, None),
+        )
+        return BatchCall(
+            spec=spec,
+            batch_id=batch_id,
+            caller=who,
+            intake=intake,
+            delivery=delivery,
+            is_first=self._is_new,
+            clock=clock,
+            observed=observed,
+            now_micros=now_micros(),
+            session=session,
+            source_confs={} if spec.source_columns else self._session.ignored,
+            tables=self._tables,
+            layouts=self._layouts,
+            costs=self.costs,
+            last_commit=self._last_commit,
+            retrying=retrying,
+            tags=tags,
+            maintenance=self._maintenance,
+            resources=resources,
+            register_writer=partial(locks.enter, spec.target, f"query {who.query!r}", location),
+        )
+
+    def _report(self, call: BatchCall, done: Done) -> None:
+        """Keep, count and log the result."""
+        result = result_of(call, done)
+        self.last_result = result
+        told(result, self.metrics)
+        target = self.spec.target
+        locks.warn_of_others(target, f"query {call.caller.query!r}", self._tables.target.known_location)
+        call.observed.ended(lambda: {"result": result, **self._table(call, done)})
+
+    def _observed(self, clock: PhaseClock, *, query: str, batch_id: int) -> Observed:
+        return Observed(self._observers, clock, query=query, target=self.spec.label, batch_id=batch_id)
+
+    def _table(self, call: BatchCall, done: Done) -> dict[str, Any]:
+        """Place and columns of the target behind a batch. Cost: a look at its log where the batch has added columns."""
+        found = done.target
+        if found is not None and done.adds_columns:
+            self._tables.begin(call.session)
+            found = self._tables.target.snapshot() or found
+        return {} if found is None else {"location": found.location, "schema": found.schema}
+
+    def reading(
+        self, batch_df: DataFrame, batch_id: int, began: float, passes: Callable[[Exception], bool] = lambda _: False
+    ) -> AbstractContextManager[None]:
+        """What a source does before a call: counted and logged as the call's where it raises what does not pass."""
+        query, metrics = caller(batch_df, self.spec).query, self.metrics
+        metrics.prepare(query, self.spec.label)
+        clock = PhaseClock(began, current="read")
+        observed = self._observed(clock, query=query, batch_id=batch_id)
+        return failures_told(
+            self.spec, metrics, clock, query=query, batch_id=batch_id, observed=observed, passes=passes
+        )
+
+    def wants_events_at_hand(self, batch_df: DataFrame, *, need: int) -> bool:
+        """Whether an engine in the driver is likely to merge a batch that takes so many bytes there."""
+        self._tables.begin(self._session.of(batch_df))
+        return wants_events_at_hand(self.spec, self._tables, need=need)
+
+    def announce(self, batch_df: DataFrame, *, at_most: int) -> None:
+        """Let the sink's series exist before its first event, and tell how many events a first batch can hold."""
+        who = caller(batch_df, self.spec)
+        (self.metrics).prepare(who.query, self.spec.label)
+        self.costs.expect(at_most)
+
+    def location_to_be(self, batch_df: DataFrame) -> TableRef:
+        """Where the target lies or is going to, however it is spelled; its whole name where only a catalog knows."""
+        self._tables.begin(self._session.of(batch_df))
+        return self._tables.target.location_to_be
+
+    def may_hold(self, batch_df: DataFrame, batch_id: int) -> bool:
+        """Whether the target may hold the batch whose call failed: its commit came first, or nobody can say."""
+        return self._failed_late or quarantining.may_hold(batch_df, batch_id, self.spec, self._session, self._tables)
+
+    def quarantine_batch(self, batch_df: DataFrame, batch_id: int, error: Exception) -> int:
+        """Commit all events of a batch to the quarantine table instead of merging them, each once.
+
+        Returns: how many this call has written.
+        """
+        spec, session = self.spec, self._session.of(batch_df)
+        counts = quarantining.write(batch_df, batch_id, spec, session, error=error, sleep=self.sleep)
+        query, metrics = caller(batch_df, spec).query, self.metrics
+        for why, count in counts.items():
+            metrics.set_aside(query, spec.label, why, count)
+        return sum(counts.values())
+
+    def is_quarantined(self, batch_df: DataFrame, batch_id: int) -> bool:
+        """Whether `quarantine_batch` has committed this batch before: then it must not be merged any more."""
+        return quarantining.is_written(batch_df, batch_id, self.spec, self._session.of(batch_df), self.sleep)
