@@ -60,10 +60,6 @@ class KeyBound:
         least, greatest = (exact_literal(session, one, self.field.dataType) for one in (self.least, self.greatest))
         return columns.column(self.name, frame).between(least, greatest)
 
-    def to_sql(self) -> tuple[str, str]:
-        """Least and greatest value as literals of DataFusion."""
-        return _sql(self.least, self.field.dataType), _sql(self.greatest, self.field.dataType)
-
     def to_arrow(self, like: pa.DataType, *, earlier_by: int = 0) -> tuple[pa.Scalar, pa.Scalar]:
         """Least and greatest value in a type of Arrow.
 
@@ -93,21 +89,6 @@ class KeyBounds:
     def condition(self, session: SparkSession, frame: str) -> Column:
         """Literal bounds on the target's key columns: the only thing that lets Delta skip files in a MERGE."""
         return columns.all_of(bound.to_column(session, frame) for bound in self.columns)
-
-
-def _sql(value: Any, dtype: DataType) -> str:
-    if isinstance(dtype, StringType):
-        return _text(value)
-    if isinstance(dtype, TimestampType):
-        return f"arrow_cast({int(value)}, 'Timestamp(Microsecond, Some(\"UTC\"))')"
-    if isinstance(dtype, TimestampNTZType):
-        return f"arrow_cast({int(value)}, 'Timestamp(Microsecond, None)')"
-    if isinstance(dtype, DateType):
-        return f"arrow_cast(arrow_cast({int(value)}, 'Int32'), 'Date32')"
-    if isinstance(dtype, DecimalType):
-        plain = f"{Decimal(value):f}"  # DataFusion reads no exponent
-        return f"arrow_cast({_text(plain)}, 'Decimal128({dtype.precision}, {dtype.scale})')"
-    return str(int(value))
 
 
 def _text(value: str) -> str:

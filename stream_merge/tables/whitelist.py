@@ -91,15 +91,6 @@ def of_mapping(snapshot: TableSnapshot, what: str) -> Ineligible | None:
     return Ineligible(reason="table_feature", detail=detail)
 
 
-def of_readers(snapshot: TableSnapshot, what: str) -> Ineligible | None:
-    """Refuse a table that Spark also publishes to readers of other formats at each commit."""
-    for name, value in sorted(snapshot.properties.items()):
-        nothing, demand = OTHER_READERS.get(name.lower(), (None, ""))
-        if nothing is not None and value.strip().lower() != nothing:
-            return Ineligible(reason="table_feature", detail=f"{name} = {value!r} of {what} {demand}")
-    return None
-
-
 def of_shape(layout: Layout) -> Ineligible | None:
     """Refuse a shape whose clauses only Spark can execute."""
     if layout.whole is not None:

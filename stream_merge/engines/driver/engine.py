@@ -19,7 +19,6 @@ from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.shapes import shape_of
 from stream_merge.shapes.layout import Layout
 from stream_merge.spark.errors import exceeds_driver_results
-from stream_merge.tables.delta_rs.eligibility import of_log
 from stream_merge.tables.merge_on_read.eligibility import of_clauses, of_events, of_files, of_layout, of_table
 from stream_merge.tables.merge_on_read.features import mode_of
 from stream_merge.tables.merge_on_read.table import sizes_of, table_of
@@ -55,9 +54,7 @@ class Driver:
         if refused is None:
             clauses = shape_of(job.spec).clauses(job.layout, job.spec, deletes=True, upserts=True)
             refused = of_clauses(clauses)
-        if refused is None and job.log_snapshot is not None and job.log is None:
-            refused = Ineligible(reason="storage", detail="the tombstone table is not where the driver can read it")
-        return refused or tombstones.obstacle(job)
+        return refused or tombstones.refused_log(job)
 
     def start(self, job: MergeJob, why: str, refusal: Refusal | None) -> Execution | Ineligible:
         """Files, memory and the very values are looked at now."""
@@ -74,8 +71,6 @@ class Driver:
         refused = of_files(touched, "the target")
         if refused is None and too_many is not None:
             refused = Ineligible(reason="storage", detail=too_many)
-        if refused is None and job.log is not None and job.log_snapshot is not None:
-            refused = of_log(job.layout, job.log, job.log_snapshot)
         if refused is not None:
             return refused
         mode = self.way(job)
@@ -89,7 +84,6 @@ class Driver:
             if isinstance(events, pa.Table):
                 refused = refusal_of_memory(promise, need(events.nbytes))
                 refused = refused or of_events(events, job.target.partition_columns)
-                refused = refused or tombstones.obstacle_in(events, job)
             if refused is not None or not isinstance(events, pa.Table):
                 promise.close()
                 return refused or events
@@ -105,7 +99,7 @@ class Driver:
                     chosen_at=version,
                     promise=promise,
                 ),
-                tombstones=tombstones.by_delta_rs(job, events) if job.spec.tombstones else None,
+                tombstones=tombstones.in_driver(job, events) if job.spec.tombstones else None,
                 in_driver=True,
                 only_spark=False,
                 tidy=partial(compact, table, job.spec.native_memory_bytes),

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
@@ -28,9 +27,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from stream_merge.model.snapshot import TableSnapshot, name_in_files
+from stream_merge.model.snapshot import name_in_files
 from stream_merge.spark.versions import arrow_type
-from stream_merge.tables.delta_rs import data_files
 
 _WIDER: Mapping[type[DataType], tuple[pa.DataType, ...]] = {
     ByteType: (),
@@ -47,7 +45,6 @@ _COMPARES_RIGHT = re.compile(r"parquet-mr version 1\.\d{2}|parquet-rs|parquet-cp
 """What writers call themselves whose bounds of bytes are those that readers go by."""
 _COMPARES_WITH_A_SIGN = re.compile(r"parquet-mr(?!-)( version [01]\.\d(?!\d)|$)|parquet-cpp version [01]\.[0-2](?!\d)")
 """And those of before: parquet-mr 1.9 (Spark 2.3, Hive 2) and older, parquet-cpp 1.2 and older."""
-_MOST_KNOWN = 100_000
 
 _LISTS = (
     pa.types.is_list,
@@ -89,65 +86,6 @@ class Held:
             if name in held and not is_readable(held[name], field.dataType, is_int96=name in self.int96, units=units):
                 return f"holds column {field.name!r} as {held[name]}, not as {field.dataType.simpleString()}"
         return "has bounds of texts or binary that an old writer took in another order" if self.bounds_mislead else None
-
-
-class HeldColumns:
-    """How the files of a table hold its columns; what was found is kept.
-
-    delta-rs (1.6) takes a column that a file holds under another spelling for one that it lacks, and so for NULL, and
-    casts what it holds in another type. Spark reads names without regard to case, and refuses other types. Delta takes
-    over such files (CONVERT TO DELTA, writers of other systems), whatever the log's statistics call their columns.
-
-    Args:
-        opened: opens a data file by its path in the log and its size in bytes.
-        at_once: how many files are opened side by side.
-    """
-
-    def __init__(self, opened: Callable[[str, int], pa.NativeFile], *, at_once: int) -> None:
-        self._open = opened
-        self._at_once = at_once
-        self._known: dict[tuple[str, int], Held | None] = {}
-        self._same: dict[Held, Held] = {}
-
-    def misread(self, files: pa.Table, snapshot: TableSnapshot) -> str | None:
-        """Why delta-rs would read a file among these otherwise than Spark; None where it reads all as Spark does.
-
-        Cost: the footer of each file, once.
-
-        Args:
-            files: `NativeTable.files`, or some of them.
-            snapshot: of the table.
-
-        Raises:
-            OSError, pa.ArrowException: a file cannot be read.
-        """
-        named = list(data_files.named(files))
-        unknown = [file for file in named if file not in self._known]
-        if len(self._known) + len(unknown) > max(_MOST_KNOWN, 2 * len(named)):
-            self._known = {file: self._known[file] for file in named if file in self._known}
-        if unknown:
-            with ThreadPoolExecutor(self._at_once) as threads:
-                self._known.update(zip(unknown, threads.map(self._look_into, unknown), strict=True))
-        fields = [field for field in snapshot.schema.fields if field.name not in snapshot.partition_columns]
-        problems: dict[int, str | None] = {}  # by identity: a hash of all columns for each file takes long
-        for file in named:
-            held = self._known[file]
-            if held is None:
-                continue
-            if id(held) not in problems:
-                problems[id(held)] = held.problem(fields, units=("ms", "us"))
-            if problems[id(held)] is not None:
-                return f"file {file[0]!r} {problems[id(held)]}"
-        return None
-
-    def trust(self, files: pa.Table) -> None:
-        """Take these as they should be: delta-rs has just written them."""
-        self._known.update(dict.fromkeys(data_files.named(files)))
-
-    def _look_into(self, named: tuple[str, int]) -> Held:
-        with self._open(*named) as source, pq.ParquetFile(source, coerce_int96_timestamp_unit="us") as file:
-            held = columns_of_file(file)
-        return self._same.setdefault(held, held)  # one copy for all files that a writer made
 
 
 def columns_of_file(file: pq.ParquetFile) -> Held:

@@ -1,9 +1,6 @@
-"""The SQL of delta-rs (DataFusion): names, literals and the match of a merge."""
+"""Names and literals in the SQL of DataFusion and DuckDB."""
 
 from __future__ import annotations
-
-from stream_merge.shapes.key_bounds import KeyBounds
-from stream_merge.shapes.layout import Layout
 
 
 def column(frame: str, *path: str) -> str:
@@ -20,14 +17,3 @@ def quote(name: str) -> str:
 def text(value: str) -> str:
     """A string literal."""
     return "'" + value.replace("'", "''") + "'"
-
-
-def bounds(found: KeyBounds, frame: str) -> list[str]:
-    """Literal bounds on key columns, for file skipping."""
-    literals = ((column(frame, bound.name), *bound.to_sql()) for bound in found.columns)
-    return [f"({name} >= {least} AND {name} <= {greatest})" for name, least, greatest in literals]
-
-
-def matched(layout: Layout, found: KeyBounds) -> str:
-    """The merge's ON: same keys, within the bounds."""
-    return " AND ".join([*bounds(found, "t"), *(f"{column('t', key)} = {column('s', key)}" for key in layout.keys)])

@@ -1,32 +1,29 @@
-"""A Delta table as delta-rs reads and writes it; `deltalake` (1.6) is imported here, and in `writing`."""
+"""A Delta table's log as delta-rs reads it; `deltalake` (1.6) is imported here alone."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Hashable, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Literal
 
 import pyarrow as pa
-from deltalake import DeltaTable, QueryBuilder, write_deltalake
+from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.fs import DeltaStorageHandler
 from pyspark.sql.types import StructType
 
 from stream_merge.model.snapshot import CommitRecord, TableSnapshot
 from stream_merge.tables.delta_rs import checkpoints, commit_infos
-from stream_merge.tables.delta_rs.data_files import Times, unambiguous
-from stream_merge.tables.delta_rs.held_columns import HeldColumns
-from stream_merge.tables.delta_rs.kept import Before, KeptRows, KeptTransactions
-from stream_merge.tables.delta_rs.newest import ListedLateError, added, look, new
-from stream_merge.tables.delta_rs.objects import AT_ONCE, Objects
+from stream_merge.tables.delta_rs.data_files import unambiguous
+from stream_merge.tables.delta_rs.kept import KeptTransactions
+from stream_merge.tables.delta_rs.newest import ListedLateError, added, look
+from stream_merge.tables.delta_rs.objects import Objects
 from stream_merge.tables.delta_rs.panics import no_panics
 from stream_merge.tables.delta_rs.protocol import Protocol
-from stream_merge.tables.delta_rs.views import unsliced, without_views
-from stream_merge.tables.delta_rs.writing import NO_HOOKS, commit_properties, parquet
+from stream_merge.tables.delta_rs.views import without_views
 
 
 class NativeTable:
@@ -57,10 +54,6 @@ class NativeTable:
         """How often it was read from the beginning: more than once where another log was found in its place."""
         self._options = None if storage_options is None else dict(storage_options)
         self._look = look(location, lambda: self.objects)
-        self.columns = HeldColumns(self.opened, at_once=1 if self._look.is_free else AT_ONCE)
-        """What is known of how its files hold the columns."""
-        self.times = Times(self.opened)
-        """What is known of how its files were written."""
         self._open()
 
     def is_at(self, location: str, storage_options: Mapping[str, str] | None) -> bool:
@@ -75,7 +68,6 @@ class NativeTable:
         self.objects = Objects(partial(DeltaStorageHandler.from_table, self._table._table, self._options))
         """Its files by their paths."""
         self._files: tuple[int, pa.Table] | None = None
-        self._rows = KeptRows(self.location)
         self._metadata: tuple[int, str, StructType, dict[str, str], tuple[str, ...]] | None = None
         self._transactions = KeptTransactions()
         self._mark: Hashable | None = self._look.mark(self.version, lambda: None)
@@ -193,73 +185,11 @@ class NativeTable:
         return [commit for commit in found if newer_than < commit.version <= up_to]
 
     @no_panics
-    def append(self, rows: pa.Table, *, transaction: tuple[str, int] | None, user_metadata: str | None = None) -> None:
-        """Append on the handle's very version."""
-        before = self.version
-        self._write(rows, "append", transaction, user_metadata)
-        self._rows.append(before, self.version, rows)
-
-    @no_panics
-    def replace(self, rows: pa.Table) -> None:
-        """Put these rows in the place of all others, on the handle's very version."""
-        self._write(rows, "overwrite", None, None)
-
-    def _write(
-        self,
-        rows: pa.Table,
-        mode: Literal["append", "overwrite"],
-        transaction: tuple[str, int] | None,
-        user_metadata: str | None,
-    ) -> None:
-        before = self._before()
-        with self.lock():
-            write_deltalake(
-                self._table,
-                unsliced(rows),
-                mode=mode,
-                **parquet(*self._described()[1:3]),
-                commit_properties=commit_properties(transaction, user_metadata),
-                post_commithook_properties=NO_HOOKS,
-            )
-        self._has_written(before, transaction)
-
-    @no_panics
-    def pack(self) -> None:
-        """Put small files together; appends that came meanwhile do not stand in its way.
-
-        Nor does whoever has put the same files together meanwhile: delta-rs (1.6) looks at what changes data alone, and
-        is not kept from trying again; rows are there twice then. So this is for a table whose rows may be, and for its
-        newest version.
-        """
-        before = self._before()
-        with self.lock():
-            self._table.optimize.compact(
-                commit_properties=commit_properties(None, None), post_commithook_properties=NO_HOOKS
-            )
-        self._has_written(before, None)
-
-    @no_panics
     def query(self, sql: str) -> pa.Table:
         """The answer to a query (DataFusion SQL) in which the table is called `log`."""
         found = pa.table(QueryBuilder().register("log", self._table).execute(sql).read_all())
         # delta-rs answers with views, which Arrow cannot filter.
         return found.cast(pa.schema([pa.field(f.name, without_views(f.type)) for f in found.schema]))
-
-    @no_panics
-    def rows(self) -> pa.Table:
-        """All rows, in memory; kept from version to version as long as only this handle appends."""
-        return self._rows.of(self.version, self._read)
-
-    def _read(self) -> pa.Table:
-        """All rows; delta-rs reads one file after the other (1.6), which takes long on an object store."""
-        snapshot = self.snapshot()
-        is_plain = not (
-            snapshot.maps_columns or snapshot.partition_columns or "deletionVectors" in self.protocol.features
-        )
-        if is_plain and not self._look.is_free:
-            with suppress(Exception):  # of what is not as expected
-                return self.objects.rows(self.files(), pa.schema(self._table.schema().to_arrow()))
-        return self.query("SELECT * FROM log")
 
     @no_panics
     def committed(self, transaction: tuple[str, int] | None) -> None:
@@ -268,23 +198,10 @@ class NativeTable:
         Args:
             transaction: that the commit records.
         """
-        before = self._before()
+        before, live = self.version, self.files()["path"]
         (self.refresh if self._look.is_free else self._table.update_incremental)()
-        self._after_commit(before, transaction)
-
-    def _before(self) -> Before:
-        return Before(version=self.version, live=self.files()["path"])
-
-    def _has_written(self, before: Before, transaction: tuple[str, int] | None) -> None:
-        if self.version == before.version + 1:  # with nobody else's commit in between
-            written = new(before.live, self.files())
-            for known in (self.columns, self.times):
-                known.trust(written)
-        self._after_commit(before, transaction)
-
-    def _after_commit(self, before: Before, transaction: tuple[str, int] | None) -> None:
         self._transactions.add(before, self.version, transaction)
-        self._mark = self._look.mark(self.version, lambda: added(before.live, self.files()))
+        self._mark = self._look.mark(self.version, lambda: added(live, self.files()))
         by = self.checkpoint_by_spark
         checkpoints.write_if_due(self._table, self.version, self._described()[2], self.location, by_spark=by)
 

@@ -48,6 +48,8 @@ class Commit:
     parameters: Mapping[str, str]
     """`operationParameters`; the protocol leaves them to the writer, Delta's MERGE has predicates."""
     operation: str = "MERGE"
+    is_blind_append: bool = False
+    """Whether it only adds rows, whatever the table holds."""
     removes: Sequence[Mapping[str, Any]] = ()
     adds: Sequence[Mapping[str, Any]] = ()
     changes: Sequence[Mapping[str, Any]] = ()
@@ -65,7 +67,7 @@ class Commit:
             "operationParameters": dict(self.parameters),
             "readVersion": self.version - 1,
             "isolationLevel": "Serializable",
-            "isBlindAppend": False,
+            "isBlindAppend": self.is_blind_append,
             "operationMetrics": {name: str(value) for name, value in self.metrics.items()},
             "engineInfo": _engine(),
             "txnId": self.token,

@@ -43,6 +43,7 @@ from stream_merge.tables.whitelist import (
     Place,
     Whitelist,
     columns_of,
+    keys_of,
     of_mapping,
     of_shape,
     of_structs,
@@ -104,6 +105,11 @@ def of_recorded(snapshot: TableSnapshot) -> Ineligible | None:
 def of_layout(layout: Layout) -> Ineligible | None:
     """Whether the batch's columns can be carried and compared; looked at once per layout."""
     return layout.once("ineligible_on_read", lambda: _of_layout(layout))
+
+
+def of_keys(layout: Layout) -> Ineligible | None:
+    """Whether keys and sequences can be carried and compared, which are all that a tombstone has of an event."""
+    return layout.once("ineligible_keys", lambda: _of_columns(keys_of(layout)))
 
 
 def of_clauses(clauses: Iterable[Clause]) -> Ineligible | None:

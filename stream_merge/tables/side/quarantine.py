@@ -34,7 +34,7 @@ from stream_merge.spark.errors import reason
 from stream_merge.spark.identity import Caller
 from stream_merge.spark.versions import arrow_type
 from stream_merge.tables import spark_table
-from stream_merge.tables.delta_rs.eligibility import of_table
+from stream_merge.tables.merge_on_read.eligibility import of_table
 from stream_merge.tables.side.side_table import DriverSideTable, SideCommit, SparkSideTable
 from stream_merge.tables.table import Tables
 

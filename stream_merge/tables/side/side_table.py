@@ -17,6 +17,7 @@ from stream_merge.model.table_ref import TableRef
 from stream_merge.spark.errors import reason
 from stream_merge.tables import retry, spark_table
 from stream_merge.tables.delta_rs.table import NativeTable
+from stream_merge.tables.merge_on_read.rows import append
 
 Runner = Callable[[Callable[[int], None]], None]
 """Runs an attempt under the sink's retry policy."""
@@ -157,10 +158,10 @@ class SparkSideTable(SideTable[DataFrame]):
 
 
 class DriverSideTable(SideTable[pa.Table]):
-    """A side table in the driver, by delta-rs.
+    """A side table in the driver.
 
-    delta-rs writes transaction ids but does not check them (1.6): each attempt reads the id from the very version that
-    it is based on, and any commit in between makes it lose.
+    Each attempt reads the transaction id from the very version that it is based on, and any commit in between makes it
+    lose.
 
     Args:
         name: catalog name or path.
@@ -212,4 +213,4 @@ class DriverSideTable(SideTable[pa.Table]):
 
     def _append(self, rows: pa.Table, commit: SideCommit) -> None:
         transaction = None if commit.app_id is None else (commit.app_id, commit.batch_id)
-        self.expected().append(rows, transaction=transaction, user_metadata=commit.metadata)
+        append(self.expected(), rows, transaction=transaction, user_metadata=commit.metadata)

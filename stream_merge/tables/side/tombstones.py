@@ -35,9 +35,7 @@ from stream_merge.spark.errors import reason
 from stream_merge.spark.evaluate_once import materialised, release
 from stream_merge.spark.versions import arrow_table, of_arrow
 from stream_merge.tables import retry, spark_table
-from stream_merge.tables.delta_rs import sql
-from stream_merge.tables.delta_rs.kept import MOST_KEPT_ROWS
-from stream_merge.tables.delta_rs.table import NativeTable
+from stream_merge.tables.merge_on_read.rows import rewrite, rows, rows_with_keys
 from stream_merge.tables.side import judging
 from stream_merge.tables.side.judging import Hits
 from stream_merge.tables.side.side_table import DriverSideTable, Rows, SideCommit, SideTable
@@ -211,7 +209,7 @@ class Tombstones(ABC, Generic[Rows]):
 
 
 class DriverTombstones(Tombstones[pa.Table]):
-    """In the driver, by delta-rs.
+    """In the driver.
 
     Args:
         table: where they are remembered.
@@ -245,26 +243,15 @@ class DriverTombstones(Tombstones[pa.Table]):
 
     def _matched(self, events: pa.Table) -> Iterator[tuple[pa.Table, pa.Table, pa.Table]]:
         wanted = [*self._keys, names.SEQUENCE_COLUMN, names.REVIVED_COLUMN]
-        entries = self._read(self._log.expected(), wanted, sql.bounds(self._batch.bounds, "log"))
-        types = {field.name: field.type for field in events.schema}  # delta-rs answers with other encodings
-        as_events = pa.schema([pa.field(f.name, types.get(f.name, f.type)) for f in entries.schema])
-        entries = entries.cast(as_events)
+        entries = rows_with_keys(self._log.expected(), events, self._keys, self._batch.bounds)
+        entries = self._unexpired(entries).select(wanted)
         yield entries, events, judging.paired(entries, events, self._keys)
 
-    def _read(self, found: NativeTable, wanted: Sequence[str], conditions: Sequence[str] = ()) -> pa.Table:
-        """Entries that count: from memory where the log is small, whatever the conditions."""
-        counts = found.files()["num_records"]
-        if not counts.null_count and (pc.sum(counts).as_py() or 0) <= MOST_KEPT_ROWS:
-            rows = found.rows()
-            if self._oldest is not None:
-                oldest = pa.scalar(self._oldest, pa.timestamp("us", tz="UTC"))
-                rows = rows.filter(pc.greater_equal(rows[names.RECORDED_AT_COLUMN], oldest))
-            return rows.select(wanted)
-        if self._oldest is not None:
-            oldest_sql = f"arrow_cast({self._oldest}, 'Timestamp(Microsecond, Some(\"UTC\"))')"
-            conditions = [*conditions, f"{sql.column('log', names.RECORDED_AT_COLUMN)} >= {oldest_sql}"]
-        where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
-        return found.query(f"SELECT {', '.join(map(sql.quote, wanted))} FROM log{where}")
+    def _unexpired(self, entries: pa.Table) -> pa.Table:
+        if self._oldest is None:
+            return entries
+        oldest = pa.scalar(self._oldest, pa.timestamp("us", tz="UTC"))
+        return entries.filter(pc.greater_equal(entries[names.RECORDED_AT_COLUMN], oldest))
 
     def _entries_by_file(self) -> list[int]:
         return [count or 0 for count in self._log.expected().files()["num_records"].to_pylist()]
@@ -272,10 +259,10 @@ class DriverTombstones(Tombstones[pa.Table]):
     def _compact(self, *, clears: bool, judges: bool) -> None:
         found = self._log.expected()
         if not clears or not (judges or self._oldest is not None):
-            found.pack()
+            rewrite(found)
             return
-        entries = self._read(found, found.snapshot().schema.names)
-        found.replace(judging.standing(entries, self._keys) if judges else entries)
+        entries = self._unexpired(rows(found))
+        rewrite(found, judging.standing(entries, self._keys) if judges else entries)
 
 
 class SparkTombstones(Tombstones[DataFrame]):

@@ -1,0 +1,202 @@
+"""A table of the sink's own in the driver: its rows, appends to it, and all of its files rewritten as one."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stream_merge.model.logs import tell
+from stream_merge.shapes.key_bounds import KeyBounds
+from stream_merge.spark.versions import arrow_type
+from stream_merge.tables.delta_rs.table import NativeTable
+from stream_merge.tables.live_files import decoded
+from stream_merge.tables.merge_on_read import commit, vectors
+from stream_merge.tables.merge_on_read.data_file import write_data_file
+from stream_merge.tables.merge_on_read.find import FILE, POSITION, find, live_rows
+from stream_merge.tables.merge_on_read.table import MergeOnReadTable, Touched, sizes_of, table_of
+
+log = logging.getLogger(__name__)
+
+MOST_KEPT_ROWS = 100_000
+"""Tables of up to so many rows are kept in memory: reading many small files costs more."""
+_MOST_CHUNKS = 64
+_EVERY_FILE = KeyBounds()
+
+_kept: WeakKeyDictionary[NativeTable, tuple[tuple[int, int], pa.Table]] = WeakKeyDictionary()
+"""All rows of small tables, by how often their log was read from the beginning and the version."""
+
+
+def row_count(native: NativeTable) -> int | None:
+    """Rows at the handle's version, deleted ones included; None where the log does not tell."""
+    counts = native.files()["num_records"]
+    return None if counts.null_count else int(pc.sum(counts).as_py() or 0)
+
+
+def rows(native: NativeTable) -> pa.Table:
+    """All rows at the handle's version; those of a small table are kept in memory for the next call.
+
+    Raises:
+        OSError, pa.ArrowException: a file cannot be read.
+    """
+    kept = _kept.get(native)
+    if kept is None or kept[0] != _at(native):
+        kept = (_at(native), _read(native))
+        _kept.pop(native, None)
+        if kept[1].num_rows <= MOST_KEPT_ROWS:
+            _kept[native] = kept
+    return kept[1]
+
+
+def rows_with_keys(native: NativeTable, events: pa.Table, keys: Sequence[str], bounds: KeyBounds) -> pa.Table:
+    """The rows that have the keys of events; of a small table perhaps others, too.
+
+    Args:
+        native: the table.
+        events: have the key columns, in the types of the table.
+        keys: names of the key columns.
+        bounds: of the events' keys.
+
+    Raises:
+        duckdb.Error, OSError, pa.ArrowException: a file cannot be read.
+    """
+    count = row_count(native)
+    if count is not None and count <= MOST_KEPT_ROWS:
+        return rows(native)
+    table, touched = _touched(native, bounds)
+    schema = native.snapshot().schema
+    with _held(table, touched):
+        found = find(
+            table.folder.root,
+            [one.candidate for one in touched],
+            events.select(keys),
+            keys,
+            schema,
+            room_for=lambda _: None,
+        )
+        live = np.ones(found.num_rows, dtype=bool)
+        file, position = found[FILE].to_numpy(), found[POSITION].to_numpy()
+        for number, one in enumerate(touched):
+            dead = vectors.of(one.add, table.folder.root)
+            if dead:
+                live &= ~((file == number) & np.isin(position, np.fromiter(dead, np.int64, len(dead))))
+    return found.filter(pa.array(live)).select(schema.names)
+
+
+def append(
+    native: NativeTable, new: pa.Table, *, transaction: tuple[str, int] | None, user_metadata: str | None
+) -> None:
+    """Append rows on the handle's very version; any other commit meanwhile makes it lose.
+
+    Args:
+        native: the table; not partitioned.
+        new: in the table's columns and types.
+        transaction: application id and batch id that the commit records.
+        user_metadata: of the commit.
+
+    Raises:
+        ConcurrentWriteException: another writer was faster.
+    """
+    (opened, before), kept = _at(native), _kept.get(native)
+    parameters = {"mode": "Append", "partitionBy": "[]"}
+    _commit(
+        native, new, [], operation="WRITE", parameters=parameters, transaction=transaction, user_metadata=user_metadata
+    )
+    if kept is None or kept[0] != (opened, before) or _at(native) != (opened, before + 1):
+        return
+    try:
+        both = pa.concat_tables([kept[1], new.select(kept[1].column_names).cast(kept[1].schema)])
+        _kept[native] = (_at(native), both.combine_chunks() if both[0].num_chunks > _MOST_CHUNKS else both)
+    except (pa.ArrowException, KeyError):  # the append has landed; the rows are read again when they are wanted
+        tell(log.warning, "rows_not_kept", table=native.location, exc_info=True)
+
+
+def rewrite(native: NativeTable, left: pa.Table | None = None) -> None:
+    """Replace all files by one, on the handle's very version; any other commit meanwhile makes it lose.
+
+    Args:
+        native: the table; not partitioned.
+        left: the rows from now on, in the table's columns and types; None: all of them, in a commit that changes no
+            data.
+    """
+    _, touched = _touched(native, _EVERY_FILE)
+    new, changes_data = (rows(native), False) if left is None else (left, True)
+    removes = [commit.removed(one.add, _now(), changes_data=changes_data) for one in touched]
+    _commit(native, new, removes, operation="OPTIMIZE", parameters={"predicate": "[]"}, changes_data=changes_data)
+
+
+def _commit(
+    native: NativeTable,
+    new: pa.Table,
+    removes: Sequence[Mapping[str, Any]],
+    *,
+    operation: str,
+    parameters: Mapping[str, str],
+    transaction: tuple[str, int] | None = None,
+    user_metadata: str | None = None,
+    changes_data: bool = True,
+) -> None:
+    snapshot, now_ms = native.snapshot(), _now()
+    table = table_of(native, snapshot)
+    new = new.select(snapshot.schema.names)
+    adds: list[Mapping[str, Any]] = []
+    if new.num_rows:
+        add = write_data_file(
+            table.folder.root, new, snapshot.schema, partition={}, properties=snapshot.properties, now_ms=now_ms
+        )
+        adds.append({**add, "dataChange": changes_data})
+    written = [decoded(add["path"]) for add in adds]
+    made = commit.Commit(
+        version=snapshot.version + 1,
+        now_ms=now_ms,
+        user_metadata=user_metadata,
+        operation=operation,
+        is_blind_append=not removes,
+        metrics={"numFiles": len(adds), "numOutputRows": new.num_rows, "numRemovedFiles": len(removes)},
+        transaction=transaction,
+        parameters=parameters,
+        removes=removes,
+        adds=adds,
+        in_commit_timestamp=commit.timestamp_after(snapshot, table.folder.log, now_ms),
+    )
+    try:
+        table.folder.send(written)
+        table.folder.commit(made)
+    except commit.ConcurrentWriteException:  # of any other failure nobody knows yet whether it has landed
+        table.folder.discard(written)
+        raise
+    table.live.follow(made.version, list(made.actions()))
+    native.committed(made.transaction)
+
+
+def _read(native: NativeTable) -> pa.Table:
+    table, touched = _touched(native, _EVERY_FILE)
+    schema, root = native.snapshot().schema, table.folder.root
+    nothing = pa.schema([(field.name, arrow_type(field.dataType)) for field in schema.fields]).empty_table()
+    with _held(table, touched):
+        parts = [part for one in touched for part in live_rows(root, one.candidate, vectors.of(one.add, root), schema)]
+    return pa.concat_tables([nothing, *parts])
+
+
+def _touched(native: NativeTable, bounds: KeyBounds) -> tuple[MergeOnReadTable, Sequence[Touched]]:
+    snapshot = native.snapshot()
+    table = table_of(native, snapshot)
+    return table, table.touched(native, snapshot, bounds)
+
+
+def _held(table: MergeOnReadTable, touched: Sequence[Touched]) -> Any:
+    return table.folder.holding({**sizes_of(touched), **vectors.files_of(one.add for one in touched)})
+
+
+def _at(native: NativeTable) -> tuple[int, int]:
+    return native.times_opened, native.version
+
+
+def _now() -> int:
+    return int(time.time() * 1000)
