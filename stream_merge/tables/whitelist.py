@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -65,8 +65,6 @@ class Whitelist:
     engine: str
     """For people."""
     proven: Mapping[type[DataType], frozenset[Place]]
-    also: Callable[[DataType], str | None] = lambda _: None
-    """Further reason against a type; does not check the types inside it."""
 
     def problem(self, dtype: DataType, place: Place) -> str | None:
         """Why the engine does not support this type in this role; None if it does."""
@@ -76,7 +74,7 @@ class Whitelist:
             return f"{_AS[place].format(dtype.simpleString())}, for which {self.engine} is not proven"
         inside: Place = "carried" if place == "carried" else "nested"
         found = (self.problem(part, inside) for part in _parts(dtype))
-        return self.also(dtype) or next((problem for problem in found if problem), None)
+        return next((problem for problem in found if problem), None)
 
 
 def of_mapping(snapshot: TableSnapshot, what: str) -> Ineligible | None:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.fs as pafs
-import pyarrow.parquet as pq
 
 _MOST_TEXT = 1 << 20
 """Bytes of a commit that are asked for at once; few have more."""
@@ -69,30 +66,3 @@ class Objects:
             return found
         with self.filesystem.open_input_file(path) as file:
             return bytes(file.read())
-
-    def rows(self, files: pa.Table, schema: pa.Schema) -> pa.Table:
-        """All rows of plain data files: without deletion vectors, partitions, and other names of columns.
-
-        Cost: a GET for each file, many at once; all of them are held in memory.
-
-        Args:
-            files: `NativeTable.files`.
-            schema: of the table.
-
-        Raises:
-            KeyError: a file lacks a column.
-            OSError, pa.ArrowException: one cannot be read, or has not the size that the log says.
-        """
-        paths, sizes = files["path"].to_pylist(), files["size_bytes"].to_pylist()
-        with ThreadPoolExecutor(AT_ONCE) as threads:
-            read = list(threads.map(partial(self._rows_of, schema=schema), paths, sizes))
-        return pa.concat_tables([schema.empty_table(), *read])
-
-    def _rows_of(self, path: str, size: int, *, schema: pa.Schema) -> pa.Table:
-        data = self.beginning(unquote(path), size)
-        if len(data) != size:
-            msg = f"file {path!r} has {len(data)} bytes, and {size} by the log"
-            raise OSError(msg)
-        # Spark's INT96: as nanoseconds, Arrow's default, years before 1678 and after 2261 would wrap.
-        with pq.ParquetFile(pa.BufferReader(data), coerce_int96_timestamp_unit="us") as file:
-            return file.read(use_threads=False).select(schema.names).cast(schema)
