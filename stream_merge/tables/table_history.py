@@ -13,9 +13,8 @@ from stream_merge.errors import ConfigError
 from stream_merge.model.results import FATES
 from stream_merge.model.snapshot import CommitRecord
 from stream_merge.model.table_ref import TableRef
-from stream_merge.tables.delta_rs import commit_infos
 from stream_merge.tables.delta_rs.objects import AT_ONCE
-from stream_merge.tables.delta_rs.table import NativeTable
+from stream_merge.tables.delta_rs.table import NativeTable, record
 from stream_merge.tables.explain import find, opened
 from stream_merge.tables.live_files import LiveFiles
 from stream_merge.tables.merge_on_read.copies import RemoteLog
@@ -202,7 +201,7 @@ def _commit(table: NativeTable, version: int) -> Commit | None:
     info: Mapping[str, Any] = next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
     added, removed = (Files.described([a[kind] for a in actions if kind in a]) for kind in ("add", "remove"))
     return Commit(
-        record=commit_infos.record({**info, "version": version}),
+        record=record({**info, "version": version}),
         operation=str(info.get("operation", "")),
         changed=added.minus(removed),
         after=Files(),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
+from dataclasses import dataclass
+from functools import partial, wraps
 from itertools import islice
 from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
 
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
@@ -15,15 +17,110 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.fs import DeltaStorageHandler
 from pyspark.sql.types import StructType
 
-from stream_merge.model.snapshot import CommitRecord, TableSnapshot
-from stream_merge.tables.delta_rs import checkpoints, commit_infos
+from stream_merge.model.snapshot import CommitRecord, TableSnapshot, metrics_of_history
+from stream_merge.tables.delta_rs import checkpoints
 from stream_merge.tables.delta_rs.data_files import unambiguous
-from stream_merge.tables.delta_rs.kept import KeptTransactions
 from stream_merge.tables.delta_rs.newest import ListedLateError, added, look
 from stream_merge.tables.delta_rs.objects import Objects
-from stream_merge.tables.delta_rs.panics import no_panics
-from stream_merge.tables.delta_rs.protocol import Protocol
-from stream_merge.tables.delta_rs.views import without_views
+
+
+class KeptTransactions:
+    """The batch ids by application id, as far as somebody has asked for them."""
+
+    def __init__(self) -> None:
+        self._version: int | None = None
+        self._known: dict[str, int | None] = {}
+
+    def of(self, version: int, app_id: str, read: Callable[[str], int | None]) -> int | None:
+        """What a version records, read where it is not known."""
+        if self._version != version:
+            self._version, self._known = version, {}
+        if app_id not in self._known:
+            self._known[app_id] = read(app_id)
+        return self._known[app_id]
+
+    def add(self, before: int, version: int, transaction: tuple[str, int] | None) -> None:
+        """Note what the commit of this handle records that has made a version."""
+        if (self._version, before + 1) == (before, version):
+            self._version = version
+            self._known |= {} if transaction is None else dict([transaction])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Protocol:
+    """Of a table."""
+
+    reader_version: int
+    writer_version: int
+    features: frozenset[str]
+    """Named table features; older protocol versions name none."""
+
+
+def without_views(dtype: pa.DataType) -> pa.DataType:
+    """The type without views, at any depth but inside maps."""
+    if pa.types.is_string_view(dtype):
+        return pa.string()
+    if pa.types.is_binary_view(dtype):
+        return pa.binary()
+    if pa.types.is_struct(dtype):
+        return pa.struct([pa.field(f.name, without_views(f.type)) for f in dtype])
+    if pa.types.is_list(dtype):
+        return pa.list_(pa.field(dtype.value_field.name, without_views(dtype.value_type)))
+    return dtype
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class NativePanicError(RuntimeError):
+    """delta-rs broke off in the middle of something; its own exception would pass `except Exception`."""
+
+
+def no_panics(method: Callable[P, R]) -> Callable[P, R]:
+    """Turn a panic of Rust code (a bare `BaseException` of pyo3) into an ordinary error."""
+
+    @wraps(method)
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return method(*args, **kwargs)
+        except BaseException as err:
+            if type(err).__name__ == "PanicException":
+                raise NativePanicError(str(err)) from err
+            raise
+
+    return guarded
+
+
+def newest_first(commit: Callable[[int], bytes], version: int) -> Iterator[dict[str, Any]]:
+    """The commits' own words with their versions, as far as the log is kept.
+
+    delta-rs gives none at all if one has a number that it does not expect, as Spark's CLONE: "readVersion": -1.
+
+    Cost: a file for each.
+
+    Args:
+        commit: the text of a version; raises FileNotFoundError.
+        version: the newest.
+    """
+    for number in range(version, -1, -1):
+        try:
+            text = commit(number)
+        except FileNotFoundError:
+            return
+        actions = (json.loads(line) for line in text.splitlines() if line.strip())
+        said: dict[str, Any] = next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
+        yield {**said, "version": number}
+
+
+def record(commit: Mapping[str, Any]) -> CommitRecord:
+    """A commit by its own words."""
+    return CommitRecord(
+        version=int(commit["version"]),
+        timestamp_ms=commit.get("timestamp"),
+        user_metadata=commit.get("userMetadata"),
+        metrics=metrics_of_history(commit.get("operationMetrics") or {}),
+    )
 
 
 class NativeTable:
@@ -176,8 +273,8 @@ class NativeTable:
         try:
             commits = self._table.history(limit)
         except DeltaError:
-            commits = list(islice(commit_infos.newest_first(self.commit, self.version), limit))
-        return [commit_infos.record(commit) for commit in commits]
+            commits = list(islice(newest_first(self.commit, self.version), limit))
+        return [record(commit) for commit in commits]
 
     def commits(self, newer_than: int, up_to: int) -> list[CommitRecord]:
         """The commits in a range of versions, newest first."""
