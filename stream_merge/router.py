@@ -16,13 +16,12 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import IntegralType, StringType
 
 from stream_merge.errors import CommitStateUnknownError, ConfigError, ContractError, MergeFailedError, RoutedMergeError
+from stream_merge.merge.calls import OwnSession
 from stream_merge.merge.clock import PhaseClock
-from stream_merge.merge.own_session import OwnSession
 from stream_merge.merge.report import failures_told
 from stream_merge.metrics.instruments import MergeMetrics, default_metrics
 from stream_merge.model import names
-from stream_merge.model.counted import counted
-from stream_merge.model.logs import tell
+from stream_merge.model.logs import counted, tell
 from stream_merge.model.results import UNDECODABLE, UNKNOWN_ROUTE, MergeResult
 from stream_merge.model.settings import RetryPolicy
 from stream_merge.model.source_batch import Intake

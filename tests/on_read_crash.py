@@ -19,8 +19,8 @@ from stream_merge.engines.base import CommitTag, MergeReport
 from stream_merge.engines.driver import compact
 from stream_merge.engines.driver import merger as merging
 from stream_merge.model.results import MaintenanceRun
-from stream_merge.tables.delta_rs.table import NativeTable, open_table
-from stream_merge.tables.merge_on_read import vectors
+from stream_merge.tables.files import vectors
+from stream_merge.tables.log.handle import NativeTable, open_table
 
 CHILD_SECONDS = 60
 APP_ID = "crash"

@@ -21,7 +21,7 @@ from stream_merge.model import names
 from stream_merge.model.settings import MergeSpec
 from stream_merge.shapes.key_bounds import KeyBounds
 from stream_merge.shapes.layout import Layout, StoredColumn
-from stream_merge.tables.delta_rs.table import open_table
+from stream_merge.tables.log.handle import open_table
 
 LONG, TEXT = LongType(), StringType()
 COLUMNS: Mapping[str, DataType] = {"id": LONG, "lsn": LONG, "name": TEXT}

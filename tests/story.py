@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from stream_merge.model.names import QUARANTINE_TABLE_PREFIX
 from stream_merge.model.results import MergeResult
 from stream_merge.spark.delta import put_commit
-from stream_merge.tables.delta_rs.table import NativeTable
+from stream_merge.tables.log.handle import NativeTable
 
 
 def tell(stream: ChangeStream, *spelled: Callable[[], object]) -> Sequence[MergeResult]:

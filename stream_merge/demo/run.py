@@ -17,7 +17,7 @@ from stream_merge.demo import oracle
 from stream_merge.demo.events import SCHEMA, Disorder, Event, History, cut, deliveries, share
 from stream_merge.errors import ConfigError
 from stream_merge.jobs.watch import queries, screen
-from stream_merge.model.counted import counted
+from stream_merge.model.logs import counted
 from stream_merge.model.results import MergeResult
 from stream_merge.model.settings import RetryPolicy
 from stream_merge.model.table_ref import TableRef

@@ -14,11 +14,11 @@ from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import CommitRecord, TableSnapshot
 from stream_merge.shapes.batch import Batch
 from stream_merge.shapes.layout import Layout
-from stream_merge.tables.delta_rs.table import NativeTable
+from stream_merge.tables.files.eligibility import Ineligible
+from stream_merge.tables.log.handle import NativeTable
 from stream_merge.tables.side.judging import Hits
 from stream_merge.tables.side.tombstones import Tombstones
 from stream_merge.tables.table import Tables
-from stream_merge.tables.whitelist import Ineligible
 
 Way = Literal["mark", "rewrite", "spark"]
 """What a merge's time is estimated by."""

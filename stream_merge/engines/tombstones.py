@@ -9,12 +9,11 @@ import pyarrow as pa
 
 from stream_merge.engines.base import MergeJob
 from stream_merge.engines.costs import DRIVER_EVENTS
-from stream_merge.shapes.arrow_text import is_legible
+from stream_merge.shapes.arrow_order import is_legible
 from stream_merge.spark.errors import exceeds_driver_results
-from stream_merge.tables.merge_on_read.eligibility import of_keys, of_table
+from stream_merge.tables.files.eligibility import Ineligible, of_keys, of_table
 from stream_merge.tables.side.side_table import DriverSideTable, SparkSideTable
 from stream_merge.tables.side.tombstones import DriverTombstones, SparkTombstones, own_log
-from stream_merge.tables.whitelist import Ineligible
 
 
 def on_spark(job: MergeJob) -> SparkTombstones:

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from pyspark.sql import SparkSession
 
 from stream_merge.engines.costs import CostModel
-from stream_merge.merge.clock import PhaseClock
+from stream_merge.merge.clock import Observed, PhaseClock
 from stream_merge.merge.commit_tags import CommitTags
-from stream_merge.merge.observing import Observed
 from stream_merge.merge.retrying import Retrying
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import CommitRecord

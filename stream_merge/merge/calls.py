@@ -9,36 +9,41 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
+from stream_merge.engines.choose import wants_events_at_hand
 from stream_merge.engines.costs import CostModel
-from stream_merge.engines.job import wants_events_at_hand
-from stream_merge.merge import finish, quarantining, steps
+from stream_merge.merge import quarantining, steps
 from stream_merge.merge.call import BatchCall
-from stream_merge.merge.clock import PhaseClock, now_micros
+from stream_merge.merge.clock import Observed, PhaseClock, now_micros
 from stream_merge.merge.commit_tags import CommitTags
-from stream_merge.merge.observing import Observed
-from stream_merge.merge.own_session import OwnSession
 from stream_merge.merge.report import failures_told, result_of, told
 from stream_merge.merge.retrying import Retrying
 from stream_merge.merge.running_calls import claims, part_of
 from stream_merge.merge.states import Applied, Done
 from stream_merge.metrics.instruments import MergeMetrics, default_metrics
 from stream_merge.model.observer import Observer
-from stream_merge.model.results import MergeResult
+from stream_merge.model.results import MergeResult, Tidied
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.source_batch import Intake
 from stream_merge.model.table_ref import TableRef
 from stream_merge.shapes import target_filter as filters
 from stream_merge.shapes.matching import Layouts
-from stream_merge.spark.confs import USER_METADATA_CONF
+from stream_merge.spark.confs import (
+    APP_ID_CONF,
+    BATCH_ID_CONF,
+    TIMESTAMP_CONF,
+    TIMESTAMP_MICROS,
+    USER_METADATA_CONF,
+    WHOLE_READS,
+)
 from stream_merge.spark.errors import spark_errors_unlogged
 from stream_merge.spark.identity import Caller, caller
-from stream_merge.spark.jvm import expect_classic, in_session
+from stream_merge.spark.jvm import expect_classic, in_session, owned_session, same_session
 from stream_merge.tables import locks
 from stream_merge.tables.delivery import Noted, of_query
 from stream_merge.tables.last_commit import LastCommit
-from stream_merge.tables.maintenance import MaintenancePlan
+from stream_merge.tables.maintenance import MaintenancePlan, worse
 from stream_merge.tables.table import Tables
 
 
@@ -114,8 +119,8 @@ class Calls:
             else:
                 done = steps.merge_events(call, source, prepared)
                 self._is_new = False
-            finish.note_target(call, done)
-            done = finish.run_maintenance(call, done)
+            note_target(call, done)
+            done = run_maintenance(call, done)
         self._report(call, done)
 
     def account(self, batch_df: DataFrame, batch_id: int, intake: Intake) -> None:
@@ -126,7 +131,7 @@ class Calls:
         with self._call(batch_df, batch_id, intake) as (call, _):
             steps.check_quarantine(call)
             steps.quarantine_undecodable(call)
-            finish.note_query(call)
+            note_query(call)
         self._report(call, Done())
 
     @contextmanager
@@ -280,7 +285,8 @@ class Calls:
 
     def may_hold(self, batch_df: DataFrame, batch_id: int) -> bool:
         """Whether the target may hold the batch whose call failed: its commit came first, or nobody can say."""
-        return self._failed_late or quarantining.may_hold(batch_df, batch_id, self.spec, self._session, self._tables)
+        self._tables.begin(self._session.of(batch_df))
+        return self._failed_late or quarantining.may_hold(batch_df, batch_id, self.spec, self._tables)
 
     def quarantine_batch(self, batch_df: DataFrame, batch_id: int, error: Exception) -> int:
         """Commit all events of a batch to the quarantine table instead of merging them, each once.
@@ -297,3 +303,61 @@ class Calls:
     def is_quarantined(self, batch_df: DataFrame, batch_id: int) -> bool:
         """Whether `quarantine_batch` has committed this batch before: then it must not be merged any more."""
         return quarantining.is_written(batch_df, batch_id, self.spec, self._session.of(batch_df), self.sleep)
+
+
+STALENESS_CONF = "spark.databricks.delta.stalenessLimit"
+"""Lets reads go without the newest version of a table for a while; 0 unless somebody sets it."""
+
+
+class OwnSession:
+    """A copy of the session that the batches come from, with the confs it had when it was first seen."""
+
+    def __init__(self) -> None:
+        self._sessions: tuple[SparkSession, SparkSession] | None = None
+        self.ignored: dict[str, str | None] = {}
+        """What the batches' own session says of `WHOLE_READS` that the copy does not: their source is read by it."""
+
+    def of(self, batch_df: DataFrame) -> SparkSession:
+        """The copy for this batch; a new one when the batches come from another session."""
+        theirs = batch_df.sparkSession
+        if self._sessions is None or not same_session(self._sessions[0], theirs):
+            ours = owned_session(theirs)
+            for conf in (APP_ID_CONF, BATCH_ID_CONF):
+                # Ids of the user's own writes: under them Delta would drop appends to the side tables as repeated.
+                ours.conf.unset(conf)
+            ours.conf.set(TIMESTAMP_CONF, TIMESTAMP_MICROS)
+            # A look at the rows must see what a MERGE would: it always takes the newest version (Delta 4.4).
+            ours.conf.set(STALENESS_CONF, "0")
+            said = {conf: theirs.conf.get(conf, whole) for conf, whole in WHOLE_READS.items()}
+            self.ignored = {conf: value for conf, value in said.items() if str(value).lower() != WHOLE_READS[conf]}
+            self._sessions = (theirs, ours)
+        return self._sessions[1]
+
+
+def note_query(call: BatchCall) -> None:
+    """Tell the checkpoint that the query's batches are given to this sink, also where none had events for it."""
+    if call.delivery is not None:
+        call.delivery.note(None)
+
+
+def note_target(call: BatchCall, done: Done) -> None:
+    """Tell the checkpoint that the query has merged into this very table, and the next call what is in its log."""
+    if done.target is not None:
+        tokens = call.tags.tokens
+        call.last_commit.note(done.target, done.versions, call.delivery, batch_id=call.batch_id, tokens=tokens)
+    if call.delivery is not None and done.target is not None and done.version is not None:
+        call.delivery.note(done.target)
+
+
+def run_maintenance(call: BatchCall, done: Done) -> Done:
+    """Compact the files that the engine's merges leave, and maintain the target, if it is due."""
+    if call.maintenance is None and done.tidy is None:
+        return done
+    call.resources.close()  # other sinks may need the memory of this batch meanwhile
+    with call.clock.phase("maintenance"):
+        tidied = Tidied() if done.tidy is None else done.tidy()
+        runs = [tidied.maintenance]
+        if call.maintenance is not None:
+            runs.append(call.maintenance.after_call(call.session, changed=done.merged.report.version is not None))
+    done_runs = [run for run in runs if run is not None]
+    return replace(done, maintenance=worse(done_runs) if done_runs else None, read_debt=tidied.debt)

@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame
 
 from stream_merge.engines import choose
 from stream_merge.engines.base import Choice, Execution, MergeJob
-from stream_merge.engines.job import job_of
+from stream_merge.engines.choose import job_of
 from stream_merge.errors import MergeFailedError, StreamMergeError
 from stream_merge.merge.call import BatchCall
 from stream_merge.merge.states import Ready

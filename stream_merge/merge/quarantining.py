@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from pyspark.sql import DataFrame, SparkSession
 
 from stream_merge.errors import ConfigError
-from stream_merge.merge.own_session import OwnSession
 from stream_merge.model.logs import tell
 from stream_merge.model.results import TARGET_FAILED
 from stream_merge.model.settings import MergeSpec
@@ -71,10 +70,9 @@ def write(
     )
 
 
-def may_hold(batch_df: DataFrame, batch_id: int, spec: MergeSpec, sessions: OwnSession, tables: Tables) -> bool:
+def may_hold(batch_df: DataFrame, batch_id: int, spec: MergeSpec, tables: Tables) -> bool:
     """Whether the target holds the batch, or nobody can say."""
     app_id = caller(batch_df, spec).app_id("target")
-    tables.begin(sessions.of(batch_df))
     try:
         found = tables.target.snapshot()
         return found is not None and is_applied(found.transaction, app_id, batch_id)

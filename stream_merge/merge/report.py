@@ -11,9 +11,8 @@ from stream_merge.engines.base import Choice
 from stream_merge.engines.choose import without_work
 from stream_merge.errors import ConfigError, MergeFailedError, StreamMergeError, located
 from stream_merge.merge.call import BatchCall
-from stream_merge.merge.clock import PhaseClock
+from stream_merge.merge.clock import Observed, PhaseClock
 from stream_merge.merge.ledger import all_reasons, settle
-from stream_merge.merge.observing import Observed
 from stream_merge.merge.states import Done
 from stream_merge.metrics.instruments import MergeMetrics
 from stream_merge.model.logs import tell

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from stream_merge.engines.base import MergeReport
-from stream_merge.engines.job import fits_the_driver, is_for_driver
+from stream_merge.engines.choose import fits_the_driver, is_for_driver
 from stream_merge.engines.spark.pruning import Pruning
 from stream_merge.engines.spark.whole import Beside
 from stream_merge.errors import MergeFailedError

@@ -101,3 +101,9 @@ def _as_json(value: object) -> Any:
         return round(value, 6) if isfinite(value) else str(value)
     text = f"{len(value)} bytes" if isinstance(value, bytes) else str(value)
     return text if len(text) <= _MOST_CHARACTERS else text[:_MOST_CHARACTERS] + "…"
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 file`, `2,000 files`, `0 micro-batches`."""
+    plural = f"{noun}es" if noun.endswith("ch") else f"{noun}s"
+    return f"{number:,} {noun if number == 1 else plural}"

@@ -8,6 +8,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from stream_merge.model.snapshot import HIVE_NULL
+
 _NULL: tuple[Any, ...] = (0,)
 
 
@@ -51,3 +53,20 @@ def _lists(values: pa.ListArray) -> list[tuple[Any, ...]]:
 def _float(value: float) -> tuple[int, float]:
     """NaN above all numbers; adding 0.0 makes one zero of two."""
     return (1, 0.0) if math.isnan(value) else (0, value + 0.0)
+
+
+def is_legible(values: pa.ChunkedArray | pa.Table) -> bool:
+    """Whether all texts, at any depth, are valid UTF-8; nothing in Python or delta-rs can read them otherwise.
+
+    Cost: one pass over the bytes, about a second for 2 GB.
+    """
+    try:
+        values.validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def holds_null_of_partitions(texts: pa.ChunkedArray) -> bool:
+    """Whether one is a text that Delta keeps NULL for as the value of a partition (4.4)."""
+    return bool(pc.any(pc.is_in(texts, pa.array(["", HIVE_NULL]))).as_py())

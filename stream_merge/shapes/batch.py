@@ -25,7 +25,7 @@ from pyspark.sql.types import (
 from stream_merge.model import names, source_batch
 from stream_merge.model.results import REASONS
 from stream_merge.model.source_batch import AtHand
-from stream_merge.shapes import arrow_text, contract, latest_per_key_spark, surely_changes
+from stream_merge.shapes import arrow_order, contract, latest_per_key_spark, surely_changes
 from stream_merge.shapes.key_bounds import KeyBounds, bound_aggregates, boundable, key_bounds
 from stream_merge.shapes.latest_per_key_arrow import latest
 from stream_merge.shapes.layout import Layout
@@ -289,7 +289,7 @@ def _may_be_lost_in_partitions(key: pa.ChunkedArray) -> bool:
     """Whether a value may be one that Delta does not keep as a partition's: the contract says it by Spark."""
     if not pa.types.is_string(key.type):
         return True
-    return arrow_text.holds_null_of_partitions(key) or not arrow_text.is_legible(key)
+    return arrow_order.holds_null_of_partitions(key) or not arrow_order.is_legible(key)
 
 
 def _in_driver(session: SparkSession, layout: Layout, valid: pa.Table, refused: pa.Table) -> Batch:

@@ -14,8 +14,8 @@ from pyspark.sql.types import BooleanType, ByteType, DataType, NullType, StructF
 from stream_merge.model import names
 from stream_merge.model.settings import MergeSpec
 from stream_merge.shapes import required, widening
+from stream_merge.shapes.base import without_sequence
 from stream_merge.shapes.layout import StoredColumn
-from stream_merge.shapes.recorded import without_sequence
 from stream_merge.shapes.widening import TypeChange
 from stream_merge.spark import columns
 from stream_merge.spark.errors import reason

@@ -11,7 +11,7 @@ from stream_merge.errors import ConfigError
 from stream_merge.model import names
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import TableSnapshot
-from stream_merge.shapes import kept_beside
+from stream_merge.shapes import required
 from stream_merge.shapes.finder import Finder
 from stream_merge.shapes.layout import EventColumn, Layout, StoredColumn, WholeEvents, texts_in_partitions
 from stream_merge.spark import columns
@@ -70,7 +70,7 @@ def plan_layout(
     sequence = finder.sequence(stored, target)
     deletes = finder.deletes()
     new = _evolution(finder, selected, target)
-    beside = kept_beside.fields(source.sparkSession, spec, stored, target, problems, case_sensitive=case_sensitive)
+    beside = required.fields(source.sparkSession, spec, stored, target, problems, case_sensitive=case_sensitive)
     _refuse_strangers(finder, selected, target)
     if problems:
         raise ConfigError(problems, target=spec.target)

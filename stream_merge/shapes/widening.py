@@ -23,7 +23,7 @@ from pyspark.sql.types import (
 
 from stream_merge.model import names
 from stream_merge.model.table_ref import TableRef
-from stream_merge.spark import columns, expressions
+from stream_merge.spark import columns
 from stream_merge.spark.versions import ALTERS_SEVERAL_COLUMNS, WIDENS_BEYOND_INTEGERS
 
 PROPERTY = "delta.enableTypeWidening"
@@ -155,7 +155,7 @@ def obstacles(
         for field in schema.fields
         if names.GENERATED_FROM in field.metadata
     }
-    reading = {what: expressions.columns_read(session, text) for what, text in {**checks, **generated}.items()}
+    reading = {what: columns.columns_read(session, text) for what, text in {**checks, **generated}.items()}
     for path in dict.fromkeys(change.path for change in wanted):
         using = [what for what, read in reading.items() if any(_overlap(path, other) for other in read)]
         if using:

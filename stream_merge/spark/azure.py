@@ -15,8 +15,7 @@ from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from stream_merge.model.locations import is_on_azure
-from stream_merge.spark.hadoop_files import file_system
-from stream_merge.spark.hadoop_settings import HadoopSettings, NotTranslatedError, hadoop_settings
+from stream_merge.spark.hadoop_files import HadoopSettings, NotTranslatedError, file_system, hadoop_settings
 from stream_merge.spark.log_store import log_stores
 
 _HOSTS = (".dfs.core.windows.net", ".blob.core.windows.net")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -383,3 +384,23 @@ def holds(source: DataType, target: DataType) -> bool:
         digits = _INTEGER_DIGITS.get(type(source))
         return digits is not None and target.precision - target.scale >= digits
     return type(source) is type(target)
+
+
+_COLUMN = "UnresolvedAttribute"
+"""A column in Catalyst's parsed expressions (Spark 4.2); literals, functions and variables of lambdas are others."""
+
+
+def columns_read(session: SparkSession, expression: str) -> set[tuple[str, ...]]:
+    """The columns in an expression, nested fields as paths. A field of an array, of a map or of a call is not told.
+
+    Raises:
+        pyspark.errors.ParseException: Spark cannot read it.
+    """
+    ours: Any = session
+    parsed = ours._jsparkSession.sessionState().sqlParser().parseExpression(expression)
+    leaves = _listed(parsed.collectLeaves())
+    return {tuple(_listed(leaf.nameParts())) for leaf in leaves if leaf.getClass().getSimpleName() == _COLUMN}
+
+
+def _listed(sequence: Any) -> list[Any]:
+    return [sequence.apply(i) for i in range(sequence.size())]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
@@ -12,6 +13,7 @@ from pyspark.sql import SparkSession
 
 from stream_merge.model.locations import is_on_s3
 from stream_merge.spark.errors import java_causes
+from stream_merge.spark.jvm import java_class
 
 GLOB = re.compile(r"[\\\[\]{}*?]")
 """What makes a path a pattern."""
@@ -161,3 +163,28 @@ def _located(session: SparkSession, path: str) -> tuple[Any, Any]:
 def hadoop_class(session: SparkSession, name: str) -> Any:
     """A class by its whole name: Py4J would ask the JVM for each package on the way, a millisecond in all."""
     return getattr(session.sparkContext._jvm, f"org.apache.hadoop.fs.{name}")
+
+
+class NotTranslatedError(ValueError):
+    """Spark reaches the store in a way that delta-rs cannot be told; the sentence says which."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class HadoopSettings:
+    """Look-ups by whole names, each a call into the JVM or two. What they give is never shown."""
+
+    setting: Callable[[str], str | None]
+    secret: Callable[[str], str | None]
+    """As `setting`, also from Hadoop's credential stores."""
+
+
+def hadoop_settings(session: SparkSession) -> HadoopSettings:
+    """Those that hold for the session now."""
+    conf = session._jsparkSession.sessionState().newHadoopConf()
+    text = java_class(session, "java.lang.String")
+
+    def secret(name: str) -> str | None:
+        found = conf.getPassword(name)
+        return None if found is None else str(text.copyValueOf(found))
+
+    return HadoopSettings(setting=conf.get, secret=secret)

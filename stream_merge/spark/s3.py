@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from pyspark.sql import SparkSession
 
 from stream_merge.model.locations import is_on_s3
-from stream_merge.spark.hadoop_settings import NotTranslatedError, hadoop_settings
+from stream_merge.spark.hadoop_files import NotTranslatedError, hadoop_settings
 from stream_merge.spark.log_store import CONDITIONAL_PUT, log_stores
 
 _DEFAULT_REGION = "us-east-1"

@@ -12,15 +12,15 @@ import pyarrow.compute as pc
 
 from stream_merge.errors import ConfigError
 from stream_merge.model import locations, names
-from stream_merge.model.counted import counted
+from stream_merge.model.logs import counted
 from stream_merge.model.maintenance import SMALL_BYTES
 from stream_merge.model.snapshot import VECTORS_PROPERTY, CommitRecord, TableSnapshot, is_on
 from stream_merge.model.table_ref import TableRef
 from stream_merge.shapes import SHAPES
-from stream_merge.shapes.recorded import filled_as
+from stream_merge.shapes.base import filled_as
 from stream_merge.spark import environment, places
-from stream_merge.tables.delta_rs.table import NativeTable, open_table
-from stream_merge.tables.merge_on_read import eligibility
+from stream_merge.tables.files import eligibility
+from stream_merge.tables.log.handle import NativeTable, open_table
 
 MANY_SMALL_FILES = 100
 COPIED_PER_CHANGED = 20

@@ -13,15 +13,15 @@ from stream_merge.model import locations, names
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import FEED_PROPERTY, VECTORS_PROPERTY, TableSnapshot, is_on
 from stream_merge.shapes import required, shape_of, target_filter, widening
+from stream_merge.shapes.base import filled_as
 from stream_merge.shapes.layout import Layout
 from stream_merge.shapes.matching import plan_layout
-from stream_merge.shapes.recorded import filled_as
 from stream_merge.spark import columns, object_stores, places
 from stream_merge.spark.jvm import zones
 from stream_merge.spark.log_store import remedy
 from stream_merge.spark.versions import SHIFTS_PARTITION_TIMES
 from stream_merge.tables import spark_table
-from stream_merge.tables.merge_on_read import eligibility
+from stream_merge.tables.files import eligibility
 
 
 def check_target(session: SparkSession, found: TableSnapshot | None, spec: MergeSpec, layout: Layout) -> None:

@@ -21,7 +21,7 @@ from stream_merge.spark.confs import TIMESTAMP_CONF, TIMESTAMP_MICROS, WHOLE_REA
 from stream_merge.spark.delta import silent
 from stream_merge.spark.errors import reason
 from stream_merge.tables import locks, retry, spark_table
-from stream_merge.tables.merge_on_read.compaction import MOST_DELETED_SHARE
+from stream_merge.tables.files.compaction import MOST_DELETED_SHARE
 from stream_merge.tables.side import location as side_location
 from stream_merge.tables.spark_table import delta_table, find, named_location, newest
 

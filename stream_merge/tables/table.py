@@ -23,11 +23,11 @@ from stream_merge.spark import catalog, delta, environment, object_stores, place
 from stream_merge.spark.catalog import Entry
 from stream_merge.spark.delta import commit_lock, put_commit, write_checkpoint
 from stream_merge.spark.errors import reason
-from stream_merge.spark.hadoop_settings import NotTranslatedError
+from stream_merge.spark.hadoop_files import NotTranslatedError
 from stream_merge.spark.jvm import pins_threads
 from stream_merge.tables import spark_table
-from stream_merge.tables.delta_rs.newest import ListedLateError
-from stream_merge.tables.delta_rs.table import NativeTable, open_table
+from stream_merge.tables.log.freshness import ListedLateError
+from stream_merge.tables.log.handle import NativeTable, open_table
 
 log = logging.getLogger(__name__)
 

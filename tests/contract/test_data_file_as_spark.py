@@ -20,8 +20,8 @@ from pyspark.sql.types import StructType
 from since import since
 
 from stream_merge.spark.versions import arrow_table, arrow_type
-from stream_merge.tables.merge_on_read.data_file import write_change_file, write_data_file
-from stream_merge.tables.merge_on_read.statistics import statistics
+from stream_merge.tables.files.data_file import write_change_file, write_data_file
+from stream_merge.tables.files.statistics import statistics
 
 EMOJIS = "\U0001f600" * 20
 NOT_FINITE = ("NaN", "Infinity", "-Infinity")

@@ -20,10 +20,8 @@ from since import since
 from traces import USER_METADATA_CONF, commits, transactions, user_metadata
 
 from stream_merge import ConfigError, MergeMetrics, MergeSinks
-from stream_merge.merge import finish, commit
 from stream_merge.model.source_batch import Intake, Undecodable
 from stream_merge.model.table_ref import TableRef
-from stream_merge.tables.delta_rs import data_files
 from stream_merge.tables.side.quarantine import SCHEMA
 from stream_merge.testing import run, table_version, target_rows
 

@@ -21,7 +21,7 @@ from stream_merge.engines.delta_rs.merger import DeltaRsMerger
 from stream_merge import CommitStateUnknownError, ConfigError, MergeFailedError, RetryPolicy
 from stream_merge.engines.spark import engine as spark_engine
 from stream_merge.model.table_ref import TableRef
-from stream_merge.tables.delta_rs.table import NativeTable
+from stream_merge.tables.log.handle import NativeTable
 from stream_merge.tables.side import tombstones
 from stream_merge.testing import batch, run
 

@@ -15,7 +15,7 @@ from stream_merge.engines.spark.merger import SparkMerger
 from stream_merge.shapes import surely_changes
 from stream_merge.shapes.matching import plan_layout
 from stream_merge.shapes.surely_changes import GreatestSequence
-from stream_merge.tables.delta_rs.table import NativeTable
+from stream_merge.tables.log.handle import NativeTable
 from stream_merge.testing import batch, run
 
 ROWS = (

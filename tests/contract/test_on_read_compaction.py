@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from stream_merge import MergeMetrics, MergeResult, MergeSink
 from stream_merge.engines.driver import compact
 from stream_merge.model.results import ReadDebt
-from stream_merge.tables.merge_on_read import commit, compaction
+from stream_merge.tables.files import commit, compaction
 from stream_merge.testing import batch, change_rows, target_rows
 
 SCHEMA = "id bigint, lsn bigint, op string, name string"

@@ -21,7 +21,7 @@ from prometheus_client import CollectorRegistry
 from pyspark.sql import SparkSession
 
 from stream_merge import MergeMetrics, MergeSink
-from stream_merge.tables.merge_on_read.compaction import TOGETHER
+from stream_merge.tables.files.compaction import TOGETHER
 from stream_merge.testing import batch, change_rows, run, target_rows
 
 COLUMNS = {

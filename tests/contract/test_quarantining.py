@@ -16,7 +16,7 @@ from stream_merge.model.names import CORRUPT_COLUMN, ORIGIN_COLUMN, QUARANTINE_T
 from stream_merge.model.results import MergeResult
 from stream_merge.spark.versions import SPARK
 from stream_merge.tables import spark_table
-from stream_merge.tables.delta_rs.table import NativeTable
+from stream_merge.tables.log.handle import NativeTable
 from stream_merge.testing import batch, run
 
 BROKEN = [(None, 1, "u", "no key"), (None, None, "d", None), upsert(3, "no sequence", lsn=None)]

@@ -41,7 +41,7 @@ from racing import (
 from stream_merge import MergeMetrics, MergeSink
 from stream_merge.model.names import QUARANTINE_TABLE_PREFIX, TOMBSTONE_TABLE_PREFIX
 from stream_merge.model.table_ref import TableRef
-from stream_merge.tables.delta_rs import table as delta_rs
+from stream_merge.tables.log import handle as delta_rs
 from stream_merge.testing import batch, change_rows, run, target_rows
 
 log = logging.getLogger(__name__)

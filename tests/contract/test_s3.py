@@ -30,12 +30,11 @@ from stream_merge.cli import app as cli
 from stream_merge.metrics.instruments import MergeMetrics
 from stream_merge.spark import s3 as of_s3
 from stream_merge.spark.versions import SPARK
-from stream_merge.tables.delta_rs import data_files
 from stream_merge.tables.explain import explain
+from stream_merge.tables.files import copies
+from stream_merge.tables.files.commit import Commit
+from stream_merge.tables.files.copies import CopiedFolder
 from stream_merge.tables.maintenance import maintain
-from stream_merge.tables.merge_on_read import copies
-from stream_merge.tables.merge_on_read.commit import Commit
-from stream_merge.tables.merge_on_read.copies import CopiedFolder
 from stream_merge.testing import batch, run
 
 PROMISED = {"single_writer": True}

@@ -26,7 +26,6 @@ from stream_merge import (
     RoutedMergeError,
 )
 from stream_merge.engines.memory import reservations
-from stream_merge.merge import finish
 from stream_merge.merge.call import BatchCall
 from stream_merge.model.source_batch import Intake
 from stream_merge.model.table_ref import TableRef

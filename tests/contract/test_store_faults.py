@@ -44,7 +44,7 @@ from stream_merge import (
 )
 from stream_merge.model import names
 from stream_merge.model.results import MergeResult
-from stream_merge.tables.delta_rs.table import NativeTable
+from stream_merge.tables.log.handle import NativeTable
 from stream_merge.testing import batch, run
 
 PATIENCE = {

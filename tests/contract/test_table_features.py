@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from stream_merge.model.snapshot import VECTORS_PROPERTY
 from stream_merge.spark.versions import SPARK
-from stream_merge.tables.merge_on_read.features import FEATURES, refusal
+from stream_merge.tables.files.features import FEATURES, refusal
 
 PACKAGE = "org.apache.spark.sql.delta"
 SCALA_OBJECT = re.compile(rf"({PACKAGE.replace('.', '/')}/\w*Feature\$)\.class")

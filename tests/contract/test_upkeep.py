@@ -13,7 +13,7 @@ from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import SparkSession
 
 from stream_merge.model.table_ref import TableRef
-from stream_merge.tables.delta_rs.table import NativeTable
+from stream_merge.tables.log.handle import NativeTable
 from stream_merge.tables.side import tombstones
 from stream_merge.tables.side.tombstones import SparkTombstones
 from stream_merge.testing import batch, run

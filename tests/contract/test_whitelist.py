@@ -34,13 +34,13 @@ from pyspark.sql.types import (
     TimestampNTZType,
     TimestampType,
 )
+from stream_merge.tables.delta_rs.eligibility import PROVEN
 
 from stream_merge import MergeMetrics, MergeSink
-from stream_merge.merge.own_session import TIMESTAMP_CONF
+from stream_merge.merge.calls import TIMESTAMP_CONF
 from stream_merge.model.names import quote
 from stream_merge.spark.versions import SPARK, from_ddl, of_arrow
-from stream_merge.tables.delta_rs.eligibility import PROVEN
-from stream_merge.tables.whitelist import Place
+from stream_merge.tables.files.eligibility import Place
 from stream_merge.testing import run
 
 pytestmark = pytest.mark.generated

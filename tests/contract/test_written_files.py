@@ -14,15 +14,15 @@ from deliveries import COPY_ON_WRITE, ledger
 from prometheus_client import CollectorRegistry
 from pyspark.sql import DataFrame, SparkSession
 from stream_merge.engines.delta_rs.merger import DeltaRsMerger
+from stream_merge.tables.delta_rs.eligibility import PROVEN
 
 from stream_merge import ConfigError, MergeMetrics, MergeSink, StreamMergeError
-from stream_merge.merge.own_session import TIMESTAMP_CONF
+from stream_merge.merge.calls import TIMESTAMP_CONF
 from stream_merge.model.results import MergeResult
 from stream_merge.model.table_ref import TableRef
 from stream_merge.shapes import Snapshot
 from stream_merge.spark.versions import SHIFTS_PARTITION_TIMES
-from stream_merge.tables.delta_rs import data_files
-from stream_merge.tables.delta_rs.eligibility import PROVEN
+from stream_merge.tables.files import footers
 from stream_merge.testing import run
 
 OPEN_END = "TIMESTAMP'9999-12-31 00:00:00Z'"
@@ -279,7 +279,7 @@ def test_a_merge_that_removes_a_file_under_another_name_does_not_pass_for_one_th
     """The belt: should a path get past the check before the merge, the commit is held against the log."""
     table.settings["partition_by"] = "city"
     table.merge("SELECT 1L AS id, 1L AS lsn, 'Zürich' AS city", engine="spark")
-    monkeypatch.setattr(data_files, "misnamed", lambda _: None)
+    monkeypatch.setattr(footers, "misnamed", lambda _: None)
 
     events = "SELECT 1L AS id, 2L AS lsn, 'Zürich' AS city"
 

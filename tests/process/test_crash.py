@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from stream_merge import MergeSink
 from stream_merge.model.results import EventCounts, MergeResult
-from stream_merge.shapes.recorded import filled_as
+from stream_merge.shapes.base import filled_as
 from stream_merge.testing import change_rows, run, target_rows
 
 ROOT = Path(__file__).parents[2]

@@ -22,7 +22,7 @@ from on_read_target import COLUMNS, Target, events, tuples
 from pyspark.sql import SparkSession
 
 from stream_merge.spark.confs import holding
-from stream_merge.tables.merge_on_read.compaction import TOGETHER
+from stream_merge.tables.files.compaction import TOGETHER
 from stream_merge.testing import change_rows, target_rows
 
 BEFORE = [(1, 4, "uno"), (3, 3, "three"), (4, 3, "four"), (5, 3, "five"), (9, 4, "nine")]

@@ -13,7 +13,7 @@ from stream_merge.model.table_ref import TableRef
 from stream_merge.spark import azure, object_stores
 from stream_merge.spark.azure import Access, access
 from stream_merge.spark.downloads import azure_confs, azure_coordinates, for_places
-from stream_merge.spark.hadoop_settings import HadoopSettings, NotTranslatedError
+from stream_merge.spark.hadoop_files import HadoopSettings, NotTranslatedError
 
 HOST = "orders.dfs.core.windows.net"
 PLACE = f"abfs://lake@{HOST}/t"

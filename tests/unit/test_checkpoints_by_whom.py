@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stream_merge.tables.delta_rs.checkpoints import write_if_due
+from stream_merge.tables.log.checkpoints import write_if_due
 
 
 class Log:

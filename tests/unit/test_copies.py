@@ -12,10 +12,10 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from stream_merge.tables.delta_rs.table import NativeTable
-from stream_merge.tables.merge_on_read import copies
-from stream_merge.tables.merge_on_read.commit import Commit, ConcurrentWriteException
-from stream_merge.tables.merge_on_read.copies import CopiedFolder
+from stream_merge.tables.files import copies
+from stream_merge.tables.files.commit import Commit, ConcurrentWriteException
+from stream_merge.tables.files.copies import CopiedFolder
+from stream_merge.tables.log.handle import NativeTable
 
 COMMIT = Commit(version=1, now_ms=1, user_metadata=None, metrics={}, transaction=None, parameters={})
 

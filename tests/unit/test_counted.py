@@ -8,7 +8,7 @@ from rich.console import Console
 
 from stream_merge.cli.screens.explained import show
 from stream_merge.jobs.kafka.replay import Replayed
-from stream_merge.model.counted import counted
+from stream_merge.model.logs import counted
 from stream_merge.tables.explain import Explained
 
 

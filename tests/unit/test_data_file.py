@@ -39,9 +39,9 @@ from pyspark.sql.types import (
 )
 
 from stream_merge.spark.versions import arrow_type
-from stream_merge.tables.merge_on_read import data_file
-from stream_merge.tables.merge_on_read.data_file import NullViolationError, write_change_file, write_data_file
-from stream_merge.tables.merge_on_read.statistics import statistics
+from stream_merge.tables.files import data_file
+from stream_merge.tables.files.data_file import NullViolationError, write_change_file, write_data_file
+from stream_merge.tables.files.statistics import statistics
 
 UTC = datetime.UTC
 MOMENT = datetime.datetime(2024, 1, 1, 12, 30, 15, 123456)

@@ -14,7 +14,7 @@ from stream_merge.engines.delta_rs.merger import DeltaRsMerger
 from stream_merge.engines.in_driver import DriverMerger
 
 from stream_merge.engines.base import CommitTag
-from stream_merge.tables.delta_rs.table import NativeTable
+from stream_merge.tables.log.handle import NativeTable
 
 
 def on_read(folder: Path) -> Callable[[pa.Table], DriverMerger]:

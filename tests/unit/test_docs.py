@@ -63,5 +63,5 @@ def test_identifiers_are_quoted_in_two_places_only() -> None:
         if doubling.search(path.read_text()) and path.name != "reader.py"
     }
 
-    assert found == {"stream_merge/model/names.py": 1, "stream_merge/tables/delta_rs/sql.py": 1}
+    assert found == {"stream_merge/model/names.py": 1, "stream_merge/tables/log/handle.py": 1}
     assert all(f"`{path}`" in (ROOT / "CONTRIBUTING.md").read_text() for path in found)

@@ -12,7 +12,7 @@ from stream_merge.engines import choose
 from stream_merge.engines.base import Choice, Execution, MergeJob
 from stream_merge.engines.costs import SHAPES, CostModel, Work
 from stream_merge.model.results import Refusal
-from stream_merge.tables.whitelist import Ineligible
+from stream_merge.tables.files.eligibility import Ineligible
 
 
 class Given:

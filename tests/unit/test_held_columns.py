@@ -13,8 +13,8 @@ import pytest
 from pyspark.sql.types import LongType, StructField, StructType, TimestampNTZType, TimestampType
 
 from stream_merge.model.snapshot import TableSnapshot
-from stream_merge.tables.delta_rs import held_columns
-from stream_merge.tables.delta_rs.held_columns import HeldColumns
+from stream_merge.tables.files import footers
+from stream_merge.tables.files.footers import HeldColumns
 
 
 class Files:
@@ -53,7 +53,7 @@ class Files:
 
 def test_each_footer_is_read_once_however_many_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """What is kept of files that are not asked about any more has a limit; those of a batch have none."""
-    monkeypatch.setattr(held_columns, "_MOST_KNOWN", 2)
+    monkeypatch.setattr(footers, "_MOST_KNOWN", 2)
     files = Files(tmp_path, id=LongType())
     for number in range(4):
         files.write(f"{number}", pa.table({"id": [number]}))
@@ -67,7 +67,7 @@ def test_each_footer_is_read_once_however_many_there_are(tmp_path: Path, monkeyp
 
 def test_files_that_nobody_asks_about_any_more_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A table whose files are all delta-rs' own: each commit replaces one, for as long as the handle is kept."""
-    monkeypatch.setattr(held_columns, "_MOST_KNOWN", 2)
+    monkeypatch.setattr(footers, "_MOST_KNOWN", 2)
     files = Files(tmp_path, id=LongType())
     for number in range(9):
         files.columns.trust(pa.table({"path": [f"{number}"], "size_bytes": [1]}))

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from stream_merge.tables.live_files import LiveFiles, LocalLog, UnreadableLogError, decoded
+from stream_merge.tables.log.live_files import LiveFiles, LocalLog, UnreadableLogError, decoded
 
 Action = Mapping[str, Any]
 

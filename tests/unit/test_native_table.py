@@ -15,9 +15,9 @@ from deltalake import DeltaTable, TableFeatures, write_deltalake
 from deltalake.exceptions import DeltaError
 from stream_merge.tables.delta_rs.metrics import files_written
 
-from stream_merge.tables.delta_rs.objects import Objects
-from stream_merge.tables.delta_rs.table import NativeTable, open_table
 from stream_merge.tables.explain import explain
+from stream_merge.tables.log.handle import NativeTable, open_table
+from stream_merge.tables.log.objects import Objects
 
 COMMITS = 5
 NESTED = pa.struct({"a": pa.int64(), "b": pa.string()})

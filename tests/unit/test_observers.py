@@ -17,8 +17,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from stream_merge import ConfigError, EventCounts, MergeResult
-from stream_merge.merge.clock import PhaseClock
-from stream_merge.merge.observing import Observed
+from stream_merge.merge.clock import Observed, PhaseClock
 from stream_merge.model.observer import MicroBatch
 from stream_merge.observers import lineage
 from stream_merge.observers.lineage import Lineage, dataset

@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 
-from stream_merge.tables.live_files import LocalLog
-from stream_merge.tables.merge_on_read.commit import (
+from stream_merge.tables.files.commit import (
     Commit,
     ConcurrentWriteException,
     UndatedCommitError,
@@ -24,6 +23,7 @@ from stream_merge.tables.merge_on_read.commit import (
     removed,
     wide,
 )
+from stream_merge.tables.log.live_files import LocalLog
 
 ADD = {
     "path": "p=%C3%A4/a",

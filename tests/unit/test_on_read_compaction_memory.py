@@ -9,9 +9,9 @@ from on_read_target import Target
 
 from stream_merge.engines.driver import compact as module
 from stream_merge.engines.driver.compact import compact
-from stream_merge.engines.driver.memory import BASE_BYTES
-from stream_merge.tables.delta_rs.table import open_table
-from stream_merge.tables.merge_on_read.compaction import TOGETHER
+from stream_merge.engines.memory import BASE_BYTES
+from stream_merge.tables.files.compaction import TOGETHER
+from stream_merge.tables.log.handle import open_table
 
 ROWS, TEXT = 5_000, "x" * 2_000
 MEGABYTE = 1_000_000

@@ -20,10 +20,10 @@ from stream_merge.engines.in_driver import NoLongerEligibleError
 
 from stream_merge.engines.base import CommitTag, MergeReport
 from stream_merge.engines.driver import merger as module
+from stream_merge.engines.driver.conditions import needed
 from stream_merge.engines.driver.decide import Decision, decide
 from stream_merge.engines.driver.engine import MergeOnRead
 from stream_merge.engines.driver.merger import MergeOnReadMerger
-from stream_merge.engines.driver.needed import needed
 from stream_merge.engines.memory import Promise
 from stream_merge.errors import ContractError
 from stream_merge.model import names
@@ -51,11 +51,11 @@ from stream_merge.shapes.clauses import (
 )
 from stream_merge.shapes.insert_only import InsertOnly
 from stream_merge.shapes.snapshot import Snapshot
-from stream_merge.tables.delta_rs.table import open_table
-from stream_merge.tables.merge_on_read import eligibility
-from stream_merge.tables.merge_on_read.commit import ConcurrentWriteException
-from stream_merge.tables.merge_on_read.find import EVENT, FILE, POSITION, find
-from stream_merge.tables.merge_on_read.table import table_of
+from stream_merge.tables.files import eligibility
+from stream_merge.tables.files.commit import ConcurrentWriteException
+from stream_merge.tables.files.find import EVENT, FILE, POSITION, find
+from stream_merge.tables.files.table import table_of
+from stream_merge.tables.log.handle import open_table
 
 
 def found(given: pa.Table, *rows: Row) -> pa.Table:

@@ -44,14 +44,12 @@ from stream_merge.model.snapshot import HIVE_NULL
 from stream_merge.shapes.key_bounds import KeyBound, KeyBounds
 from stream_merge.spark.versions import arrow_type
 from stream_merge.tables.delta_rs import eligibility as of_delta_rs
-from stream_merge.tables.delta_rs.held_columns import is_readable
-from stream_merge.tables.delta_rs.table import open_table
-from stream_merge.tables.live_files import UnreadableLogError
-from stream_merge.tables.merge_on_read import eligibility, partitions
-from stream_merge.tables.merge_on_read.conform import conformed
-from stream_merge.tables.merge_on_read.find import EVENT, FILE, POSITION, Candidate, find, odd_names
-from stream_merge.tables.merge_on_read.footers import Footers
-from stream_merge.tables.merge_on_read.table import MergeOnReadTable, Touched, table_of
+from stream_merge.tables.files import eligibility, partitions
+from stream_merge.tables.files.find import EVENT, FILE, POSITION, Candidate, conformed, find, odd_names
+from stream_merge.tables.files.footers import Footers, is_readable
+from stream_merge.tables.files.table import MergeOnReadTable, Touched, table_of
+from stream_merge.tables.log.handle import open_table
+from stream_merge.tables.log.live_files import UnreadableLogError
 
 UTC = pa.timestamp("us", tz="UTC")
 LOCAL = pa.timestamp("us")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stream_merge.tables.merge_on_read.features import FEATURES, refusal
+from stream_merge.tables.files.features import FEATURES, refusal
 
 ALLOWED = sorted(name for name, support in FEATURES.items() if support.may)
 REFUSED = sorted(name for name, support in FEATURES.items() if not support.may)

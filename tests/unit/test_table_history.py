@@ -16,7 +16,7 @@ from stream_merge.cli.screens import plots
 from stream_merge.cli.screens.report import page, summary
 from stream_merge.errors import ConfigError
 from stream_merge.model.table_ref import TableRef
-from stream_merge.tables.live_files import LiveFiles, LocalLog
+from stream_merge.tables.log.live_files import LiveFiles, LocalLog
 from stream_merge.tables.table_history import Files, table_history
 
 VECTOR = {"storageType": "u", "pathOrInlineDv": "ab", "offset": 1, "sizeInBytes": 36, "cardinality": 3}

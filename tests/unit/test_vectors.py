@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from pyroaring import BitMap, BitMap64
 
-from stream_merge.tables.merge_on_read import vectors
-from stream_merge.tables.merge_on_read.vectors import Descriptor, VectorError, read, write
+from stream_merge.tables.files import vectors
+from stream_merge.tables.files.vectors import Descriptor, VectorError, read, write
 
 BY_SPARK = bytes.fromhex(
     "0100000026d1d339640100000000000000000000003a300000010000000000020010000000000007000e00fd54c000"

@@ -9,7 +9,7 @@ import pytest
 from deltalake import write_deltalake
 from stream_merge.tables.delta_rs.widths import NARROW_BYTES
 
-from stream_merge.tables.delta_rs.table import NativeTable, open_table
+from stream_merge.tables.log.handle import NativeTable, open_table
 
 
 def table_of(folder: Path, *texts: str, rows: int = 500) -> NativeTable:

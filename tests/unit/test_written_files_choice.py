@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql.types import StructField, StructType, TimestampType
 
-from stream_merge.tables.delta_rs import data_files
+from stream_merge.tables.files import footers
 
 UTC_MICROS = pa.timestamp("us", "UTC")
 NEAR, FAR = datetime(2262, 4, 10, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)
@@ -36,7 +36,7 @@ def test_a_file_is_judged_by_its_times_where_the_log_does_not_tell(tmp_path: Pat
         opened.append(path)
         return pa.OSFile(str(tmp_path / path))
 
-    times = data_files.Times(opens)
+    times = footers.Times(opens)
     schema = StructType([StructField("t", TimestampType())])
 
     def verdict(name: str, value: datetime, *, int96: bool) -> str | None:

@@ -53,8 +53,7 @@ from stream_merge.jobs.watch import queries, report, screen
 from stream_merge.jobs.watch.text import escape
 from stream_merge.metrics.push import push
 from stream_merge.metrics.server import MetricsServer
-from stream_merge.model.counted import counted
-from stream_merge.model.logs import tell
+from stream_merge.model.logs import counted, tell
 from stream_merge.model.results import MergeResult
 from stream_merge.model.table_ref import TableRef
 from stream_merge.session import is_submitted

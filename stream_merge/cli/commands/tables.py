@@ -41,8 +41,8 @@ from stream_merge.jobs.shapes import read_clauses
 from stream_merge.jobs.spelling import as_options
 from stream_merge.metrics.push import expect_gateway, push
 from stream_merge.metrics.server import Access
-from stream_merge.model.counted import counted
 from stream_merge.model.locations import hadoop_uri
+from stream_merge.model.logs import counted
 from stream_merge.model.maintenance import Maintenance
 from stream_merge.model.results import MaintenanceRun
 from stream_merge.model.table_ref import TableRef

@@ -18,7 +18,7 @@ from stream_merge.cli.screens.top import drawn
 from stream_merge.errors import ConfigError
 from stream_merge.jobs.watch.text import escape
 from stream_merge.metrics.scraped import Endpoint, Scrape, Status, UnreachableError, Watched
-from stream_merge.model.counted import counted
+from stream_merge.model.logs import counted
 from stream_merge.model.table_ref import TableRef
 from stream_merge.tables.table_history import table_history
 

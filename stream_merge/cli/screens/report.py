@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from html import escape
 
 from stream_merge.cli.screens.plots import Plot, bar_size, plots, short
-from stream_merge.model.counted import counted
+from stream_merge.model.logs import counted
 from stream_merge.tables.table_history import Commit, TableHistory
 
 _NEWEST = 50

@@ -9,7 +9,7 @@ from stream_merge.jobs.kafka.history import Step
 from stream_merge.jobs.kafka.settings import QuerySettings
 from stream_merge.jobs.watch.screen import whole_table
 from stream_merge.jobs.watch.text import escape_line
-from stream_merge.model.counted import counted
+from stream_merge.model.logs import counted
 
 
 def show(steps: list[Step], query: QuerySettings, *, console: Console) -> None:

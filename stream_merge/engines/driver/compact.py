@@ -10,19 +10,18 @@ from contextlib import closing
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stream_merge.engines.driver.memory import BASE_BYTES
-from stream_merge.engines.memory import Promise
+from stream_merge.engines.memory import BASE_BYTES, Promise
 from stream_merge.model.logs import tell
 from stream_merge.model.results import MaintenanceRun, ReadDebt, Tidied
 from stream_merge.model.snapshot import MAINTENANCE_METADATA, TableSnapshot
 from stream_merge.spark.errors import reason
-from stream_merge.tables.delta_rs.table import NativeTable
-from stream_merge.tables.live_files import decoded
-from stream_merge.tables.merge_on_read import commit, eligibility, vectors
-from stream_merge.tables.merge_on_read.compaction import Stored, rounds
-from stream_merge.tables.merge_on_read.data_file import write_data_file
-from stream_merge.tables.merge_on_read.find import live_rows
-from stream_merge.tables.merge_on_read.table import MergeOnReadTable, Touched, sizes_of, table_of
+from stream_merge.tables.files import commit, eligibility, vectors
+from stream_merge.tables.files.compaction import Stored, rounds
+from stream_merge.tables.files.data_file import write_data_file
+from stream_merge.tables.files.find import live_rows
+from stream_merge.tables.files.table import MergeOnReadTable, Touched, sizes_of, table_of
+from stream_merge.tables.log.handle import NativeTable
+from stream_merge.tables.log.live_files import decoded
 
 log = logging.getLogger(__name__)
 

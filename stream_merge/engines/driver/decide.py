@@ -24,7 +24,7 @@ from stream_merge.shapes.clauses import (
 )
 from stream_merge.shapes.layout import Layout
 from stream_merge.spark.versions import arrow_type
-from stream_merge.tables.merge_on_read.find import EVENT, FILE, POSITION
+from stream_merge.tables.files.find import EVENT, FILE, POSITION
 
 _NUMBERS = (EVENT, FILE, POSITION)
 

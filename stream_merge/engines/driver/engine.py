@@ -9,21 +9,19 @@ import pyarrow as pa
 from stream_merge.engines import tombstones
 from stream_merge.engines.base import Choice, Execution, MergeJob
 from stream_merge.engines.driver.compact import compact
-from stream_merge.engines.driver.memory import memory_before, refusal_of_memory
 from stream_merge.engines.driver.merger import DriverMerger
 from stream_merge.engines.driver.write import rewritten_bytes
-from stream_merge.engines.memory import Promise
+from stream_merge.engines.memory import Promise, memory_before, refusal_of_memory
 from stream_merge.model.results import Mode, Refusal
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.shapes import shape_of
 from stream_merge.shapes.layout import Layout
 from stream_merge.spark.errors import exceeds_driver_results
-from stream_merge.tables.merge_on_read.eligibility import of_clauses, of_events, of_files, of_layout, of_table
-from stream_merge.tables.merge_on_read.features import mode_of
-from stream_merge.tables.merge_on_read.table import sizes_of, table_of
+from stream_merge.tables.files.eligibility import Ineligible, of_clauses, of_events, of_files, of_layout, of_table
+from stream_merge.tables.files.features import mode_of
+from stream_merge.tables.files.table import sizes_of, table_of
 from stream_merge.tables.table import Tables
-from stream_merge.tables.whitelist import Ineligible
 
 
 class Driver:

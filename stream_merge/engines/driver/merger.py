@@ -11,12 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stream_merge.engines.base import CommitTag, MergeReport
-from stream_merge.engines.driver.conditions import NotReadError
+from stream_merge.engines.driver.conditions import NotReadError, needed
 from stream_merge.engines.driver.decide import Decision, decide
-from stream_merge.engines.driver.memory import memory_needed, refusal_of_memory
-from stream_merge.engines.driver.needed import needed
 from stream_merge.engines.driver.write import Attempt, DeadRows, rewritten_bytes
-from stream_merge.engines.memory import Promise
+from stream_merge.engines.memory import Promise, memory_needed, refusal_of_memory
 from stream_merge.model import names
 from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import CommitRecord, TableSnapshot, expect_not_replaced, is_applied
@@ -26,13 +24,13 @@ from stream_merge.shapes.clauses import Clause, Delete, DeleteMissing, Newer
 from stream_merge.shapes.key_bounds import KeyBounds
 from stream_merge.shapes.layout import Layout
 from stream_merge.spark import columns
-from stream_merge.tables.delta_rs.table import NativeTable
-from stream_merge.tables.merge_on_read import commit, eligibility
-from stream_merge.tables.merge_on_read.features import mode_of
-from stream_merge.tables.merge_on_read.find import find
-from stream_merge.tables.merge_on_read.table import MergeOnReadTable, Touched, sizes_of, table_of
+from stream_merge.tables.files import commit, eligibility
+from stream_merge.tables.files.eligibility import Ineligible
+from stream_merge.tables.files.features import mode_of
+from stream_merge.tables.files.find import find
+from stream_merge.tables.files.table import MergeOnReadTable, Touched, sizes_of, table_of
+from stream_merge.tables.log.handle import NativeTable
 from stream_merge.tables.side.judging import Hits
-from stream_merge.tables.whitelist import Ineligible
 
 
 class NoLongerEligibleError(RuntimeError):

@@ -15,17 +15,17 @@ from stream_merge.engines.base import CommitTag
 from stream_merge.engines.driver.decide import Decision
 from stream_merge.model.results import Mode
 from stream_merge.model.snapshot import TableSnapshot
-from stream_merge.tables.live_files import decoded
-from stream_merge.tables.merge_on_read import commit, partitions, vectors
-from stream_merge.tables.merge_on_read.data_file import (
+from stream_merge.tables.files import commit, partitions, vectors
+from stream_merge.tables.files.data_file import (
     CHANGE_TYPE,
     OTHERS_PREFIX,
     OWN_PREFIX,
     write_change_file,
     write_data_file,
 )
-from stream_merge.tables.merge_on_read.find import FILE, POSITION, live_rows
-from stream_merge.tables.merge_on_read.table import MergeOnReadTable, Touched
+from stream_merge.tables.files.find import FILE, POSITION, live_rows
+from stream_merge.tables.files.table import MergeOnReadTable, Touched
+from stream_merge.tables.log.live_files import decoded
 
 _SMALL_BYTES = 8 << 20
 """Encoded bytes below which what is left of a file is written together with the new rows of its partition."""

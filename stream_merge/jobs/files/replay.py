@@ -12,7 +12,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from stream_merge.model import names
-from stream_merge.model.counted import counted
+from stream_merge.model.logs import counted
 from stream_merge.model.table_ref import TableRef
 from stream_merge.shapes.contract import breaks_key
 from stream_merge.sink import MergeSink

@@ -13,7 +13,7 @@ from stream_merge.jobs.kafka.settings import QuerySettings
 from stream_merge.model.logs import tell
 from stream_merge.sources.wire.encodings import Encoding, decode
 from stream_merge.spark.versions import arrow_type
-from stream_merge.tables.delta_rs.sql import quote
+from stream_merge.tables.log.handle import quote
 
 log = logging.getLogger(__name__)
 

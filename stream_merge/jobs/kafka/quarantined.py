@@ -11,12 +11,12 @@ from stream_merge.errors import ConfigError
 from stream_merge.jobs.kafka.settings import QuerySettings
 from stream_merge.jobs.watch.screen import whole_table
 from stream_merge.jobs.watch.text import escape_line
-from stream_merge.model.counted import counted
+from stream_merge.model.logs import counted
 from stream_merge.model.table_ref import TableRef
 from stream_merge.sources.decode.events import PLACE
 from stream_merge.tables import explain
-from stream_merge.tables.delta_rs import sql
-from stream_merge.tables.delta_rs.table import NativeTable
+from stream_merge.tables.log import handle
+from stream_merge.tables.log.handle import NativeTable
 from stream_merge.tables.side import quarantine
 
 _SHOWN = (
@@ -90,7 +90,7 @@ def replayable(query: Table) -> int | None:
     table = _opened(query)
     if table is None:
         return 0
-    topics = ", ".join(map(sql.text, query.topic))
+    topics = ", ".join(map(handle.text, query.topic))
     place = ", ".join(f'"{name}"' for name in PLACE)
     found = _answer(
         query,
@@ -118,7 +118,7 @@ def events(query: Table, *, reason: str | None, offset: int | None, most: int) -
         return []
     wanted = ["true"]
     if reason is not None:
-        wanted.append(f"array_has(reasons, {sql.text(reason)})")
+        wanted.append(f"array_has(reasons, {handle.text(reason)})")
     if offset is not None:
         wanted.append(f'"offset" = {int(offset)}')
     found = _answer(

@@ -34,7 +34,7 @@ from stream_merge.jobs.kafka.recorded_offsets import Origin
 from stream_merge.jobs.kafka.settings import QuerySettings
 from stream_merge.metrics.instruments import MergeMetrics
 from stream_merge.model import names
-from stream_merge.model.counted import counted
+from stream_merge.model.logs import counted
 from stream_merge.model.results import MergeResult
 from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.model.source_batch import Intake

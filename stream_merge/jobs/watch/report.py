@@ -11,7 +11,7 @@ from rich.table import Column, Table
 
 from stream_merge.jobs.watch import queries, screen
 from stream_merge.jobs.watch.text import escape_line
-from stream_merge.model.counted import counted
+from stream_merge.model.logs import counted
 from stream_merge.model.results import FATES, EventCounts, MergeResult
 
 

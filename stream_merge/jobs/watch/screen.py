@@ -18,7 +18,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from stream_merge.jobs.watch.text import escape_line
-from stream_merge.model.counted import counted
+from stream_merge.model.logs import counted
 from stream_merge.model.results import FATES, PHASES, EventCounts, MergeResult, Phase
 
 _LOG = logging.getLogger("stream_merge")

@@ -27,14 +27,14 @@ from stream_merge.model.settings import MergeSpec
 from stream_merge.model.snapshot import TableSnapshot, is_applied, is_other
 from stream_merge.model.table_ref import TableRef
 from stream_merge.shapes import contract
-from stream_merge.shapes.arrow_text import is_legible
+from stream_merge.shapes.arrow_order import is_legible
 from stream_merge.shapes.batch import Batch
 from stream_merge.spark import columns
 from stream_merge.spark.errors import reason
 from stream_merge.spark.identity import Caller
 from stream_merge.spark.versions import arrow_type
 from stream_merge.tables import spark_table
-from stream_merge.tables.merge_on_read.eligibility import of_table
+from stream_merge.tables.files.eligibility import of_table
 from stream_merge.tables.side.side_table import DriverSideTable, SideCommit, SparkSideTable
 from stream_merge.tables.table import Tables
 

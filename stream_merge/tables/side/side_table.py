@@ -16,8 +16,8 @@ from stream_merge.model.snapshot import FINGERPRINT, History, TableSnapshot, is_
 from stream_merge.model.table_ref import TableRef
 from stream_merge.spark.errors import reason
 from stream_merge.tables import retry, spark_table
-from stream_merge.tables.delta_rs.table import NativeTable
-from stream_merge.tables.merge_on_read.rows import append
+from stream_merge.tables.files.rows import append
+from stream_merge.tables.log.handle import NativeTable
 
 Runner = Callable[[Callable[[int], None]], None]
 """Runs an attempt under the sink's retry policy."""

@@ -35,7 +35,7 @@ from stream_merge.spark.errors import reason
 from stream_merge.spark.evaluate_once import materialised, release
 from stream_merge.spark.versions import arrow_table, of_arrow
 from stream_merge.tables import retry, spark_table
-from stream_merge.tables.merge_on_read.rows import rewrite, rows, rows_with_keys
+from stream_merge.tables.files.rows import rewrite, rows, rows_with_keys
 from stream_merge.tables.side import judging
 from stream_merge.tables.side.judging import Hits
 from stream_merge.tables.side.side_table import DriverSideTable, Rows, SideCommit, SideTable

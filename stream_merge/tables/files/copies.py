@@ -24,12 +24,12 @@ from typing import IO
 import pyarrow as pa
 
 from stream_merge.model.logs import tell
-from stream_merge.tables.delta_rs.table import NativeTable
-from stream_merge.tables.live_files import Log
-from stream_merge.tables.merge_on_read.commit import Commit, overtaken
-from stream_merge.tables.merge_on_read.data_file import CHANGE_FOLDER
-from stream_merge.tables.merge_on_read.folder import Folder, Sizes
-from stream_merge.tables.merge_on_read.footers import GLOB
+from stream_merge.tables.files.commit import Commit, overtaken
+from stream_merge.tables.files.data_file import CHANGE_FOLDER
+from stream_merge.tables.files.folder import Folder, Sizes
+from stream_merge.tables.files.footers import GLOB
+from stream_merge.tables.log.handle import NativeTable
+from stream_merge.tables.log.live_files import Log
 
 log = logging.getLogger(__name__)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -17,11 +18,10 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.fs import DeltaStorageHandler
 from pyspark.sql.types import StructType
 
-from stream_merge.model.snapshot import CommitRecord, TableSnapshot, metrics_of_history
-from stream_merge.tables.delta_rs import checkpoints
-from stream_merge.tables.delta_rs.data_files import unambiguous
-from stream_merge.tables.delta_rs.newest import ListedLateError, added, look
-from stream_merge.tables.delta_rs.objects import Objects
+from stream_merge.model.snapshot import CommitRecord, TableSnapshot, metrics_of_history, name_in_files
+from stream_merge.tables.log import checkpoints
+from stream_merge.tables.log.freshness import ListedLateError, added, look
+from stream_merge.tables.log.objects import Objects
 
 
 class KeptTransactions:
@@ -121,6 +121,30 @@ def record(commit: Mapping[str, Any]) -> CommitRecord:
         user_metadata=commit.get("userMetadata"),
         metrics=metrics_of_history(commit.get("operationMetrics") or {}),
     )
+
+
+def ambiguous(schema: StructType) -> frozenset[str]:
+    """The names in files that several columns have once they are flattened: `a.b`, and `b` inside of the struct `a`."""
+    return frozenset(name for name, n in Counter(_names_of(schema)).items() if n > 1)
+
+
+def unambiguous(files: pa.Table, schema: StructType) -> pa.Table:
+    """Files without those statistics that may be of several columns: of `a.b`, or of `b` inside of the struct `a`.
+
+    Args:
+        files: as delta-rs flattens them (1.6).
+        schema: of the table.
+    """
+    several = {f"{kind}.{name}" for name in ambiguous(schema) for kind in ("min", "max", "null_count")}
+    return files.select([i for i, name in enumerate(files.column_names) if name not in several]) if several else files
+
+
+def _names_of(dtype: StructType, prefix: str = "") -> Iterator[str]:
+    for field in dtype.fields:
+        name = f"{prefix}{name_in_files(field)}"
+        yield name
+        if isinstance(field.dataType, StructType):
+            yield from _names_of(field.dataType, f"{name}.")
 
 
 class NativeTable:
@@ -309,3 +333,19 @@ def open_table(location: str, storage_options: Mapping[str, str] | None = None) 
         return NativeTable(location, storage_options)
     except TableNotFoundError:
         return None
+
+
+def column(frame: str, *path: str) -> str:
+    """A column, or a field inside it; every character of a name counts."""
+    first, *rest = path
+    return f"{frame}.{quote(first)}" + "".join(f"[{text(field)}]" for field in rest)
+
+
+def quote(name: str) -> str:
+    """An identifier."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def text(value: str) -> str:
+    """A string literal."""
+    return "'" + value.replace("'", "''") + "'"

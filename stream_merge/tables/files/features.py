@@ -11,7 +11,15 @@ from types import MappingProxyType
 
 from stream_merge.model.results import Mode
 from stream_merge.model.snapshot import VECTORS_PROPERTY, is_on
-from stream_merge.tables.whitelist import CONSTRAINT, OTHER_READERS
+
+CONSTRAINT = "delta.constraints."
+"""Prefix, in lower case, of the table properties that hold CHECK constraints in SQL."""
+
+OTHER_READERS: Mapping[str, tuple[str, str]] = {
+    "delta.compatibility.symlinkformatmanifest.enabled": ("false", "demands manifests, made by Spark alone"),
+    "delta.universalformat.enabledformats": ("", "demands that readers of other formats see each commit"),
+}
+"""Table properties, in lower case, for which Spark does more than commit -> the value that turns it off, the reason."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from typing import Any
 from uuid import uuid4
 
 from stream_merge.model.snapshot import TableSnapshot, is_on
-from stream_merge.tables.live_files import Log
+from stream_merge.tables.log.live_files import Log
 
 ICT_PROPERTY = "delta.enableInCommitTimestamps"
 _ICT = "inCommitTimestamp"

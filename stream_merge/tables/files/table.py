@@ -9,15 +9,15 @@ from weakref import WeakKeyDictionary
 from stream_merge.model import locations
 from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.shapes.key_bounds import KeyBounds
-from stream_merge.tables.delta_rs.table import NativeTable
-from stream_merge.tables.delta_rs.touched_files import touched_files
-from stream_merge.tables.live_files import Add, LiveFiles, UnreadableLogError, decoded
-from stream_merge.tables.merge_on_read.compaction import Stored
-from stream_merge.tables.merge_on_read.copies import CopiedFolder
-from stream_merge.tables.merge_on_read.data_file import OWN_PREFIX
-from stream_merge.tables.merge_on_read.find import Candidate
-from stream_merge.tables.merge_on_read.folder import Folder, OwnFolder, Sizes
-from stream_merge.tables.merge_on_read.footers import Footers
+from stream_merge.tables.files.compaction import Stored
+from stream_merge.tables.files.copies import CopiedFolder
+from stream_merge.tables.files.data_file import OWN_PREFIX
+from stream_merge.tables.files.find import Candidate
+from stream_merge.tables.files.folder import Folder, OwnFolder, Sizes
+from stream_merge.tables.files.footers import Footers
+from stream_merge.tables.log.candidate_files import touched_files
+from stream_merge.tables.log.handle import NativeTable
+from stream_merge.tables.log.live_files import Add, LiveFiles, UnreadableLogError, decoded
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

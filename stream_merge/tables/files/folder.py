@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from stream_merge.tables.delta_rs.table import NativeTable
-from stream_merge.tables.live_files import LocalLog, Log
-from stream_merge.tables.merge_on_read.commit import Commit
+from stream_merge.tables.files.commit import Commit
+from stream_merge.tables.log.handle import NativeTable
+from stream_merge.tables.log.live_files import LocalLog, Log
 
 Sizes = Mapping[str, int | None]
 """Bytes of files by their decoded paths, relative to the table; None where nobody knows."""

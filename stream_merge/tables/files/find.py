@@ -16,14 +16,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyroaring import BitMap64
-from pyspark.sql.types import BinaryType, StructField, StructType, TimestampNTZType, TimestampType
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    MapType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
 
 from stream_merge.model.snapshot import name_in_files
 from stream_merge.spark.versions import arrow_type
-from stream_merge.tables.delta_rs import sql
-from stream_merge.tables.merge_on_read import partitions
-from stream_merge.tables.merge_on_read.conform import conformed
-from stream_merge.tables.merge_on_read.footers import Footer
+from stream_merge.tables.files import partitions
+from stream_merge.tables.files.footers import Footer
+from stream_merge.tables.log import handle
 
 EVENT, FILE, POSITION = "__stream_merge_event", "__stream_merge_file", "__stream_merge_position"
 OWN_COLUMNS = frozenset({"filename", "file_row_number", "file_index"})
@@ -182,7 +190,7 @@ def _key_columns(
     """The keys of the events as they are joined, and the conditions of the join."""
     columns, on, types = {}, [], dict(footer.types)
     for i, field in enumerate(keys):
-        stored, values = f"t.{sql.quote(name_in_files(field))}", events[field.name]
+        stored, values = f"t.{handle.quote(name_in_files(field))}", events[field.name]
         if isinstance(field.dataType, TimestampType | TimestampNTZType):
             # As the file has them, with a zone or none. Not as numbers: the last time that there is has none in DuckDB.
             has_zone = types[name_in_files(field)].tz is not None
@@ -198,8 +206,8 @@ def _key_columns(
 
 def _query(paths: Sequence[str], held: Sequence[StructField], on: Sequence[str], *, others: bool) -> str:
     """The rows of files that an event is joined to, with `others` all."""
-    selected = "".join(f", t.{sql.quote(name_in_files(field))} AS c{i}" for i, field in enumerate(held))
-    files = ", ".join(sql.text(path) for path in paths)
+    selected = "".join(f", t.{handle.quote(name_in_files(field))} AS c{i}" for i, field in enumerate(held))
+    files = ", ".join(handle.text(path) for path in paths)
     join = "LEFT JOIN" if others else "JOIN"
     return (
         f"SELECT e.{EVENT}, t.filename AS {FILE}, t.file_row_number AS {POSITION}{selected}"
@@ -255,3 +263,78 @@ _connections = _Connections()
 def odd_names(names: Iterable[str]) -> list[str]:
     """Which of a table's names DuckDB would take for its own."""
     return [name for name in names if name.lower() in OWN_COLUMNS]
+
+
+_INSTANT = pa.timestamp("us", tz="UTC")
+
+
+def conformed(values: pa.Array, dtype: DataType) -> pa.Array:
+    """Values in the table's type; the file was found to hold them so that nothing is lost (`footers.is_readable`).
+
+    Args:
+        values: of one column, by names in files.
+        dtype: Spark's type of the column, with names of the schema.
+
+    Raises:
+        pa.ArrowInvalid, pa.ArrowNotImplementedError: a value is not one of that type after all.
+    """
+    wanted = arrow_type(dtype)
+    if values.type == wanted and not _is_renamed(dtype):
+        return values
+    if isinstance(dtype, StructType):
+        return _struct(values, dtype, wanted)
+    if isinstance(dtype, MapType):
+        keys, items = conformed(_span(values, values.keys), dtype.keyType), _span(values, values.items)
+        return pa.Array.from_buffers(
+            wanted,
+            len(values),
+            _list_buffers(values),
+            children=[
+                pa.StructArray.from_arrays(
+                    [keys, conformed(items, dtype.valueType)], fields=[wanted.key_field, wanted.item_field]
+                )
+            ],
+        )
+    if isinstance(dtype, ArrayType):
+        elements = conformed(_span(values, values.values), dtype.elementType)
+        return pa.Array.from_buffers(wanted, len(values), _list_buffers(values), children=[elements])
+    if isinstance(dtype, TimestampType) and values.type == pa.timestamp("us"):
+        return values.view(pa.int64()).view(_INSTANT)  # instants, as INT96 has them: nothing to convert
+    return values.cast(wanted)
+
+
+def _is_renamed(dtype: DataType) -> bool:
+    """Whether a field inside has another name in files: two of them may have each other's."""
+    if isinstance(dtype, StructType):
+        return any(name_in_files(field) != field.name or _is_renamed(field.dataType) for field in dtype.fields)
+    if isinstance(dtype, MapType):
+        return _is_renamed(dtype.keyType) or _is_renamed(dtype.valueType)
+    return isinstance(dtype, ArrayType) and _is_renamed(dtype.elementType)
+
+
+def _struct(values: pa.StructArray, dtype: StructType, wanted: pa.StructType) -> pa.Array:
+    held = {values.type.field(i).name: i for i in range(values.type.num_fields)}
+    children = []
+    for field in dtype.fields:
+        at = held.get(name_in_files(field))
+        if at is None:
+            children.append(pa.nulls(len(values), arrow_type(field.dataType)))
+        else:
+            children.append(conformed(values.field(at), field.dataType))
+    mask = values.is_null() if values.null_count else None
+    return pa.StructArray.from_arrays(children, fields=list(wanted), mask=mask)
+
+
+def _list_buffers(values: pa.Array) -> list[pa.Buffer | None]:
+    """Validity and offsets of lists or maps, from 0 on."""
+    offsets = pc.subtract(values.offsets, values.offsets[0])
+    validity = pc.is_valid(values).buffers()[1] if values.null_count else None
+    return [validity, offsets.buffers()[1]]
+
+
+def _span(values: pa.Array, children: pa.Array) -> pa.Array:
+    """Of all children those that the lists or maps of a slice are about."""
+    if not len(values):
+        return children.slice(0, 0)
+    start, end = values.offsets[0].as_py(), values.offsets[-1].as_py()
+    return children.slice(start, end - start)

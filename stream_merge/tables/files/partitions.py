@@ -21,7 +21,7 @@ from pyspark.sql.types import (
 )
 
 from stream_merge.model.snapshot import name_in_files
-from stream_merge.shapes.arrow_text import holds_null_of_partitions
+from stream_merge.shapes.arrow_order import holds_null_of_partitions
 from stream_merge.spark.versions import arrow_type
 
 TYPES: tuple[type[DataType], ...] = (BooleanType, ByteType, ShortType, IntegerType, LongType, DateType, StringType)

@@ -15,12 +15,12 @@ import pyarrow.compute as pc
 from stream_merge.model.logs import tell
 from stream_merge.shapes.key_bounds import KeyBounds
 from stream_merge.spark.versions import arrow_type
-from stream_merge.tables.delta_rs.table import NativeTable
-from stream_merge.tables.live_files import decoded
-from stream_merge.tables.merge_on_read import commit, vectors
-from stream_merge.tables.merge_on_read.data_file import write_data_file
-from stream_merge.tables.merge_on_read.find import FILE, POSITION, find, live_rows
-from stream_merge.tables.merge_on_read.table import MergeOnReadTable, Touched, sizes_of, table_of
+from stream_merge.tables.files import commit, vectors
+from stream_merge.tables.files.data_file import write_data_file
+from stream_merge.tables.files.find import FILE, POSITION, find, live_rows
+from stream_merge.tables.files.table import MergeOnReadTable, Touched, sizes_of, table_of
+from stream_merge.tables.log.handle import NativeTable
+from stream_merge.tables.log.live_files import decoded
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stream_merge.tables.delta_rs.objects import Objects
+from stream_merge.tables.log.objects import Objects
 
 
 class ListedLateError(RuntimeError):

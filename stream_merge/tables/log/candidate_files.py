@@ -10,7 +10,7 @@ from pyspark.sql.types import DecimalType
 
 from stream_merge.model.snapshot import name_in_files
 from stream_merge.shapes.key_bounds import KeyBounds
-from stream_merge.tables.delta_rs.table import NativeTable
+from stream_merge.tables.log.handle import NativeTable
 
 _DIGITS = 15
 """Of a decimal that delta-rs (1.6) surely reads from statistics as they are: JSON's numbers may go through a float."""

@@ -1,11 +1,13 @@
-"""Whether data files hold the columns of their table under its names and in its types, by their footers."""
+"""What the footer of a data file tells: how many rows it has, how wide, and whether they can be read as Spark does."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TypeAlias
 
 import pyarrow as pa
@@ -14,6 +16,7 @@ from pyspark.sql.types import (
     ArrayType,
     ByteType,
     DataType,
+    DateType,
     DecimalType,
     DoubleType,
     FloatType,
@@ -29,6 +32,122 @@ from pyspark.sql.types import (
 
 from stream_merge.model.snapshot import name_in_files
 from stream_merge.spark.versions import arrow_type
+
+_MOST_KNOWN = 100_000
+GLOB = re.compile(r"[*?\[{]")
+"""What DuckDB takes for a pattern in the path of a file."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Footer:
+    """What is to be known of a file before its rows are read."""
+
+    rows: int
+    row_bytes: float
+    """Of a row on average, as it is encoded but not compressed."""
+    types: Types
+    """Its columns in order: name in the file, and type as Arrow has it; INT96 as microseconds without a zone."""
+    problem: str | None
+    """Why its values cannot be read as Spark reads them."""
+
+
+class Footers:
+    """The footers of a table's files; they never change, so each is read once.
+
+    Args:
+        opened: gives a file by its decoded path as Parquet's readers take it.
+        schema: of the table; one that has changed needs another object.
+        partition_columns: which of its columns are in no file.
+    """
+
+    def __init__(
+        self, opened: Callable[[str], Path | pa.NativeFile], schema: StructType, partition_columns: Sequence[str]
+    ) -> None:
+        self._opened = opened
+        self._fields = [field for field in schema.fields if field.name not in partition_columns]
+        self._holds_times = holds_times(schema)
+        self._known: dict[tuple[str, int], Footer] = {}
+        self._types: dict[Types, Types] = {}
+
+    def read(self, files: Iterable[tuple[str, int]], *, at_once: int) -> None:
+        """Read those footers that are not known yet, several at once.
+
+        Raises:
+            OSError, pa.ArrowException: a file cannot be read.
+        """
+        unknown = [file for file in files if file not in self._known]
+        if at_once > 1 and len(unknown) > 1:
+            with ThreadPoolExecutor(min(at_once, len(unknown))) as threads:
+                list(threads.map(self.of, *zip(*unknown, strict=True)))
+
+    def of(self, path: str, size: int) -> Footer:
+        """The footer of a file by its decoded path and its size in bytes.
+
+        Raises:
+            OSError, pa.ArrowException: the file cannot be read.
+        """
+        found = self._known.get((path, size))
+        if found is None:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            found = self._known[path, size] = self._read(path)
+        return found
+
+    def _read(self, path: str) -> Footer:
+        with pq.ParquetFile(self._opened(path), coerce_int96_timestamp_unit="us") as file:
+            if GLOB.search(path):
+                return Footer(
+                    rows=0, row_bytes=0, types=(), problem=f"file {path!r} has a name that stands for others, too"
+                )
+            held = columns_of_file(file)
+            old = self._holds_times and counts_days_otherwise(file.metadata.metadata or {})
+            problem = "has dates or times in the calendar of Spark 2" if old else held.problem(self._fields)
+            return Footer(
+                rows=file.metadata.num_rows,
+                row_bytes=_row_bytes(file.metadata),
+                types=self._types.setdefault(held.types, held.types),  # one copy for all files that a writer made
+                problem=None if problem is None else f"file {path!r} {problem}",
+            )
+
+
+def _row_bytes(footer: pq.FileMetaData) -> float:
+    """Of a row of a file on average, as it is encoded but not compressed."""
+    groups = (footer.row_group(i) for i in range(footer.num_row_groups))
+    return float(sum(group.total_byte_size for group in groups) / max(footer.num_rows, 1))
+
+
+_LEGACY_KEYS = (b"org.apache.spark.legacyINT96", b"org.apache.spark.legacyDateTime")
+_SPARK_VERSION = b"org.apache.spark.version"
+_FIRST_WITHOUT_LEGACY = (3, 1)
+
+
+def _times_of(dtype: DataType, prefix: str = "") -> Iterator[tuple[str, DataType]]:
+    """Dates and times anywhere in a type; inside of arrays and maps under names that no statistics have."""
+    if isinstance(dtype, StructType):
+        for field in dtype.fields:
+            name = name_in_files(field)
+            yield from _times_of(field.dataType, f"{prefix}.{name}" if prefix else name)
+    elif isinstance(dtype, ArrayType):
+        yield from _times_of(dtype.elementType, f"{prefix}[]")
+    elif isinstance(dtype, MapType):
+        yield from _times_of(dtype.keyType, f"{prefix}[]")
+        yield from _times_of(dtype.valueType, f"{prefix}[]")
+    elif isinstance(dtype, DateType | TimestampType | TimestampNTZType):
+        yield prefix, dtype
+
+
+def holds_times(schema: StructType) -> bool:
+    """Whether a date or a time is anywhere in a table."""
+    return next(_times_of(schema), None) is not None
+
+
+def counts_days_otherwise(metadata: Mapping[bytes, bytes]) -> bool:
+    """Whether a file's metadata say that dates and times before 1900 are in the calendar of Spark 2."""
+    if any(key in metadata for key in _LEGACY_KEYS):
+        return True
+    version = metadata.get(_SPARK_VERSION)
+    return version is not None and tuple(map(int, version.decode().split(".")[:2])) < _FIRST_WITHOUT_LEGACY
+
 
 _WIDER: Mapping[type[DataType], tuple[pa.DataType, ...]] = {
     ByteType: (),

@@ -34,7 +34,7 @@ from pyspark.sql.types import (
 
 from stream_merge.model.snapshot import HIVE_NULL
 from stream_merge.spark.versions import arrow_type
-from stream_merge.tables.merge_on_read.statistics import maps_columns, statistics, stored_name
+from stream_merge.tables.files.statistics import maps_columns, statistics, stored_name
 
 CHANGE_TYPE = "_change_type"
 OWN_PREFIX = "on-read-"

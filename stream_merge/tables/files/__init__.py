@@ -1,0 +1,1 @@
+"""Data files, deletion vectors and commits that the driver reads and writes."""
