@@ -96,7 +96,7 @@ class Checks:
     def moved(self) -> dict[str, Any]:
         """One sink while its table is dropped and made again elsewhere; delta-rs merges, which works by the place."""
         old, new = self.root / "old", self.root / "new"
-        sink = self.sink("shop.moved", engine="native")
+        sink = self.sink("shop.moved", engine="driver")
         for number, place in enumerate((old, new)):
             self.spark.sql("DROP TABLE IF EXISTS shop.moved")
             self.spark.sql(f"CREATE TABLE shop.moved ({ROWS}) USING delta LOCATION '{place}'")

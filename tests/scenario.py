@@ -14,10 +14,10 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 from pyspark.sql import DataFrame, SparkSession
+from stream_merge.engines.delta_rs.merger import DeltaRsMerger
 
 from stream_merge import MergeSink
 from stream_merge.engines.base import MergeReport
-from stream_merge.engines.delta_rs.merger import DeltaRsMerger
 from stream_merge.engines.spark.merger import SparkMerger
 from stream_merge.metrics.instruments import MergeMetrics
 from stream_merge.shapes import Clauses, InsertOnly, Snapshot, when_matched, when_not_matched

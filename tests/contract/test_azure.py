@@ -97,7 +97,7 @@ def test_a_query_reads_and_keeps_its_place_there(
     spark: SparkSession, container: azure.Container, tmp_path: Path
 ) -> None:
     """Source, checkpoint and target; after a restart it goes on."""
-    stream = OnAzure(spark, container, tmp_path, engine="native", app_id=None)
+    stream = OnAzure(spark, container, tmp_path, engine="driver", app_id=None)
     folder = stream.place.partition("/")[0]
 
     def put_and_read(name: str, *events: tuple[Any, ...]) -> None:
@@ -126,7 +126,7 @@ def test_engines_in_the_driver_are_refused_where_it_was_not_seen_that_commits_ex
     """On the endpoint of Data Lake Storage, which the emulator has not, somebody has to promise to be alone."""
     assert of_azure._client(spark, container.uri("t")) == "AbfsBlobClient"
     monkeypatch.setattr(of_azure, "_client", lambda *_: "AbfsDfsClient")
-    stream = OnAzure(spark, container, tmp_path, engine="native")
+    stream = OnAzure(spark, container, tmp_path, engine="driver")
 
     with pytest.raises(ConfigError, match=r"single_writer=True if nobody else writes"):
         run(stream.sink(), batch(spark, stream.schema, upsert(1, "one", lsn=1)), 0)

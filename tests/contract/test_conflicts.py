@@ -20,9 +20,9 @@ from prometheus_client import CollectorRegistry
 from pyspark import InheritableThread
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from stream_merge.engines.in_driver import DriverMerger
 
 from stream_merge import CommitConflictError, ConfigError, MergeMetrics, MergeResult, MergeSink, RetryPolicy
-from stream_merge.engines.in_driver import DriverMerger
 from stream_merge.engines.driver.merger import MergeOnReadMerger
 from stream_merge.engines.spark.merger import SparkMerger
 from stream_merge.microbatch import steps
@@ -31,7 +31,7 @@ from stream_merge.model.results import FATES
 from stream_merge.tables import spark_table
 from stream_merge.testing import batch, change_rows, run, target_rows
 
-pytestmark = pytest.mark.engines("auto", "spark", "merge_on_read")
+pytestmark = pytest.mark.engines("auto", "spark", "rewrite")
 
 EVENT = "id bigint, lsn bigint, name string, op string"
 LOG = "/table/_delta_log"

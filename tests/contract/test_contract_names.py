@@ -19,7 +19,7 @@ from stream_merge.tables.explain import explain
 from stream_merge.tables.tombstones import rules
 from stream_merge.testing import target_rows
 
-pytestmark = pytest.mark.engines("auto", "spark", "merge_on_read")
+pytestmark = pytest.mark.engines("auto", "spark", "rewrite")
 
 KEYS = ["k.e`y 1", "select"]
 SEQUENCE = ["l's\"n.", "order"]
@@ -370,7 +370,7 @@ def test_a_table_of_the_catalog_in_a_folder_with_odd_characters_is_merged_in_the
     for name, folder in (("blank", "a b#c"), ("share", "50%")):
         place = tmp_path / folder
         spark.sql(f"CREATE TABLE {schema}.{name} (id BIGINT, lsn BIGINT, name STRING) USING delta LOCATION '{place}'")
-        stream = ChangeStream(spark, f"{schema}.{name}", folder=tmp_path, engine="native")
+        stream = ChangeStream(spark, f"{schema}.{name}", folder=tmp_path, engine="driver")
 
         done = stream.deliver(upsert(1, "row", lsn=1))
 

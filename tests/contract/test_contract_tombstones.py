@@ -16,7 +16,7 @@ from stream_merge.model.names import FORMAT_PROPERTY, TOMBSTONE_TABLE_PREFIX, si
 from stream_merge.tables import spark_table
 from stream_merge.tables.tombstones import rules
 
-pytestmark = pytest.mark.engines("auto", "spark", "merge_on_read", "random")
+pytestmark = pytest.mark.engines("auto", "spark", "rewrite", "random")
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ from deliveries import COPY_ON_WRITE, SCHEMA, ChangeStream, delete, ledger, upse
 from delta.exceptions import ConcurrentAppendException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
+from stream_merge.engines.delta_rs.merger import DeltaRsMerger
 from traces import jobs_so_far
 
 from stream_merge import RetryPolicy
-from stream_merge.engines.delta_rs.merger import DeltaRsMerger
 from stream_merge.engines.spark.merger import SparkMerger
 from stream_merge.model.names import QUARANTINE_TABLE_PREFIX, TOMBSTONE_TABLE_PREFIX
 from stream_merge.model.results import MergeResult

@@ -29,7 +29,7 @@ def target(spark: SparkSession, tmp_table: str) -> str:
 
 
 def test_each_merge_is_told_with_its_engine_reason_and_counts(spark: SparkSession, target: str):
-    native = scenario.sink(target, app_id="orders", engine="native")
+    native = scenario.sink(target, app_id="orders", engine="driver")
     result = run(native, scenario.events(spark, "(20, 50, 'c', 'new'), (1, 60, 'u', 'last')"), 2)
 
     found = explain(target)

@@ -19,7 +19,7 @@ from stream_merge.shapes import InsertOnly
 from stream_merge.testing import batch, run
 
 SCHEMA = "id bigint, lsn bigint, name string"
-ENGINES = pytest.mark.parametrize("engine", ["auto", "spark", "native"])
+ENGINES = pytest.mark.parametrize("engine", ["auto", "spark", "driver"])
 
 
 def stream_of(spark: SparkSession, target: str, engine: str, **settings: Any) -> ChangeStream:
@@ -27,7 +27,7 @@ def stream_of(spark: SparkSession, target: str, engine: str, **settings: Any) ->
     return ChangeStream(spark, target, SCHEMA, **own)
 
 
-@pytest.fixture(params=["auto", "spark", "native"])
+@pytest.fixture(params=["auto", "spark", "driver"])
 def stream(request: pytest.FixtureRequest, spark: SparkSession, tmp_table: str) -> ChangeStream:
     """A table with the keys 1 and 2."""
     stream = stream_of(spark, tmp_table, request.param)

@@ -125,7 +125,7 @@ def test_what_does_not_fit_the_budget_is_left_out_and_told(
     spark: SparkSession, tmp_table: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(upkeep, "BYTES_PER_SECOND", 10.0)
-    stream = ChangeStream(spark, tmp_table, engine="native", maintenance=OFTEN)
+    stream = ChangeStream(spark, tmp_table, engine="driver", maintenance=OFTEN)
     done = grown(stream, 5)
 
     assert done[-1].upkeep is not None
@@ -150,7 +150,7 @@ def test_a_round_that_fails_does_not_fail_the_batch(
         raise error
 
     monkeypatch.setattr(TableUpkeep, "_optimized", failing)
-    stream = ChangeStream(spark, tmp_table, engine="native", maintenance=Maintenance(every=1))
+    stream = ChangeStream(spark, tmp_table, engine="driver", maintenance=Maintenance(every=1))
     (result,) = grown(stream, 1)
 
     assert (result.outcome, result.events.inserted) == ("committed", 1)
@@ -163,7 +163,7 @@ def test_files_that_are_no_longer_needed_are_deleted(
 ) -> None:
     """Below the table's retention only if that is forced; what was removed just now stays, and nothing is printed."""
     forced = Maintenance(every=1, optimize=False, vacuum_after=timedelta(hours=1), force=True)
-    stream = ChangeStream(spark, tmp_table, engine="native")
+    stream = ChangeStream(spark, tmp_table, engine="driver")
     stream.deliver(upsert(1, "one", lsn=10))
     needed = stored_files(tmp_table)
     old = Path(tmp_table, "of-a-writer-that-died.parquet")
@@ -187,7 +187,7 @@ def test_files_that_are_no_longer_needed_are_deleted(
 
 def test_tables_beside_the_target_are_looked_after_with_it(spark: SparkSession, tmp_table: str) -> None:
     """Their packs and small files would stay for ever; what they hold is as before."""
-    stream = ChangeStream(spark, tmp_table, engine="native")
+    stream = ChangeStream(spark, tmp_table, engine="driver")
     for number in range(5):
         stream.deliver(delete(number, lsn=10), upsert(None, "nobody", lsn=10))
     table = Path(tmp_table)
@@ -218,12 +218,12 @@ def test_a_time_beyond_the_retention_is_refused(spark: SparkSession, tmp_table: 
     """
     brief = {"delta.deletedFileRetentionDuration": "interval 1 hour"}
     wanted = Maintenance(every=1, optimize=False, vacuum_after=timedelta(hours=3))
-    refused = ChangeStream(spark, tmp_table, engine="native", table_properties=brief, maintenance=wanted)
+    refused = ChangeStream(spark, tmp_table, engine="driver", table_properties=brief, maintenance=wanted)
     with pytest.raises(ConfigError, match=r"vacuum_after=3:00:00 is longer than .* delete removed files too early"):
         refused.deliver(upsert(9, "nine", lsn=10))
     assert not Path(tmp_table).exists()
 
-    stream = ChangeStream(spark, tmp_table, engine="native", table_properties=brief)
+    stream = ChangeStream(spark, tmp_table, engine="driver", table_properties=brief)
     stream.deliver(upsert(9, "nine", lsn=10))
     removed = stored_files(tmp_table)
     spark.sql(f"DELETE FROM delta.`{tmp_table}`")
@@ -297,7 +297,7 @@ def test_a_time_below_the_retention_is_refused_before_anything_is_written(
 
 
 def test_by_hand(spark: SparkSession, tmp_table: str) -> None:
-    stream = ChangeStream(spark, tmp_table, engine="native")
+    stream = ChangeStream(spark, tmp_table, engine="driver")
     grown(stream, 6)
     command = CliRunner()
 

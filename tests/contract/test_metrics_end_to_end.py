@@ -21,13 +21,13 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from since import since
+from stream_merge.tables.delta_rs.metrics import MERGE_METRICS
 
 from stream_merge import MergeMetrics, MergeResult, MergeSink
 from stream_merge.metrics.catalogue import CATALOGUE
 from stream_merge.metrics.delta_merge import DELTA_MERGE_METRICS
 from stream_merge.metrics.server import serve
 from stream_merge.model.results import CONFLICTS, FATES, OUTCOMES, PHASES, REASONS
-from stream_merge.tables.delta_rs.metrics import MERGE_METRICS
 from stream_merge.tables.explain import explain
 from stream_merge.testing import batch, run, target_rows
 
@@ -143,7 +143,7 @@ def test_a_real_merge_reports_exactly_the_metrics_of_the_table(story):
 def test_the_native_engine_reports_what_it_counts_under_deltas_names(spark: SparkSession, tmp_path: Path):
     """What it does not count is absent, not 0. It takes files of the change feed for data files: the log tells them."""
     registry = CollectorRegistry()
-    sink = sink_of(str(tmp_path / "orders"), app_id="native", engine="native", metrics=MergeMetrics(registry=registry))
+    sink = sink_of(str(tmp_path / "orders"), app_id="native", engine="driver", metrics=MergeMetrics(registry=registry))
     run(sink, batch(spark, EVENT, (1, 1, "ann", "u"), (2, 1, "bob", "u")), 0)
     result = run(sink, batch(spark, EVENT, (1, 2, "eve", "u"), (2, 2, None, "d"), (3, 1, "cid", "u")), 1)
 
@@ -168,7 +168,7 @@ def test_the_native_engine_reports_what_it_counts_under_deltas_names(spark: Spar
     told = explain(str(tmp_path / "orders"), last=1).merges[0].metrics
     assert told["numTargetFilesAdded"] == len(files["add"])
     assert exported.value("target_rows_updated_total") == exported.value("target_rows_deleted_total") == 1
-    assert exported.value("merges_total", engine="native") == 2
+    assert exported.value("merges_total", engine="driver") == 2
     assert exported.value("merges_total", engine="spark") == 0
 
 

@@ -552,7 +552,7 @@ def test_rows_that_are_larger_than_their_file_tells_go_to_spark(spark: SparkSess
     told = "merge-on-read might need .* of 367 MB allowed"
     table.sql("UPDATE {t} SET name = repeat('x', 50000), lsn = 1")
     with pytest.raises(MergeFailedError, match=told):
-        table.new_sink(native_memory_bytes=ceiling, engine="native")(changes, 2)
+        table.new_sink(native_memory_bytes=ceiling, engine="driver")(changes, 2)
     sink = table.new_sink(native_memory_bytes=2 * ceiling)
     sink(changes, 2)
     assert sink.last_result is not None

@@ -150,8 +150,8 @@ def test_without_a_promise_spark_alone_merges_and_says_what_may_happen_once(
 @pytest.mark.usefixtures("looks_then_puts")
 def test_engines_in_the_driver_are_refused_without_a_promise(spark: SparkSession, bucket: s3.Bucket) -> None:
     """Before anything is written, the table included."""
-    stream = OnS3(spark, bucket, engine="native")
-    refused = r"engine='native' cannot merge into 's3a://.*set single_writer=True if nobody else writes"
+    stream = OnS3(spark, bucket, engine="driver")
+    refused = r"engine='driver' cannot merge into 's3a://.*set single_writer=True if nobody else writes"
 
     with pytest.raises(ConfigError, match=refused):
         run(stream.sink(), batch(spark, stream.schema, upsert(1, "x", lsn=1), upsert(None, "y", lsn=1)), 0)
@@ -372,7 +372,7 @@ def test_secrets_show_nowhere(spark: SparkSession, bucket: s3.Bucket, caplog: py
         stream.deliver(upsert(1, "one", lsn=1), upsert(None, "no key", lsn=1))
         stream.deliver(upsert(1, "new", lsn=2), delete(2, lsn=2))
         options = {**bucket.storage_options(), "AWS_SECRET_ACCESS_KEY": wrong}
-        sink = MergeSink(target=stream.target, **DEFAULTS, **PROMISED, engine="native", storage_options=options)
+        sink = MergeSink(target=stream.target, **DEFAULTS, **PROMISED, engine="driver", storage_options=options)
         with pytest.raises(ConfigError) as caught:
             sink(batch(spark, stream.schema, upsert(1, "newer", lsn=3)), 2)
         with pytest.raises(ConfigError, match="cannot be read without Spark") as unread:

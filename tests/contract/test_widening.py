@@ -214,8 +214,8 @@ def test_the_native_engine_alone_is_no_engine_for_wider_types(spark: SparkSessio
     stream.deliver((1, 1, 1))
     before = stream.versions()
 
-    with pytest.raises(ConfigError, match=r"engine='native' cannot merge .* \(n int -> bigint\): delta-rs does not"):
-        stream.deliver((1, 2, 2), schema="id int, lsn int, n bigint", engine="native")
+    with pytest.raises(ConfigError, match=r"engine='driver' cannot merge .* \(n int -> bigint\): delta-rs does not"):
+        stream.deliver((1, 2, 2), schema="id int, lsn int, n bigint", engine="driver")
 
     assert stream.versions() == before
 

@@ -13,9 +13,9 @@ from confs import conf
 from deliveries import COPY_ON_WRITE, ledger
 from prometheus_client import CollectorRegistry
 from pyspark.sql import DataFrame, SparkSession
+from stream_merge.engines.delta_rs.merger import DeltaRsMerger
 
 from stream_merge import ConfigError, MergeMetrics, MergeSink, StreamMergeError
-from stream_merge.engines.delta_rs.merger import DeltaRsMerger
 from stream_merge.microbatch.own_session import TIMESTAMP_CONF
 from stream_merge.model.names import sql_identifier
 from stream_merge.model.results import MergeResult
@@ -192,7 +192,7 @@ def test_what_a_sink_writes_by_spark_is_fit_for_delta_rs_and_the_users_session_i
     events = "SELECT timestamp_micros(253402214400000000 + id) AS until, {}L AS lsn, '{}' AS op FROM range(2)"
     table.merge(events.format(1, "u"), engine="spark")
     table.merge(events.format(5, "d"), engine="spark")
-    late = table.merge(events.format(4, "u"), engine="native")
+    late = table.merge(events.format(4, "u"), engine="driver")
 
     assert (late.engine, ledger(late)) == ("native", {"received": 2, "stale": 2})
     assert table.spark.conf.get(TIMESTAMP_CONF) == before
@@ -263,8 +263,8 @@ def test_a_path_that_delta_rs_would_write_otherwise_is_left_to_spark(table: Tabl
     """delta-rs finds its own files again under whatever path; those of Spark it would leave behind."""
     table.settings["partition_by"] = column
     events = f"SELECT {{}}L AS id, {{}}L AS lsn, 'Zürich' AS `{column}`"
-    table.merge(f"{events.format(2, 1)} UNION ALL {events.format(1, 1)}", engine="native")
-    own = table.merge(events.format(1, 2), engine="native")
+    table.merge(f"{events.format(2, 1)} UNION ALL {events.format(1, 1)}", engine="driver")
+    own = table.merge(events.format(1, 2), engine="driver")
     table.merge(events.format(1, 3), engine="spark")
     sparks = table.merge(events.format(1, 4))
 
@@ -272,7 +272,7 @@ def test_a_path_that_delta_rs_would_write_otherwise_is_left_to_spark(table: Tabl
     assert (sparks.engine, sparks.refusal, ledger(sparks)) == ("spark", "column", {"received": 1, "updated": 1})
     assert table.rows("id", "lsn", f"`{column}`") == [("1", "4", "Zürich"), ("2", "1", "Zürich")]
     with pytest.raises(ConfigError, match="has a path that delta-rs would write otherwise"):
-        table.merge(events.format(1, 5), engine="native")
+        table.merge(events.format(1, 5), engine="driver")
 
 
 def test_a_merge_that_removes_a_file_under_another_name_does_not_pass_for_one_that_worked(
@@ -416,18 +416,18 @@ def test_a_repair_in_a_partition_whose_feed_delta_rs_does_not_find_is_counted(
     """It takes `%20` in the path of a change file as it is; the ledger then does without."""
     table.settings["partition_by"] = "city"
     event = "SELECT {}L AS id, {}L AS lsn, 'a b' AS city, '{}' AS op"
-    table.merge(event.format(1, 1, "u"), engine="native")
-    table.merge(event.format(9, 1, "d"), engine="native")
+    table.merge(event.format(1, 1, "u"), engine="driver")
+    table.merge(event.format(9, 1, "d"), engine="driver")
     merge = DeltaRsMerger.merge
 
     def overtaken(self: DeltaRsMerger, *args: Any) -> Any:
         monkeypatch.setattr(DeltaRsMerger, "merge", merge)
         rival = Table(table.spark, table.path, app_id="rival", partition_by="city")
-        rival.merge(event.format(2, 9, "d"), engine="native")
+        rival.merge(event.format(2, 9, "d"), engine="driver")
         return merge(self, *args)
 
     monkeypatch.setattr(DeltaRsMerger, "merge", overtaken)
-    result = table.merge(event.format(2, 5, "u"), engine="native")
+    result = table.merge(event.format(2, 5, "u"), engine="driver")
 
     assert table.rows("id", "city") == [("1", "a b")]
     assert ledger(result)["stale"] == 1

@@ -31,7 +31,7 @@ def marks() -> Marks:
 
 
 def ours(role: Role) -> dict[str, Any]:
-    metadata = marks().tag(role, engine="native", plan="").user_metadata
+    metadata = marks().tag(role, engine="driver", plan="").user_metadata
     found: dict[str, Any] = json.loads(metadata)["stream_merge"]
     return found
 

@@ -171,7 +171,7 @@ def test_the_merges_of_sinks_that_changed_rows_are_summed_up():
     files = {"numTargetFilesAdded": 4, "numTargetBytesAdded": 400}
     commits = [
         commit(4, "spark", **rows, **files, numTargetRowsCopied=60),
-        commit(3, "native", **rows, numTargetFilesAdded=9, numTargetRowsCopied=40),
+        commit(3, "driver", **rows, numTargetFilesAdded=9, numTargetRowsCopied=40),
         commit(2, None, **rows, numTargetRowsCopied=1_000),
         commit(1, "spark", numTargetRowsCopied=1_000),
     ]

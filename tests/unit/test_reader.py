@@ -124,4 +124,4 @@ def test_where_only_delta_rs_may_merge_it_is_an_error(monkeypatch: pytest.Monkey
     bucket.refuses = ConfigError("the log store is of another version")
 
     with pytest.raises(ConfigError, match="the log store is of another version"):
-        looks("native").native(SESSION, PLACE)
+        looks("driver").native(SESSION, PLACE)

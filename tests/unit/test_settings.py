@@ -61,15 +61,15 @@ def problems_of(sink: MergeSink, events: DataFrame) -> tuple[str, ...]:
             "[INVALID_SETTING] target_filter=' ' must be SQL text over t, such as \"t.day >= '2024-06-01'\"",
         ),
         (
-            {"target_filter": "t.day > 1", "engine": "native"},
-            "[CONFLICTING_SETTINGS] target_filter is SQL, which engine='native' does not execute; remove one of them",
+            {"target_filter": "t.day > 1", "engine": "driver"},
+            "[CONFLICTING_SETTINGS] target_filter is SQL, which engine='driver' does not execute; remove one of them",
         ),
         (
             {"target_filter": "t.day > 1", "shape": Snapshot(), "sequence_by": ()},
             "[CONFLICTING_SETTINGS] target_filter does not apply to snapshots; for a part of the table use"
             " shape=Snapshot(within=…)",
         ),
-        ({"engine": "quick"}, "[INVALID_SETTING] engine='quick' must be one of 'auto', 'spark', 'native'"),
+        ({"engine": "quick"}, "[INVALID_SETTING] engine='quick' must be one of 'auto', 'spark', 'driver'"),
         (
             {"schema_evolution": "always"},
             "[INVALID_SETTING] schema_evolution='always' must be False, True or 'widen'",
