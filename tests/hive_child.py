@@ -75,7 +75,7 @@ class Checks:
         """Each engine on a table of its own; calls of the catalog by a batch that makes no table."""
         found: dict[str, Any] = {}
         events: list[tuple[int | None, int, str, str | None]]
-        for engine in ("native", "merge_on_read", "spark"):
+        for engine in ("driver", "spark"):
             target, calls, merged = f"shop.by_{engine}", [], []
             sink = self.sink(target)._under(costs=Only(engine))
             for number in range(3):

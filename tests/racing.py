@@ -16,9 +16,9 @@ from stream_merge import MergeMetrics, MergeSink, RetryPolicy
 from stream_merge.model.results import MergeResult
 from stream_merge.testing import batch, run
 
-ENGINES = {"left": "merge_on_read", "right": "merge_on_read", "rust": "native", "jvm": "spark"}
+ENGINES = {"left": "driver", "right": "driver", "middle": "driver", "jvm": "spark"}
 """Writer -> its engine."""
-IN_A_ROUND = {"left": 6, "right": 6, "rust": 4, "jvm": 1}
+IN_A_ROUND = {"left": 6, "right": 6, "middle": 4, "jvm": 1}
 """Writer -> how many of its merges race in a round with those of all others: Spark's take so much longer."""
 SHARED = range(5)
 """Keys that every writer changes."""

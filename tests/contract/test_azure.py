@@ -52,27 +52,27 @@ class OnAzure(ChangeStream):
         return found
 
 
-@pytest.mark.parametrize("engine", engines.NAMES)
+@pytest.mark.parametrize("way", engines.WAYS)
 def test_a_stream_is_merged_as_on_a_disk(
-    spark: SparkSession, container: azure.Container, tmp_path: Path, engine: str
+    spark: SparkSession, container: azure.Container, tmp_path: Path, way: str
 ) -> None:
     """Create, update, delete, late events, broken ones, and each batch again; nobody has to promise anything."""
-    settings = {} if engine == "spark" else {"table_properties": {"delta.checkpointInterval": "2"}}
-    with engines.judged(engine if engine == engines.ON_READ else engines.AS_SHIPPED, "Azure"):
-        stream = OnAzure(spark, container, tmp_path, engine="spark" if engine == "spark" else "native", **settings)
+    settings = {} if way == "spark" else {"table_properties": {"delta.checkpointInterval": "2"}}
+    with engines.judged(way, "Azure"):
+        stream = OnAzure(spark, container, tmp_path, engine=engines.asked(way), **settings)
         told = tell(stream)
 
-    assert [one.engine for one in told] == [engine] * 2
-    if engine == engines.ON_READ:
+    assert [engines.way(one) for one in told] == [way] * 2
+    if way != "spark":
         check_table(container.copy(stream.place, tmp_path / "copy"))
 
 
 def test_engines_of_all_kinds_lose_no_merge_of_each_other(
     spark: SparkSession, container: azure.Container, tmp_path: Path
 ) -> None:
-    """Spark renames its commit to a name that must be free, delta-rs puts it there: the store lets one have it."""
+    """Spark renames its commit to a name that must be free, the driver puts it there: the store lets one have it."""
     retry = RetryPolicy(attempts=40, backoff_max_seconds=0.3, backoff_jitter_seconds=0.2)
-    kinds = engines.NAMES
+    kinds = ("spark", "driver")
     stream = OnAzure(spark, container, tmp_path, tombstones=False, retry=retry)
     run(stream.sink(), batch(spark, stream.schema, upsert(0, "before", lsn=1)), 0)
     merges = 6
@@ -80,7 +80,7 @@ def test_engines_of_all_kinds_lose_no_merge_of_each_other(
     def merged(writer: int) -> None:
         kind = kinds[writer - 1]
         own = OnAzure(spark, container, tmp_path, tombstones=False, retry=retry, app_id=f"writer {writer}")
-        own.settings |= {"target": stream.target, "engine": "spark" if kind == "spark" else "native"}
+        own.settings |= {"target": stream.target, "engine": kind}
         sink = MergeSink(**own.settings)._under(costs=engines.Only(kind))
         for number in range(merges):
             done = run(sink, batch(spark, stream.schema, upsert(writer, f"{writer}", lsn=number)), number)

@@ -20,10 +20,9 @@ from prometheus_client import CollectorRegistry
 from pyspark import InheritableThread
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from stream_merge.engines.in_driver import DriverMerger
 
 from stream_merge import CommitConflictError, ConfigError, MergeMetrics, MergeResult, MergeSink, RetryPolicy
-from stream_merge.engines.driver.merger import MergeOnReadMerger
+from stream_merge.engines.driver.merger import DriverMerger
 from stream_merge.engines.spark.merger import SparkMerger
 from stream_merge.microbatch import steps
 from stream_merge.microbatch.call import BatchCall
@@ -341,7 +340,7 @@ def test_a_repair_that_loses_every_attempt_says_that_the_batch_is_committed(
         msg = "somebody was faster"
         raise ConcurrentAppendException(msg, "")
 
-    for merger in (SparkMerger, DriverMerger, MergeOnReadMerger):
+    for merger in (SparkMerger, DriverMerger):
         monkeypatch.setattr(merger, "repair", lost)
 
     with pytest.raises(CommitConflictError) as caught:

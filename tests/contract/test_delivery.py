@@ -23,7 +23,6 @@ from stream_merge import ConfigError, MergeMetrics, MergeSinks
 from stream_merge.microbatch import after, merging
 from stream_merge.model.names import TOMBSTONE_TABLE_PREFIX, sibling
 from stream_merge.model.source_batch import Intake, Undecodable
-from stream_merge.tables.delta_rs import data_files
 from stream_merge.tables.quarantine import SCHEMA
 from stream_merge.testing import run, table_version, target_rows
 
@@ -115,15 +114,15 @@ def test_a_table_that_was_replaced_in_its_place_is_noticed(query: Query):
 
 
 @since((4, 0), "CREATE OR REPLACE of a path")
-@pytest.mark.parametrize("engine", engines.NAMES)
+@pytest.mark.parametrize("way", engines.WAYS)
 def test_a_table_that_is_replaced_while_a_batch_is_merged_gets_nothing_of_it(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ):
     """Needs a JVM: each engine in turn finds another table under the log that it has looked at."""
     table, begin = str(tmp_path / "table"), merging.merged
-    vectors = str(engine == engines.ON_READ).lower()
+    vectors = str(way == "mark").lower()
     sink = scenario.sink(table, app_id="orders", table_properties={"delta.enableDeletionVectors": vectors})
-    sink = sink._under(costs=engines.Only(engine))
+    sink = sink._under(costs=engines.Only(way))
     run(sink, scenario.events(spark, "(1, 10, 'c', 'one'), (2, 10, 'c', 'two')"), 0)
     (made,) = spark.sql(f"SHOW TBLPROPERTIES delta.`{table}`").where("key = 'delta.enableDeletionVectors'").collect()
     properties = spark.sql(f"SHOW TBLPROPERTIES delta.`{table}`").where("key LIKE 'stream_merge.%'").collect()
@@ -141,7 +140,7 @@ def test_a_table_that_is_replaced_while_a_batch_is_merged_gets_nothing_of_it(
         with pytest.raises(ConfigError, match="was replaced while batch 1 was merged"):
             run(sink, scenario.events(spark, "(1, 20, 'u', 'uno')"), 1)
 
-    assert sink.last_result.engine == engine
+    assert engines.way(sink.last_result) == way
     assert target_rows(spark, table) == [(9, 1, "nine")]
 
 
@@ -486,37 +485,6 @@ def test_events_that_were_set_aside_are_no_replay_of_others(spark: SparkSession,
     aside = [json.loads(dict(row)["event"])["id"] for row in beside(query)]
     unrouted = [json.loads(event)["id"] for (event,) in target_rows(spark, str(tmp_path / "unrouted"), "event")]
     assert (aside, sorted(unrouted)) == ([6], [7, 8])
-
-
-def test_a_restart_stops_again_where_a_merge_has_left_rows_behind(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """The table holds rows twice, and only the log says so: until somebody restores it and takes a new checkpoint."""
-    query = Query(spark, tmp_path, "auto")
-
-    def run(engine: str) -> None:
-        query.run(each=scenario.sink(query.table, engine=engine, partition_by="name"))
-
-    def stops(engine: str = "auto") -> None:
-        with pytest.raises(
-            StreamingQueryException, match=r"FILES_NOT_REMOVED.*version 2 .*replaced rows remain; restore version 1"
-        ):
-            run(engine)
-
-    query.add("(1, 10, 'c', 'Zürich')")
-    run("spark")
-    query.add("(1, 20, 'u', 'Zürich')")
-    with monkeypatch.context() as patch:
-        patch.setattr(data_files, "misnamed", lambda _: None)
-        stops()
-    stops()
-    stops("spark")
-    spark.sql(f"RESTORE delta.`{query.table}` TO VERSION AS OF 1")
-    stops()  # the events of the batch are missing now
-    shutil.rmtree(query.checkpoint)
-    run("spark")
-
-    assert target_rows(spark, query.table) == [(1, 20, "Zürich")]
 
 
 # -- a table that is older than its checkpoint ---------------------------------------------------

@@ -105,7 +105,7 @@ def test_the_key_of_another_writer_is_seen(stream: ChangeStream):
 
 def test_null_keys_go_to_the_quarantine_and_a_new_column_is_added(stream: ChangeStream):
     wider = f"{SCHEMA}, note string"
-    if stream.settings["engine"] == "native":  # delta-rs adds no columns
+    if stream.settings["engine"] == "driver":  # delta-rs adds no columns
         stream.settings["engine"] = "auto"
     result = stream.deliver((None, 1, "x", "n"), (3, 1, "three", "new"), schema=wider, schema_evolution=True)
 
@@ -163,7 +163,7 @@ def test_a_stored_struct_that_orders_events_may_lack_fields(spark: SparkSession,
     stream.deliver((1, (1, 1), "one"), schema="id bigint, at struct<a: int, b: int>, name string")
 
     narrower = "id bigint, at struct<a: int>, name string"
-    stream.settings["engine"] = "auto" if engine == "native" else engine  # delta-rs keeps no fields
+    stream.settings["engine"] = "auto" if engine == "driver" else engine  # delta-rs keeps no fields
     result = stream.deliver((2, (1,), "old"), (2, (2,), "new"), schema=narrower)
 
     assert ledger(result) == {"received": 2, "collapsed": 1, "inserted": 1}

@@ -69,7 +69,7 @@ def grown(stream: ChangeStream, batches: int) -> list[MergeResult]:
     return done
 
 
-@pytest.mark.parametrize("engine", ["spark", "native"])
+@pytest.mark.parametrize("engine", ["spark", "driver"])
 @pytest.mark.smoke
 def test_small_files_are_put_together_after_the_commit(spark: SparkSession, tmp_table: str, engine: str) -> None:
     """Rows, feed and the query's next batches are as without."""

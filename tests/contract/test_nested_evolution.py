@@ -108,7 +108,7 @@ def test_delta_rs_goes_on_when_spark_has_added_nested_fields(spark: SparkSession
     stream.deliver((1, 2, (1, "x"), [(1, "y")]), schema=WIDE, engine="auto")
     result = stream.deliver((2, 2, (2, None), [None, (2, "y")]), (3, 1, None, None), schema=WIDE, engine="driver")
 
-    assert (result.engine, ledger(result)) == ("native", {"received": 2, "updated": 1, "inserted": 1})
+    assert (result.engine, ledger(result)) == ("driver", {"received": 2, "updated": 1, "inserted": 1})
     assert stream.rows() == [
         (1, 2, (1, "x"), [(1, "y")]),
         (2, 2, (2, None), [None, (2, "y")]),

@@ -52,7 +52,7 @@ def read_by_others(table: str) -> DeltaTable:
     return DeltaTable(table, storage_options=options_of(table))
 
 
-@pytest.fixture(params=["spark", "native"])
+@pytest.fixture(params=["spark", "driver"])
 def engine(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

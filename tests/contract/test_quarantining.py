@@ -76,7 +76,7 @@ def test_what_a_small_batch_refuses_is_appended_by_delta_rs(stream: ChangeStream
     assert recorded.collect()[0]["apart"].total_seconds() < 3_600
 
 
-@pytest.mark.parametrize(("engine", "writer"), [("spark", "Spark"), ("native", "delta-rs")])
+@pytest.mark.parametrize(("engine", "writer"), [("spark", "Spark"), ("driver", "delta-rs")])
 def test_a_reader_never_has_to_hold_more_than_a_hundred_rows(stream: ChangeStream, engine: str, writer: str):
     """Records may have megabytes, and Spark reads a row group, or 4,096 rows of it, at once."""
     twice(stream, broken(stream, *[(None, n, "u", "no key") for n in range(250)]), engine=engine)

@@ -136,7 +136,7 @@ def test_the_source_is_evaluated_once_and_each_table_costs_one_more_job(fleet: F
         return name
 
     source = fleet.batch(*(event(table, key) for table in TABLES for key in (5, 6)))
-    fleet.engine = "native"
+    fleet.engine = "driver"
     sinks = fleet.sinks()
     before = jobs_so_far(fleet.spark)
 

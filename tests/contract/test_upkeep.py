@@ -82,7 +82,7 @@ def log(spark: SparkSession, tmp_table: str) -> Log:
     return Log(spark, tmp_table)
 
 
-ENGINES = ["spark", "native"]
+ENGINES = ["spark", "driver"]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -119,7 +119,7 @@ def test_the_file_that_makes_it_too_many_has_the_log_tidied_and_neither_engine_f
 
 def during_the_upkeep(engine: str, monkeypatch: pytest.MonkeyPatch, action: Callable[[], None]) -> None:
     """Let another writer act between what the upkeep has read and what it commits."""
-    if engine == "native":
+    if engine == "driver":
         replace = NativeTable.replace
 
         def racing(self: NativeTable, rows: pa.Table) -> None:
@@ -167,15 +167,15 @@ def test_a_log_of_many_entries_is_packed_and_cleared_only_when_it_has_doubled(
 ) -> None:
     monkeypatch.setattr(delta_rs, "TIDY_ENTRIES", 10)
     monkeypatch.setattr(delta_rs, "MOST_KEPT_ROWS", kept)
-    log.deliver("native", delete(1, lsn=10))
+    log.deliver("driver", delete(1, lsn=10))
     log.append([*((key, 10, False) for key in range(200, 300)), (200, 10, True)])
     log.fill(rules.TIDY_FILES - 1)
-    log.deliver("native", delete(2, lsn=10))
+    log.deliver("driver", delete(2, lsn=10))
     packed, entries = log.files, len(log.entries)
     log.append([(key, 11, False) for key in range(200, 400)])
     log.fill(rules.TIDY_FILES - 1)
 
-    log.deliver("native", delete(3, lsn=10))
+    log.deliver("driver", delete(3, lsn=10))
 
     assert (packed, log.files) == (1, 1)
     assert entries > 150

@@ -1,4 +1,4 @@
-"""What a merge in the driver makes of rows and events, and what of it lands in the table: files, vectors, feed and commit."""
+"""What a merge in the driver makes of rows and events, and which files, vectors, changes and commit it leaves."""
 
 from __future__ import annotations
 
