@@ -100,7 +100,7 @@ def test_all_types_grow_before_the_batch_that_needs_it(
         (
             logging.WARNING,
             "delta-rs and polars cannot read a table with type widening, until ALTER TABLE … DROP FEATURE typeWidening"
-            " rewrites it; from now on merge-on-read merges it where it has deletion vectors, else Spark",
+            " rewrites it; the driver goes on merging it",
         )
     ]
 

@@ -160,8 +160,7 @@ def test_check_says_which_types_the_first_batch_will_change(source: Source) -> N
 
     assert source.said(schema_evolution="widen")["types"] == (
         "the first batch changes qty int -> double; delta-rs and polars cannot read a table with type widening, until"
-        " ALTER TABLE … DROP FEATURE typeWidening rewrites it; from now on merge-on-read merges it where it has"
-        " deletion vectors, else Spark"
+        " ALTER TABLE … DROP FEATURE typeWidening rewrites it; the driver goes on merging it"
     )
 
 
