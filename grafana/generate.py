@@ -82,7 +82,7 @@ STATES: Mapping[int, tuple[str, str]] = {
     3: ("ended", "red"),
     4: ("gone", "red"),
 }
-ENGINES = {"merge_on_read": "green", "native": "green", "spark": "orange"}
+ENGINES = {"driver": "green", "spark": "orange"}
 
 
 def mapping(results: Mapping[int, tuple[str, str]] | Mapping[str, tuple[str, str]]) -> list[ValueMapping]:
@@ -322,7 +322,7 @@ QUERY: list[Row] = [
 
 MERGE: list[Row] = [
     ("Which engine, and why?", [
-        areas("Merges by engine", "cpm", "merge_on_read, native: in the driver, tenths of seconds. spark: seconds.",
+        areas("Merges by engine", "cpm", "driver: tenths of seconds. spark: seconds.",
               ("{{engine}}", per_minute("merges_total", "engine"))),
         areas("Why Spark", "cpm", "Batches that went to Spark, by reason. cost: Spark was expected to be faster.",
               ("{{refusal}}", per_minute("driver_refusals_total", "refusal"))),

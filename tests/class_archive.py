@@ -28,7 +28,7 @@ def main() -> None:
         work = Path(folder)
         session = local_session("classes", cores=2, memory="1g", confs={"spark.sql.warehouse.dir": folder})
         scenario.write_files(work / "source", scenario.BATCHES[:1])
-        native, spark = (str(work / engine) for engine in ("native", "spark"))
+        native, spark = (str(work / engine) for engine in ("driver", "spark"))
         scenario.stream(session, work / "source", work / "checkpoint", scenario.sink(native))
         scenario.sink(spark, engine="spark")(scenario.events(session, scenario.BATCHES[0]), 0)
         scenario.sink(spark, engine="spark")(scenario.events(session, scenario.BATCHES[1]), 1)

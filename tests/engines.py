@@ -1,38 +1,54 @@
-"""Which engine merges where a sink may choose: as shipped, Spark always, or either at random from batch to batch."""
+"""Which engine merges where a sink may choose: as shipped, Spark or the driver always, or either at random."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import get_args
+from unittest import mock
 
-from stream_merge import MergeSink
-from stream_merge.engines import ENGINES
+from stream_merge import MergeResult, MergeSink
+from stream_merge.engines.base import Way
 from stream_merge.engines.costs import CostModel, Work
+from stream_merge.tables import spark_table
 
 AS_SHIPPED = "auto"
 AT_RANDOM = "random"
-ON_READ = "merge_on_read"
+REWRITE = "rewrite"
 PARAMETER = "judged_by"
 """Of tests that run on several."""
-NAMES = tuple(engine.name for engine in ENGINES)
-"""Of all engines."""
+WAYS: tuple[Way, ...] = get_args(Way)
 ONE_IN_TWO = 0.5
 
 
+def way(result: MergeResult) -> str:
+    """How a batch was merged: "mark" or "rewrite" in the driver, or "spark"."""
+    return result.mode or result.engine
+
+
+def asked(way: str) -> str:
+    """The setting `engine` by which a batch is merged in a way and in no other."""
+    return "spark" if way == "spark" else "driver"
+
+
 class Only(CostModel):
-    """One engine has each batch that it may have."""
+    """One engine has each batch that it may have.
 
-    def __init__(self, name: str) -> None:
+    Args:
+        way: by which it is known.
+    """
+
+    def __init__(self, way: str) -> None:
         super().__init__()
-        self._name = name
+        self._is_spark = way == "spark"
 
-    def seconds(self, engine: str, work: Work) -> float:
-        return 0.0 if engine == self._name else 1.0
+    def seconds(self, engine: Way, work: Work) -> float:
+        return 0.0 if (engine == "spark") == self._is_spark else 1.0
 
 
 class SparkAlways(Only):
-    """Spark does all that delta-rs may be spared."""
+    """Spark does all that the driver may be spared."""
 
     remembers_natively = False
 
@@ -40,11 +56,11 @@ class SparkAlways(Only):
         super().__init__("spark")
 
 
-class OnReadAlways(Only):
-    """Merge-on-read has each batch that it may have."""
+class DriverAlways(Only):
+    """The driver has each batch that it may have."""
 
     def __init__(self) -> None:
-        super().__init__("merge_on_read")
+        super().__init__("driver")
 
 
 class EitherAtRandom(CostModel):
@@ -54,7 +70,7 @@ class EitherAtRandom(CostModel):
         super().__init__()
         self._rng = rng
 
-    def seconds(self, engine: str, work: Work) -> float:
+    def seconds(self, engine: Way, work: Work) -> float:
         return self._rng.random()
 
     @property
@@ -68,21 +84,35 @@ class _Current:
 
 def under_test(sink: MergeSink, *, sleep: Callable[[float], None] | None = None) -> MergeSink:
     """The sink with the engines of the running test, and its waits."""
-    return sink._under(costs=_Current.judge(), sleep=sleep)
+    if sleep is not None:
+        sink._calls.sleep = sleep
+    return with_costs(sink, _Current.judge())
+
+
+def with_costs(sink: MergeSink, costs: CostModel) -> MergeSink:
+    """The sink with another judge of its engines."""
+    sink._calls.costs = costs
+    return sink
 
 
 @contextmanager
 def judged(how: str, seed: str) -> Iterator[None]:
-    """Let sinks that are given to `under_test` choose in this way; chance is one for all of them."""
+    """Let sinks that are given to `under_test` choose in this way; chance is one for all of them.
+
+    With "rewrite" tables that sinks create have no deletion vectors.
+    """
     rng = random.Random(seed)
     judges: dict[str, Callable[[], CostModel]] = {
         AS_SHIPPED: CostModel,
         "spark": SparkAlways,
-        ON_READ: OnReadAlways,
+        "mark": DriverAlways,
+        REWRITE: DriverAlways,
         AT_RANDOM: lambda: EitherAtRandom(rng),
     }
+    created = {"delta.enableDeletionVectors": str(how != REWRITE).lower()}
     _Current.judge = staticmethod(judges[how])
     try:
-        yield
+        with mock.patch.dict(spark_table.NEW_TARGETS, created):
+            yield
     finally:
         _Current.judge = CostModel

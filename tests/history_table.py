@@ -41,7 +41,7 @@ def _merge(table: Path, batch: int) -> None:
         "identity": "q",
         "batch_id": batch,
         "role": "target",
-        "engine": "native" if batch else "spark",
+        "engine": "driver" if batch else "spark",
         "plan": "",
         "events": {"received": RECEIVED, "quarantined": QUARANTINED, "collapsed": COLLAPSED, "stale": STALE},
         "seconds": {"read": 0.25, "prepare": 0.5},

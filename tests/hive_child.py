@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from engines import Only
+from engines import Only, with_costs
 from prometheus_client import CollectorRegistry
 from pyspark.sql import DataFrame, SparkSession
 from services import SPARK_JARS
@@ -75,9 +75,9 @@ class Checks:
         """Each engine on a table of its own; calls of the catalog by a batch that makes no table."""
         found: dict[str, Any] = {}
         events: list[tuple[int | None, int, str, str | None]]
-        for engine in ("native", "merge_on_read", "spark"):
+        for engine in ("driver", "spark"):
             target, calls, merged = f"shop.by_{engine}", [], []
-            sink = self.sink(target)._under(costs=Only(engine))
+            sink = with_costs(self.sink(target), Only(engine))
             for number in range(3):
                 before = self._calls.getCount()
                 events = [(1, number, "u", f"v{number}"), (2, number, "ud"[number % 2], None)]
@@ -96,7 +96,7 @@ class Checks:
     def moved(self) -> dict[str, Any]:
         """One sink while its table is dropped and made again elsewhere; delta-rs merges, which works by the place."""
         old, new = self.root / "old", self.root / "new"
-        sink = self.sink("shop.moved", engine="native")
+        sink = self.sink("shop.moved", engine="driver")
         for number, place in enumerate((old, new)):
             self.spark.sql("DROP TABLE IF EXISTS shop.moved")
             self.spark.sql(f"CREATE TABLE shop.moved ({ROWS}) USING delta LOCATION '{place}'")

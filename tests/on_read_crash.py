@@ -17,7 +17,7 @@ from on_read_target import events, merger
 
 from stream_merge.engines.base import CommitTag, MergeReport
 from stream_merge.engines.driver import compact
-from stream_merge.engines.driver import merger as merging
+from stream_merge.engines.driver import write as merging
 from stream_merge.model.results import MaintenanceRun
 from stream_merge.tables.files import vectors
 from stream_merge.tables.log.handle import NativeTable, open_table

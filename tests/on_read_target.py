@@ -1,4 +1,4 @@
-"""A table that is merged on read without a JVM: its first files by hand, all others by the merger."""
+"""A table that the driver merges into without a JVM: its first files by hand, all others by the merger."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from delta_log import check_table, live_rows
 from pyspark.sql.types import DataType, LongType, StringType, StructField, StructType
-from stream_merge.engines.in_driver import DriverMerger
 
 from stream_merge.engines.base import CommitTag, MergeReport
-from stream_merge.engines.driver.merger import MergeOnReadMerger
+from stream_merge.engines.driver.merger import DriverMerger
 from stream_merge.engines.memory import Promise
 from stream_merge.model import names
+from stream_merge.model.results import Mode
 from stream_merge.model.settings import MergeSpec
 from stream_merge.shapes.key_bounds import KeyBounds
 from stream_merge.shapes.layout import Layout, StoredColumn
@@ -77,14 +77,12 @@ def merger(
     given: pa.Table,
     spec: MergeSpec = SPEC,
     lock: Callable[[], Any] | None = None,
-    *,
-    by: type[DriverMerger] = MergeOnReadMerger,
 ) -> DriverMerger:
     """A merge of these events into a table that is there."""
     native = open_table(str(root))
     assert native is not None
     native.lock = lock or nullcontext
-    return by(
+    return DriverMerger(
         spec=spec,
         target=native,
         layout=layout(),
@@ -104,22 +102,34 @@ class Granted(Promise):
 
 
 class Target:
-    """A table without a JVM: its first files by hand, all others by the merger."""
+    """A table without a JVM: its first files by hand, all others by the merger.
+
+    Args:
+        mode: in which the driver merges into it: "rewrite" has no deletion vectors.
+    """
 
     def __init__(
-        self, root: Path, schema: StructType = SCHEMA, partition_columns: Sequence[str] = (), **properties: str
+        self,
+        root: Path,
+        schema: StructType = SCHEMA,
+        partition_columns: Sequence[str] = (),
+        mode: Mode = "mark",
+        **properties: str,
     ) -> None:
         self.root = root
         self.log = root / "_delta_log"
         self.log.mkdir(parents=True)
         self.batch_id = -1
-        writer = ["deletionVectors", "changeDataFeed", "inCommitTimestamp", "checkConstraints", "invariants"]
-        configuration = {"enableDeletionVectors": "true", "enableChangeDataFeed": "true", **properties}
+        self.mode = mode
+        vectors = ["deletionVectors"] if mode == "mark" else []
+        writer = [*vectors, "changeDataFeed", "inCommitTimestamp", "checkConstraints", "invariants"]
+        configuration = {"enableDeletionVectors": str(bool(vectors)).lower(), "enableChangeDataFeed": "true"}
+        configuration |= properties
         self.protocol = {
             "protocol": {
                 "minReaderVersion": 3,
                 "minWriterVersion": 7,
-                "readerFeatures": ["deletionVectors"],
+                "readerFeatures": vectors,
                 "writerFeatures": writer,
             }
         }

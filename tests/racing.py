@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from engines import Only
+from engines import Only, with_costs
 from prometheus_client import CollectorRegistry
 from pyspark.sql import SparkSession
 
@@ -16,9 +16,9 @@ from stream_merge import MergeMetrics, MergeSink, RetryPolicy
 from stream_merge.model.results import MergeResult
 from stream_merge.testing import batch, run
 
-ENGINES = {"left": "merge_on_read", "right": "merge_on_read", "rust": "native", "jvm": "spark"}
+ENGINES = {"left": "driver", "right": "driver", "middle": "driver", "jvm": "spark"}
 """Writer -> its engine."""
-IN_A_ROUND = {"left": 6, "right": 6, "rust": 4, "jvm": 1}
+IN_A_ROUND = {"left": 6, "right": 6, "middle": 4, "jvm": 1}
 """Writer -> how many of its merges race in a round with those of all others: Spark's take so much longer."""
 SHARED = range(5)
 """Keys that every writer changes."""
@@ -62,7 +62,8 @@ class Writer:
             app_id=name,
             retry=PATIENT,
             metrics=MergeMetrics(registry=CollectorRegistry()),
-        )._under(costs=Only(self.engine))
+        )
+        with_costs(self._sink, Only(self.engine))
 
     def deliver(self, number: int | None = None) -> MergeResult:
         """A batch; the next one where none is named."""

@@ -14,10 +14,10 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 from pyspark.sql import DataFrame, SparkSession
-from stream_merge.engines.delta_rs.merger import DeltaRsMerger
 
 from stream_merge import MergeSink
 from stream_merge.engines.base import MergeReport
+from stream_merge.engines.driver.merger import DriverMerger
 from stream_merge.engines.spark.merger import SparkMerger
 from stream_merge.metrics.instruments import MergeMetrics
 from stream_merge.shapes import Clauses, InsertOnly, Snapshot, when_matched, when_not_matched
@@ -114,7 +114,7 @@ def stream(session: SparkSession, source: Path, checkpoint: Path, each: Callable
 
 def race(session: SparkSession, table: str) -> None:
     """Let a rival delete a key between a batch's look at the remembered deletes and its merge, once."""
-    merges = {engine: engine.merge for engine in (SparkMerger, DeltaRsMerger)}
+    merges = {engine: engine.merge for engine in (SparkMerger, DriverMerger)}
 
     def overtaken(self: Any, *args: Any) -> MergeReport:
         for engine, merge in merges.items():

@@ -30,7 +30,6 @@ LONG_FILES = (
     "test_s3_process",
     "test_contract_tombstones",
     "test_contract_names",
-    "test_native",
     "test_crash",
     "test_widening",
     "test_delivery",

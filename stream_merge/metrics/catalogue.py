@@ -174,13 +174,13 @@ DELETED_SHARE = Instrument(
     name="stream_merge_target_deleted_rows_ratio",
     type="gauge",
     unit="ratio",
-    help="Rows in the target's files that are marked as deleted, of all rows in them, after the last merge on read.",
+    help="Rows in the target's files that are marked as deleted, of all rows in them, after the last merge in the driver.",
 )
 AWAITING_FILES = Instrument(
     name="stream_merge_target_files_awaiting_compaction",
     type="gauge",
     unit="files",
-    help="Files of the target that compaction would write again, after the last merge on read.",
+    help="Files of the target that compaction would write again, after the last merge in the driver.",
 )
 LAST_VERSION = Instrument(
     name="stream_merge_last_committed_version",

@@ -39,7 +39,7 @@ ROUTING_REASONS = (TARGET_FAILED, UNKNOWN_ROUTE)
 
 Refusal = Literal["storage", "table_feature", "column", "shape", "filter", "schema_change", "memory", "cost", "failed"]
 REFUSALS: tuple[Refusal, ...] = get_args(Refusal)
-"""Why a batch that could choose went to Spark instead of delta-rs."""
+"""Why a batch that could choose went to Spark instead of being merged in the driver."""
 
 Phase = Literal[
     "read", "prepare", "quarantine", "tombstones", "plan", "merge", "recheck", "backoff", "maintenance", "other"
@@ -72,7 +72,7 @@ class MaintenanceRun:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReadDebt:
-    """What merges on read have left for readers of the target to pay, until files are put together."""
+    """What merges in the driver have left for readers of the target to pay, until files are put together."""
 
     rows: int
     """In the target's files, deleted ones included; files of which the log does not tell are left out."""
@@ -165,7 +165,7 @@ class MergeResult:
     maintenance: MaintenanceRun | None = None
     """The maintenance run at the end of the call; None where none was due."""
     read_debt: ReadDebt | None = None
-    """What readers pay for merges on read; None where this call was none."""
+    """What readers pay for merges in the driver; None where this call was none."""
 
     @property
     def duration_seconds(self) -> float:

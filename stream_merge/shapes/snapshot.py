@@ -45,7 +45,7 @@ class Snapshot(Shape):
     Before anything is written, an error stops a copy that has an event in quarantine, a key twice, fewer rows than
     `min_rows`, or that would remove more than `max_delete_share` of the table, and one that is older than the last one
     merged. No sequence is kept: batches have to come in the order of their ids. Spark executes this shape, or, of
-    copies that fit into the driver and without `missing` and `within`, which are SQL, merge-on-read.
+    copies that fit into the driver and without `missing` and `within`, which are SQL, the driver.
 
     Args:
         delete_missing: whether rows whose key the copy lacks are concerned at all.

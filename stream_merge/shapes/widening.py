@@ -29,7 +29,7 @@ from stream_merge.spark.versions import ALTERS_SEVERAL_COLUMNS, WIDENS_BEYOND_IN
 PROPERTY = "delta.enableTypeWidening"
 COST = (
     "delta-rs and polars cannot read a table with type widening, until ALTER TABLE … DROP FEATURE typeWidening rewrites"
-    " it; from now on merge-on-read merges it where it has deletion vectors, else Spark"
+    " it; the driver goes on merging it"
 )
 _INTEGERS: tuple[type[DataType], ...] = (ByteType, ShortType, IntegerType, LongType)
 _INTEGERS_OF_INT32: set[type[DataType]] = {ByteType, ShortType, IntegerType}

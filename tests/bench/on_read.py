@@ -1,4 +1,4 @@
-"""Merge-on-read beside the hand-written merge and beside delta-rs: random keys in tables of many sizes and kinds."""
+"""The driver, in both modes, beside the hand-written merge: random keys in tables of many sizes and kinds."""
 
 from __future__ import annotations
 
@@ -12,24 +12,14 @@ from common import DEFAULT_CONFS, STORED, Bench, Comparison, deduped, hand_writt
 from pyspark.sql import DataFrame
 
 from stream_merge import MergeSink
-from stream_merge.engines.costs import CostModel, Work
+from stream_merge.model.settings import Engine
 from stream_merge.model.snapshot import VECTORS_PROPERTY
 from stream_merge.spark.jvm import in_session, owned_session
 
 SIX = ("uuid() AS a", "id * 2 AS b", "'constant' AS c", "current_timestamp() AS ts")
 WARM_UP = 2
-ON_READ = "merge on read"
-
-
-class _Always(CostModel):
-    """One engine has each batch that it may have."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self._name = name
-
-    def seconds(self, engine: str, work: Work) -> float:
-        return 0.0 if engine == self._name else 1.0
+ON_READ = "driver, mark"
+REWRITE = "driver, rewrite"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,16 +37,16 @@ class Case:
     cluster: bool = False
     feed: bool = True
     bounds: Mapping[str, float] = field(default_factory=dict)
-    """Baseline -> how many times faster merge-on-read has to be."""
+    """Baseline -> how many times faster marking has to be."""
     rounds: int = 5
-    sides: Sequence[str] = ("naive", "naive, preset", "delta-rs", "auto", ON_READ)
+    sides: Sequence[str] = ("naive", "naive, preset", REWRITE, "auto", ON_READ)
 
 
 CASES = (
     Case(
         said="5 M rows, 10 k random keys",
         rows=5_000_000,
-        bounds={"naive": 20, "naive, preset": 10, "delta-rs": 4},
+        bounds={"naive": 20, "naive, preset": 10, REWRITE: 2},
     ),
     Case(said="the same, change feed off", rows=5_000_000, feed=False, bounds={"naive": 30}),
     Case(said="20 M rows in 20 files, 10 k random keys", rows=20_000_000, files=20, rounds=3),
@@ -134,7 +124,7 @@ def growth_on_read(bench: Bench) -> list[Comparison]:
                 f"ALTER TABLE delta.`{target}` SET TBLPROPERTIES"
                 f" ({VECTORS_PROPERTY} = true, delta.enableChangeDataFeed = {str(feed).lower()})"
             )
-            sinks[rows] = sink_on(target, change_data_feed=feed)._under(costs=_Always("merge_on_read"))
+            sinks[rows] = sink_on(target, change_data_feed=feed, engine="driver")
 
         def batches() -> dict[int, DataFrame]:
             return {rows: bench.events(10_000, 0, int(rows * 1.1), deletes=True) for rows in GROWTH}
@@ -221,17 +211,17 @@ def _sides(
         also = [name for name in columns if name not in STORED]
         return lambda df, _: hand_written(session, target, deduped(in_session(df, session)), also=also)
 
-    def by_sink(label: str, how: CostModel, *, vectors: bool) -> Callable[[DataFrame, int], object]:
-        sink: MergeSink = sink_on(copied(label, vectors=vectors), change_data_feed=case.feed)._under(costs=how)
+    def by_sink(label: str, engine: Engine, *, vectors: bool) -> Callable[[DataFrame, int], object]:
+        sink: MergeSink = sink_on(copied(label, vectors=vectors), change_data_feed=case.feed, engine=engine)
         return sink
 
     made = {
         "naive": lambda: by_hand("naive", DEFAULT_CONFS),
         "naive, preset": lambda: by_hand("preset", {}),
         "Spark, vectors": lambda: by_hand("vectors", {}, vectors=True),
-        "delta-rs": lambda: by_sink("delta_rs", _Always("native"), vectors=False),
-        "auto": lambda: by_sink("auto", CostModel(), vectors=True),
-        ON_READ: lambda: by_sink("on_read", _Always("merge_on_read"), vectors=True),
+        REWRITE: lambda: by_sink("rewrite", "driver", vectors=False),
+        "auto": lambda: by_sink("auto", "auto", vectors=True),
+        ON_READ: lambda: by_sink("on_read", "driver", vectors=True),
     }
     return {name: made[name]() for name in case.sides}
 

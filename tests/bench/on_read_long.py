@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from common import Bench, Comparison, sink_on, timed
-from native import peak_memory, resident_bytes
+from driver import peak_memory, resident_bytes
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from streams import quantile, triggers

@@ -20,10 +20,10 @@ from functools import partial
 from pathlib import Path
 
 from common import DEFAULT_CONFS, Bench, Comparison, deduped, hand_written, show, sink_on, timed
+from driver import grid, growth, memory
 from engines import CASES, measure, plot, rows_of
 from first_batch import first_batch
 from maintenance import maintenance
-from native import grid, growth, memory, overhead
 from on_read import growth_on_read, on_read
 from on_read_long import debt, memory_on_read, random_stream
 from pruning import pruning
@@ -172,7 +172,6 @@ COMPARISONS: dict[str, Callable[[Bench, argparse.Namespace], list[Comparison]]] 
     "engines": engines,
     "grid": lambda bench, _: grid(bench),
     "growth": lambda bench, _: growth(bench),
-    "overhead": lambda bench, _: overhead(bench),
     "memory": lambda bench, _: memory(bench),
     "stream": lambda bench, _: end_to_end(bench),
     "fleet": lambda bench, _: fleet(bench),

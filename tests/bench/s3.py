@@ -15,7 +15,6 @@ from services import SPARK_JARS, missing, running
 from services.s3 import Bucket, S3Server
 from services.s3_proxy import Request, S3Proxy, by_kind
 
-from stream_merge.engines.costs import CostModel, Work
 from stream_merge.jobs.kafka import jars
 from stream_merge.model.snapshot import VECTORS_PROPERTY
 from stream_merge.spark.jvm import in_session, owned_session
@@ -24,7 +23,7 @@ from stream_merge.spark.log_store import log_store_confs
 ROWS, EVENTS = 20_000, 1_000
 WARM_UP = 3
 NAIVE = "naive"
-ENGINES = ("native", "merge_on_read", "spark")
+WAYS = ("mark", "rewrite", "spark")
 SLOWEST = {0.02: 1.0, 0.08: 2.5}
 """Seconds that a call in the driver may take, by the seconds that a request takes."""
 PRICES = {"PUT": 0.005, "LIST": 0.005, "POST": 0.005, "GET": 0.0004, "HEAD": 0.0004, "DELETE": 0.0}
@@ -34,17 +33,6 @@ PRICES = {"PUT": 0.005, "LIST": 0.005, "POST": 0.005, "GET": 0.0004, "HEAD": 0.0
 def s3_confs() -> dict[str, str]:
     """Those of a session that reaches S3; none where the jars for it are not there."""
     return {} if missing() else log_store_confs(jars.conf(str(SPARK_JARS)))
-
-
-class _Only(CostModel):
-    """One engine has each batch that it may have."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self._name = name
-
-    def seconds(self, engine: str, work: Work) -> float:
-        return 0.0 if engine == self._name else 1.0
 
 
 @dataclass(kw_only=True, slots=True)
@@ -75,7 +63,7 @@ def on_s3(bench: Bench, latencies: Sequence[float]) -> list[Comparison]:
                     with proxy.counted() as requests:
                         side.seconds.append(timed(partial(side.merge, batch)))
                     side.requests.append(requests)
-            found += [_compared(name, sides, latency) for name in ENGINES]
+            found += [_compared(name, sides, latency) for name in WAYS]
             _show_requests(sides)
     return found
 
@@ -97,17 +85,17 @@ def _sides(bench: Bench, bucket: Bucket, label: str) -> dict[str, _Side]:
         session.conf.set(key, value)
     by_hand = make_table(bench, bucket.uri(f"{label}/naive"), vectors=False)
     sides = {NAIVE: _Side(merge=lambda batch: hand_written(session, by_hand, deduped(in_session(batch, session))))}
-    for engine in ENGINES:
-        target = make_table(bench, bucket.uri(f"{label}/{engine}"), vectors=engine == "merge_on_read")
-        sink = sink_on(target, engine="auto" if engine == "spark" else "native")._under(costs=_Only(engine))
+    for way in WAYS:
+        target = make_table(bench, bucket.uri(f"{label}/{way}"), vectors=way == "mark")
+        sink = sink_on(target, engine="spark" if way == "spark" else "driver")
 
-        def merge(batch: DataFrame, sink: object = sink, engine: str = engine) -> None:
+        def merge(batch: DataFrame, sink: object = sink, way: str = way) -> None:
             sink(batch, bench.batch_id)
-            if sink.last_result.engine != engine:
-                msg = f"{engine} did not merge a batch: {sink.last_result.plan}"
+            if way not in (sink.last_result.mode, sink.last_result.engine):
+                msg = f"a batch was not merged by {way}: {sink.last_result.plan}"
                 raise AssertionError(msg)
 
-        sides[engine] = _Side(merge=merge)
+        sides[way] = _Side(merge=merge)
     return sides
 
 

@@ -100,8 +100,8 @@ def quantile(values: list[float], share: float) -> float:
 def year(bench: Bench, batches: int) -> list[Comparison]:
     """Thousands of small commits to one table: what opening and committing cost in the end, and what lies there.
 
-    Of each call the time that is neither the batch's preparation nor delta-rs' own merging, which rewrites the same
-    20,000 rows each time.
+    Of each call the time that is neither the batch's preparation nor the merge itself, which writes the same
+    20,000 rows again each time.
     """
     target = bench.copy(bench.table(20_000, 1), "year")
     sink = sink_on(target)
@@ -117,8 +117,8 @@ def year(bench: Bench, batches: int) -> list[Comparison]:
         sink(made, number)
         took = time.perf_counter() - before
         result = sink.last_result
-        if result is None or result.engine != "native":
-            msg = f"batch {number} was not merged natively: {result}"
+        if result is None or result.engine != "driver":
+            msg = f"batch {number} was not merged in the driver: {result}"
             raise AssertionError(msg)
         seconds.append(took - result.seconds.get("prepare", 0.0) - result.metrics["executionTimeMs"] / 1000)
         written.append(result.metrics.get("numTargetRowsCopied", 0))

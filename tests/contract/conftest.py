@@ -27,7 +27,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     all of them.
     """
     wanted = config.option.engines
-    alone = (engines.AS_SHIPPED, "spark", engines.ON_READ)[config.option.seed % 3]
+    alone = (engines.AS_SHIPPED, "spark", engines.REWRITE)[config.option.seed % 3]
     if wanted == "all":
         return
 
@@ -65,8 +65,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[object]:
 
 @pytest.fixture(autouse=True)
 def commits_keep_the_protocol(request: pytest.FixtureRequest, tmp_path: Path, judged_by: str) -> Iterator[None]:
-    """What merge-on-read has committed is read again by a reader that shares no code with it."""
-    if judged_by != engines.ON_READ:
+    """What the driver has committed is read again by a reader that shares no code with it."""
+    if judged_by != engines.REWRITE:
         yield
         return
     folders = [tmp_path]

@@ -52,27 +52,27 @@ class OnAzure(ChangeStream):
         return found
 
 
-@pytest.mark.parametrize("engine", engines.NAMES)
+@pytest.mark.parametrize("way", engines.WAYS)
 def test_a_stream_is_merged_as_on_a_disk(
-    spark: SparkSession, container: azure.Container, tmp_path: Path, engine: str
+    spark: SparkSession, container: azure.Container, tmp_path: Path, way: str
 ) -> None:
     """Create, update, delete, late events, broken ones, and each batch again; nobody has to promise anything."""
-    settings = {} if engine == "spark" else {"table_properties": {"delta.checkpointInterval": "2"}}
-    with engines.judged(engine if engine == engines.ON_READ else engines.AS_SHIPPED, "Azure"):
-        stream = OnAzure(spark, container, tmp_path, engine="spark" if engine == "spark" else "native", **settings)
+    settings = {} if way == "spark" else {"table_properties": {"delta.checkpointInterval": "2"}}
+    with engines.judged(way, "Azure"):
+        stream = OnAzure(spark, container, tmp_path, engine=engines.asked(way), **settings)
         told = tell(stream)
 
-    assert [one.engine for one in told] == [engine] * 2
-    if engine == engines.ON_READ:
+    assert [engines.way(one) for one in told] == [way] * 2
+    if way != "spark":
         check_table(container.copy(stream.place, tmp_path / "copy"))
 
 
 def test_engines_of_all_kinds_lose_no_merge_of_each_other(
     spark: SparkSession, container: azure.Container, tmp_path: Path
 ) -> None:
-    """Spark renames its commit to a name that must be free, delta-rs puts it there: the store lets one have it."""
+    """Spark renames its commit to a name that must be free, the driver puts it there: the store lets one have it."""
     retry = RetryPolicy(attempts=40, backoff_max_seconds=0.3, backoff_jitter_seconds=0.2)
-    kinds = engines.NAMES
+    kinds = ("spark", "driver")
     stream = OnAzure(spark, container, tmp_path, tombstones=False, retry=retry)
     run(stream.sink(), batch(spark, stream.schema, upsert(0, "before", lsn=1)), 0)
     merges = 6
@@ -80,8 +80,8 @@ def test_engines_of_all_kinds_lose_no_merge_of_each_other(
     def merged(writer: int) -> None:
         kind = kinds[writer - 1]
         own = OnAzure(spark, container, tmp_path, tombstones=False, retry=retry, app_id=f"writer {writer}")
-        own.settings |= {"target": stream.target, "engine": "spark" if kind == "spark" else "native"}
-        sink = MergeSink(**own.settings)._under(costs=engines.Only(kind))
+        own.settings |= {"target": stream.target, "engine": kind}
+        sink = engines.with_costs(MergeSink(**own.settings), engines.Only(kind))
         for number in range(merges):
             done = run(sink, batch(spark, stream.schema, upsert(writer, f"{writer}", lsn=number)), number)
             assert done.engine == kind
@@ -97,7 +97,7 @@ def test_a_query_reads_and_keeps_its_place_there(
     spark: SparkSession, container: azure.Container, tmp_path: Path
 ) -> None:
     """Source, checkpoint and target; after a restart it goes on."""
-    stream = OnAzure(spark, container, tmp_path, engine="native", app_id=None)
+    stream = OnAzure(spark, container, tmp_path, engine="driver", app_id=None)
     folder = stream.place.partition("/")[0]
 
     def put_and_read(name: str, *events: tuple[Any, ...]) -> None:
@@ -126,7 +126,7 @@ def test_engines_in_the_driver_are_refused_where_it_was_not_seen_that_commits_ex
     """On the endpoint of Data Lake Storage, which the emulator has not, somebody has to promise to be alone."""
     assert of_azure._client(spark, container.uri("t")) == "AbfsBlobClient"
     monkeypatch.setattr(of_azure, "_client", lambda *_: "AbfsDfsClient")
-    stream = OnAzure(spark, container, tmp_path, engine="native")
+    stream = OnAzure(spark, container, tmp_path, engine="driver")
 
     with pytest.raises(ConfigError, match=r"single_writer=True if nobody else writes"):
         run(stream.sink(), batch(spark, stream.schema, upsert(1, "one", lsn=1)), 0)

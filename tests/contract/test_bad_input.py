@@ -58,7 +58,7 @@ def problems_of(sink: MergeSink, events: DataFrame) -> tuple[str, ...]:
     with pytest.raises(ConfigError) as caught:
         sink(events, 0)
     assert str(caught.value) == "; ".join(caught.value.problems)
-    assert caught.value.target == sink._spec.target
+    assert caught.value.target == sink._calls.spec.target
     assert all("\n" not in problem for problem in caught.value.problems)
     return caught.value.problems
 

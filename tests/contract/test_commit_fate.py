@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from pyspark.sql import DataFrame, SparkSession
 
 from stream_merge import CommitStateUnknownError, ConfigError, MergeFailedError, MergeMetrics, MergeResult, MergeSink
+from stream_merge.merge import calls, commit_outcome
 from stream_merge.merge.call import BatchCall
 from stream_merge.metrics.delta_merge import DELTA_MERGE_METRICS
 from stream_merge.model.results import FATES
@@ -116,7 +117,7 @@ def test_events_of_a_batch_that_fails_behind_its_commit_are_counted_once(spark, 
         msg = "java.io.IOException: No space left on device"
         raise RuntimeError(msg)
 
-    monkeypatch.setattr(after, "note_target", full)
+    monkeypatch.setattr(calls, "note_target", full)
     with pytest.raises(ConfigError) as caught:
         run(sink, source, 1)
     monkeypatch.undo()
@@ -144,7 +145,7 @@ def test_an_event_that_a_late_delete_undid_is_none_that_was_merged(
             msg = "java.io.IOException: No space left on device"
             raise RuntimeError(msg)
 
-    monkeypatch.setattr(after, "note_target", full_for_mine)
+    monkeypatch.setattr(calls, "note_target", full_for_mine)
     with pytest.raises(ConfigError, match="but a later step failed"):
         log_faults.overtake(
             "/table/_delta_log",
@@ -160,14 +161,14 @@ def test_a_lost_commit_is_found_below_later_commits(spark, events, log_faults, f
     """Another writer may commit before the table is asked."""
     mine, other = writer(faulty_table, "mine"), writer(faulty_table, "other")
     run(mine, events((1, 1, "ann", "u")), 0)
-    ask = commit_fate.landed
+    ask = commit_outcome.landed
 
     def late(*args: Any, **kwargs: Any) -> Any:
-        monkeypatch.setattr(commit_fate, "landed", ask)
+        monkeypatch.setattr(commit_outcome, "landed", ask)
         run(other, events((3, 1, "cid", "u")), 0)
         return ask(*args, **kwargs)
 
-    monkeypatch.setattr(commit_fate, "landed", late)
+    monkeypatch.setattr(commit_outcome, "landed", late)
     log_faults.lose_answer(LOG)
 
     result = run(mine, events((2, 1, "bob", "u")), 1)

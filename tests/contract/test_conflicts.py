@@ -20,10 +20,9 @@ from prometheus_client import CollectorRegistry
 from pyspark import InheritableThread
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from stream_merge.engines.in_driver import DriverMerger
 
 from stream_merge import CommitConflictError, ConfigError, MergeMetrics, MergeResult, MergeSink, RetryPolicy
-from stream_merge.engines.driver.merger import MergeOnReadMerger
+from stream_merge.engines.driver.merger import DriverMerger
 from stream_merge.engines.spark.merger import SparkMerger
 from stream_merge.merge import steps
 from stream_merge.merge.call import BatchCall
@@ -32,7 +31,7 @@ from stream_merge.model.table_ref import TableRef
 from stream_merge.tables import spark_table
 from stream_merge.testing import batch, change_rows, run, target_rows
 
-pytestmark = pytest.mark.engines("auto", "spark", "merge_on_read")
+pytestmark = pytest.mark.engines("auto", "spark", "rewrite")
 
 EVENT = "id bigint, lsn bigint, name string, op string"
 LOG = "/table/_delta_log"
@@ -122,7 +121,7 @@ def test_a_merge_that_loses_against_another_merge_is_tried_again(spark, events, 
     assert fates(result) == {"unaffected": 1, "inserted": 1, "updated": 1}
     assert result.version == newest(faulty_table)
     assert evaluated.value == 3
-    assert len(mine._sleep) == 1
+    assert len(mine._calls.sleep) == 1
     assert 0.05 <= result.seconds["backoff"] < 5
     sink = {"query": "direct", "target": "table"}
     assert {
@@ -143,7 +142,7 @@ def test_a_merge_that_loses_against_another_merge_is_tried_again(spark, events, 
         "events_received_total": 5.0,
         "target_rows_inserted_total": 3.0,
         "target_rows_updated_total": 1.0,
-        "backoff_seconds_total": mine._sleep[0],
+        "backoff_seconds_total": mine._calls.sleep[0],
     }
 
 
@@ -342,7 +341,7 @@ def test_a_repair_that_loses_every_attempt_says_that_the_batch_is_committed(
         msg = "somebody was faster"
         raise ConcurrentAppendException(msg, "")
 
-    for merger in (SparkMerger, DriverMerger, MergeOnReadMerger):
+    for merger in (SparkMerger, DriverMerger):
         monkeypatch.setattr(merger, "repair", lost)
 
     with pytest.raises(CommitConflictError) as caught:

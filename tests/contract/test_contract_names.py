@@ -20,7 +20,7 @@ from stream_merge.tables.explain import explain
 from stream_merge.tables.side import tombstones
 from stream_merge.testing import target_rows
 
-pytestmark = pytest.mark.engines("auto", "spark", "merge_on_read")
+pytestmark = pytest.mark.engines("auto", "spark", "rewrite")
 
 KEYS = ["k.e`y 1", "select"]
 SEQUENCE = ["l's\"n.", "order"]
@@ -120,7 +120,7 @@ HOSTILE = "a\"b\\c{d}$[red]\x1b[2J\u2028\n'e"
 
 
 @pytest.mark.engines("auto")
-@pytest.mark.parametrize("engine", ["spark", "native"])
+@pytest.mark.parametrize("engine", ["spark", "driver"])
 def test_names_end_nothing_that_they_stand_in(spark: SparkSession, tmp_table: str, engine: str):
     """Identity, label, path and values, in transaction ids, commit metadata, quarantine and predicates."""
     brackets = "[1]" if engine == "spark" else ""  # of a host name, which delta-rs makes of the path, they are no part
@@ -371,11 +371,11 @@ def test_a_table_of_the_catalog_in_a_folder_with_odd_characters_is_merged_in_the
     for name, folder in (("blank", "a b#c"), ("share", "50%")):
         place = tmp_path / folder
         spark.sql(f"CREATE TABLE {schema}.{name} (id BIGINT, lsn BIGINT, name STRING) USING delta LOCATION '{place}'")
-        stream = ChangeStream(spark, f"{schema}.{name}", folder=tmp_path, engine="native")
+        stream = ChangeStream(spark, f"{schema}.{name}", folder=tmp_path, engine="driver")
 
         done = stream.deliver(upsert(1, "row", lsn=1))
 
-        assert done.engine in ("native", "merge_on_read")
+        assert done.engine in ("driver", "driver")
         assert target_rows(spark, str(place), "id", "name") == [(1, "row")]
 
 

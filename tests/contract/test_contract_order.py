@@ -15,7 +15,7 @@ from stream_merge import MergeSink
 from stream_merge.errors import ConfigError
 from stream_merge.testing import batch, run
 
-pytestmark = pytest.mark.engines("auto", "spark", "merge_on_read", "random")
+pytestmark = pytest.mark.engines("auto", "spark", "rewrite", "random")
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from stream_merge.testing import batch, run, target_rows
 
 NESTED_JSON = "parse_json('{\"v\": [1]}')" if SPARK >= (4, 0) else "struct(array(1) AS v)"  # VARIANT came with 4.0
 
-pytestmark = pytest.mark.engines("auto", "spark", "merge_on_read")
+pytestmark = pytest.mark.engines("auto", "spark", "rewrite")
 
 
 def quarantined(stream: ChangeStream) -> list[tuple[list[str], Any]]:

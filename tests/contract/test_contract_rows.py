@@ -15,7 +15,7 @@ from since import NEW_FIELDS, since
 from stream_merge import ConfigError, MergeFailedError
 from stream_merge.shapes import matching
 
-pytestmark = pytest.mark.engines("auto", "spark", "merge_on_read", "random")
+pytestmark = pytest.mark.engines("auto", "spark", "rewrite", "random")
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from stream_merge.model.table_ref import TableRef
 from stream_merge.tables import spark_table
 from stream_merge.tables.side import tombstones
 
-pytestmark = pytest.mark.engines("auto", "spark", "merge_on_read", "random")
+pytestmark = pytest.mark.engines("auto", "spark", "rewrite", "random")
 
 
 @pytest.fixture

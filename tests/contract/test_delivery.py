@@ -20,6 +20,8 @@ from since import since
 from traces import USER_METADATA_CONF, commits, transactions, user_metadata
 
 from stream_merge import ConfigError, MergeMetrics, MergeSinks
+from stream_merge.merge import calls
+from stream_merge.merge import commit as committing
 from stream_merge.model.source_batch import Intake, Undecodable
 from stream_merge.model.table_ref import TableRef
 from stream_merge.tables.side.quarantine import SCHEMA
@@ -113,21 +115,21 @@ def test_a_table_that_was_replaced_in_its_place_is_noticed(query: Query):
 
 
 @since((4, 0), "CREATE OR REPLACE of a path")
-@pytest.mark.parametrize("engine", engines.NAMES)
+@pytest.mark.parametrize("way", engines.WAYS)
 def test_a_table_that_is_replaced_while_a_batch_is_merged_gets_nothing_of_it(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ):
     """Needs a JVM: each engine in turn finds another table under the log that it has looked at."""
-    table, begin = str(tmp_path / "table"), merging.merged
-    vectors = str(engine == engines.ON_READ).lower()
+    table, begin = str(tmp_path / "table"), committing.commit
+    vectors = str(way == "mark").lower()
     sink = scenario.sink(table, app_id="orders", table_properties={"delta.enableDeletionVectors": vectors})
-    sink = sink._under(costs=engines.Only(engine))
+    engines.with_costs(sink, engines.Only(way))
     run(sink, scenario.events(spark, "(1, 10, 'c', 'one'), (2, 10, 'c', 'two')"), 0)
     (made,) = spark.sql(f"SHOW TBLPROPERTIES delta.`{table}`").where("key = 'delta.enableDeletionVectors'").collect()
     properties = spark.sql(f"SHOW TBLPROPERTIES delta.`{table}`").where("key LIKE 'stream_merge.%'").collect()
     said = ", ".join(f"'{key}' = '{value}'" for key, value in [*properties, made])
 
-    def replaced(*args: Any, **more: Any) -> merging.Merged:
+    def replaced(*args: Any, **more: Any) -> Any:
         spark.sql(
             f"CREATE OR REPLACE TABLE delta.`{table}` USING delta TBLPROPERTIES ({said})"
             " AS SELECT 9 AS id, 1 AS lsn, 'nine' AS name"
@@ -135,11 +137,11 @@ def test_a_table_that_is_replaced_while_a_batch_is_merged_gets_nothing_of_it(
         return begin(*args, **more)
 
     with monkeypatch.context() as meanwhile:
-        meanwhile.setattr(merging, "merged", replaced)
+        meanwhile.setattr(committing, "commit", replaced)
         with pytest.raises(ConfigError, match="was replaced while batch 1 was merged"):
             run(sink, scenario.events(spark, "(1, 20, 'u', 'uno')"), 1)
 
-    assert sink.last_result.engine == engine
+    assert engines.way(sink.last_result) == way
     assert target_rows(spark, table) == [(9, 1, "nine")]
 
 
@@ -203,14 +205,14 @@ def test_events_of_a_first_batch_that_committed_its_id_alone_and_then_failed_are
     query, registry = Query(spark, tmp_path, "auto"), CollectorRegistry()
     scenario.sink(query.table)(scenario.events(spark, "(1, 10, 'c', 'one')"), 0)
     sink = scenario.sink(query.table)
-    sink._metrics = MergeMetrics(registry)
+    sink._calls._own_metrics = MergeMetrics(registry)
     query.add("(1, 5, 'u', 'late')")
 
     def full(*_: object) -> None:
         msg = "java.io.IOException: No space left on device"
         raise RuntimeError(msg)
 
-    monkeypatch.setattr(after, "note_target", full)
+    monkeypatch.setattr(calls, "note_target", full)
     with pytest.raises(StreamingQueryException, match=r"batch 0 is in .* but a later step failed"):
         query.run(each=sink)
     monkeypatch.undo()
@@ -430,7 +432,7 @@ def test_a_recorded_id_of_records_that_were_no_events_is_no_replay_of_others(que
         values |= {"batch_id": F.lit(batch_id)}
         rows = batch_df.select(*(value.alias(name) for name, value in values.items()))
         intake = Intake(calls="every", undecodable=Undecodable(rows=rows, events=1))
-        scenario.sink(query.table)._account(batch_df, batch_id, intake)
+        scenario.sink(query.table)._calls.account(batch_df, batch_id, intake)
 
     shutil.copytree(query.checkpoint, tmp_path / "copy")
     query.add("(3, 10, 'c', 'three')")
@@ -484,37 +486,6 @@ def test_events_that_were_set_aside_are_no_replay_of_others(spark: SparkSession,
     aside = [json.loads(dict(row)["event"])["id"] for row in beside(query)]
     unrouted = [json.loads(event)["id"] for (event,) in target_rows(spark, str(tmp_path / "unrouted"), "event")]
     assert (aside, sorted(unrouted)) == ([6], [7, 8])
-
-
-def test_a_restart_stops_again_where_a_merge_has_left_rows_behind(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """The table holds rows twice, and only the log says so: until somebody restores it and takes a new checkpoint."""
-    query = Query(spark, tmp_path, "auto")
-
-    def run(engine: str) -> None:
-        query.run(each=scenario.sink(query.table, engine=engine, partition_by="name"))
-
-    def stops(engine: str = "auto") -> None:
-        with pytest.raises(
-            StreamingQueryException, match=r"FILES_NOT_REMOVED.*version 2 .*replaced rows remain; restore version 1"
-        ):
-            run(engine)
-
-    query.add("(1, 10, 'c', 'Zürich')")
-    run("spark")
-    query.add("(1, 20, 'u', 'Zürich')")
-    with monkeypatch.context() as patch:
-        patch.setattr(data_files, "misnamed", lambda _: None)
-        stops()
-    stops()
-    stops("spark")
-    spark.sql(f"RESTORE delta.`{query.table}` TO VERSION AS OF 1")
-    stops()  # the events of the batch are missing now
-    shutil.rmtree(query.checkpoint)
-    run("spark")
-
-    assert target_rows(spark, query.table) == [(1, 20, "Zürich")]
 
 
 # -- a table that is older than its checkpoint ---------------------------------------------------

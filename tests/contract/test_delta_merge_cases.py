@@ -217,8 +217,8 @@ def test_what_is_cached_of_the_target_hides_nothing(spark: SparkSession, tmp_tab
 
         assert ledger(result) == {"received": 1, "inserted": 1}
         assert stream.rows() == [(1, 2, "again"), (2, 5, "two")]
-        native = stream.deliver((3, 1, "by delta-rs"), engine="native")
-        assert (native.engine, len(stream.rows())) == ("native", 3)
+        native = stream.deliver((3, 1, "by delta-rs"), engine="driver")
+        assert (native.engine, len(stream.rows())) == ("driver", 3)
     finally:
         cached.unpersist()
 

@@ -27,7 +27,7 @@ from stream_merge import MergeSink
 from stream_merge.model.results import FATES, EventCounts
 from stream_merge.tables.side import tombstones
 
-pytestmark = [pytest.mark.engines("auto", "spark", "merge_on_read", "random"), pytest.mark.generated]
+pytestmark = [pytest.mark.engines("auto", "spark", "rewrite", "random"), pytest.mark.generated]
 
 HISTORIES = int(os.environ.get("STREAM_MERGE_HISTORIES", "1"))
 """How many histories of each kind and shape."""

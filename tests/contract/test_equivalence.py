@@ -78,7 +78,7 @@ def _batch(spark: SparkSession, *, lsn: int, shift: int, keys: range) -> DataFra
 @pytest.fixture(scope="module")
 def tables(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The same two batches, merged by each engine from a target that Spark has made."""
-    made = {engine: tmp_path_factory.mktemp(engine) / "table" for engine in ("spark", "native")}
+    made = {engine: tmp_path_factory.mktemp(engine) / "table" for engine in ("spark", "driver")}
     ledgers = {}
     for engine, path in made.items():
         sink = MergeSink(
@@ -94,7 +94,7 @@ def tables(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> dic
         results = [run(sink, batch, number) for number, batch in enumerate(batches(spark))]
         assert {result.engine for result in results} == {engine}
         ledgers[engine] = [ledger(result) for result in results]
-    assert ledgers["spark"] == ledgers["native"]
+    assert ledgers["spark"] == ledgers["driver"]
     return made
 
 
@@ -109,14 +109,14 @@ def test_the_rows_are_the_same(spark: SparkSession, tables: dict[str, Path]):
     rows = {engine: told(spark.read.format("delta").load(str(path))) for engine, path in tables.items()}
 
     assert len(rows["spark"]) == ROWS + 2
-    assert rows["native"] == rows["spark"]
+    assert rows["driver"] == rows["spark"]
 
 
 def test_the_change_feed_is_the_same(spark: SparkSession, tables: dict[str, Path]):
     reader = spark.read.format("delta").option("readChangeFeed", "true").option("startingVersion", 0)
     feeds = {engine: told(reader.load(str(path))) for engine, path in tables.items()}
 
-    assert feeds["native"] == feeds["spark"]
+    assert feeds["driver"] == feeds["spark"]
 
 
 def test_every_file_has_statistics_for_the_same_columns_that_hold_its_values(
@@ -131,8 +131,8 @@ def test_every_file_has_statistics_for_the_same_columns_that_hold_its_values(
             assert_within(spark.read.parquet(str(path / file)), stats)
         described[engine] = set.union(*(set(leaves(stats["minValues"])) for stats in files.values()))
     # Spark 4.2 keeps none for booleans and does not look at those that delta-rs 1.6 keeps, whose bounds leave NaN out.
-    assert described["native"] - described["spark"] == {"flag"}
-    assert described["spark"] - described["native"] == {
+    assert described["driver"] - described["spark"] == {"flag"}
+    assert described["spark"] - described["driver"] == {
         c for c, dtype in COLUMNS.items() if dtype in ("float", "double")
     }
 

@@ -12,10 +12,10 @@ from deliveries import COPY_ON_WRITE, SCHEMA, ChangeStream, delete, ledger, upse
 from delta.exceptions import ConcurrentAppendException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from stream_merge.engines.delta_rs.merger import DeltaRsMerger
 from traces import jobs_so_far
 
 from stream_merge import RetryPolicy
+from stream_merge.engines.driver.merger import DriverMerger
 from stream_merge.engines.spark.merger import SparkMerger
 from stream_merge.model.names import QUARANTINE_TABLE_PREFIX, TOMBSTONE_TABLE_PREFIX
 from stream_merge.model.results import MergeResult
@@ -88,7 +88,7 @@ def test_every_event_is_evaluated_exactly_once(stream: ChangeStream, evaluations
     assert stream.rows() == [(1, 2, "new"), (2, 9, "back"), (5, 1, "first")]
 
 
-@pytest.mark.parametrize(("engine", "merger"), [("spark", SparkMerger), ("native", DeltaRsMerger)])
+@pytest.mark.parametrize(("engine", "merger"), [("spark", SparkMerger), ("driver", DriverMerger)])
 def test_lost_attempts_evaluate_nothing_again(
     stream: ChangeStream, evaluations: Path, monkeypatch: pytest.MonkeyPatch, engine: str, merger: Any
 ):
@@ -191,18 +191,18 @@ BROKEN = (None, 1, "u", "no key")
 @pytest.mark.parametrize(
     ("before", "events", "jobs"),
     [
-        # Spark: evaluation 2; MERGE 11, of which Delta's snapshot 3, finding the files 5, writing 3. Native: evaluation
-        (ROWS, UPSERTS, {"spark": 13, "native": 1}),
+        # Spark: evaluation 2; MERGE 11, of which Delta's snapshot 3, finding the files 5, writing 3. Driver: evaluation
+        (ROWS, UPSERTS, {"spark": 13, "driver": 1}),
         # and on Spark the append to the quarantine 4, of which its snapshot 3
-        ((*ROWS, BROKEN), (*UPSERTS, BROKEN), {"spark": 17, "native": 1}),
+        ((*ROWS, BROKEN), (*UPSERTS, BROKEN), {"spark": 17, "driver": 1}),
         # and looking tombstones up 4
-        ((*ROWS, delete(2, lsn=1)), UPSERTS, {"spark": 17, "native": 1}),
+        ((*ROWS, delete(2, lsn=1)), UPSERTS, {"spark": 17, "driver": 1}),
         # and appending to them 3, after which the look-up takes 5
-        ((*ROWS, delete(2, lsn=1)), (*UPSERTS, delete(3, lsn=3)), {"spark": 21, "native": 1}),
+        ((*ROWS, delete(2, lsn=1)), (*UPSERTS, delete(3, lsn=3)), {"spark": 21, "driver": 1}),
     ],
     ids=["no deletes yet", "quarantined events", "tombstones elsewhere", "deletes"],
 )
-@pytest.mark.parametrize("engine", ["spark", "native"])
+@pytest.mark.parametrize("engine", ["spark", "driver"])
 def test_a_batch_costs_this_many_spark_jobs(
     spark: SparkSession, *, tmp_table: str, before: tuple[Any, ...], events: tuple[Any, ...], jobs: Any, engine: str
 ):

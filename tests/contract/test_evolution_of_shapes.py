@@ -157,14 +157,14 @@ def test_a_field_that_appears_between_look_and_merge_is_kept(
     simple = "id bigint, lsn bigint, s struct<a:int>"
     sink = stream.sink()
     run(sink, batch(spark, simple, (1, 1, (1,)), (2, 1, (2,))), 0)
-    choose_engine = steps.choose_engine
+    choose_plan = steps.choose_plan
 
     def overtaken(*args: Any) -> Any:
         stream.sql("ALTER TABLE {target} ADD COLUMNS (s.c int)")
         stream.sql("UPDATE {target} SET s = named_struct('a', 7, 'c', 9) WHERE id = 1")
-        return choose_engine(*args)
+        return choose_plan(*args)
 
-    monkeypatch.setattr(steps, "choose_engine", overtaken)
+    monkeypatch.setattr(steps, "choose_plan", overtaken)
     result = run(sink, batch(spark, simple, (1, 2, (5,)), (2, 2, None), (3, 1, (3,))), 1)
 
     assert (result.attempts, result.engine) == (1, "spark")
@@ -194,13 +194,13 @@ def test_a_column_that_appears_with_another_type_between_look_and_merge_is_refus
     stream = stream_of(spark, tmp_table, "changes", engine=engine, schema_evolution=True)
     sink = stream.sink()
     run(sink, batch(spark, "id bigint, lsn bigint", (1, 1)), 0)
-    choose_engine = steps.choose_engine
+    choose_plan = steps.choose_plan
 
     def overtaken(*args: Any) -> Any:
         stream.sql("ALTER TABLE {target} ADD COLUMNS (c int)")
-        return choose_engine(*args)
+        return choose_plan(*args)
 
-    monkeypatch.setattr(steps, "choose_engine", overtaken)
+    monkeypatch.setattr(steps, "choose_plan", overtaken)
     with pytest.raises(ConfigError, match=r"column 'c' of the target is too narrow \(c int -> double"):
         run(sink, batch(spark, "id bigint, lsn bigint, c double", (1, 2, 1.5)), 1)
 
@@ -211,7 +211,7 @@ def with_default(stream: ChangeStream, batch_id: int, *rows: Any) -> MergeResult
     """Deliver a batch, as a process of its own, whose source says that rows from before `note` hold 'none'."""
     sink = stream.sink()
     frame = batch(stream.spark, "id bigint, lsn bigint, note string", *rows)
-    sink._merge(frame, batch_id, Intake(column_defaults={"note": "none", "id": "9"}))
+    sink._calls.merge(frame, batch_id, Intake(column_defaults={"note": "none", "id": "9"}))
     return sink.last_result
 
 

@@ -29,17 +29,17 @@ def target(spark: SparkSession, tmp_table: str) -> str:
 
 
 def test_each_merge_is_told_with_its_engine_reason_and_counts(spark: SparkSession, target: str):
-    native = scenario.sink(target, app_id="orders", engine="native")
-    result = run(native, scenario.events(spark, "(20, 50, 'c', 'new'), (1, 60, 'u', 'last')"), 2)
+    driver = scenario.sink(target, app_id="orders", engine="driver")
+    result = run(driver, scenario.events(spark, "(20, 50, 'c', 'new'), (1, 60, 'u', 'last')"), 2)
 
     found = explain(target)
 
     assert found.keys == '["id"]'
-    assert found.native is None
+    assert found.driver is None
     assert found.version == result.version
     newest, second, first = found.merges
-    assert (newest.batch_id, newest.engine, newest.identity, newest.role) == (2, "native", "orders", "target")
-    assert newest.plan.startswith("native: asked for; 2 events")
+    assert (newest.batch_id, newest.engine, newest.identity, newest.role) == (2, "driver", "orders", "target")
+    assert newest.plan.startswith("driver (mark): asked for; 2 events")
     assert (newest.metrics["numTargetRowsInserted"], newest.metrics["numTargetRowsUpdated"]) == (1, 1)
     assert [(merge.batch_id, merge.engine, merge.plan) for merge in (second, first)] == [
         (1, "spark", "spark: asked for"),
@@ -52,7 +52,7 @@ def test_each_merge_is_told_with_its_engine_reason_and_counts(spark: SparkSessio
     assert found.others == found.version + 1 - 3
 
 
-@pytest.mark.parametrize("engine", ["native", "spark"])
+@pytest.mark.parametrize("engine", ["driver", "spark"])
 def test_the_history_has_the_ledger_and_the_phases_of_each_batch(spark: SparkSession, tmp_table: str, engine: str):
     sink = scenario.sink(tmp_table, app_id="orders", engine=engine)
     results = [run(sink, scenario.events(spark, batch), i) for i, batch in enumerate(scenario.BATCHES)]
@@ -75,16 +75,15 @@ def test_the_command_says_it_without_spark(target: str, monkeypatch: pytest.Monk
     told = CliRunner().invoke(cli.app, ["explain", target, "--last", "3"])
 
     assert told.exit_code == 0
-    assert "native engine: may write this table" in told.output
-    assert "merge-on-read: may write this table" in told.output
+    assert "driver: may merge into this table" in told.output
     assert "spark: asked for" in told.output
     assert "a sink merged 2 of the newest 3 versions" in told.output
 
 
-def test_a_table_that_delta_rs_must_not_write_is_named_with_the_reason(spark: SparkSession, tmp_table: str):
+def test_a_table_that_the_driver_must_not_write_is_named_with_the_reason(spark: SparkSession, tmp_table: str):
     spark.sql(f"CREATE TABLE delta.`{tmp_table}` (id INT) USING delta TBLPROPERTIES (delta.enableRowTracking = true)")
 
-    assert explain(tmp_table).native == "the table uses domainMetadata, rowTracking"
+    assert explain(tmp_table).driver == "the table: the target uses rowTracking (updated rows would lose their ids)"
     assert explain(tmp_table).merges == ()
 
 

@@ -50,7 +50,7 @@ def test_of_commits_at_the_same_time_one_is_made(spark: SparkSession, store: gcs
 def test_engines_in_the_driver_are_refused_without_a_promise(
     spark: SparkSession, store: gcs.GcsBucket, tmp_path: Path
 ) -> None:
-    stream = OnGcs(spark, store, tmp_path, engine="native")
+    stream = OnGcs(spark, store, tmp_path, engine="driver")
 
     with pytest.raises(ConfigError, match=r"single_writer=True if nobody else writes"):
         run(stream.sink(), batch(spark, stream.schema, upsert(1, "one", lsn=1)), 0)

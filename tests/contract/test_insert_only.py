@@ -19,7 +19,7 @@ from stream_merge.shapes import InsertOnly
 from stream_merge.testing import batch, run
 
 SCHEMA = "id bigint, lsn bigint, name string"
-ENGINES = pytest.mark.parametrize("engine", ["auto", "spark", "native"])
+ENGINES = pytest.mark.parametrize("engine", ["auto", "spark", "driver"])
 
 
 def stream_of(spark: SparkSession, target: str, engine: str, **settings: Any) -> ChangeStream:
@@ -27,7 +27,7 @@ def stream_of(spark: SparkSession, target: str, engine: str, **settings: Any) ->
     return ChangeStream(spark, target, SCHEMA, **own)
 
 
-@pytest.fixture(params=["auto", "spark", "native"])
+@pytest.fixture(params=["auto", "spark", "driver"])
 def stream(request: pytest.FixtureRequest, spark: SparkSession, tmp_table: str) -> ChangeStream:
     """A table with the keys 1 and 2."""
     stream = stream_of(spark, tmp_table, request.param)
@@ -105,7 +105,7 @@ def test_the_key_of_another_writer_is_seen(stream: ChangeStream):
 
 def test_null_keys_go_to_the_quarantine_and_a_new_column_is_added(stream: ChangeStream):
     wider = f"{SCHEMA}, note string"
-    if stream.settings["engine"] == "native":  # delta-rs adds no columns
+    if stream.settings["engine"] == "driver":  # delta-rs adds no columns
         stream.settings["engine"] = "auto"
     result = stream.deliver((None, 1, "x", "n"), (3, 1, "three", "new"), schema=wider, schema_evolution=True)
 
@@ -144,9 +144,8 @@ def test_deletes_of_a_source_that_marks_them_stop_the_batch_before_anything_is_w
     spark: SparkSession, tmp_table: str
 ):
     """A job's source tells deletes whatever the shape."""
-    sink = MergeSink(target=tmp_table, keys="id", shape=InsertOnly(), app_id="test")._for_source(
-        "__stream_merge_origin", deletes="op = 'd'"
-    )
+    sink = MergeSink(target=tmp_table, keys="id", shape=InsertOnly(), app_id="test")
+    sink._calls.for_source("__stream_merge_origin", deletes="op = 'd'")
     overtaken = [delete(2, lsn=1), upsert(2, "back", lsn=2)]
     events = batch(spark, "id bigint, lsn bigint, op string, name string", upsert(1, "one", lsn=1), *overtaken)
 
@@ -163,7 +162,7 @@ def test_a_stored_struct_that_orders_events_may_lack_fields(spark: SparkSession,
     stream.deliver((1, (1, 1), "one"), schema="id bigint, at struct<a: int, b: int>, name string")
 
     narrower = "id bigint, at struct<a: int>, name string"
-    stream.settings["engine"] = "auto" if engine == "native" else engine  # delta-rs keeps no fields
+    stream.settings["engine"] = "auto" if engine == "driver" else engine  # delta-rs keeps no fields
     result = stream.deliver((2, (1,), "old"), (2, (2,), "new"), schema=narrower)
 
     assert ledger(result) == {"received": 2, "collapsed": 1, "inserted": 1}

@@ -69,7 +69,7 @@ def grown(stream: ChangeStream, batches: int) -> list[MergeResult]:
     return done
 
 
-@pytest.mark.parametrize("engine", ["spark", "native"])
+@pytest.mark.parametrize("engine", ["spark", "driver"])
 @pytest.mark.smoke
 def test_small_files_are_put_together_after_the_commit(spark: SparkSession, tmp_table: str, engine: str) -> None:
     """Rows, feed and the query's next batches are as without."""
@@ -134,7 +134,7 @@ def test_a_round_that_fails_does_not_fail_the_batch(
         raise error
 
     monkeypatch.setattr(maintenance, "_rewritten", failing)
-    stream = ChangeStream(spark, tmp_table, engine="native", maintenance=Maintenance(every=1))
+    stream = ChangeStream(spark, tmp_table, engine="driver", maintenance=Maintenance(every=1))
     (result,) = grown(stream, 1)
 
     assert (result.outcome, result.events.inserted) == ("committed", 1)
@@ -146,7 +146,7 @@ def test_files_that_are_no_longer_needed_are_deleted(
     spark: SparkSession, tmp_table: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """After the table's own retention; what was removed just now stays, and nothing is printed."""
-    stream = ChangeStream(spark, tmp_table, engine="native", table_properties=BRIEF)
+    stream = ChangeStream(spark, tmp_table, engine="driver", table_properties=BRIEF)
     stream.deliver(upsert(1, "one", lsn=10))
     needed = stored_files(tmp_table)
     old = Path(tmp_table, "of-a-writer-that-died.parquet")
@@ -166,7 +166,7 @@ def test_files_that_are_no_longer_needed_are_deleted(
 
 def test_tables_beside_the_target_are_looked_after_with_it(spark: SparkSession, tmp_table: str) -> None:
     """Their packs and small files would stay for ever; what they hold is as before."""
-    stream = ChangeStream(spark, tmp_table, engine="native")
+    stream = ChangeStream(spark, tmp_table, engine="driver")
     for number in range(5):
         stream.deliver(delete(number, lsn=10), upsert(None, "nobody", lsn=10))
     table = Path(tmp_table)
@@ -190,7 +190,7 @@ def test_tables_beside_the_target_are_looked_after_with_it(spark: SparkSession, 
 
 
 def test_by_hand(spark: SparkSession, tmp_table: str) -> None:
-    stream = ChangeStream(spark, tmp_table, engine="native")
+    stream = ChangeStream(spark, tmp_table, engine="driver")
     grown(stream, 6)
     command = CliRunner()
 

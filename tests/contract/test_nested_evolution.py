@@ -61,7 +61,7 @@ def test_a_new_field_in_a_struct_an_array_and_a_map_is_null_in_what_was_there(
 
 @pytest.mark.smoke
 @before((4, 0), "NULL structs that stay NULL when a MERGE adds a field to them")
-@pytest.mark.parametrize("engine", ["auto", "spark", "native"])
+@pytest.mark.parametrize("engine", ["auto", "spark", "driver"])
 def test_new_fields_that_delta_would_spoil_structs_for_are_an_error(spark: SparkSession, tmp_table: str, engine: str):
     """Nothing is written; added by `ALTER TABLE`, they are merged, and a NULL struct stays one."""
     stream = stream_of(spark, tmp_table, NARROW, engine=engine, schema_evolution=True)
@@ -95,7 +95,7 @@ def test_fields_that_differ_in_case_alone_are_refused(spark: SparkSession, tmp_t
 @NEW_FIELDS
 def test_delta_rs_goes_on_when_spark_has_added_nested_fields(spark: SparkSession, tmp_table: str):
     """Only the batch that brings them is Spark's."""
-    stream = stream_of(spark, tmp_table, NARROW, engine="native", schema_evolution=True)
+    stream = stream_of(spark, tmp_table, NARROW, engine="driver", schema_evolution=True)
     stream.deliver((1, 1, (1,), [(1,)]), (2, 1, None, [None]))
     before = stream.versions()
 
@@ -106,9 +106,9 @@ def test_delta_rs_goes_on_when_spark_has_added_nested_fields(spark: SparkSession
     assert stream.versions() == before
     stream.batch_id = 0
     stream.deliver((1, 2, (1, "x"), [(1, "y")]), schema=WIDE, engine="auto")
-    result = stream.deliver((2, 2, (2, None), [None, (2, "y")]), (3, 1, None, None), schema=WIDE, engine="native")
+    result = stream.deliver((2, 2, (2, None), [None, (2, "y")]), (3, 1, None, None), schema=WIDE, engine="driver")
 
-    assert (result.engine, ledger(result)) == ("native", {"received": 2, "updated": 1, "inserted": 1})
+    assert (result.engine, ledger(result)) == ("driver", {"received": 2, "updated": 1, "inserted": 1})
     assert stream.rows() == [
         (1, 2, (1, "x"), [(1, "y")]),
         (2, 2, (2, None), [None, (2, "y")]),
@@ -178,7 +178,7 @@ def test_a_struct_may_lack_one_field_and_bring_another(spark: SparkSession, tmp_
 
 
 def test_delta_rs_has_no_part_in_structs_that_lack_fields(spark: SparkSession, tmp_table: str):
-    stream = stream_of(spark, tmp_table, "id bigint, lsn bigint, s struct<a:int,b:int>", engine="native")
+    stream = stream_of(spark, tmp_table, "id bigint, lsn bigint, s struct<a:int,b:int>", engine="driver")
     stream.deliver((1, 1, (1, 1)))
     before = stream.versions()
 

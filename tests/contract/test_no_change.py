@@ -52,7 +52,7 @@ def read_by_others(table: str) -> DeltaTable:
     return DeltaTable(table, storage_options=options_of(table))
 
 
-@pytest.fixture(params=["spark", "native"])
+@pytest.fixture(params=["spark", "driver"])
 def engine(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -119,7 +119,7 @@ def test_the_bound_holds_all_that_is_stored(spark: SparkSession, tmp_table: str,
         " UNION ALL ".join(f"SELECT {i}L AS id, {value} AS s" for i, value in enumerate(values[sequence]))
     )
     run(stream.sink(), events, 0)
-    layout = plan_layout(events, stream.sink()._spec, spark.read.format("delta").load(tmp_table).schema)
+    layout = plan_layout(events, stream.sink()._calls.spec, spark.read.format("delta").load(tmp_table).schema)
 
     bound = surely_changes.stored(NativeTable(tmp_table, options_of(tmp_table)).files(), layout)
 

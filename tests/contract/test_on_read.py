@@ -1,4 +1,4 @@
-"""Merge-on-read beside Spark on one table: it needs a JVM, for Spark is the reference reader and the other writer."""
+"""The driver beside Spark on one table: it needs a JVM, for Spark is the reference reader and the other writer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from delta_log import check_table, live_rows
 from deltalake import DeltaTable, QueryBuilder
-from engines import OnReadAlways
+from engines import DriverAlways, way, with_costs
 from prometheus_client import CollectorRegistry
 from pyspark.sql import DataFrame, SparkSession
 from since import since
@@ -27,13 +27,16 @@ Row = dict[str, Any]
 Rows = dict[Any, Row]
 
 QUICK = RetryPolicy(attempts=200, backoff_initial_seconds=0, backoff_max_seconds=0.02, backoff_jitter_seconds=0.02)
-ALWAYS = {"delta.enableDeletionVectors": "true", "delta.enableChangeDataFeed": "true"}
+VECTORS = "delta.enableDeletionVectors"
+ALWAYS = {VECTORS: "true", "delta.enableChangeDataFeed": "true"}
+WITHOUT = {VECTORS: "false"}
+IN_BOTH_MODES = pytest.mark.parametrize("vectors", [{}, WITHOUT], ids=["mark", "rewrite"])
 MAPPED = {"delta.columnMapping.mode": "name"}
 COLUMNS = {"id": "bigint", "lsn": "bigint", "name": "string", "part": "string"}
 
 
 class Table:
-    """A table with vectors, and the rows that it has to have.
+    """A table, with deletion vectors unless it is told otherwise, and the rows that it has to have.
 
     Args:
         columns: name -> type in DDL; `id` is the key.
@@ -41,6 +44,9 @@ class Table:
         properties: besides `ALWAYS`.
         by_delta_rs: whether delta-rs can read it.
     """
+
+    mode = "mark"
+    """In which the driver merges into it."""
 
     def __init__(
         self,
@@ -61,6 +67,8 @@ class Table:
         self.checked = 0
         self.vacuumed = False
         self.batch_id = -1
+        if properties.get(VECTORS) == "false":
+            self.mode = "rewrite"
         listed = ", ".join(f"'{name}' = '{value}'" for name, value in {**ALWAYS, **properties}.items())
         ddl = ", ".join(f"{name} {kind}" for name, kind in columns.items())
         self.sql(f"CREATE TABLE {{t}} ({ddl}) USING delta {layout} TBLPROPERTIES ({listed})")
@@ -83,7 +91,7 @@ class Table:
                 **settings,
             }
         )
-        return made._under(costs=OnReadAlways())
+        return with_costs(made, DriverAlways())
 
     @property
     def version(self) -> int:
@@ -94,7 +102,7 @@ class Table:
         return self.spark.sql(statement.format(t=f"delta.`{self.path}`")).collect()
 
     def deliver(self, *events: Sequence[Any]) -> MergeResult:
-        """Merge events (the columns' values, then the operation), on read."""
+        """Merge events (the columns' values, then the operation) in the driver, where it may."""
         ddl = ", ".join(f"{name} {kind}" for name, kind in {**self.columns, "op": "string"}.items())
         self.batch_id += 1
         return run(self.sink, batch(self.spark, ddl, *events), self.batch_id)
@@ -102,7 +110,7 @@ class Table:
     def merge(self, *events: Sequence[Any]) -> MergeResult:
         """Deliver events and compare the table with what they make of it."""
         result = self.deliver(*events)
-        assert (result.engine, result.outcome) == ("merge_on_read", "committed"), result.plan
+        assert (way(result), result.outcome) == (self.mode, "committed"), result.plan
         for *values, op in events:
             row = dict(zip(self.columns, values, strict=True))
             known = self.rows.get(row["id"])
@@ -207,12 +215,24 @@ KINDS: dict[str, dict[str, Any]] = {
     "mapped by name, partitioned": {"layout": "PARTITIONED BY (part)", "by_delta_rs": False, **MAPPED},
     "clustered, dated": {"layout": "CLUSTER BY (id)", "delta.enableInCommitTimestamps": "true"},
     "checkpoints of version 2": {"delta.checkpointPolicy": "v2"},
+    "without vectors": WITHOUT,
+    "without vectors, partitioned, mapped by name": {
+        "layout": "PARTITIONED BY (part)",
+        "by_delta_rs": False,
+        **WITHOUT,
+        **MAPPED,
+    },
+    "without vectors, clustered, dated": {
+        "layout": "CLUSTER BY (id)",
+        "delta.enableInCommitTimestamps": "true",
+        **WITHOUT,
+    },
 }
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_life_beside_spark(spark: SparkSession, tmp_table: str, kind: str):
-    """Between merges on read Spark does all that it can do to a table; a checkpoint is due every second version.
+    """Between merges in the driver Spark does all that it can do to a table; a checkpoint is due every second version.
 
     Each reader sees the rows of each step, and Spark's change feed tells how they came to be.
     """
@@ -242,10 +262,10 @@ def test_a_life_beside_spark(spark: SparkSession, tmp_table: str, kind: str):
 
     table.sql("REORG TABLE {t} APPLY (PURGE)")
     table.check()
-    if kind != "clustered, dated":  # there Delta 4.4 leaves small files alone, with their vectors
+    if "clustered" not in kind:  # there Delta 4.4 leaves small files alone, with their vectors
         assert table.live_vectors() == 0
     table.merge(*upserts(11, lsn=10), *deletes(10, lsn=10))
-    assert table.live_vectors() > 0
+    assert (table.live_vectors() > 0) == (table.mode == "mark")
 
     table.sql(f"RESTORE TABLE {{t}} TO VERSION AS OF {before}")
     table.rows = {key: dict(row) for key, row in kept.items()}
@@ -294,7 +314,7 @@ def survives_without_its_commits(table: Table) -> None:
     log = table.root / "_delta_log"
     newest = max(int(file.name[:20]) for file in log.glob("[0-9]*.checkpoint*"))
     vectors = table.live_vectors()
-    assert vectors > 0
+    assert (vectors > 0) == (table.mode == "mark")
     for version, file in commits(table.root).items():
         if version < newest:
             file.unlink()
@@ -305,12 +325,15 @@ def survives_without_its_commits(table: Table) -> None:
 
 
 @since((4, 0), "types wider than int")
+@IN_BOTH_MODES
 @pytest.mark.parametrize("kind", ["plain", "partitioned"])
-def test_columns_that_are_renamed_dropped_and_widened(spark: SparkSession, tmp_table: str, kind: str):
+def test_columns_that_are_renamed_dropped_and_widened(
+    spark: SparkSession, tmp_table: str, kind: str, vectors: dict[str, str]
+):
     """Files keep their names and types; each is read as the table is now."""
     layout = "PARTITIONED BY (part)" if kind == "partitioned" else ""
     columns = {**COLUMNS, "n": "int", "s": "struct<a: int, b: string>"}
-    properties = {**MAPPED, "delta.enableTypeWidening": "true"}
+    properties = {**MAPPED, **vectors, "delta.enableTypeWidening": "true"}
     table = Table(spark, tmp_table, columns, layout=layout, by_delta_rs=False, **properties)
     table.merge(*(row(key, 1, key, (key, "x")) for key in range(1, 7)), row(7, 1, None, None))
     table.merge(row(1, 2, 11, None), row(2, 2, None, (None, None)))
@@ -375,10 +398,13 @@ KEYS = {
 @pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=pytest.mark.smoke) if kind == "timestamp" else kind for kind in KEYS]
 )
-def test_keys_of_files_by_spark_and_by_ourselves(spark: SparkSession, tmp_table: str, kind: str):
+@IN_BOTH_MODES
+def test_keys_of_files_by_spark_and_by_ourselves(
+    spark: SparkSession, tmp_table: str, kind: str, vectors: dict[str, str]
+):
     """Each key once, whoever has written it, in INT96 or not: updated, not inserted a second time."""
     conf = "spark.sql.parquet.outputTimestampType"
-    table = Table(spark, tmp_table, {"id": kind, "lsn": "bigint", "name": "string"})
+    table = Table(spark, tmp_table, {"id": kind, "lsn": "bigint", "name": "string"}, **vectors)
     values = KEYS[kind]
     former = spark.conf.get(conf)
     try:
@@ -391,17 +417,18 @@ def test_keys_of_files_by_spark_and_by_ourselves(spark: SparkSession, tmp_table:
     for lsn in (2, 3):
         rows = ", ".join(f"(CAST({value} AS {kind}), {lsn}L, 'on read {lsn}', 'u')" for value in values)
         result = run(table.sink, spark.sql(f"SELECT * FROM VALUES {rows} AS t(id, lsn, name, op)"), lsn)
-        assert (result.engine, result.events.updated, result.events.inserted) == ("merge_on_read", len(values), 0)
+        assert (way(result), result.events.updated, result.events.inserted) == (table.mode, len(values), 0)
         found = table.sql("SELECT DISTINCT CAST(hash(id) AS STRING), lsn, name FROM {t}")
         assert len(found) == len(values) == table.sql("SELECT count(*) FROM {t}")[0][0]
         assert {tuple(one)[1:] for one in found} == {(lsn, f"on read {lsn}")}
     check_table(table.root)
 
 
-def test_keys_that_took_the_name_of_another_column(spark: SparkSession, tmp_table: str):
+@IN_BOTH_MODES
+def test_keys_that_took_the_name_of_another_column(spark: SparkSession, tmp_table: str, vectors: dict[str, str]):
     """RENAME twice on a table that was raised to column mapping: statistics have the names of files."""
     columns = {"id": "bigint", "new_id": "bigint", "lsn": "bigint", "name": "string"}
-    table = Table(spark, tmp_table, columns, by_delta_rs=False)
+    table = Table(spark, tmp_table, columns, by_delta_rs=False, **vectors)
     table.sql("INSERT INTO {t} VALUES (1, 100, 1, 'one'), (2, 200, 1, 'two')")
     table.sql("ALTER TABLE {t} SET TBLPROPERTIES ('delta.columnMapping.mode' = 'name')")
     table.sql("ALTER TABLE {t} RENAME COLUMN id TO old_id")
@@ -412,10 +439,11 @@ def test_keys_that_took_the_name_of_another_column(spark: SparkSession, tmp_tabl
     table.merge((7, 100, 2, "new", "u"))
 
 
-def test_fields_that_took_each_others_names(spark: SparkSession, tmp_table: str):
+@IN_BOTH_MODES
+def test_fields_that_took_each_others_names(spark: SparkSession, tmp_table: str, vectors: dict[str, str]):
     """A struct that is carried over keeps its values."""
     columns = {**COLUMNS, "s": "struct<a: int, b: int>"}
-    table = Table(spark, tmp_table, columns, by_delta_rs=False)
+    table = Table(spark, tmp_table, columns, by_delta_rs=False, **vectors)
     table.sql("INSERT INTO {t} VALUES (1, 1, 'one', 'a', named_struct('a', 1, 'b', 2))")
     table.sql("ALTER TABLE {t} SET TBLPROPERTIES ('delta.columnMapping.mode' = 'name')")
     renames = ("RENAME COLUMN s.a TO c", "RENAME COLUMN s.b TO a", "RENAME COLUMN s.c TO b")
@@ -425,7 +453,7 @@ def test_fields_that_took_each_others_names(spark: SparkSession, tmp_table: str)
     sink = table.new_sink(column_list=["id", "lsn", "name"], except_column_list=None)
     result = run(sink, batch(spark, "id bigint, lsn bigint, name string, op string", (1, 2, "new", "u")), 0)
 
-    assert (result.engine, result.events.updated) == ("merge_on_read", 1)
+    assert (way(result), result.events.updated) == (table.mode, 1)
     assert table.sql("SELECT name, s.a, s.b FROM {t}") == [("new", 2, 1)]
 
 
@@ -436,7 +464,7 @@ def test_files_whose_names_of_columns_differ_in_case(spark: SparkSession, tmp_ta
     spark.sql(f"CONVERT TO DELTA parquet.`{tmp_table}`")
     listed = ", ".join(f"'{name}' = '{value}'" for name, value in ALWAYS.items())
     spark.sql(f"ALTER TABLE delta.`{tmp_table}` SET TBLPROPERTIES ({listed})")
-    sink = MergeSink(target=tmp_table, keys=["id"], sequence_by="lsn")._under(costs=OnReadAlways())
+    sink = with_costs(MergeSink(target=tmp_table, keys=["id"], sequence_by="lsn"), DriverAlways())
     run(sink, batch(spark, "id bigint, lsn bigint, name string", (1, 2, "new"), (2, 2, "new")), 0)
 
     found = spark.read.format("delta").load(tmp_table).select("id", "lsn", "name").collect()
@@ -446,22 +474,24 @@ def test_files_whose_names_of_columns_differ_in_case(spark: SparkSession, tmp_ta
 # -- what is refused ----------------------------------------------------------------------------
 
 
-def test_column_mapping_by_id_is_refused(spark: SparkSession, tmp_table: str):
+@IN_BOTH_MODES
+def test_column_mapping_by_id_is_refused(spark: SparkSession, tmp_table: str, vectors: dict[str, str]):
     """Files of such a table may call their columns anything."""
-    table = Table(spark, tmp_table, **{"delta.columnMapping.mode": "id"})
+    table = Table(spark, tmp_table, **{"delta.columnMapping.mode": "id", **vectors})
     by_spark(table, 1)
     result = table.deliver(*upserts(1, 99, lsn=2))
 
-    assert result.engine != "merge_on_read"
+    assert result.engine == "spark"
     assert (result.events.updated, result.events.inserted) == (1, 1)
 
 
-def test_check_constraints_are_enforced_by_spark(spark: SparkSession, tmp_table: str):
-    table = Table(spark, tmp_table)
+@IN_BOTH_MODES
+def test_check_constraints_are_enforced_by_spark(spark: SparkSession, tmp_table: str, vectors: dict[str, str]):
+    table = Table(spark, tmp_table, **vectors)
     table.merge(*upserts(1, 2, lsn=1))
     table.sql("ALTER TABLE {t} ADD CONSTRAINT small CHECK (id < 5)")
     result = table.deliver(*upserts(1, 3, lsn=2))
-    assert result.engine != "merge_on_read"
+    assert result.engine == "spark"
     rows, version = table.read(), table.version
     with pytest.raises(MergeFailedError, match="CHECK constraint small"):
         table.deliver(*upserts(2, 9, lsn=3))
@@ -478,10 +508,13 @@ def test_check_constraints_are_enforced_by_spark(spark: SparkSession, tmp_table:
 ROUNDS = 20
 
 
-def test_no_update_is_lost_between_merges_and_updates_of_spark(spark: SparkSession, tmp_table: str):
+@IN_BOTH_MODES
+def test_no_update_is_lost_between_merges_and_updates_of_spark(
+    spark: SparkSession, tmp_table: str, vectors: dict[str, str]
+):
     """Both at once on the same rows of the same file, round after round; who loses tries again."""
     columns = {"id": "bigint", "lsn": "bigint", "name": "string", "counted": "bigint"}
-    table = Table(spark, tmp_table, columns)
+    table = Table(spark, tmp_table, columns, **vectors)
     table.sql("INSERT INTO {t} SELECT id, 0L, 'none', 0L FROM range(10)")
     sink = table.new_sink(column_list=["id", "lsn", "name"], except_column_list=None, app_id="race")
     schema = "id bigint, lsn bigint, name string, op string"
@@ -489,7 +522,7 @@ def test_no_update_is_lost_between_merges_and_updates_of_spark(spark: SparkSessi
 
     def merge(lsn: int, frame: DataFrame) -> int:
         result = run(sink, frame, lsn)
-        assert (result.engine, result.events.updated, result.events.inserted) == ("merge_on_read", 2, 1)
+        assert (way(result), result.events.updated, result.events.inserted) == (table.mode, 2, 1)
         return sum(result.conflicts.values())
 
     def update() -> int:
@@ -545,15 +578,13 @@ def test_rows_that_are_larger_than_their_file_tells_go_to_spark(spark: SparkSess
 
     assert sink.last_result is not None
     assert (sink.last_result.engine, sink.last_result.refusal) == ("spark", "memory")
-    assert re.search(
-        r"merge-on-read might need \d+ MB of the driver's memory, of 367 MB allowed", sink.last_result.plan
-    )
+    assert re.search(r"the merge might need \d+ MB of the driver's memory, of 367 MB allowed", sink.last_result.plan)
     assert spark.sql(f"SELECT DISTINCT lsn, name, part FROM delta.`{tmp_table}`").collect() == [(2, "n", "b")]
-    told = "merge-on-read might need .* of 367 MB allowed"
+    told = "the merge might need .* of 367 MB allowed"
     table.sql("UPDATE {t} SET name = repeat('x', 50000), lsn = 1")
     with pytest.raises(MergeFailedError, match=told):
-        table.new_sink(native_memory_bytes=ceiling, engine="native")(changes, 2)
+        table.new_sink(native_memory_bytes=ceiling, engine="driver")(changes, 2)
     sink = table.new_sink(native_memory_bytes=2 * ceiling)
     sink(changes, 2)
     assert sink.last_result is not None
-    assert sink.last_result.engine == "merge_on_read"
+    assert sink.last_result.engine == "driver"

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from deliveries import DEFAULTS
 from delta_log import check_table, live_rows
-from engines import OnReadAlways
+from engines import DriverAlways, with_costs
 from prometheus_client import CollectorRegistry
 from pyspark.sql import SparkSession
 
@@ -39,7 +39,8 @@ class Table:
             native_memory_bytes=native_memory_bytes,
             metrics=MergeMetrics(CollectorRegistry()),
             **DEFAULTS,
-        )._under(costs=OnReadAlways())
+        )
+        with_costs(self.sink, DriverAlways())
 
     def merge(self, *keys: int) -> MergeResult:
         self.batches += 1

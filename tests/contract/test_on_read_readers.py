@@ -16,7 +16,7 @@ import pytest
 from delta_log import check_table, live_rows
 from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import DeltaProtocolError
-from engines import OnReadAlways
+from engines import DriverAlways, with_costs
 from prometheus_client import CollectorRegistry
 from pyspark.sql import SparkSession
 
@@ -62,7 +62,8 @@ class Stream:
             app_id="test",
             metrics=MergeMetrics(registry=CollectorRegistry()),
             **settings,
-        )._under(costs=OnReadAlways())
+        )
+        with_costs(self._sink, DriverAlways())
 
     def merge(self, number: int) -> None:
         """Ten keys, of which some are there, and one delete."""
@@ -71,7 +72,7 @@ class Stream:
         events = [*((*one, "u") for one in upserts), (*gone, "d")]
         schema = ", ".join(f"{name} {kind}" for name, kind in {**COLUMNS, "op": "string"}.items())
         result = run(self._sink, batch(self.spark, schema, *events), number)
-        assert (result.engine, result.outcome) == ("merge_on_read", "committed"), result.plan
+        assert (result.mode, result.outcome) == ("mark", "committed"), result.plan
         self.rows |= {one[0]: one for one in upserts}
         self.rows.pop(number + 2, None)
 

@@ -34,7 +34,8 @@ def twice(
     stream: ChangeStream, *batches: DataFrame, carries: Sequence[str] = (), first: int = 2, **settings: Any
 ) -> MergeResult:
     """Batches through one sink, which knows from an empty one that they are small; each comes again."""
-    sink = ChangeStream(stream.spark, stream.target, **settings).sink()._for_source(*carries)
+    sink = ChangeStream(stream.spark, stream.target, **settings).sink()
+    sink._calls.for_source(*carries)
     run(sink, batches[0].where("false"), first - 1)
     for batch_id, batch_df in enumerate(batches, start=first):
         result = run(sink, batch_df, batch_id)

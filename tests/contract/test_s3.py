@@ -15,7 +15,7 @@ from uuid import uuid4
 import engines
 import pytest
 import scenario
-from deliveries import COPY_ON_WRITE, DEFAULTS, ChangeStream, delete, ledger, upsert
+from deliveries import DEFAULTS, ChangeStream, delete, ledger, upsert
 from delta_log import check_table
 from prometheus_client import CollectorRegistry, generate_latest
 from pyspark.errors import StreamingQueryException
@@ -25,7 +25,7 @@ from since import since
 from story import lose_no_commit_of_two_handles, tell
 from typer.testing import CliRunner
 
-from stream_merge import ConfigError, Maintenance, MergeSink, RetryPolicy, StreamMergeError
+from stream_merge import ConfigError, Maintenance, MergeSink, RetryPolicy
 from stream_merge.cli import app as cli
 from stream_merge.metrics.instruments import MergeMetrics
 from stream_merge.spark import s3 as of_s3
@@ -50,8 +50,8 @@ class OnS3(ChangeStream):
 
     def __init__(self, spark: SparkSession, bucket: s3.Bucket, **settings: Any) -> None:
         self.place = f"{uuid4().hex[:8]}/orders"
-        self.engine = ""
-        """Of its merges, where one was asked for."""
+        self.way = ""
+        """In which it is merged, where one was asked for."""
         super().__init__(spark, bucket.uri(self.place), folder=(bucket.folder / self.place).parent, **settings)
 
     def spelled(self, scheme: str) -> OnS3:
@@ -60,17 +60,17 @@ class OnS3(ChangeStream):
         return self
 
 
-@pytest.fixture(params=engines.NAMES)
+@pytest.fixture(params=engines.WAYS)
 def stream(request: pytest.FixtureRequest, spark: SparkSession, bucket: s3.Bucket) -> Iterator[OnS3]:
-    """Merged by one engine; the store keeps commits of all apart, so that nobody has to promise anything."""
-    engine = request.param
-    settings: dict[str, Any] = {} if engine == "spark" else {"table_properties": {"delta.checkpointInterval": "2"}}
+    """Merged in one way; the store keeps commits of all apart, so that nobody has to promise anything."""
+    way = request.param
+    settings: dict[str, Any] = {} if way == "spark" else {"table_properties": {"delta.checkpointInterval": "2"}}
     settings |= WHERE_NEEDED
-    with engines.judged(engine if engine == engines.ON_READ else engines.AS_SHIPPED, "S3"):
-        found = OnS3(spark, bucket, engine="spark" if engine == "spark" else "native", **settings)
-        found.engine = engine
+    with engines.judged(way, "S3"):
+        found = OnS3(spark, bucket, engine=engines.asked(way), **settings)
+        found.way = way
         yield found
-    if engine == engines.ON_READ:
+    if way != "spark":
         check_table(bucket.folder / found.place)
 
 
@@ -84,18 +84,18 @@ def test_a_stream_is_merged_as_on_a_disk(stream: OnS3) -> None:
     """Create, update, delete, late events, broken ones; each again; the place is spelled in several ways."""
     told = tell(stream, lambda: stream.spelled("s3"), lambda: stream.spelled("s3a"))
 
-    assert [one.engine for one in told] == [stream.engine] * 2
+    assert [engines.way(one) for one in told] == [stream.way] * 2
 
 
 def test_columns_are_added_and_files_put_together(spark: SparkSession, bucket: s3.Bucket) -> None:
-    """What delta-rs leaves to Spark: both write one log, one after the other."""
+    """What the driver leaves to Spark: both write one log, one after the other."""
     wider = "id bigint, lsn bigint, op string, name string, price int"
     stream = OnS3(spark, bucket, **PROMISED, maintenance=Maintenance(every=1), schema_evolution=True)
     done = [stream.deliver(upsert(number, "narrow", lsn=1)) for number in range(4)]
     done.append(stream.deliver((9, 1, "u", "wide", 7), schema=wider))
     done.append(stream.deliver((1, 2, "u", "wide, too", 8), schema=wider))
 
-    assert [one.engine for one in done] == ["native"] * 4 + ["spark", "native"]
+    assert [one.engine for one in done] == ["driver"] * 4 + ["spark", "driver"]
     assert stream.rows("id", "name", "price") == [
         (0, "narrow", None),
         (1, "wide, too", 8),
@@ -122,9 +122,9 @@ def test_a_table_is_explained_without_spark(
     found = explain(stream.target, storage_options=bucket.storage_options())
 
     assert said.exit_code == 0, said.output
-    assert "native" in said.stdout
-    assert [merge.engine for merge in found.merges] == ["native"]
-    assert found.on_read is None
+    assert "driver" in said.stdout
+    assert [merge.engine for merge in found.merges] == ["driver"]
+    assert found.driver is None
 
 
 # -- who may write ------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ def test_without_a_promise_spark_alone_merges_and_says_what_may_happen_once(
         results = [run(sink, batch(spark, stream.schema, upsert(1, "x", lsn=n)), n) for n in (1, 2)]
 
     assert [result.engine for result in results] == ["spark", "spark"]
-    assert results[1].plan.startswith("spark: the target is not where delta-rs can read it")
+    assert results[1].plan.startswith("spark: the target is not where the driver may write")
     (warning,) = [record for record in caplog.records if record.event == "commits_not_kept_apart"]
     assert "single_writer=True" in warning.remedy
 
@@ -148,8 +148,8 @@ def test_without_a_promise_spark_alone_merges_and_says_what_may_happen_once(
 @pytest.mark.usefixtures("looks_then_puts")
 def test_engines_in_the_driver_are_refused_without_a_promise(spark: SparkSession, bucket: s3.Bucket) -> None:
     """Before anything is written, the table included."""
-    stream = OnS3(spark, bucket, engine="native")
-    refused = r"engine='native' cannot merge into 's3a://.*set single_writer=True if nobody else writes"
+    stream = OnS3(spark, bucket, engine="driver")
+    refused = r"engine='driver' cannot merge into 's3a://.*set single_writer=True if nobody else writes"
 
     with pytest.raises(ConfigError, match=refused):
         run(stream.sink(), batch(spark, stream.schema, upsert(1, "x", lsn=1), upsert(None, "y", lsn=1)), 0)
@@ -157,11 +157,11 @@ def test_engines_in_the_driver_are_refused_without_a_promise(spark: SparkSession
     assert not stream.folder.exists()
 
 
-# -- merge-on-read ------------------------------------------------------------------------------
+# -- files of a store ---------------------------------------------------------------------------
 
 
-@pytest.mark.engines("merge_on_read")
-def test_rows_of_files_that_others_wrote_are_merged_on_read(spark: SparkSession, bucket: s3.Bucket) -> None:
+@pytest.mark.engines("auto", "rewrite")
+def test_rows_of_files_that_others_wrote_are_merged_in_the_driver(spark: SparkSession, bucket: s3.Bucket) -> None:
     """Spark's files are copied when a batch touches them, with their vectors; partitions, and names with escapes."""
     stream = OnS3(spark, bucket, partition_by=["name"], **WHERE_NEEDED)
     stream.deliver(*(upsert(key, f"a b%{key % 2}", lsn=1) for key in range(6)))
@@ -170,7 +170,7 @@ def test_rows_of_files_that_others_wrote_are_merged_on_read(spark: SparkSession,
 
     done = stream.deliver(upsert(2, "a b%0", lsn=2), upsert(4, "back", lsn=2), delete(9, lsn=2), delete(3, lsn=2))
 
-    assert (done.engine, ledger(done)) == ("merge_on_read", {"received": 4, "inserted": 1, "updated": 1, "deleted": 2})
+    assert (done.engine, ledger(done)) == ("driver", {"received": 4, "inserted": 1, "updated": 1, "deleted": 2})
     assert stream.rows("id", "lsn", "name") == [
         (0, 1, "a b%0"),
         (1, 1, "a b%1"),
@@ -181,7 +181,6 @@ def test_rows_of_files_that_others_wrote_are_merged_on_read(spark: SparkSession,
     check_table(bucket.folder / stream.place)
 
 
-@pytest.mark.engines("merge_on_read")
 def test_a_file_is_copied_once(spark: SparkSession, bucket: s3.Bucket, caplog: pytest.LogCaptureFixture) -> None:
     """What a merge writes is kept as it is sent; another sink of the process finds it there."""
     stream = OnS3(spark, bucket, tombstones=False, **WHERE_NEEDED)
@@ -191,13 +190,13 @@ def test_a_file_is_copied_once(spark: SparkSession, bucket: s3.Bucket, caplog: p
     with caplog.at_level(logging.INFO, "stream_merge"):
         done = [stream.deliver(*(upsert(key, "y", lsn=n) for key in range(0, 1_000, 300))) for n in range(2, 6)]
 
-    assert {result.engine for result in done} == {"merge_on_read"}
+    assert {result.mode for result in done} == {"mark"}
     (copied,) = [record for record in caplog.records if record.event == "files_copied"]
     assert copied.files == 3
     assert stream.rows("lsn").count((5,)) == 4
 
 
-@pytest.mark.engines("merge_on_read")
+@pytest.mark.engines("auto", "rewrite")
 def test_batches_whose_files_do_not_fit_on_the_disk_are_left_to_others(
     spark: SparkSession, bucket: s3.Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,12 +204,12 @@ def test_batches_whose_files_do_not_fit_on_the_disk_are_left_to_others(
     stream = OnS3(spark, bucket)
     results = [stream.deliver(upsert(1, "x", lsn=n)) for n in (1, 2)]
 
-    assert results[1].engine != "merge_on_read"
+    assert results[1].engine == "spark"
     assert stream.rows("id", "lsn") == [(1, 2)]
 
 
 @CONDITION
-@pytest.mark.engines("merge_on_read")
+@pytest.mark.engines("auto", "rewrite")
 def test_a_commit_that_comes_second_leaves_nothing(
     spark: SparkSession, bucket: s3.Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,7 +226,7 @@ def test_a_commit_that_comes_second_leaves_nothing(
     monkeypatch.setattr(CopiedFolder, "commit", overtaken)
     done = stream.deliver(upsert(1, "new", lsn=2))
 
-    assert (done.engine, done.conflicts) == ("merge_on_read", {"ConcurrentWriteException": 1})
+    assert (done.engine, done.conflicts) == ("driver", {"ConcurrentWriteException": 1})
     assert stream.rows("id", "name") == [(1, "new"), (2, "theirs")]
     log = "".join(path.read_text() for path in (bucket.folder / stream.place / "_delta_log").glob("*.json"))
     files = [path.name for path in (bucket.folder / stream.place).iterdir() if path.is_file()]
@@ -280,34 +279,6 @@ def test_a_commit_that_was_tidied_away_is_not_missed(spark: SparkSession, bucket
     run(sink, batch(spark, stream.schema, upsert(1, "second", lsn=2)), 1)
 
     assert stream.rows("id", "name") == [(1, "second"), (2, "theirs")]
-
-
-@CONDITION
-@pytest.mark.parametrize("now", ["engine", "log store"])
-def test_a_replay_by_spark_alone_stops_again_where_a_merge_has_left_rows_behind(
-    spark: SparkSession, bucket: s3.Bucket, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, now: str
-) -> None:
-    """The table holds rows twice, and only its log says so: also to a sink that may not commit by delta-rs any more.
-
-    On a bucket of its own: on a disk Spark alone reads the log in another way.
-    """
-    stream = OnS3(spark, bucket, engine="spark", partition_by=["name"], table_properties=COPY_ON_WRITE)
-    run(stream.sink(), batch(spark, stream.schema, upsert(1, "Zürich", lsn=1)), 0)
-    events = batch(spark, stream.schema, upsert(1, "Zürich", lsn=2))
-
-    def stops() -> None:
-        with pytest.raises(StreamMergeError, match=r"removes file\(s\) .*replaced rows remain.*restore version"):
-            run(stream.sink(), events, 1)
-
-    stream.settings["engine"] = "native"
-    with monkeypatch.context() as patch:
-        patch.setattr(data_files, "misnamed", lambda _: None)
-        stops()
-    stops()
-    stream.settings["engine"] = "spark" if now == "engine" else "auto"
-    if now == "log store":
-        request.getfixturevalue("looks_then_puts")
-    stops()
 
 
 def test_two_sinks_of_one_process_lose_no_commit_by_spark(spark: SparkSession, bucket: s3.Bucket) -> None:
@@ -370,7 +341,7 @@ def test_secrets_show_nowhere(spark: SparkSession, bucket: s3.Bucket, caplog: py
         stream.deliver(upsert(1, "one", lsn=1), upsert(None, "no key", lsn=1))
         stream.deliver(upsert(1, "new", lsn=2), delete(2, lsn=2))
         options = {**bucket.storage_options(), "AWS_SECRET_ACCESS_KEY": wrong}
-        sink = MergeSink(target=stream.target, **DEFAULTS, **PROMISED, engine="native", storage_options=options)
+        sink = MergeSink(target=stream.target, **DEFAULTS, **PROMISED, engine="driver", storage_options=options)
         with pytest.raises(ConfigError) as caught:
             sink(batch(spark, stream.schema, upsert(1, "newer", lsn=3)), 2)
         with pytest.raises(ConfigError, match="cannot be read without Spark") as unread:
@@ -382,7 +353,7 @@ def test_secrets_show_nowhere(spark: SparkSession, bucket: s3.Bucket, caplog: py
         str(unread.value),
         repr(unread.value),
         repr(sink),
-        repr(sink._spec),
+        repr(sink._calls.spec),
         repr(vars(sink)),
         caplog.text,
     ]

@@ -26,6 +26,7 @@ from stream_merge import (
     RoutedMergeError,
 )
 from stream_merge.engines.memory import reservations
+from stream_merge.merge import calls
 from stream_merge.merge.call import BatchCall
 from stream_merge.model.source_batch import Intake
 from stream_merge.model.table_ref import TableRef
@@ -134,7 +135,7 @@ def test_the_source_is_evaluated_once_and_each_table_costs_one_more_job(fleet: F
         return name
 
     source = fleet.batch(*(event(table, key) for table in TABLES for key in (5, 6)))
-    fleet.engine = "native"
+    fleet.engine = "driver"
     sinks = fleet.sinks()
     before = jobs_so_far(fleet.spark)
 
@@ -215,7 +216,7 @@ def test_two_failing_tables_may_share_a_quarantine(fleet: Fleet):
 def test_events_that_are_merged_already_are_not_quarantined(fleet: Fleet, monkeypatch: pytest.MonkeyPatch):
     """What failed came after the commit; the replay does what was left undone."""
     events = fleet.batch(event("orders", 2), event("customers", 2))
-    note_target = after.note_target
+    note_target = calls.note_target
 
     def failing(call: BatchCall, *args: Any) -> None:
         if call.spec.label == "orders":
@@ -224,7 +225,7 @@ def test_events_that_are_merged_already_are_not_quarantined(fleet: Fleet, monkey
         note_target(call, *args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(after, "note_target", failing)
+        patch.setattr(calls, "note_target", failing)
         with pytest.raises(RoutedMergeError, match="after the commit"):
             fleet.tolerant()(events, 1)
         with pytest.raises(RoutedMergeError, match="after the commit"):

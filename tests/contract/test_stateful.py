@@ -87,7 +87,7 @@ def told(results: list[MergeResult]) -> list[tuple[int, str, int]]:
     return [(result.batch_id, result.outcome, result.events.received) for result in results]
 
 
-@pytest.mark.parametrize("engine", ["spark", "native"])
+@pytest.mark.parametrize("engine", ["spark", "driver"])
 @pytest.mark.smoke
 def test_a_deduplicated_stream_is_evaluated_once_and_goes_on_after_a_crash(
     spark: SparkSession, tmp_path: Path, engine: str

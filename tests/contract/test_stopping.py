@@ -31,6 +31,7 @@ def result(batch_id: int = 0, **changes: Any) -> MergeResult:
         "batch_id": batch_id,
         "outcome": "committed",
         "engine": "spark",
+        "mode": None,
         "version": 1_234,
         "attempts": 1,
         "conflicts": {},

@@ -70,20 +70,20 @@ FOR_PROGRAMMERS = ("org.apache", "software.amazon", "Caused by", "\tat ", "\x1b"
 class OnBadStore(ChangeStream):
     """A change stream into a bucket behind the proxy, of which two batches were merged before the store went bad."""
 
-    def __init__(self, spark: SparkSession, bucket: s3.Bucket, engine: str) -> None:
+    def __init__(self, spark: SparkSession, bucket: s3.Bucket, way: str) -> None:
         self.place = f"{uuid4().hex[:8]}/orders"
-        self.engine = engine
+        self.way = way
         self.bucket = bucket
         super().__init__(
             spark,
             bucket.uri(self.place),
             folder=(bucket.folder / self.place).parent,
-            engine="spark" if engine == "spark" else "native",
+            engine=engines.asked(way),
             # By Spark they would take as long as its merge; whoever writes them finds them again as the merge does.
-            tombstones=engine != "spark",
+            tombstones=way != "spark",
             single_writer=True,
             storage_options={**bucket.storage_options(), **IMPATIENT},
-            table_properties={} if engine == engines.ON_READ else {"delta.enableDeletionVectors": "false"},
+            table_properties={} if way == "mark" else {"delta.enableDeletionVectors": "false"},
             retry=RetryPolicy(backoff_initial_seconds=0.01, backoff_jitter_seconds=0.01),
         )
         self.kept = self.sink()
@@ -98,11 +98,10 @@ class OnBadStore(ChangeStream):
 
     def again(self) -> OnBadStore:
         """A copy of the tables, with a sink that has been at work on it."""
-        with engines.judged(self.engine if self.engine == engines.ON_READ else engines.AS_SHIPPED, "S3"):
-            found = OnBadStore(self.spark, self.bucket, self.engine)
-            for file in filter(Path.is_file, self.folder.rglob("*")):
-                self.bucket.put(f"{found.folder.name}/{file.relative_to(self.folder)}", file.read_bytes())
-            assert found.merge(1, *SECOND).outcome == "skipped_duplicate"
+        found = OnBadStore(self.spark, self.bucket, self.way)
+        for file in filter(Path.is_file, self.folder.rglob("*")):
+            self.bucket.put(f"{found.folder.name}/{file.relative_to(self.folder)}", file.read_bytes())
+        assert found.merge(1, *SECOND).outcome == "skipped_duplicate"
         return found
 
     def merge(self, batch_id: int, *events: tuple[Any, ...]) -> MergeResult:
@@ -156,25 +155,25 @@ def proxy(bucket: s3.Bucket, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.fixture(scope="module")
 def begun(spark: SparkSession, proxy: S3Proxy) -> Callable[[str], OnBadStore]:
-    """The stream of an engine, begun once, in a bucket behind the proxy which Spark asks but a few times."""
+    """The stream that is merged in a way, begun once, in a bucket behind the proxy which Spark asks but a few times."""
     bucket = proxy.bucket("bad-days")
     bucket.tell(spark)
     context: Any = spark.sparkContext
     for name, value in PATIENCE.items():
         context._jsc.hadoopConfiguration().set(f"fs.s3a.bucket.{bucket.name}.{name}", value)
-    return cache(lambda engine: OnBadStore(spark, bucket, engine).begin())
+    return cache(lambda way: OnBadStore(spark, bucket, way).begin())
 
 
-@pytest.fixture(params=engines.NAMES)
+@pytest.fixture(params=engines.WAYS)
 def stream(request: pytest.FixtureRequest, begun: Callable[[str], OnBadStore]) -> OnBadStore:
-    """Of each engine."""
+    """Merged in each way."""
     return begun(request.param).again()
 
 
 @pytest.fixture
-def native(begun: Callable[[str], OnBadStore]) -> OnBadStore:
-    """As `stream`, merged by delta-rs."""
-    return begun("native").again()
+def driven(begun: Callable[[str], OnBadStore]) -> OnBadStore:
+    """As `stream`, merged by the driver."""
+    return begun("rewrite").again()
 
 
 # -- batches that end right ---------------------------------------------------------------------
@@ -210,22 +209,22 @@ def test_a_batch_is_merged_and_counted_once(stream: OnBadStore, proxy: S3Proxy, 
 
 
 @pytest.mark.parametrize("act", [answer_dropped, answer_lost])
-def test_deletes_are_remembered_once(native: OnBadStore, proxy: S3Proxy, act: s3_proxy.Act) -> None:
+def test_deletes_are_remembered_once(driven: OnBadStore, proxy: S3Proxy, act: s3_proxy.Act) -> None:
     """The append of tombstones is found by its transaction id."""
     with proxy.fault(act, "PUT", where=f"{TOMBSTONES}{COMMIT[len('/orders/') :]}", times=1) as hits:
-        result = native.merge(2, *EVENTS)
+        result = driven.merge(2, *EVENTS)
         assert hits() == 1
 
     assert (result.outcome, result.events.deleted) == ("committed", 1)
-    native.expect_merged_once()
+    driven.expect_merged_once()
 
 
-def test_slow_answers_only_take_time(native: OnBadStore, proxy: S3Proxy) -> None:
+def test_slow_answers_only_take_time(driven: OnBadStore, proxy: S3Proxy) -> None:
     with proxy.fault(Delayed(0.5), "PUT", where=COMMIT, times=1) as hits:
-        assert native.merge(2, *EVENTS).outcome == "committed"
+        assert driven.merge(2, *EVENTS).outcome == "committed"
         assert hits() == 1
 
-    native.expect_merged_once()
+    driven.expect_merged_once()
 
 
 # -- batches that end with a sentence -----------------------------------------------------------
@@ -283,36 +282,36 @@ def test_a_batch_fails_with_one_sentence_and_can_be_repeated(
     stream.expect_merged_once()
 
 
-def test_no_permission_on_the_tombstones_fails_the_batch(native: OnBadStore, proxy: S3Proxy) -> None:
+def test_no_permission_on_the_tombstones_fails_the_batch(driven: OnBadStore, proxy: S3Proxy) -> None:
     """Not to see what is remembered must not look like nothing being remembered."""
     with proxy.fault(Answering(DENIED), where=TOMBSTONES):
-        said = failed(lambda: native.merge(2, *EVENTS), StreamMergeError, r"the object store denies access \(403")
+        said = failed(lambda: driven.merge(2, *EVENTS), StreamMergeError, r"the object store denies access \(403")
 
     assert "__stream_merge_tombstones_orders" in said
-    assert native.ids() == [1, 3]
-    assert native.merge(2, *EVENTS).outcome == "committed"
-    native.expect_merged_once()
+    assert driven.ids() == [1, 3]
+    assert driven.merge(2, *EVENTS).outcome == "committed"
+    driven.expect_merged_once()
 
 
-def test_a_commit_that_is_not_listed_yet_is_not_said_to_have_failed(native: OnBadStore, proxy: S3Proxy) -> None:
+def test_a_commit_that_is_not_listed_yet_is_not_said_to_have_failed(driven: OnBadStore, proxy: S3Proxy) -> None:
     """It is there by its name, which a listing that lags behind does not show."""
     with proxy.fault(Without(r"/orders/_delta_log/0*3\.json"), "LIST"):
-        said = failed(lambda: native.merge(2, *EVENTS), CommitStateUnknownError, "batch 2 failed while committing")
+        said = failed(lambda: driven.merge(2, *EVENTS), CommitStateUnknownError, "batch 2 failed while committing")
 
     assert "nothing was committed" not in said
-    native.expect_merged_once()
+    driven.expect_merged_once()
 
 
 def test_commits_of_others_that_are_not_listed_yet_are_not_overwritten(
-    spark: SparkSession, native: OnBadStore, proxy: S3Proxy
+    spark: SparkSession, driven: OnBadStore, proxy: S3Proxy
 ) -> None:
     """A sink that has seen less begins from there: whichever error it ends with, the log stays whole."""
-    older = native.sink()
+    older = driven.sink()
     with proxy.fault(Without(r"/orders/_delta_log/0*2\.json"), "LIST", caller="delta-rs"):
-        failed(lambda: run(older, batch(spark, native.schema, *EVENTS), 2), StreamMergeError, None)
+        failed(lambda: run(older, batch(spark, driven.schema, *EVENTS), 2), StreamMergeError, None)
 
-    assert native.merge(2, *EVENTS).outcome == "committed"
-    native.expect_merged_once()
+    assert driven.merge(2, *EVENTS).outcome == "committed"
+    driven.expect_merged_once()
 
 
 def failed(call: Callable[[], object], error: type[StreamMergeError], said: str | None) -> str:
@@ -330,42 +329,42 @@ def failed(call: Callable[[], object], error: type[StreamMergeError], said: str 
 # -- credentials --------------------------------------------------------------------------------
 
 
-def test_credentials_are_renewed_without_a_restart(native: OnBadStore) -> None:
+def test_credentials_are_renewed_without_a_restart(driven: OnBadStore) -> None:
     """delta-rs is told with each batch what Spark's settings say by then."""
-    context: Any = native.spark.sparkContext
-    settings = native.bucket.settings()
+    context: Any = driven.spark.sparkContext
+    settings = driven.bucket.settings()
     (secret,) = (name for name in settings if name.endswith("secret.key"))
-    native.settings["storage_options"] = None
-    native.kept = native.sink()
-    native.merge(2, upsert(5, "five", lsn=3))
+    driven.settings["storage_options"] = None
+    driven.kept = driven.sink()
+    driven.merge(2, upsert(5, "five", lsn=3))
     context._jsc.hadoopConfiguration().set(secret, "of yesterday")
     try:
-        failed(lambda: native.merge(3, upsert(6, "six", lsn=3)), ConfigError, r"rejects the credentials \(403")
+        failed(lambda: driven.merge(3, upsert(6, "six", lsn=3)), ConfigError, r"rejects the credentials \(403")
     finally:
         context._jsc.hadoopConfiguration().set(secret, settings[secret])
 
-    result = native.merge(3, upsert(6, "six", lsn=3))
+    result = driven.merge(3, upsert(6, "six", lsn=3))
 
-    assert (result.outcome, result.engine) == ("committed", "native")
-    assert native.ids() == [1, 3, 5, 6]
+    assert (result.outcome, result.engine) == ("committed", "driver")
+    assert driven.ids() == [1, 3, 5, 6]
 
 
 # -- how much is asked --------------------------------------------------------------------------
 
 
-def test_a_batch_asks_the_store_but_for_what_it_needs(native: OnBadStore, proxy: S3Proxy) -> None:
+def test_a_batch_asks_the_store_but_for_what_it_needs(driven: OnBadStore, proxy: S3Proxy) -> None:
     """Of each of two tables: whether its log has grown, and is the one of before (2); a commit by delta-rs (6).
 
     Of the target beside that its one file is read (3), a change file written (1), and the commit held against the log
     (1). At the end whether somebody else has remembered a delete (1). Spark asks for nothing.
     """
-    native.merge(2, *(upsert(key, "some", lsn=3) for key in range(10, 300)))
+    driven.merge(2, *(upsert(key, "some", lsn=3) for key in range(10, 300)))
     for number in (3, 4):
-        native.merge(number, upsert(1, "new", lsn=number + 1), delete(number * 10, lsn=number + 1))
+        driven.merge(number, upsert(1, "new", lsn=number + 1), delete(number * 10, lsn=number + 1))
     with proxy.counted() as requests:
-        result = native.merge(5, upsert(300, "new", lsn=6), upsert(1, "newest", lsn=6), delete(50, lsn=6))
+        result = driven.merge(5, upsert(300, "new", lsn=6), upsert(1, "newest", lsn=6), delete(50, lsn=6))
 
-    assert (result.engine, ledger(result)) == ("native", {"received": 3, "inserted": 1, "updated": 1, "deleted": 1})
+    assert (result.engine, ledger(result)) == ("driver", {"received": 3, "inserted": 1, "updated": 1, "deleted": 1})
     assert {one.caller for one in requests} == {"delta-rs"}, shown(requests)
     assert len(requests) <= MOST_REQUESTS, shown(requests)
     assert by_kind(requests)["LIST"] <= 4, shown(requests)
@@ -375,14 +374,14 @@ def test_a_stream_without_deletes_does_not_ask_spark_for_their_table_again(
     begun: Callable[[str], OnBadStore], proxy: S3Proxy
 ) -> None:
     """Where delta-rs sees none, in a store that it is known to share with Spark, there is none; it looks each time."""
-    native = begun("native")
-    stream = OnBadStore(native.spark, native.bucket, "native")
+    driven = begun("rewrite")
+    stream = OnBadStore(driven.spark, driven.bucket, "rewrite")
     for number in range(3):
         stream.merge(number, upsert(1, "some", lsn=number))
     with proxy.counted() as requests:
         result = stream.merge(3, upsert(1, "new", lsn=3))
 
-    assert (result.engine, ledger(result)) == ("native", {"received": 1, "updated": 1})
+    assert (result.engine, ledger(result)) == ("driver", {"received": 1, "updated": 1})
     assert {one.caller for one in requests} == {"delta-rs"}, shown(requests)
     assert len(requests) <= MOST_REQUESTS, shown(requests)
     deleted = stream.merge(4, delete(1, lsn=4))

@@ -13,7 +13,7 @@ from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import SparkSession
 
 from stream_merge.model.table_ref import TableRef
-from stream_merge.tables.log.handle import NativeTable
+from stream_merge.tables.files import rows
 from stream_merge.tables.side import tombstones
 from stream_merge.tables.side.tombstones import SparkTombstones
 from stream_merge.testing import batch, run
@@ -82,7 +82,7 @@ def log(spark: SparkSession, tmp_table: str) -> Log:
     return Log(spark, tmp_table)
 
 
-ENGINES = ["spark", "native"]
+ENGINES = ["spark", "driver"]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -119,14 +119,14 @@ def test_the_file_that_makes_it_too_many_has_the_log_tidied_and_neither_engine_f
 
 def during_the_upkeep(engine: str, monkeypatch: pytest.MonkeyPatch, action: Callable[[], None]) -> None:
     """Let another writer act between what the upkeep has read and what it commits."""
-    if engine == "native":
-        replace = NativeTable.replace
+    if engine == "driver":
+        rewrite = tombstones.rewrite
 
-        def racing(self: NativeTable, rows: pa.Table) -> None:
+        def racing(*args: Any) -> None:
             action()
-            replace(self, rows)
+            rewrite(*args)
 
-        monkeypatch.setattr(NativeTable, "replace", racing)
+        monkeypatch.setattr(tombstones, "rewrite", racing)
         return
     delete_overtaken = SparkTombstones._delete_overtaken
 
@@ -161,21 +161,21 @@ def test_what_is_remembered_while_the_log_is_tidied_is_not_lost(
     ]
 
 
-@pytest.mark.parametrize("kept", [tombstones.MOST_KEPT_ROWS, 0], ids=["in memory", "by a query"])
+@pytest.mark.parametrize("kept", [rows.MOST_KEPT_ROWS, 0], ids=["in memory", "by a join"])
 def test_a_log_of_many_entries_is_packed_and_cleared_only_when_it_has_doubled(
     log: Log, kept: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tombstones, "TIDY_ENTRIES", 10)
-    monkeypatch.setattr(tombstones, "MOST_KEPT_ROWS", kept)
-    log.deliver("native", delete(1, lsn=10))
+    monkeypatch.setattr(rows, "MOST_KEPT_ROWS", kept)
+    log.deliver("driver", delete(1, lsn=10))
     log.append([*((key, 10, False) for key in range(200, 300)), (200, 10, True)])
     log.fill(tombstones.TIDY_FILES - 1)
-    log.deliver("native", delete(2, lsn=10))
+    log.deliver("driver", delete(2, lsn=10))
     packed, entries = log.files, len(log.entries)
     log.append([(key, 11, False) for key in range(200, 400)])
     log.fill(tombstones.TIDY_FILES - 1)
 
-    log.deliver("native", delete(3, lsn=10))
+    log.deliver("driver", delete(3, lsn=10))
 
     assert (packed, log.files) == (1, 1)
     assert entries > 150

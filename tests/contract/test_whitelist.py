@@ -1,11 +1,11 @@
-"""Every type at every place for which an engine in the driver is taken: values at the edges, all engines in turn."""
+"""Every type at every place for which the driver merges: values at the edges, both engines in turn, in both modes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import engines
 import pyarrow as pa
@@ -34,13 +34,13 @@ from pyspark.sql.types import (
     TimestampNTZType,
     TimestampType,
 )
-from stream_merge.tables.delta_rs.eligibility import PROVEN
 
 from stream_merge import MergeMetrics, MergeSink
 from stream_merge.merge.calls import TIMESTAMP_CONF
 from stream_merge.model.names import quote
+from stream_merge.model.results import Mode
 from stream_merge.spark.versions import SPARK, from_ddl, of_arrow
-from stream_merge.tables.files.eligibility import Place
+from stream_merge.tables.files.eligibility import PROVEN, Place
 from stream_merge.testing import run
 
 pytestmark = pytest.mark.generated
@@ -101,10 +101,12 @@ PARTITIONS: dict[type[DataType], Values] = {
 PAYLOADS: dict[type[DataType], Values] = {
     ArrayType: {"array<int>": ("array()", "array(1, NULL)")},
     StructType: {"struct<x: int, y: string>": ("struct(1, '')", "struct(NULL, NULL)")},
+    MapType: {"map<string, int>": ("map()", "map('', 1, 'é', NULL)")},
 }
 NESTED: dict[type[DataType], Values] = {
     ArrayType: {"array<array<int>>": ("array(array(), NULL)", "array(array(1, NULL))")},
     StructType: {"array<struct<x: struct<y: int>>>": ("array(struct(struct(1)))", "array(struct(struct(NULL)), NULL)")},
+    MapType: {"array<map<int, string>>": ("array(map(), NULL)", "array(map(1, ''), map(2, NULL))")},
 }
 CARRIED: dict[type[DataType], tuple[str, str]] = {
     ArrayType: ("array<{0}>", "array({0}, NULL)"),
@@ -166,6 +168,8 @@ class History:
     types: dict[str, str]
     """Of all stored columns."""
     settings: dict[str, Any]
+    mode: str
+    """Of the driver's merges."""
     partition_by: Sequence[str] = ()
     rows: dict[str, Event] = field(default_factory=dict)
     """By the text of their id."""
@@ -178,7 +182,7 @@ class History:
         self.feed = [("insert", row) for row in self.rows.values()]
         apart = self._frame(self.rows.values()).coalesce(1).repartition(len(self.rows))
         writer = apart.write.format("delta").option("delta.enableChangeDataFeed", "true")
-        writer = writer.option("delta.enableDeletionVectors", "true")
+        writer = writer.option("delta.enableDeletionVectors", str(self.mode == "mark").lower())
         writer.partitionBy(*self.partition_by).save(str(self.path))
 
     def merge(
@@ -196,12 +200,13 @@ class History:
             app_id="whitelist",
             metrics=MergeMetrics(CollectorRegistry()),
             **self.settings,
-        )._under(costs=engines.Only(engine))
+        )
+        engines.with_costs(sink, engines.Only(engine))
         result = run(
             sink, self._frame([{name: event[name] for name in (*wanted, "op")} for event in events]), self.batches
         )
         self.batches += 1
-        assert result.engine == engine
+        assert engines.way(result) == ("spark" if engine == "spark" else self.mode), result.plan
         for event in upserts:
             before = self.rows.get(event["id"])
             after = {**dict.fromkeys(self.types, "NULL"), **(before or {}), **event}
@@ -305,16 +310,23 @@ def elsewhere(spark: SparkSession) -> Iterator[SparkSession]:
 
 
 ROWS = 8
+IN_TURN = ("driver", "spark", "driver")
+MODES = pytest.mark.parametrize("mode", get_args(Mode))
 
 
-def test_keys_payloads_and_carried_columns(elsewhere: SparkSession, tmp_path: Path):
+@MODES
+def test_keys_payloads_and_carried_columns(elsewhere: SparkSession, tmp_path: Path, mode: str):
     """Each batch takes every other row, so that bounds of each key leave some files and not others."""
     keys, carried = columns("key"), columns("carried")
     moving = columns("payload") | columns("nested")
     every = keys | carried | moving
     types = {"id": "bigint", "lsn": "bigint"} | {name: edges.dtype for name, edges in every.items()}
     history = History(
-        spark=elsewhere, path=tmp_path / "table", types=types, settings={"keys": ["id", *keys], "sequence_by": ["lsn"]}
+        spark=elsewhere,
+        path=tmp_path / "table",
+        types=types,
+        settings={"keys": ["id", *keys], "sequence_by": ["lsn"]},
+        mode=mode,
     )
 
     def event(number: int, lsn: int) -> Event:
@@ -322,7 +334,7 @@ def test_keys_payloads_and_carried_columns(elsewhere: SparkSession, tmp_path: Pa
         return {"id": str(number), "lsn": str(lsn), **fixed, **{n: e.at(number + lsn) for n, e in moving.items()}}
 
     history.start({**event(number, 0), **{n: e.at(number) for n, e in carried.items()}} for number in range(ROWS))
-    for lsn, engine in enumerate(engines.NAMES, start=1):
+    for lsn, engine in enumerate(IN_TURN, start=1):
         numbers = [number for number in range(ROWS + lsn) if number % 4 != lsn - 1 and number % 2 == lsn % 2]
         stale = [event(number, -1) for number in range(ROWS) if number % 4 == lsn - 1 and str(number) in history.rows]
         history.merge(engine, [event(number, lsn) for number in numbers], stale[:1], deletes=[str(lsn + 3)])
@@ -330,12 +342,17 @@ def test_keys_payloads_and_carried_columns(elsewhere: SparkSession, tmp_path: Pa
     history.check()
 
 
-def test_sequences(elsewhere: SparkSession, tmp_path: Path):
+@MODES
+def test_sequences(elsewhere: SparkSession, tmp_path: Path, mode: str):
     """Of each type a row whose sequence grows, and one whose sequence sinks and which therefore stays."""
     sequence = columns("sequence")
     types = {"id": "string", "note": "int"} | {name: edges.dtype for name, edges in sequence.items()}
     history = History(
-        spark=elsewhere, path=tmp_path / "table", types=types, settings={"keys": ["id"], "sequence_by": list(sequence)}
+        spark=elsewhere,
+        path=tmp_path / "table",
+        types=types,
+        settings={"keys": ["id"], "sequence_by": list(sequence)},
+        mode=mode,
     )
 
     def event(name: str, position: int, note: int) -> Event:
@@ -352,13 +369,14 @@ def test_sequences(elsewhere: SparkSession, tmp_path: Path):
         return [{"id": f"'{name} down'", **event(name, tops[name] - note, note)} for name in sequence]
 
     history.start([*rising(0), *sinking(0)])
-    for note, engine in enumerate(engines.NAMES, start=1):
+    for note, engine in enumerate(IN_TURN, start=1):
         history.merge(engine, rising(note), sinking(note))
 
     history.check()
 
 
-def test_partitions(elsewhere: SparkSession, tmp_path: Path):
+@MODES
+def test_partitions(elsewhere: SparkSession, tmp_path: Path, mode: str):
     """Rows move from partition to partition, one partition column is a key, and values come back."""
     partitions = columns("partition")
     types = {"id": "bigint", "lsn": "bigint", "day": "date"} | {name: e.dtype for name, e in partitions.items()}
@@ -367,6 +385,7 @@ def test_partitions(elsewhere: SparkSession, tmp_path: Path):
         path=tmp_path / "table",
         types=types,
         settings={"keys": ["id", "day"], "sequence_by": ["lsn"]},
+        mode=mode,
         partition_by=["day", *partitions],
     )
 
@@ -375,7 +394,7 @@ def test_partitions(elsewhere: SparkSession, tmp_path: Path):
         return {"id": str(number), "lsn": str(lsn), "day": f"DATE'20{number:02}-01-01'", **moved}
 
     history.start(event(number, 0) for number in range(ROWS))
-    for lsn, engine in enumerate(engines.NAMES, start=1):
+    for lsn, engine in enumerate(IN_TURN, start=1):
         history.merge(
             engine, [event(number, lsn) for number in range(lsn % 2, ROWS + 1, 2)], deletes=["1"] * (lsn == 2)
         )

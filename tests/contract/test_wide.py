@@ -54,7 +54,7 @@ VALUES: dict[str, Callable[[int], Any]] = {
 WIDTH = 400
 
 
-@pytest.mark.parametrize("engine", ["spark", "native"])
+@pytest.mark.parametrize("engine", ["spark", "driver"])
 def test_hundreds_of_columns_of_mixed_types_are_merged_like_three(spark: SparkSession, tmp_table: str, engine: str):
     """On the engines themselves: what could end is what JVM and delta-rs make of so many columns.
 

@@ -101,7 +101,7 @@ def test_all_types_grow_before_the_batch_that_needs_it(
         (
             logging.WARNING,
             "delta-rs and polars cannot read a table with type widening, until ALTER TABLE … DROP FEATURE typeWidening"
-            " rewrites it; from now on merge-on-read merges it where it has deletion vectors, else Spark",
+            " rewrites it; the driver goes on merging it",
         )
     ]
 
@@ -208,15 +208,15 @@ def test_the_widest_struct_has_the_fields_of_the_second_one():
     assert columns.merged(one, widest(one, other)) == from_ddl("struct<a:bigint,c:int,b:int>")
 
 
-def test_the_native_engine_alone_is_no_engine_for_wider_types(spark: SparkSession, tmp_table: str):
+def test_the_driver_alone_is_no_engine_for_wider_types(spark: SparkSession, tmp_table: str):
     stream = ChangeStream(
         spark, tmp_table, "id int, lsn int, n int", keys="id", sequence_by="lsn", schema_evolution="widen"
     )
     stream.deliver((1, 1, 1))
     before = stream.versions()
 
-    with pytest.raises(ConfigError, match=r"engine='native' cannot merge .* \(n int -> bigint\): delta-rs does not"):
-        stream.deliver((1, 2, 2), schema="id int, lsn int, n bigint", engine="native")
+    with pytest.raises(ConfigError, match=r"engine='driver' cannot merge .* \(n int -> bigint\)"):
+        stream.deliver((1, 2, 2), schema="id int, lsn int, n bigint", engine="driver")
 
     assert stream.versions() == before
 

@@ -1,4 +1,4 @@
-"""How a table's files were written, and values that delta-rs must not touch: such batches are Spark's, unasked."""
+"""How files of a table without deletion vectors were written: the driver writes them again, or leaves them to Spark."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ from confs import conf
 from deliveries import COPY_ON_WRITE, ledger
 from prometheus_client import CollectorRegistry
 from pyspark.sql import DataFrame, SparkSession
-from stream_merge.engines.delta_rs.merger import DeltaRsMerger
-from stream_merge.tables.delta_rs.eligibility import PROVEN
 
-from stream_merge import ConfigError, MergeMetrics, MergeSink, StreamMergeError
-from stream_merge.merge.calls import TIMESTAMP_CONF
+from stream_merge import ConfigError, MergeMetrics, MergeSink
+from stream_merge.engines.driver.merger import DriverMerger
 from stream_merge.model.results import MergeResult
 from stream_merge.model.table_ref import TableRef
 from stream_merge.shapes import Snapshot
+from stream_merge.spark.confs import TIMESTAMP_CONF
 from stream_merge.spark.versions import SHIFTS_PARTITION_TIMES
-from stream_merge.tables.files import footers
+from stream_merge.tables.files.eligibility import PROVEN
 from stream_merge.testing import run
 
 OPEN_END = "TIMESTAMP'9999-12-31 00:00:00Z'"
@@ -84,7 +83,7 @@ def convert(spark: SparkSession, path: str, *files: pa.Table) -> None:
     ],
 )
 def test_columns_that_a_file_spells_otherwise_are_left_to_spark(table: Table, file: dict[str, list[Any]]):
-    """To delta-rs a file lacks them: their values would become NULL, or the key be inserted a second time."""
+    """To the driver a file lacks them: their values would become NULL, or the key be inserted a second time."""
     first = pa.table({"id": [1], "lsn": [1], "w": [10], "s": [{"a": 1, "b": 1}]})
     convert(table.spark, table.path, first, pa.table(file))
     result = table.merge("SELECT id, 2L AS lsn, 21L AS w FROM range(1, 3)")
@@ -95,8 +94,8 @@ def test_columns_that_a_file_spells_otherwise_are_left_to_spark(table: Table, fi
     assert table.rows("id", "w", "s.a", "s.b") == [("1", "21", "1", "1"), ("2", "21", "1", "2")]
 
 
-def test_files_that_delta_took_over_are_merged_by_delta_rs_where_they_hold_what_the_table_says(table: Table):
-    """Milliseconds, too, which it reads exactly; a column that a file lacks is NULL to everybody."""
+def test_files_that_delta_took_over_are_rewritten_where_they_hold_what_the_table_says(table: Table):
+    """Milliseconds, too; a column that a file lacks is NULL to everybody."""
     days = pa.array([1_700_000_000_123], pa.timestamp("ms", "UTC"))
     convert(
         table.spark,
@@ -106,7 +105,7 @@ def test_files_that_delta_took_over_are_merged_by_delta_rs_where_they_hold_what_
     )
     results = [table.merge(f"SELECT {key}L AS id, 2L AS lsn") for key in (1, 2)]
 
-    assert [result.engine for result in results] == ["native", "native"], results[0].plan
+    assert [result.mode for result in results] == ["rewrite", "rewrite"], results[0].plan
     assert table.rows("id", "lsn", "w", "unix_millis(at)") == [("1", "2", "1", "1700000000123"), ("2", "2", None, None)]
 
 
@@ -114,15 +113,12 @@ def test_files_that_delta_took_over_are_merged_by_delta_rs_where_they_hold_what_
     "properties",
     [
         {"delta.columnMapping.mode": "id"},
-        {"delta.columnMapping.mode": "NAME"},
         {"delta.compatibility.symlinkFormatManifest.enabled": "true"},
-        {"delta.enableChangeDataFeed": "TRUE"},
-        {"delta.appendOnly": "False"},
     ],
-    ids=["columns by ids", "columns in capitals", "manifests", "feed in capitals", "capitals"],
+    ids=["columns by ids", "manifests"],
 )
 def test_tables_for_which_spark_does_more_are_left_to_it(table: Table, properties: dict[str, str]):
-    """Files may call columns anything, readers of manifests see no commit by delta-rs, and it reads no capitals."""
+    """Files may call columns anything, and readers of manifests see no commit but Spark's."""
     table.settings |= {"table_properties": {**COPY_ON_WRITE, **properties}, "change_data_feed": False}
     results = [table.merge(f"SELECT 1L AS id, {lsn}L AS lsn") for lsn in (1, 2)]
 
@@ -131,7 +127,7 @@ def test_tables_for_which_spark_does_more_are_left_to_it(table: Table, propertie
 
 @pytest.mark.parametrize("place", ["v", "s.x", "s.y.z"])
 @pytest.mark.parametrize("mapped", [False, True], ids=["plain names", "mapped names"])
-def test_nan_is_found_in_files_by_delta_rs(table: Table, place: str, *, mapped: bool):
+def test_nan_is_in_the_statistics_of_files_by_the_driver(table: Table, place: str, *, mapped: bool):
     """To Spark it is the greatest value: bounds without it would hide its row from a query for great ones."""
     nested = "named_struct('x', CAST({0} AS double), 'y', named_struct('z', CAST({0} AS float))) AS s"
     row, nan = f"CAST({{0}} AS double) AS v, {nested}", "IF(id = 1, double('NaN'), 1)"  # `s` is carried along
@@ -140,7 +136,7 @@ def test_nan_is_found_in_files_by_delta_rs(table: Table, place: str, *, mapped: 
     table.merge(f"SELECT id, 1L AS lsn, {row.format(nan)} FROM range(3)", engine="spark")
     result = table.merge("SELECT 2L AS id, 2L AS lsn, 5D AS v")
 
-    assert result.engine == "native", result.plan
+    assert result.mode == "rewrite", result.plan
     assert table.rows("id", "lsn") == [("0", "1"), ("1", "1"), ("2", "2")]
     for condition in (f"{place} > 100", f"{place} = double('NaN')"):
         found = table.spark.read.format("delta").load(table.path).where(condition).select("id").collect()
@@ -151,48 +147,37 @@ def test_nan_is_found_in_files_by_delta_rs(table: Table, place: str, *, mapped: 
 
 
 def test_rows_that_a_batch_does_not_name_keep_times_that_nanoseconds_cannot_hold(table: Table):
-    """delta-rs would copy 9999-12-31 as 1816-03-29; once Spark has written the file again, it is delta-rs' own."""
+    """Spark keeps them as INT96 by itself, which Arrow takes for nanoseconds unless it is told."""
     table.write(f"SELECT id, 1L AS lsn, IF(id = 1, now(), {OPEN_END}) AS until FROM range(1, 4)")
     first = table.merge(f"SELECT 1L AS id, 2L AS lsn, {OPEN_END} AS until")
     second = table.merge(f"SELECT 1L AS id, 3L AS lsn, {OPEN_END} AS until")
 
-    assert (first.engine, first.refusal, "INT96" in first.plan) == ("spark", "column", True), first.plan
-    assert second.engine == "native", second.plan
+    assert [first.mode, second.mode] == ["rewrite", "rewrite"], first.plan
     assert table.rows("id", "lsn", "year(until)") == [("1", "3", "9999"), ("2", "1", "9999"), ("3", "1", "9999")]
 
 
 def test_a_key_that_nanoseconds_cannot_hold_is_not_doubled(table: Table):
-    """The wrapped key of one file may equal a key that the log's statistics rule out there: so all files count."""
+    """In nanoseconds it would wrap, and equal another one."""
     table.settings["keys"] = "until"
     table.write(f"SELECT {OPEN_END} AS until, 1L AS lsn")
     wrapped = table.merge("SELECT timestamp_micros(-4852202631933723) AS until, 2L AS lsn")
     end = table.merge(f"SELECT {OPEN_END} AS until, 3L AS lsn")
 
-    assert (wrapped.refusal, ledger(wrapped)) == ("column", {"received": 1, "inserted": 1})
+    assert (wrapped.mode, ledger(wrapped)) == ("rewrite", {"received": 1, "inserted": 1})
     assert ledger(end) == {"received": 1, "updated": 1}
     assert table.rows("year(until)", "lsn") == [("1816", "2"), ("9999", "3")]
 
 
-def test_times_that_nanoseconds_hold_are_left_to_delta_rs_however_wide_the_table(table: Table):
-    """Delta keeps statistics of 32 columns."""
-    filler = ", ".join(f"1 AS c{n}" for n in range(32))
-    table.write(f"SELECT id, 1L AS lsn, {filler}, TIMESTAMP'2261-01-01 00:00:00Z' AS until FROM range(2)")
-    result = table.merge("SELECT 1L AS id, 2L AS lsn")
-
-    assert (result.engine, ledger(result)) == ("native", {"received": 1, "updated": 1})
-    assert table.rows("id", "lsn", "year(until)") == [("0", "1", "2261"), ("1", "2", "2261")]
-
-
-def test_what_a_sink_writes_by_spark_is_fit_for_delta_rs_and_the_users_session_is_left_alone(table: Table):
+def test_what_a_sink_writes_by_spark_is_fit_for_the_driver_and_the_users_session_is_left_alone(table: Table):
     """Target and remembered deletes, with keys that INT96 would keep."""
     before = table.spark.conf.get(TIMESTAMP_CONF)
     table.settings["keys"] = "until"
     events = "SELECT timestamp_micros(253402214400000000 + id) AS until, {}L AS lsn, '{}' AS op FROM range(2)"
     table.merge(events.format(1, "u"), engine="spark")
     table.merge(events.format(5, "d"), engine="spark")
-    late = table.merge(events.format(4, "u"), engine="native")
+    late = table.merge(events.format(4, "u"), engine="driver")
 
-    assert (late.engine, ledger(late)) == ("native", {"received": 2, "stale": 2})
+    assert (late.engine, ledger(late)) == ("driver", {"received": 2, "stale": 2})
     assert table.spark.conf.get(TIMESTAMP_CONF) == before
 
 
@@ -205,7 +190,7 @@ def test_dates_in_the_calendar_of_spark_2_are_left_to_spark(table: Table):
     assert table.rows("id", "day") == [("0", "1500-01-01"), ("1", "1500-01-02")]
 
 
-def test_files_in_sparks_legacy_format_are_read_by_delta_rs_as_by_spark(table: Table):
+def test_files_in_sparks_legacy_format_are_read_as_by_spark(table: Table):
     """Lists and maps of two levels, decimals in bytes, milliseconds; compressed otherwise than Spark does by itself."""
     confs = {"spark.sql.parquet.writeLegacyFormat": "true", TIMESTAMP_CONF: "TIMESTAMP_MILLIS"}
     for name, value in confs.items():
@@ -221,94 +206,62 @@ def test_files_in_sparks_legacy_format_are_read_by_delta_rs_as_by_spark(table: T
     before = table.rows("a", "m", "s", "short", "long", "at")
     result = table.merge("SELECT 1L AS id, 2L AS lsn")
 
-    assert (result.engine, ledger(result)) == ("native", {"received": 1, "updated": 1})
+    assert (result.mode, ledger(result)) == ("rewrite", {"received": 1, "updated": 1})
     assert table.rows("a", "m", "s", "short", "long", "at") == before
     assert before[1] == ("[1]", "{k -> [1]}", "{[1, null]}", "-1.25", "1.25", "2026-01-01 00:00:00.123")
 
 
 def test_a_file_that_comes_after_the_choice_counts_too(table: Table, monkeypatch: pytest.MonkeyPatch):
-    table.write("SELECT id, 1L AS lsn, TIMESTAMP'2026-01-01 00:00:00Z' AS until FROM range(2)")
-    merge = DeltaRsMerger.merge
+    table.write("SELECT id, 1L AS lsn, DATE'2026-01-01' AS day FROM range(2)")
+    merge = DriverMerger.merge
 
-    def overtaken(self: DeltaRsMerger, *args: Any) -> Any:
-        monkeypatch.setattr(DeltaRsMerger, "merge", merge)
-        table.write(f"SELECT id, 1L AS lsn, {OPEN_END} AS until FROM range(2, 4)")
+    def overtaken(self: DriverMerger, *args: Any) -> Any:
+        monkeypatch.setattr(DriverMerger, "merge", merge)
+        with conf(table.spark, "spark.sql.parquet.datetimeRebaseModeInWrite", "LEGACY"):
+            table.write("SELECT id, 1L AS lsn, DATE'1500-01-01' AS day FROM range(2, 4)")
         return merge(self, *args)
 
-    monkeypatch.setattr(DeltaRsMerger, "merge", overtaken)
-    result = table.merge(f"SELECT id, 2L AS lsn, {OPEN_END} AS until FROM range(1, 3)")
+    monkeypatch.setattr(DriverMerger, "merge", overtaken)
+    result = table.merge("SELECT id, 2L AS lsn, DATE'1500-01-02' AS day FROM range(1, 3)")
 
-    assert (result.engine, result.refusal, "INT96" in result.plan) == ("spark", "column", True), result.plan
-    assert table.rows("id", "lsn", "year(until)")[2:] == [("2", "2", "9999"), ("3", "1", "9999")]
+    assert (result.engine, result.refusal, "calendar" in result.plan) == ("spark", "column", True), result.plan
+    assert table.rows("id", "lsn", "day")[2:] == [("2", "2", "1500-01-02"), ("3", "1", "1500-01-01")]
 
 
-def test_dates_that_delta_rs_cannot_spell_are_left_to_spark(table: Table, capfd: pytest.CaptureFixture[str]):
-    """It would panic: at such a date in a batch, and in a file that it writes again."""
+def test_dates_beyond_the_calendar_of_python_are_written_again(table: Table):
     table.write("SELECT id, 1L AS lsn, DATE'2026-01-01' AS day FROM range(2)")
     far = table.merge("SELECT 1L AS id, 2L AS lsn, date_from_unix_date(2147483647) AS day")
     copied = table.merge("SELECT 0L AS id, 3L AS lsn, DATE'2026-01-01' AS day")
 
-    assert (far.refusal, copied.refusal) == ("column", "column")
+    assert [far.mode, copied.mode] == ["rewrite", "rewrite"]
     assert table.rows("id", "lsn", "unix_date(day)") == [("0", "3", "20454"), ("1", "2", "2147483647")]
-    assert "panicked" not in capfd.readouterr().err
 
 
 # -- paths and partition values -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("column", ["city", "straße"])
-def test_a_path_that_delta_rs_would_write_otherwise_is_left_to_spark(table: Table, column: str):
-    """delta-rs finds its own files again under whatever path; those of Spark it would leave behind."""
+def test_files_in_paths_that_are_not_ascii_are_removed_by_either_engine(table: Table, column: str):
     table.settings["partition_by"] = column
     events = f"SELECT {{}}L AS id, {{}}L AS lsn, 'Zürich' AS `{column}`"
-    table.merge(f"{events.format(2, 1)} UNION ALL {events.format(1, 1)}", engine="native")
-    own = table.merge(events.format(1, 2), engine="native")
+    table.merge(f"{events.format(2, 1)} UNION ALL {events.format(1, 1)}", engine="driver")
+    own = table.merge(events.format(1, 2), engine="driver")
     table.merge(events.format(1, 3), engine="spark")
     sparks = table.merge(events.format(1, 4))
 
-    assert ledger(own) == {"received": 1, "updated": 1}
-    assert (sparks.engine, sparks.refusal, ledger(sparks)) == ("spark", "column", {"received": 1, "updated": 1})
+    assert ledger(own) == ledger(sparks) == {"received": 1, "updated": 1}
+    assert sparks.mode == "rewrite", sparks.plan
     assert table.rows("id", "lsn", f"`{column}`") == [("1", "4", "Zürich"), ("2", "1", "Zürich")]
-    with pytest.raises(ConfigError, match="has a path that delta-rs would write otherwise"):
-        table.merge(events.format(1, 5), engine="native")
-
-
-def test_a_merge_that_removes_a_file_under_another_name_does_not_pass_for_one_that_worked(
-    table: Table, monkeypatch: pytest.MonkeyPatch
-):
-    """The belt: should a path get past the check before the merge, the commit is held against the log."""
-    table.settings["partition_by"] = "city"
-    table.merge("SELECT 1L AS id, 1L AS lsn, 'Zürich' AS city", engine="spark")
-    monkeypatch.setattr(footers, "misnamed", lambda _: None)
-
-    events = "SELECT 1L AS id, 2L AS lsn, 'Zürich' AS city"
-
-    def stops(saying: str, **settings: Any) -> None:
-        with pytest.raises(StreamMergeError, match=saying):
-            table.merge(events, **settings)
-        table.batches -= 1
-
-    said = r"version 2 of .* removes file\(s\) \['city=Z%C3%BCrich/.*restore version 1, .*new checkpoint"
-    stops(said)
-    monkeypatch.undo()
-    stops(said)  # as after a restart, which finds the batch applied
-    stops(said, engine="spark")
-    table.spark.sql(f"RESTORE delta.`{table.path}` TO VERSION AS OF 1")
-    stops(said, engine="auto")  # its events are missing now
-
-    table.merge(events, engine="spark", app_id="another")
-    assert table.rows("id", "lsn", "city") == [("1", "2", "Zürich")]
 
 
 @pytest.mark.parametrize("city", ["", "__HIVE_DEFAULT_PARTITION__"])
 def test_partition_texts_that_spark_keeps_as_null_are_left_to_spark(table: Table, city: str):
-    """delta-rs would keep them as they are."""
     table.settings["partition_by"] = "city"
     results = [
         table.merge(f"SELECT {n}L AS id, 1L AS lsn, '{name}' AS city") for n, name in enumerate(("x", "a", city))
     ]
 
-    assert [result.engine for result in results[1:]] == ["native", "spark"]
+    assert [result.engine for result in results[1:]] == ["driver", "spark"]
     assert table.rows("coalesce(city, 'null')") == [("a",), ("null",), ("x",)]
 
 
@@ -320,8 +273,7 @@ PARTITIONS = {
 }
 
 
-def test_partition_types_that_delta_rs_writes_otherwise_are_left_to_spark(table: Table):
-    """It would shift times by the session's offset, write -1.25 as -1.-25, and binary as the text of its escapes."""
+def test_partition_types_with_several_spellings_are_left_to_spark(table: Table):
     zone = "spark.sql.session.timeZone"
     before = table.spark.conf.get(zone)
     table.settings["partition_by"] = list(PARTITIONS)
@@ -406,26 +358,3 @@ def test_rows_that_python_cannot_hold_are_compared(table: Table):
 
     assert fates == [{"received": 1, "inserted": 1}, {"received": 1, "updated": 1}] * 2
     assert table.rows("v", "day") == copied.rows("v", "day") == [("2", "+20224-02-25")]
-
-
-def test_a_repair_in_a_partition_whose_feed_delta_rs_does_not_find_is_counted(
-    table: Table, monkeypatch: pytest.MonkeyPatch
-):
-    """It takes `%20` in the path of a change file as it is; the ledger then does without."""
-    table.settings["partition_by"] = "city"
-    event = "SELECT {}L AS id, {}L AS lsn, 'a b' AS city, '{}' AS op"
-    table.merge(event.format(1, 1, "u"), engine="native")
-    table.merge(event.format(9, 1, "d"), engine="native")
-    merge = DeltaRsMerger.merge
-
-    def overtaken(self: DeltaRsMerger, *args: Any) -> Any:
-        monkeypatch.setattr(DeltaRsMerger, "merge", merge)
-        rival = Table(table.spark, table.path, app_id="rival", partition_by="city")
-        rival.merge(event.format(2, 9, "d"), engine="native")
-        return merge(self, *args)
-
-    monkeypatch.setattr(DeltaRsMerger, "merge", overtaken)
-    result = table.merge(event.format(2, 5, "u"), engine="native")
-
-    assert table.rows("id", "city") == [("1", "a b")]
-    assert ledger(result)["stale"] == 1

@@ -161,8 +161,7 @@ def test_check_says_which_types_the_first_batch_will_change(source: Source) -> N
 
     assert source.said(schema_evolution="widen")["types"] == (
         "the first batch changes qty int -> double; delta-rs and polars cannot read a table with type widening, until"
-        " ALTER TABLE … DROP FEATURE typeWidening rewrites it; from now on merge-on-read merges it where it has"
-        " deletion vectors, else Spark"
+        " ALTER TABLE … DROP FEATURE typeWidening rewrites it; the driver goes on merging it"
     )
 
 
@@ -188,7 +187,7 @@ def test_rows_from_before_a_column_get_its_default_or_the_log_says_how(
     source.write(new, id=5, note=None, price=None)
 
     with monkeypatch.context() as killed:
-        killed.setattr(steps, "choose_engine", lambda *_: 1 / 0)
+        killed.setattr(steps, "choose_plan", lambda *_: 1 / 0)
         assert source.job.run(**job).failures.keys() == {"rows"}
     caplog.clear()
     source.job.merge(**job)

@@ -34,9 +34,7 @@ EXHAUSTED = of_query("retries_exhausted_total")
 BROKEN = of_query("quarantined_events_total", 'reason="undecodable"')
 SET_ASIDE, RECEIVED = of_query("events_total", 'fate="quarantined"'), of_query("events_received_total")
 ENDED = of_query("query_failed")
-BY_SPARK, BY_DRIVER, ON_READ = (
-    of_query("merges_total", f'engine="{name}"') for name in ("spark", "native", "merge_on_read")
-)
+BY_SPARK, BY_DRIVER = (of_query("merges_total", f'engine="{name}"') for name in ("spark", "driver"))
 COLUMN, COST = (of_query("driver_refusals_total", f'refusal="{name}"') for name in ("column", "cost"))
 SHARE, AWAITING = of_query("target_deleted_rows_ratio"), of_query("target_files_awaiting_compaction")
 CERTIFICATE = of_query("certificate_expiry_timestamp_seconds", 'certificate="kafka"')
@@ -53,7 +51,6 @@ HEALTHY = {
     COMMITTED: f"0+10x{STEPS}",
     RECEIVED: f"0+1000x{STEPS}",
     BY_DRIVER: f"0+8x{STEPS}",
-    ON_READ: f"0+2x{STEPS}",
     MAINTENANCE_DONE: f"0+1x{STEPS}",
     MAINTENANCE_FAILED: f"0x{STEPS}",
     **dict.fromkeys(
@@ -155,7 +152,6 @@ CASES = {
     "FallsBackToSpark": Case(
         fires={
             BY_DRIVER: "0+8x59 472x360",
-            ON_READ: "0+2x59 118x360",
             BY_SPARK: from_hour(1, "0+10x360"),
             COLUMN: from_hour(1, "0+10x360"),
         },
@@ -167,7 +163,7 @@ CASES = {
         fires={SHARE: from_hour(1, "0.4x360")},
         at=150,
         # Nobody writes any more, so that no newer number can come.
-        quiet={SHARE: f"0.4x{STEPS}", ON_READ: f"9x{STEPS}"},
+        quiet={SHARE: f"0.4x{STEPS}", BY_DRIVER: f"9x{STEPS}"},
     ),
     "CertificateExpires": Case(
         fires={CERTIFICATE: "1220000x420"},  # 14 days are 1,209,600 s, 10,400 s before that
@@ -191,7 +187,6 @@ MORE_QUIET = {
         "FallsBackToSpark",
         {
             BY_DRIVER: f"0x{STEPS}",
-            ON_READ: f"0x{STEPS}",
             BY_SPARK: f"0+10x{STEPS}",
             COLUMN: f"0+10x{STEPS}",
         },

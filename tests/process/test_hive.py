@@ -34,7 +34,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize(("engine", "calls"), [("native", 3), ("merge_on_read", 3), ("spark", 5)])
+@pytest.mark.parametrize(("engine", "calls"), [("driver", 3), ("spark", 5)])
 def test_each_engine_merges_a_table_by_its_name(seen: dict[str, Any], engine: str, calls: int) -> None:
     """The catalog is asked once a batch for each table: target, remembered deletes, quarantine.
 
@@ -48,7 +48,7 @@ def test_each_engine_merges_a_table_by_its_name(seen: dict[str, Any], engine: st
 
 
 def test_side_tables_lie_in_the_schema_of_their_target(seen: dict[str, Any]) -> None:
-    tables = [f"by_{engine}" for engine in ("merge_on_read", "native", "spark")]
+    tables = [f"by_{engine}" for engine in ("driver", "spark")]
 
     assert seen["engines"]["tables"] == sorted(
         prefix + table
@@ -59,9 +59,7 @@ def test_side_tables_lie_in_the_schema_of_their_target(seen: dict[str, Any]) -> 
 
 def test_who_writes_to_a_table_is_known_where_it_lies(seen: dict[str, Any]) -> None:
     """Two processes on a local disk are kept apart, or warned, by files beside the table, whatever it is called."""
-    assert seen["engines"]["writers"] == [
-        f"__stream_merge_writers_by_{engine}" for engine in ("merge_on_read", "native", "spark")
-    ]
+    assert seen["engines"]["writers"] == [f"__stream_merge_writers_by_{engine}" for engine in ("driver", "spark")]
     assert seen["commands"]["locks"] == ["__stream_merge_lock_orders"]
 
 

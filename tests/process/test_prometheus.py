@@ -25,7 +25,7 @@ from services import prometheus
 from services.prometheus import Prometheus
 
 PLACEHOLDER = "__debezium_unavailable_value"
-TOPICS = {"orders": "merge_on_read", "customers": "native", "parcels": "spark"}
+TOPICS = {"orders": "driver", "customers": "driver", "parcels": "spark"}
 """Topic, query and table -> expected engine."""
 ANSWERS = os.environ.get("STREAM_MERGE_ANSWERS")
 """File for Prometheus' answers, from which `make pictures` draws."""
@@ -304,7 +304,7 @@ def test_every_query_of_the_dashboards_has_data_while_a_job_runs(
         assert offered == {"job": {"stream-merge"}, "query": set(TOPICS), "target": set(TOPICS)}
         by_engine = scraper.instant("topk by (query) (1, stream_merge_merges_total)")
         engines = {labels["query"]: labels["engine"] for labels, _ in by_engine}
-        assert engines in (TOPICS, TOPICS | {"orders": "native"})
+        assert engines == TOPICS
 
 
 def answer(

@@ -42,7 +42,7 @@ from stream_merge.spark.log_store import log_store_confs
 log = logging.getLogger(__name__)
 
 MERGES = int(os.environ.get("STREAM_MERGE_RACES", "17"))
-PROCESSES = (("jvm", "left"), ("rust", "right"))
+PROCESSES = (("jvm", "left"), ("middle", "right"))
 """The writers of each; the second is killed and started anew."""
 BATCHES = {name: -(-MERGES * share // sum(IN_A_ROUND.values())) for name, share in IN_A_ROUND.items()}
 APPENDED = 6
@@ -81,7 +81,7 @@ class Child:
 
 @pytest.mark.timeout(2 * SECONDS)
 def test_processes_lose_no_merge_of_each_other(lake: s3.Bucket, tmp_path: Path) -> None:
-    """Spark, delta-rs and merge-on-read, each in a process with another one, and a writer that is no sink."""
+    """Spark and the driver, each in a process with another one, and a writer that is no sink."""
     target = lake.uri("races/t")
     root = lake.folder / "races" / "t"
     make(lake, target)

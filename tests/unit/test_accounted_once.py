@@ -9,7 +9,7 @@ import pytest
 
 from stream_merge.cli.screens.versions import _offsets
 from stream_merge.jobs.kafka.history import _step
-from stream_merge.merge.commit_tags import Marks
+from stream_merge.merge.commit_tags import CommitTags
 from stream_merge.model.names import Role
 from stream_merge.model.snapshot import MAINTENANCE_METADATA, CommitRecord
 from stream_merge.spark.identity import Caller
@@ -17,8 +17,8 @@ from stream_merge.spark.identity import Caller
 SECTION = {"topics": {"t": {"id": "1", "partitions": {"0": {"range": [100, 200], "records": {"upsert": 100}}}}}}
 
 
-def marks() -> Marks:
-    return Marks(
+def marks() -> CommitTags:
+    return CommitTags(
         caller=Caller(query="orders", identity="orders/1"),
         batch_id=3,
         target="orders",
@@ -31,7 +31,7 @@ def marks() -> Marks:
 
 
 def ours(role: Role) -> dict[str, Any]:
-    metadata = marks().tag(role, engine="native", plan="").user_metadata
+    metadata = marks().tag(role, engine="driver", plan="").user_metadata
     found: dict[str, Any] = json.loads(metadata)["stream_merge"]
     return found
 

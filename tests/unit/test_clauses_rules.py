@@ -119,14 +119,14 @@ def test_settings_that_clauses_say_already_or_that_only_spark_does_are_refused()
             shape=Clauses([when_matched().delete()]),
             apply_as_deletes="op = 'd'",
             tombstone_retention_seconds=60,
-            engine="native",
+            engine="driver",
         )
 
     assert caught.value.problems == (
         "[CONFLICTING_SETTINGS] apply_as_deletes has no effect with shape=Clauses(…); remove it and add a clause,"
         " such as when_matched(\"s.op = 'd'\").delete()",
         "[CONFLICTING_SETTINGS] tombstone_retention_seconds has no effect with shape=Clauses(…); remove it",
-        "[CONFLICTING_SETTINGS] engine='native' does not execute the SQL of shape=Clauses(…); use 'auto' or 'spark'",
+        "[CONFLICTING_SETTINGS] engine='driver' does not execute the SQL of shape=Clauses(…); use 'auto' or 'spark'",
     )
 
 

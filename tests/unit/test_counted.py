@@ -20,7 +20,7 @@ def test_a_noun_is_singular_behind_one_alone() -> None:
 def test_sentences_of_a_replay_and_of_explain_count_one() -> None:
     console = Console(file=io.StringIO(), width=200)
     explained = Explained(
-        version=0, files=1, bytes=0, keys="id", shape=None, native=None, on_read=None, merges=(), others=1, advice=()
+        version=0, files=1, bytes=0, keys="id", shape=None, driver=None, merges=(), others=1, advice=()
     )
     show(explained, "t", console=console)
 

@@ -9,7 +9,7 @@ import pytest
 
 from stream_merge import ConfigError
 from stream_merge.engines import choose
-from stream_merge.engines.base import Choice, Execution, MergeJob
+from stream_merge.engines.base import Choice, Execution, MergeJob, Way
 from stream_merge.engines.costs import SHAPES, CostModel, Work
 from stream_merge.model.results import Refusal
 from stream_merge.tables.files.eligibility import Ineligible
@@ -20,10 +20,12 @@ class Given:
 
     def __init__(self, name: str, *, in_driver: bool, obstacle: str | None = None, gives_up: str | None = None) -> None:
         self.name = name
-        self.said = "delta-rs" if name == "native" else name
         self.in_driver = in_driver
         self._obstacle = obstacle
         self._gives_up = gives_up
+
+    def way(self, job: MergeJob) -> Way:
+        return "rewrite" if self.in_driver else "spark"
 
     def obstacle(self, job: MergeJob) -> Ineligible | None:
         return None if self._obstacle is None else Ineligible(reason="column", detail=self._obstacle)
@@ -69,50 +71,42 @@ def started(
 
 
 def test_the_cheapest_engine_has_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    native = Given("native", in_driver=True)
-    small = started(monkeypatch, SPARK, native).choice
-    assert (small.engine, small.refusal) == ("native", None)
+    driver = Given("driver", in_driver=True)
+    small = started(monkeypatch, SPARK, driver).choice
+    assert (small.engine, small.refusal) == ("driver", None)
     assert small.why.startswith("10 events, 1.0 MB in files that may hold their keys: spark about 1.0")
 
-    large = started(monkeypatch, SPARK, native, work=Work(events=10, bytes=1 << 40, cores=200)).choice
+    large = started(monkeypatch, SPARK, driver, work=Work(events=10, bytes=1 << 40, cores=200)).choice
     assert (large.engine, large.refusal) == ("spark", "cost")
 
 
 def test_the_next_engine_has_what_one_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether it says so at once or after a look at files, memory and values."""
-    unfit = Given("native", in_driver=True, obstacle="column 'a' is a map")
+    unfit = Given("driver", in_driver=True, obstacle="column 'a' is a map")
     found = started(monkeypatch, unfit, SPARK).choice
     assert (found.engine, found.why, found.refusal) == ("spark", "column 'a' is a map", "column")
 
-    found = started(monkeypatch, Given("native", in_driver=True, gives_up="no memory"), SPARK).choice
+    found = started(monkeypatch, Given("driver", in_driver=True, gives_up="no memory"), SPARK).choice
     assert (found.engine, found.why, found.refusal) == ("spark", "no memory", "memory")
 
 
-@pytest.mark.parametrize(
-    ("native", "on_read", "refusal"),
-    [
-        (5.0, 3.0, "cost"),  # it would not have had the job
-        (0.5, 3.0, "column"),  # it would
-        (0.5, 0.7, None),
-    ],
-)
+@pytest.mark.parametrize(("seconds", "refusal"), [(5.0, "cost"), (0.5, "column")])
 def test_an_obstacle_is_a_reason_for_spark_where_the_job_would_go_there_else(
-    monkeypatch: pytest.MonkeyPatch, native: float, on_read: float, refusal: Refusal | None
+    monkeypatch: pytest.MonkeyPatch, seconds: float, refusal: Refusal
 ) -> None:
-    unfit = Given("native", in_driver=True, obstacle="column 'a' is a map")
-    costs = Costs(native=native, merge_on_read=on_read, spark=1.0)
+    unfit = Given("driver", in_driver=True, obstacle="column 'a' is a map" if refusal == "column" else None)
 
-    found = started(monkeypatch, unfit, Given("merge_on_read", in_driver=True), SPARK, costs=costs).choice
+    found = started(monkeypatch, unfit, SPARK, costs=Costs(rewrite=seconds, spark=1.0)).choice
 
-    assert (found.engine, found.refusal) == ("merge_on_read" if refusal is None else "spark", refusal)
+    assert (found.engine, found.refusal) == ("spark", refusal)
     assert ("about 1.00 s" in found.why) == (refusal != "column")
 
 
 @pytest.mark.parametrize(
     ("engines", "reason"),
     [
-        ((Given("native", in_driver=True, obstacle="column 'a' is a map"), SPARK), "column 'a' is a map"),
-        ((Given("native", in_driver=True, gives_up="no memory"), SPARK), "no memory"),
+        ((Given("driver", in_driver=True, obstacle="column 'a' is a map"), SPARK), "column 'a' is a map"),
+        ((Given("driver", in_driver=True, gives_up="no memory"), SPARK), "no memory"),
         ((SPARK,), "there is no such engine"),
     ],
 )
@@ -120,9 +114,9 @@ def test_an_engine_that_was_asked_for_is_never_replaced(
     monkeypatch: pytest.MonkeyPatch, engines: tuple[Given, ...], reason: str
 ) -> None:
     with pytest.raises(ConfigError) as raised:
-        started(monkeypatch, *engines, asked="native")
+        started(monkeypatch, *engines, asked="driver")
     assert raised.value.code == "DRIVER_NOT_POSSIBLE"
-    assert f"engine='native' cannot merge this batch: {reason}; use engine='auto' or 'spark'" in str(raised.value)
+    assert f"engine='driver' cannot merge this batch: {reason}; use engine='auto' or 'spark'" in str(raised.value)
 
 
 def test_an_engine_can_be_taken_out_of_the_tuple(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,14 +127,14 @@ def test_an_engine_can_be_taken_out_of_the_tuple(monkeypatch: pytest.MonkeyPatch
 
 def test_spark_takes_over_what_fails_in_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     """But not where the engine was asked for, and not what Spark itself does alone."""
-    native, lost = Given("native", in_driver=True), RuntimeError("out of luck")
+    driver, lost = Given("driver", in_driver=True), RuntimeError("out of luck")
     given_back: list[str] = []
     spec = SimpleNamespace(engine="auto", target="shop.orders", label="orders")
-    monkeypatch.setattr(choose, "ENGINES", (native, SPARK))
+    monkeypatch.setattr(choose, "ENGINES", (driver, SPARK))
     monkeypatch.setattr(choose, "replace", lambda job, **_: job)
     job = cast(MergeJob, SimpleNamespace(spec=spec, work=WORK, costs=CostModel()))
     failed = Execution(
-        choice=Choice(engine="native", why="cheaper"),
+        choice=Choice(engine="driver", why="cheaper"),
         merger=cast(Any, None),
         tombstones=None,
         in_driver=True,
@@ -150,21 +144,21 @@ def test_spark_takes_over_what_fails_in_the_driver(monkeypatch: pytest.MonkeyPat
 
     found = choose.take_over(job, failed, lost)
     assert found is not None
-    assert str(found.choice) == "spark: delta-rs failed (out of luck), nothing was committed"
+    assert str(found.choice) == "spark: the driver failed (out of luck), nothing was committed"
     assert (found.choice.refusal, given_back) == ("failed", ["memory"])
     assert choose.take_over(job, found, lost) is None
-    spec.engine = "native"
+    spec.engine = "driver"
     assert choose.take_over(job, failed, lost) is None
 
 
 def test_what_an_engine_leaves_to_do_afterwards_is_part_of_its_cost() -> None:
     """The mean over its merges: most have nothing to do, one in so many has much. It fades while another one merges."""
     costs, work = CostModel(), Work(events=1_000, bytes=1 << 20, cores=2)
-    before = costs.seconds("merge_on_read", work)
+    before = costs.seconds("mark", work)
     for number in range(32):
-        costs.learn_maintenance("merge_on_read", 0.8 if number % 8 == 0 else 0.0)
+        costs.learn_maintenance("mark", 0.8 if number % 8 == 0 else 0.0)
 
-    assert costs.seconds("merge_on_read", work) == pytest.approx(before + 0.1)
+    assert costs.seconds("mark", work) == pytest.approx(before + 0.1)
     for _ in range(100):
-        costs.learn("native", work, SHAPES["native"].seconds(work))
-    assert costs.seconds("merge_on_read", work) == pytest.approx(before, abs=0.01)
+        costs.learn("rewrite", work, SHAPES["rewrite"].seconds(work))
+    assert costs.seconds("mark", work) == pytest.approx(before, abs=0.01)

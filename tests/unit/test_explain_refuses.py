@@ -43,32 +43,29 @@ def test_a_path_in_which_delta_rs_would_decode_something_is_not_read_as_another_
 
 
 @pytest.mark.parametrize(
-    ("columns", "native", "on_read"),
+    ("columns", "wanted"),
     [
-        ({"k": LONG, "lsn": LONG}, None, None),
-        ({"k": DoubleType(), "lsn": LONG}, "'k' is double as a key", "'k' is double as a key"),
-        ({"K": StructType([StructField("a", LONG)]), "lsn": LONG}, "as a key", "as a key"),
-        ({"k": LONG, "LSN": DoubleType()}, "'LSN' is double as a sequence", "'LSN' is double as a sequence"),
+        ({"k": LONG, "lsn": LONG}, None),
+        ({"k": DoubleType(), "lsn": LONG}, "'k' is double as a key"),
+        ({"K": StructType([StructField("a", LONG)]), "lsn": LONG}, "as a key"),
+        ({"k": LONG, "LSN": DoubleType()}, "'LSN' is double as a sequence"),
         (
             {"k": LONG, names.SEQUENCE_COLUMN: StructType([StructField("c1", DoubleType())])},
             "'c1' is double as a sequence",
-            "'c1' is double as a sequence",
         ),
-        ({"k": LONG, "lsn": LONG, "m": MapType(TEXT, TEXT)}, "'m' is map<string,string>, for which", None),
+        ({"k": LONG, "lsn": LONG, "m": MapType(TEXT, TEXT)}, None),
     ],
 )
 def test_keys_and_sequence_that_refuse_each_batch_are_told(
-    tmp_path: Path, columns: dict[str, DataType], native: str | None, on_read: str | None
+    tmp_path: Path, columns: dict[str, DataType], wanted: str | None
 ):
     """By what a sink has recorded with the table."""
     target = Target(tmp_path / "table", StructType([StructField(name, dtype) for name, dtype in columns.items()]))
-    target.protocol["protocol"]["writerFeatures"].remove("inCommitTimestamp")
     recorded = {names.KEYS_PROPERTY: '["k"]', names.SEQUENCE_PROPERTY: '{"columns": ["lsn"]}'}
     target.metadata["metaData"]["configuration"] |= recorded
     target.put(target.protocol, target.metadata)
 
-    found = explain(str(tmp_path / "table"))
+    said = explain(str(tmp_path / "table")).driver
 
-    for said, wanted in ((found.native, native), (found.on_read, on_read)):
-        assert (said is None) == (wanted is None)
-        assert wanted is None or wanted in str(said)
+    assert (said is None) == (wanted is None)
+    assert wanted is None or wanted in str(said)

@@ -38,7 +38,7 @@ def test_the_message_is_the_events_name_and_its_facts(caplog: pytest.LogCaptureF
         ("a\u2028b\x85c", '"a\\u2028b\\x85c"'),
         ("a\u202eb", '"a\\u202eb"'),
         ("a\ud800b", '"a\\ud800b"'),
-        ("a engine=native", '"a engine=native"'),
+        ("a engine=driver", '"a engine=driver"'),
         ("", '""'),
         ("Zürich", "Zürich"),
         ("x" * 5000, "x" * 2000 + "…"),

@@ -104,6 +104,7 @@ def result(
         batch_id=3,
         outcome=outcome,  # type: ignore[arg-type]
         engine="spark",
+        mode=None,
         version=version,
         attempts=attempts,
         conflicts=conflicts or {},

@@ -13,9 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, TableFeatures, write_deltalake
 from deltalake.exceptions import DeltaError
-from stream_merge.tables.delta_rs.metrics import files_written
 
-from stream_merge.tables.explain import explain
 from stream_merge.tables.log.handle import NativeTable, open_table
 from stream_merge.tables.log.objects import Objects
 
@@ -95,20 +93,12 @@ def test_a_table_made_anew_is_not_taken_for_the_old_one(table: Path, kept: Nativ
     assert kept.transaction("app") is None
 
 
-@pytest.mark.parametrize("write", ["append", "merge", "pack", "replace"])
+@pytest.mark.parametrize("write", ["append", "pack", "replace"])
 def test_own_commits_are_known_again(kept: NativeTable, write: str):
     """Whatever they add: the handle stays the same one, with the transactions that it knows."""
     kept.append(rows(1), transaction=("before", 1))
     if write == "append":
         kept.append(rows(2), transaction=("app", 3))
-    elif write == "merge":
-        kept.merge(
-            rows(1),
-            "s.id = t.id",
-            lambda merger: merger.when_matched_delete(),
-            transaction=("app", 3),
-            user_metadata="",
-        )
     else:
         getattr(kept, write)(*([rows(2)] if write == "replace" else []))
     handle, version = kept._table, kept.version
@@ -214,21 +204,13 @@ PARTS = {
 
 
 @pytest.mark.parametrize("part", PARTS.values(), ids=PARTS)
-@pytest.mark.parametrize("write", ["append", "replace", "merge"])
+@pytest.mark.parametrize("write", ["append", "replace"])
 def test_a_part_of_longer_arrays_is_written_like_any_rows(tmp_path: Path, write: str, part: pa.Table):
     """delta-rs would end the process: a struct in a struct that does not start with its array."""
     write_deltalake(str(tmp_path / "table"), part.schema.empty_table())
     native = NativeTable(str(tmp_path / "table"))
 
-    if write == "merge":
-        native.merge(
-            part,
-            "s.id = t.id",
-            lambda merger: merger.when_not_matched_insert_all(),
-            transaction=None,
-            user_metadata="{}",
-        )
-    elif write == "append":
+    if write == "append":
         native.append(part, transaction=None)
     else:
         native.replace(part)
@@ -300,32 +282,3 @@ def test_rows_of_files_that_lack_a_column_are_read_by_delta_rs(table: Path):
     rows = NativeTable(table.as_uri()).rows()
 
     assert sorted(rows.to_pylist(), key=repr) == [{"id": 0, "new": None}, {"id": 1, "new": "text"}]
-
-
-@pytest.mark.parametrize(("feed", "changes"), [("false", 0), ("true", 1)])
-def test_files_of_a_merge_are_counted_as_the_log_names_them(tmp_path: Path, feed: str, changes: int):
-    """delta-rs 1.6 counts those of the change feed as data files; its own numbers in the history are left out."""
-    write_deltalake(str(tmp_path / "table"), rows(0), configuration={"delta.enableChangeDataFeed": feed})
-    kept = NativeTable(str(tmp_path / "table"))
-
-    def merge(number: int) -> dict[str, int]:
-        return kept.merge(
-            rows(number),
-            "t.id = s.id",
-            lambda merger: merger.when_matched_delete().when_not_matched_insert({"id": "s.id"}),
-            transaction=None,
-            user_metadata=json.dumps({"stream_merge": {"batch_id": number, "engine": "native", "plan": ""}}),
-        )
-
-    inserted, deleted = merge(7), merge(0)
-
-    assert (inserted["numTargetFilesAdded"], inserted["numTargetFilesRemoved"]) == (1, 0)
-    assert inserted["numTargetBytesAdded"] > 0
-    assert (deleted["numTargetFilesAdded"], deleted["numTargetFilesRemoved"]) == (0, 1)
-    assert deleted["numTargetBytesRemoved"] > 0
-    assert deleted["numTargetChangeFilesAdded"] == changes
-    assert (deleted["numTargetChangeFileBytes"] > 0) == bool(changes)
-    assert all("numTargetFilesAdded" not in commit.metrics for commit in kept.history(2))
-    told = explain(str(tmp_path / "table"), last=2).merges
-    assert [merge.metrics["numTargetFilesAdded"] for merge in told] == [0, 1]
-    assert files_written(b"")["numTargetFilesAdded"] == 0

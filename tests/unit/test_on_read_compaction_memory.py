@@ -49,13 +49,13 @@ def test_what_there_is_no_memory_for_is_not_read_again(target: Target, monkeypat
     assert native is not None
     files = target.files()
     read: list[str] = []
-    rows_of = module.rows_of
+    live_rows = module.live_rows
 
     def noted(root: Path, candidate: object, *more: object, **how: object) -> object:
         read.append(str(candidate))
-        return rows_of(root, candidate, *more, **how)  # type: ignore[arg-type]
+        return live_rows(root, candidate, *more, **how)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(module, "rows_of", noted)
+    monkeypatch.setattr(module, "live_rows", noted)
     for times in range(1, 4):
         found = compact(native, BASE_BYTES + 3 * FILE_BYTES + MEGABYTE * 5)
         assert found.maintenance is not None

@@ -1,32 +1,35 @@
-"""What a merge on read makes of rows and events, and what of it lands in the table: files, vectors, feed and commit."""
+"""What a merge in the driver makes of rows and events, and which files, vectors, changes and commit it leaves."""
 
 from __future__ import annotations
 
+import json
 import os
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from delta_log import live_rows
 from deltalake import DeltaTable
 from on_read_target import ARROW, COLUMNS, EVENTS, LONG, SCHEMA, SPEC, Row, Target, events, layout, tuples
 from pyspark.sql.types import IntegerType, StructField, StructType
-from stream_merge.engines.in_driver import NoLongerEligibleError
 
 from stream_merge.engines.base import CommitTag, MergeReport
 from stream_merge.engines.driver import merger as module
+from stream_merge.engines.driver import write
 from stream_merge.engines.driver.conditions import needed
 from stream_merge.engines.driver.decide import Decision, decide
-from stream_merge.engines.driver.engine import MergeOnRead
-from stream_merge.engines.driver.merger import MergeOnReadMerger
+from stream_merge.engines.driver.engine import Driver
+from stream_merge.engines.driver.merger import DriverMerger, NoLongerEligibleError
 from stream_merge.engines.memory import Promise
 from stream_merge.errors import ContractError
 from stream_merge.model import names
+from stream_merge.model.results import Mode
 from stream_merge.model.settings import MergeSpec
 from stream_merge.shapes import shape_of
 from stream_merge.shapes.base import assignments
@@ -50,10 +53,12 @@ from stream_merge.shapes.clauses import (
     UpdateMissing,
 )
 from stream_merge.shapes.insert_only import InsertOnly
+from stream_merge.shapes.key_bounds import KeyBounds
 from stream_merge.shapes.snapshot import Snapshot
 from stream_merge.tables.files import eligibility
 from stream_merge.tables.files.commit import ConcurrentWriteException
 from stream_merge.tables.files.find import EVENT, FILE, POSITION, find
+from stream_merge.tables.files.find import find as finding
 from stream_merge.tables.files.table import table_of
 from stream_merge.tables.log.handle import open_table
 
@@ -219,9 +224,13 @@ def expected(given: pa.Table, rows: Sequence[Row], *, skip_unchanged: bool) -> t
 # -- merging ------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def target(tmp_path: Path) -> Target:
-    target = Target(tmp_path / "table")
+MODES = pytest.mark.parametrize("mode", get_args(Mode))
+
+
+@pytest.fixture(params=get_args(Mode))
+def target(request: pytest.FixtureRequest, tmp_path: Path) -> Target:
+    """A table of two files, with deletion vectors and without."""
+    target = Target(tmp_path / "table", mode=request.param)
     target.append((1, 3, "one"), (2, 3, "two"), (3, 3, "three"))
     target.append((4, 3, "four"))
     return target
@@ -242,8 +251,9 @@ def test_a_merge_in_one_commit(target):
         ("update_preimage", 1, 3, "one"),
     ]
     assert [txn["version"] for txn in target.actions("txn")] == [0]
-    assert report.metrics["numTargetRowsCopied"] == 0
-    assert report.metrics["numTargetFilesRemoved"] == report.metrics["numTargetFilesAdded"] == 1
+    is_copied = target.mode == "rewrite"
+    assert report.metrics["numTargetRowsCopied"] == is_copied
+    assert (report.metrics["numTargetFilesRemoved"], report.metrics["numTargetFilesAdded"]) == (1 + is_copied, 1)
 
 
 def test_a_file_of_which_nothing_is_left_goes_without_a_vector(target):
@@ -254,6 +264,7 @@ def test_a_file_of_which_nothing_is_left_goes_without_a_vector(target):
     assert target.rows() == [(1, 3, "one"), (2, 3, "two"), (3, 3, "three")]
 
 
+@pytest.mark.parametrize("target", ["mark"], indirect=True)
 def test_a_vector_grows_until_its_file_goes(target):
     """Each commit removes the file with the vector before and adds it with the next."""
     seen = []
@@ -270,7 +281,7 @@ def test_a_vector_grows_until_its_file_goes(target):
 
 
 def test_a_deleted_row_is_nobodys(target):
-    """What a vector marks is found in the file and must neither be updated nor keep an event from being inserted."""
+    """What a vector marks stays in the file and must neither be updated nor keep an event from being inserted."""
     target.merge(events((1, 5, None), (2, 5, "zwei"), delete=[1]))
     report = target.merge(events((1, 7, "again"), (2, 7, "due")))
 
@@ -314,17 +325,19 @@ def test_an_insert_only_merge(target):
     assert target.actions("remove") == []
 
 
-def test_without_a_change_feed_there_are_no_change_files(tmp_path):
-    target = Target(tmp_path / "table", enableChangeDataFeed="false")
+@MODES
+def test_without_a_change_feed_there_are_no_change_files(tmp_path, mode):
+    target = Target(tmp_path / "table", mode=mode, enableChangeDataFeed="false")
     target.append((1, 3, "one"), (2, 3, "two"))
     target.merge(events((1, 5, "uno"), (2, 5, None), delete=[2]))
 
     assert (target.actions("cdc"), target.rows()) == ([], [(1, 5, "uno")])
 
 
-def test_commits_of_a_table_that_dates_them(tmp_path):
+@MODES
+def test_commits_of_a_table_that_dates_them(tmp_path, mode):
     """Later than the commit before, whatever the clock says."""
-    target = Target(tmp_path / "table", enableInCommitTimestamps="true")
+    target = Target(tmp_path / "table", mode=mode, enableInCommitTimestamps="true")
     target.append((1, 3, "one"))
     before = target.actions("commitInfo")[0]["inCommitTimestamp"]
     for lsn in (4, 5):
@@ -335,9 +348,10 @@ def test_commits_of_a_table_that_dates_them(tmp_path):
     assert target.rows() == [(1, 5, "uno")]
 
 
-def test_rows_of_partitions(tmp_path):
+@MODES
+def test_rows_of_partitions(tmp_path, mode):
     """An update may take a row to another partition; NULL is one of them."""
-    target = Target(tmp_path / "table", partition_columns=["name"])
+    target = Target(tmp_path / "table", partition_columns=["name"], mode=mode)
     target.merge(events((1, 1, "a b"), (2, 1, None), (3, 1, "ä"), (4, 1, "p/q=%25")))
     target.merge(events((1, 2, None), (2, 2, "a b"), (3, 2, None), delete=[3]))
 
@@ -354,7 +368,7 @@ def overtaking(act: Callable[[], Any]) -> Iterator[None]:
     yield
 
 
-def overtaken(target: Target, given: pa.Table, act: Callable[[], Any], spec: MergeSpec = SPEC) -> MergeOnReadMerger:
+def overtaken(target: Target, given: pa.Table, act: Callable[[], Any], spec: MergeSpec = SPEC) -> DriverMerger:
     """A merger before whose commit something happens, once."""
     left = [act]
 
@@ -370,7 +384,7 @@ def test_a_merge_that_is_overtaken_leaves_nothing_and_may_be_tried_again(target)
 
     with pytest.raises(ConcurrentWriteException):
         merger.merge(None, tag)
-    assert target.files() - files == {"part-2.parquet", f"_delta_log/{3:020}.json"}
+    assert target.files() - files == {"part-2.parquet", f"_delta_log/{3:020}.json"}  # of a rewritten file nothing
     report = merger.merge(None, tag)
     assert (report.version, report.updated, report.deleted) == (4, 1, 1)
     assert target.rows() == [(1, 5, "uno"), (2, 3, "two"), (3, 3, "three"), (7, 1, "theirs")]
@@ -400,7 +414,7 @@ def test_a_newer_row_of_another_merge_wins(target):
 
 @pytest.mark.parametrize(
     "properties",
-    [{"delta.constraints.c": "id < 5"}, {"delta.appendOnly": "true"}, {"delta.enableDeletionVectors": "false"}],
+    [{"delta.constraints.c": "id < 5"}, {"delta.appendOnly": "true"}],
     ids=str,
 )
 def test_a_table_that_must_not_be_merged_into_any_more(target, properties):
@@ -462,33 +476,36 @@ def test_a_column_that_was_added_since_the_choice(target):
 
 
 def test_a_failure_before_the_commit_changes_nothing(target, monkeypatch):
-    rows = target.rows()
+    rows, files = target.rows(), target.files()
 
     def full(*_: Any, **__: Any) -> Any:
         msg = "no space left on device"
         raise OSError(msg)
 
-    monkeypatch.setattr(module, "write_change_file", full)
+    monkeypatch.setattr(write, "write_change_file", full)
     with pytest.raises(OSError, match="no space left"):
         target.merge(events((1, 5, "uno"), (9, 5, "nine")))
     monkeypatch.undo()
 
-    assert (target.version, target.rows()) == (2, rows)
+    assert (target.version, target.rows(), target.files()) == (2, rows, files)
     assert target.merge(events((1, 5, "uno"))).updated == 1
 
 
 # -- histories ----------------------------------------------------------------------------------
 
 
+@MODES
 @pytest.mark.parametrize("turn", range(6))
-def test_any_history_of_merges_has_the_rows_of_its_events(tmp_path, seed, turn):
+def test_any_history_of_merges_has_the_rows_of_its_events(tmp_path, seed, turn, mode, monkeypatch):
     """Against a dictionary; each commit is checked, row by row, by a reader that shares no code with the package."""
     rng = random.Random(f"{seed} {turn}")
+    monkeypatch.setattr(write, "_SMALL_BYTES", rng.choice([0, 150, write._SMALL_BYTES]))
+    monkeypatch.setattr(write, "_MOST_BYTES", rng.choice([100, write._MOST_BYTES]))
     partitioned = ["name"] if turn % 2 else []
     feed = "true" if turn % 3 else "false"  # without one, rows are read in as few columns as will do
-    target = Target(tmp_path / "table", partition_columns=partitioned, enableChangeDataFeed=feed)
+    target = Target(tmp_path / "table", partition_columns=partitioned, mode=mode, enableChangeDataFeed=feed)
     rows: dict[int, Row] = {}
-    merger: MergeOnReadMerger | None = None
+    merger: DriverMerger | None = None
     for batch in range(12):
         keys = rng.sample(range(60), rng.choice([1, 10, 40]))
         deletes = [key for key in keys if rng.random() < 0.4]
@@ -537,8 +554,9 @@ def test_without_a_feed_rows_are_read_in_the_columns_that_count(tmp_path, monkey
         assert target.rows() == [(1, lsn, "uno"), (3, 5, "three")]
 
 
-def test_rows_are_counted_where_no_clause_looks_at_them(tmp_path):
-    target = Target(tmp_path / "table", enableChangeDataFeed="false")
+@MODES
+def test_rows_are_counted_where_no_clause_looks_at_them(tmp_path, mode):
+    target = Target(tmp_path / "table", mode=mode, enableChangeDataFeed="false")
     target.append((1, 3, "one"), (2, 3, "two"), (3, 3, "three"))
     report = target.merger(events((1, 1, None), (2, 1, None)))._commit(
         events((1, 1, None), (2, 1, None)), [Delete(when=Always())], target.tag()
@@ -580,6 +598,111 @@ def test_columns_that_a_clause_looks_at_or_leaves_are_needed():
     ):
         found = needed([clause], layout(), SCHEMA)
         assert found == (None if expected is None else {"id", *expected}), clause
+
+
+# -- files that are written again ---------------------------------------------------------------
+
+
+@pytest.fixture
+def rewritten(tmp_path: Path) -> Target:
+    """A table without deletion vectors, of two files that a merge touches."""
+    target = Target(tmp_path / "table", mode="rewrite")
+    for first in (0, 100):
+        target.append(*((key, 3, f"text {key}") for key in range(first + 99, first, -1)))
+    return target
+
+
+TOUCHING = (50, 5, "new"), (150, 5, "new"), (500, 5, "new")
+
+
+def test_what_is_left_of_small_files_comes_into_one_with_the_new_rows(rewritten):
+    report = rewritten.merge(events(*TOUCHING))
+
+    assert sorted(remove["path"] for remove in rewritten.actions("remove")) == ["part-0.parquet", "part-1.parquet"]
+    (add,) = rewritten.actions("add")
+    assert json.loads(add["stats"])["numRecords"] == 199
+    assert (report.metrics["numTargetRowsCopied"], report.metrics["numTargetFilesAdded"]) == (196, 1)
+    assert add["path"].startswith("on-read-")  # may be compacted
+    assert len(rewritten.rows()) == 199
+
+
+def test_large_files_are_written_again_alone_in_their_order(rewritten, monkeypatch):
+    """Somebody may have sorted them: compaction leaves them alone."""
+    monkeypatch.setattr(write, "_SMALL_BYTES", 0)
+    rewritten.merge(events(*TOUCHING))
+
+    adds = rewritten.actions("add")
+    assert sorted(add["path"].partition("-")[0] for add in adds) == ["on", "part", "part"]
+    for add in adds[:2]:
+        keys = pq.read_table(rewritten.root / add["path"])["id"].to_pylist()
+        assert (len(keys), keys) == (98, sorted(keys, reverse=True))
+        stats = json.loads(add["stats"])
+        assert (stats["minValues"]["id"], stats["maxValues"]["id"]) == (min(keys), max(keys))
+    assert len(rewritten.rows()) == 199
+
+
+@pytest.mark.parametrize("small", [0, 1 << 20])
+def test_a_file_that_becomes_too_large_becomes_several(rewritten, monkeypatch, small):
+    """Of few rows at a time, for those that are read at once stay together."""
+    monkeypatch.setattr(write, "_SMALL_BYTES", small)
+    monkeypatch.setattr(write, "_MOST_BYTES", 1_000)
+    monkeypatch.setattr(finding, "_rows_at_a_time", lambda _: 10)
+    before = rewritten.rows()
+    rewritten.merge(events(*TOUCHING))
+
+    counts = [json.loads(add["stats"])["numRecords"] for add in rewritten.actions("add")]
+    assert (sum(counts), max(counts) <= 50, len(counts) >= 4) == (199, True, True), counts
+    assert rewritten.rows() == sorted([*(row for row in before if row[0] not in (50, 150)), *TOUCHING], key=repr)
+
+
+def test_files_with_a_vector_of_before_are_written_without_it(tmp_path):
+    """The property was taken away since."""
+    target = Target(tmp_path / "table")
+    target.append((1, 3, "one"), (2, 3, "two"), (3, 3, "three"))
+    target.merge(events((1, 5, None), delete=[1]))
+    body = target.metadata["metaData"]
+    off = {**body["configuration"], "delta.enableDeletionVectors": "false"}
+    merger = target.merger(events((2, 5, "zwei")))
+    target.put({"metaData": {**body, "configuration": off}})
+
+    report = merger.merge(None, target.tag())
+
+    assert [action["deletionVector"]["cardinality"] for action in target.actions("remove")] == [1]
+    assert not any("deletionVector" in add for add in target.actions("add"))
+    assert (report.metrics["numTargetDeletionVectorsRemoved"], report.metrics["numTargetRowsCopied"]) == (1, 1)
+    assert target.rows() == [(2, 5, "zwei"), (3, 3, "three")]
+
+
+def test_a_merge_whose_files_do_not_fit_into_memory_writes_nothing(rewritten):
+    merger = rewritten.merger(events(*TOUCHING))
+    asked: list[int] = []
+
+    class Little(Promise):
+        def cover(self, wanted: int) -> int | None:
+            asked.append(wanted)
+            return 1 if wanted > asked[0] + 1_000 else None
+
+    merger._promise = Little(None)
+    files = rewritten.files()
+
+    with pytest.raises(NoLongerEligibleError, match="memory"):
+        merger.merge(None, rewritten.tag())
+    assert rewritten.files() == files
+
+
+def test_of_large_files_two_are_in_memory_at_once_and_of_small_ones_as_many_as_make_up_a_file(rewritten, monkeypatch):
+    for _ in range(8):
+        rewritten.append(*((key, 3, f"text {key}") for key in range(99)))
+    native = open_table(str(rewritten.root))
+    table = table_of(native, native.snapshot())
+    touched = table.touched(native, native.snapshot(), KeyBounds())
+    one = write.rewritten_bytes(table, touched[:1])
+
+    assert write.rewritten_bytes(table, touched) == pytest.approx(10 * one, rel=0.2)
+    monkeypatch.setattr(write, "_MOST_BYTES", 3 * one)
+    assert write.rewritten_bytes(table, touched) == 3 * one
+    monkeypatch.setattr(write, "_SMALL_BYTES", 0)
+    assert write.rewritten_bytes(table, touched) == pytest.approx(2 * one, rel=0.2)
 
 
 # -- the engine ---------------------------------------------------------------------------------
@@ -673,13 +796,13 @@ def test_an_empty_copy_empties_the_table(target):
     assert copied(target, spec=spec).version is None
 
 
-@pytest.mark.parametrize("turn", range(8))
-def test_any_history_of_copies_is_the_last_one(tmp_path, seed, turn, monkeypatch):
+@MODES
+@pytest.mark.parametrize("turn", range(4))
+def test_any_history_of_copies_is_the_last_one(tmp_path, seed, turn, mode):
     """In partitions, with vectors that grow, with and without a feed; each commit is checked by another reader."""
     rng = random.Random(f"copies {seed} {turn}")
-    monkeypatch.setattr(module, "_MANY_ROWS", rng.choice([0, 10_000]))
-    feed = "true" if turn % 3 else "false"
-    target = Target(tmp_path / "table", partition_columns=["name"] if turn % 2 else [], enableChangeDataFeed=feed)
+    feed, partitioned = "true" if turn % 3 else "false", ["name"] if turn % 2 else []
+    target = Target(tmp_path / "table", partition_columns=partitioned, mode=mode, enableChangeDataFeed=feed)
     spec = MergeSpec(target="/t", keys=("id",), sequence_by=(), shape=Snapshot(max_delete_share=1, min_rows=0))
     rows: dict[int, Row] = {}
     for _ in range(10):
@@ -699,7 +822,7 @@ def test_any_history_of_copies_is_the_last_one(tmp_path, seed, turn, monkeypatch
 
 
 def test_the_engine_works_in_the_driver():
-    assert (MergeOnRead.name, MergeOnRead.in_driver) == ("merge_on_read", True)
+    assert (Driver.name, Driver.in_driver) == ("driver", True)
 
 
 def test_another_log_in_the_place_of_the_one_that_was_read_is_read_anew(target):

@@ -43,8 +43,8 @@ from pyspark.sql.types import (
 from stream_merge.model.snapshot import HIVE_NULL
 from stream_merge.shapes.key_bounds import KeyBound, KeyBounds
 from stream_merge.spark.versions import arrow_type
-from stream_merge.tables.delta_rs import eligibility as of_delta_rs
 from stream_merge.tables.files import eligibility, partitions
+from stream_merge.tables.files import eligibility as of_delta_rs
 from stream_merge.tables.files.find import EVENT, FILE, POSITION, Candidate, conformed, find, odd_names
 from stream_merge.tables.files.footers import Footers, is_readable
 from stream_merge.tables.files.table import MergeOnReadTable, Touched, table_of

@@ -158,7 +158,7 @@ kafka: {{bootstrap: "127.0.0.1:1"}}
 metrics: {{port: {port}}}
 queries:
   - {{name: a, topic: a, target: {closed_disk}/deep/a, keys: id, checkpoint: c/a}}
-  - {{name: b, topic: b, target: t/b, keys: [id, id], checkpoint: {closed_disk}/b, engine: native, target_filter: t.x}}
+  - {{name: b, topic: b, target: t/b, keys: [id, id], checkpoint: {closed_disk}/b, engine: driver, target_filter: t.x}}
   - {{name: c, topic: c, target: {closed_log.parent}, keys: id, checkpoint: c/c}}
 """
         )
@@ -175,7 +175,7 @@ queries:
         f"a, storage: {closed} '{closed_disk}/deep/a' {remedy}",
         f"b, checkpoint: {closed} '{closed_disk}/b' {remedy}",
         "b, settings: [INVALID_SETTING] queries.b.keys names ['id'] more than once; name each column once",
-        "b, settings: [CONFLICTING_SETTINGS] queries.b.target_filter is SQL, which 'queries.b.engine: native' does not"
+        "b, settings: [CONFLICTING_SETTINGS] queries.b.target_filter is SQL, which 'queries.b.engine: driver' does not"
         " execute; remove one of them",
         f"c, storage: {cannot} '{closed_log}' (Read-only file system); {remedy.removeprefix('is located; ')}",
     ]

@@ -119,6 +119,7 @@ def result(outcome: Outcome, *, version: int | None) -> MergeResult:
         batch_id=3,
         outcome=outcome,
         engine="spark",
+        mode=None,
         version=version,
         attempts=1,
         conflicts={},

@@ -22,8 +22,8 @@ shared.log_to_screen(logging.WARNING)
 
 def merged(batch_id, quarantined):
     events = EventCounts(received=5 + quarantined, inserted=5, quarantined=quarantined)
-    return MergeResult(target="t", query="q", batch_id=batch_id, outcome="committed", engine="native", version=batch_id,
-                       attempts=1, conflicts={}, plan="", events=events, seconds={"merge": 0.1})
+    return MergeResult(target="t", query="q", batch_id=batch_id, outcome="committed", engine="driver", mode="mark",
+                       version=batch_id, attempts=1, conflicts={}, plan="", events=events, seconds={"merge": 0.1})
 
 with Screen(shared.OUT) as shown:
     shown.add("q", merged(0, 0))

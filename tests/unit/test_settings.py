@@ -39,7 +39,7 @@ def problems_of(sink: MergeSink, events: DataFrame) -> tuple[str, ...]:
     with pytest.raises(ConfigError) as caught:
         sink(events, 0)
     assert str(caught.value) == "; ".join(caught.value.problems)
-    assert caught.value.target == sink._spec.target
+    assert caught.value.target == sink._calls.spec.target
     assert all("\n" not in problem for problem in caught.value.problems)
     return caught.value.problems
 
@@ -61,15 +61,15 @@ def problems_of(sink: MergeSink, events: DataFrame) -> tuple[str, ...]:
             "[INVALID_SETTING] target_filter=' ' must be SQL text over t, such as \"t.day >= '2024-06-01'\"",
         ),
         (
-            {"target_filter": "t.day > 1", "engine": "native"},
-            "[CONFLICTING_SETTINGS] target_filter is SQL, which engine='native' does not execute; remove one of them",
+            {"target_filter": "t.day > 1", "engine": "driver"},
+            "[CONFLICTING_SETTINGS] target_filter is SQL, which engine='driver' does not execute; remove one of them",
         ),
         (
             {"target_filter": "t.day > 1", "shape": Snapshot(), "sequence_by": ()},
             "[CONFLICTING_SETTINGS] target_filter does not apply to snapshots; for a part of the table use"
             " shape=Snapshot(within=…)",
         ),
-        ({"engine": "quick"}, "[INVALID_SETTING] engine='quick' must be one of 'auto', 'spark', 'native'"),
+        ({"engine": "quick"}, "[INVALID_SETTING] engine='quick' must be one of 'auto', 'spark', 'driver'"),
         (
             {"schema_evolution": "always"},
             "[INVALID_SETTING] schema_evolution='always' must be False, True or 'widen'",
@@ -174,8 +174,8 @@ def test_a_wrong_setting_is_refused_at_construction(settings, problem):
 def test_numbers_and_truths_of_other_kinds_are_taken_for_what_they_say():
     told = {"tombstone_retention_seconds": Decimal("0.5"), "native_memory_bytes": Decimal(10)}
     flags = dict.fromkeys(("create_target", "change_data_feed", "single_writer"), numpy.False_)
-    spec = sink_of("shop.orders", **told, **flags, tombstones=numpy.True_, table_properties=[("a", "b")])._spec
-    new = sink_of("shop.orders", sequence_by=(), shape=InsertOnly(), tombstones=numpy.bool_(True))._spec
+    spec = sink_of("shop.orders", **told, **flags, tombstones=numpy.True_, table_properties=[("a", "b")])._calls.spec
+    new = sink_of("shop.orders", sequence_by=(), shape=InsertOnly(), tombstones=numpy.bool_(True))._calls.spec
 
     assert [getattr(spec, name) for name in told] == [Decimal("0.5"), 10]
     assert [getattr(spec, name) for name in (*flags, "tombstones")] == [False, False, False, True]
@@ -188,7 +188,7 @@ def test_options_of_a_store_may_change_while_a_sink_lives():
     sink = sink_of("s3a://lake/orders", storage_options=options)
     options["aws_session_token"] = "b"
 
-    assert sink._spec.storage_options == {"aws_session_token": "b"}
+    assert sink._calls.spec.storage_options == {"aws_session_token": "b"}
 
 
 def test_properties_of_a_table_are_those_that_were_checked():
@@ -196,7 +196,7 @@ def test_properties_of_a_table_are_those_that_were_checked():
     sink = sink_of("shop.orders", table_properties=properties)
     properties["delta.appendOnly"] = True
 
-    assert sink._spec.table_properties == {"delta.appendOnly": "false"}
+    assert sink._calls.spec.table_properties == {"delta.appendOnly": "false"}
 
 
 def test_all_problems_of_a_construction_are_reported_at_once():
@@ -327,14 +327,14 @@ def test_the_sink_hands_every_setting_on():
         "shape": Changes(),
     }
 
-    spec = MergeSink(**given)._spec
+    spec = MergeSink(**given)._calls.spec
 
     as_given = {name: list(v) if isinstance(v := getattr(spec, name), tuple) else v for name in given}
     assert as_given == given
-    assert MergeSink(target="t", keys="id", sequence_by="lsn", cluster_by="id")._spec.cluster_by == ("id",)
-    assert MergeSink(target="t", keys="id", sequence_by="lsn", except_column_list=["op"])._spec.except_column_list == (
-        "op",
-    )
+    assert MergeSink(target="t", keys="id", sequence_by="lsn", cluster_by="id")._calls.spec.cluster_by == ("id",)
+    assert MergeSink(
+        target="t", keys="id", sequence_by="lsn", except_column_list=["op"]
+    )._calls.spec.except_column_list == ("op",)
 
 
 def test_credentials_are_never_shown():
@@ -343,7 +343,7 @@ def test_credentials_are_never_shown():
     with pytest.raises(ConfigError) as caught:
         sink_of("s3://bucket/orders", keys=[], storage_options={"AWS_SECRET_ACCESS_KEY": "hunter2"})
 
-    shown = f"{sink!r} {sink} {sink._spec!r} {sink._spec} {caught.value} {caught.value!r} {caught.value.__dict__}"
+    shown = f"{sink!r} {sink} {sink._calls.spec!r} {sink._calls.spec} {caught.value} {caught.value!r} {caught.value.__dict__}"
     assert "hunter2" not in shown
     assert "AWS_SECRET_ACCESS_KEY" not in shown
 

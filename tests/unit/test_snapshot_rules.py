@@ -67,12 +67,12 @@ def test_arguments_that_mean_nothing_are_refused(arguments: dict[str, Any], said
         ({"tombstone_retention_seconds": 1.0}, "tombstone_retention_seconds has no effect with shape=Snapshot(…)"),
         ({"shape": Snapshot(missing={"id": "1"})}, "missing sets key(s) ['id']; use other columns"),
         (
-            {"engine": "native", "shape": Snapshot(missing={"gone": "true"})},
-            "engine='native' does not execute the SQL of missing in shape=Snapshot(…); use 'auto'",
+            {"engine": "driver", "shape": Snapshot(missing={"gone": "true"})},
+            "engine='driver' does not execute the SQL of missing in shape=Snapshot(…); use 'auto'",
         ),
         (
-            {"engine": "native", "shape": Snapshot(within="t.day = 1")},
-            "engine='native' does not execute the SQL of within in shape=Snapshot(…); use 'auto'",
+            {"engine": "driver", "shape": Snapshot(within="t.day = 1")},
+            "engine='driver' does not execute the SQL of within in shape=Snapshot(…); use 'auto'",
         ),
     ],
 )

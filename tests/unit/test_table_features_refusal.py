@@ -1,10 +1,10 @@
-"""A table is written by merge-on-read only where its protocol and its properties are known to allow it."""
+"""The driver writes a table only where its protocol and its properties are known to allow it, and in which mode."""
 
 from __future__ import annotations
 
 import pytest
 
-from stream_merge.tables.files.features import FEATURES, refusal
+from stream_merge.tables.files.features import FEATURES, mode_of, refusal
 
 ALLOWED = sorted(name for name, support in FEATURES.items() if support.may)
 REFUSED = sorted(name for name, support in FEATURES.items() if not support.may)
@@ -46,11 +46,10 @@ def test_all_refused_features_are_told_at_once():
 
 
 @pytest.mark.parametrize("versions", [(1, 1), (1, 2), (1, 3), (1, 4), (2, 5), (2, 6), (1, 7), (2, 7)])
-def test_protocols_without_named_features_for_readers_have_no_vectors(versions):
-    refused = refusal(*versions, (), ON)
-
-    assert refused == (f"the target's deletion vectors are off (its protocol {versions} does not have deletionVectors)")
-    assert refusal(*versions, ["deletionVectors"], ON) == refused
+def test_tables_of_older_protocols_are_rewritten(versions):
+    """They have no deletion vectors, whatever the property says."""
+    assert refusal(*versions, (), ON) is None
+    assert mode_of((), ON) == "rewrite"
 
 
 @pytest.mark.parametrize("versions", [(4, 7), (3, 8), (4, 8)])
@@ -58,14 +57,13 @@ def test_a_newer_protocol_is_refused(versions):
     assert "newer than Delta 4.4" in str(refusal(*versions, ["deletionVectors"], ON))
 
 
-def test_the_feature_alone_or_the_property_alone_is_not_enough():
+def test_rows_are_marked_where_feature_and_property_say_so():
     """Writers must only write new vectors where the property says so, and the property may outlive the feature."""
-    off = "the target's deletion vectors are off (delta.enableDeletionVectors is not true)"
+    vectors = ["deletionVectors"]
+    off, loud = {"delta.enableDeletionVectors": "false"}, {"delta.enableDeletionVectors": "TRUE"}
 
-    assert refusal(3, 7, ["deletionVectors"], {}) == off
-    assert refusal(3, 7, ["deletionVectors"], {"delta.enableDeletionVectors": "false"}) == off
-    assert "are off" in str(refusal(3, 7, ["columnMapping"], ON))
-    assert refusal(3, 7, ["deletionVectors"], {"delta.enableDeletionVectors": "TRUE"}) is None
+    assert [mode_of(vectors, one) for one in ({}, off, ON, loud)] == ["rewrite", "rewrite", "mark", "mark"]
+    assert mode_of(["columnMapping"], ON) == "rewrite"
 
 
 @pytest.mark.parametrize(

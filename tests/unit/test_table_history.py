@@ -30,7 +30,7 @@ def table(tmp_path: Path) -> Path:
 def test_a_commit_says_what_became_of_its_batch(table: Path) -> None:
     second = table_history(TableRef(table)).batches[1]
 
-    assert (second.batch_id, second.engine, second.retries) == (1, "native", 1)
+    assert (second.batch_id, second.engine, second.retries) == (1, "driver", 1)
     assert second.conflicts == {"ConcurrentAppendException": 1}
     assert second.fates == {
         "quarantined": 2,

@@ -38,7 +38,7 @@ class Process:
         Gauge("process_start_time_seconds", "", registry=self.registry).set(started)
 
     def merge(
-        self, events: int = 100, *, seconds: float = 2.0, engine: str = "native", refusal: str | None = None
+        self, events: int = 100, *, seconds: float = 2.0, engine: str = "driver", refusal: str | None = None
     ) -> None:
         self.metrics.attempt(*SINK)
         self.metrics.observe(
@@ -48,6 +48,7 @@ class Process:
                 batch_id=0,
                 outcome="committed",
                 engine=engine,
+                mode=None if engine == "spark" else "mark",
                 version=7,
                 attempts=1,
                 conflicts={},
@@ -87,7 +88,7 @@ def test_one_scrape_gives_rates_since_the_process_started() -> None:
     assert found.events_per_second == pytest.approx(4.0)
     assert found.seconds_per_batch == pytest.approx(2.0)
     assert found.phases == {"read": pytest.approx(0.5), "merge": pytest.approx(1.5)}
-    assert found.engines == {"native": 4}
+    assert found.engines == {"driver": 4}
     assert found.quarantined == 4
     assert found.lag is None
     assert found.behind_seconds is None
@@ -207,7 +208,7 @@ def test_a_narrow_terminal_shows_each_number_of_fewer_columns() -> None:
     header, row = shown({"http://a:1/metrics": [status(process)]}, width=80).splitlines()[1:]
 
     assert header.split() == ["query", "state", "events/s", "lag", "behind", "s/batch", "engine", "failed", "quar."]
-    assert row.split() == ["orders_stream", "behind", "1", "12,345,678", "5", "min", "2.00", "native", "0", "1"]
+    assert row.split() == ["orders_stream", "behind", "1", "12,345,678", "5", "min", "2.00", "driver", "0", "1"]
 
 
 @pytest.mark.parametrize(

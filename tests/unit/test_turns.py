@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from turns import PARTS, Turn
 
-ENGINES = ("auto", "spark", "merge_on_read")
+ENGINES = ("auto", "spark", "rewrite")
 
 
 def collected(file: str, name: str, engine: str | None = None, param: str | None = None, mark: str = "") -> Any:
@@ -42,7 +42,7 @@ MANY = [
 
 def test_all_turns_see_every_test_and_three_times_as_many_each_on_every_engine() -> None:
     def about(nodeid: str) -> str:
-        return nodeid.replace("auto", "").replace("spark", "").replace("merge_on_read", "")
+        return nodeid.replace("auto", "").replace("spark", "").replace("rewrite", "")
 
     turns = [taken(MANY, turn) for turn in range(3 * PARTS)]
 

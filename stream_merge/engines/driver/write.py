@@ -77,8 +77,10 @@ class DeadRows:
 
 def rewritten_bytes(table: MergeOnReadTable, touched: Iterable[Touched]) -> int:
     """Bytes of rows that are in memory at once while files are rewritten, at most."""
-    sizes = sorted(min(table.expansion * _encoded_bytes(one), _MOST_BYTES) for one in touched)
-    return int(sum(sizes[-_AT_ONCE:]))
+    sizes = [_encoded_bytes(one) for one in touched]
+    small = sum(size for size in sizes if size < _SMALL_BYTES)
+    large = sorted(min(table.expansion * size, _MOST_BYTES) for size in sizes if size >= _SMALL_BYTES)
+    return int(max(min(table.expansion * small, _MOST_BYTES), sum(large[-_AT_ONCE:])))
 
 
 class Attempt:

@@ -1,4 +1,4 @@
-"""What the native engine costs: beside engines forced by hand, on growing tables, beside bare delta-rs, in memory."""
+"""What the driver costs on tables without deletion vectors: beside engines forced by hand, on large tables, in memory."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from common import Bench, Comparison, bare_delta_rs, deduped, sink_on, timed
-from deltalake import DeltaTable
+from common import Bench, Comparison, sink_on, timed
 from pyspark.sql import DataFrame
 
 from stream_merge import MergeSink
@@ -29,22 +28,22 @@ def grid(bench: Bench) -> list[Comparison]:
             for pattern, low in (("recent keys", int(rows * 0.95)), ("random keys", 0)):
                 sinks = {
                     engine: sink_on(bench.copy(table, f"grid_{engine}"), engine=engine)
-                    for engine in ("auto", "native", "spark")
+                    for engine in ("auto", "driver", "spark")
                 }
                 make = partial(bench.events, events, low, int(rows * 1.01) + 1, deletes=True)
-                auto, native, spark = bench.alternate(make, *(_through(bench, s) for s in sinks.values()), warm_up=3)
-                better = min(native, spark)
+                auto, driver, spark = bench.alternate(make, *(_through(bench, s) for s in sinks.values()), warm_up=3)
+                better = min(driver, spark)
                 limit = max(1.15 * better, better + 0.05)
                 found.append(
                     Comparison(
                         case=f"{rows:,} rows, {events:,} events, {pattern}",
-                        baseline="native forced" if native <= spark else "spark forced",
+                        baseline="driver forced" if driver <= spark else "spark forced",
                         baseline_seconds=better,
                         candidate="auto",
                         candidate_seconds=auto,
                         bound=f"at most {limit:.2f} s",
                         holds=auto <= limit,
-                        phases=f"native forced {native:.3f}, spark forced {spark:.3f}",
+                        phases=f"driver forced {driver:.3f}, spark forced {spark:.3f}",
                     )
                 )
     return found
@@ -80,37 +79,6 @@ def growth(bench: Bench) -> list[Comparison]:
     ]
 
 
-def overhead(bench: Bench) -> list[Comparison]:
-    """The sink's call beside `toArrow` and a merge by delta-rs of rows that were deduped before, for nothing."""
-    found = []
-    for rows, files, events, low in ((20_000, 1, 1_000, 0), (5_000_000, 16, 10_000, 4_750_000)):
-        table = bench.table(rows, files)
-        bare_table = DeltaTable(bench.copy(table, "bare_native"))
-        sink = sink_on(bench.copy(table, "over_sink"))
-        make = partial(bench.events, events, low, int(rows * 1.01) + 1, deletes=True)
-        bare, ours = bench.alternate(make, partial(_bare, bench, bare_table), _through(bench, sink), warm_up=12)
-        limit = 1.3 * bare + 0.12
-        seconds = sink.last_result.seconds if sink.last_result else {}
-        found.append(
-            Comparison(
-                case=f"{rows:,} rows, {events:,} events",
-                baseline="bare toArrow + delta-rs",
-                baseline_seconds=bare,
-                candidate="auto",
-                candidate_seconds=ours,
-                bound=f"at most {limit:.2f} s",
-                holds=ours <= limit,
-                phases=", ".join(f"{phase} {s:.3f}" for phase, s in seconds.items() if s >= 0.001),
-            )
-        )
-    return found
-
-
-def _bare(bench: Bench, table: DeltaTable, batch: DataFrame) -> float:
-    source = deduped(batch).localCheckpoint()
-    return timed(lambda: bare_delta_rs(table, source, bench.batch_id))
-
-
 CEILING = 1_500 << 20
 LOWEST = {"recent": 19_750_000, "random": 0}
 MEMORY_CASES = (
@@ -139,7 +107,7 @@ def memory(bench: Bench) -> list[Comparison]:
         result = sink.last_result
         engine = "" if result is None else f"{result.engine} ({result.refusal or 'chosen'})"
         above = peak[0] - started
-        if result is not None and result.engine == "native":
+        if result is not None and result.engine == "driver":
             highest = max(highest, above)
         lines.append(f"{events:,} {pattern}: {engine}, {took:.1f} s, peak +{above / 2**20:,.0f} MiB")
     return [
@@ -147,7 +115,7 @@ def memory(bench: Bench) -> list[Comparison]:
             case="peak memory above the start in MiB, 20 M rows",
             baseline="ceiling",
             baseline_seconds=CEILING / 2**20,
-            candidate="native merges",
+            candidate="merges in the driver",
             candidate_seconds=highest / 2**20,
             bound="below the ceiling",
             holds=highest <= CEILING,

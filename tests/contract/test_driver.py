@@ -1,11 +1,10 @@
-"""The native engine: when it is taken, what it must not overlook, and that Spark reads what it wrote."""
+"""The driver: when it merges, what it must not overlook, and that Spark reads what it wrote."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
-from collections.abc import Callable
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
@@ -16,9 +15,9 @@ from confs import REBASE, conf
 from deliveries import COPY_ON_WRITE, DEFAULTS, ChangeStream, delete, ledger, upsert
 from generated import create_generated
 from pyspark.sql import SparkSession
-from stream_merge.engines.delta_rs.merger import DeltaRsMerger
 
-from stream_merge import CommitStateUnknownError, ConfigError, MergeFailedError, RetryPolicy
+from stream_merge import ConfigError, MergeFailedError, RetryPolicy
+from stream_merge.engines.driver.merger import DriverMerger
 from stream_merge.engines.spark import engine as spark_engine
 from stream_merge.model.table_ref import TableRef
 from stream_merge.tables.log.handle import NativeTable
@@ -28,46 +27,17 @@ from stream_merge.testing import batch, run
 QUICK = RetryPolicy(attempts=3, backoff_initial_seconds=0, backoff_max_seconds=0, backoff_jitter_seconds=0)
 
 
-@pytest.fixture
-def stream(spark: SparkSession, tmp_table: str) -> ChangeStream:
-    stream = ChangeStream(spark, tmp_table, engine="native", retry=QUICK)
+@pytest.fixture(params=[{}, COPY_ON_WRITE], ids=["mark", "rewrite"])
+def stream(request: pytest.FixtureRequest, spark: SparkSession, tmp_table: str) -> ChangeStream:
+    stream = ChangeStream(spark, tmp_table, engine="driver", retry=QUICK, table_properties=request.param)
     stream.deliver(upsert(1, "one", lsn=1), upsert(2, "two", lsn=1), upsert(3, "three", lsn=1))
     return stream
-
-
-def before_merge(monkeypatch: pytest.MonkeyPatch, action: Callable[[], Any]) -> None:
-    """Do something between the native merge's look at the table and its commit, once."""
-    merge = NativeTable.merge
-
-    def overtaken(self: NativeTable, *args: Any, **kwargs: Any) -> Any:
-        monkeypatch.setattr(NativeTable, "merge", merge)
-        action()
-        return merge(self, *args, **kwargs)
-
-    monkeypatch.setattr(NativeTable, "merge", overtaken)
 
 
 # -- where it is not taken ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", ["LEGACY", "EXCEPTION"])
-@pytest.mark.smoke
-def test_dates_that_spark_would_read_in_another_calendar_are_left_to_it(
-    spark: SparkSession, tmp_table: str, mode: str
-) -> None:
-    """Needs Spark, as its user has set it: files by delta-rs do not say that no calendar but today's is in them."""
-    schema = "id bigint, lsn bigint, op string, at struct<days: array<date>>"
-    stream = ChangeStream(spark, tmp_table, schema, table_properties=COPY_ON_WRITE, **DEFAULTS)
-    with conf(spark, REBASE, mode):
-        result = stream.deliver((1, 1, "u", ([date(1, 1, 1)],)))
-        found = stream.sql("SELECT CAST(at.days[0] AS string) FROM {target}").collect()
-
-    assert (result.engine, result.refusal, found[0][0]) == ("spark", "column", "0001-01-01")
-    assert f"with {REBASE}={mode} Spark reads dates before 1582" in result.plan
-    assert stream.deliver((2, 2, "u", ([date(1, 1, 1)],))).engine == "native"
-
-
-def test_so_are_deletes_of_such_days_that_are_to_be_remembered(spark: SparkSession, tmp_table: str) -> None:
+def test_deletes_of_days_in_another_calendar_are_left_to_spark(spark: SparkSession, tmp_table: str) -> None:
     """Needs Spark, as its user has set it: the log of deletes, begun by Spark, stays with it."""
     stream = ChangeStream(spark, tmp_table, "day date, lsn bigint, op string", **{**DEFAULTS, "keys": ["day"]})
     with conf(spark, REBASE, "LEGACY"):
@@ -78,99 +48,14 @@ def test_so_are_deletes_of_such_days_that_are_to_be_remembered(spark: SparkSessi
     assert ledger(late) == {"received": 2, "stale": 2}
 
 
-# -- lost commits and commits of unknown fate ---------------------------------------------------
-
-
-@pytest.mark.smoke
-def test_a_merge_that_loses_against_another_merge_is_tried_again(stream: ChangeStream, monkeypatch: pytest.MonkeyPatch):
-    """A newer commit makes it lose, whatever delta-rs would think of it."""
-    other = ChangeStream(stream.spark, stream.target, app_id="other", engine="spark")
-    rival = batch(stream.spark, stream.schema, upsert(1, "theirs", lsn=7), upsert(9, "nine", lsn=1))
-    before_merge(monkeypatch, lambda: run(other.sink(), rival, 0))
-
-    result = stream.deliver(upsert(1, "late", lsn=5), upsert(2, "mine", lsn=5))
-
-    assert (result.engine, result.attempts, result.conflicts) == ("native", 2, {"ConcurrentWriteException": 1})
-    assert stream.rows("id", "name") == [(1, "theirs"), (2, "mine"), (3, "three"), (9, "nine")]
-
-
-def test_a_merge_that_loses_against_optimize_is_tried_again(stream: ChangeStream, monkeypatch: pytest.MonkeyPatch):
-    stream.deliver(upsert(4, "four", lsn=1))
-    before_merge(monkeypatch, lambda: stream.sql("OPTIMIZE {target}").collect())
-
-    result = stream.deliver(upsert(1, "mine", lsn=5), delete(2, lsn=5))
-
-    assert (result.attempts, ledger(result)) == (2, {"received": 2, "updated": 1, "deleted": 1})
-    assert stream.rows("id", "name") == [(1, "mine"), (3, "three"), (4, "four")]
-
-
-def test_a_twin_that_commits_the_batch_first_is_noticed(stream: ChangeStream, monkeypatch: pytest.MonkeyPatch):
-    """By its transaction id, in the look for a commit of our own; delta-rs would apply the batch a second time."""
-    events = batch(stream.spark, stream.schema, upsert(1, "once", lsn=5))
-    twin = ChangeStream(stream.spark, stream.target, engine="native", name=None).sink()
-    # The claim on the identity keeps twins of one process apart; take the id as another process would.
-    monkeypatch.setattr("stream_merge.merge.running_calls._Claims.held", _no_claim)
-    before_merge(monkeypatch, lambda: run(twin, events, 1))
-
-    result = run(stream.sink(), events, 1)
-
-    assert (result.outcome, result.attempts) == ("skipped_duplicate", 1)
-    assert [change for change, *_ in stream.changes()].count("update_postimage") == 1
-
-
-def _no_claim(*_: Any, **__: Any) -> Any:
-    from contextlib import nullcontext  # noqa: PLC0415
-
-    return nullcontext()
-
-
-@pytest.mark.smoke
-def test_a_lost_answer_is_found_in_the_table(stream: ChangeStream, monkeypatch: pytest.MonkeyPatch):
-    """The commit landed: counted once, from its own history."""
-    merge = NativeTable.merge
-
-    def lost(self: NativeTable, *args: Any, **kwargs: Any) -> Any:
-        merge(self, *args, **kwargs)
-        msg = "connection reset"
-        raise OSError(msg)
-
-    monkeypatch.setattr(NativeTable, "merge", lost)
-    result = run(stream.sink(), batch(stream.spark, stream.schema, upsert(1, "new", lsn=5), delete(3, lsn=5)), 1)
-
-    assert (result.outcome, result.engine, result.version) == ("committed", "native", 2)
-    assert ledger(result) == {"received": 2, "updated": 1, "deleted": 1}
-
-
-def test_an_unreadable_table_after_a_lost_answer_stops_the_batch(stream: ChangeStream, monkeypatch: pytest.MonkeyPatch):
-    """Never tried blindly; the replay finds out."""
-    merge = NativeTable.merge
-
-    def lost(self: NativeTable, *args: Any, **kwargs: Any) -> Any:
-        merge(self, *args, **kwargs)
-        monkeypatch.setattr(DeltaRsMerger, "find", unreadable)
-        raise OSError
-
-    def unreadable(_: Any) -> Any:
-        raise PermissionError
-
-    events = batch(stream.spark, stream.schema, upsert(1, "new", lsn=5))
-    with monkeypatch.context() as broken:
-        broken.setattr(NativeTable, "merge", lost)
-        with pytest.raises(CommitStateUnknownError):
-            run(stream.sink(), events, 1)
-    monkeypatch.undo()
-
-    assert run(stream.sink(), events, 1).outcome == "skipped_duplicate"
-
-
-def test_a_native_failure_that_left_nothing_goes_to_spark_once(stream: ChangeStream, monkeypatch: pytest.MonkeyPatch):
+def test_a_failure_that_left_nothing_goes_to_spark_once(stream: ChangeStream, monkeypatch: pytest.MonkeyPatch):
     """Under engine="auto" only."""
 
     def broken(*_: Any, **__: Any) -> Any:
         msg = "not implemented"
         raise ValueError(msg)
 
-    monkeypatch.setattr(NativeTable, "merge", broken)
+    monkeypatch.setattr(DriverMerger, "merge", broken)
     stream.settings["engine"] = "auto"
     result = stream.deliver(upsert(1, "new", lsn=5), delete(3, lsn=5))
 
@@ -186,65 +71,42 @@ def test_a_native_failure_that_left_nothing_goes_to_spark_once(stream: ChangeStr
     ("columns", "properties", "said"),
     [
         ("id bigint, lsn bigint, name string", {"delta.enableRowTracking": "true"}, "rowTracking"),
-        ("id bigint, lsn bigint, name string", {"delta.enableInCommitTimestamps": "true"}, "inCommitTimestamp"),
-        ("id bigint, lsn bigint, name string", {"delta.enableTypeWidening": "true"}, "typeWidening"),
+        ("id bigint, lsn bigint, name string", {"delta.enableInCommitTimestamps": "true"}, None),
+        ("id bigint, lsn bigint, name string", {"delta.enableTypeWidening": "true"}, None),
         ("id bigint, lsn bigint, name varchar(20)", {}, "'name' of the target is char(n) or varchar(n)"),
         ("id bigint, lsn bigint, name string, m map<string, int>", {}, None),
         ("id bigint, lsn bigint, name string, n bigint = id + 1", {}, "'n' of the target is generated"),
     ],
     ids=["row tracking", "in-commit timestamps", "type widening", "varchar", "map not in the source", "generated"],
 )
-def test_what_delta_rs_cannot_write_is_left_to_spark(
+def test_what_is_not_proven_is_left_to_spark(
     spark: SparkSession, tmp_table: str, columns: str, properties: dict[str, str], said: str | None
 ):
-    """Read from the table before the merge; engine="native" says so in one sentence."""
+    """Read from the table before the merge; engine="driver" says so in one sentence."""
     listed = ", ".join(f"'{key}' = '{value}'" for key, value in properties.items())
     if " = " in columns:
         create_generated(spark, tmp_table, columns.partition(", n ")[0], {"n bigint": "id + 1"})
     else:
         also = f" TBLPROPERTIES ({listed})" if listed else ""
         spark.sql(f"CREATE TABLE delta.`{tmp_table}` ({columns}) USING delta{also}")
-    stream = ChangeStream(spark, tmp_table, engine="auto" if said else "native")
+    stream = ChangeStream(spark, tmp_table, engine="auto" if said else "driver")
 
     result = stream.deliver(upsert(1, "one", lsn=1))
 
     if said is None:
-        assert result.engine == "native"
+        assert result.engine == "driver"
         return
     assert (result.engine, said in result.plan) == ("spark", True), result.plan
-    stream.settings["engine"] = "native"
-    with pytest.raises(ConfigError, match="engine='native' cannot merge this batch"):
+    stream.settings["engine"] = "driver"
+    with pytest.raises(ConfigError, match="engine='driver' cannot merge this batch"):
         stream.deliver(upsert(1, "two", lsn=2))
 
 
-@pytest.mark.parametrize(
-    ("schema", "event", "said"),
-    [
-        ("id double, lsn bigint, op string", (1.5, 1, "u"), "'id' is double"),
-        ("id bigint, lsn float, op string", (1, 1.5, "u"), "'c1' is float"),
-        ("id bigint, lsn bigint, op string, m map<string, int>", (1, 1, "u", {"a": 1}), "is map<string,int>"),
-        ("id bigint, lsn bigint, op string, a array<double>", (1, 1, "u", [0.5]), "holds double inside another type"),
-        ("id decimal(20,0), lsn bigint, op string", (Decimal(18446744073709551615), 1, "u"), "statistics"),
-        ("id bigint, lsn bigint, op string, d decimal(16,2)", (1, 1, "u", Decimal("1.50")), "statistics"),
-    ],
-    ids=["float key", "float sequence", "map", "floats in an array", "long decimal key", "long decimal"],
-)
-def test_what_arrow_compares_otherwise_is_left_to_spark(
-    spark: SparkSession, tmp_table: str, schema: str, event: tuple[Any, ...], said: str
-):
-    stream = ChangeStream(
-        spark, tmp_table, schema, engine="auto", keys="id", sequence_by="lsn", table_properties=COPY_ON_WRITE
-    )
-    result = stream.deliver(event)
-
-    assert (result.engine, result.refusal, said in result.plan) == ("spark", "column", True), result.plan
-
-
-def test_short_decimals_are_keys_on_either_engine(spark: SparkSession, tmp_table: str):
-    """Zero in exponent notation is no literal of DataFusion; the bounds of a batch hold it."""
+def test_short_decimals_are_keys(spark: SparkSession, tmp_table: str):
+    """The bounds of a batch hold zero in exponent notation."""
     schema = "id decimal(15,10), lsn bigint, op string"
     stream = ChangeStream(
-        spark, tmp_table, schema, engine="native", keys="id", sequence_by="lsn", apply_as_deletes="op = 'd'"
+        spark, tmp_table, schema, engine="driver", keys="id", sequence_by="lsn", apply_as_deletes="op = 'd'"
     )
     ids = [Decimal("0E-10"), Decimal("1E-10"), Decimal("-99999.1234567891")]
     stream.deliver(*((key, 1, "u") for key in ids))
@@ -295,33 +157,19 @@ def test_a_merge_that_might_need_too_much_memory_goes_to_spark(spark: SparkSessi
     assert "of 1 MB allowed" in result.plan
 
 
-def test_long_rows_in_a_short_file_count_as_they_are_when_they_are_read(spark: SparkSession, tmp_table: str):
-    """delta-rs holds thousands of rows at once: 1,250 of 1 MB in files of 63 MB took 5 GB."""
-    long = spark.range(120).selectExpr("id", "1L AS lsn", "'u' AS op", "repeat(uuid(), 28000) AS name")
-    stream = ChangeStream(
-        spark, tmp_table, engine="auto", native_memory_bytes=300 << 20, table_properties=COPY_ON_WRITE
-    )
-    stream.deliver_frame(long)
-    result = stream.deliver(upsert(1, "one", lsn=2))
-
-    assert (result.engine, result.refusal) == ("spark", "memory")
-    assert stream.deliver(upsert(2, "two", lsn=3), native_memory_bytes=None).engine == "native"
-
-
 # -- one table, two engines ---------------------------------------------------------------------
 
 
 @pytest.mark.smoke
-def test_both_engines_read_each_others_files_with_deletion_vectors_and_column_mapping(
-    spark: SparkSession, tmp_table: str
-):
+@pytest.mark.parametrize("vectors", ["true", "false"])
+def test_both_engines_read_each_others_files_with_column_mapping(spark: SparkSession, tmp_table: str, vectors: str):
     """Rows that a deletion vector hides do not come back; mapped names stay mapped."""
     stream = ChangeStream(
         spark,
         tmp_table,
-        table_properties={"delta.enableDeletionVectors": "true", "delta.columnMapping.mode": "name"},
+        table_properties={"delta.enableDeletionVectors": vectors, "delta.columnMapping.mode": "name"},
     )
-    for round_number, engine in enumerate(("spark", "native", "spark", "native")):
+    for round_number, engine in enumerate(("spark", "driver", "spark", "driver")):
         lsn = 10 * round_number
         stream.settings["engine"] = engine
         result = stream.deliver(
@@ -331,7 +179,7 @@ def test_both_engines_read_each_others_files_with_deletion_vectors_and_column_ma
         stream.sql(f"DELETE FROM {{target}} WHERE id = {5 - round_number}")
         assert result.engine == engine
 
-    assert stream.rows("id", "name") == [(key, "native 3") for key in (0, 1, 4, 5)]
+    assert stream.rows("id", "name") == [(key, "driver 3") for key in (0, 1, 4, 5)]
 
 
 @pytest.mark.parametrize(
@@ -387,7 +235,7 @@ def test_a_log_that_delta_rs_cannot_read_is_left_to_spark(
     result = stream.deliver(upsert(9, "late", lsn=4), upsert(2, "two", lsn=1), delete(1, lsn=6))
 
     assert ledger(result) == {"received": 3, "stale": 1, "inserted": 1, "deleted": 1}
-    assert "delta-rs failed on the tombstones" in result.plan
+    assert "the driver failed on the tombstones" in result.plan
 
 
 def test_kept_tombstones_follow_other_writers_and_housekeeping(
@@ -396,7 +244,7 @@ def test_kept_tombstones_follow_other_writers_and_housekeeping(
     """One sink, whose entries in memory grow by its own appends; whatever else happens to the log is read again."""
     monkeypatch.setattr(tombstones, "TIDY_FILES", 4)
     settings = {"schema": "id string, lsn bigint, op string, name string", "tombstone_retention_seconds": 3600}
-    stream = ChangeStream(spark, tmp_table, engine="native", **DEFAULTS, **settings)
+    stream = ChangeStream(spark, tmp_table, engine="driver", **DEFAULTS, **settings)
     sink, other = stream.sink(), ChangeStream(spark, tmp_table, engine="spark", app_id="other", **DEFAULTS, **settings)
 
     def deliver(batch_id: int, *events: tuple[Any, ...]) -> dict[str, int]:
@@ -424,7 +272,7 @@ def failing(*_: object) -> None:
 
 def test_a_table_made_anew_at_the_same_place_is_not_taken_for_the_old_one(spark: SparkSession, tmp_table: str):
     """The kept handle knows more versions than the new table has."""
-    sink = ChangeStream(spark, tmp_table, engine="native").sink()
+    sink = ChangeStream(spark, tmp_table, engine="driver").sink()
     for batch_id in range(3):
         run(
             sink,
@@ -444,7 +292,7 @@ def test_a_table_made_anew_at_the_same_place_is_not_taken_for_the_old_one(spark:
 def test_a_log_is_kept_for_as_long_as_delta_reads_it_and_delta_rs_does_not(spark: SparkSession, tmp_table: str):
     """By its own default it would delete what is older than 30 days; Spark writes such a table's checkpoints."""
     properties = {"delta.checkpointInterval": "3", "delta.logRetentionDuration": "365 days"}
-    stream = ChangeStream(spark, tmp_table, engine="native", tombstones=False, table_properties=properties)
+    stream = ChangeStream(spark, tmp_table, engine="driver", tombstones=False, table_properties=properties)
     sink, log = stream.sink(), Path(tmp_table) / "_delta_log"
     for batch_id in range(4):
         run(sink, batch(spark, stream.schema, upsert(1, "row", lsn=1 + batch_id)), batch_id)
@@ -465,7 +313,7 @@ def test_a_log_is_kept_for_as_long_as_delta_reads_it_and_delta_rs_does_not(spark
 def test_checkpoints_are_written_at_the_tables_interval(spark: SparkSession, tmp_table: str):
     """Delta's default is 10 commits, and its property is obeyed; Spark starts from them."""
     stream = ChangeStream(
-        spark, tmp_table, engine="native", tombstones=False, table_properties={"delta.checkpointInterval": "3"}
+        spark, tmp_table, engine="driver", tombstones=False, table_properties={"delta.checkpointInterval": "3"}
     )
     sink = stream.sink()
     for batch_id in range(7):
