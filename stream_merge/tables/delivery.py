@@ -99,7 +99,7 @@ class Delivery:
         return self.identity, self.location, None if merged is None else merged.table_id
 
     def judge(self, recorded: int, batch_id: int, then: Callable[[], str | None]) -> None:
-        """As `side_commits.Judge`.
+        """`Judge` of side commits.
 
         Raises:
             ConfigError: a table beside the target has recorded another batch under this id, or a later one.

@@ -84,6 +84,7 @@ def test_the_first_broken_event_and_the_first_delete_need_no_job_of_spark(spark:
     stream.deliver(upsert(1, "row", lsn=1), upsert(2, "row", lsn=1))
 
     twice(stream, broken(stream, delete(1, lsn=2)))
+    stream.batch_id = 3
     late = stream.deliver(upsert(1, "late", lsn=1), delete(2, lsn=3))
 
     assert writers(stream) == ["delta-rs"]
