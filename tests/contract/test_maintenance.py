@@ -1,6 +1,6 @@
 """Maintenance of a target at the end of a call. Needs a JVM: OPTIMIZE and VACUUM are Spark's, on real tables.
 
-When it runs: `tests/unit/test_maintenance.py`.
+When it runs: `tests/unit/test_maintenance_plan.py`.
 """
 
 from __future__ import annotations
