@@ -56,9 +56,9 @@ from stream_merge.shapes.insert_only import InsertOnly
 from stream_merge.shapes.key_bounds import KeyBounds
 from stream_merge.shapes.snapshot import Snapshot
 from stream_merge.tables.files import eligibility
+from stream_merge.tables.files import find as finding
 from stream_merge.tables.files.commit import ConcurrentWriteException
 from stream_merge.tables.files.find import EVENT, FILE, POSITION, find
-from stream_merge.tables.files.find import find as finding
 from stream_merge.tables.files.table import table_of
 from stream_merge.tables.log.handle import open_table
 
@@ -575,7 +575,7 @@ def test_what_is_committed_is_undone_whatever_memory_it_takes(target):
         merger._commit(late, [Delete(when=Newer())], target.tag())
     assert target.files() == files
 
-    report = merger.repair(SimpleNamespace(refused_entries=lambda: late), target.tag())
+    report = merger.repair(SimpleNamespace(refusing=late), target.tag())
     assert (report.deleted, target.rows()) == (2, [(3, 3, "three"), (4, 3, "four")])
 
 

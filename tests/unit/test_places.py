@@ -54,11 +54,11 @@ def test_what_delta_rs_would_decode_is_told(location: str, escape: str | None) -
 
 def test_a_path_without_a_scheme_is_one_of_this_disk_or_refused() -> None:
     """Its lock, and delta-rs' look at the table, would be those of a local folder."""
-    expect_scheme("/user/x/orders", "file:/user/x/orders")
-    expect_scheme("hdfs://nn/user/x/orders", "hdfs://nn/user/x/orders")
-    expect_scheme("shop.orders", "hdfs://nn/warehouse/orders")
+    expect_scheme(TableRef("/user/x/orders"), "file:/user/x/orders")
+    expect_scheme(TableRef("hdfs://nn/user/x/orders"), "hdfs://nn/user/x/orders")
+    expect_scheme(TableRef("shop.orders"), "hdfs://nn/warehouse/orders")
     with pytest.raises(ConfigError, match=r"'x/orders' is located at 'hdfs://nn/user/x/orders' by fs.defaultFS"):
-        expect_scheme("x/orders", "hdfs://nn/user/x/orders")
+        expect_scheme(TableRef("x/orders"), "hdfs://nn/user/x/orders")
 
 
 def test_two_tables_of_a_catalog_are_two_places() -> None:

@@ -343,7 +343,8 @@ def test_credentials_are_never_shown():
     with pytest.raises(ConfigError) as caught:
         sink_of("s3://bucket/orders", keys=[], storage_options={"AWS_SECRET_ACCESS_KEY": "hunter2"})
 
-    shown = f"{sink!r} {sink} {sink._calls.spec!r} {sink._calls.spec} {caught.value} {caught.value!r} {caught.value.__dict__}"
+    spec, error = sink._calls.spec, caught.value
+    shown = f"{sink!r} {sink} {spec!r} {spec} {error} {error!r} {error.__dict__}"
     assert "hunter2" not in shown
     assert "AWS_SECRET_ACCESS_KEY" not in shown
 
