@@ -12,7 +12,7 @@ from stream_merge.errors import (
 from stream_merge.metrics.instruments import MergeMetrics
 from stream_merge.model.maintenance import Maintenance
 from stream_merge.model.results import EventCounts, MergeResult
-from stream_merge.model.settings import RetryPolicy
+from stream_merge.model.settings import Create, Driver, RetryPolicy, Tombstones
 from stream_merge.router import MergeSinks
 from stream_merge.sink import MergeSink
 from stream_merge.sources.files import read_files
@@ -22,6 +22,8 @@ __all__ = [
     "CommitStateUnknownError",
     "ConfigError",
     "ContractError",
+    "Create",
+    "Driver",
     "EventCounts",
     "Maintenance",
     "MergeFailedError",
@@ -32,5 +34,6 @@ __all__ = [
     "RetryPolicy",
     "RoutedMergeError",
     "StreamMergeError",
+    "Tombstones",
     "read_files",
 ]

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from pyspark.sql import Column, DataFrame
 
 from stream_merge.merge.calls import Calls
 from stream_merge.metrics.instruments import MergeMetrics
-from stream_merge.model.given import as_mapping, as_names, as_own_mapping, as_truth
+from stream_merge.model.given import as_mapping, as_names, as_own_mapping, as_truth, expect_known, on_or_with
 from stream_merge.model.maintenance import Maintenance
 from stream_merge.model.observer import Observer
 from stream_merge.model.results import MergeResult
-from stream_merge.model.settings import Engine, MergeSpec, OnInvalid, RetryPolicy, SchemaEvolution
+from stream_merge.model.settings import (
+    Create,
+    Driver,
+    Engine,
+    MergeSpec,
+    OnInvalid,
+    RetryPolicy,
+    SchemaEvolution,
+    Tombstones,
+)
 from stream_merge.model.source_batch import Intake
 from stream_merge.model.table_ref import TableRef
 from stream_merge.shapes import Changes, Shape, checked
@@ -38,22 +47,15 @@ class MergeSink:
         except_column_list: columns not to store.
         on_invalid: "quarantine" events that break the contract, or "fail" the batch.
         quarantine_target: where they go; None: `__stream_merge_quarantine_<table>` beside the target.
-        tombstones: remember deletes, so that a late upsert cannot revive a key.
-        tombstone_retention_seconds: how long; None: forever.
-        create_target: create a missing target from the first batch.
-        partition_by: partition columns of a created target.
-        cluster_by: clustering columns of a created target.
-        table_properties: properties of a created target.
+        tombstones: remember deletes, so that a late upsert cannot revive a key; `Tombstones(…)`: for how long.
+        create: create a missing target from the first batch; `Create(…)`: with what layout and properties.
         change_data_feed: make sure the target's change data feed is on.
         schema_evolution: True adds new columns and nested fields of the source, "widen" also widens types.
         engine: "auto", "spark" or "driver".
         retry: attempts, time budget and backoff for lost commits.
         app_id: part of the idempotency identity; outside a streaming query all of it.
         name: label for metrics and logs; part of the identity when given.
-        single_writer: promise that nobody else writes to the target; without it an object store is left to Spark,
-            unless commits exclude each other there (on S3 by `streammerge.ConditionalPutLogStore`).
-        storage_options: how delta-rs reaches an object store; None: on S3 and Azure as Spark's settings say.
-        native_memory_bytes: memory ceiling of the native engine.
+        driver: memory of merges in the driver, and how it reaches object stores.
         maintenance: compact and vacuum the target at the end of a call; None: never.
         target_filter: SQL over the row `t`, such as "t.day >= current_date() - 7": the only part of the target that is
             looked through for a batch's keys. Rows of them elsewhere stop the batch before anything is written.
@@ -76,29 +78,27 @@ class MergeSink:
         except_column_list: Sequence[str] | None = None,
         on_invalid: OnInvalid = "quarantine",
         quarantine_target: str | None = None,
-        tombstones: bool = True,
-        tombstone_retention_seconds: float | None = None,
-        create_target: bool = True,
-        partition_by: str | Sequence[str] = (),
-        cluster_by: str | Sequence[str] = (),
-        table_properties: Mapping[str, str] | None = None,
+        tombstones: bool | Tombstones = True,
+        create: bool | Create = True,
         change_data_feed: bool = True,
         schema_evolution: SchemaEvolution = False,
         engine: Engine = "auto",
         retry: RetryPolicy | None = None,
         app_id: str | None = None,
         name: str | None = None,
-        single_writer: bool = False,
-        storage_options: Mapping[str, str] | None = None,
-        native_memory_bytes: int | None = None,
+        driver: Driver | None = None,
         maintenance: Maintenance | None = None,
         target_filter: str | None = None,
         shape: Shape | None = None,
         metrics: MergeMetrics | None = None,
         observers: Sequence[Observer] = (),
+        **renamed: object,
     ) -> None:
+        expect_known(renamed, target=target)
         wanted = checked(Changes() if shape is None else shape, target=target)
-        tombstones = as_truth(tombstones)
+        remembers, deletes = on_or_with(tombstones, Tombstones())
+        creates, created = on_or_with(create, Create())
+        driver = Driver() if driver is None else driver
         spec = MergeSpec(
             target=TableRef(target),
             keys=as_names(keys),
@@ -108,21 +108,21 @@ class MergeSink:
             except_column_list=None if except_column_list is None else as_names(except_column_list),
             on_invalid=on_invalid,
             quarantine_target=None if quarantine_target is None else TableRef(quarantine_target),
-            tombstones=tombstones if tombstones is not True else wanted.remembers_deletes,
-            tombstone_retention_seconds=tombstone_retention_seconds,
-            create_target=as_truth(create_target),
-            partition_by=as_names(partition_by),
-            cluster_by=as_names(cluster_by),
-            table_properties={} if table_properties is None else as_own_mapping(table_properties),
+            tombstones=remembers if remembers is not True else wanted.remembers_deletes,
+            tombstone_retention_seconds=deletes.retention_seconds,
+            create_target=creates,
+            partition_by=as_names(created.partition_by),
+            cluster_by=as_names(created.cluster_by),
+            table_properties=as_own_mapping(created.properties),
             change_data_feed=as_truth(change_data_feed),
             schema_evolution=schema_evolution,
             engine=engine,
             retry=RetryPolicy() if retry is None else retry,
             app_id=app_id,
             name=name,
-            single_writer=as_truth(single_writer),
-            storage_options=None if storage_options is None else as_mapping(storage_options),
-            native_memory_bytes=native_memory_bytes,
+            single_writer=as_truth(driver.single_writer),
+            storage_options=None if driver.storage_options is None else as_mapping(driver.storage_options),
+            native_memory_bytes=driver.memory_bytes,
             maintenance=maintenance,
             target_filter=target_filter,
             shape=wanted,

@@ -13,6 +13,7 @@ from typing import Any
 
 from disk import on_disk
 from engines import under_test
+from grouped import sink_with
 from prometheus_client import CollectorRegistry
 from pyspark.sql import DataFrame, SparkSession
 
@@ -128,7 +129,7 @@ class ChangeStream:
 
     def sink(self) -> MergeSink:
         """A new sink with the stream's settings."""
-        return under_test(MergeSink(**self.settings))
+        return under_test(sink_with(**self.settings))
 
     def rows(self, *columns: str) -> list[tuple[Any, ...]]:
         """The target's rows, sorted."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from engines import Only, with_costs
+from grouped import sink_with
 from prometheus_client import CollectorRegistry
 from pyspark.sql import DataFrame, SparkSession
 from services import SPARK_JARS
@@ -49,7 +50,7 @@ class Checks:
     def sink(self, target: str, **settings: Any) -> MergeSink:
         given = {"keys": "id", "sequence_by": "lsn", "apply_as_deletes": "op = 'd'", "except_column_list": ["op"]}
         metrics = MergeMetrics(registry=CollectorRegistry())
-        return MergeSink(**{"target": target, "app_id": "hive", "metrics": metrics, **given, **settings})
+        return sink_with(**{"target": target, "app_id": "hive", "metrics": metrics, **given, **settings})
 
     def rows(self, table: str) -> list[list[Any]]:
         return [list(row) for row in self.spark.table(table).orderBy("id").collect()]

@@ -9,10 +9,11 @@ from typing import Any
 
 import pyarrow as pa
 from engines import Only, with_costs
+from grouped import sink_with
 from prometheus_client import CollectorRegistry
 from pyspark.sql import SparkSession
 
-from stream_merge import MergeMetrics, MergeSink, RetryPolicy
+from stream_merge import MergeMetrics, RetryPolicy
 from stream_merge.model.results import MergeResult
 from stream_merge.testing import batch, run
 
@@ -52,7 +53,7 @@ class Writer:
         self.engine = ENGINES[name]
         self.results: list[MergeResult] = []
         self._spark = spark
-        self._sink = MergeSink(
+        self._sink = sink_with(
             target=target,
             keys=["id"],
             sequence_by="lsn",

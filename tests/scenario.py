@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from grouped import sink_with
 from prometheus_client import CollectorRegistry
 from pyspark.sql import DataFrame, SparkSession
 
@@ -55,7 +56,7 @@ new, and two are missing."""
 def sink(table: str, *, shape: str = "changes", **settings: Any) -> MergeSink:
     """A sink for this stream; it counts for itself."""
     columns = {} if "column_list" in settings else {"except_column_list": ["op"]}
-    return MergeSink(
+    return sink_with(
         target=table,
         keys=["id"],
         sequence_by="lsn",
@@ -69,7 +70,7 @@ def sink(table: str, *, shape: str = "changes", **settings: Any) -> MergeSink:
 def snapshot_sink(table: str) -> MergeSink:
     """A sink that takes a batch for a copy of the whole source; it counts for itself."""
     metrics = MergeMetrics(registry=CollectorRegistry())
-    return MergeSink(
+    return sink_with(
         target=table,
         keys=["id"],
         except_column_list=["op"],

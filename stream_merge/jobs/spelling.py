@@ -8,12 +8,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 
 from stream_merge.model.maintenance import Maintenance
+from stream_merge.model.settings import Create, Driver, Tombstones
 from stream_merge.shapes import Changes, Clauses, InsertOnly, Snapshot
 from stream_merge.sink import MergeSink
 
 _ARGUMENTS = {
     *(name for one in (MergeSink, Snapshot) for name in inspect.signature(one).parameters),
-    *(field.name for field in fields(Maintenance)),
+    *(field.name for group in (Maintenance, Create, Tombstones, Driver) for field in fields(group)),
 }
 _ANY = "|".join(sorted(_ARGUMENTS, key=len, reverse=True))
 _SINK = re.compile(
@@ -30,7 +31,7 @@ _SHAPES: Mapping[str, str] = {shape.__name__: shape.name for shape in (Changes, 
 _OPTIONS: Mapping[str, str] = {
     "column_list": "--columns",
     "except_column_list": "--except-columns",
-    "table_properties": "--table-property",
+    "properties": "--table-property",
 } | {
     name: f"--{name.replace('_', '-')}"
     for name in (
@@ -40,11 +41,12 @@ _OPTIONS: Mapping[str, str] = {
 }
 """Argument -> option of `stream-merge files`."""
 _SETTINGS: Mapping[str, str] = {
-    "tombstone_retention_seconds": "tombstone_retention",
+    "retention_seconds": "tombstone_retention",
+    "properties": "table_properties",
 } | {
     name: name
     for name in (
-        *("engine", "keys", "maintenance", "name", "schema_evolution", "shape", "single_writer", "table_properties"),
+        *("engine", "keys", "maintenance", "name", "schema_evolution", "shape", "single_writer"),
         *("target", "target_filter"),
     )
 }

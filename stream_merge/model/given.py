@@ -1,9 +1,14 @@
-"""What a constructor is given, as settings have it; what cannot be had so is told among all other problems."""
+"""Normalizes constructor arguments; invalid ones become validation problems."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
+
+from stream_merge.errors import ConfigError
+from stream_merge.model.settings import RENAMED
+
+T = TypeVar("T")
 
 
 def as_names(value: str | Sequence[str]) -> tuple[str, ...]:
@@ -31,3 +36,27 @@ def as_own_mapping(value: Any) -> Any:
     """A mapping, or pairs, as one that nobody else changes."""
     found = as_mapping(value)
     return dict(found) if isinstance(found, Mapping) else found
+
+
+def on_or_with(value: Any, default: T) -> tuple[bool, T]:
+    """Whether something is on, and its settings: of True, False, or the settings themselves."""
+    if isinstance(value, type(default)):
+        return True, value
+    return as_truth(value), default
+
+
+def expect_known(renamed: Mapping[str, object], *, target: str) -> None:
+    """Refuse arguments that nobody knows, and say what those of before are called now.
+
+    Raises:
+        ConfigError: they were renamed.
+        TypeError: nobody has ever known them.
+    """
+    unknown = [name for name in renamed if name not in RENAMED]
+    if unknown:
+        msg = f"MergeSink.__init__() got an unexpected keyword argument {unknown[0]!r}"
+        raise TypeError(msg)
+    if renamed:
+        raise ConfigError(
+            [f"[UNKNOWN_SETTING] {name} is now {RENAMED[name]}; use that" for name in renamed], target=target
+        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from numbers import Real
@@ -19,6 +19,52 @@ from stream_merge.model.table_ref import TableRef
 Engine = Literal["auto", "spark", "driver"]
 OnInvalid = Literal["quarantine", "fail"]
 SchemaEvolution = bool | Literal["widen"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Create:
+    """A target that the sink creates from the first batch."""
+
+    partition_by: str | Sequence[str] = ()
+    """Partition columns."""
+    cluster_by: str | Sequence[str] = ()
+    """Liquid clustering columns."""
+    properties: Mapping[str, str] = field(default_factory=dict)
+    """Table properties."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tombstones:
+    """How deletes are remembered."""
+
+    retention_seconds: float | None = None
+    """None keeps remembered deletes forever: forgetting one lets an older upsert revive its key."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Driver:
+    """What the driver may do, and how it reaches the tables."""
+
+    memory_bytes: int | None = None
+    """Most memory that a merge there may need; None: chosen from what is free."""
+    storage_options: Mapping[str, str] | None = field(default=None, repr=False)
+    """How it reaches an object store; never logged, never in a repr. None: on S3 and Azure as Spark's settings say."""
+    single_writer: bool = False
+    """Promise that nobody else writes to the target; without it an object store is left to Spark, unless commits
+    exclude each other there (on S3 by `streammerge.ConditionalPutLogStore`)."""
+
+
+RENAMED: Mapping[str, str] = {
+    "create_target": "create=False",
+    "partition_by": "create=Create(partition_by=…)",
+    "cluster_by": "create=Create(cluster_by=…)",
+    "table_properties": "create=Create(properties=…)",
+    "tombstone_retention_seconds": "tombstones=Tombstones(retention_seconds=…)",
+    "single_writer": "driver=Driver(single_writer=…)",
+    "storage_options": "driver=Driver(storage_options=…)",
+    "native_memory_bytes": "driver=Driver(memory_bytes=…)",
+}
+"""Arguments of `MergeSink` of before, and what they are now."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -248,12 +294,12 @@ def _value_problems(spec: MergeSpec) -> list[str]:
     seconds: object = spec.tombstone_retention_seconds
     if seconds is not None and not _is_positive(seconds, below=_MOST_SECONDS):
         found.append(
-            f"[INVALID_SETTING] tombstone_retention_seconds={seconds!r} must be a positive number up to"
+            f"[INVALID_SETTING] retention_seconds={seconds!r} must be a positive number up to"
             f" {_MOST_SECONDS:,}, or None to keep deletes forever"
         )
     memory: object = spec.native_memory_bytes
     if memory is not None and not _is_positive(memory):
-        found.append(f"[INVALID_SETTING] native_memory_bytes={memory!r} must be a positive number of bytes")
+        found.append(f"[INVALID_SETTING] memory_bytes={memory!r} must be a positive number of bytes")
     maintenance: object = spec.maintenance
     if not isinstance(maintenance, Maintenance | None):
         found.append(f"[INVALID_SETTING] maintenance={maintenance!r} must be a Maintenance, or None")
@@ -294,7 +340,7 @@ def _type_problems(spec: MergeSpec) -> Iterable[str]:
     policy: object = spec.retry
     if not isinstance(policy, RetryPolicy):
         yield f"[INVALID_SETTING] retry={policy!r} must be a RetryPolicy, or None"
-    yield from _text_problems("table_properties", spec.table_properties)
+    yield from _text_problems("properties", spec.table_properties)
     if spec.storage_options is not None:
         yield from _text_problems("storage_options", spec.storage_options)
 

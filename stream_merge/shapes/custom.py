@@ -94,7 +94,7 @@ class Clauses(Shape):
                 " clause, such as when_matched(\"s.op = 'd'\").delete()"
             )
         if spec.tombstone_retention_seconds is not None:
-            yield "[CONFLICTING_SETTINGS] tombstone_retention_seconds has no effect with shape=Clauses(…); remove it"
+            yield "[CONFLICTING_SETTINGS] retention_seconds has no effect with shape=Clauses(…); remove it"
         if spec.engine == "driver":
             yield (
                 "[CONFLICTING_SETTINGS] engine='driver' does not execute the SQL of shape=Clauses(…); use 'auto' or"

@@ -39,7 +39,7 @@ class InsertOnly(Shape):
         if spec.apply_as_deletes is not None and not spec.source_columns:
             yield "[CONFLICTING_SETTINGS] apply_as_deletes has no effect with shape=InsertOnly(); remove one of them"
         if spec.tombstone_retention_seconds is not None:
-            yield "[CONFLICTING_SETTINGS] tombstone_retention_seconds has no effect with shape=InsertOnly(); remove it"
+            yield "[CONFLICTING_SETTINGS] retention_seconds has no effect with shape=InsertOnly(); remove it"
 
     def clauses(self, layout: Layout, spec: MergeSpec, *, deletes: bool, upserts: bool) -> Sequence[Clause]:
         """Insert, and nothing else."""

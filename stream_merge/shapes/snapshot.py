@@ -149,7 +149,7 @@ class Snapshot(Shape):
                 " snapshot lacks; remove it, and deleted rows from the snapshot"
             )
         if spec.tombstone_retention_seconds is not None:
-            yield "[CONFLICTING_SETTINGS] tombstone_retention_seconds has no effect with shape=Snapshot(…); remove it"
+            yield "[CONFLICTING_SETTINGS] retention_seconds has no effect with shape=Snapshot(…); remove it"
         sql = next((name for name in ("missing", "within") if getattr(self, f"_{name}") is not None), None)
         if spec.engine == "driver" and sql is not None:
             yield (

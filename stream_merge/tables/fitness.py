@@ -41,8 +41,8 @@ def check_target(session: SparkSession, found: TableSnapshot | None, spec: Merge
     if found is None:
         if not spec.create_target:
             problems.append(
-                f"[TABLE_NOT_FOUND] target {spec.target!r} does not exist and create_target is off; create the table,"
-                " or set create_target=True"
+                f"[TABLE_NOT_FOUND] target {spec.target!r} does not exist and create is False; create the table,"
+                " or remove create=False"
             )
         stored = [c.name for c in layout.stored]
         problems.extend(

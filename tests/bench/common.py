@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import deltalake as delta_rs
 import pyarrow.compute as pc
 from delta.tables import DeltaTable
+from grouped import sink_with
 from prometheus_client import CollectorRegistry
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
@@ -136,7 +137,7 @@ def sink_on(target: str, **settings: Any) -> MergeSink:
         "except_column_list": ["op"],
         **settings,
     }
-    return MergeSink(target=target, sequence_by="lsn", apply_as_deletes="op = 'd'", **wanted)
+    return sink_with(target=target, sequence_by="lsn", apply_as_deletes="op = 'd'", **wanted)
 
 
 def timed(action: Callable[[], object]) -> float:

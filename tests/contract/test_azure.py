@@ -16,11 +16,12 @@ import engines
 import pytest
 from deliveries import ChangeStream, delete, upsert
 from delta_log import check_table
+from grouped import sink_with
 from pyspark.sql import SparkSession
 from services import azure
 from story import lose_no_commit_of_two_handles, tell
 
-from stream_merge import ConfigError, MergeSink, RetryPolicy
+from stream_merge import ConfigError, RetryPolicy
 from stream_merge.spark import azure as of_azure
 from stream_merge.spark.hadoop_files import write_text
 from stream_merge.testing import batch, run
@@ -81,7 +82,7 @@ def test_engines_of_all_kinds_lose_no_merge_of_each_other(
         kind = kinds[writer - 1]
         own = OnAzure(spark, container, tmp_path, tombstones=False, retry=retry, app_id=f"writer {writer}")
         own.settings |= {"target": stream.target, "engine": kind}
-        sink = engines.with_costs(MergeSink(**own.settings), engines.Only(kind))
+        sink = engines.with_costs(sink_with(**own.settings), engines.Only(kind))
         for number in range(merges):
             done = run(sink, batch(spark, stream.schema, upsert(writer, f"{writer}", lsn=number)), number)
             assert done.engine == kind

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from grouped import sink_with
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -42,7 +43,7 @@ WIDER = (
 
 
 def sink_of(target: str, **settings: Any) -> MergeSink:
-    return MergeSink(**{"target": target, "keys": ["id"], "sequence_by": "lsn", **settings})
+    return sink_with(**{"target": target, "keys": ["id"], "sequence_by": "lsn", **settings})
 
 
 @contextmanager
@@ -167,7 +168,7 @@ def test_keys_may_be_spelled_in_another_case_than_the_column_list(source, tmp_pa
 
 def test_all_problems_of_a_batch_are_reported_at_once(source, tmp_path):
     sink = sink_of(
-        str(tmp_path / "table"), keys=["nope", "tags"], sequence_by="doc", apply_as_deletes="op", create_target=False
+        str(tmp_path / "table"), keys=["nope", "tags"], sequence_by="doc", apply_as_deletes="op", create=False
     )
 
     with nothing_written(tmp_path):
@@ -307,9 +308,9 @@ def test_a_missing_schema_is_one_sentence(source):
 
 def test_a_missing_table_is_refused_when_the_sink_may_not_create_it(source, tmp_path, tmp_table):
     with nothing_written(tmp_path):
-        assert problems_of(sink_of(tmp_table, create_target=False), source.select("id", "lsn")) == (
-            f"[TABLE_NOT_FOUND] target {tmp_table!r} does not exist and create_target is off; create the table, or set"
-            " create_target=True",
+        assert problems_of(sink_of(tmp_table, create=False), source.select("id", "lsn")) == (
+            f"[TABLE_NOT_FOUND] target {tmp_table!r} does not exist and create is False; create the table, or remove"
+            " create=False",
         )
 
 

@@ -10,10 +10,11 @@ import pytest
 from deliveries import SCHEMA, ChangeStream, delete, ledger, upsert
 from disk import on_disk, options_of
 from engines import under_test
+from grouped import sink_with
 from pyspark.sql import SparkSession
 from since import since
 
-from stream_merge import ConfigError, MergeSink
+from stream_merge import ConfigError
 from stream_merge.model.names import QUARANTINE_TABLE_PREFIX, TARGET_ID_PROPERTY, TOMBSTONE_TABLE_PREFIX, quote
 from stream_merge.model.table_ref import TableRef
 from stream_merge.tables.explain import explain
@@ -385,7 +386,7 @@ def test_the_spelling_of_a_path_does_not_enter_the_identity(spark: SparkSession,
     stream.deliver(upsert(1, "row", lsn=1))
 
     for spelling in (f"{tmp_table}/", f"delta.`{tmp_table}`", on_disk(tmp_table).as_uri()):
-        sink = under_test(MergeSink(**{**stream.settings, "target": spelling}))
+        sink = under_test(sink_with(**{**stream.settings, "target": spelling}))
         sink(spark.createDataFrame([upsert(1, "row", lsn=1)], SCHEMA), 0)
         assert sink.last_result is not None
         assert sink.last_result.outcome == "skipped_duplicate"

@@ -7,11 +7,11 @@ from itertools import permutations
 import pytest
 from deliveries import SCHEMA, ChangeStream, delete, ledger, upsert
 from engines import under_test
+from grouped import sink_with
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from since import since
 
-from stream_merge import MergeSink
 from stream_merge.errors import ConfigError
 from stream_merge.testing import batch, run
 
@@ -335,7 +335,7 @@ def test_changed_keys_or_sequence_are_refused_by_naming_old_new_and_remedy(strea
         ({"sequence_by": ["lsn", "name"]}, ["['lsn']", "['lsn', 'name']"]),
         ({"sequence_by": F.expr("lsn * 2")}, ["['lsn']", "lsn * 2"]),
     ):
-        sink = under_test(MergeSink(**{**stream.settings, **changed}))
+        sink = under_test(sink_with(**{**stream.settings, **changed}))
         with pytest.raises(ConfigError) as error:
             sink(batch(stream.spark, stream.schema, upsert(1, "new", lsn=2), delete(2, lsn=2)), 1)
         named += ["use the recorded", "rebuild the table"]

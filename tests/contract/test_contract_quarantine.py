@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from deliveries import ChangeStream, delete, ledger, upsert
 from disk import on_disk
+from grouped import sink_with
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from stream_merge import ConfigError, ContractError, MergeFailedError, MergeSink
+from stream_merge import ConfigError, ContractError, MergeFailedError
 from stream_merge.model.names import QUARANTINE_TABLE_PREFIX
 from stream_merge.spark.versions import SPARK
 from stream_merge.tables.side import quarantine
@@ -233,7 +234,7 @@ def test_a_table_in_the_quarantines_place_is_refused_before_anything_is_written(
 def test_a_key_that_no_partition_can_hold_is_quarantined(spark: SparkSession, tmp_table: str):
     """Delta 4.4 keeps NULL for an empty text: the row would never be found again, and each event would add one."""
     schema = "part string, id bigint, lsn bigint, name string, op string"
-    sink = MergeSink(
+    sink = sink_with(
         target=tmp_table,
         keys=["part", "id"],
         sequence_by="lsn",

@@ -19,11 +19,11 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 from engines import under_test
+from grouped import sink_with
 from oracle import Account, Event, Oracle, ordered, replayed_feed
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from stream_merge import MergeSink
 from stream_merge.model.results import FATES, EventCounts
 from stream_merge.tables.side import tombstones
 
@@ -242,7 +242,7 @@ class Run:
             rows = [tuple(row[name] for name in names) for row in self.shape.there_before]
             frame = self.spark.createDataFrame(rows, self.shape.before_schema)
             frame.write.format("delta").option("delta.enableChangeDataFeed", "true").save(str(self.table))
-        sink = MergeSink(
+        sink = sink_with(
             target=str(self.table),
             keys=self.shape.keys,
             sequence_by=self.shape.sequence_by(),

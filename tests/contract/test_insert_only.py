@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 from deliveries import ChangeStream, delete, expect_metrics, ledger, upsert
 from disk import beside
+from grouped import sink_with
 from pyspark.sql import SparkSession
 from traces import commits
 
-from stream_merge import ConfigError, ContractError, MergeSink
+from stream_merge import ConfigError, ContractError
 from stream_merge.shapes import InsertOnly
 from stream_merge.testing import batch, run
 
@@ -126,7 +127,7 @@ def test_a_table_that_allows_only_appends_may_be_the_target(spark: SparkSession,
 
 def test_what_has_no_meaning_for_the_shape_is_refused(tmp_table: str):
     with pytest.raises(ConfigError) as caught:
-        MergeSink(
+        sink_with(
             target=tmp_table,
             keys="id",
             shape=InsertOnly(),
@@ -136,7 +137,7 @@ def test_what_has_no_meaning_for_the_shape_is_refused(tmp_table: str):
 
     assert caught.value.problems == (
         "[CONFLICTING_SETTINGS] apply_as_deletes has no effect with shape=InsertOnly(); remove one of them",
-        "[CONFLICTING_SETTINGS] tombstone_retention_seconds has no effect with shape=InsertOnly(); remove it",
+        "[CONFLICTING_SETTINGS] retention_seconds has no effect with shape=InsertOnly(); remove it",
     )
 
 
@@ -144,7 +145,7 @@ def test_deletes_of_a_source_that_marks_them_stop_the_batch_before_anything_is_w
     spark: SparkSession, tmp_table: str
 ):
     """A job's source tells deletes whatever the shape."""
-    sink = MergeSink(target=tmp_table, keys="id", shape=InsertOnly(), app_id="test")
+    sink = sink_with(target=tmp_table, keys="id", shape=InsertOnly(), app_id="test")
     sink._calls.for_source("__stream_merge_origin", deletes="op = 'd'")
     overtaken = [delete(2, lsn=1), upsert(2, "back", lsn=2)]
     events = batch(spark, "id bigint, lsn bigint, op string, name string", upsert(1, "one", lsn=1), *overtaken)

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from deliveries import COPY_ON_WRITE
 from delta.tables import DeltaTable
+from grouped import sink_with
 from prometheus_client import REGISTRY, CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 from py4j.protocol import Py4JJavaError
@@ -37,7 +38,7 @@ OF_HISTORY = {"numSourceRows": "operationNumSourceRows"}
 
 
 def sink_of(target: str, **settings: Any) -> MergeSink:
-    return MergeSink(
+    return sink_with(
         target=target,
         keys=["id"],
         sequence_by="lsn",

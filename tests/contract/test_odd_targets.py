@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from grouped import sink_with
 from pyspark.sql import DataFrame, SparkSession
 from since import since
 
@@ -23,7 +24,7 @@ from stream_merge.testing import batch, run, table_version, target_rows
 
 
 def spark_sink(target: str, **settings: object) -> MergeSink:
-    return MergeSink(**{"target": target, "keys": ["id"], "engine": "spark", "app_id": "odd", **settings})
+    return sink_with(**{"target": target, "keys": ["id"], "engine": "spark", "app_id": "odd", **settings})
 
 
 @pytest.mark.parametrize("copied", ["100L AS id, 1 AS x", "0L AS id, 0 AS x"], ids=["no row is left", "one is left"])
@@ -116,7 +117,7 @@ def test_columns_that_delta_looks_for_when_it_writes_deletion_vectors(
     """A bare MERGE into a table with such a column and deletion vectors fails; here it writes files again."""
     table = str(tmp_path / "table")
     settings = {"sequence_by": "lsn", "apply_as_deletes": "gone", "except_column_list": ["gone"], "engine": engine}
-    sink = MergeSink(target=table, keys="id", app_id="a", **settings)
+    sink = sink_with(target=table, keys="id", app_id="a", **settings)
     schema = f"id bigint, lsn bigint, gone boolean, `{name}` string"
 
     run(sink, batch(spark, schema, *((key, 1, False, "a") for key in range(4))), 0)
@@ -131,7 +132,7 @@ def test_so_may_columns_of_the_source_be_called_that_are_not_stored(
 ) -> None:
     table = str(tmp_path / "table")
     clauses = Clauses([when_matched(f"s.`{name}` = 'x'").update({"lsn": "s.lsn"}), when_not_matched().insert_all()])
-    own = MergeSink(target=table, keys="id", app_id="b", shape=clauses, except_column_list=[name], engine="spark")
+    own = sink_with(target=table, keys="id", app_id="b", shape=clauses, except_column_list=[name], engine="spark")
 
     for number in range(2):
         run(own, batch(spark, f"id bigint, lsn bigint, `{name}` string", (0, number, "x"), (2, number, "y")), number)

@@ -15,6 +15,7 @@ import pytest
 from delta_log import check_table, live_rows
 from deltalake import DeltaTable, QueryBuilder
 from engines import DriverAlways, way, with_costs
+from grouped import sink_with
 from prometheus_client import CollectorRegistry
 from pyspark.sql import DataFrame, SparkSession
 from since import since
@@ -77,7 +78,7 @@ class Table:
 
     def new_sink(self, **settings: Any) -> MergeSink:
         """A sink that knows nothing of the table yet."""
-        made = MergeSink(
+        made = sink_with(
             **{
                 "target": self.path,
                 "keys": ["id"],
@@ -464,7 +465,7 @@ def test_files_whose_names_of_columns_differ_in_case(spark: SparkSession, tmp_ta
     spark.sql(f"CONVERT TO DELTA parquet.`{tmp_table}`")
     listed = ", ".join(f"'{name}' = '{value}'" for name, value in ALWAYS.items())
     spark.sql(f"ALTER TABLE delta.`{tmp_table}` SET TBLPROPERTIES ({listed})")
-    sink = with_costs(MergeSink(target=tmp_table, keys=["id"], sequence_by="lsn"), DriverAlways())
+    sink = with_costs(sink_with(target=tmp_table, keys=["id"], sequence_by="lsn"), DriverAlways())
     run(sink, batch(spark, "id bigint, lsn bigint, name string", (1, 2, "new"), (2, 2, "new")), 0)
 
     found = spark.read.format("delta").load(tmp_table).select("id", "lsn", "name").collect()

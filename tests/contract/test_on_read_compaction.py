@@ -10,10 +10,11 @@ import pytest
 from deliveries import DEFAULTS
 from delta_log import check_table, live_rows
 from engines import DriverAlways, with_costs
+from grouped import sink_with
 from prometheus_client import CollectorRegistry
 from pyspark.sql import SparkSession
 
-from stream_merge import MergeMetrics, MergeResult, MergeSink
+from stream_merge import MergeMetrics, MergeResult
 from stream_merge.engines.driver import compact
 from stream_merge.model.results import ReadDebt
 from stream_merge.tables.files import commit, compaction
@@ -31,7 +32,7 @@ class Table:
         self.spark, self.path = spark, path
         self.rows: dict[int, str] = {}
         self.batches = self.updates = 0
-        self.sink = MergeSink(
+        self.sink = sink_with(
             target=path,
             app_id="test",
             tombstones=False,

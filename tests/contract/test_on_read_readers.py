@@ -17,10 +17,11 @@ from delta_log import check_table, live_rows
 from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import DeltaProtocolError
 from engines import DriverAlways, with_costs
+from grouped import sink_with
 from prometheus_client import CollectorRegistry
 from pyspark.sql import SparkSession
 
-from stream_merge import MergeMetrics, MergeSink
+from stream_merge import MergeMetrics
 from stream_merge.tables.files.compaction import TOGETHER
 from stream_merge.testing import batch, change_rows, run, target_rows
 
@@ -52,7 +53,7 @@ class Stream:
     def __init__(self, spark: SparkSession, target: str, **settings: Any) -> None:
         self.spark, self.target = spark, target
         self.rows: dict[int, tuple[Any, ...]] = {}
-        self._sink = MergeSink(
+        self._sink = sink_with(
             target=target,
             keys=["id"],
             sequence_by="lsn",

@@ -20,12 +20,13 @@ from delta_log import live_rows
 from delta_log_files import commits_of
 from disk import on_disk
 from engines import under_test
+from grouped import sink_with
 from log_faults import LogFaults
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from since import NEW_FIELDS
 
-from stream_merge import ConfigError, ContractError, MergeResult, MergeSink
+from stream_merge import ConfigError, ContractError, MergeResult
 from stream_merge.engines.spark import merger
 from stream_merge.model.settings import MergeSpec
 from stream_merge.shapes import (
@@ -434,7 +435,7 @@ def test_a_merge_that_loses_is_tried_again_on_a_fresh_table(
     clauses = (*UPSERT, when_not_matched_by_source().update({"name": "'missing'"}))
     own: dict[str, Any] = {"keys": "id", "except_column_list": ["op"], "shape": Clauses(clauses)}
     mine, other = (
-        under_test(MergeSink(target=faulty_table, app_id=name, **own), sleep=lambda _: None)
+        under_test(sink_with(target=faulty_table, app_id=name, **own), sleep=lambda _: None)
         for name in ("mine", "other")
     )
     run(mine, batch(spark, SCHEMA, (1, "u", 1, "one")), 0)

@@ -17,6 +17,7 @@ import pytest
 import scenario
 from deliveries import DEFAULTS, ChangeStream, delete, ledger, upsert
 from delta_log import check_table
+from grouped import sink_with
 from prometheus_client import CollectorRegistry, generate_latest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
@@ -25,7 +26,7 @@ from since import since
 from story import lose_no_commit_of_two_handles, tell
 from typer.testing import CliRunner
 
-from stream_merge import ConfigError, Maintenance, MergeSink, RetryPolicy
+from stream_merge import ConfigError, Maintenance, RetryPolicy
 from stream_merge.cli import app as cli
 from stream_merge.metrics.instruments import MergeMetrics
 from stream_merge.spark import s3 as of_s3
@@ -341,7 +342,7 @@ def test_secrets_show_nowhere(spark: SparkSession, bucket: s3.Bucket, caplog: py
         stream.deliver(upsert(1, "one", lsn=1), upsert(None, "no key", lsn=1))
         stream.deliver(upsert(1, "new", lsn=2), delete(2, lsn=2))
         options = {**bucket.storage_options(), "AWS_SECRET_ACCESS_KEY": wrong}
-        sink = MergeSink(target=stream.target, **DEFAULTS, **PROMISED, engine="driver", storage_options=options)
+        sink = sink_with(target=stream.target, **DEFAULTS, **PROMISED, engine="driver", storage_options=options)
         with pytest.raises(ConfigError) as caught:
             sink(batch(spark, stream.schema, upsert(1, "newer", lsn=3)), 2)
         with pytest.raises(ConfigError, match="cannot be read without Spark") as unread:

@@ -16,11 +16,12 @@ from deliveries import ChangeStream, ledger
 from delta_log import live_rows
 from disk import on_disk
 from engines import under_test
+from grouped import sink_with
 from log_faults import LogFaults
 from prometheus_client import CollectorRegistry
 from pyspark.sql import SparkSession
 
-from stream_merge import CommitConflictError, ConfigError, ContractError, MergeMetrics, MergeSink, RetryPolicy
+from stream_merge import CommitConflictError, ConfigError, ContractError, MergeMetrics, RetryPolicy
 from stream_merge.engines.spark import whole
 from stream_merge.engines.spark.merger import SparkMerger
 from stream_merge.model.results import MergeResult
@@ -339,7 +340,7 @@ def test_looks_that_another_writer_makes_worthless_end_with_the_retry_policy(
     """Each is a lost attempt: waited for, counted like a lost commit, and after the last one an error."""
     registry, waits = CollectorRegistry(), []
     mine = under_test(
-        MergeSink(
+        sink_with(
             target=tmp_table,
             keys="id",
             app_id="mine",
@@ -387,7 +388,7 @@ def test_a_commit_lost_to_another_writer_is_tried_again_on_the_table_as_it_is_th
     """Rows of the winner count as missing, and in the share, too."""
     shapes = (Snapshot(max_delete_share=0.5), Snapshot(delete_missing=False))
     mine, other = (
-        under_test(MergeSink(target=faulty_table, keys="id", app_id=app_id, shape=shape), sleep=lambda _: None)
+        under_test(sink_with(target=faulty_table, keys="id", app_id=app_id, shape=shape), sleep=lambda _: None)
         for app_id, shape in zip(("mine", "other"), shapes, strict=True)
     )
     run(mine, batch(spark, SCHEMA, ONE, TWO, THREE), 0)
@@ -531,7 +532,7 @@ def test_a_table_of_the_catalog_whose_names_need_quotes(spark: SparkSession):
     own = {"keys": ["the id"], "app_id": "test", "shape": Snapshot(missing={"gone-at": "current_timestamp()"}, **ANY)}
     schema = "`the id` bigint, `a.b` struct<x: double, m: map<string, int>>"
     nan = (float("nan"), {"k": 1})
-    sink = under_test(MergeSink(target=target, **own))
+    sink = under_test(sink_with(target=target, **own))
     try:
         run(sink, batch(spark, schema, (1, nan), (2, nan)), 0)
         again = run(sink, batch(spark, schema, (2, nan), (1, nan)), 1)

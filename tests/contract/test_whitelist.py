@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 from deliveries import from_sql
 from deltalake import DeltaTable, QueryBuilder
+from grouped import sink_with
 from prometheus_client import CollectorRegistry
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -35,7 +36,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from stream_merge import MergeMetrics, MergeSink
+from stream_merge import MergeMetrics
 from stream_merge.merge.calls import TIMESTAMP_CONF
 from stream_merge.model.names import quote
 from stream_merge.model.results import Mode
@@ -192,7 +193,7 @@ class History:
         events = [{**event, "op": "'u'"} for event in (*upserts, *refused)]
         events += [{**self.rows[deleted], **self._newest(upserts), "op": "'d'"} for deleted in deletes]
         wanted = [name for name in self.types if name in events[0]]
-        sink = MergeSink(
+        sink = sink_with(
             target=str(self.path),
             engine="spark" if engine == "spark" else "auto",
             apply_as_deletes="op = 'd'",

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 from deliveries import COPY_ON_WRITE, ChangeStream, delete, ledger, upsert
 from generated import create_generated
+from grouped import sink_with
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 from pyspark.sql import types as T
 from since import since
 
-from stream_merge import ConfigError, MergeSink
+from stream_merge import ConfigError
 from stream_merge.model.names import TOMBSTONE_TABLE_PREFIX
 from stream_merge.model.table_ref import TableRef
 from stream_merge.shapes.widening import PROPERTY, TypeChange, obstacles, statements, wider, widest
@@ -228,7 +229,7 @@ def test_two_writers_that_widen_at_once_both_go_on(spark: SparkSession, log_faul
     )
     run(stream.sink(), batch(spark, stream.schema, (1, 1, 1)), 0)
     wide = "id int, lsn int, n bigint"
-    other = MergeSink(**{**stream.settings, "app_id": "other"})
+    other = sink_with(**{**stream.settings, "app_id": "other"})
 
     log_faults.overtake(
         "/table/_delta_log",

@@ -11,10 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 from confs import conf
 from deliveries import COPY_ON_WRITE, ledger
+from grouped import sink_with
 from prometheus_client import CollectorRegistry
 from pyspark.sql import DataFrame, SparkSession
 
-from stream_merge import ConfigError, MergeMetrics, MergeSink
+from stream_merge import ConfigError, MergeMetrics
 from stream_merge.engines.driver.merger import DriverMerger
 from stream_merge.model.results import MergeResult
 from stream_merge.model.table_ref import TableRef
@@ -47,7 +48,7 @@ class Table:
         batch = self.spark.sql(select) if isinstance(select, str) else select
         deletes = {"apply_as_deletes": "op = 'd'", "except_column_list": ["op"]} if "op" in batch.columns else {}
         settings = {**self.settings, **deletes, **settings}
-        sink = MergeSink(target=self.path, engine=engine, metrics=MergeMetrics(CollectorRegistry()), **settings)
+        sink = sink_with(target=self.path, engine=engine, metrics=MergeMetrics(CollectorRegistry()), **settings)
         self.batches += 1
         return run(sink, batch, self.batches)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from grouped import sink_with
 from log_faults import added_jars
 from pyspark.sql import DataFrame, SparkSession
 
@@ -39,7 +40,7 @@ def source(spark: SparkSession) -> DataFrame:
 
 
 def sink_of(target: str, **settings: Any) -> MergeSink:
-    return MergeSink(**{"target": target, "keys": ["id"], "sequence_by": "lsn", **settings})
+    return sink_with(**{"target": target, "keys": ["id"], "sequence_by": "lsn", **settings})
 
 
 @contextmanager

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from grouped import sink_with
 
-from stream_merge import ConfigError, MergeSink
+from stream_merge import ConfigError
 from stream_merge.model.settings import MergeSpec
 from stream_merge.shapes import (
     SHAPES,
@@ -113,7 +114,7 @@ def test_all_problems_are_told_at_once():
 
 def test_settings_that_clauses_say_already_or_that_only_spark_does_are_refused():
     with pytest.raises(ConfigError) as caught:
-        MergeSink(
+        sink_with(
             target="t",
             keys="id",
             shape=Clauses([when_matched().delete()]),
@@ -125,7 +126,7 @@ def test_settings_that_clauses_say_already_or_that_only_spark_does_are_refused()
     assert caught.value.problems == (
         "[CONFLICTING_SETTINGS] apply_as_deletes has no effect with shape=Clauses(…); remove it and add a clause,"
         " such as when_matched(\"s.op = 'd'\").delete()",
-        "[CONFLICTING_SETTINGS] tombstone_retention_seconds has no effect with shape=Clauses(…); remove it",
+        "[CONFLICTING_SETTINGS] retention_seconds has no effect with shape=Clauses(…); remove it",
         "[CONFLICTING_SETTINGS] engine='driver' does not execute the SQL of shape=Clauses(…); use 'auto' or 'spark'",
     )
 

@@ -14,16 +14,17 @@ from typing import Any
 
 import numpy
 import pytest
+from grouped import sink_with
 from pyspark.sql import DataFrame
 
 import stream_merge
-from stream_merge import ConfigError, MergeSink, RetryPolicy
-from stream_merge.model.settings import MergeSpec
+from stream_merge import ConfigError, Create, Driver, MergeSink, RetryPolicy, Tombstones
+from stream_merge.model.settings import RENAMED, MergeSpec
 from stream_merge.shapes import Changes, InsertOnly, Snapshot
 
 
 def sink_of(target: str, **settings: Any) -> MergeSink:
-    return MergeSink(**{"target": target, "keys": ["id"], "sequence_by": "lsn", **settings})
+    return sink_with(**{"target": target, "keys": ["id"], "sequence_by": "lsn", **settings})
 
 
 @contextmanager
@@ -107,7 +108,7 @@ def problems_of(sink: MergeSink, events: DataFrame) -> tuple[str, ...]:
         *(
             (
                 {"tombstone_retention_seconds": value},
-                f"[INVALID_SETTING] tombstone_retention_seconds={value!r} must be a positive number up to"
+                f"[INVALID_SETTING] retention_seconds={value!r} must be a positive number up to"
                 " 100,000,000,000, or None to keep deletes forever",
             )
             for value in (0, -1.5, math.inf, math.nan, 1e16, 10**400, "3600", True, Decimal("NaN"), Decimal("Infinity"))
@@ -115,7 +116,7 @@ def problems_of(sink: MergeSink, events: DataFrame) -> tuple[str, ...]:
         *(
             (
                 {"native_memory_bytes": value},
-                f"[INVALID_SETTING] native_memory_bytes={value!r} must be a positive number of bytes",
+                f"[INVALID_SETTING] memory_bytes={value!r} must be a positive number of bytes",
             )
             for value in (0, "1g")
         ),
@@ -124,18 +125,17 @@ def problems_of(sink: MergeSink, events: DataFrame) -> tuple[str, ...]:
         *(
             (
                 {setting: value},
-                f"[INVALID_SETTING] {setting} must be a dict of str to str, got {kind}",
+                f"[INVALID_SETTING] {said} must be a dict of str to str, got {kind}",
             )
-            for setting in ("table_properties", "storage_options")
+            for setting, said in (("table_properties", "properties"), ("storage_options", "storage_options"))
             for value, kind in ((5, "int"), (False, "bool"), ("delta.appendOnly", "str"), (["a"], "list"))
         ),
         *(
             (
                 {setting: {"a": "b", "c": value, 5: "d"}},
-                f"[INVALID_SETTING] {setting} has non-strings at ['c', 5]; quote names and values, as in 'true' and"
-                " '7'",
+                f"[INVALID_SETTING] {said} has non-strings at ['c', 5]; quote names and values, as in 'true' and '7'",
             )
-            for setting in ("table_properties", "storage_options")
+            for setting, said in (("table_properties", "properties"), ("storage_options", "storage_options"))
             for value in (True, 7, None)
         ),
         ({"apply_as_deletes": 5}, "[INVALID_SETTING] apply_as_deletes=5 must be SQL text or a Column"),
@@ -172,15 +172,20 @@ def test_a_wrong_setting_is_refused_at_construction(settings, problem):
 
 
 def test_numbers_and_truths_of_other_kinds_are_taken_for_what_they_say():
-    told = {"tombstone_retention_seconds": Decimal("0.5"), "native_memory_bytes": Decimal(10)}
-    flags = dict.fromkeys(("create_target", "change_data_feed", "single_writer"), numpy.False_)
-    spec = sink_of("shop.orders", **told, **flags, tombstones=numpy.True_, table_properties=[("a", "b")])._calls.spec
+    truths = {"create": numpy.False_, "change_data_feed": numpy.False_, "tombstones": numpy.True_}
+    driver = Driver(memory_bytes=Decimal(10), single_writer=numpy.False_)
+    spec = sink_of("shop.orders", **truths, driver=driver)._calls.spec
+    groups = {"tombstones": Tombstones(retention_seconds=Decimal("0.5")), "create": Create(properties=[("a", "b")])}
+    grouped = sink_of("shop.orders", **groups)._calls.spec
     new = sink_of("shop.orders", sequence_by=(), shape=InsertOnly(), tombstones=numpy.bool_(True))._calls.spec
 
-    assert [getattr(spec, name) for name in told] == [Decimal("0.5"), 10]
-    assert [getattr(spec, name) for name in (*flags, "tombstones")] == [False, False, False, True]
+    assert (spec.native_memory_bytes, spec.single_writer, spec.create_target, spec.change_data_feed) == (
+        *(10, False, False, False),
+    )
+    assert (spec.tombstones, grouped.tombstones, grouped.tombstone_retention_seconds) == (True, True, Decimal("0.5"))
+    assert grouped.create_target
     assert new.tombstones is False  # a shape that remembers none
-    assert spec.table_properties == {"a": "b"}
+    assert grouped.table_properties == {"a": "b"}
 
 
 def test_options_of_a_store_may_change_while_a_sink_lives():
@@ -241,7 +246,7 @@ def test_a_spark_connect_session_is_refused(tmp_path):
         )
 
 
-SINK_DEFAULTS = {
+SHARED_DEFAULTS = {
     "sequence_by": (),
     "apply_as_deletes": None,
     "column_list": None,
@@ -249,25 +254,25 @@ SINK_DEFAULTS = {
     "on_invalid": "quarantine",
     "quarantine_target": None,
     "tombstones": True,
-    "tombstone_retention_seconds": None,
-    "create_target": True,
-    "partition_by": (),
-    "cluster_by": (),
-    "table_properties": None,
     "change_data_feed": True,
     "schema_evolution": False,
     "engine": "auto",
     "retry": None,
     "app_id": None,
     "name": None,
+    "maintenance": None,
+    "shape": None,
+    "target_filter": None,
+}
+"""Of the sink and of its settings."""
+GROUPED_DEFAULTS = {
+    "tombstone_retention_seconds": None,
+    "create_target": True,
+    "partition_by": (),
+    "cluster_by": (),
     "single_writer": False,
     "storage_options": None,
     "native_memory_bytes": None,
-    "maintenance": None,
-    "shape": None,
-    "metrics": None,
-    "observers": (),
-    "target_filter": None,
 }
 
 
@@ -275,8 +280,23 @@ def test_every_default_of_the_sink_is_pinned():
     parameters = dict(inspect.signature(MergeSink).parameters)
     required = [name for name, p in parameters.items() if p.default is inspect.Parameter.empty]
 
-    assert required == ["target", "keys"]
-    assert {name: p.default for name, p in parameters.items() if name not in required} == SINK_DEFAULTS
+    assert required == ["target", "keys", "renamed"]
+    assert {name: p.default for name, p in parameters.items() if name not in required} == {
+        **SHARED_DEFAULTS,
+        **{"create": True, "driver": None, "metrics": None, "observers": ()},
+    }
+
+
+@pytest.mark.parametrize("name", RENAMED)
+def test_arguments_of_before_are_told_their_new_names(name: str):
+    with pytest.raises(ConfigError) as caught:
+        MergeSink(target="t", keys="id", sequence_by="lsn", **{name: 1})
+    assert caught.value.problems == (f"[UNKNOWN_SETTING] {name} is now {RENAMED[name]}; use that",)
+
+
+def test_an_argument_that_nobody_knows_is_refused():
+    with pytest.raises(TypeError, match="unexpected keyword argument 'kyes'"):
+        MergeSink(target="t", keys="id", sequence_by="lsn", kyes="id")
 
 
 def test_every_default_of_the_spec_is_pinned():
@@ -286,8 +306,7 @@ def test_every_default_of_the_spec_is_pinned():
     given = {"target": "shop.orders", "keys": ("id",), "sequence_by": ("lsn",)}
     inside = {"table_properties": {}, "retry": RetryPolicy()}
     of_sources = {"source_columns": frozenset(), "position_components": None, "skip_unchanged": False}
-    of_sink = {name: value for name, value in SINK_DEFAULTS.items() if name not in ("metrics", "observers")}
-    assert defaults == {**of_sink, **given, **inside, **of_sources}
+    assert defaults == {**SHARED_DEFAULTS, **GROUPED_DEFAULTS, **given, **inside, **of_sources}
 
 
 def test_every_default_of_the_retry_policy_is_pinned():
@@ -310,9 +329,7 @@ def test_the_sink_hands_every_setting_on():
         "column_list": ["id", "name"],
         "on_invalid": "fail",
         "quarantine_target": "shop.broken",
-        "tombstones": False,
         "tombstone_retention_seconds": 60.0,
-        "create_target": False,
         "partition_by": ["name"],
         "table_properties": {"a": "b"},
         "change_data_feed": False,
@@ -327,11 +344,14 @@ def test_the_sink_hands_every_setting_on():
         "shape": Changes(),
     }
 
-    spec = MergeSink(**given)._calls.spec
+    spec = sink_with(**given)._calls.spec
 
     as_given = {name: list(v) if isinstance(v := getattr(spec, name), tuple) else v for name in given}
     assert as_given == given
-    assert MergeSink(target="t", keys="id", sequence_by="lsn", cluster_by="id")._calls.spec.cluster_by == ("id",)
+    off = MergeSink(target="t", keys="id", sequence_by="lsn", create=False, tombstones=False)._calls.spec
+    assert (off.create_target, off.tombstones) == (False, False)
+    clustered = MergeSink(target="t", keys="id", sequence_by="lsn", create=Create(cluster_by="id"))
+    assert clustered._calls.spec.cluster_by == ("id",)
     assert MergeSink(
         target="t", keys="id", sequence_by="lsn", except_column_list=["op"]
     )._calls.spec.except_column_list == ("op",)
@@ -366,4 +386,4 @@ def test_all_names_what_the_package_shows():
 def test_public_constructors_take_keywords_only(public: Callable[..., Any]):
     kinds = {p.kind for p in inspect.signature(public).parameters.values()}
 
-    assert kinds == {inspect.Parameter.KEYWORD_ONLY}
+    assert kinds - {inspect.Parameter.VAR_KEYWORD} == {inspect.Parameter.KEYWORD_ONLY}

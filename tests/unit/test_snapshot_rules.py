@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from grouped import sink_with
 
 from stream_merge import ConfigError, MergeSink, MergeSinks
 from stream_merge.shapes import SHAPES, Clauses, Snapshot, known_shapes, of_name
@@ -13,7 +14,7 @@ from stream_merge.shapes.base import Copied
 
 
 def sink(shape: Snapshot | None = None, **settings: Any) -> MergeSink:
-    return MergeSink(target="/t", keys=["id"], shape=shape or Snapshot(), **settings)
+    return sink_with(target="/t", keys=["id"], shape=shape or Snapshot(), **settings)
 
 
 def test_a_snapshot_reads_as_it_is_written():
@@ -64,7 +65,7 @@ def test_arguments_that_mean_nothing_are_refused(arguments: dict[str, Any], said
     [
         ({"sequence_by": "lsn"}, "sequence_by has no effect with shape=Snapshot(…), of which the later one"),
         ({"apply_as_deletes": "op = 'd'"}, "apply_as_deletes has no effect with shape=Snapshot(…), which deletes what"),
-        ({"tombstone_retention_seconds": 1.0}, "tombstone_retention_seconds has no effect with shape=Snapshot(…)"),
+        ({"tombstone_retention_seconds": 1.0}, "retention_seconds has no effect with shape=Snapshot(…)"),
         ({"shape": Snapshot(missing={"id": "1"})}, "missing sets key(s) ['id']; use other columns"),
         (
             {"engine": "driver", "shape": Snapshot(missing={"gone": "true"})},
@@ -115,6 +116,6 @@ def test_what_stays_may_be_any_share():
 
 def test_a_part_of_a_routed_stream_is_no_snapshot(tmp_path: Path):
     for shape in (Snapshot(), Snapshot(delete_missing=False)):
-        whole = MergeSink(target=str(tmp_path / "a"), keys="id", shape=shape)
+        whole = sink_with(target=str(tmp_path / "a"), keys="id", shape=shape)
         with pytest.raises(ConfigError, match=r"the sinks of \['a'\] need full copies of their tables"):
             MergeSinks({"a": whole}, route_by="source")

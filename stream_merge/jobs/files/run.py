@@ -21,7 +21,7 @@ from stream_merge.metrics.instruments import default_metrics
 from stream_merge.model import locations
 from stream_merge.model.logs import tell
 from stream_merge.model.results import MergeResult
-from stream_merge.model.settings import SchemaEvolution
+from stream_merge.model.settings import Create, Driver, SchemaEvolution
 from stream_merge.model.snapshot import TableSnapshot
 from stream_merge.model.source_batch import MostUndecodable
 from stream_merge.model.table_ref import TableRef
@@ -266,9 +266,9 @@ def _sink(settings: FilesSettings, app_id: str | None = None) -> MergeSink:
         except_column_list=settings.except_columns,
         quarantine_target=settings.quarantine_target,
         schema_evolution=settings.schema_evolution,
-        table_properties=settings.table_properties,
+        create=Create(properties=settings.table_properties),
         target_filter=settings.target_filter,
-        single_writer=settings.single_writer,
+        driver=Driver(single_writer=settings.single_writer),
         shape=settings.shape,
         name=settings.name,
         app_id=app_id,

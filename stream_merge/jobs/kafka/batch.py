@@ -30,6 +30,7 @@ from stream_merge.jobs.shapes import of_settings
 from stream_merge.model import names
 from stream_merge.model.logs import tell
 from stream_merge.model.results import MergeResult
+from stream_merge.model.settings import Create, Driver, Tombstones
 from stream_merge.model.source_batch import Intake, MostUndecodable, Undecodable
 from stream_merge.sink import MergeSink
 from stream_merge.sources.decode.arrow_files import workers_are_here
@@ -310,12 +311,12 @@ def merge_sink(settings: QuerySettings, **more: Any) -> MergeSink:
         keys=settings.keys,
         sequence_by=SEQUENCE,
         except_column_list=[*SEQUENCE, DELETE],
-        tombstone_retention_seconds=settings.tombstone_retention if shape.remembers_deletes else None,
+        tombstones=Tombstones(retention_seconds=settings.tombstone_retention if shape.remembers_deletes else None),
         schema_evolution=settings.schema_evolution,
         engine=settings.engine,
-        table_properties=settings.table_properties,
+        create=Create(properties=settings.table_properties),
         target_filter=settings.target_filter,
-        single_writer=settings.single_writer,
+        driver=Driver(single_writer=settings.single_writer),
         shape=shape,
         maintenance=None if settings.maintenance is None else settings.maintenance.maintenance(),
         name=settings.name,
