@@ -8,7 +8,15 @@ from pyspark.sql import Column, DataFrame
 
 from stream_merge.merge.calls import Calls
 from stream_merge.metrics.instruments import MergeMetrics
-from stream_merge.model.given import as_mapping, as_names, as_own_mapping, as_truth, expect_known, on_or_with
+from stream_merge.model.arguments import (
+    as_mapping,
+    as_names,
+    as_own_mapping,
+    as_truth,
+    expect_known,
+    on_or_with,
+    optional_names,
+)
 from stream_merge.model.maintenance import Maintenance
 from stream_merge.model.observer import Observer
 from stream_merge.model.results import MergeResult
@@ -31,12 +39,11 @@ from stream_merge.spark.streaming import is_called_by_query
 class MergeSink:
     """Merges micro-batches of change events into one Delta table.
 
-    Pass it to `foreachBatch`, or call it. For each batch it checks the events, keeps the latest per
-    key, refuses stale ones, merges in one commit, retries lost commits and accounts for every event.
+    Pass it to `foreachBatch`, or call it. For each batch it checks the events, keeps the latest per key, refuses stale
+    ones, merges in one commit, retries lost commits and accounts for every event.
 
-    Guarantees: a batch id delivered again changes nothing; order of arrival does not matter for keys
-    whose sequences differ. Thread-safe for different batches of different queries, not for one sink
-    called twice at once.
+    Guarantees: a batch id delivered again changes nothing; order of arrival does not matter for keys whose sequences
+    differ. Thread-safe for different batches of different queries, not for one sink called twice at once.
 
     Args:
         target: catalog name, or a path / URI when it has a slash or a scheme.
@@ -57,8 +64,8 @@ class MergeSink:
         name: label for metrics and logs; part of the identity when given.
         driver: memory of merges in the driver, and how it reaches object stores.
         maintenance: compact and vacuum the target at the end of a call; None: never.
-        target_filter: SQL over the row `t`, such as "t.day >= current_date() - 7": the only part of the target that is
-            looked through for a batch's keys. Rows of them elsewhere stop the batch before anything is written.
+        target_filter: SQL over the row `t`, such as "t.day >= current_date() - 7": the part of the target that has a
+            batch's keys. Rows of them elsewhere stop the batch before anything is written.
         shape: what a batch means for the table, one of `stream_merge.shapes`; None: its changes.
         metrics: where to count; None: one instance on the default Prometheus registry.
         observers: called when a micro-batch starts and ends, such as `stream_merge.observers.otel.Traces()`.
@@ -104,8 +111,8 @@ class MergeSink:
             keys=as_names(keys),
             sequence_by=sequence_by if isinstance(sequence_by, Column) else as_names(sequence_by),
             apply_as_deletes=apply_as_deletes,
-            column_list=None if column_list is None else as_names(column_list),
-            except_column_list=None if except_column_list is None else as_names(except_column_list),
+            column_list=optional_names(column_list),
+            except_column_list=optional_names(except_column_list),
             on_invalid=on_invalid,
             quarantine_target=None if quarantine_target is None else TableRef(quarantine_target),
             tombstones=remembers if remembers is not True else wanted.remembers_deletes,
@@ -130,7 +137,7 @@ class MergeSink:
         self._calls = Calls(spec, metrics=metrics, observers=observers)
 
     def __repr__(self) -> str:
-        """Name the sink by what it was told."""
+        """Name the sink by its target, keys and name."""
         spec = self._calls.spec
         return f"MergeSink(target={spec.target!r}, keys={list(spec.keys)!r}, name={spec.name!r})"
 
@@ -142,10 +149,9 @@ class MergeSink:
     def __call__(self, batch_df: DataFrame, batch_id: int) -> None:
         """Merge one micro-batch.
 
-        Guarantees: idempotent for a repeated `batch_id` under the same identity; on any error the
-        target is unchanged or holds the whole batch.
-        Cost: one evaluation of the source; one MERGE per attempt; one append each for quarantined
-        events and for deletes, when there are any.
+        Guarantees: idempotent for a repeated `batch_id` under the same identity; on any error the target is unchanged
+        or holds the whole batch.
+        Cost: one evaluation of the source; one MERGE per attempt; one append each for quarantined events and deletes.
 
         Raises:
             ConfigError: before anything is written.

@@ -16,6 +16,11 @@ def as_names(value: str | Sequence[str]) -> tuple[str, ...]:
     return tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else (value,)
 
 
+def optional_names(value: Sequence[str] | None) -> tuple[str, ...] | None:
+    """As `as_names`; None where no list was given."""
+    return None if value is None else as_names(value)
+
+
 def as_truth(value: bool) -> bool:
     """True or False, also where numpy's are given, which need not be installed."""
     kind = type(value)
