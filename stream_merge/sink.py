@@ -8,15 +8,7 @@ from pyspark.sql import Column, DataFrame
 
 from stream_merge.merge.calls import Calls
 from stream_merge.metrics.instruments import MergeMetrics
-from stream_merge.model.arguments import (
-    as_mapping,
-    as_names,
-    as_own_mapping,
-    as_truth,
-    expect_known,
-    on_or_with,
-    optional_names,
-)
+from stream_merge.model import arguments
 from stream_merge.model.maintenance import Maintenance
 from stream_merge.model.observer import Observer
 from stream_merge.model.results import MergeResult
@@ -101,34 +93,34 @@ class MergeSink:
         observers: Sequence[Observer] = (),
         **renamed: object,
     ) -> None:
-        expect_known(renamed, target=target)
+        arguments.expect_known(renamed, target=target)
         wanted = checked(Changes() if shape is None else shape, target=target)
-        remembers, deletes = on_or_with(tombstones, Tombstones())
-        creates, created = on_or_with(create, Create())
+        remembers, deletes = arguments.on_or_with(tombstones, Tombstones())
+        creates, created = arguments.on_or_with(create, Create())
         driver = Driver() if driver is None else driver
         spec = MergeSpec(
             target=TableRef(target),
-            keys=as_names(keys),
-            sequence_by=sequence_by if isinstance(sequence_by, Column) else as_names(sequence_by),
+            keys=arguments.as_names(keys),
+            sequence_by=sequence_by if isinstance(sequence_by, Column) else arguments.as_names(sequence_by),
             apply_as_deletes=apply_as_deletes,
-            column_list=optional_names(column_list),
-            except_column_list=optional_names(except_column_list),
+            column_list=arguments.optional_names(column_list),
+            except_column_list=arguments.optional_names(except_column_list),
             on_invalid=on_invalid,
             quarantine_target=None if quarantine_target is None else TableRef(quarantine_target),
             tombstones=remembers if remembers is not True else wanted.remembers_deletes,
             tombstone_retention_seconds=deletes.retention_seconds,
             create_target=creates,
-            partition_by=as_names(created.partition_by),
-            cluster_by=as_names(created.cluster_by),
-            table_properties=as_own_mapping(created.properties),
-            change_data_feed=as_truth(change_data_feed),
+            partition_by=arguments.as_names(created.partition_by),
+            cluster_by=arguments.as_names(created.cluster_by),
+            table_properties=arguments.as_own_mapping(created.properties),
+            change_data_feed=arguments.as_truth(change_data_feed),
             schema_evolution=schema_evolution,
             engine=engine,
             retry=RetryPolicy() if retry is None else retry,
             app_id=app_id,
             name=name,
-            single_writer=as_truth(driver.single_writer),
-            storage_options=None if driver.storage_options is None else as_mapping(driver.storage_options),
+            single_writer=arguments.as_truth(driver.single_writer),
+            storage_options=None if driver.storage_options is None else arguments.as_mapping(driver.storage_options),
             native_memory_bytes=driver.memory_bytes,
             maintenance=maintenance,
             target_filter=target_filter,
@@ -154,10 +146,8 @@ class MergeSink:
         Cost: one evaluation of the source; one MERGE per attempt; one append each for quarantined events and deletes.
 
         Raises:
-            ConfigError: before anything is written.
-            ContractError: invalid events under on_invalid="fail", before anything is written.
-            CommitConflictError: other writers won every attempt.
+            ConfigError, ContractError: before anything is written.
+            CommitConflictError, MergeFailedError: the merge did not land.
             CommitStateUnknownError: nobody can say whether the commit landed.
-            MergeFailedError: the merge failed and did not land.
         """
         self._calls.merge(batch_df, batch_id, Intake(calls="every" if is_called_by_query() else "some"))
