@@ -56,8 +56,7 @@ class MergeSink:
         name: label for metrics and logs; part of the identity when given.
         driver: memory of merges in the driver, and how it reaches object stores.
         maintenance: compact and vacuum the target at the end of a call; None: never.
-        target_filter: SQL over the row `t`, such as "t.day >= current_date() - 7": the part of the target that has a
-            batch's keys. Rows of them elsewhere stop the batch before anything is written.
+        target_filter: SQL over the row `t`: the part of the target that has a batch's keys; one elsewhere stops the batch.
         shape: what a batch means for the table, one of `stream_merge.shapes`; None: its changes.
         metrics: where to count; None: one instance on the default Prometheus registry.
         observers: called when a micro-batch starts and ends, such as `stream_merge.observers.otel.Traces()`.
@@ -85,7 +84,7 @@ class MergeSink:
         retry: RetryPolicy | None = None,
         app_id: str | None = None,
         name: str | None = None,
-        driver: Driver | None = None,
+        driver: Driver = Driver(),  # noqa: B008 - frozen
         maintenance: Maintenance | None = None,
         target_filter: str | None = None,
         shape: Shape | None = None,
@@ -97,7 +96,6 @@ class MergeSink:
         wanted = checked(Changes() if shape is None else shape, target=target)
         remembers, deletes = arguments.on_or_with(tombstones, Tombstones())
         creates, created = arguments.on_or_with(create, Create())
-        driver = Driver() if driver is None else driver
         spec = MergeSpec(
             target=TableRef(target),
             keys=arguments.as_names(keys),
@@ -141,8 +139,7 @@ class MergeSink:
     def __call__(self, batch_df: DataFrame, batch_id: int) -> None:
         """Merge one micro-batch.
 
-        Guarantees: idempotent for a repeated `batch_id` under the same identity; on any error the target is unchanged
-        or holds the whole batch.
+        Guarantees: idempotent for a repeated `batch_id`; on any error the target is unchanged or holds the whole batch.
         Cost: one evaluation of the source; one MERGE per attempt; one append each for quarantined events and deletes.
 
         Raises:

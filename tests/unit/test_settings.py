@@ -283,7 +283,7 @@ def test_every_default_of_the_sink_is_pinned():
     assert required == ["target", "keys", "renamed"]
     assert {name: p.default for name, p in parameters.items() if name not in required} == {
         **SHARED_DEFAULTS,
-        **{"create": True, "driver": None, "metrics": None, "observers": ()},
+        **{"create": True, "driver": Driver(), "metrics": None, "observers": ()},
     }
 
 
