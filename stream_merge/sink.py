@@ -56,7 +56,7 @@ class MergeSink:
         name: label for metrics and logs; part of the identity when given.
         driver: memory of merges in the driver, and how it reaches object stores.
         maintenance: compact and vacuum the target at the end of a call; None: never.
-        target_filter: SQL over the row `t`: the part of the target that has a batch's keys; one elsewhere stops the batch.
+        target_filter: SQL over the row `t`: the part of the target that has a batch's keys; else it stops.
         shape: what a batch means for the table, one of `stream_merge.shapes`; None: its changes.
         metrics: where to count; None: one instance on the default Prometheus registry.
         observers: called when a micro-batch starts and ends, such as `stream_merge.observers.otel.Traces()`.
