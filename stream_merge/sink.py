@@ -119,7 +119,7 @@ class MergeSink:
             name=name,
             single_writer=arguments.as_truth(driver.single_writer),
             storage_options=None if driver.storage_options is None else arguments.as_mapping(driver.storage_options),
-            native_memory_bytes=driver.memory_bytes,
+            driver_memory_bytes=driver.memory_bytes,
             maintenance=maintenance,
             target_filter=target_filter,
             shape=wanted,

@@ -50,7 +50,7 @@ class Only(CostModel):
 class SparkAlways(Only):
     """Spark does all that the driver may be spared."""
 
-    remembers_natively = False
+    remembers_in_driver = False
 
     def __init__(self) -> None:
         super().__init__("spark")
@@ -74,7 +74,7 @@ class EitherAtRandom(CostModel):
         return self._rng.random()
 
     @property
-    def remembers_natively(self) -> bool:  # type: ignore[override]
+    def remembers_in_driver(self) -> bool:  # type: ignore[override]
         return self._rng.random() < ONE_IN_TWO
 
 

@@ -13,7 +13,7 @@ _GROUPS: dict[str, tuple[str, str]] = {
     "tombstone_retention_seconds": ("tombstones", "retention_seconds"),
     "single_writer": ("driver", "single_writer"),
     "storage_options": ("driver", "storage_options"),
-    "native_memory_bytes": ("driver", "memory_bytes"),
+    "driver_memory_bytes": ("driver", "memory_bytes"),
 }
 _CLASSES: dict[str, Any] = {"create": Create, "tombstones": Tombstones, "driver": Driver}
 

@@ -20,7 +20,7 @@ from stream_merge.engines.driver import compact
 from stream_merge.engines.driver import write as merging
 from stream_merge.model.results import MaintenanceRun
 from stream_merge.tables.files import vectors
-from stream_merge.tables.log.handle import NativeTable, open_table
+from stream_merge.tables.log.handle import LogHandle, open_table
 
 CHILD_SECONDS = 60
 APP_ID = "crash"
@@ -48,7 +48,7 @@ PUT: Mapping[str, Boundary] = {
     "a part of the commit": Boundary(owner=Path, name="write_bytes", when="inside"),
     "the commit": Boundary(owner=os, name="link", when="before"),
     "its name": Boundary(owner=os, name="link", when="after", commits=True),
-    "no other name of it": Boundary(owner=NativeTable, name="committed", when="before", commits=True),
+    "no other name of it": Boundary(owner=LogHandle, name="committed", when="before", commits=True),
     "a part of the checkpoint": Boundary(owner=DeltaTable, name="create_checkpoint", when="inside", commits=True),
     "the checkpoint": Boundary(owner=DeltaTable, name="create_checkpoint", when="after", commits=True),
     "the tidied log": Boundary(owner=DeltaTable, name="cleanup_metadata", when="after", commits=True),

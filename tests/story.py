@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from stream_merge.model.names import QUARANTINE_TABLE_PREFIX
 from stream_merge.model.results import MergeResult
 from stream_merge.spark.delta import put_commit
-from stream_merge.tables.log.handle import NativeTable
+from stream_merge.tables.log.handle import LogHandle
 
 
 def tell(stream: ChangeStream, *spelled: Callable[[], object]) -> Sequence[MergeResult]:
@@ -78,10 +78,10 @@ def commit_at_once(spark: SparkSession, table: str, *, writers: int, versions: i
 def lose_no_commit_of_two_handles(uri: str, options: Mapping[str, str]) -> None:
     """delta-rs puts a version only where there is none, by the store itself, whatever process it is in."""
     deltalake.write_deltalake(uri, pa.table({"id": [0]}), storage_options=dict(options))
-    first, second = (NativeTable(uri, options) for _ in range(2))
+    first, second = (LogHandle(uri, options) for _ in range(2))
     first.append(pa.table({"id": [1]}), transaction=None)
 
     with pytest.raises(CommitFailedError):
         second.append(pa.table({"id": [2]}), transaction=None)
 
-    assert sorted(NativeTable(uri, options).rows()["id"].to_pylist()) == [0, 1]
+    assert sorted(LogHandle(uri, options).rows()["id"].to_pylist()) == [0, 1]

@@ -15,7 +15,7 @@ from stream_merge.model.snapshot import CommitRecord, TableSnapshot
 from stream_merge.shapes.batch import Batch
 from stream_merge.shapes.layout import Layout
 from stream_merge.tables.files.eligibility import Ineligible
-from stream_merge.tables.log.handle import NativeTable
+from stream_merge.tables.log.handle import LogHandle
 from stream_merge.tables.side.judging import Hits
 from stream_merge.tables.side.tombstones import Tombstones
 from stream_merge.tables.table import Tables
@@ -95,9 +95,9 @@ class MergeJob:
     """Prepared, as it was before this batch."""
     now_micros: int
     """Time of the call, microseconds since the epoch."""
-    table: NativeTable | None
+    table: LogHandle | None
     """The target as delta-rs reads it; None where it does not, or is not to."""
-    log: NativeTable | None
+    log: LogHandle | None
     """The tombstones' table likewise."""
     log_snapshot: TableSnapshot | None
     """The same as whoever can has read it; None where deletes are not remembered, or Spark was asked for."""

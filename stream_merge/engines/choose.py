@@ -224,5 +224,5 @@ def is_for_driver(
 
 def wants_events_at_hand(spec: MergeSpec, tables: Tables, *, need: int) -> bool:
     """Whether an engine in the driver is likely to merge a batch that takes so many bytes of memory there."""
-    ceiling = reservations.allowed() if spec.native_memory_bytes is None else spec.native_memory_bytes
+    ceiling = reservations.allowed() if spec.driver_memory_bytes is None else spec.driver_memory_bytes
     return need <= ceiling and is_for_driver(spec, tables, tables.target.snapshot())

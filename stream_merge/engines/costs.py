@@ -85,7 +85,7 @@ _ROUNDS = 64
 class CostModel:
     """Estimates of one sink, corrected by how long its merges took."""
 
-    remembers_natively: bool = True
+    remembers_in_driver: bool = True
     """Whether delta-rs, where it can, remembers the deletes of a batch that Spark merges."""
 
     def __init__(self) -> None:

@@ -65,7 +65,7 @@ def quickly(job: MergeJob) -> DriverTombstones | None:
     The log is a plain table of the sink's own, whatever the target is like.
     """
     small = job.batch.upserts + job.batch.deletes <= DRIVER_EVENTS
-    if job.spec.engine != "auto" or not small or not job.costs.remembers_natively or job.log_snapshot is None:
+    if job.spec.engine != "auto" or not small or not job.costs.remembers_in_driver or job.log_snapshot is None:
         return None
     if refused_log(job) is not None:
         return None

@@ -179,7 +179,7 @@ class MergeSpec:
     exclude each other there."""
     storage_options: Mapping[str, str] | None = field(default=None, repr=False)
     """How delta-rs reaches an object store; never logged, never in a repr. None: on S3 as Spark's settings say."""
-    native_memory_bytes: int | None = None
+    driver_memory_bytes: int | None = None
     """Most memory of the driver that a merge there may need; None: chosen from what is free."""
     maintenance: Maintenance | None = None
     """What is done for the target's files now and then; None: nothing."""
@@ -297,7 +297,7 @@ def _value_problems(spec: MergeSpec) -> list[str]:
             f"[INVALID_SETTING] retention_seconds={seconds!r} must be a positive number up to"
             f" {_MOST_SECONDS:,}, or None to keep deletes forever"
         )
-    memory: object = spec.native_memory_bytes
+    memory: object = spec.driver_memory_bytes
     if memory is not None and not _is_positive(memory):
         found.append(f"[INVALID_SETTING] memory_bytes={memory!r} must be a positive number of bytes")
     maintenance: object = spec.maintenance

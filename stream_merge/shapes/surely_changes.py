@@ -84,7 +84,7 @@ def stored(files: pa.Table, layout: Layout) -> GreatestSequence | None:
     """An upper bound of the sequences in a table.
 
     Args:
-        files: its data files with statistics (`NativeTable.files`).
+        files: its data files with statistics (`LogHandle.files`).
         layout: how its sequence is stored.
 
     Returns: None where the statistics do not tell.

@@ -108,7 +108,7 @@ def storage_options(session: SparkSession, location: str) -> Mapping[str, str] |
     return access(hadoop_settings(session), location).options() if is_on_azure(location) else None
 
 
-def excludes_delta_rs(session: SparkSession, location: str) -> bool:
+def excludes_driver(session: SparkSession, location: str) -> bool:
     """Whether Spark's commits there and those of delta-rs exclude each other; other processes' if they are set so, too.
 
     On the Blob endpoint both make an object on condition that there is none: delta-rs puts it, Hadoop's rename copies

@@ -22,17 +22,17 @@ def storage_options(session: SparkSession, location: str) -> Mapping[str, str] |
     return azure.storage_options(session, location) if on_s3 is None else on_s3
 
 
-def may_lose_commits(session: SparkSession, location: str, *, beside_delta_rs: bool) -> bool:
+def may_lose_commits(session: SparkSession, location: str, *, beside_driver: bool) -> bool:
     """Whether a commit there may be overwritten by one of another process, so that it has to be looked at again.
 
     Args:
         session: Spark's.
         location: of a table.
-        beside_delta_rs: whether it writes there because somebody has promised that nobody else does.
+        beside_driver: whether it writes there because somebody has promised that nobody else does.
     """
     if s3.keeps_one_process_apart_only(session, location):
         return True
-    return beside_delta_rs and is_on_azure(location) and not azure.excludes_delta_rs(session, location)
+    return beside_driver and is_on_azure(location) and not azure.excludes_driver(session, location)
 
 
 def expect_condition(session: SparkSession, location: str) -> None:
@@ -46,7 +46,7 @@ def expect_condition(session: SparkSession, location: str) -> None:
         log_store.expect_condition(session, location)
 
 
-def excludes_delta_rs(session: SparkSession, location: str, options: Mapping[str, str] | None) -> bool:
+def excludes_driver(session: SparkSession, location: str, options: Mapping[str, str] | None) -> bool:
     """Whether Spark's commits there and those of delta-rs exclude each other, in whatever processes.
 
     Args:
@@ -54,4 +54,4 @@ def excludes_delta_rs(session: SparkSession, location: str, options: Mapping[str
         location: of a table.
         options: of delta-rs.
     """
-    return s3.excludes_delta_rs(session, location, options) or azure.excludes_delta_rs(session, location)
+    return s3.excludes_driver(session, location, options) or azure.excludes_driver(session, location)

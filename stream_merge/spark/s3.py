@@ -168,7 +168,7 @@ def keeps_one_process_apart_only(session: SparkSession, location: str) -> bool:
     return all(store.rsplit(".", 1)[-1] in _LOOKS_THEN_PUTS for store in log_stores(session, location))
 
 
-def excludes_delta_rs(session: SparkSession, location: str, options: Mapping[str, str] | None) -> bool:
+def excludes_driver(session: SparkSession, location: str, options: Mapping[str, str] | None) -> bool:
     """Whether Spark's commits there and those of delta-rs exclude each other, in whatever processes.
 
     delta-rs puts a version on condition that there is none, unless it was told otherwise (1.6); of Spark's log stores

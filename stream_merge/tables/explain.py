@@ -20,7 +20,7 @@ from stream_merge.shapes import SHAPES
 from stream_merge.shapes.base import filled_as
 from stream_merge.spark import environment, places
 from stream_merge.tables.files import eligibility
-from stream_merge.tables.log.handle import NativeTable, open_table
+from stream_merge.tables.log.handle import LogHandle, open_table
 
 MANY_SMALL_FILES = 100
 COPIED_PER_CHANGED = 20
@@ -146,7 +146,7 @@ def _refused_shape(shape: str | None) -> str | None:
     return None
 
 
-def find(target: str, storage_options: Mapping[str, str] | None = None) -> NativeTable | None:
+def find(target: str, storage_options: Mapping[str, str] | None = None) -> LogHandle | None:
     """A table, read without Spark; None where there is none.
 
     Raises:
@@ -175,7 +175,7 @@ def find(target: str, storage_options: Mapping[str, str] | None = None) -> Nativ
         raise ConfigError(msg, target=target) from err
 
 
-def opened(target: str, storage_options: Mapping[str, str] | None = None) -> NativeTable:
+def opened(target: str, storage_options: Mapping[str, str] | None = None) -> LogHandle:
     """As `find`, for a table that has to be there.
 
     Raises:

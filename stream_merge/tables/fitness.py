@@ -175,7 +175,7 @@ def _unpromised_problems(session: SparkSession, spec: MergeSpec, found: TableSna
     location = location if found is None else found.location
     if spec.engine != "driver" or spec.single_writer or location is None or locations.local_path(location) is not None:
         return
-    if object_stores.excludes_delta_rs(session, location, spec.storage_options):
+    if object_stores.excludes_driver(session, location, spec.storage_options):
         return
     log_store = remedy(location) if locations.is_on_s3(location) else None
     yield (

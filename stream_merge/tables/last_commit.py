@@ -144,8 +144,8 @@ class LastCommit:
             place = target if found is None else found.location
             if place is None:
                 return True  # a catalog's table that is not there yet
-            beside_delta_rs = spec.single_writer and spec.engine != "spark"
-            self._is_guarded = not may_lose_commits(session, place, beside_delta_rs=beside_delta_rs)
+            beside_driver = spec.single_writer and spec.engine != "spark"
+            self._is_guarded = not may_lose_commits(session, place, beside_driver=beside_driver)
             if not self._is_guarded and not spec.single_writer:
                 named = log_store.remedy(place)
                 remedy = _REMEDY.format("" if named is None else f" ({named})")

@@ -63,7 +63,7 @@ _BY_CODE: dict[str, str] = {
     "DELTA_SCHEMA_CHANGE_SINCE_ANALYSIS": "MetadataChangedException",
 }
 _BY_TEXT: tuple[tuple[re.Pattern[str], str], ...] = (
-    # A newer version is there; the native engine does not let delta-rs commit on top of it.
+    # A newer version is there; the driver does not commit on top of it.
     (re.compile(r"Failed to commit transaction: \d+$"), "ConcurrentWriteException"),
     (re.compile(r"Concurrent transaction failed"), "ConcurrentTransactionException"),
     (re.compile(r"added new data"), "ConcurrentAppendException"),

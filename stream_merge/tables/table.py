@@ -27,7 +27,7 @@ from stream_merge.spark.hadoop_files import NotTranslatedError
 from stream_merge.spark.jvm import pins_threads
 from stream_merge.tables import spark_table
 from stream_merge.tables.log.freshness import ListedLateError
-from stream_merge.tables.log.handle import NativeTable, open_table
+from stream_merge.tables.log.handle import LogHandle, open_table
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ class DriverAccess:
             return pins_threads(self._session)
         bucket = _bucket(location)
         if bucket not in self._excluding:
-            self._excluding[bucket] = self._spec.single_writer or object_stores.excludes_delta_rs(
+            self._excluding[bucket] = self._spec.single_writer or object_stores.excludes_driver(
                 self._session, location, self._spec.storage_options
             )
         return self._excluding[bucket]
@@ -134,7 +134,7 @@ class DriverAccess:
             raise ConfigError(msg) from err
         self._conditional.add(bucket)
 
-    def expect_same_store(self, ref: TableRef, found: NativeTable) -> None:
+    def expect_same_store(self, ref: TableRef, found: LogHandle) -> None:
         """Whether Spark reads the same table: environment variables or options may lead to another object store.
 
         Cost: nothing on a local disk; else Spark reads the log, once for each handle.
@@ -174,7 +174,7 @@ class Table:
         self._entry: Entry | None = None
         self._location: TableRef | None = None
         self._full_name: str | None = None
-        self._handle: NativeTable | None = None
+        self._handle: LogHandle | None = None
         self._is_current = False
         """Whether the handle was brought up to date in this call."""
         self._unreadable_at: str | None = None
@@ -244,7 +244,7 @@ class Table:
             return spark_table.history(self._session, self.ref, newer_than=newer_than, up_to=up_to)
         return driver.commits(newer_than, up_to)
 
-    def driver(self, *, must_read: bool = False) -> NativeTable | None:
+    def driver(self, *, must_read: bool = False) -> LogHandle | None:
         """The driver's handle, up to date; None where there is no table, or the driver may not write it.
 
         Args:
@@ -267,16 +267,16 @@ class Table:
             self._is_current = False
             return None
 
-    def current_driver(self) -> NativeTable | None:
+    def current_driver(self) -> LogHandle | None:
         """As `driver`, at the version that this call has read last: for what does not change within a call."""
         return self._handle if self._handle is not None and self._is_current else self.driver()
 
-    def cached_driver(self) -> NativeTable | None:
+    def cached_driver(self) -> LogHandle | None:
         """The handle, if there is one; nothing is read."""
         return self._handle
 
     def files(self) -> pa.Table | None:
-        """The data files with their statistics (`NativeTable.files`), up to date; None where only Spark reads the log.
+        """The data files with their statistics (`LogHandle.files`), up to date; None where only Spark reads the log.
 
         Reading a log is harmless beside whatever engine writes it.
         """
@@ -310,7 +310,7 @@ class Table:
         local = locations.local_path(location)
         return location if local is None or _is_table(local) else None
 
-    def _up_to_date(self, location: str) -> NativeTable | None:
+    def _up_to_date(self, location: str) -> LogHandle | None:
         """The handle at a location; one of another location is given up."""
         kept, self._handle = self._handle, None
         found = self._opened(kept, location)
@@ -330,12 +330,12 @@ class Table:
         self._handle, self._is_current = found, True
         return found
 
-    def _read_only(self, location: str) -> NativeTable | None:
+    def _read_only(self, location: str) -> LogHandle | None:
         if locations.local_path(location) is None and self._access.options(location) is None:
             return None
         return self._opened(None, location)
 
-    def _opened(self, kept: NativeTable | None, location: str) -> NativeTable | None:
+    def _opened(self, kept: LogHandle | None, location: str) -> LogHandle | None:
         local = locations.local_path(location)
         at, options = location if local is None else str(local), self._access.options(location)
         if kept is not None and kept.is_at(at, options):

@@ -15,7 +15,7 @@ from stream_merge.model.snapshot import CommitRecord
 from stream_merge.model.table_ref import TableRef
 from stream_merge.tables.explain import find, opened
 from stream_merge.tables.files.copies import RemoteLog
-from stream_merge.tables.log.handle import NativeTable, record
+from stream_merge.tables.log.handle import LogHandle, record
 from stream_merge.tables.log.live_files import LiveFiles
 from stream_merge.tables.log.objects import AT_ONCE
 
@@ -177,7 +177,7 @@ def table_history(target: str, *, last: int = 1000, storage_options: Mapping[str
     )
 
 
-def _commits(table: NativeTable, after: Files, last: int) -> tuple[Commit, ...]:
+def _commits(table: LogHandle, after: Files, last: int) -> tuple[Commit, ...]:
     """The newest commits, oldest first; each version's files follow from those of the version after it."""
     found: list[Commit] = []
     with ThreadPoolExecutor(AT_ONCE) as threads:
@@ -192,7 +192,7 @@ def _commits(table: NativeTable, after: Files, last: int) -> tuple[Commit, ...]:
     return tuple(reversed(found))
 
 
-def _commit(table: NativeTable, version: int) -> Commit | None:
+def _commit(table: LogHandle, version: int) -> Commit | None:
     try:
         text = table.commit(version)
     except FileNotFoundError:

@@ -101,7 +101,7 @@ def memory(bench: Bench) -> list[Comparison]:
     started = resident_bytes()
     for events, pattern in MEMORY_CASES:
         batch = bench.events(events, LOWEST[pattern], 20_000_000, deletes=True)
-        sink = sink_on(target, native_memory_bytes=CEILING, engine="auto")
+        sink = sink_on(target, driver_memory_bytes=CEILING, engine="auto")
         with peak_memory() as peak:
             took = timed(partial(sink, batch, bench.batch_id))
         result = sink.last_result

@@ -44,7 +44,7 @@ POSITIONS_APART = 64
 """Bytes of the source's log between two events."""
 
 
-def table_of(spark: SparkSession, rows: int, path: Path, *, with_position: bool) -> None:
+def table_files(spark: SparkSession, rows: int, path: Path, *, with_position: bool) -> None:
     """The table before the first event; a hand-written merge stores the position to refuse older events."""
     found = spark.range(0, rows, 1, FILES).selectExpr(
         "id",

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from delta.tables import DeltaTable
-from kafka_events import COLUMNS, VALUE_FORMAT, fill, table_of
+from kafka_events import COLUMNS, VALUE_FORMAT, fill, table_files
 from prometheus_client import CollectorRegistry
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
@@ -320,8 +320,8 @@ def _jvm_peak_mib(session: SparkSession) -> float:
 def prepare(plan: Plan) -> dict[str, Measured]:
     """The topics and the tables that each side gets a copy of."""
     spark = local_session("stream_merge bench", memory=HEAP, confs=jars.conf(str(SPARK_JARS)))
-    table_of(spark, plan.rows, Path(plan.folder, JOB_TABLE), with_position=False)
-    table_of(spark, plan.rows, Path(plan.folder, HAND_TABLE), with_position=True)
+    table_files(spark, plan.rows, Path(plan.folder, JOB_TABLE), with_position=False)
+    table_files(spark, plan.rows, Path(plan.folder, HAND_TABLE), with_position=True)
     fill(spark, plan.bootstrap, WARM_TOPIC, events=plan.warm_up_events, rows=plan.rows)
     started = time.perf_counter()
     fill(spark, plan.bootstrap, TOPIC, events=plan.events, rows=plan.rows)

@@ -134,7 +134,7 @@ _TEXT = "repeat(concat(uuid(), id), 27000)"
 
 def _peak_of(bench: Bench, case: str, table: Path, batch: DataFrame) -> Comparison:
     target = bench.with_vectors(bench.copy(table, "memory"))
-    sink = sink_on(target, native_memory_bytes=CEILING)
+    sink = sink_on(target, driver_memory_bytes=CEILING)
     sink(bench.events(10, 0, 10, deletes=False), bench.batch_id)
     started = resident_bytes()
     bench.batch_id += 1

@@ -20,7 +20,7 @@ from stream_merge import ConfigError, MergeFailedError, RetryPolicy
 from stream_merge.engines.driver.merger import DriverMerger
 from stream_merge.engines.spark import engine as spark_engine
 from stream_merge.model.table_ref import TableRef
-from stream_merge.tables.log.handle import NativeTable
+from stream_merge.tables.log.handle import LogHandle
 from stream_merge.tables.side import tombstones
 from stream_merge.testing import batch, run
 
@@ -120,19 +120,19 @@ def test_short_decimals_are_keys(spark: SparkSession, tmp_table: str):
 def test_an_unreadable_log_does_not_pass_for_an_empty_one(stream: ChangeStream, monkeypatch: pytest.MonkeyPatch):
     """A stale upsert would revive a deleted key; under engine="auto" Spark reads the log instead."""
     stream.deliver(delete(1, lsn=9))
-    query = NativeTable.query
+    query = LogHandle.query
 
     def unreadable(*_: Any) -> Any:
         msg = "too many open files"
         raise OSError(msg)
 
-    monkeypatch.setattr(NativeTable, "query", unreadable)
+    monkeypatch.setattr(LogHandle, "query", unreadable)
     late = batch(stream.spark, stream.schema, upsert(1, "late", lsn=5))
     with pytest.raises(MergeFailedError, match=r"tombstones of .* cannot be read or written"):
         run(stream.sink(), late, 2)
     stream.settings["engine"] = "auto"
     result = run(stream.sink(), late, 2)
-    monkeypatch.setattr(NativeTable, "query", query)
+    monkeypatch.setattr(LogHandle, "query", query)
 
     assert (result.engine, ledger(result)) == ("spark", {"received": 1, "stale": 1})
     assert stream.rows("id") == [(2,), (3,)]
@@ -143,14 +143,14 @@ def test_housekeeping_that_fails_does_not_fail_the_batch(stream: ChangeStream, m
         raise OSError
 
     monkeypatch.setattr(tombstones, "TIDY_FILES", 1)
-    monkeypatch.setattr(NativeTable, "replace", broken)
-    monkeypatch.setattr(NativeTable, "pack", broken)
+    monkeypatch.setattr(LogHandle, "replace", broken)
+    monkeypatch.setattr(LogHandle, "pack", broken)
 
     assert stream.deliver(delete(1, lsn=9)).outcome == "committed"
 
 
 def test_a_merge_that_might_need_too_much_memory_goes_to_spark(spark: SparkSession, tmp_table: str):
-    stream = ChangeStream(spark, tmp_table, engine="auto", native_memory_bytes=1 << 20)
+    stream = ChangeStream(spark, tmp_table, engine="auto", driver_memory_bytes=1 << 20)
     result = stream.deliver(upsert(1, "one", lsn=1))
 
     assert (result.engine, result.refusal) == ("spark", "memory")
@@ -190,7 +190,7 @@ def test_spark_marks_or_rewrites_as_the_size_of_the_files_suggests(
 ):
     """Only on a table that has deletion vectors; a small merge is cheaper without them."""
     stream = ChangeStream(
-        spark, tmp_table, native_memory_bytes=1, table_properties={"delta.enableDeletionVectors": "true"}
+        spark, tmp_table, driver_memory_bytes=1, table_properties={"delta.enableDeletionVectors": "true"}
     )
     stream.deliver(*(upsert(key, "old", lsn=1) for key in range(5)))
     monkeypatch.setattr(spark_engine, "favours_deletion_vectors", lambda _: favoured)
@@ -230,7 +230,7 @@ def test_a_log_that_delta_rs_cannot_read_is_left_to_spark(
     stream = ChangeStream(spark, tmp_table, cluster_by="id", table_properties=COPY_ON_WRITE)
     stream.deliver(upsert(1, "one", lsn=1), delete(9, lsn=5))
     for broken in ("query", "append"):
-        monkeypatch.setattr(NativeTable, broken, failing)
+        monkeypatch.setattr(LogHandle, broken, failing)
 
     result = stream.deliver(upsert(9, "late", lsn=4), upsert(2, "two", lsn=1), delete(1, lsn=6))
 

@@ -24,7 +24,7 @@ from stream_merge.spark import log_store
 from stream_merge.spark.delta import put_commit
 from stream_merge.spark.jvm import java_class
 from stream_merge.spark.log_store import expect_condition
-from stream_merge.spark.s3 import excludes_delta_rs, keeps_one_process_apart_only
+from stream_merge.spark.s3 import excludes_driver, keeps_one_process_apart_only
 
 SOURCES = ROOT / "deployments" / "log-store" / "src" / "main" / "java"
 
@@ -55,10 +55,10 @@ def test_of_commits_at_the_same_time_one_is_made(spark: SparkSession, bucket: s3
 def test_who_excludes_whom_is_told_by_spark_s_confs(spark: SparkSession, bucket: s3.Bucket) -> None:
     table = bucket.uri("t")
 
-    assert excludes_delta_rs(spark, table, None)
+    assert excludes_driver(spark, table, None)
     assert not keeps_one_process_apart_only(spark, table)
-    assert not excludes_delta_rs(spark, "abfss://c@a.dfs.core.windows.net/t", None)
-    assert not excludes_delta_rs(spark, "/t", None)
+    assert not excludes_driver(spark, "abfss://c@a.dfs.core.windows.net/t", None)
+    assert not excludes_driver(spark, "/t", None)
 
 
 @pytest.mark.parametrize(
@@ -68,9 +68,9 @@ def test_delta_rs_may_be_told_to_commit_otherwise(
     spark: SparkSession, bucket: s3.Bucket, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """By its options, or by the environment, where its names are in upper case."""
-    assert not excludes_delta_rs(spark, bucket.uri("t"), {name: "x"})
+    assert not excludes_driver(spark, bucket.uri("t"), {name: "x"})
     monkeypatch.setenv(name.upper() if name.lower().startswith("aws") else f"AWS_{name.upper()}", "x")
-    assert not excludes_delta_rs(spark, bucket.uri("t"), None)
+    assert not excludes_driver(spark, bucket.uri("t"), None)
 
 
 # -- a store that knows no condition ------------------------------------------------------------

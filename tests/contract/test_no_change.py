@@ -15,7 +15,7 @@ from stream_merge.engines.spark.merger import SparkMerger
 from stream_merge.shapes import surely_changes
 from stream_merge.shapes.matching import plan_layout
 from stream_merge.shapes.surely_changes import GreatestSequence
-from stream_merge.tables.log.handle import NativeTable
+from stream_merge.tables.log.handle import LogHandle
 from stream_merge.testing import batch, run
 
 ROWS = (
@@ -121,7 +121,7 @@ def test_the_bound_holds_all_that_is_stored(spark: SparkSession, tmp_table: str,
     run(stream.sink(), events, 0)
     layout = plan_layout(events, stream.sink()._calls.spec, spark.read.format("delta").load(tmp_table).schema)
 
-    bound = surely_changes.stored(NativeTable(tmp_table, options_of(tmp_table)).files(), layout)
+    bound = surely_changes.stored(LogHandle(tmp_table, options_of(tmp_table)).files(), layout)
 
     assert bound is not None
     assert greatest <= bound.components[0] <= greatest + 1_000

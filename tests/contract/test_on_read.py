@@ -574,7 +574,7 @@ def test_rows_that_are_larger_than_their_file_tells_go_to_spark(spark: SparkSess
     events = [(number, 2, "n", "b", "u") for number in range(1000)]
     changes = batch(spark, "id bigint, lsn bigint, name string, part string, op string", *events)
 
-    sink = table.new_sink(native_memory_bytes=ceiling)
+    sink = table.new_sink(driver_memory_bytes=ceiling)
     sink(changes, 1)
 
     assert sink.last_result is not None
@@ -584,8 +584,8 @@ def test_rows_that_are_larger_than_their_file_tells_go_to_spark(spark: SparkSess
     told = "the merge might need .* of 367 MB allowed"
     table.sql("UPDATE {t} SET name = repeat('x', 50000), lsn = 1")
     with pytest.raises(MergeFailedError, match=told):
-        table.new_sink(native_memory_bytes=ceiling, engine="driver")(changes, 2)
-    sink = table.new_sink(native_memory_bytes=2 * ceiling)
+        table.new_sink(driver_memory_bytes=ceiling, engine="driver")(changes, 2)
+    sink = table.new_sink(driver_memory_bytes=2 * ceiling)
     sink(changes, 2)
     assert sink.last_result is not None
     assert sink.last_result.engine == "driver"

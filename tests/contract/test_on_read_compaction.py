@@ -27,7 +27,7 @@ class Table:
     """A target that is merged on read, a key or two in each batch."""
 
     def __init__(
-        self, spark: SparkSession, path: str, *, native_memory_bytes: int | None = None, **properties: str
+        self, spark: SparkSession, path: str, *, driver_memory_bytes: int | None = None, **properties: str
     ) -> None:
         self.spark, self.path = spark, path
         self.rows: dict[int, str] = {}
@@ -37,7 +37,7 @@ class Table:
             app_id="test",
             tombstones=False,
             table_properties=properties,
-            native_memory_bytes=native_memory_bytes,
+            driver_memory_bytes=driver_memory_bytes,
             metrics=MergeMetrics(CollectorRegistry()),
             **DEFAULTS,
         )
@@ -99,7 +99,7 @@ def test_files_whose_rows_there_is_no_memory_for_are_left_alone(
 ):
     """And put together a few at a time where there is room for some."""
     room = 1_000_000
-    table = Table(spark, tmp_table, native_memory_bytes=compact.BASE_BYTES + room)
+    table = Table(spark, tmp_table, driver_memory_bytes=compact.BASE_BYTES + room)
     for number in range(compaction.TOGETHER - 1):
         table.merge(number)
     file = next(Path(tmp_table).glob("on-read-*.parquet"))

@@ -16,7 +16,7 @@ from stream_merge.model.names import CORRUPT_COLUMN, ORIGIN_COLUMN, QUARANTINE_T
 from stream_merge.model.results import MergeResult
 from stream_merge.spark.versions import SPARK
 from stream_merge.tables import spark_table
-from stream_merge.tables.log.handle import NativeTable
+from stream_merge.tables.log.handle import LogHandle
 from stream_merge.testing import batch, run
 
 BROKEN = [(None, 1, "u", "no key"), (None, None, "d", None), upsert(3, "no sequence", lsn=None)]
@@ -142,16 +142,16 @@ def test_spark_takes_over_when_delta_rs_fails(
     stream: ChangeStream, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, landed: bool
 ):
     """The transaction id tells Spark whether there is anything left to write."""
-    append = NativeTable.append
+    append = LogHandle.append
 
-    def failing(self: NativeTable, *args: Any, **kwargs: Any) -> None:
+    def failing(self: LogHandle, *args: Any, **kwargs: Any) -> None:
         if landed:
             append(self, *args, **kwargs)
         if QUARANTINE_TABLE_PREFIX in self.location:
             msg = "the disk is gone"
             raise OSError(msg)
 
-    monkeypatch.setattr(NativeTable, "append", failing)
+    monkeypatch.setattr(LogHandle, "append", failing)
 
     result = twice(stream, broken(stream, upsert(2, "row", lsn=1)))
 

@@ -44,7 +44,7 @@ from stream_merge import (
 )
 from stream_merge.model import names
 from stream_merge.model.results import MergeResult
-from stream_merge.tables.log.handle import NativeTable
+from stream_merge.tables.log.handle import LogHandle
 from stream_merge.testing import batch, run
 
 PATIENCE = {
@@ -108,9 +108,9 @@ class OnBadStore(ChangeStream):
         """One batch, by the sink that has merged those before."""
         return run(self.kept, batch(self.spark, self.schema, *events), batch_id)
 
-    def on_disk(self, name: str = "orders") -> NativeTable:
+    def on_disk(self, name: str = "orders") -> LogHandle:
         """A table as it lies on the server's disk."""
-        return NativeTable(str(self.folder / name))
+        return LogHandle(str(self.folder / name))
 
     @property
     def version(self) -> int:

@@ -104,11 +104,11 @@ def test_commits_exclude_each_other_where_spark_speaks_to_the_blob_endpoint(
     monkeypatch.setattr(azure, "log_stores", lambda *_: named)
     monkeypatch.setattr(azure, "_client", lambda *_: client)
 
-    assert azure.excludes_delta_rs(cast(SparkSession, None), PLACE) is excludes
-    assert not azure.excludes_delta_rs(cast(SparkSession, None), "s3a://lake/t")
-    lost = object_stores.may_lose_commits(cast(SparkSession, None), PLACE, beside_delta_rs=True)
+    assert azure.excludes_driver(cast(SparkSession, None), PLACE) is excludes
+    assert not azure.excludes_driver(cast(SparkSession, None), "s3a://lake/t")
+    lost = object_stores.may_lose_commits(cast(SparkSession, None), PLACE, beside_driver=True)
     assert lost is not excludes
-    assert not object_stores.may_lose_commits(cast(SparkSession, None), PLACE, beside_delta_rs=False)
+    assert not object_stores.may_lose_commits(cast(SparkSession, None), PLACE, beside_driver=False)
 
 
 def test_both_endpoints_with_tls_and_without_are_one_place() -> None:

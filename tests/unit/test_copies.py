@@ -15,26 +15,26 @@ from deltalake import write_deltalake
 from stream_merge.tables.files import copies
 from stream_merge.tables.files.commit import Commit, ConcurrentWriteException
 from stream_merge.tables.files.copies import CopiedFolder
-from stream_merge.tables.log.handle import NativeTable
+from stream_merge.tables.log.handle import LogHandle
 
 COMMIT = Commit(version=1, now_ms=1, user_metadata=None, metrics={}, transaction=None, parameters={})
 
 
 @pytest.fixture
-def native(tmp_path: Path) -> NativeTable:
+def native(tmp_path: Path) -> LogHandle:
     """A table whose files `a`, `b` and `c` have 10 bytes each."""
     write_deltalake(tmp_path / "table", pa.table({"id": [1]}))
     for name in ("a", "b", "c", "p=%C3%A4/d"):
         file = tmp_path / "table" / name
         file.parent.mkdir(exist_ok=True)
         file.write_bytes(name[-1].encode() * 10)
-    found = NativeTable(str(tmp_path / "table"))
+    found = LogHandle(str(tmp_path / "table"))
     found.scratch = tmp_path / "scratch"
     return found
 
 
 @pytest.fixture
-def folder(native: NativeTable, request: pytest.FixtureRequest) -> CopiedFolder:
+def folder(native: LogHandle, request: pytest.FixtureRequest) -> CopiedFolder:
     return CopiedFolder(native, request.node.name)
 
 
@@ -51,7 +51,7 @@ def test_files_are_there_while_they_are_held(folder: CopiedFolder) -> None:
     assert folder.root.is_relative_to(folder.root.parent)
 
 
-def test_a_file_is_fetched_once(folder: CopiedFolder, native: NativeTable) -> None:
+def test_a_file_is_fetched_once(folder: CopiedFolder, native: LogHandle) -> None:
     with folder.holding({"a": 10}):
         pass
     (Path(native.location) / "a").unlink()
@@ -91,7 +91,7 @@ def test_what_is_held_is_not_given_up_for_what_is_fetched_with_it(
         assert there(folder) == {"a", "c"}
 
 
-def test_a_folder_whose_name_is_a_pattern_is_told_before(native: NativeTable, tmp_path: Path) -> None:
+def test_a_folder_whose_name_is_a_pattern_is_told_before(native: LogHandle, tmp_path: Path) -> None:
     """DuckDB would look for other files."""
     native.scratch = tmp_path / "a[1]"
     assert "some sign means any name" in str(CopiedFolder(native, "pattern").obstacle({"a": 10}))
@@ -113,7 +113,7 @@ def test_more_than_fits_is_told_before(folder: CopiedFolder, monkeypatch: pytest
     ],
 )
 def test_memory_is_not_taken_for_a_disk(
-    native: NativeTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kinds: dict[str, str], refused: bool
+    native: LogHandle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kinds: dict[str, str], refused: bool
 ) -> None:
     """By the innermost mount; Kubernetes may give Spark's local folders from a container's memory."""
     mounts = tmp_path / "mounts"
@@ -124,7 +124,7 @@ def test_memory_is_not_taken_for_a_disk(
     assert ("is a tmpfs" in str(folder.obstacle({"a": 10}))) == refused
 
 
-def test_what_was_written_is_sent_and_kept(folder: CopiedFolder, native: NativeTable) -> None:
+def test_what_was_written_is_sent_and_kept(folder: CopiedFolder, native: LogHandle) -> None:
     (folder.root / "new").write_bytes(b"new")
     (folder.root / "q=1").mkdir()
     (folder.root / "q=1" / "other").write_bytes(b"other")
@@ -173,7 +173,7 @@ def test_files_that_came_before_one_failed_count(folder: CopiedFolder, monkeypat
         assert there(folder) == {"b"}
 
 
-def test_files_of_a_lost_commit_are_deleted_here_and_there(folder: CopiedFolder, native: NativeTable) -> None:
+def test_files_of_a_lost_commit_are_deleted_here_and_there(folder: CopiedFolder, native: LogHandle) -> None:
     (folder.root / "new").write_bytes(b"new")
     folder.send(["new"])
     (folder.root / "unsent").write_bytes(b"")
@@ -189,7 +189,7 @@ def test_files_of_a_lost_commit_are_deleted_here_and_there(folder: CopiedFolder,
 
 @pytest.mark.parametrize(("there", "lost"), [(COMMIT.text(), False), ("{}\n", True)], ids=["ours", "theirs"])
 def test_a_version_that_is_there_is_ours_or_lost(
-    folder: CopiedFolder, native: NativeTable, there: str, lost: bool
+    folder: CopiedFolder, native: LogHandle, there: str, lost: bool
 ) -> None:
     """A put may be made again after its answer was lost."""
 
@@ -205,7 +205,7 @@ def test_a_version_that_is_there_is_ours_or_lost(
         folder.commit(COMMIT)
 
 
-def test_another_table_at_the_place_has_copies_of_its_own(native: NativeTable) -> None:
+def test_another_table_at_the_place_has_copies_of_its_own(native: LogHandle) -> None:
     first = CopiedFolder(native, "first")
     with first.holding({"a": 10}):
         pass
@@ -214,7 +214,7 @@ def test_another_table_at_the_place_has_copies_of_its_own(native: NativeTable) -
     assert there(CopiedFolder(native, "second")) == set()
 
 
-def test_what_killed_processes_have_left_is_deleted(native: NativeTable, folder: CopiedFolder) -> None:
+def test_what_killed_processes_have_left_is_deleted(native: LogHandle, folder: CopiedFolder) -> None:
     """They hold no lock any more; one that does lives."""
     scratch = folder.root.parent
     left, living = (scratch / f"stream-merge-copies-{name}" for name in ("left", "living"))
@@ -232,9 +232,9 @@ def test_what_killed_processes_have_left_is_deleted(native: NativeTable, folder:
     assert folder.root.exists()
 
 
-def test_a_handle_that_is_gone_is_not_kept(native: NativeTable) -> None:
+def test_a_handle_that_is_gone_is_not_kept(native: LogHandle) -> None:
     """Of a table whose keys are renewed each hour there would be one more each hour."""
-    handle = NativeTable(native.location)
+    handle = LogHandle(native.location)
     handle.scratch, gone = native.scratch, weakref.ref(handle)
     folder = CopiedFolder(handle, "gone")
     with folder.holding({"a": 10}):

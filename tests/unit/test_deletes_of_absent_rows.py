@@ -11,7 +11,7 @@ from on_read_target import Target, events
 
 from stream_merge.engines.base import CommitTag
 from stream_merge.model.results import Mode
-from stream_merge.tables.log.handle import NativeTable
+from stream_merge.tables.log.handle import LogHandle
 
 
 @pytest.fixture(params=get_args(Mode))
@@ -25,7 +25,7 @@ def test_a_delete_that_changes_nothing_has_seen_what_came_before_it_was_remember
     target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other stream has looked at the remembered deletes before, so nobody else removes the row."""
-    monkeypatch.setattr(NativeTable, "refresh_if_free", lambda _: None)  # as on an object store
+    monkeypatch.setattr(LogHandle, "refresh_if_free", lambda _: None)  # as on an object store
     deleting, inserting = target.merger(events((7, 10, None), delete=[7])), target.merger(events((7, 5, "older")))
 
     inserting.merge(None, _tag("inserts"))

@@ -12,7 +12,7 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from deltalake.exceptions import DeltaError
 
 from stream_merge.tables.files import rows as files
-from stream_merge.tables.log.handle import NativeTable, open_table
+from stream_merge.tables.log.handle import LogHandle, open_table
 
 COMMITS = 5
 NESTED = pa.struct({"a": pa.int64(), "b": pa.string()})
@@ -30,14 +30,14 @@ def table(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(params=["path", "URI"])
-def kept(request: pytest.FixtureRequest, table: Path) -> NativeTable:
+def kept(request: pytest.FixtureRequest, table: Path) -> LogHandle:
     """A handle at that version; by a URI the log is looked into as on an object store."""
     found = open_table(str(table) if request.param == "path" else table.as_uri())
     assert found is not None
     return found
 
 
-def test_commits_of_others_are_seen(table: Path, kept: NativeTable):
+def test_commits_of_others_are_seen(table: Path, kept: LogHandle):
     """One or several at once; without any the version stays."""
     versions = []
     for commits in (0, 1, 0, 3):
@@ -61,7 +61,7 @@ def test_statistics_that_may_be_of_two_columns_are_of_none(tmp_path: Path):
     assert [name for name in found.files().column_names if name.startswith(("min.", "max.", "null_count."))] == []
 
 
-def test_a_handle_whose_next_commit_was_tidied_away_finds_the_newest(table: Path, kept: NativeTable):
+def test_a_handle_whose_next_commit_was_tidied_away_finds_the_newest(table: Path, kept: LogHandle):
     """A job that slept while others wrote: with the log's old commits its own is gone, too."""
     for number in range(COMMITS):
         write_deltalake(str(table), rows(number), mode="append")
@@ -74,7 +74,7 @@ def test_a_handle_whose_next_commit_was_tidied_away_finds_the_newest(table: Path
     assert kept.version == COMMITS
 
 
-def test_a_table_made_anew_is_not_taken_for_the_old_one(table: Path, kept: NativeTable):
+def test_a_table_made_anew_is_not_taken_for_the_old_one(table: Path, kept: LogHandle):
     """Filled alike, so that its log has as many commits, of the same sizes."""
     transaction = CommitProperties(app_transactions=[Transaction("app", 7)])
     write_deltalake(str(table), rows(7), mode="append", commit_properties=transaction)
@@ -115,7 +115,7 @@ def test_own_commits_are_known_again(table: Path, write: str):
     assert sorted(files.rows(kept)["id"].to_pylist()) == sorted(files.rows(known)["id"].to_pylist()) == wanted
 
 
-def test_transactions_of_others_are_read_again(table: Path, kept: NativeTable):
+def test_transactions_of_others_are_read_again(table: Path, kept: LogHandle):
     assert kept.transaction("app") is None
     transaction = CommitProperties(app_transactions=[Transaction("app", 4)])
     write_deltalake(str(table), rows(1), mode="append", commit_properties=transaction)
@@ -125,7 +125,7 @@ def test_transactions_of_others_are_read_again(table: Path, kept: NativeTable):
     assert kept.transaction("app") == 4
 
 
-def test_commits_are_told_beside_one_that_delta_rs_cannot_read(table: Path, kept: NativeTable):
+def test_commits_are_told_beside_one_that_delta_rs_cannot_read(table: Path, kept: LogHandle):
     """Spark writes `"readVersion": -1` where a table begins as a clone, and delta-rs gives no commit at all then."""
     for number in (1, 2):
         write_deltalake(str(table), rows(number), mode="append")
@@ -144,16 +144,16 @@ def test_commits_are_told_beside_one_that_delta_rs_cannot_read(table: Path, kept
 
 
 @pytest.fixture
-def remote(table: Path) -> NativeTable:
+def remote(table: Path) -> LogHandle:
     """A handle for which a commit takes requests."""
-    return NativeTable(table.as_uri())
+    return LogHandle(table.as_uri())
 
 
 # -- texts of the log ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [1, 1 << 20, (1 << 20) + 1])
-def test_a_text_of_any_size_is_read_whole(table: Path, remote: NativeTable, size: int):
+def test_a_text_of_any_size_is_read_whole(table: Path, remote: LogHandle, size: int):
     """A first request asks for 1 MiB, which most have less than."""
     (table / "_delta_log" / f"{5:020}.json").write_bytes(b"x" * size)
 

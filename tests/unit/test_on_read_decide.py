@@ -59,7 +59,7 @@ from stream_merge.tables.files import eligibility
 from stream_merge.tables.files import find as finding
 from stream_merge.tables.files.commit import ConcurrentWriteException
 from stream_merge.tables.files.find import EVENT, FILE, POSITION, find
-from stream_merge.tables.files.table import table_of
+from stream_merge.tables.files.table import table_files
 from stream_merge.tables.log.handle import open_table
 
 
@@ -694,7 +694,7 @@ def test_of_large_files_two_are_in_memory_at_once_and_of_small_ones_as_many_as_m
     for _ in range(8):
         rewritten.append(*((key, 3, f"text {key}") for key in range(99)))
     native = open_table(str(rewritten.root))
-    table = table_of(native, native.snapshot())
+    table = table_files(native, native.snapshot())
     touched = table.touched(native, native.snapshot(), KeyBounds())
     one = write.rewritten_bytes(table, touched[:1])
 
@@ -828,11 +828,11 @@ def test_the_engine_works_in_the_driver():
 def test_another_log_in_the_place_of_the_one_that_was_read_is_read_anew(target):
     """Of the same table, as from a backup: what was known of its files may be of others."""
     native = open_table(str(target.root))
-    known = table_of(native, native.snapshot())
+    known = table_files(native, native.snapshot())
     newest = target.log / f"{native.version:020}.json"
     newest.write_bytes(newest.read_bytes().replace(b'"timestamp":1', b'"timestamp":2'))
     os.utime(newest, (1, 1))
 
     native.refresh()
 
-    assert table_of(native, native.snapshot()) is not known
+    assert table_files(native, native.snapshot()) is not known

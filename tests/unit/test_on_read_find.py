@@ -47,7 +47,7 @@ from stream_merge.tables.files import eligibility, partitions
 from stream_merge.tables.files import eligibility as of_delta_rs
 from stream_merge.tables.files.find import EVENT, FILE, POSITION, Candidate, conformed, find, odd_names
 from stream_merge.tables.files.footers import Footers, is_readable
-from stream_merge.tables.files.table import MergeOnReadTable, Touched, table_of
+from stream_merge.tables.files.table import TableFiles, Touched, table_files
 from stream_merge.tables.log.handle import open_table
 from stream_merge.tables.log.live_files import UnreadableLogError
 
@@ -872,7 +872,7 @@ class Table:
             for name, (least, greatest) in bounds.items()
         )
         snapshot = native.snapshot()
-        found = table_of(native, snapshot).touched(native, snapshot, KeyBounds(columns=columns))
+        found = table_files(native, snapshot).touched(native, snapshot, KeyBounds(columns=columns))
         assert all(one.add["path"] == one.candidate.path for one in found)
         return [one.candidate.path for one in found]
 
@@ -981,7 +981,7 @@ def test_columns_that_only_their_ids_tell(root):
     assert native is not None
     snapshot = native.snapshot()
     refused = eligibility.of_table(native, snapshot, "the target") or eligibility.of_files(
-        table_of(native, snapshot).touched(native, snapshot, KeyBounds()), "the target"
+        table_files(native, snapshot).touched(native, snapshot, KeyBounds()), "the target"
     )
 
     assert refused is not None or table.files.places(id=longs(7)) == [(0, 0, 0)], found
@@ -994,7 +994,7 @@ def test_a_log_that_delta_rs_reads_otherwise_is_an_error(root):
     native = open_table(str(root))
     assert native is not None
     snapshot = native.snapshot()
-    on_read = MergeOnReadTable(native, snapshot)
+    on_read = TableFiles(native, snapshot)
     on_read.live.at(1)
     on_read.live.follow(2, [{"remove": {"path": "0.parquet"}}])
     table.append(pa.table({"id": longs(2)}))
@@ -1011,7 +1011,7 @@ def test_a_table_is_kept_with_its_handle(root):
     assert native is not None
     snapshot = native.snapshot()
 
-    assert table_of(native, snapshot) is table_of(native, snapshot)
+    assert table_files(native, snapshot) is table_files(native, snapshot)
 
 
 def test_footers_are_looked_at_again_when_the_schema_has_changed(root):
@@ -1021,13 +1021,13 @@ def test_footers_are_looked_at_again_when_the_schema_has_changed(root):
     native = open_table(str(root))
     assert native is not None
     before = native.snapshot()
-    on_read = table_of(native, before)
+    on_read = table_files(native, before)
     assert [one.candidate.footer.problem for one in on_read.touched(native, before, KeyBounds())] == [None]
     metadata = json.loads((root / "_delta_log" / f"{0:020}.json").read_text().splitlines()[2])
     metadata["metaData"]["schemaString"] = schema(id=LONG, v=TEXT).json()
     table.put(metadata)
     native.refresh()
     after = native.snapshot()
-    problems = [one.candidate.footer.problem for one in table_of(native, after).touched(native, after, KeyBounds())]
+    problems = [one.candidate.footer.problem for one in table_files(native, after).touched(native, after, KeyBounds())]
 
     assert problems == [f"file {file.path!r} holds column 'v' as int64, not as string"]

@@ -115,7 +115,7 @@ def problems_of(sink: MergeSink, events: DataFrame) -> tuple[str, ...]:
         ),
         *(
             (
-                {"native_memory_bytes": value},
+                {"driver_memory_bytes": value},
                 f"[INVALID_SETTING] memory_bytes={value!r} must be a positive number of bytes",
             )
             for value in (0, "1g")
@@ -179,7 +179,7 @@ def test_numbers_and_truths_of_other_kinds_are_taken_for_what_they_say():
     grouped = sink_of("shop.orders", **groups)._calls.spec
     new = sink_of("shop.orders", sequence_by=(), shape=InsertOnly(), tombstones=numpy.bool_(True))._calls.spec
 
-    assert (spec.native_memory_bytes, spec.single_writer, spec.create_target, spec.change_data_feed) == (
+    assert (spec.driver_memory_bytes, spec.single_writer, spec.create_target, spec.change_data_feed) == (
         *(10, False, False, False),
     )
     assert (spec.tombstones, grouped.tombstones, grouped.tombstone_retention_seconds) == (True, True, Decimal("0.5"))
@@ -272,7 +272,7 @@ GROUPED_DEFAULTS = {
     "cluster_by": (),
     "single_writer": False,
     "storage_options": None,
-    "native_memory_bytes": None,
+    "driver_memory_bytes": None,
 }
 
 
@@ -340,7 +340,7 @@ def test_the_sink_hands_every_setting_on():
         "name": "orders",
         "single_writer": True,
         "storage_options": {"key": "secret"},
-        "native_memory_bytes": 1,
+        "driver_memory_bytes": 1,
         "shape": Changes(),
     }
 

@@ -59,7 +59,7 @@ class Bucket:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, found: Found | None) -> None:
         self.tried: list[str] = []
         self.refuses: Exception | None = None
-        monkeypatch.setattr(object_stores, "excludes_delta_rs", lambda *_: True)
+        monkeypatch.setattr(object_stores, "excludes_driver", lambda *_: True)
         monkeypatch.setattr(object_stores, "storage_options", lambda *_: {})
         monkeypatch.setattr(object_stores, "expect_condition", self._try)
         monkeypatch.setattr(table, "open_table", lambda *_: found)

@@ -19,8 +19,8 @@ from stream_merge.tables.files import commit, eligibility, vectors
 from stream_merge.tables.files.compaction import Stored, rounds
 from stream_merge.tables.files.data_file import write_data_file
 from stream_merge.tables.files.find import live_rows
-from stream_merge.tables.files.table import MergeOnReadTable, Touched, sizes_of, table_of
-from stream_merge.tables.log.handle import NativeTable
+from stream_merge.tables.files.table import TableFiles, Touched, sizes_of, table_files
+from stream_merge.tables.log.handle import LogHandle
 from stream_merge.tables.log.live_files import decoded
 
 log = logging.getLogger(__name__)
@@ -33,11 +33,11 @@ _COPIES = 3
 """Of the rows in memory: as they are read, put together, and in the file that is made of them."""
 
 
-def compact(native: NativeTable, memory_bytes: int | None = None) -> Tidied:
+def compact(handle: LogHandle, memory_bytes: int | None = None) -> Tidied:
     """One round, within `compaction.MOST_BYTES`, where files are worth it; and what is left for readers to pay.
 
     Args:
-        native: the table.
+        handle: the table.
         memory_bytes: that the round may take; None: what is free and not promised to merges.
 
     Raises: nothing: what fails is logged, and left for the next call. Another writer wins.
@@ -45,7 +45,7 @@ def compact(native: NativeTable, memory_bytes: int | None = None) -> Tidied:
     started = time.perf_counter()
     try:
         with closing(Promise(memory_bytes)) as promise:
-            found = _compacted(native, promise)
+            found = _compacted(handle, promise)
     except commit.ConcurrentWriteException:
         found = Tidied(maintenance=MaintenanceRun(outcome="lost", detail="another writer was faster"))
     except Exception as err:
@@ -53,26 +53,26 @@ def compact(native: NativeTable, memory_bytes: int | None = None) -> Tidied:
     if (done := found.maintenance) is not None:
         say = log.warning if done.outcome == "failed" else log.info
         taken = round(time.perf_counter() - started, 3)
-        tell(say, "files_compacted", table=native.location, outcome=done.outcome, detail=done.detail, seconds=taken)
+        tell(say, "files_compacted", table=handle.location, outcome=done.outcome, detail=done.detail, seconds=taken)
     return found
 
 
-def _compacted(native: NativeTable, promise: Promise) -> Tidied:
-    native.refresh_if_free()
-    snapshot = native.snapshot()
-    table = table_of(native, snapshot)
-    stored = list(table.stored(native, snapshot))
-    rows = int(pc.sum(native.files()["num_records"]).as_py() or 0)
+def _compacted(handle: LogHandle, promise: Promise) -> Tidied:
+    handle.refresh_if_free()
+    snapshot = handle.snapshot()
+    table = table_files(handle, snapshot)
+    stored = list(table.stored(handle, snapshot))
+    rows = int(pc.sum(handle.files()["num_records"]).as_py() or 0)
     awaiting = rounds(stored)
     if not awaiting or snapshot.properties.get(AUTO_COMPACT_PROPERTY, "").lower() == "false":
         return Tidied(debt=_debt(rows, stored, awaiting))
-    live = table.live.at(native.version)
+    live = table.live.at(handle.version)
     rounds_of = ([table.file(one.path, live[one.path]) for one in picked] for picked in awaiting)
     affordable = (_affordable(table, files, promise) for files in rounds_of)
     number, files = next(((i, files) for i, files in enumerate(affordable) if files), (0, ()))
     if not files:
         return Tidied(maintenance=_no_memory(), debt=_debt(rows, stored, awaiting))
-    refused = eligibility.of_table(native, snapshot, "the table") or eligibility.of_files(files, "the table")
+    refused = eligibility.of_table(handle, snapshot, "the table") or eligibility.of_files(files, "the table")
     if refused is not None:
         run = MaintenanceRun(outcome="nothing", detail=refused.detail)
         return Tidied(maintenance=run, debt=_debt(rows, stored, awaiting))
@@ -89,7 +89,7 @@ def _compacted(native: NativeTable, promise: Promise) -> Tidied:
         table.folder.discard(decoded(add["path"]) for add in made.adds)
         raise
     table.live.follow(made.version, list(made.actions()))
-    native.committed(made.transaction)
+    handle.committed(made.transaction)
     written = {one.candidate.path for one in files}
     left = [file for file in stored if file.path not in written]
     gone = sum(file.deleted for file in stored) - sum(file.deleted for file in left)
@@ -99,7 +99,7 @@ def _compacted(native: NativeTable, promise: Promise) -> Tidied:
     )
 
 
-def _affordable(table: MergeOnReadTable, files: Sequence[Touched], promise: Promise) -> Sequence[Touched]:
+def _affordable(table: TableFiles, files: Sequence[Touched], promise: Promise) -> Sequence[Touched]:
     """As many of the files as there is memory for, as far as is known before they are read; none if one of several."""
     least = min(2, len(files))
     while len(files) >= least:
@@ -110,9 +110,7 @@ def _affordable(table: MergeOnReadTable, files: Sequence[Touched], promise: Prom
     return ()
 
 
-def _rows(
-    table: MergeOnReadTable, snapshot: TableSnapshot, files: Sequence[Touched], promise: Promise
-) -> Sequence[pa.Table]:
+def _rows(table: TableFiles, snapshot: TableSnapshot, files: Sequence[Touched], promise: Promise) -> Sequence[pa.Table]:
     """The live rows of the files, one after the other, of as many as there turns out to be memory for."""
     found: list[pa.Table] = []
     total = 0
@@ -143,9 +141,7 @@ def _debt(rows: int, stored: Sequence[Stored], awaiting: Sequence[Sequence[Store
     return ReadDebt(rows=rows, deleted_rows=deleted, awaiting_files=sum(map(len, awaiting)))
 
 
-def _written(
-    table: MergeOnReadTable, snapshot: TableSnapshot, files: Sequence[Touched], rows: pa.Table
-) -> commit.Commit:
+def _written(table: TableFiles, snapshot: TableSnapshot, files: Sequence[Touched], rows: pa.Table) -> commit.Commit:
     """The rows of files of one partition in a new file, and the commit that puts it in their place."""
     now_ms = int(time.time() * 1000)
     rows = rows.drop_columns(list(snapshot.partition_columns))

@@ -20,7 +20,7 @@ from stream_merge.shapes.layout import Layout
 from stream_merge.spark.errors import exceeds_driver_results
 from stream_merge.tables.files.eligibility import Ineligible, of_clauses, of_events, of_files, of_layout, of_table
 from stream_merge.tables.files.features import mode_of
-from stream_merge.tables.files.table import sizes_of, table_of
+from stream_merge.tables.files.table import sizes_of, table_files
 from stream_merge.tables.table import Tables
 
 
@@ -60,7 +60,7 @@ class Driver:
             return Ineligible(reason="storage", detail="the target is not where it can be read")
         table = job.table
         try:
-            known = table_of(table, job.target)
+            known = table_files(table, job.target)
             touched = known.touched(table, job.target, job.batch.bounds)
             too_many = known.folder.obstacle(sizes_of(touched))
         except Exception as err:
@@ -74,7 +74,7 @@ class Driver:
         mode = self.way(job)
         rewriting = rewritten_bytes(known, touched) if mode == "rewrite" else 0
         need = partial(memory_before, job.work, touched, rewriting=rewriting, is_whole=job.layout.is_whole)
-        promise = Promise(job.spec.native_memory_bytes)
+        promise = Promise(job.spec.driver_memory_bytes)
         version = table.version
         try:
             refused = refusal_of_memory(promise, need(None))
@@ -100,7 +100,7 @@ class Driver:
                 tombstones=tombstones.in_driver(job, events) if job.spec.tombstones else None,
                 in_driver=True,
                 only_spark=False,
-                tidy=partial(compact, table, job.spec.native_memory_bytes),
+                tidy=partial(compact, table, job.spec.driver_memory_bytes),
                 release=promise.close,
             )
         except BaseException:

@@ -28,8 +28,8 @@ from stream_merge.tables.files import commit, eligibility
 from stream_merge.tables.files.eligibility import Ineligible
 from stream_merge.tables.files.features import mode_of
 from stream_merge.tables.files.find import find
-from stream_merge.tables.files.table import MergeOnReadTable, Touched, sizes_of, table_of
-from stream_merge.tables.log.handle import NativeTable
+from stream_merge.tables.files.table import TableFiles, Touched, sizes_of, table_files
+from stream_merge.tables.log.handle import LogHandle
 from stream_merge.tables.side.judging import Hits
 
 
@@ -63,7 +63,7 @@ class DriverMerger:
         self,
         *,
         spec: MergeSpec,
-        target: NativeTable,
+        target: LogHandle,
         layout: Layout,
         events: pa.Table,
         bounds: KeyBounds,
@@ -145,15 +145,15 @@ class DriverMerger:
     def _commit(self, source: pa.Table, clauses: Sequence[Clause], tag: CommitTag) -> MergeReport:
         """Merge on the newest version of the table, in one commit; any other commit meanwhile makes it lose."""
         started = time.perf_counter()
-        native = self._table
+        handle = self._table
         self._bring_up_to_date(tag.batch_id)
-        if is_applied(native.transaction, tag.app_id, tag.batch_id):
+        if is_applied(handle.transaction, tag.app_id, tag.batch_id):
             return MergeReport(already_applied=True)
-        snapshot = native.snapshot()
-        refused = None if snapshot.version == self._chosen_at else eligibility.of_table(native, snapshot, "the target")
+        snapshot = handle.snapshot()
+        refused = None if snapshot.version == self._chosen_at else eligibility.of_table(handle, snapshot, "the target")
         refused = refused or self._of_columns(snapshot)
-        table = table_of(native, snapshot)
-        touched = [] if refused else table.touched(native, snapshot, self._bounds)
+        table = table_files(handle, snapshot)
+        touched = [] if refused else table.touched(handle, snapshot, self._bounds)
         refused = refused or eligibility.of_files(touched, "the target")
         if refused is not None:
             raise NoLongerEligibleError(refused)
@@ -163,10 +163,10 @@ class DriverMerger:
             decided = time.perf_counter()
             scan_ms = int((decided - started) * 1000)
             self._expect_allowed(decision, touched, dead, batch_id=tag.batch_id)
-            metrics = _counted(decision, source, touched, native)
+            metrics = _counted(decision, source, touched, handle)
             if decision.changes_nothing:
                 return MergeReport(metrics={**metrics, "scanTimeMs": scan_ms})
-            mode = mode_of(native.protocol.features, snapshot.properties)
+            mode = mode_of(handle.protocol.features, snapshot.properties)
             if mode == "rewrite":
                 self._room_for(decision.nbytes + rewritten_bytes(table, touched))
             attempt = Attempt(table, snapshot, decision, int(time.time() * 1000))
@@ -192,7 +192,7 @@ class DriverMerger:
             attempt.discard()
             raise
         table.live.follow(made.version, list(made.actions()))
-        native.committed(made.transaction)
+        handle.committed(made.transaction)
         return MergeReport(
             inserted=metrics["numTargetRowsInserted"],
             updated=metrics["numTargetRowsUpdated"],
@@ -206,7 +206,7 @@ class DriverMerger:
         clauses: Sequence[Clause],
         snapshot: TableSnapshot,
         source: pa.Table,
-        table: MergeOnReadTable,
+        table: TableFiles,
         dead: DeadRows,
     ) -> Decision:
         """What changes, over as few columns of the rows as will do."""
@@ -267,9 +267,9 @@ class DriverMerger:
         return Ineligible(reason="schema_change", detail=f"column(s) {other!r} of the target have changed meanwhile")
 
 
-def _counted(decision: Decision, events: pa.Table, touched: Sequence[Touched], native: NativeTable) -> dict[str, int]:
+def _counted(decision: Decision, events: pa.Table, touched: Sequence[Touched], handle: LogHandle) -> dict[str, int]:
     """What a merge did to rows, and what it looked at, under Delta's names."""
-    sizes = native.files()["size_bytes"]
+    sizes = handle.files()["size_bytes"]
     updated, deleted = decision.after.num_rows, decision.deleted.num_rows
     return {
         "operationNumSourceRows": events.num_rows,

@@ -24,7 +24,7 @@ from stream_merge.tables.files.data_file import (
     write_data_file,
 )
 from stream_merge.tables.files.find import FILE, POSITION, live_rows
-from stream_merge.tables.files.table import MergeOnReadTable, Touched
+from stream_merge.tables.files.table import TableFiles, Touched
 from stream_merge.tables.log.live_files import decoded
 
 _SMALL_BYTES = 8 << 20
@@ -47,7 +47,7 @@ class DeadRows:
         touched: the files.
     """
 
-    def __init__(self, table: MergeOnReadTable, touched: Sequence[Touched]) -> None:
+    def __init__(self, table: TableFiles, touched: Sequence[Touched]) -> None:
         self.touched = touched
         self._folder = table.folder
         self._read: dict[int, BitMap64] = {}
@@ -75,7 +75,7 @@ class DeadRows:
             self._read.update(zip(missing, (vectors.of(add, self._folder.root) for add in adds), strict=True))
 
 
-def rewritten_bytes(table: MergeOnReadTable, touched: Iterable[Touched]) -> int:
+def rewritten_bytes(table: TableFiles, touched: Iterable[Touched]) -> int:
     """Bytes of rows that are in memory at once while files are rewritten, at most."""
     sizes = [_encoded_bytes(one) for one in touched]
     small = sum(size for size in sizes if size < _SMALL_BYTES)
@@ -93,7 +93,7 @@ class Attempt:
         now_ms: milliseconds since the epoch.
     """
 
-    def __init__(self, table: MergeOnReadTable, snapshot: TableSnapshot, decision: Decision, now_ms: int) -> None:
+    def __init__(self, table: TableFiles, snapshot: TableSnapshot, decision: Decision, now_ms: int) -> None:
         self._table = table
         self._root = table.folder.root
         self._snapshot = snapshot

@@ -16,7 +16,7 @@ from stream_merge.model.table_ref import TableRef
 from stream_merge.sources.decode.events import PLACE
 from stream_merge.tables import explain
 from stream_merge.tables.log import handle
-from stream_merge.tables.log.handle import NativeTable
+from stream_merge.tables.log.handle import LogHandle
 from stream_merge.tables.side import quarantine
 
 _SHOWN = (
@@ -132,7 +132,7 @@ def events(query: Table, *, reason: str | None, offset: int | None, most: int) -
     return rows
 
 
-def _opened(query: Table) -> NativeTable | None:
+def _opened(query: Table) -> LogHandle | None:
     """The quarantine of a table; a quarantine, wherever it lies, is its own.
 
     Raises:
@@ -150,11 +150,11 @@ def _opened(query: Table) -> NativeTable | None:
     return beside
 
 
-def _is_quarantine(table: NativeTable) -> bool:
+def _is_quarantine(table: LogHandle) -> bool:
     return set(quarantine.SCHEMA.names) <= {field.name for field in table.snapshot().schema.fields}
 
 
-def _answer(query: Table, table: NativeTable, sql_text: str) -> pa.Table:
+def _answer(query: Table, table: LogHandle, sql_text: str) -> pa.Table:
     try:
         return table.query(sql_text)
     except Exception as err:

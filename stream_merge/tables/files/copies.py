@@ -28,7 +28,7 @@ from stream_merge.tables.files.commit import Commit, overtaken
 from stream_merge.tables.files.data_file import CHANGE_FOLDER
 from stream_merge.tables.files.folder import Folder, Sizes
 from stream_merge.tables.files.footers import GLOB
-from stream_merge.tables.log.handle import NativeTable
+from stream_merge.tables.log.handle import LogHandle
 from stream_merge.tables.log.live_files import Log
 
 log = logging.getLogger(__name__)
@@ -45,16 +45,16 @@ class CopiedFolder(Folder):
     """A table that lies on S3, as its handle reaches it.
 
     Args:
-        native: the table.
+        handle: the table.
         table_id: Delta's.
     """
 
     at_once = 8
 
-    def __init__(self, native: NativeTable, table_id: str) -> None:
-        self._copies = _copies_of(native, table_id)
+    def __init__(self, handle: LogHandle, table_id: str) -> None:
+        self._copies = _copies_of(handle, table_id)
         self.root = self._copies.root
-        self._native = weakref.proxy(native)  # what is known of a table is kept by its handle
+        self._native = weakref.proxy(handle)  # what is known of a table is kept by its handle
         self.log = RemoteLog(self._native)
 
     def opened(self, path: str) -> Path | pa.NativeFile:  # noqa: D102
@@ -162,9 +162,9 @@ class CopiedFolder(Folder):
 class RemoteLog(Log):
     """A log that is read through delta-rs' store."""
 
-    def __init__(self, native: NativeTable) -> None:
-        self._native = native
-        self.where = f"{native.location}/_delta_log"
+    def __init__(self, handle: LogHandle) -> None:
+        self._native = handle
+        self.where = f"{handle.location}/_delta_log"
 
     def names(self) -> list[str]:
         """The names of the files in it."""
@@ -272,13 +272,13 @@ _known: dict[tuple[str, str, int], _Copies] = {}
 _known_lock = threading.Lock()
 
 
-def _copies_of(native: NativeTable, table_id: str) -> _Copies:
+def _copies_of(handle: LogHandle, table_id: str) -> _Copies:
     """The copies of a table's files; kept when keys are renewed, by which a handle becomes another one."""
     with _known_lock:
-        key = (native.location, table_id, os.getpid())
+        key = (handle.location, table_id, os.getpid())
         found = _known.get(key)
         if found is None:
-            parent = native.scratch or Path(tempfile.gettempdir())
+            parent = handle.scratch or Path(tempfile.gettempdir())
             parent.mkdir(parents=True, exist_ok=True)
             for older in [one for one in _known if one[0] == key[0]]:
                 del _known[older]

@@ -41,7 +41,7 @@ from stream_merge.tables.files import features, partitions
 from stream_merge.tables.files.find import odd_names
 from stream_merge.tables.files.footers import GLOB
 from stream_merge.tables.files.table import Touched
-from stream_merge.tables.log.handle import NativeTable
+from stream_merge.tables.log.handle import LogHandle
 
 Place = Literal["key", "sequence", "payload", "nested", "carried", "partition"]
 """Role of a column in a merge; `nested`: inside another type of the payload, `carried`: a column without events."""
@@ -202,7 +202,7 @@ held to Spark by test_conditions_as_spark.py and test_data_file_as_spark.py.
 _WHITELIST = Whitelist(engine="merge-on-read", proven=PROVEN)
 
 
-def of_table(table: NativeTable | None, snapshot: TableSnapshot, what: str) -> Ineligible | None:
+def of_table(table: LogHandle | None, snapshot: TableSnapshot, what: str) -> Ineligible | None:
     """Whether merge-on-read may write this table, by where it lies, its protocol, properties and columns."""
     if table is None:
         return Ineligible(reason="storage", detail=f"{what} is not where the driver may write")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from stream_merge.tables.files.commit import Commit
-from stream_merge.tables.log.handle import NativeTable
+from stream_merge.tables.log.handle import LogHandle
 from stream_merge.tables.log.live_files import LocalLog, Log
 
 Sizes = Mapping[str, int | None]
@@ -68,13 +68,13 @@ class OwnFolder(Folder):
     """A table on a local disk.
 
     Args:
-        native: the table.
+        handle: the table.
     """
 
-    def __init__(self, native: NativeTable) -> None:
-        self.root = Path(native.location)
+    def __init__(self, handle: LogHandle) -> None:
+        self.root = Path(handle.location)
         self.log = LocalLog(self.root / "_delta_log")
-        self._native = weakref.proxy(native)  # what is known of a table is kept by its handle
+        self._native = weakref.proxy(handle)  # what is known of a table is kept by its handle
 
     def opened(self, path: str) -> Path:  # noqa: D102
         return self.root / path

@@ -18,8 +18,8 @@ from stream_merge.spark.versions import arrow_type
 from stream_merge.tables.files import commit, vectors
 from stream_merge.tables.files.data_file import write_data_file
 from stream_merge.tables.files.find import FILE, POSITION, find, live_rows
-from stream_merge.tables.files.table import MergeOnReadTable, Touched, sizes_of, table_of
-from stream_merge.tables.log.handle import NativeTable
+from stream_merge.tables.files.table import TableFiles, Touched, sizes_of, table_files
+from stream_merge.tables.log.handle import LogHandle
 from stream_merge.tables.log.live_files import decoded
 
 log = logging.getLogger(__name__)
@@ -29,36 +29,36 @@ MOST_KEPT_ROWS = 100_000
 _MOST_CHUNKS = 64
 _EVERY_FILE = KeyBounds()
 
-_kept: WeakKeyDictionary[NativeTable, tuple[tuple[int, int], pa.Table]] = WeakKeyDictionary()
+_kept: WeakKeyDictionary[LogHandle, tuple[tuple[int, int], pa.Table]] = WeakKeyDictionary()
 """All rows of small tables, by how often their log was read from the beginning and the version."""
 
 
-def row_count(native: NativeTable) -> int | None:
+def row_count(handle: LogHandle) -> int | None:
     """Rows at the handle's version, deleted ones included; None where the log does not tell."""
-    counts = native.files()["num_records"]
+    counts = handle.files()["num_records"]
     return None if counts.null_count else int(pc.sum(counts).as_py() or 0)
 
 
-def rows(native: NativeTable) -> pa.Table:
+def rows(handle: LogHandle) -> pa.Table:
     """All rows at the handle's version; those of a small table are kept in memory for the next call.
 
     Raises:
         OSError, pa.ArrowException: a file cannot be read.
     """
-    kept = _kept.get(native)
-    if kept is None or kept[0] != _at(native):
-        kept = (_at(native), _read(native))
-        _kept.pop(native, None)
+    kept = _kept.get(handle)
+    if kept is None or kept[0] != _at(handle):
+        kept = (_at(handle), _read(handle))
+        _kept.pop(handle, None)
         if kept[1].num_rows <= MOST_KEPT_ROWS:
-            _kept[native] = kept
+            _kept[handle] = kept
     return kept[1]
 
 
-def rows_with_keys(native: NativeTable, events: pa.Table, keys: Sequence[str], bounds: KeyBounds) -> pa.Table:
+def rows_with_keys(handle: LogHandle, events: pa.Table, keys: Sequence[str], bounds: KeyBounds) -> pa.Table:
     """The rows that have the keys of events; of a small table perhaps others, too.
 
     Args:
-        native: the table.
+        handle: the table.
         events: have the key columns, in the types of the table.
         keys: names of the key columns.
         bounds: of the events' keys.
@@ -66,11 +66,11 @@ def rows_with_keys(native: NativeTable, events: pa.Table, keys: Sequence[str], b
     Raises:
         duckdb.Error, OSError, pa.ArrowException: a file cannot be read.
     """
-    count = row_count(native)
+    count = row_count(handle)
     if count is not None and count <= MOST_KEPT_ROWS:
-        return rows(native)
-    table, touched = _touched(native, bounds)
-    schema = native.snapshot().schema
+        return rows(handle)
+    table, touched = _touched(handle, bounds)
+    schema = handle.snapshot().schema
     with _held(table, touched):
         found = find(
             table.folder.root,
@@ -89,13 +89,11 @@ def rows_with_keys(native: NativeTable, events: pa.Table, keys: Sequence[str], b
     return found.filter(pa.array(live)).select(schema.names)
 
 
-def append(
-    native: NativeTable, new: pa.Table, *, transaction: tuple[str, int] | None, user_metadata: str | None
-) -> None:
+def append(handle: LogHandle, new: pa.Table, *, transaction: tuple[str, int] | None, user_metadata: str | None) -> None:
     """Append rows on the handle's very version; any other commit meanwhile makes it lose.
 
     Args:
-        native: the table; not partitioned.
+        handle: the table; not partitioned.
         new: in the table's columns and types.
         transaction: application id and batch id that the commit records.
         user_metadata: of the commit.
@@ -103,36 +101,36 @@ def append(
     Raises:
         ConcurrentWriteException: another writer was faster.
     """
-    (opened, before), kept = _at(native), _kept.get(native)
+    (opened, before), kept = _at(handle), _kept.get(handle)
     parameters = {"mode": "Append", "partitionBy": "[]"}
     _commit(
-        native, new, [], operation="WRITE", parameters=parameters, transaction=transaction, user_metadata=user_metadata
+        handle, new, [], operation="WRITE", parameters=parameters, transaction=transaction, user_metadata=user_metadata
     )
-    if kept is None or kept[0] != (opened, before) or _at(native) != (opened, before + 1):
+    if kept is None or kept[0] != (opened, before) or _at(handle) != (opened, before + 1):
         return
     try:
         both = pa.concat_tables([kept[1], new.select(kept[1].column_names).cast(kept[1].schema)])
-        _kept[native] = (_at(native), both.combine_chunks() if both[0].num_chunks > _MOST_CHUNKS else both)
+        _kept[handle] = (_at(handle), both.combine_chunks() if both[0].num_chunks > _MOST_CHUNKS else both)
     except (pa.ArrowException, KeyError):  # the append has landed; the rows are read again when they are wanted
-        tell(log.warning, "rows_not_kept", table=native.location, exc_info=True)
+        tell(log.warning, "rows_not_kept", table=handle.location, exc_info=True)
 
 
-def rewrite(native: NativeTable, left: pa.Table | None = None) -> None:
+def rewrite(handle: LogHandle, left: pa.Table | None = None) -> None:
     """Replace all files by one, on the handle's very version; any other commit meanwhile makes it lose.
 
     Args:
-        native: the table; not partitioned.
+        handle: the table; not partitioned.
         left: the rows from now on, in the table's columns and types; None: all of them, in a commit that changes no
             data.
     """
-    _, touched = _touched(native, _EVERY_FILE)
-    new, changes_data = (rows(native), False) if left is None else (left, True)
+    _, touched = _touched(handle, _EVERY_FILE)
+    new, changes_data = (rows(handle), False) if left is None else (left, True)
     removes = [commit.removed(one.add, _now(), changes_data=changes_data) for one in touched]
-    _commit(native, new, removes, operation="OPTIMIZE", parameters={"predicate": "[]"}, changes_data=changes_data)
+    _commit(handle, new, removes, operation="OPTIMIZE", parameters={"predicate": "[]"}, changes_data=changes_data)
 
 
 def _commit(
-    native: NativeTable,
+    handle: LogHandle,
     new: pa.Table,
     removes: Sequence[Mapping[str, Any]],
     *,
@@ -142,8 +140,8 @@ def _commit(
     user_metadata: str | None = None,
     changes_data: bool = True,
 ) -> None:
-    snapshot, now_ms = native.snapshot(), _now()
-    table = table_of(native, snapshot)
+    snapshot, now_ms = handle.snapshot(), _now()
+    table = table_files(handle, snapshot)
     new = new.select(snapshot.schema.names)
     adds: list[Mapping[str, Any]] = []
     if new.num_rows:
@@ -172,30 +170,30 @@ def _commit(
         table.folder.discard(written)
         raise
     table.live.follow(made.version, list(made.actions()))
-    native.committed(made.transaction)
+    handle.committed(made.transaction)
 
 
-def _read(native: NativeTable) -> pa.Table:
-    table, touched = _touched(native, _EVERY_FILE)
-    schema, root = native.snapshot().schema, table.folder.root
+def _read(handle: LogHandle) -> pa.Table:
+    table, touched = _touched(handle, _EVERY_FILE)
+    schema, root = handle.snapshot().schema, table.folder.root
     nothing = pa.schema([(field.name, arrow_type(field.dataType)) for field in schema.fields]).empty_table()
     with _held(table, touched):
         parts = [part for one in touched for part in live_rows(root, one.candidate, vectors.of(one.add, root), schema)]
     return pa.concat_tables([nothing, *parts])
 
 
-def _touched(native: NativeTable, bounds: KeyBounds) -> tuple[MergeOnReadTable, Sequence[Touched]]:
-    snapshot = native.snapshot()
-    table = table_of(native, snapshot)
-    return table, table.touched(native, snapshot, bounds)
+def _touched(handle: LogHandle, bounds: KeyBounds) -> tuple[TableFiles, Sequence[Touched]]:
+    snapshot = handle.snapshot()
+    table = table_files(handle, snapshot)
+    return table, table.touched(handle, snapshot, bounds)
 
 
-def _held(table: MergeOnReadTable, touched: Sequence[Touched]) -> Any:
+def _held(table: TableFiles, touched: Sequence[Touched]) -> Any:
     return table.folder.holding({**sizes_of(touched), **vectors.files_of(one.add for one in touched)})
 
 
-def _at(native: NativeTable) -> tuple[int, int]:
-    return native.times_opened, native.version
+def _at(handle: LogHandle) -> tuple[int, int]:
+    return handle.times_opened, handle.version
 
 
 def _now() -> int:

@@ -16,7 +16,7 @@ from stream_merge.tables.files.find import Candidate
 from stream_merge.tables.files.folder import Folder, OwnFolder, Sizes
 from stream_merge.tables.files.footers import Footers
 from stream_merge.tables.log.candidate_files import touched_files
-from stream_merge.tables.log.handle import NativeTable
+from stream_merge.tables.log.handle import LogHandle
 from stream_merge.tables.log.live_files import Add, LiveFiles, UnreadableLogError, decoded
 
 
@@ -28,19 +28,19 @@ class Touched:
     add: Add
 
 
-class MergeOnReadTable:
+class TableFiles:
     """One table. What is known of its files is kept from batch to batch.
 
     Args:
-        native: the table as delta-rs reads it.
+        handle: the table as delta-rs reads it.
         snapshot: of it.
     """
 
-    def __init__(self, native: NativeTable, snapshot: TableSnapshot) -> None:
-        is_local = locations.local_path(native.location) is not None
-        self.folder: Folder = OwnFolder(native) if is_local else CopiedFolder(native, snapshot.table_id)
+    def __init__(self, handle: LogHandle, snapshot: TableSnapshot) -> None:
+        is_local = locations.local_path(handle.location) is not None
+        self.folder: Folder = OwnFolder(handle) if is_local else CopiedFolder(handle, snapshot.table_id)
         self.table_id = snapshot.table_id
-        self.opened = native.times_opened
+        self.opened = handle.times_opened
         self.live = LiveFiles(self.folder.log)
         self.expansion = 1.0
         """Bytes in memory for each that rows take in files before these are compressed: the most that was seen."""
@@ -52,7 +52,7 @@ class MergeOnReadTable:
         encoded = file.candidate.footer.row_bytes * file.candidate.footer.rows
         self.expansion = max(self.expansion, row_bytes / max(encoded, 1))
 
-    def touched(self, native: NativeTable, snapshot: TableSnapshot, bounds: KeyBounds) -> Sequence[Touched]:
+    def touched(self, handle: LogHandle, snapshot: TableSnapshot, bounds: KeyBounds) -> Sequence[Touched]:
         """The files that may hold keys within the bounds, at the handle's version.
 
         Cost: the commits since the last call; the footers of files that are new.
@@ -61,12 +61,12 @@ class MergeOnReadTable:
             UnreadableLogError: the log as it stands here and as delta-rs reads it differ.
             OSError, pa.ArrowException: a file cannot be read.
         """
-        live = self._live(native, snapshot)
+        live = self._live(handle, snapshot)
         found = {}
-        for path in map(decoded, touched_files(native, bounds)["path"].to_pylist()):
+        for path in map(decoded, touched_files(handle, bounds)["path"].to_pylist()):
             add = live.get(path)
             if add is None:
-                msg = f"version {native.version} of {native.location!r} has no file {path!r}, which delta-rs reads"
+                msg = f"version {handle.version} of {handle.location!r} has no file {path!r}, which delta-rs reads"
                 raise UnreadableLogError(msg)
             found[path] = add
         self._footers.read(((path, int(add["size"])) for path, add in found.items()), at_once=self.folder.at_once)
@@ -82,7 +82,7 @@ class MergeOnReadTable:
         partition = dict(add.get("partitionValues") or {})
         return Touched(candidate=Candidate(path=path, footer=footer, partition=partition), add=add)
 
-    def stored(self, native: NativeTable, snapshot: TableSnapshot) -> Iterator[Stored]:
+    def stored(self, handle: LogHandle, snapshot: TableSnapshot) -> Iterator[Stored]:
         """The live files that merges on read have left, at the handle's version: its own, and those with a vector.
 
         Those of which the log does not tell how many rows they have are left out.
@@ -90,8 +90,8 @@ class MergeOnReadTable:
         Raises:
             UnreadableLogError: as `touched`.
         """
-        live = self._live(native, snapshot)
-        files = native.files()
+        live = self._live(handle, snapshot)
+        files = handle.files()
         for path, rows in zip(files["path"].to_pylist(), files["num_records"].to_pylist(), strict=True):
             at = decoded(path)
             add = live.get(at)
@@ -109,15 +109,15 @@ class MergeOnReadTable:
                 is_own=is_own,
             )
 
-    def _live(self, native: NativeTable, snapshot: TableSnapshot) -> Mapping[str, Add]:
+    def _live(self, handle: LogHandle, snapshot: TableSnapshot) -> Mapping[str, Add]:
         if (snapshot.schema, snapshot.partition_columns) != self._columns:
             self._columns = (snapshot.schema, snapshot.partition_columns)
             self._footers = Footers(self.folder.opened, *self._columns)
-        live = self.live.at(native.version)
-        if len(live) != native.files().num_rows:
+        live = self.live.at(handle.version)
+        if len(live) != handle.files().num_rows:
             msg = (
-                f"version {native.version} of {native.location!r} has {len(live)} files by its log, and"
-                f" {native.files().num_rows} as delta-rs reads it"
+                f"version {handle.version} of {handle.location!r} has {len(live)} files by its log, and"
+                f" {handle.files().num_rows} as delta-rs reads it"
             )
             raise UnreadableLogError(msg)
         return live
@@ -128,12 +128,12 @@ def sizes_of(files: Iterable[Touched]) -> Sizes:
     return {one.candidate.path: int(one.add["size"]) for one in files}
 
 
-_tables: WeakKeyDictionary[NativeTable, MergeOnReadTable] = WeakKeyDictionary()
+_tables: WeakKeyDictionary[LogHandle, TableFiles] = WeakKeyDictionary()
 
 
-def table_of(native: NativeTable, snapshot: TableSnapshot) -> MergeOnReadTable:
+def table_files(handle: LogHandle, snapshot: TableSnapshot) -> TableFiles:
     """The table behind a handle; one that was dropped and made anew, or whose log was replaced, is another one."""
-    found = _tables.get(native)
-    if found is None or (found.table_id, found.opened) != (snapshot.table_id, native.times_opened):
-        found = _tables[native] = MergeOnReadTable(native, snapshot)
+    found = _tables.get(handle)
+    if found is None or (found.table_id, found.opened) != (snapshot.table_id, handle.times_opened):
+        found = _tables[handle] = TableFiles(handle, snapshot)
     return found

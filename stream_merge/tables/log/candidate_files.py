@@ -10,7 +10,7 @@ from pyspark.sql.types import DecimalType
 
 from stream_merge.model.snapshot import name_in_files
 from stream_merge.shapes.key_bounds import KeyBounds
-from stream_merge.tables.log.handle import NativeTable
+from stream_merge.tables.log.handle import LogHandle
 
 _DIGITS = 15
 """Of a decimal that delta-rs (1.6) surely reads from statistics as they are: JSON's numbers may go through a float."""
@@ -18,7 +18,7 @@ _CUT = 1_000
 """Microseconds: statistics of times end at milliseconds, and the greatest may be cut, too (Delta protocol)."""
 
 
-def touched_files(table: NativeTable, bounds: KeyBounds) -> pa.Table:
+def touched_files(table: LogHandle, bounds: KeyBounds) -> pa.Table:
     """The files whose statistics do not rule out the keys within the bounds. Reads the log only."""
     files = table.files()
     # Statistics stand under the names that columns have in files.

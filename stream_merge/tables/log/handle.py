@@ -147,7 +147,7 @@ def _names_of(dtype: StructType, prefix: str = "") -> Iterator[str]:
             yield from _names_of(field.dataType, f"{name}.")
 
 
-class NativeTable:
+class LogHandle:
     """One table on one storage. The handle is kept and brought up to date from the log's new commits.
 
     Args:
@@ -327,10 +327,10 @@ class NativeTable:
         checkpoints.write_if_due(self._table, self.version, self._described()[2], self.location, by_spark=by)
 
 
-def open_table(location: str, storage_options: Mapping[str, str] | None = None) -> NativeTable | None:
+def open_table(location: str, storage_options: Mapping[str, str] | None = None) -> LogHandle | None:
     """The table at a location, or None where there is none."""
     try:
-        return NativeTable(location, storage_options)
+        return LogHandle(location, storage_options)
     except TableNotFoundError:
         return None
 

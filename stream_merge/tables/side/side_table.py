@@ -17,7 +17,7 @@ from stream_merge.model.table_ref import TableRef
 from stream_merge.spark.errors import reason
 from stream_merge.tables import retry, spark_table
 from stream_merge.tables.files.rows import append
-from stream_merge.tables.log.handle import NativeTable
+from stream_merge.tables.log.handle import LogHandle
 
 Runner = Callable[[Callable[[int], None]], None]
 """Runs an attempt under the sink's retry policy."""
@@ -173,15 +173,15 @@ class DriverSideTable(SideTable[pa.Table]):
     def __init__(
         self,
         name: TableRef,
-        newest: Callable[[], NativeTable | None],
-        cached: Callable[[], NativeTable | None],
+        newest: Callable[[], LogHandle | None],
+        cached: Callable[[], LogHandle | None],
         accept: Accept = lambda found: found,
     ) -> None:
         super().__init__(name, accept)
         self._newest = newest
         self._cached = cached
 
-    def table(self, *, newest: bool = True) -> NativeTable | None:
+    def table(self, *, newest: bool = True) -> LogHandle | None:
         """The table, or None while there is none."""
         cached = None if newest else self._cached()
         found = self._newest() if cached is None else cached
@@ -191,7 +191,7 @@ class DriverSideTable(SideTable[pa.Table]):
         found = self.table(newest=newest)
         return None if found is None else found.snapshot()
 
-    def expected(self, *, newest: bool = False) -> NativeTable:
+    def expected(self, *, newest: bool = False) -> LogHandle:
         """What `snapshot` is of.
 
         Raises:
