@@ -174,7 +174,7 @@ DELETED_SHARE = Instrument(
     name="stream_merge_target_deleted_rows_ratio",
     type="gauge",
     unit="ratio",
-    help="Rows in the target's files that are marked as deleted, of all rows in them, after the last merge in the driver.",
+    help="Rows in the target's files that are marked as deleted, of all in them, after the last merge in the driver.",
 )
 AWAITING_FILES = Instrument(
     name="stream_merge_target_files_awaiting_compaction",

@@ -1,4 +1,4 @@
-"""What the driver costs on tables without deletion vectors: beside engines forced by hand, on large tables, in memory."""
+"""What the driver costs on tables without deletion vectors: beside engines that are asked for, with growth, in memory."""
 
 from __future__ import annotations
 

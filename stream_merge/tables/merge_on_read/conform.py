@@ -70,8 +70,8 @@ def _struct(values: pa.StructArray, dtype: StructType, wanted: pa.StructType) ->
 
 
 def _list_buffers(values: pa.Array) -> list[pa.Buffer | None]:
-    """Validity and offsets of lists or maps, from 0 on."""
-    offsets = pc.subtract(values.offsets, values.offsets[0])
+    """Validity and offsets of lists or maps, from 0 on; large lists have wider ones."""
+    offsets = pc.subtract(values.offsets, values.offsets[0]).cast(pa.int32())
     validity = pc.is_valid(values).buffers()[1] if values.null_count else None
     return [validity, offsets.buffers()[1]]
 
