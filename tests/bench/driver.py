@@ -1,4 +1,4 @@
-"""What the driver costs on tables without deletion vectors: beside engines that are asked for, with growth, in memory."""
+"""What the driver costs on tables without deletion vectors: beside each engine alone, with growth, in memory."""
 
 from __future__ import annotations
 
