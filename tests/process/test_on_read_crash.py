@@ -114,7 +114,7 @@ def merged_twice(merged_once: Path) -> State:
 
 @pytest.mark.parametrize("at", MERGE)
 def test_a_crash_inside_of_a_merge_leaves_the_old_version_or_the_new_one(
-    spark: SparkSession, merged_once: Path, merged_twice: State, tmp_table: str, mode: Mode, at: str
+    spark: SparkSession, *, merged_once: Path, merged_twice: State, tmp_table: str, mode: Mode, at: str
 ):
     """Delivered again the batch has its rows and changes once, and VACUUM finds all that was left."""
     if at not in BOUNDARIES[mode]:
