@@ -1,4 +1,4 @@
-"""A process without a JVM that merges on read, or puts files together, and kills itself between two writes."""
+"""A process without a JVM that merges, or puts files together, and kills itself between two writes."""
 
 from __future__ import annotations
 
@@ -62,7 +62,9 @@ MERGE: Mapping[str, Boundary] = {
     "the change file": Boundary(owner=merging, name="write_change_file", when="after"),
     **PUT,
 }
-"""What a merge has left last, in its order."""
+"""What a merge that marks rows has left last, in its order."""
+REWRITE = {at: boundary for at, boundary in MERGE.items() if "vectors" not in at}
+"""And one that writes files again."""
 COMPACTION: Mapping[str, Boundary] = {
     "a part of the data file": Boundary(owner=compact, name="write_data_file", when="inside"),
     "the data file": Boundary(owner=compact, name="write_data_file", when="after"),
@@ -72,7 +74,7 @@ COMPACTION: Mapping[str, Boundary] = {
 
 
 def deliver(root: Path, batch_id: int) -> MergeReport:
-    """Merge a batch on read."""
+    """Merge a batch."""
     tag = CommitTag(app_id=APP_ID, batch_id=batch_id, user_metadata="{}", token="t")
     return merger(root, BATCHES[batch_id]()).merge(None, tag)
 
@@ -94,7 +96,7 @@ def killed(act: Callable[..., object], *args: Any, what: str, at: str) -> None:
     Args:
         act: `deliver` or `put_together`.
         args: its arguments.
-        what: "MERGE" or "COMPACTION".
+        what: "mark", "rewrite" or "COMPACTION".
         at: of that the boundary.
     """
     context = get_context("forkserver")
@@ -108,7 +110,7 @@ def killed(act: Callable[..., object], *args: Any, what: str, at: str) -> None:
     assert child.exitcode == -expected, f"the child ended by itself with {child.exitcode}"
 
 
-BOUNDARIES = {"MERGE": MERGE, "COMPACTION": COMPACTION}
+BOUNDARIES = {"mark": MERGE, "rewrite": REWRITE, "COMPACTION": COMPACTION}
 
 
 def _last(act: Callable[..., object], args: tuple[Any, ...], what: str, at: str) -> None:

@@ -24,6 +24,7 @@ from stream_merge.tables.log.handle import LogHandle
 from stream_merge.tables.side import tombstones
 from stream_merge.testing import batch, run
 
+SPARKS_ALONE = {"delta.parquet.compression.codec": "zstd"}
 QUICK = RetryPolicy(attempts=3, backoff_initial_seconds=0, backoff_max_seconds=0, backoff_jitter_seconds=0)
 
 
@@ -203,7 +204,7 @@ def test_spark_marks_or_rewrites_as_the_size_of_the_files_suggests(
 
 def test_a_target_that_only_spark_may_write_has_its_deletes_remembered_by_delta_rs(spark: SparkSession, tmp_table: str):
     """The log is the sink's own table: plain, and read by Spark alone only until it is there."""
-    stream = ChangeStream(spark, tmp_table, cluster_by="id", table_properties=COPY_ON_WRITE)
+    stream = ChangeStream(spark, tmp_table, table_properties=SPARKS_ALONE)
     stream.deliver(upsert(1, "one", lsn=1), upsert(2, "two", lsn=1), delete(9, lsn=5))
 
     second = stream.deliver(delete(1, lsn=5), upsert(9, "late", lsn=4), upsert(2, "newer", lsn=2))
@@ -227,7 +228,7 @@ def commit_info(commit: Path) -> dict[str, Any]:
 def test_a_log_that_delta_rs_cannot_read_is_left_to_spark(
     spark: SparkSession, tmp_table: str, monkeypatch: pytest.MonkeyPatch
 ):
-    stream = ChangeStream(spark, tmp_table, cluster_by="id", table_properties=COPY_ON_WRITE)
+    stream = ChangeStream(spark, tmp_table, table_properties=SPARKS_ALONE)
     stream.deliver(upsert(1, "one", lsn=1), delete(9, lsn=5))
     for broken in ("query", "append"):
         monkeypatch.setattr(LogHandle, broken, failing)

@@ -282,9 +282,9 @@ def test_from_the_first_new_batch_on_table_and_checkpoint_know_each_other(opened
     assert json.loads(newest)["stream_merge"]["source"] == Checkpoint.on_disk(str(state.checkpoint)).fingerprint(3)
     assert [(merge.batch_id, merge.engine) for merge in explain(str(state.table)).merges] == [
         (3, "driver"),
-        (2, "driver"),
+        (2, "native"),
         (1, "spark"),
-        (0, "driver"),
+        (0, "native"),
     ]
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import engines
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -25,6 +26,7 @@ from stream_merge.spark.versions import SHIFTS_PARTITION_TIMES
 from stream_merge.tables.files.eligibility import PROVEN
 from stream_merge.testing import run
 
+UNITS = ("us", "ms")
 OPEN_END = "TIMESTAMP'9999-12-31 00:00:00Z'"
 
 
@@ -96,18 +98,25 @@ def test_columns_that_a_file_spells_otherwise_are_left_to_spark(table: Table, fi
 
 
 def test_files_that_delta_took_over_are_rewritten_where_they_hold_what_the_table_says(table: Table):
-    """Milliseconds, too; a column that a file lacks is NULL to everybody."""
-    days = pa.array([1_700_000_000_123], pa.timestamp("ms", "UTC"))
+    """Others with milliseconds are left to Spark; a column that a file lacks is NULL to everybody."""
+    micros, millis = (
+        pa.array([1_700_000_000_123], pa.timestamp("ms", "UTC")).cast(pa.timestamp(u, "UTC")) for u in UNITS
+    )
     convert(
         table.spark,
         table.path,
-        pa.table({"id": [1], "lsn": [1], "at": days, "w": [1]}),
+        pa.table({"id": [1], "lsn": [1], "at": micros, "w": [1]}),
         pa.table({"id": [2], "lsn": [1]}),
+        pa.table({"id": [3], "lsn": [1], "at": millis}),
     )
-    results = [table.merge(f"SELECT {key}L AS id, 2L AS lsn") for key in (1, 2)]
+    results = [table.merge(f"SELECT {key}L AS id, 2L AS lsn") for key in (1, 2, 3)]
 
-    assert [result.mode for result in results] == ["rewrite", "rewrite"], results[0].plan
-    assert table.rows("id", "lsn", "w", "unix_millis(at)") == [("1", "2", "1", "1700000000123"), ("2", "2", None, None)]
+    assert [engines.way(result) for result in results] == ["rewrite", "rewrite", "spark"], results[0].plan
+    assert table.rows("id", "lsn", "w", "unix_millis(at)") == [
+        ("1", "2", "1", "1700000000123"),
+        ("2", "2", None, None),
+        ("3", "2", None, "1700000000123"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -192,18 +201,12 @@ def test_dates_in_the_calendar_of_spark_2_are_left_to_spark(table: Table):
 
 
 def test_files_in_sparks_legacy_format_are_read_as_by_spark(table: Table):
-    """Lists and maps of two levels, decimals in bytes, milliseconds; compressed otherwise than Spark does by itself."""
-    confs = {"spark.sql.parquet.writeLegacyFormat": "true", TIMESTAMP_CONF: "TIMESTAMP_MILLIS"}
-    for name, value in confs.items():
-        table.spark.conf.set(name, value)
-    try:
+    """Lists and maps of two levels, decimals in bytes; compressed otherwise than Spark does by itself."""
+    with conf(table.spark, "spark.sql.parquet.writeLegacyFormat", "true"):
         nested = "array(id) AS a, map('k', array(id)) AS m, struct(array(1, NULL) AS x) AS s"
         flat = "CAST(-id * 1.25 AS decimal(9,2)) AS short, CAST(id * 1.25 AS decimal(15,2)) AS long"
         time = "TIMESTAMP'2026-01-01 00:00:00.123' AS at"
         table.write(f"SELECT id, 1L AS lsn, {nested}, {flat}, {time} FROM range(2)", compression="zstd")
-    finally:
-        for name in confs:
-            table.spark.conf.unset(name)
     before = table.rows("a", "m", "s", "short", "long", "at")
     result = table.merge("SELECT 1L AS id, 2L AS lsn")
 

@@ -40,6 +40,8 @@ _UTC, _LOCAL = pa.timestamp("us", tz="UTC"), pa.timestamp("us")
 _EVENTS = "__stream_merge_events"
 _LEAST_ROWS, _MOST_ROWS, _ENCODED_BYTES = 512, 65_536, 16 << 20
 """Rows that are read at a time: as many as take so many bytes, by what footers tell of how they are encoded."""
+_WHOLE_ROWS = 4_096
+"""And of whole files at most so many: what a dictionary holds once may be far longer in memory."""
 _SETTINGS = {
     "autoinstall_known_extensions": "false",
     "autoload_known_extensions": "false",
@@ -157,7 +159,9 @@ def live_rows(root: Path, candidate: Candidate, dead: BitMap64, schema: StructTy
     live[np.fromiter(dead, np.int64, len(dead))] = False
     first = 0
     with pq.ParquetFile(root / candidate.path, memory_map=True, coerce_int96_timestamp_unit="us") as file:
-        for batch in file.iter_batches(_rows_at_a_time([candidate]), columns=chosen, use_threads=False):
+        for batch in file.iter_batches(
+            min(_rows_at_a_time([candidate]), _WHOLE_ROWS), columns=chosen, use_threads=False
+        ):
             kept = live[first : first + batch.num_rows]
             first += batch.num_rows
             rows = batch if kept.all() else batch.filter(pa.array(kept))
@@ -326,8 +330,8 @@ def _struct(values: pa.StructArray, dtype: StructType, wanted: pa.StructType) ->
 
 
 def _list_buffers(values: pa.Array) -> list[pa.Buffer | None]:
-    """Validity and offsets of lists or maps, from 0 on."""
-    offsets = pc.subtract(values.offsets, values.offsets[0])
+    """Validity and offsets of lists or maps, from 0 on; large lists have wider ones."""
+    offsets = pc.subtract(values.offsets, values.offsets[0]).cast(pa.int32())
     validity = pc.is_valid(values).buffers()[1] if values.null_count else None
     return [validity, offsets.buffers()[1]]
 
