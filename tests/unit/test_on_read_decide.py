@@ -29,7 +29,7 @@ from stream_merge.engines.memory import Promise
 from stream_merge.errors import ContractError
 from stream_merge.model import names
 from stream_merge.model.results import Mode
-from stream_merge.model.settings import Driver, MergeSpec
+from stream_merge.model.settings import MergeSpec
 from stream_merge.shapes import shape_of
 from stream_merge.shapes.base import assignments
 from stream_merge.shapes.changes import DELETES
