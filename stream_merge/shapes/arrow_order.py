@@ -17,7 +17,8 @@ def orderable(values: pa.ChunkedArray | pa.Array) -> list[Any]:
     """Values that compare as in Spark's ascending order and are equal where Spark's `<=>` says so.
 
     NULL is less than anything; NaN is greater than any number and equals itself; 0.0 equals -0.0;
-    text compares by its bytes, which is by code point; structs and arrays compare item by item, a shorter array first.
+    text compares by its bytes, which is by code point; structs and arrays compare item by item, a shorter array first;
+    maps as their entries in the order of the keys (`columns.canonical`).
     """
     if isinstance(values, pa.ChunkedArray):
         return [item for chunk in values.chunks for item in orderable(chunk)]
@@ -27,6 +28,8 @@ def orderable(values: pa.ChunkedArray | pa.Array) -> list[Any]:
         rows: list[Any] = list(zip(*parts, strict=True)) if parts else [()] * len(values)
     elif pa.types.is_list(dtype):
         rows = _lists(values)
+    elif pa.types.is_map(dtype):
+        rows = _maps(values)
     elif pa.types.is_timestamp(dtype):
         rows = values.cast(pa.int64()).to_pylist()
     elif pa.types.is_date(dtype):
@@ -48,6 +51,12 @@ def _lists(values: pa.ListArray) -> list[tuple[Any, ...]]:
         found.append(tuple(items[start:end]))
         start = end
     return found
+
+
+def _maps(values: pa.MapArray) -> list[tuple[Any, ...]]:
+    entries = list(zip(orderable(values.keys), orderable(values.items), strict=True))
+    ends = values.offsets.to_pylist()
+    return [tuple(sorted(entries[start:end])) for start, end in zip(ends, ends[1:], strict=False)]
 
 
 def _float(value: float) -> tuple[int, float]:

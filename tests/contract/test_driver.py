@@ -23,7 +23,7 @@ from stream_merge.model.table_ref import TableRef
 from stream_merge.tables.side import side_table, tombstones
 from stream_merge.testing import batch, run
 
-SPARKS_ALONE = {"delta.parquet.compression.codec": "zstd"}
+SPARKS_ALONE = {**COPY_ON_WRITE, "delta.randomizeFilePrefixes": "true"}
 QUICK = RetryPolicy(attempts=3, backoff_initial_seconds=0, backoff_max_seconds=0, backoff_jitter_seconds=0)
 
 
