@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
@@ -54,7 +55,7 @@ def _lists(values: pa.ListArray) -> list[tuple[Any, ...]]:
 def _maps(values: pa.MapArray) -> list[tuple[Any, ...]]:
     entries = list(zip(orderable(values.keys), orderable(values.items), strict=True))
     ends = values.offsets.to_pylist()
-    return [tuple(sorted(entries[start:end])) for start, end in zip(ends, ends[1:], strict=False)]
+    return [tuple(sorted(entries[start:end])) for start, end in pairwise(ends)]
 
 
 def _float(value: float) -> tuple[int, float]:
