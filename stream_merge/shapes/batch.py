@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.errors import PySparkNotImplementedError, PySparkTypeError
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import (
@@ -233,15 +234,60 @@ def _keys(layout: Layout) -> list[str]:
 def evaluate_in_driver(source: DataFrame, layout: Layout) -> Batch | None:
     """Evaluate the source exactly once, into the driver: for small batches of types that Arrow compares as Spark does.
 
-    Cost: one Spark job without a shuffle.
+    Cost: one Spark job without a shuffle; a second one over the events in the driver where one breaks the contract.
     Returns: None where the events are too large for the driver or for Arrow; nothing of them is kept then.
     """
     try:
-        judged = arrow_table(contract.judged(source, layout))
+        if not layout.once("is_plain", lambda: _is_plain(source, layout)):
+            return _judged_by_spark(source, layout)
+        events = as_stored(arrow_table(source.select(*layout.once("plain", lambda: _plain(source, layout)))))
     except Exception as err:
         if not exceeds_driver_results(err):
             raise
         return None
+    if events.nbytes > MOST_BYTES:
+        return None
+    parts = tuple(map(_SEQUENCE_PART.format, range(len(layout.sequence_fields))))
+    valid = _valid(AtHand(events=events, sequence=parts, delete=names.DELETE_COLUMN), layout)
+    if valid is None:
+        at_hand = of_arrow(source.sparkSession, events.select(source.columns), source.schema)
+        return _judged_by_spark(at_hand, layout)
+    return _in_driver(source.sparkSession, layout, valid, _NONE_REFUSED)
+
+
+_SEQUENCE_PART = "__stream_merge_sequence_{}"
+
+
+def _is_plain(source: DataFrame, layout: Layout) -> bool:
+    """Whether events come as they are stored, so that the contract can be checked without Spark."""
+    if layout.whole is not None or names.SOURCE_COLUMNS.intersection(source.columns) or not _is_stored(layout):
+        return False
+    if any(columns.is_padded(column.field) for column in layout.stored):
+        return False
+    try:
+        for field in source.schema.fields:
+            arrow_type(field.dataType)
+    except (PySparkTypeError, PySparkNotImplementedError, ValueError, TypeError):
+        return False
+    return not any(isinstance(field.dataType, StructType) for field in layout.sequence_fields)
+
+
+def _plain(source: DataFrame, layout: Layout) -> list[Column]:
+    deletes = F.lit(False) if layout.deletes is None else layout.deletes
+    return [
+        *map(columns.column, source.columns),
+        *(part.alias(_SEQUENCE_PART.format(i)) for i, part in enumerate(layout.sequence_source)),
+        F.coalesce(deletes, F.lit(False)).alias(names.DELETE_COLUMN),
+    ]
+
+
+def _is_stored(layout: Layout) -> bool:
+    return all(column.is_stored_as_it_is for column in layout.stored)
+
+
+def _judged_by_spark(source: DataFrame, layout: Layout) -> Batch | None:
+    """Evaluate events into the driver with the contract checked by Spark, which writes broken ones as JSON."""
+    judged = arrow_table(contract.judged(source, layout))
     if judged.nbytes > MOST_BYTES:
         return None
     broken = judged[names.REASONS_COLUMN].is_valid()
@@ -259,13 +305,25 @@ def evaluate_at_hand(source: DataFrame, at_hand: AtHand, layout: Layout) -> Batc
     """As `evaluate_in_driver`, of events that are in the driver already, too.
 
     Cost: no Spark job.
-    Returns: None where Spark has to look at them: an event breaks the contract, a value is stored in another type, or
+    Returns: None where Spark has to read them: an event breaks the contract, a value is stored in another type, or
         they are too large for Arrow.
     """
-    events, parts = at_hand.events, at_hand.sequence
-    if events.nbytes > MOST_BYTES:
+    if at_hand.events.nbytes > MOST_BYTES or not _is_stored(layout):
         return None
-    if not all(c.is_stored_as_it_is and c.source_name in events.column_names for c in layout.stored):
+    valid = _valid(at_hand, layout)
+    if valid is None:
+        return None
+    found = _in_driver(source.sparkSession, layout, valid, _NONE_REFUSED)
+    rows = found.rows.arrow()
+    if rows.num_rows <= MOST_SENT and rows.nbytes <= MOST_SENT_BYTES:
+        return found
+    return replace(found, rows=_LargeRows(events=rows, layout=layout, source=source))
+
+
+def _valid(at_hand: AtHand, layout: Layout) -> pa.Table | None:
+    """The events as they are merged; None where one breaks the contract, or only Spark can tell."""
+    events, parts = at_hand.events, at_hand.sequence
+    if not all(column.source_name in events.column_names for column in layout.stored):
         return None
     stored = {c.name: events[c.source_name] for c in layout.stored}
     sequence = {f.name: events[part] for part, f in zip(parts, layout.sequence_fields, strict=True)}
@@ -277,12 +335,7 @@ def evaluate_at_hand(source: DataFrame, at_hand: AtHand, layout: Layout) -> Batc
         return None
     ordered_by = pa.Table.from_pydict(sequence).to_struct_array()
     every = {**stored, names.SEQUENCE_COLUMN: ordered_by, names.DELETE_COLUMN: events[at_hand.delete]}
-    valid = as_stored(pa.Table.from_pydict(every))
-    found = _in_driver(source.sparkSession, layout, valid, _NONE_REFUSED)
-    rows = found.rows.arrow()
-    if rows.num_rows <= MOST_SENT and rows.nbytes <= MOST_SENT_BYTES:
-        return found
-    return replace(found, rows=_LargeRows(events=rows, layout=layout, source=source))
+    return as_stored(pa.Table.from_pydict(every))
 
 
 def _may_be_lost_in_partitions(key: pa.ChunkedArray) -> bool:
