@@ -14,7 +14,7 @@ from stream_merge import shapes
 from stream_merge.errors import ConfigError, located
 from stream_merge.jobs.units import Model, Names
 from stream_merge.shapes import Clauses, Shape
-from stream_merge.shapes.written import Then
+from stream_merge.shapes.clause_builders import Then
 
 
 class ClauseSettings(Model):

@@ -1,7 +1,8 @@
-"""One evaluation of a micro-batch: contract, latest event per key, counts and key bounds in a single pass."""
+"""The evaluation of a micro-batch: contract, latest event per key, counts and key bounds in a single pass."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any, NamedTuple, Protocol
@@ -37,10 +38,10 @@ from stream_merge.spark.versions import arrow_table, arrow_type, of_arrow
 
 
 class Rows(Protocol):
-    """The evaluated rows, wherever they are."""
+    """The evaluated rows, on the executors or in the driver."""
 
     def latest(self) -> DataFrame:
-        """One valid event per key, for Spark."""
+        """One valid event per key, as a frame."""
         ...
 
     def invalid(self) -> DataFrame:
@@ -48,7 +49,7 @@ class Rows(Protocol):
         ...
 
     def invalid_at_hand(self) -> pa.Table | None:
-        """The same where they are in the driver already, else None."""
+        """The events that break the contract, where they are in the driver; else None."""
         ...
 
     def arrow(self) -> pa.Table:
@@ -56,15 +57,15 @@ class Rows(Protocol):
         ...
 
     def keys(self) -> pa.Table:
-        """As `arrow`, of the stored columns only the keys."""
+        """One valid event per key, in the driver: keys, sequence and whether it is a delete."""
         ...
 
     def greatest(self) -> GreatestSequence | None:
-        """The greatest sequence of the upserts in `latest`, where it compares with a table's statistics."""
+        """The greatest sequence of the upserts, where it compares with a table's statistics."""
         ...
 
     def release(self) -> None:
-        """Free them."""
+        """Free the rows."""
         ...
 
 
@@ -94,18 +95,16 @@ class Batch:
     delete_events: int
     """Valid events that are deletes, the latest of their key or not."""
     bounds: KeyBounds
-    """None at all where rows without an event are concerned: they may lie anywhere."""
+    """Empty where rows without an event are concerned: they may be in any file."""
     left_out: LeftOut | None = None
     """None where the source does not say."""
     tied_keys: tuple[str, ...] = ()
-    """As JSON, two at most, of keys with several different events, where no sequence says which of them counts; of a
-    whole copy with several events, different or not."""
+    """Up to two keys, as JSON, with several different events that no sequence orders; of a full copy with several
+    events, different or not."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _SparkRows:
-    """Rows on the executors: the latest event of each key, and every invalid event."""
-
     frame: DataFrame
     layout: Layout
     observed: GreatestSequence | None
@@ -120,13 +119,14 @@ class _SparkRows:
         return None
 
     def arrow(self) -> pa.Table:
-        """Cost: one Spark job over the evaluated rows; no shuffle."""
-        wanted = self.layout.once("merged", lambda: [columns.column(name) for name in _merged(self.layout)])
-        return as_stored(arrow_table(self.latest().select(*wanted)))
+        return self._stored(_merged)
 
     def keys(self) -> pa.Table:
-        """Cost: as `arrow`."""
-        wanted = self.layout.once("keys", lambda: [columns.column(name) for name in _keys(self.layout)])
+        return self._stored(_keys)
+
+    def _stored(self, selected: Callable[[Layout], list[str]]) -> pa.Table:
+        """The latest events in the driver; one Spark job without a shuffle."""
+        wanted = self.layout.once(selected.__name__, lambda: [columns.column(name) for name in selected(self.layout)])
         return as_stored(arrow_table(self.latest().select(*wanted)))
 
     def greatest(self) -> GreatestSequence | None:
@@ -138,8 +138,6 @@ class _SparkRows:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _DriverRows:
-    """Rows in the driver."""
-
     session: SparkSession
     layout: Layout
     events: pa.Table
@@ -168,11 +166,9 @@ class _DriverRows:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _LargeRows:
-    """Valid rows in the driver that are too many to be sent from there: Spark reads and evaluates the source itself."""
+class _LargeRows(_DriverRows):
+    """Valid rows that are too many to be sent from the driver: Spark reads and evaluates the source itself."""
 
-    events: pa.Table
-    layout: Layout
     source: DataFrame
     _evaluated: list[Batch] = field(default_factory=list)
 
@@ -181,28 +177,13 @@ class _LargeRows:
             self._evaluated.append(evaluate(self.source, self.layout))
         return self._evaluated[0].rows.latest()
 
-    def invalid(self) -> DataFrame:
-        return self.source.sparkSession.createDataFrame([], _QUARANTINED)
-
-    def invalid_at_hand(self) -> pa.Table | None:
-        return _NONE_REFUSED
-
-    def arrow(self) -> pa.Table:
-        return self.events
-
-    def keys(self) -> pa.Table:
-        return self.events.select(_keys(self.layout))
-
-    def greatest(self) -> GreatestSequence | None:
-        return surely_changes.of_table(self.events, self.layout)
-
     def release(self) -> None:
         for batch in self._evaluated:
             batch.rows.release()
 
 
 MOST_SENT, MOST_SENT_BYTES = 100_000, 64 << 20
-"""Rows that the driver sends to Spark through the heap of its JVM."""
+"""Most that the driver sends to Spark through the heap of its JVM."""
 MOST_BYTES = 2**31 - 1
 """Arrow counts the bytes of a column's texts with 31 bits when it takes rows out of them."""
 _QUARANTINED = StructType(
@@ -234,7 +215,7 @@ def evaluate_in_driver(source: DataFrame, layout: Layout) -> Batch | None:
     """Evaluate the source exactly once, into the driver: for small batches of types that Arrow compares as Spark does.
 
     Cost: one Spark job without a shuffle.
-    Returns: None where the events are too large for the driver or for Arrow; nothing of them is kept then.
+    Returns: None where the events are too large for the driver or for Arrow.
     """
     try:
         judged = arrow_table(contract.judged(source, layout))
@@ -247,20 +228,18 @@ def evaluate_in_driver(source: DataFrame, layout: Layout) -> Batch | None:
     broken = judged[names.REASONS_COLUMN].is_valid()
     refused = judged.filter(broken).select(_QUARANTINED.names)
     valid = as_stored(judged.filter(pc.invert(broken)).select(_merged(layout)))
-    found = _in_driver(source.sparkSession, layout, valid, refused)
+    batch = _in_driver(source.sparkSession, layout, valid, refused)
     if names.LEFT_OUT_COLUMN not in source.columns:
-        return found
+        return batch
     left_out = judged[names.LEFT_OUT_COLUMN]
     ends = pc.min_max(left_out).as_py()
-    return replace(found, left_out=_left_out(len(left_out) - left_out.null_count, ends["min"], ends["max"]))
+    return replace(batch, left_out=_left_out(len(left_out) - left_out.null_count, ends["min"], ends["max"]))
 
 
 def evaluate_at_hand(source: DataFrame, at_hand: AtHand, layout: Layout) -> Batch | None:
-    """As `evaluate_in_driver`, of events that are in the driver already, too.
+    """Evaluate events that are in the driver already, without a Spark job.
 
-    Cost: no Spark job.
-    Returns: None where Spark has to look at them: an event breaks the contract, a value is stored in another type, or
-        they are too large for Arrow.
+    Returns: None where an event breaks the contract, a value needs a cast, or they are too large for Arrow.
     """
     events, parts = at_hand.events, at_hand.sequence
     if events.nbytes > MOST_BYTES:
@@ -278,32 +257,33 @@ def evaluate_at_hand(source: DataFrame, at_hand: AtHand, layout: Layout) -> Batc
     ordered_by = pa.Table.from_pydict(sequence).to_struct_array()
     every = {**stored, names.SEQUENCE_COLUMN: ordered_by, names.DELETE_COLUMN: events[at_hand.delete]}
     valid = as_stored(pa.Table.from_pydict(every))
-    found = _in_driver(source.sparkSession, layout, valid, _NONE_REFUSED)
-    rows = found.rows.arrow()
+    batch = _in_driver(source.sparkSession, layout, valid, _NONE_REFUSED)
+    rows = batch.rows.arrow()
     if rows.num_rows <= MOST_SENT and rows.nbytes <= MOST_SENT_BYTES:
-        return found
-    return replace(found, rows=_LargeRows(events=rows, layout=layout, source=source))
+        return batch
+    large = _LargeRows(session=source.sparkSession, layout=layout, events=rows, refused=_NONE_REFUSED, source=source)
+    return replace(batch, rows=large)
 
 
 def _may_be_lost_in_partitions(key: pa.ChunkedArray) -> bool:
-    """Whether a value may be one that Delta does not keep as a partition's: the contract says it by Spark."""
+    """Whether Delta may not store a value as a partition's; the contract then decides on Spark."""
     if not pa.types.is_string(key.type):
         return True
     return arrow_order.holds_null_of_partitions(key) or not arrow_order.is_legible(key)
 
 
 def _in_driver(session: SparkSession, layout: Layout, valid: pa.Table, refused: pa.Table) -> Batch:
-    found = latest(valid, layout)
-    deletes = int(pc.sum(found.rows[names.DELETE_COLUMN]).as_py() or 0)
+    newest = latest(valid, layout)
+    deletes = int(pc.sum(newest.rows[names.DELETE_COLUMN]).as_py() or 0)
     reasons = [reason for listed in refused[names.REASONS_COLUMN].to_pylist() for reason in listed]
     return Batch(
-        rows=_DriverRows(session=session, layout=layout, events=found.rows, refused=refused),
+        rows=_DriverRows(session=session, layout=layout, events=newest.rows, refused=refused),
         received=valid.num_rows + refused.num_rows,
         quarantined=refused.num_rows,
         reasons={reason: n for reason in REASONS if (n := reasons.count(reason))},
-        collapsed=found.collapsed,
-        ties=found.ties,
-        upserts=found.rows.num_rows - deletes,
+        collapsed=newest.collapsed,
+        ties=newest.ties,
+        upserts=newest.rows.num_rows - deletes,
         deletes=deletes,
         delete_events=int(pc.sum(valid[names.DELETE_COLUMN]).as_py() or 0),
         bounds=_bounds(valid, layout),
@@ -332,12 +312,12 @@ def _text(end: bytes | Decimal) -> str:
 
 
 def as_stored(events: pa.Table) -> pa.Table:
-    """Events in the types in which Delta keeps them."""
+    """Events in the types in which Delta stores them."""
     return events.cast(pa.schema([pa.field(f.name, _for_delta(f.type)) for f in events.schema]))
 
 
 def _for_delta(dtype: pa.DataType) -> pa.DataType:
-    """The type as Delta keeps it: times in UTC, nothing NOT NULL inside."""
+    """Delta's type: times in UTC, nothing NOT NULL inside."""
     if pa.types.is_timestamp(dtype) and dtype.tz is not None:
         return pa.timestamp("us", tz="UTC")
     if pa.types.is_struct(dtype):
@@ -383,7 +363,7 @@ _LEFT_OUT = ("left_out", "least_left_out", "greatest_left_out")
 
 
 def _left_out_counts() -> list[Column]:
-    """Two of the lists of names: an aggregate of all could exceed the driver."""
+    """Count of left out fields, and two of the lists of names: all could exceed the driver."""
     listed = columns.column(names.LEFT_OUT_COLUMN)
     return [end(listed).alias(name) for end, name in zip((F.count, F.min, F.max), _LEFT_OUT, strict=True)]
 
@@ -419,7 +399,7 @@ def _is_unordered(layout: Layout) -> bool:
 
 
 def _tied(layout: Layout, is_tied: Column) -> list[Column]:
-    """Two of the keys of such events: an aggregate of all could exceed the driver."""
+    """Two of the keys of such events: all could exceed the driver."""
     key = F.to_json(F.struct(*(columns.column(name) for name in layout.keys)))
     tied = F.when(is_tied, key)
     return [end(tied).alias(name) for end, name in zip((F.min, F.max), _TIED, strict=True)]

@@ -13,9 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stream_merge.model import names
-from stream_merge.shapes.arrow_order import orderable
+from stream_merge.shapes.arrow_order import arrays, orderable
 from stream_merge.shapes.layout import Layout
-from stream_merge.shapes.sequence import arrays
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,12 +28,7 @@ class Latest:
 
 
 def latest(events: pa.Table, layout: Layout) -> Latest:
-    """The latest of the valid events of each key; see `latest_per_key_spark.ranked` for the order.
-
-    Args:
-        events: rows of `contract.checked` without reasons.
-        layout: keys, sequence and stored columns.
-    """
+    """The latest of the valid events of each key (rows of `contract.checked` without reasons); see `ranked`."""
     count = events.num_rows
     if count <= 1:
         return Latest(rows=events, collapsed=0, ties=0)
@@ -60,7 +54,7 @@ def latest(events: pa.Table, layout: Layout) -> Latest:
 
 
 def _winners(contents: list[tuple[object, ...]], rows: list[int], runs: list[tuple[int, int]]) -> tuple[int, list[int]]:
-    """How many ties there are, and the row that wins each run; contents and rows one after the other, run by run."""
+    """Number of ties, and the winning row of each run; contents and rows follow one another, run by run."""
     ties, winners, seen = 0, [], 0
     for start, end in runs:
         length = end - start
@@ -74,7 +68,7 @@ def _winners(contents: list[tuple[object, ...]], rows: list[int], runs: list[tup
 def _flat(events: pa.Table, layout: Layout) -> pa.Table:
     """Keys and scalar components of the sequence as plain columns, in one piece each, which sorts faster.
 
-    Without components that are the same in all events, such as a job's epoch: they decide nothing.
+    Components that are equal in all events, such as a job's epoch, are left out.
     """
     flat = {f"k{i}": events[key].combine_chunks() for i, key in enumerate(layout.keys)}
     parts = enumerate(arrays(events[names.SEQUENCE_COLUMN]))
@@ -112,7 +106,7 @@ def _runs(as_the_one_before: list[int]) -> Iterator[tuple[int, int]]:
 
 
 def _contents(events: pa.Table, rows: list[int], layout: Layout) -> list[tuple[object, ...]]:
-    """What decides between events of the same key and sequence: upsert before delete, then the greater columns."""
+    """What decides between events of one key and sequence: upsert before delete, then the greater columns."""
     tied = events.take(pa.array(rows, pa.int64()))
     upsert = [not delete for delete in tied[names.DELETE_COLUMN].to_pylist()]
     return list(zip(upsert, *(orderable(tied[c.name]) for c in layout.stored), strict=True))

@@ -1,9 +1,9 @@
-"""A full copy of the source: the table becomes it, and what the copy lacks is deleted or flagged."""
+"""`Snapshot`: a batch is a full copy of the source, and the table becomes it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 
 from pyspark.sql import Column, SparkSession
@@ -12,8 +12,9 @@ from pyspark.sql.types import StructType
 from stream_merge.errors import ConfigError
 from stream_merge.model import names
 from stream_merge.model.settings import MergeSpec
-from stream_merge.shapes import analysed
+from stream_merge.shapes import clause_analysis
 from stream_merge.shapes.base import Copied, Shape, assignments
+from stream_merge.shapes.clause_builders import plain_name
 from stream_merge.shapes.clauses import (
     Always,
     And,
@@ -31,8 +32,6 @@ from stream_merge.shapes.clauses import (
     UpdateMissing,
 )
 from stream_merge.shapes.layout import Layout
-from stream_merge.shapes.surely_changes import GreatestSequence
-from stream_merge.shapes.written import plain_name
 
 
 class Snapshot(Shape):
@@ -44,7 +43,7 @@ class Snapshot(Shape):
 
     Before anything is written, an error stops a copy that has an event in quarantine, a key twice, fewer rows than
     `min_rows`, or that would remove more than `max_delete_share` of the table, and one that is older than the last one
-    merged. No sequence is kept: batches have to come in the order of their ids. Spark executes this shape, or, of
+    merged. No sequence is stored: batches have to come in the order of their ids. Spark executes this shape, or, of
     copies that fit into the driver and without `missing` and `within`, which are SQL, the driver.
 
     Args:
@@ -95,7 +94,6 @@ class Snapshot(Shape):
             yield from _flag_problems(self._missing, delete_missing=self._delete_missing)
 
     def __repr__(self) -> str:
-        """As it is written."""
         given = {
             "delete_missing": (self._delete_missing, True),
             "missing": (self._missing, None),
@@ -107,7 +105,7 @@ class Snapshot(Shape):
 
     @property
     def concerns_missing(self) -> bool:
-        """Unless rows that the copy lacks are to stay."""
+        """Whether rows that the copy lacks are deleted or flagged."""
         return self._delete_missing
 
     @property
@@ -117,27 +115,26 @@ class Snapshot(Shape):
 
     @property
     def within(self) -> str | None:
-        """As it was given."""
+        """The part of the table that the copy is of."""
         return self._within
 
     def over(self, window: str) -> Snapshot:
-        """The same for another window."""
-        found = copy(self)
-        found._within = window
-        return found
+        """A copy of the shape with another `within`."""
+        shape = copy(self)
+        shape._within = window
+        return shape
 
     @property
     def min_rows(self) -> int:
-        """The copy has at least so many."""
+        """Fewest rows of a copy."""
         return self._min_rows
 
     @property
     def _flag(self) -> str | None:
-        """NULL where a row is not flagged."""
         return next(iter(self.kept_beside), None)
 
     def problems(self, spec: MergeSpec) -> Iterable[str]:
-        """What means nothing where each batch is the whole truth."""
+        """Settings without effect where each batch is a full copy."""
         if isinstance(spec.sequence_by, Column) or spec.sequence_by:
             yield (
                 "[CONFLICTING_SETTINGS] sequence_by has no effect with shape=Snapshot(…), of which the later one"
@@ -161,24 +158,22 @@ class Snapshot(Shape):
             yield f"[CONFLICTING_SETTINGS] missing sets key(s) {keys!r}; use other columns"
 
     def clauses(self, layout: Layout, spec: MergeSpec, *, deletes: bool, upserts: bool) -> Sequence[Clause]:
-        """Update what differs, insert what is new, and what becomes of missing rows."""
+        """Update what differs, insert what is new, delete or flag what is missing."""
         values = assignments(layout)
         cleared = {name: Opaque("NULL") for name in self.kept_beside}
         updates = {**{name: value for name, value in values.items() if name not in layout.keys}, **cleared}
-        found: list[Clause] = []
-        if updates:
-            found.append(Update(when=self.updating(spec), values=updates))
-        found.append(Insert(when=Always(), values=values))
+        clauses: list[Clause] = [Update(when=self.updating(spec), values=updates)] if updates else []
+        clauses.append(Insert(when=Always(), values=values))
         if self._missing is not None:
             flags = {name: Opaque(value) for name, value in self.kept_beside.items()}
-            found.append(UpdateMissing(when=self.expected, values=flags))
+            clauses.append(UpdateMissing(when=self.expected, values=flags))
         elif self._delete_missing:
-            found.append(DeleteMissing(when=self.expected))
-        return found
+            clauses.append(DeleteMissing(when=self.expected))
+        return clauses
 
     @property
     def expected(self) -> Condition:
-        """Which rows of the table should be in the copy: those of the window that are not flagged."""
+        """Rows of the window that are not flagged."""
         conditions: list[Condition] = []
         if self._within is not None:
             conditions.append(Holds(self._within))
@@ -187,7 +182,7 @@ class Snapshot(Shape):
         return And(*conditions) if conditions else Always()
 
     def objection(self, counts: Copied, *, where: str) -> str | None:
-        """More rows would go than may."""
+        """More rows would be deleted or flagged than allowed."""
         share = counts.missing / max(counts.rows, 1)
         if not self._delete_missing or share <= self._max_delete_share:
             return None
@@ -201,9 +196,8 @@ class Snapshot(Shape):
         )
 
     def misfits(self, session: SparkSession, layout: Layout, target: StructType) -> Iterable[str]:
-        """A window or a flag that Spark cannot make sense of."""
-        found: list[str] = layout.once("misfits", lambda: list(self._misfits(session, layout, target)))
-        return found
+        """A window or a flag that Spark cannot analyse."""
+        return layout.once("misfits", lambda: list(self._misfits(session, layout, target)))
 
     def _misfits(self, session: SparkSession, layout: Layout, target: StructType) -> Iterable[str]:
         beside = [field for field in layout.beside if field.name not in target.names]
@@ -212,35 +206,25 @@ class Snapshot(Shape):
         if self._within is not None:
             of_copy = session.createDataFrame([], StructType(stored)).alias("t")
             for frame, whose in ((rows, "the table"), (of_copy, "the snapshot")):
-                said, seen = f"within={self._within!r} over {whose}", f"t has {frame.columns!r}"
-                problem = analysed.misfit(frame, said, self._within, seen=seen, is_condition=True, is_fixed=True)
+                what, seen = f"within={self._within!r} over {whose}", f"t has {frame.columns!r}"
+                problem = clause_analysis.misfit(frame, what, self._within, seen=seen, is_condition=True, is_fixed=True)
                 if problem is not None:
                     yield f"[INVALID_EXPRESSION] {problem}"
                     return
         for (name, written), field in zip(self.kept_beside.items(), layout.beside, strict=True):
-            said = f"the value {written!r} of {name!r} in missing"
-            seen = f"t has {rows.columns!r}"
-            problem = analysed.misfit(rows, said, written, seen=seen, stored_as=field.dataType)
+            what, seen = f"the value {written!r} of {name!r} in missing", f"t has {rows.columns!r}"
+            problem = clause_analysis.misfit(rows, what, written, seen=seen, stored_as=field.dataType)
             if problem is not None:
                 yield f"[INVALID_EXPRESSION] {problem}"
-            elif name == self._flag and analysed.may_be_null(rows, written, field.dataType):
+            elif name == self._flag and clause_analysis.may_be_null(rows, written, field.dataType):
                 yield (
-                    f"[INVALID_EXPRESSION] {said} may be NULL, and then flags no row; put a column first that is never"
+                    f"[INVALID_EXPRESSION] {what} may be NULL, and then flags no row; put a column first that is never"
                     " NULL, such as {'deleted_at': 'current_timestamp()'}"
                 )
 
-    def certain(self, spec: MergeSpec) -> None:
-        """Nothing is known by the keys alone."""
-
     def updating(self, spec: MergeSpec) -> Condition:
-        """A stored column differs, or the row is flagged and its key is back."""
+        """A stored column differs, or the row is flagged."""
         return Changed() if self._flag is None else Or(Changed(), HasValue(self._flag))
-
-    def surely_changes(
-        self, greatest: GreatestSequence | None, stored: Callable[[], GreatestSequence | None], spec: MergeSpec
-    ) -> bool:
-        """Nobody knows without a look."""
-        return False
 
 
 def _flag_problems(missing: Mapping[str, str], *, delete_missing: bool) -> Iterable[str]:

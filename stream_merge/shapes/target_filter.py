@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
 
 from stream_merge.model.settings import MergeSpec
-from stream_merge.shapes import analysed, shape_of
+from stream_merge.shapes import clause_analysis, shape_of
 from stream_merge.shapes.layout import Layout
 from stream_merge.spark.jvm import leaf_spans, reads_only
 
@@ -78,7 +78,7 @@ def _misfits(session: SparkSession, written: str, layout: Layout, target: Struct
     both = rows.crossJoin(events.alias("s"))
     # Over the rows alone nothing is known of the events; beside them a column of both needs the name of its side.
     for frame, remedy in ((rows, ""), (both, "; write columns as t.<name>")):
-        problem = analysed.misfit(frame, said, text, seen=seen + remedy, is_condition=True, is_fixed=True)
+        problem = clause_analysis.misfit(frame, said, text, seen=seen + remedy, is_condition=True, is_fixed=True)
         if problem is not None:
             yield f"[INVALID_EXPRESSION] {problem}"
             return

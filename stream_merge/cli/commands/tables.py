@@ -47,7 +47,7 @@ from stream_merge.model.maintenance import Maintenance
 from stream_merge.model.results import MaintenanceRun
 from stream_merge.model.table_ref import TableRef
 from stream_merge.shapes import Changes, Shape, Snapshot, known_shapes, of_name
-from stream_merge.shapes.written import plain_name
+from stream_merge.shapes.clause_builders import plain_name
 from stream_merge.sources.files.reader import Folder
 from stream_merge.tables.explain import explain as explain_table
 from stream_merge.tables.maintenance import maintain as maintain_table

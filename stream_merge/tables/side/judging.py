@@ -13,8 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from stream_merge.model import names
-from stream_merge.shapes.arrow_order import orderable
-from stream_merge.shapes.sequence import arrays
+from stream_merge.shapes.arrow_order import arrays, orderable
 from stream_merge.spark.versions import of_arrow
 
 _ROW, _EVENT = "__stream_merge_row", "__stream_merge_event"
