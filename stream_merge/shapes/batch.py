@@ -26,9 +26,8 @@ from pyspark.sql.types import (
 from stream_merge.model import names, source_batch
 from stream_merge.model.results import REASONS
 from stream_merge.model.source_batch import AtHand
-from stream_merge.shapes import arrow_order, contract, latest_per_key_spark, surely_changes
+from stream_merge.shapes import arrow_order, contract, latest_per_key, surely_changes
 from stream_merge.shapes.key_bounds import KeyBounds, bound_aggregates, boundable, key_bounds
-from stream_merge.shapes.latest_per_key_arrow import latest
 from stream_merge.shapes.layout import Layout
 from stream_merge.shapes.surely_changes import GreatestSequence
 from stream_merge.spark import columns
@@ -159,7 +158,7 @@ class _DriverRows:
         return self.events.select(_keys(self.layout))
 
     def greatest(self) -> GreatestSequence | None:
-        return surely_changes.of_table(self.events, self.layout)
+        return surely_changes.in_driver(self.events, self.layout)
 
     def release(self) -> None:
         """Nothing is held outside this object."""
@@ -273,7 +272,7 @@ def _may_be_lost_in_partitions(key: pa.ChunkedArray) -> bool:
 
 
 def _in_driver(session: SparkSession, layout: Layout, valid: pa.Table, refused: pa.Table) -> Batch:
-    newest = latest(valid, layout)
+    newest = latest_per_key.latest(valid, layout)
     deletes = int(pc.sum(newest.rows[names.DELETE_COLUMN]).as_py() or 0)
     reasons = [reason for listed in refused[names.REASONS_COLUMN].to_pylist() for reason in listed]
     return Batch(
@@ -332,10 +331,10 @@ def evaluate(source: DataFrame, layout: Layout) -> Batch:
 
     Cost: one Spark job with one shuffle (adaptive execution submits the shuffle as a job of its own).
     """
-    ranked = contract.checked(source, layout).transform(lambda events: latest_per_key_spark.ranked(events, layout))
-    first = layout.once("first", lambda: columns.column(latest_per_key_spark.RANK_COLUMN) == 1)
+    ranked = contract.checked(source, layout).transform(lambda events: latest_per_key.ranked(events, layout))
+    first = layout.once("first", lambda: columns.column(latest_per_key.RANK_COLUMN) == 1)
     tells_left_out = names.LEFT_OUT_COLUMN in source.columns
-    unkept = (*latest_per_key_spark.ADDED_COLUMNS, names.ALONE_COLUMN, names.LEFT_OUT_COLUMN)
+    unkept = (*latest_per_key.ADDED_COLUMNS, names.ALONE_COLUMN, names.LEFT_OUT_COLUMN)
     rows, counts = materialised(
         ranked,
         *layout.once("counts", lambda: _counts(layout)),
@@ -375,21 +374,21 @@ def _left_out(events: int, least: str | None, greatest: str | None) -> LeftOut:
 
 def _counts(layout: Layout) -> list[Column]:
     valid = columns.column(names.REASONS_COLUMN).isNull()
-    first = columns.column(latest_per_key_spark.RANK_COLUMN) == 1
+    first = columns.column(latest_per_key.RANK_COLUMN) == 1
     delete = columns.column(names.DELETE_COLUMN)
     reasons = columns.column(names.REASONS_COLUMN)
     return [
         F.count(F.lit(1)).alias("received"),
         F.count_if(~valid).alias("quarantined"),
         F.count_if(valid & ~first).alias("collapsed"),
-        F.count_if(columns.column(latest_per_key_spark.TIE_COLUMN)).alias("ties"),
+        F.count_if(columns.column(latest_per_key.TIE_COLUMN)).alias("ties"),
         F.count_if(valid & first & ~delete).alias("upserts"),
         F.count_if(valid & first & delete).alias("deletes"),
         F.count_if(valid & delete).alias("delete_events"),
         *(F.count_if(F.array_contains(reasons, reason)).alias(f"reason_{reason}") for reason in REASONS),
         *bound_aggregates(layout.key_fields, valid),
         *surely_changes.aggregates(layout, valid & first & ~delete),
-        *(_tied(layout, columns.column(latest_per_key_spark.TIE_COLUMN)) if _is_unordered(layout) else ()),
+        *(_tied(layout, columns.column(latest_per_key.TIE_COLUMN)) if _is_unordered(layout) else ()),
         *(_tied(layout, valid & ~first) if layout.is_whole else ()),
     ]
 
