@@ -1,4 +1,4 @@
-"""What observers of micro-batches see: traces and lineage are two of them."""
+"""`Observer` of micro-batches: traces and lineage are two of them."""
 
 from __future__ import annotations
 

@@ -43,8 +43,8 @@ from stream_merge.metrics.push import expect_gateway, push
 from stream_merge.metrics.server import Access
 from stream_merge.model.locations import hadoop_uri
 from stream_merge.model.logs import counted
-from stream_merge.model.maintenance import Maintenance
 from stream_merge.model.results import MaintenanceRun
+from stream_merge.model.settings import Maintenance
 from stream_merge.model.table_ref import TableRef
 from stream_merge.shapes import Changes, Shape, Snapshot, known_shapes, of_name
 from stream_merge.shapes.clause_builders import plain_name

@@ -37,9 +37,8 @@ from stream_merge.jobs.units import (
 from stream_merge.metrics.push import expect_gateway
 from stream_merge.metrics.server import Access
 from stream_merge.model import locations, names
-from stream_merge.model.maintenance import Maintenance, removed_settings
 from stream_merge.model.observer import Observer
-from stream_merge.model.settings import SchemaEvolution
+from stream_merge.model.settings import Maintenance, SchemaEvolution, removed_settings
 from stream_merge.model.table_ref import canonical_folder
 from stream_merge.sources.envelopes.base import Format
 from stream_merge.sources.kafka.connection import Connection, Isolation, Mechanism, Protocol, Security
