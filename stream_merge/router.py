@@ -32,9 +32,8 @@ from stream_merge.spark import columns
 from stream_merge.spark.confs import USER_METADATA_CONF
 from stream_merge.spark.errors import reason, was_cancelled
 from stream_merge.spark.evaluate_once import materialised, release
-from stream_merge.spark.identity import Caller, caller_of
 from stream_merge.spark.jvm import expect_classic, in_session
-from stream_merge.spark.streaming import is_stopping
+from stream_merge.spark.streaming import Caller, caller_of, is_stopping
 from stream_merge.spark.versions import for_thread
 from stream_merge.tables import retry
 from stream_merge.tables.delivery import fingerprint

@@ -26,7 +26,7 @@ from pyspark.sql import SparkSession
 
 from stream_merge.model.logs import tell
 from stream_merge.spark import preflight
-from stream_merge.spark.defaults import JARS, PACKAGES, spark_defaults
+from stream_merge.spark.confs import JARS, PACKAGES, spark_defaults
 from stream_merge.spark.downloads import (
     azure_confs,
     has_kafka_connector,

@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from stream_merge.errors import ConfigError
 from stream_merge.model.results import MergeResult
 from stream_merge.sink import MergeSink
-from stream_merge.spark.identity import DIRECT, Caller
+from stream_merge.spark.streaming import DIRECT, Caller
 from stream_merge.tables import spark_table
 
 NextVersion: TypeAlias = Callable[[int | None], tuple[DataFrame, int] | None]

@@ -17,7 +17,7 @@ _PATH_IDENTIFIER = re.compile(r"^delta\.`(?P<path>.+)`$", re.IGNORECASE)
 
 
 class TableRef(str):
-    """The text as given, and its table: a path or URI if it has a slash or colon outside of quotes, else a catalog name."""
+    """The text as given, and its table: a path or URI (slash or colon outside of quotes), else a catalog name."""
 
     @cached_property
     def path(self) -> str | None:

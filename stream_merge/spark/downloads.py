@@ -12,7 +12,7 @@ from pathlib import Path
 import pyspark
 
 from stream_merge.model.locations import is_on_azure, is_on_s3
-from stream_merge.spark.defaults import EXCLUDES, JARS, PACKAGES, in_effect, listed, spark_home
+from stream_merge.spark.confs import EXCLUDES, JARS, PACKAGES, in_effect, listed, spark_home
 from stream_merge.spark.log_store import log_store_confs, log_store_packages
 from stream_merge.spark.versions import AWS_PARTS, AWS_WHOLE, HADOOP, SCALA
 

@@ -12,12 +12,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
-from stream_merge.errors import ConfigError
-from stream_merge.spark.defaults import JARS, PACKAGES, REPOSITORIES, in_effect, listed
-from stream_merge.spark.jvm import java_class
+from stream_merge.spark.confs import JARS, PACKAGES, REPOSITORIES, in_effect, listed
 from stream_merge.spark.versions import SPARK
 
 STORE_CONF = "spark.delta.logStore.s3a.impl"
@@ -75,33 +72,6 @@ def log_store_of_jvm(jvm: Any, own: Mapping[str, str]) -> dict[str, str]:
     loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
     is_there = loader.getResource(f"{CONDITIONAL_PUT.replace('.', '/')}.class") is not None
     return _named(own) if is_there and _is_wanted(own) else {}
-
-
-def expect_condition(session: SparkSession, location: str) -> None:
-    """Try, once for a bucket and JVM, whether the store respects the condition that commits are put on.
-
-    Cost: two puts and a delete in the table's log, the first time.
-
-    Args:
-        session: Spark's, with the log store's jar.
-        location: of a table on S3 that is there: the trial would leave a folder where none is to be.
-
-    Raises:
-        Py4JJavaError: it ignores the condition, or the trial failed.
-        ConfigError: the jar is of an older version of this package, which has no such trial.
-    """
-    file = java_class(session, "org.apache.hadoop.fs.Path")(f"{location}/_delta_log/_trial")
-    conf = session._jsparkSession.sessionState().newHadoopConf()
-    try:
-        java_class(session, CONDITIONAL_PUT).expectCondition(file, conf)
-    except Py4JError as err:
-        if type(err) is not Py4JError:  # one of Java, or the JVM is gone
-            raise
-        msg = (
-            "[VERSION_MISMATCH] the log store on Spark's class path belongs to another version of stream_merge; replace"
-            " its jar with that of this version ('stream-merge jars --s3')"
-        )
-        raise ConfigError(msg) from err
 
 
 def log_stores(session: SparkSession, location: str) -> list[str]:

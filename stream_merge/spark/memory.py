@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from stream_merge.spark.defaults import in_effect
+from stream_merge.spark.confs import in_effect
 
 CGROUPS = Path("/sys/fs/cgroup")
 OWN_GROUP = Path("/proc/self/cgroup")

@@ -1,6 +1,6 @@
-"""The streaming query that a micro-batch belongs to, and what its batches are made of.
+"""The streaming query that a micro-batch belongs to, the identity of its batch ids, and what its batches consist of.
 
-Everything here goes through Py4J to classes that are not public API, read and run on Spark 4.2.0 with Delta 4.4.0.
+Calls go through Py4J to classes that are not public API, read and run on Spark 4.2.0 with Delta 4.4.0.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.utils import ForeachBatchFunction
 
+from stream_merge.model import names
+from stream_merge.model.settings import MergeSpec
 from stream_merge.spark.jvm import each, java_class
 
 
@@ -24,18 +26,18 @@ class StreamingQueryInfo:
     """Lives in the checkpoint: the same after a restart, new with a new checkpoint."""
     name: str | None
     batch_id: int | None
-    """Of the batch that it runs now, where this thread knows."""
+    """Id of the running batch, where this thread knows it."""
     checkpoint: str | None
-    """Folder of its checkpoint, as Hadoop writes paths; None where the query cannot be asked any more."""
+    """Folder of its checkpoint, as Hadoop writes paths; None where the query is gone."""
     run_id: str | None = None
-    """New with each start; None where the query cannot be asked any more."""
+    """New with each start; None where the query is gone."""
 
 
 def streaming_query(batch_df: DataFrame) -> StreamingQueryInfo | None:
     """The running query that delivers this batch, or None outside a streaming query.
 
-    The batch's session is the clone that the query made for itself, whichever thread the sink
-    is called on; the thread-local `sql.streaming.queryId` covers frames of other sessions.
+    The batch's session is the clone that the query made for itself, whichever thread the sink is called on; the
+    thread-local `sql.streaming.queryId` covers frames of other sessions.
     """
     session = batch_df.sparkSession
     context = session.sparkContext
@@ -52,27 +54,75 @@ def streaming_query(batch_df: DataFrame) -> StreamingQueryInfo | None:
     return _described(running.get(java_class(session, "java.util.UUID").fromString(query_id)), query_id, context)
 
 
+DIRECT = "direct"
+"""Label of calls outside a streaming query."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Caller:
+    """The caller of the sink."""
+
+    query: str
+    """Label: query name, else query id, else "direct"."""
+    identity: str | None
+    """What batch ids belong to; None writes no transaction id."""
+    checkpoint: str | None = None
+    """Folder of the streaming query's checkpoint; None outside of one, as the following."""
+    query_id: str | None = None
+    batch_id: int | None = None
+    """Id of the batch that the query runs."""
+    run_id: str | None = None
+    """New with each start of the query."""
+
+    def app_id(self, role: names.Role, *, about: str | None = None) -> str | None:
+        """Application id of one commit, or None."""
+        if self.identity is None:
+            return None
+        return names.transaction_app_id(self.identity, role, about=about)
+
+
+def caller(batch_df: DataFrame, spec: MergeSpec, label: str = DIRECT) -> Caller:
+    """The streaming query that delivers the batch to a sink; `label` stands for it outside of one."""
+    return caller_of(batch_df, app_id=spec.app_id, name=spec.name, label=label)
+
+
+def caller_of(batch_df: DataFrame, *, app_id: str | None, name: str | None, label: str = DIRECT) -> Caller:
+    """The caller for anything that writes under that `app_id` and `name`."""
+    query = streaming_query(batch_df)
+    if query is None:
+        return Caller(query=label, identity=names.identity(query_id=None, app_id=app_id, name=name))
+    identity = names.identity(query_id=query.id, app_id=app_id, name=name)
+    return Caller(
+        query=query.name or query.id,
+        identity=identity,
+        checkpoint=query.checkpoint,
+        query_id=query.id,
+        batch_id=query.batch_id,
+        run_id=query.run_id,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Look:
-    """One look at a running query."""
+    """The state of a running query."""
 
     run_id: str
     name: str
     """As it was started, else its id."""
     is_waiting: bool
-    """Between two triggers, after the first."""
+    """Whether it is between two triggers, after the first."""
     progress: str | None
-    """When its newest trigger with events began; None: there was none."""
+    """Begin of its newest trigger with events; None: there was none."""
     trigger_seconds: float
-    """What that took."""
+    """Duration of that trigger."""
 
 
 def look_at_queries(session: SparkSession) -> list[Look]:
-    """All streaming queries that run in a session's JVM."""
+    """The states of all streaming queries in a session's JVM."""
     running = session._jsparkSession.sharedState().activeStreamingQueries()
     ids = running.keySet().toArray()
-    found = (running.get(ids[i]) for i in range(len(ids)))
-    return [_look(query) for query in found if query is not None]
+    queries = (running.get(ids[i]) for i in range(len(ids)))
+    return [_look(query) for query in queries if query is not None]
 
 
 def _look(query: Any) -> Look:
@@ -93,24 +143,19 @@ def _described(query: Any, query_id: str, context: SparkContext) -> StreamingQue
         id=query_id,
         name=None if query is None else query.name(),
         batch_id=None if batch_id is None else int(batch_id),
-        checkpoint=None if query is None else _checkpoint(query),
+        checkpoint=None if query is None else str(query.resolvedCheckpointRoot()),
         run_id=None if query is None else str(query.runId().toString()),
     )
 
 
-def _checkpoint(query: Any) -> str:
-    """As Hadoop writes its paths: no character stands for another one (Spark 3.5 to 4.2)."""
-    return str(query.resolvedCheckpointRoot())
-
-
 def is_called_by_query() -> bool:
-    """Whether the function that asks is what a query's `foreachBatch` was given, and not called by a user's own."""
+    """Whether the calling function was passed to `foreachBatch` itself, and not called by a user's own."""
     caller = sys._getframe(2).f_locals.get("self")
     return isinstance(caller, ForeachBatchFunction)
 
 
 def is_stopping(batch_df: DataFrame) -> bool:
-    """Whether the streaming query that this thread works for has been told to stop; its jobs are cancelled then."""
+    """Whether the streaming query of this thread was stopped; its jobs are cancelled then."""
     session = batch_df.sparkSession
     query_id = session.sparkContext.getLocalProperty("sql.streaming.queryId")
     if query_id is None:
@@ -121,7 +166,7 @@ def is_stopping(batch_df: DataFrame) -> bool:
 
 
 def keeps_state(batch_df: DataFrame) -> bool:
-    """Whether the batch comes out of stateful operators of its streaming query: reading it writes their state.
+    """Whether stateful operators of its query produce the batch: reading it writes their state.
 
     The batch's plan stands on the RDD of the streaming plan (Spark 4.2, `ForeachBatchSink`).
     """
@@ -131,21 +176,21 @@ def keeps_state(batch_df: DataFrame) -> bool:
 
 
 def run_through(batch_df: DataFrame) -> None:
-    """Compute all rows of a batch, and keep none."""
+    """Compute all rows of a batch."""
     batch_df.write.format("noop").mode("overwrite").save()
 
 
 def files_of(batch_df: DataFrame) -> list[str]:
-    """The files that a micro-batch of a file source reads; `inputFiles` does not know them inside of `foreachBatch`.
+    """The files that a micro-batch of a file source reads; `inputFiles` has none inside of `foreachBatch`.
 
     Spark has planned them by then: they are in the scan at the root of the batch's RDD (FileScanRDD, Spark 4.2).
     """
-    found: list[str] = []
+    urls: list[str] = []
     todo = [batch_df._jdf.queryExecution().toRdd()]
     while todo:
         rdd = todo.pop()
         if rdd.getClass().getSimpleName() == "FileScanRDD":
             for part in each(rdd.filePartitions()):
-                found += [str(file.urlEncodedPath()) for file in part.files()]
+                urls += [str(file.urlEncodedPath()) for file in part.files()]
         todo += [dependency.rdd() for dependency in each(rdd.dependencies())]
-    return sorted(set(found))
+    return sorted(set(urls))

@@ -36,8 +36,8 @@ from stream_merge.sink import MergeSink
 from stream_merge.sources.decode.arrow_files import workers_are_here
 from stream_merge.sources.envelopes.base import Kind
 from stream_merge.sources.kafka.connection import Cluster
-from stream_merge.spark.identity import caller_of
 from stream_merge.spark.jvm import owned_session
+from stream_merge.spark.streaming import caller_of
 from stream_merge.tables import spark_table
 from stream_merge.tables.replay_claims import UNFINISHED, claims_of
 from stream_merge.tables.side import quarantine
