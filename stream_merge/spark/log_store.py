@@ -1,4 +1,4 @@
-"""The log store by which Spark's commits on S3 exclude those of others: where its jar is, and how Spark is told.
+"""The log store by which Spark's commits on S3 exclude those of others: its jar, and the confs for it.
 
 It is Java (`deployments/log-store`), needs a file system that creates under a condition (S3A of Hadoop 3.4.2, Spark
 4.1), and comes with this package.
@@ -24,18 +24,18 @@ _S3A_FILES = "org.apache.hadoop.fs.s3a.S3AFileSystem"
 ANY_STORE_CONF = "spark.delta.logStore.class"
 CONDITIONAL_PUT = "streammerge.ConditionalPutLogStore"
 REPOSITORY = Path(__file__).with_name("maven")
-"""A Maven repository that holds the jar alone; a version's name comes of its sources, so a cache is never stale."""
+"""A Maven repository with the jar alone; its version is a hash of its sources, so a cache is never stale."""
 _ARTIFACT = "stream-merge-log-store"
 JAR = next(REPOSITORY.glob(f"**/{_ARTIFACT}-*.jar"), REPOSITORY / "no-file.jar")
-"""There where the package lies in a folder, not in an archive of Python's."""
+"""A file if the package is in a folder, not in a Python archive."""
 _COORDINATES = f"local.stream-merge:{_ARTIFACT}:{JAR.parent.name}"
 
 
 def log_store_confs(own: Mapping[str, str]) -> dict[str, str]:
-    """A session's confs, and those that have Spark commit to tables on S3 on condition that nobody else has.
+    """A session's confs, and those by which Spark commits to tables on S3 on condition that nobody else has.
 
-    Where a log store is named already, and on Spark 4.0, whose S3A cannot do it, they stay as they are; so they do
-    where its jar is neither named nor a file, as in an archive of Python's.
+    Unchanged where a log store is named, on Spark 4.0, whose S3A cannot do it, and where the jar is neither named nor a
+    file.
     """
     if not _is_wanted(own):
         return dict(own)
@@ -46,14 +46,13 @@ def log_store_confs(own: Mapping[str, str]) -> dict[str, str]:
 
 
 def log_store_packages(own: Mapping[str, str]) -> dict[str, str]:
-    """The same for a session that downloads packages: the jar is one of them.
+    """The confs of `log_store_confs` for a session that downloads packages: the jar is one of them.
 
-    What a PySpark session names as `spark.jars` replaces what Spark has downloaded for it (PySpark 4.2,
-    SparkContext._do_init): on a cluster executors would lack Delta. Repositories that `PYSPARK_SUBMIT_ARGS` names win
-    over those of a conf, though.
+    `spark.jars` of a PySpark session replaces what Spark has downloaded for it (PySpark 4.2, SparkContext._do_init): on
+    a cluster executors would lack Delta. `--repositories` in `PYSPARK_SUBMIT_ARGS` wins over a conf.
     """
-    told = os.environ.get("PYSPARK_SUBMIT_ARGS", "")
-    if not _is_wanted(own) or not JAR.is_file() or "--repositories" in told:
+    arguments = os.environ.get("PYSPARK_SUBMIT_ARGS", "")
+    if not _is_wanted(own) or not JAR.is_file() or "--repositories" in arguments:
         return log_store_confs(own)
     confs = {**own, **_named(own)}
     named = listed(PACKAGES, own)
@@ -68,17 +67,16 @@ def _is_among(jars: Iterable[str]) -> bool:
 
 
 def log_store_of_jvm(jvm: Any, own: Mapping[str, str]) -> dict[str, str]:
-    """The same for a JVM that runs already, but for the jar; nothing where that is not among those it was given."""
+    """The confs for a running JVM, except the jar; none if it lacks the jar."""
     loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
     is_there = loader.getResource(f"{CONDITIONAL_PUT.replace('.', '/')}.class") is not None
     return _named(own) if is_there and _is_wanted(own) else {}
 
 
 def log_stores(session: SparkSession, location: str) -> list[str]:
-    """Those that are named for a place; Delta asks the context's conf, which a session's does not change.
+    """The log stores that are named for a location, by its own scheme; Delta reads the context's conf, not a session's.
 
-    It goes by the place's own scheme (`DelegatingLogStore`, 4.4): what is named for `s3a:` says nothing of a table
-    that a catalog keeps at `s3:`.
+    `DelegatingLogStore` (4.4) does not take one for `s3a:` for a table that a catalog has at `s3:`.
     """
     conf = session._jsparkSession.sparkContext().conf()
     named = (ANY_STORE_CONF, store_conf(location))
@@ -86,18 +84,18 @@ def log_stores(session: SparkSession, location: str) -> list[str]:
 
 
 def store_conf(location: str) -> str:
-    """The conf that names the log store of tables there."""
+    """The conf of the log store for a location's scheme."""
     return f"spark.delta.logStore.{urlsplit(location).scheme}.impl"
 
 
 def remedy(location: str) -> str | None:
-    """What gives Spark's commits to tables there a condition; None where its file system has none (before 4.1)."""
+    """The conf that puts Spark's commits there on a condition; None before Spark 4.1, whose file system has none."""
     named = f"{store_conf(location)}={CONDITIONAL_PUT}"
     return f"{named}, which stream_merge.session.s3_packages brings" if SPARK >= (4, 1) else None
 
 
 def _named(own: Mapping[str, str]) -> dict[str, str]:
-    """The log store for `s3a:`, and for the `s3:` of catalogs where S3A is told to serve that."""
+    """The log store for `s3a:`, and for the `s3:` of catalogs where S3A serves that."""
     serves_s3 = in_effect(_S3_FILES, own) == _S3A_FILES and not in_effect(_OF_S3, own)
     return {STORE_CONF: CONDITIONAL_PUT} | ({_OF_S3: CONDITIONAL_PUT} if serves_s3 else {})
 

@@ -170,8 +170,8 @@ def keeps_state(batch_df: DataFrame) -> bool:
 
     The batch's plan stands on the RDD of the streaming plan (Spark 4.2, `ForeachBatchSink`).
     """
-    leaves = batch_df._jdf.queryExecution().logical().collectLeaves()
-    rdds = [leaf.rdd() for leaf in map(leaves.apply, range(leaves.size())) if leaf.nodeName() == "LogicalRDD"]
+    leaves = each(batch_df._jdf.queryExecution().logical().collectLeaves())
+    rdds = [leaf.rdd() for leaf in leaves if leaf.nodeName() == "LogicalRDD"]
     return any("StateStore" in rdd.toDebugString() for rdd in rdds)
 
 
