@@ -151,21 +151,9 @@ class ShapeSettings(Protocol):
     keeps_sequence: ClassVar[bool]
     needs_whole_events: ClassVar[bool]
     is_whole: ClassVar[bool]
-
-    @property
-    def only_inserts(self) -> bool:
-        """Whether no row is ever changed or removed."""
-        ...
-
-    @property
-    def concerns_missing(self) -> bool:
-        """Whether rows whose key no event of a batch has are concerned."""
-        ...
-
-    @property
-    def kept_beside(self) -> Mapping[str, str]:
-        """Columns of the target that the source does not have -> SQL over the row `t`."""
-        ...
+    only_inserts: bool
+    concerns_missing: bool
+    kept_beside: Mapping[str, str]
 
     def problems(self, spec: MergeSpec) -> Iterable[str]:
         """The settings that cannot work with this shape."""

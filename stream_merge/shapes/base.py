@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import ClassVar
 
 from pyspark.sql import SparkSession
@@ -48,39 +50,27 @@ class Shape(ABC):
     is_literal: ClassVar[bool] = False
     """Whether the clauses are executed as they stand, also where the row stays as it is."""
 
-    @property
-    def only_inserts(self) -> bool:
-        """Whether no row is ever changed or removed."""
-        return False
-
-    @property
-    def concerns_missing(self) -> bool:
-        """Whether rows whose key no event has are concerned: then every file of the target is read."""
-        return False
-
-    @property
-    def kept_beside(self) -> Mapping[str, str]:
-        """Columns of the target that the source does not have -> SQL over the row `t`, whose types they have."""
-        return {}
-
-    @property
-    def within(self) -> str | None:
-        """SQL over the row `t`: the part of the table that a batch is a copy of; None: all of it."""
-        return None
+    only_inserts: bool = False
+    """Whether no row is ever changed or removed."""
+    concerns_missing: bool = False
+    """Whether rows whose key no event of a batch has are concerned: then every file of the target is read."""
+    kept_beside: Mapping[str, str] = MappingProxyType({})
+    """Columns of the target that the source does not have -> SQL over the row `t`, whose types they have."""
+    within: str | None = None
+    """SQL over the row `t`: the part of the table that a batch is a copy of; None: all of it."""
+    min_rows: int = 0
+    """Fewest events that a batch may have."""
 
     def over(self, window: str) -> Shape:
         """A copy of the shape with another `within`."""
-        return self
+        shape = copy(self)
+        shape.within = window
+        return shape
 
     @property
     def expected(self) -> Condition:
         """Which rows of the table a full copy should have."""
         return Always()
-
-    @property
-    def min_rows(self) -> int:
-        """Fewest events that a batch may have."""
-        return 0
 
     def objection(self, counts: Copied, *, where: str) -> str | None:
         """Why a full copy must not be merged, in a sentence that names the batch by `where`; None if it may."""

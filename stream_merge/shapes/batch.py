@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -36,38 +36,6 @@ from stream_merge.spark.evaluate_once import materialised, release
 from stream_merge.spark.versions import arrow_table, arrow_type, of_arrow
 
 
-class Rows(Protocol):
-    """The evaluated rows, on the executors or in the driver."""
-
-    def latest(self) -> DataFrame:
-        """One valid event per key, as a frame."""
-        ...
-
-    def invalid(self) -> DataFrame:
-        """The events that break the contract."""
-        ...
-
-    def invalid_at_hand(self) -> pa.Table | None:
-        """The events that break the contract, where they are in the driver; else None."""
-        ...
-
-    def arrow(self) -> pa.Table:
-        """One valid event per key, in the driver: stored columns, sequence and whether it is a delete."""
-        ...
-
-    def keys(self) -> pa.Table:
-        """One valid event per key, in the driver: keys, sequence and whether it is a delete."""
-        ...
-
-    def greatest(self) -> GreatestSequence | None:
-        """The greatest sequence of the upserts, where it compares with a table's statistics."""
-        ...
-
-    def release(self) -> None:
-        """Free the rows."""
-        ...
-
-
 class LeftOut(NamedTuple):
     """Fields of records that the schema given for them lacks."""
 
@@ -81,7 +49,7 @@ class LeftOut(NamedTuple):
 class Batch:
     """The evaluated events of one batch: nothing after this reads the source again."""
 
-    rows: Rows
+    rows: _SparkRows | _DriverRows
     received: int
     quarantined: int
     reasons: dict[str, int]
@@ -104,23 +72,30 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _SparkRows:
+    """The evaluated rows on the executors."""
+
     frame: DataFrame
     layout: Layout
     observed: GreatestSequence | None
 
     def latest(self) -> DataFrame:
+        """One valid event per key, as a frame."""
         return self.frame.where(columns.column(names.REASONS_COLUMN).isNull())
 
     def invalid(self) -> DataFrame:
+        """The events that break the contract, as a frame."""
         return self.frame.where(columns.column(names.REASONS_COLUMN).isNotNull())
 
     def invalid_at_hand(self) -> pa.Table | None:
+        """The events that break the contract, where they are in the driver; else None."""
         return None
 
     def arrow(self) -> pa.Table:
+        """One valid event per key, in the driver: stored columns, sequence and whether it is a delete."""
         return self._stored(_merged)
 
     def keys(self) -> pa.Table:
+        """One valid event per key, in the driver: keys, sequence and whether it is a delete."""
         return self._stored(_keys)
 
     def _stored(self, selected: Callable[[Layout], list[str]]) -> pa.Table:
@@ -129,6 +104,7 @@ class _SparkRows:
         return as_stored(arrow_table(self.latest().select(*wanted)))
 
     def greatest(self) -> GreatestSequence | None:
+        """The greatest sequence of the upserts, where it compares with a table's statistics."""
         return self.observed
 
     def release(self) -> None:
@@ -137,6 +113,8 @@ class _SparkRows:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _DriverRows:
+    """The evaluated rows in the driver, with the methods of `_SparkRows`."""
+
     session: SparkSession
     layout: Layout
     events: pa.Table

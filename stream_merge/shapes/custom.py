@@ -70,19 +70,11 @@ class Clauses(Shape):
         if problems:
             raise ConfigError(problems)
         self._clauses: tuple[Then, ...] = tuple(listed)
+        self.only_inserts = all(clause.action == "insert" for clause in listed)
+        self.concerns_missing = any(clause.kind == "not_matched_by_source" for clause in listed)
 
     def __repr__(self) -> str:
         return f"Clauses([{', '.join(map(repr, self._clauses))}])"
-
-    @property
-    def only_inserts(self) -> bool:
-        """Whether all clauses are inserts."""
-        return all(clause.action == "insert" for clause in self._clauses)
-
-    @property
-    def concerns_missing(self) -> bool:
-        """Whether a clause is about rows that no event matches."""
-        return any(clause.kind == "not_matched_by_source" for clause in self._clauses)
 
     def problems(self, spec: MergeSpec) -> Iterable[str]:
         """Settings that the clauses replace, and an engine that cannot execute them."""

@@ -23,14 +23,10 @@ class InsertOnly(Shape):
     name = "insert-only"
     remembers_deletes = False
     keeps_sequence = False
+    only_inserts = True
 
     def __repr__(self) -> str:
         return "InsertOnly()"
-
-    @property
-    def only_inserts(self) -> bool:
-        """True."""
-        return True
 
     def problems(self, spec: MergeSpec) -> Iterable[str]:
         """Settings about deletes."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from copy import copy
 
 from pyspark.sql import Column, SparkSession
 from pyspark.sql.types import StructType
@@ -74,64 +73,37 @@ class Snapshot(Shape):
         within: str | None = None,
     ) -> None:
         self._missing = None if missing is None else dict(missing)
-        self._delete_missing = delete_missing
         self._max_delete_share = max_delete_share
-        self._min_rows = min_rows
-        self._within = within
+        self.concerns_missing = delete_missing
+        self.min_rows = min_rows
+        self.within = within
         problems = list(self._own_problems())
         if problems:
             raise ConfigError(problems)
+        self.kept_beside = {plain_name(name): value for name, value in (self._missing or {}).items()}
+        self._flag = next(iter(self.kept_beside), None)
+        """Column that is NULL where a row is not flagged."""
 
     def _own_problems(self) -> Iterable[str]:
-        share, least = self._max_delete_share, self._min_rows
+        share, least = self._max_delete_share, self.min_rows
         if not isinstance(share, int | float) or isinstance(share, bool) or not 0 <= share <= 1:
             yield f"[INVALID_SETTING] max_delete_share={share!r} must be a number from 0 (no row) to 1 (all rows)"
         if not isinstance(least, int) or isinstance(least, bool) or least < 0:
             yield f"[INVALID_SETTING] min_rows={least!r} must be a whole number of rows, 0 or more"
-        if self._within is not None and (not isinstance(self._within, str) or not self._within.strip()):
-            yield f"[INVALID_SETTING] within={self._within!r} must be SQL text over t, such as \"t.day = '2024-06-01'\""
+        if self.within is not None and (not isinstance(self.within, str) or not self.within.strip()):
+            yield f"[INVALID_SETTING] within={self.within!r} must be SQL text over t, such as \"t.day = '2024-06-01'\""
         if self._missing is not None:
-            yield from _flag_problems(self._missing, delete_missing=self._delete_missing)
+            yield from _flag_problems(self._missing, delete_missing=self.concerns_missing)
 
     def __repr__(self) -> str:
         given = {
-            "delete_missing": (self._delete_missing, True),
+            "delete_missing": (self.concerns_missing, True),
             "missing": (self._missing, None),
             "max_delete_share": (self._max_delete_share, 0.2),
-            "min_rows": (self._min_rows, 1),
-            "within": (self._within, None),
+            "min_rows": (self.min_rows, 1),
+            "within": (self.within, None),
         }
         return f"Snapshot({', '.join(f'{name}={value!r}' for name, (value, usual) in given.items() if value != usual)})"
-
-    @property
-    def concerns_missing(self) -> bool:
-        """Whether rows that the copy lacks are deleted or flagged."""
-        return self._delete_missing
-
-    @property
-    def kept_beside(self) -> Mapping[str, str]:
-        """The columns that are set where a row is missing."""
-        return {plain_name(name): value for name, value in (self._missing or {}).items()}
-
-    @property
-    def within(self) -> str | None:
-        """The part of the table that the copy is of."""
-        return self._within
-
-    def over(self, window: str) -> Snapshot:
-        """A copy of the shape with another `within`."""
-        shape = copy(self)
-        shape._within = window
-        return shape
-
-    @property
-    def min_rows(self) -> int:
-        """Fewest rows of a copy."""
-        return self._min_rows
-
-    @property
-    def _flag(self) -> str | None:
-        return next(iter(self.kept_beside), None)
 
     def problems(self, spec: MergeSpec) -> Iterable[str]:
         """Settings without effect where each batch is a full copy."""
@@ -147,7 +119,7 @@ class Snapshot(Shape):
             )
         if spec.tombstone_retention_seconds is not None:
             yield "[CONFLICTING_SETTINGS] retention_seconds has no effect with shape=Snapshot(…); remove it"
-        sql = next((name for name in ("missing", "within") if getattr(self, f"_{name}") is not None), None)
+        sql = "missing" if self._missing is not None else None if self.within is None else "within"
         if spec.engine == "driver" and sql is not None:
             yield (
                 f"[CONFLICTING_SETTINGS] engine='driver' does not execute the SQL of {sql} in shape=Snapshot(…); use"
@@ -167,7 +139,7 @@ class Snapshot(Shape):
         if self._missing is not None:
             flags = {name: Opaque(value) for name, value in self.kept_beside.items()}
             clauses.append(UpdateMissing(when=self.expected, values=flags))
-        elif self._delete_missing:
+        elif self.concerns_missing:
             clauses.append(DeleteMissing(when=self.expected))
         return clauses
 
@@ -175,8 +147,8 @@ class Snapshot(Shape):
     def expected(self) -> Condition:
         """Rows of the window that are not flagged."""
         conditions: list[Condition] = []
-        if self._within is not None:
-            conditions.append(Holds(self._within))
+        if self.within is not None:
+            conditions.append(Holds(self.within))
         if self._flag is not None:
             conditions.append(Not(HasValue(self._flag)))
         return And(*conditions) if conditions else Always()
@@ -184,10 +156,10 @@ class Snapshot(Shape):
     def objection(self, counts: Copied, *, where: str) -> str | None:
         """More rows would be deleted or flagged than allowed."""
         share = counts.missing / max(counts.rows, 1)
-        if not self._delete_missing or share <= self._max_delete_share:
+        if not self.concerns_missing or share <= self._max_delete_share:
             return None
         what = "delete" if self._missing is None else "flag"
-        window = "" if self._within is None else f" within {self._within!r}"
+        window = "" if self.within is None else f" within {self.within!r}"
         needed = math.ceil(share * 100) / 100
         return (
             f"[TOO_MANY_DELETES] {where} would {what} {counts.missing} of {counts.rows} rows{window} ({share:.1%}),"
@@ -203,11 +175,11 @@ class Snapshot(Shape):
         beside = [field for field in layout.beside if field.name not in target.names]
         rows = session.createDataFrame([], StructType([*target.fields, *beside])).alias("t")
         stored = [field for field in layout.target_fields if field not in layout.beside]
-        if self._within is not None:
+        if self.within is not None:
             of_copy = session.createDataFrame([], StructType(stored)).alias("t")
             for frame, whose in ((rows, "the table"), (of_copy, "the snapshot")):
-                what, seen = f"within={self._within!r} over {whose}", f"t has {frame.columns!r}"
-                problem = clause_analysis.misfit(frame, what, self._within, seen=seen, is_condition=True, is_fixed=True)
+                what, seen = f"within={self.within!r} over {whose}", f"t has {frame.columns!r}"
+                problem = clause_analysis.misfit(frame, what, self.within, seen=seen, is_condition=True, is_fixed=True)
                 if problem is not None:
                     yield f"[INVALID_EXPRESSION] {problem}"
                     return

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 from uuid import uuid4
@@ -29,20 +30,6 @@ _TAIL_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Files:
-    """Access to small files on a disk or a store."""
-
-    read: Callable[[str], str | None]
-    """The text of a file, None where there is none."""
-    names: Callable[[str], list[str]]
-    """The names in a folder; none without it."""
-    write: Callable[[str, str], None]
-    """Write a file, folders included; it is there whole or not at all."""
-    tail: Callable[[str], str | None]
-    """The text of a file, perhaps only the end of a long one."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Destination:
     """A table that a query's batches were passed to."""
 
@@ -63,28 +50,19 @@ class Destination:
 class Checkpoint:
     """The checkpoint of one query (Spark 4.2's files `metadata`, `offsets/N`, `commits/N`, `sources/<i>/N`)."""
 
-    def __init__(self, files: Files, path: str) -> None:
+    def __init__(self, files: _Disk | _Hadoop, path: str) -> None:
         self._files = files
         self.path = path.rstrip("/")
 
     @classmethod
     def in_session(cls, session: SparkSession, path: str) -> Self:
         """A checkpoint on any of Hadoop's file systems; a local one is read without them."""
-        if local_path(path) is not None:
-            return cls.on_disk(path)
-        files = Files(
-            read=lambda name: read_text(session, name),
-            names=lambda name: list_names(session, name),
-            write=lambda name, text: write_text(session, name, text),
-            tail=lambda name: read_text(session, name),
-        )
-        return cls(files, path)
+        return cls(_Hadoop(session), path) if local_path(path) is None else cls.on_disk(path)
 
     @classmethod
     def on_disk(cls, path: str) -> Self:
         """A checkpoint on this machine, without Spark."""
-        files = Files(read=_local_text, names=_local_names, write=_write_local, tail=_local_tail)
-        return cls(files, str(local_path(path) or path))
+        return cls(_Disk(), str(local_path(path) or path))
 
     @property
     def is_on_disk(self) -> bool:
@@ -212,7 +190,7 @@ class Checkpoint:
         name = f"{key}.{'merged' if destination.is_merged else 'called'}.json"
         recorded = _json(self._read(f"{_TARGETS}/{name}")) if name in self._names(_TARGETS) else None
         if recorded is None or recorded.get("table_id") != destination.table_id:
-            self._files.write(f"{self.path}/{_TARGETS}/{name}", json.dumps(asdict(destination)))
+            self._write(f"{_TARGETS}/{name}", json.dumps(asdict(destination)))
 
     def last_commit(self, identity: str, location: str) -> dict[str, Any] | None:
         """What was recorded of the newest commit to a table."""
@@ -220,13 +198,56 @@ class Checkpoint:
 
     def keep_last_commit(self, identity: str, location: str, values: Mapping[str, Any]) -> None:
         """Record the newest commit to a table."""
-        self._files.write(f"{self.path}/{_COMMITS}/{_key(identity, location)}.json", json.dumps(values))
+        self._write(f"{_COMMITS}/{_key(identity, location)}.json", json.dumps(values))
 
     def _read(self, name: str) -> str | None:
         return self._files.read(f"{self.path}/{name}")
 
     def _names(self, folder: str) -> list[str]:
         return self._files.names(f"{self.path}/{folder}")
+
+    def _write(self, name: str, text: str) -> None:
+        self._files.write(f"{self.path}/{name}", text)
+
+
+class _Disk:
+    """Small files on this machine."""
+
+    def read(self, path: str) -> str | None:
+        """The text of a file; None where there is none."""
+        try:
+            return Path(path).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+
+    def tail(self, path: str) -> str | None:
+        """The text of a file, perhaps only the end of a long one."""
+        try:
+            with Path(path).open("rb") as file:
+                file.seek(max(0, Path(path).stat().st_size - _TAIL_BYTES))
+                return file.read().decode(errors="replace")
+        except FileNotFoundError:
+            return None
+
+    def names(self, path: str) -> list[str]:
+        """The names in a folder; none without it."""
+        return [entry.name for entry in Path(path).iterdir()] if Path(path).is_dir() else []
+
+    def write(self, path: str, text: str) -> None:
+        """Write a file, folders included; it is there whole or not at all."""
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        unfinished = Path(path).with_name(f".{Path(path).name}.{uuid4().hex}")
+        unfinished.write_text(text, encoding="utf-8")
+        unfinished.replace(path)
+
+
+class _Hadoop:
+    """Small files on one of Hadoop's file systems."""
+
+    def __init__(self, session: SparkSession) -> None:
+        self.read = self.tail = partial(read_text, session)
+        self.names = partial(list_names, session)
+        self.write = partial(write_text, session)
 
 
 def _key(identity: str, location: str) -> str:
@@ -264,31 +285,3 @@ def _json(text: str | None) -> dict[str, Any] | None:
 def _log_offset(offset: str) -> int | None:
     value = _json(offset)
     return None if value is None or set(value) != {_LOG_OFFSET} else int(value[_LOG_OFFSET])
-
-
-def _local_text(path: str) -> str | None:
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return None
-
-
-def _local_tail(path: str) -> str | None:
-    try:
-        with Path(path).open("rb") as file:
-            file.seek(max(0, Path(path).stat().st_size - _TAIL_BYTES))
-            return file.read().decode(errors="replace")
-    except FileNotFoundError:
-        return None
-
-
-def _local_names(path: str) -> list[str]:
-    folder = Path(path)
-    return [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
-
-
-def _write_local(path: str, text: str) -> None:
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(path).with_name(f".{Path(path).name}.{uuid4().hex}")
-    unfinished.write_text(text, encoding="utf-8")
-    unfinished.replace(path)

@@ -185,10 +185,7 @@ def lacks_fields(source: DataType, stored: DataType) -> bool:
     """Whether the stored struct, itself inside structs alone, has fields that the source's lacks."""
     if not (isinstance(source, StructType) and isinstance(stored, StructType)):
         return False
-    in_source = {f.name.lower(): f.dataType for f in source.fields}
-    return any(
-        f.name.lower() not in in_source or lacks_fields(in_source[f.name.lower()], f.dataType) for f in stored.fields
-    )
+    return bool(_lacking(source, stored)) or any(lacks_fields(*both) for _, *both in common_parts(source, stored) or ())
 
 
 def completed(value: Column, row: Column, source: DataType, stored: DataType) -> Column:
